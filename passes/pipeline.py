@@ -17,6 +17,7 @@ from .device import (
     fence_after_wait,
     guard_loads,
     keep_to_block,
+    sync_before_warps,
     sync_branches,
     verify_pipelined,
     wait_once,
@@ -157,6 +158,10 @@ tile-level IR for every kernel of a program with a builtin or a symmetric tensor
 
 BARRIER_PASSES = (
     Pass(sync_branches.sync_branches, "before the device passes, which then see every barrier"),
+    Pass(
+        sync_before_warps.sync_before_warps,
+        "after sync_branches, whose barriers may already order the accesses",
+    ),
 )
 """Passes on lowered device functions, for every kernel of a program with builtins, even for a
 kernel without one."""

@@ -4,14 +4,16 @@ from .inputs.default_inputs import described_inputs, random_inputs
 from .machine.executable import Executable
 from .mutation import Mutant, mutate
 from .report.errors import SimulationError, SimulationWarning
-from .simulate import simulate
+from .simulate import LEVELS, executable_at, simulate
 
 __all__ = [
+    "LEVELS",
     "Executable",
     "Mutant",
     "SimulationError",
     "SimulationWarning",
     "described_inputs",
+    "executable_at",
     "mutate",
     "random_inputs",
     "simulate",

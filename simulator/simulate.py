@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from ..builtins.errors import TileWeaveError
 from ..passes.ir.implicit import Implicit
 from ..runtime.kernel.configured import configured
 from ..runtime.plans.parameters import Parameter, dynamic_extents, shapes_of
+from .device.program import ARCHITECTURES, DeviceProgram
 from .inputs.arguments import check_file, check_numbers, check_tensors, scalars_at
 from .inputs.inputs import Inputs, check_aliases, checked_inputs
 from .machine.executable import Executable
@@ -29,6 +31,8 @@ from .report.render import writer
 from .report.timeline import Recorder
 
 Scalar = float | int | Callable[[int], Any]
+Level = Literal["tile", "device"]
+LEVELS = ("tile", "device")
 
 
 def simulate(
@@ -43,6 +47,8 @@ def simulate(
     timeline: str | Path | None = None,
     pass_configs: Mapping[str, Any] | None = None,
     most_seconds: float | None = None,
+    level: Level = "tile",
+    arch: str = "sm_90a",
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -65,6 +71,7 @@ def simulate(
             or, with matplotlib, ``.png`` file.
         pass_configs: as for ``tw.compile``; for a plan, they apply to each of its kernels.
         most_seconds: refuse a simulation that is estimated to take longer.
+        level, arch: see ``executable_at``.
 
     Returns:
         One dict per rank, parameter name -> array, after the last epoch of the last schedule.
@@ -77,7 +84,8 @@ def simulate(
     check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
     write = _checked_writer(timeline)
     if not isinstance(program, Executable):
-        program = Executable(configured("simulate", program, pass_configs), world_size)
+        program = configured("simulate", program, pass_configs)
+        program = executable_at(program, world_size, level, arch)
     case = Case(program, checked_inputs(program, inputs), epochs)
     blocks = program.resident_blocks if resident_blocks is None else resident_blocks
     name, unread = program.plan.name, {}
@@ -91,6 +99,29 @@ def simulate(
     if write is not None:
         write(draw(machine.timeline(name, number)))
     return _outputs(machine)
+
+
+def executable_at(
+    program: Any, world_size: int, level: str = "tile", arch: str = "sm_90a"
+) -> Executable:
+    """Return ``program`` compiled for the simulation of a level.
+
+    Args:
+        level: ``tile``, the program itself; or ``device``, the functions of single threads that
+            TileLang's pipeline and the device passes lower it to.
+        arch: ``sm_80`` or ``sm_90a``, for ``device``.
+
+    Raises:
+        TileWeaveError: the level or the architecture is unknown.
+    """
+    if level not in LEVELS:
+        raise TileWeaveError(f"simulate: level={level!r}; expected 'tile' or 'device'")
+    if level == "tile":
+        return Executable(program, world_size)
+    if arch not in ARCHITECTURES:
+        legal = " or ".join(map(repr, ARCHITECTURES))
+        raise TileWeaveError(f"simulate: arch={arch!r}; expected {legal} with level='device'")
+    return Executable(program, world_size, partial(DeviceProgram, arch=arch))
 
 
 def _checked_writer(timeline: str | Path | None) -> Callable[[Drawing], None] | None:

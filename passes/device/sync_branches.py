@@ -5,9 +5,10 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 
-from ..ir.block_barrier import is_barrier
+from ..ir.block_barrier import is_barrier, is_sync_threads, sync_threads
 from ..ir.uniformity import Divergence, ThreadControl
 from ..ir.walk import children_of, flatten, rewrite_children, statements_of
+from .keep_to_block import SCOPE
 
 
 def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -23,6 +24,10 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
     barrier if the second one has any, and a barrier follows a loop that may run zero times.
     Branches on the thread index are not changed, because the threads on each path have their own
     barriers.
+
+    If one case is specialized by warps, only the program's threads continue after the branch, and
+    TileLang gives what follows barriers of these threads. All threads of the block execute the
+    other case, so it ends with a barrier of the block.
 
     Before: ``if C: sync(); tile[i] = x  else: tile[i] = y; sync()``
     After:  ``if C: sync(); tile[i] = x; sync()  else: sync(); tile[i] = y; sync()``
@@ -47,9 +52,18 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
             then = flatten([then, second])
         if first is not None and (other is None or not is_barrier(statements_of(other)[0])):
             other = first if other is None else flatten([first, other])
+        then, other = rejoined(then, stmt.else_case), rejoined(other, stmt.then_case)
         if then is stmt.then_case and other is stmt.else_case:
             return stmt
         return tirx.IfThenElse(stmt.condition, then, other)
+
+    def rejoined(case: tirx.Stmt | None, beside: tirx.Stmt | None) -> tirx.Stmt | None:
+        """Return ``case`` with a block barrier at its end if only ``beside`` is specialized."""
+        if case is None or not _is_specialized(beside) or _is_specialized(case):
+            return case
+        if is_sync_threads(statements_of(case)[-1]):
+            return case
+        return flatten([case, sync_threads()])
 
     def barrier_in(stmt: tirx.Stmt | None) -> tirx.Stmt | None:
         """Return a barrier inside ``stmt`` that all threads reaching ``stmt`` execute, or None."""
@@ -60,6 +74,13 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return next(filter(None, map(barrier_in, children_of(stmt))), None)
 
     return func.with_body(visit(func.body))
+
+
+def _is_specialized(stmt: tirx.Stmt | None) -> bool:
+    """Return whether a part of ``stmt`` is specialized by warps."""
+    if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
+        return True
+    return stmt is not None and any(map(_is_specialized, children_of(stmt)))
 
 
 def _may_not_run(stmt: tirx.Stmt) -> bool:

@@ -40,7 +40,7 @@ def _text(value: Any, poison: Any, frame: Any) -> str:
     return str(value)
 
 
-def _extern_value(c: Statements, call: tirx.Call, loc: str) -> Expr:
+def extern_value(c: Statements, call: tirx.Call, loc: str) -> Expr:
     raise unsupported(f"T.call_extern of {call.args[0].value}", loc)
 
 
@@ -66,5 +66,5 @@ def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
 def register(c: Statements) -> None:
     """Register the debugging operations."""
     c.steps["tirx.call_extern"] = c.steps["tirx.call_pure_extern"] = call_extern
-    c.calls["tirx.call_extern"] = c.calls["tirx.call_pure_extern"] = _extern_value
+    c.calls["tirx.call_extern"] = c.calls["tirx.call_pure_extern"] = extern_value
     c.steps["tl.device_assert"] = c.steps["tl.device_assert_with_msg"] = device_assert

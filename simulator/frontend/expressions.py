@@ -214,7 +214,7 @@ class Expressions:
                 first = a.value(frame)
             with narrowed(frame, ~chosen):
                 second = b.value(frame)
-            merged = np.where(chosen, first, second)
+            merged = np.where(_beside(chosen, first, second), first, second)
             if isinstance(first, int) and isinstance(second, int):
                 return merged.astype(numpy_dtype(then.dtype), copy=False)
             return merged
@@ -231,7 +231,7 @@ class Expressions:
             if sides == [None, None]:
                 return None
             first, second = (False if s is None else s for s in sides)
-            return np.where(chosen, first, second)
+            return np.where(_beside(chosen, first, second), first, second)
 
         return Expr(value, either(a.poison, b.poison, c.poison) and poison)
 
@@ -402,6 +402,12 @@ class narrowed:
 
     def __exit__(self, *_: Any) -> None:
         self.frame.active, self.frame.mask = self.old
+
+
+def _beside(condition: np.ndarray, *values: Any) -> np.ndarray:
+    """Return a condition of threads in a shape that broadcasts with values that have lanes."""
+    most = max((np.ndim(value) for value in values), default=0)
+    return condition[..., None] if most > condition.ndim else condition
 
 
 def _integer(value: Any, dtype: np.dtype) -> Any:

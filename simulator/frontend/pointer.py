@@ -21,11 +21,10 @@ class Pointer:
     """A compiled ``T.access_ptr(tensor[index], ...)``."""
 
     def __init__(self, c: Statements, node: Any, op: str, loc: str) -> None:
-        load = node.args[0]
-        buffer = load.buffer
+        buffer, indices = c.pointee(node, loc)
         self.buffer, self.loc, self.op = buffer, loc, op
         self.dtype = numpy_dtype(buffer.dtype)
-        starts = [i.base if isinstance(i, tirx.Ramp) else i for i in load.indices]
+        starts = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
         self.index = c.indices(starts, buffer.name, loc)
         self.slot = c.tiles.get(buffer.data, -1)
         if self.slot >= 0 or buffer.data in c.globals:

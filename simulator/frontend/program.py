@@ -21,6 +21,7 @@ from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
+from ..machine.block import Block
 from ..machine.steps import Step
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype
@@ -60,6 +61,8 @@ class Kernel:
     group_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
     thread_groups: list[np.ndarray] = field(default_factory=list)
     """Threads of each thread group."""
+    block: type[Block] = Block
+    """State of its blocks."""
 
     @property
     def threads_in_block(self) -> int:

@@ -54,6 +54,11 @@ class Statements(Expressions):
             raise unsupported(f"statement {type(stmt).__name__}", loc)
         return handler(stmt, loc)
 
+    def pointee(self, node: Any, loc: str) -> tuple[tirx.Buffer, list[Any]]:
+        """Return the buffer and the indices of the element that a pointer operand points to."""
+        load = node.args[0]
+        return load.buffer, list(load.indices)
+
     def is_shared_between_blocks(self, *nodes: Any) -> bool:
         """Return whether these nodes access global memory."""
         found = False

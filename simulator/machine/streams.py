@@ -18,7 +18,7 @@ from ..memory.order import SYS, BlockOrder
 from ..memory.threads import ThreadOrder
 from ..memory.values import convert
 from ..report.errors import SimulationError
-from .block import Block, Frame, Mask
+from .block import Frame, Mask
 from .steps import Waiting, go
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ class Launch(Work):
         env = list(self.env)
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i
-        block = Block(machine, self, number, order, env)
+        block = kernel.block(machine, self, number, order, env)
         mask = Mask(np.ones(kernel.threads_in_block, np.bool_), kernel.group_of)
         frame = Frame(block, mask)
         return Coroutine(block.name(), self, order, frame, _run_block(kernel, frame), pace)

@@ -65,6 +65,16 @@ class Clock(NamedTuple):
         at = self.base.times[agent]
         return int(at if page is None else max(at, page[agent % _PAGE]))
 
+    def times(self, agents: np.ndarray) -> np.ndarray:
+        """Return the last time of each of these agents."""
+        times = self.base.times[agents].copy()
+        for number in np.unique(agents // _PAGE):
+            page = self.pages.get(int(number))
+            if page is not None:
+                here = agents // _PAGE == number
+                times[here] = np.maximum(times[here], page[agents[here] % _PAGE])
+        return times
+
     def covers(self, agents: Any, times: Any) -> Any:
         """Return whether these times happen before the point, for one agent or for an array."""
         if not np.ndim(agents):

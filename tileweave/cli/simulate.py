@@ -12,7 +12,7 @@ from ..builtins.errors import SyncWarning, TileWeaveError
 from .compile_options import add_config, configs_of
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import ranks_hint, relative_paths
-from .simulation import Outcome, add_json, add_simulation, fault_of, run_each
+from .simulation import Outcome, add_json, add_level, add_simulation, fault_of, run_each
 
 _MOST_SECONDS = 600
 """Longest estimated time of a simulation without ``--force``."""
@@ -24,6 +24,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "simulate", help="run the programs of a file on simulated ranks; needs no GPU"
     )
     add_simulation(parser)
+    add_level(parser)
     add_json(parser)
     parser.add_argument(
         "--force",

@@ -60,6 +60,23 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     add_size(parser)
 
 
+def add_level(parser: argparse.ArgumentParser) -> None:
+    """Add the level of the simulation, and the architecture below the tile level."""
+    parser.add_argument(
+        "--level",
+        choices=("tile", "device"),
+        default="tile",
+        help="simulate the program, or the device functions that it is lowered to; "
+        "default: %(default)s",
+    )
+    parser.add_argument(
+        "--arch",
+        choices=("sm_80", "sm_90a"),
+        default="sm_90a",
+        help="architecture of the device functions; default: %(default)s",
+    )
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option that prints outcomes as JSON."""
     parser.add_argument("--json", action="store_true", help="print one JSON object per program")
@@ -77,7 +94,7 @@ def run_each(
         run: called with the name, the executable, its scalars and ``options``.
         configs: ``pass_configs``.
     """
-    from ..simulator import Executable
+    from ..simulator import executable_at
 
     if options.seed < 0:
         raise TileWeaveError(f"{options.command}: --seed {options.seed}; expected 0 or more")
@@ -90,7 +107,10 @@ def run_each(
         if id(program) in launched:
             continue
         options.running = name, program
-        executable = Executable(configured(options.command, program, configs), options.ranks)
+        executable = executable_at(
+            configured(options.command, program, configs), options.ranks,
+            getattr(options, "level", "tile"), getattr(options, "arch", ""),
+        )  # fmt: skip
         outcomes.append(run(name, executable, scalars | sizes[name], options))
         launched |= executable.launched
     return outcomes

@@ -1,0 +1,67 @@
+# RUN: %python %s | %filecheck %s
+"""Accesses of the first threads are ordered before what the program's threads publish later."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+
+
+def make(reads_before: bool, branches: bool):
+    @T.prim_func
+    def program(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+        X: T.Tensor((128,), "float32"),
+        Y: T.Tensor((128,), "float32"),
+    ):
+        with T.Kernel(2, threads=128) as block:
+            S = W.alloc_symmetric((128,), "float32")
+            A_tile = T.alloc_shared((64, 32), "float16")
+            B_tile = T.alloc_shared((64, 32), "float16")
+            total = T.alloc_fragment((64, 64), "float32")
+            me = W.rank()
+            if block == 1:
+                for i in T.Parallel(128):
+                    S[(me + 1) % 2, i] = X[i]
+            if reads_before:
+                for i in T.Parallel(128):
+                    if block == 0:
+                        Y[i] = S[me, i]
+            if not branches or block == 0:
+                T.clear(total)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(A[0, k * 32], A_tile)
+                    T.copy(B[0, k * 32], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                if block == 0:
+                    T.copy(total, C)
+            else:
+                for i in T.Parallel(128):
+                    Y[i] = S[me, i]
+
+    return program
+
+
+def show(name, **options):
+    print("TEST:", name)
+    print(tw.emit(make(**options), world_size=2, pass_configs={"tileweave.reuse": "credit"}))
+
+
+# All 256 threads meet after the reads: thread 128 counts the end of the launch.
+# CHECK-LABEL: TEST: before
+# CHECK: Y[((int)threadIdx.x)] = S[
+# CHECK: __syncthreads();
+# CHECK-NEXT: if (((int)threadIdx.x) < 128) {
+# CHECK: tw::atom_add<
+show("before", reads_before=True, branches=False)
+
+# The branch beside the specialized one ends with a barrier of the block.
+# CHECK-LABEL: TEST: beside
+# CHECK: Y[((int)threadIdx.x)] = S[
+# CHECK-NEXT: }
+# CHECK-NEXT: __syncthreads();
+# CHECK: if (128 <= ((int)threadIdx.x)) {
+# CHECK: tw::atom_add<
+show("beside", reads_before=False, branches=True)

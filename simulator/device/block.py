@@ -1,0 +1,151 @@
+"""State of one block of a device function: shared memory, barriers, asynchronous copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..machine.block import Block, Mask
+from ..memory.clock import Clock
+from ..memory.order import SETS
+from ..report.errors import SimulationError
+from .shared import Agents, SharedMemory
+
+
+@dataclass
+class TransactionBarrier:
+    """One mbarrier: it counts arrivals and the bytes of asynchronous copies.
+
+    Attributes:
+        number: number in the block, from 1.
+        count: arrivals of a phase; None before its initialization.
+        initialized: thread group, time and line of its initialization.
+        bytes: bytes that are expected in the current phase and have not arrived.
+        phase: number of completed phases.
+        clock, fenced: clocks of the arrivals so far, and of their proxy fences.
+        issued, loaded: time of the last copy, and of the last copy of completed phases.
+    """
+
+    number: int
+    count: int | None = None
+    initialized: tuple[int, int, str] | None = None
+    arrived: int = 0
+    bytes: int = 0
+    phase: int = 0
+    clock: Clock | None = None
+    fenced: Clock | None = None
+    issued: int = 0
+    loaded: int = 0
+
+    def settle(self) -> None:
+        """Complete the phase if all have arrived."""
+        if self.count is not None and self.arrived == self.count and not self.bytes:
+            self.phase, self.arrived, self.loaded = self.phase + 1, 0, self.issued
+
+
+@dataclass
+class NamedBarrier:
+    """Block barrier of one number: the threads that have arrived since its last completion.
+
+    Attributes:
+        completed: number of completions.
+    """
+
+    arrived: list[Mask] = field(default_factory=list)
+    count: int = 0
+    completed: int = 0
+
+
+@dataclass
+class Group:
+    """Asynchronous copies that a thread group issues, in groups that it commits.
+
+    Attributes:
+        open: time of the last copy since the last commit; 0 if there is none.
+        committed: time of the last copy of each committed group that is in flight.
+    """
+
+    open: int = 0
+    committed: list[int] = field(default_factory=list)
+
+    def commit(self) -> None:
+        self.committed.append(self.open)
+        self.open = 0
+
+    def wait(self, left: int) -> int:
+        """Wait until at most ``left`` groups are in flight; return the time that is complete."""
+        done = self.committed[: max(0, len(self.committed) - left)]
+        del self.committed[: len(done)]
+        return max(done, default=0)
+
+
+class DeviceBlock(Block):
+    """Block of a device function."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.agents = Agents(self.order, self.name_of_agent)
+        self.shared: dict[int, SharedMemory] = {}
+        self.transactions: dict[int, list[TransactionBarrier]] = {}
+        self.named: dict[int, NamedBarrier] = {}
+        self.bulk: dict[int, Group] = {}
+        """Bulk and TMA stores of each thread group."""
+        self.sources: dict[int, Group] = {}
+        """The same stores, as readers of shared memory."""
+        self.copies: dict[int, Group] = {}
+        """Copies by ``cp.async`` of each thread group."""
+        self.products: dict[int, Group] = {}
+        """Products by ``wgmma`` of each thread group."""
+        self.matrices: dict[Any, Any] = {}
+        """Matrix descriptors, by the pointer to their buffer."""
+        layout = self.order.layout
+        self._groups = layout.thread_groups
+        self._first = layout.copies - self._groups - 1 - 3 * self._groups
+        """Number of mbarriers."""
+
+    def make_barriers(self, slot: int, first: int, count: int) -> None:
+        """Allocate mbarriers, which are not initialized yet."""
+        self.transactions.setdefault(
+            slot, [TransactionBarrier(number) for number in range(first, first + count)]
+        )
+
+    def copy_loads(self, g: int) -> int:
+        """Return the number, for ``BlockOrder.loads``, of the copies by ``cp.async`` of a group."""
+        return self._first + 1 + g
+
+    def bulk_sources(self, g: int) -> int:
+        """Return the number of the reads of shared memory by bulk stores of a thread group."""
+        return self._first + 1 + self._groups + g
+
+    def product_reads(self, g: int) -> int:
+        """Return the number of the reads of shared memory by ``wgmma`` of a thread group."""
+        return self._first + 1 + 2 * self._groups + g
+
+    def next_load(self, number: int) -> tuple[int, int]:
+        """Return agent, from 0, and time of the next access of ``BlockOrder.loads(number)``."""
+        agent, time, _ = self.order.load_actor((0,), number)
+        return agent - self.order.base, time
+
+    def complete(self, thread_groups: tuple[int, ...], number: int, time: int) -> None:
+        """Order accesses of ``BlockOrder.loads(number)`` before the next ones of these groups."""
+        self.order.complete_loads(thread_groups, number, time)
+
+    def name_of_agent(self, number: int) -> str:
+        names = self.machine.memory.thread_names
+        if number < self._groups:
+            return f"{self.name()}, {names[number]}"
+        number -= self._groups + SETS
+        if number < self._groups:
+            return f"{self.name()}, bulk stores of {names[number]}"
+        return f"{self.name()}, asynchronous accesses"
+
+    def require_end(self) -> None:
+        """Refuse the end of the block while a bulk store may still read its shared memory."""
+        for g, group in self.sources.items():
+            if group.open or group.committed:
+                names = self.machine.memory.thread_names
+                raise SimulationError(
+                    "reuse",
+                    f"{self.name()} in launch {self.epoch} ends while a bulk store of {names[g]} "
+                    "may still read its shared memory; expected W.bulk_wait(0, read=True)",
+                )

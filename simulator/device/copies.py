@@ -1,0 +1,388 @@
+"""Asynchronous copies: TMA, bulk copies, and ``cp.async``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ...builtins.spec import BUILTINS, builtin_of
+from ...passes.tile.order_releases import COMPLETE
+from ..frontend.functions import REDUCTIONS
+from ..machine.block import Frame
+from ..machine.steps import Step
+from ..memory.memory import Access, Tensor
+from ..memory.order import GPU, SYS
+from ..memory.values import numpy_dtype
+from ..report.errors import SimulationError, unsupported
+from .barriers import barrier_at, require_initialized
+from .block import DeviceBlock, Group
+from .fragments import swizzled
+from .lowering import TensorMap
+from .proxies import ProxyView, explain_missing_fence
+from .shared import Source
+from .statements import DeviceStatements, of_threads, shared_address, split_flat, uniform
+
+
+class Box:
+    """Elements of a tensor that one TMA operation copies.
+
+    Args:
+        map: the descriptor.
+        coordinates: expressions, innermost axis first.
+    """
+
+    def __init__(
+        self, c: DeviceStatements, map: TensorMap, coordinates: list[Any], loc: str
+    ) -> None:
+        self.name = map.tensor
+        data = next(data for data, name in c.globals.items() if name == map.tensor)
+        self.dtype = numpy_dtype(c.declared[data].dtype)
+        self._symmetric = data in c.symmetric
+        self._map, self._loc = map, loc
+        self._start = c.indices(coordinates, map.tensor, loc)
+        self._shape = c.indices(map.shape, map.tensor, loc)
+        self._strides = c.indices(map.strides, map.tensor, loc)
+        self.count = math.prod(map.box)
+
+    def tensor(self, frame: Frame) -> Tensor:
+        return frame.block.tensors[self.name]
+
+    def key(self, frame: Frame) -> tuple[tuple, np.ndarray]:
+        """Return the index of the elements inside the tensor, and their mask in the box, whose
+        innermost axis varies fastest."""
+        inside: Any = True
+        offset: Any = 0
+        rank = len(self._map.box)
+        strides = [self.dtype.itemsize, *self._strides(frame)]
+        for axis, (first, extent, stride, size) in enumerate(
+            zip(self._start(frame), self._shape(frame), strides, self._map.box, strict=True)
+        ):
+            shape = [1] * rank
+            shape[rank - 1 - axis] = size
+            index = uniform(first, frame, self._loc) + np.arange(size).reshape(shape)
+            inside = inside & (index >= 0) & (index < uniform(extent, frame, self._loc))
+            offset = offset + index * uniform(stride, frame, self._loc)
+        inside = np.broadcast_to(inside, offset.shape).reshape(-1)
+        flat = offset.reshape(-1)[inside] // self.dtype.itemsize
+        itemsize = self.dtype.itemsize if self._symmetric else 0
+        return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), inside
+
+    def addresses(self, start: int) -> np.ndarray:
+        """Return the bytes of each element in shared memory, from ``start`` on."""
+        itemsize = self.dtype.itemsize
+        first = swizzled(start + np.arange(self.count) * itemsize, self._map.swizzle)
+        return first[:, None] + np.arange(itemsize)
+
+
+class Run:
+    """Consecutive elements of a tensor that one bulk copy moves.
+
+    Args:
+        node: pointer to the first element.
+        size: expression of the number of elements, or of bytes if ``in_bytes``.
+    """
+
+    def __init__(
+        self, c: DeviceStatements, node: Any, size: Any, op: str, loc: str, in_bytes: bool
+    ) -> None:
+        buffer, indices = c.pointee(node, loc)
+        if buffer.data not in c.globals:
+            raise unsupported(f"{op} of {buffer.name}, which is not in global memory,", loc)
+        self.name, self.dtype = c.globals[buffer.data], numpy_dtype(buffer.dtype)
+        self._symmetric = buffer.data in c.symmetric
+        self._first, self._size = c.indices(indices, op, loc), c.indices([size], op, loc)
+        self._unit, self._loc = self.dtype.itemsize if in_bytes else 1, loc
+
+    def tensor(self, frame: Frame) -> Tensor:
+        return frame.block.tensors[self.name]
+
+    def key(self, frame: Frame) -> tuple[tuple, np.ndarray]:
+        """Return the index of the elements, and a mask that is all true."""
+        first = uniform(self._first(frame)[0], frame, self._loc)
+        count = uniform(self._size(frame)[0], frame, self._loc) // self._unit
+        flat = first + np.arange(count)
+        itemsize = self.dtype.itemsize if self._symmetric else 0
+        return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), np.ones(count, bool)
+
+
+def _addresses(where: Box | Run, start: int, count: int) -> np.ndarray:
+    if isinstance(where, Box):
+        return where.addresses(start)
+    return start + np.arange(count * where.dtype.itemsize).reshape(count, -1)
+
+
+def _issues(frame: Frame, address: Any) -> Iterator[tuple[int, int]]:
+    """Yield thread group and shared-memory address of each thread that issues a copy."""
+    threads = frame.mask.threads
+    for thread, at in zip(threads, of_threads(address(frame), frame), strict=True):
+        yield int(frame.mask.group_of[thread]), int(at)
+
+
+def _require_bounds(frame: Frame, where: Any, key: tuple, loc: str) -> None:
+    shape = where.tensor(frame).shape
+    for axis, (index, extent) in enumerate(zip(key, shape, strict=True)):
+        if len(index) and not (0 <= index.min() and index.max() < extent):
+            raise SimulationError(
+                "bounds",
+                f"{where.name} of shape {shape}: elements {index.min()} to {index.max()} along "
+                f"axis {axis}, by {frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
+            )
+
+
+def _load(
+    where: Box | Run, target: Any, barrier: Any, op: str, loc: str, expects: bool = False
+) -> Step:
+    """Compile an asynchronous load from global to shared memory that completes on an mbarrier.
+
+    Args:
+        expects: whether it also expects its bytes.
+    """
+    memory, address = target
+    source = Source(op, loc)
+
+    def run(frame):
+        block: DeviceBlock = frame.block
+        full, tensor = barrier(frame), where.tensor(frame)
+        require_initialized(frame, full, loc)
+        for g, start in _issues(frame, address):
+            key, inside = where.key(frame)
+            _require_bounds(frame, where, key, loc)
+            agent, time, view = block.order.load_actor((g,), full.number)
+            proxied = ProxyView(view, block.agents.clocks[g], block.order.layout)
+            access = Access(agent, time, proxied, 0, op, loc, block.epoch)
+            with explain_missing_fence(view, block):
+                values, bad = tensor.read(key, access)
+            rows = np.zeros(len(inside), where.dtype)
+            rows[inside] = np.asarray(values).reshape(-1)
+            poison = np.zeros(len(inside), np.bool_)
+            if bad is not None:
+                poison[inside] = np.asarray(bad).reshape(-1)
+            at = _addresses(where, start, len(inside))
+            raw = rows.view(np.uint8).reshape(at.shape)
+            block.shared[memory].write_async(
+                at.reshape(-1), raw.reshape(-1), np.repeat(poison, at.shape[1]), g,
+                agent - block.order.base, time, source,
+            )  # fmt: skip
+            full.issued = time
+            full.bytes -= 0 if expects else at.size
+            full.settle()
+
+    return _preempted(run)
+
+
+def _preempted(run: Any) -> Step:
+    """Return a step before which other blocks may run."""
+
+    def step(frame):
+        yield None
+        run(frame)
+
+    return Step(step, True)
+
+
+def _store(where: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Step:
+    """Compile an asynchronous store, or reduction, from shared to global memory."""
+    memory, address = origin
+    source = Source(op, loc)
+
+    def run(frame):
+        block: DeviceBlock = frame.block
+        tensor = where.tensor(frame)
+        for g, start in _issues(frame, address):
+            key, inside = where.key(frame)
+            _require_bounds(frame, where, key, loc)
+            at = _addresses(where, start, len(inside))
+            reader, read_at = block.next_load(block.bulk_sources(g))
+            block.sources.setdefault(g, Group()).open = read_at
+            shared = block.shared[memory]
+            shared.read_async(at.reshape(-1), g, reader, read_at, source)
+            values, bad = shared.values(at, where.dtype)
+            values, poison = values[:, 0][inside], None if bad is None else bad[:, 0][inside]
+            if poison is not None and not poison.any():
+                poison = None
+            if poison is not None and (ufunc is not None or not tensor.symmetric):
+                raise SimulationError(
+                    "poison",
+                    f"{op} to {tensor.name} of uninitialized memory, by {block.name()} in launch "
+                    f"{block.epoch}\n --> {loc}",
+                )
+            agent, time, view = block.order.bulk_actor((g,))
+            block.bulk.setdefault(g, Group()).open = time
+            scope = 0 if ufunc is None else SYS if tensor.symmetric else GPU
+            access = Access(agent, time, view, scope, op, loc, block.epoch)
+            if ufunc is not None:
+                tensor.update(key, ufunc, values, access)
+            else:
+                tensor.write(key, values, access, poison)
+
+    return _preempted(run)
+
+
+def tma_load(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``tma_load(descriptor, mbarrier, destination, coordinates ..., hint)``, or
+    ``tma_load(destination, source, mbarrier, bytes, hint)``."""
+    if isinstance(call.args[0], tirx.Var):
+        where: Box | Run = Box(c, c.maps[call.args[0].name], list(call.args[3:-1]), loc)
+        barrier, target = call.args[1], call.args[2]
+    else:
+        where = Run(c, call.args[1], call.args[3], "TMA load", loc, in_bytes=True)
+        barrier, target = call.args[2], call.args[0]
+    shared = shared_address(c, target, "TMA load", loc)
+    return _load(where, shared, barrier_at(c, barrier, loc), "TMA load", loc)
+
+
+def tma_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``tma_store(descriptor, source, coordinates ..., adds, hint)``, or
+    ``tma_store(destination, source, bytes, adds, hint)``."""
+    ufunc = np.add if int(call.args[-2]) else None
+    op = "TMA store" if ufunc is None else "TMA addition"
+    if isinstance(call.args[0], tirx.Var):
+        where: Box | Run = Box(c, c.maps[call.args[0].name], list(call.args[2:-2]), loc)
+    else:
+        where = Run(c, call.args[0], call.args[2], op, loc, in_bytes=True)
+    return _store(where, shared_address(c, call.args[1], op, loc), ufunc, op, loc)
+
+
+def bulk_load(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    op = builtin_of(call).text
+    where = Run(c, call.args[1], call.args[2], op, loc, in_bytes=False)
+    barrier = barrier_at(c, call.args[3].args[0], loc)
+    target = shared_address(c, call.args[0], op, loc)
+    return _load(where, target, barrier, op, loc, expects=True)
+
+
+def bulk_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    spec = builtin_of(call)
+    where = Run(c, call.args[0], call.args[2], spec.text, loc, in_bytes=False)
+    ufunc = REDUCTIONS[call.args[4].value] if spec.has_qualifier("op") else None
+    origin = shared_address(c, call.args[1], spec.text, loc)
+    return _store(where, origin, ufunc, spec.text, loc)
+
+
+def commit_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    return Step(lambda frame: _commit(frame))
+
+
+def _commit(frame: Frame) -> None:
+    for g in frame.mask.overlapping:
+        for groups in (frame.block.bulk, frame.block.sources):
+            if g in groups:
+                groups[g].commit()
+
+
+def wait_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    left = int(call.args[0]) if len(call.args) else 0
+    read = bool(int(call.args[1])) if len(call.args) > 1 else True
+    return Step(lambda frame: _wait(frame, left, read))
+
+
+def _wait(frame: Frame, left: int, read: bool) -> None:
+    """Wait for the bulk stores of the active threads, or only for their reads."""
+    block: DeviceBlock = frame.block
+    for g in frame.mask.overlapping:
+        if g in block.sources:
+            block.complete((g,), block.bulk_sources(g), block.sources[g].wait(left))
+        if g in block.bulk and not read:
+            block.order.complete_bulk((g,), block.bulk[g].wait(left))
+
+
+def complete_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``complete_bulk_stores``: commit all bulk stores of each thread and wait for them."""
+
+    def run(frame):
+        _commit(frame)
+        _wait(frame, 0, read=False)
+
+    return Step(run)
+
+
+def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``cp_async(destination, source, elements, [predicate])``: each thread copies."""
+    op = "cp.async"
+    memory, address = shared_address(c, call.args[0], op, loc)
+    buffer, indices = c.pointee(call.args[1], loc)
+    first = c.in_whole(buffer, c.indices(indices, op, loc), loc)
+    name, dtype, count = c.globals[buffer.data], numpy_dtype(buffer.dtype), int(call.args[2])
+    predicate = c.compile(call.args[3], loc).value if len(call.args) > 3 else None
+    source = Source(op, loc)
+
+    def run(frame):
+        block: DeviceBlock = frame.block
+        tensor, threads = block.tensors[name], frame.mask.threads
+        starts = [of_threads(i, frame) for i in first(frame)]
+        on = np.ones(len(threads), np.bool_)
+        if predicate is not None:
+            on = np.asarray(of_threads(predicate(frame), frame), np.bool_)
+        to = of_threads(address(frame), frame)
+        groups = frame.mask.group_of[threads]
+        for g in np.unique(groups):
+            mine = groups == g
+            number = block.copy_loads(int(g))
+            agent, time, view = block.order.load_actor((int(g),), number)
+            block.copies.setdefault(int(g), Group()).open = time
+            rows = np.zeros((int(mine.sum()), count), dtype)
+            poison = np.zeros(rows.shape, np.bool_)
+            read = on[mine]
+            if read.any():
+                key = [np.repeat(i[mine][read][:, None], count, axis=1) for i in starts]
+                key[-1] = key[-1] + np.arange(count)
+                access = Access(agent, time, view, 0, op, loc, block.epoch)
+                values, bad = tensor.read(tuple(key), access)
+                rows[read] = values
+                if bad is not None:
+                    poison[read] = bad
+            width = count * dtype.itemsize
+            at = to[mine][:, None] + np.arange(width)
+            block.shared[memory].write_async(
+                at.reshape(-1), rows.view(np.uint8).reshape(-1),
+                np.repeat(poison, dtype.itemsize, axis=1).reshape(-1), int(g),
+                agent - block.order.base, time, source, generic=True,
+            )  # fmt: skip
+
+    return _preempted(run)
+
+
+def commit_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    def run(frame):
+        for g in frame.mask.overlapping:
+            frame.block.copies.setdefault(g, Group()).commit()
+
+    return Step(run)
+
+
+def wait_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    left = int(call.args[0])
+
+    def run(frame):
+        block: DeviceBlock = frame.block
+        for g in frame.mask.overlapping:
+            if g in block.copies:
+                block.complete((g,), block.copy_loads(g), block.copies[g].wait(left))
+
+    return Step(run)
+
+
+def register(c: DeviceStatements) -> None:
+    """Register the asynchronous copies."""
+    groups = {"commit": commit_stores, "wait": wait_stores}
+    for spec in BUILTINS.values():
+        if spec.is_async_load:
+            c.steps[spec.op_name] = bulk_load
+        elif spec.is_async_store:
+            c.steps[spec.op_name] = bulk_store
+        elif spec.bulk_group:
+            c.steps[spec.op_name] = groups[spec.bulk_group]
+    c.steps |= {
+        COMPLETE: complete_stores,
+        "tl.tma_load": tma_load,
+        "tl.tma_store": tma_store,
+        "tl.tma_store_arrive": commit_stores,
+        "tl.tma_store_wait": wait_stores,
+        "tl.ptx_cp_async": cp_async,
+        "tirx.ptx_commit_group": commit_copies,
+        "tirx.ptx_wait_group": wait_copies,
+    }

@@ -1,0 +1,120 @@
+"""Lower a tile program to the device functions that a GPU runs, and to their TMA descriptors."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import tilelang
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ... import passes
+from ...builtins.errors import TileWeaveError
+from ...codegen.names import names_kept
+
+HEAP_STRIDE = 1 << 30
+"""Distance in bytes between the heaps of two ranks. TMA descriptors hold strides below 2^40."""
+_TENSOR_MAP = "__tvm_tensormap_create_tiled"
+_SWIZZLES = (0, 32, 64, 128)
+"""Bytes of the rows of a swizzle, by the number that cuTensorMapEncodeTiled uses."""
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A TMA descriptor; sizes of axes are listed from the innermost axis outwards.
+
+    Attributes:
+        tensor: name of the parameter at its address.
+        shape: extents of the tensor in elements.
+        strides: distances in bytes between neighbors along each axis but the innermost.
+        box: extents of the box that one operation copies.
+        swizzle: bytes of a row of swizzled shared memory; 0 for none.
+    """
+
+    tensor: str
+    shape: tuple[Any, ...]
+    strides: tuple[Any, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """Device functions of one program in the order of their launches, and their descriptors.
+
+    Attributes:
+        descriptors: TMA descriptors, by the name of the parameter of the device functions.
+    """
+
+    kernels: list[tirx.PrimFunc]
+    descriptors: dict[str, TensorMap]
+
+
+def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
+    """Lower ``func`` for a group of ``world_size`` ranks.
+
+    Args:
+        arch: ``sm_80``, ``sm_90a``.
+
+    Raises:
+        TileWeaveError: ``func`` is not a ``T.prim_func``.
+    """
+    if not isinstance(func, tirx.PrimFunc):
+        raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
+    func, stock = passes.split_options(func, {})
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    mod = passes.run_group(mod, world_size, HEAP_STRIDE)
+    (program,) = mod.functions.values()
+    target = tvm.target.Target({"kind": "cuda", "arch": arch})
+    context = tvm.transform.PassContext(config=dict(stock)) if stock else nullcontext()
+    with target, context, names_kept(program):
+        artifact = tilelang.lower(program, target=target)
+    functions = {v.name_hint: f for v, f in artifact.device_mod.functions.items()}
+    host = next(f for f in artifact.host_mod.functions.values() if isinstance(f, tirx.PrimFunc))
+    launches, descriptors = _packed_calls(host, functions)
+    return Lowered([functions[name] for name in launches], descriptors)
+
+
+def _packed_calls(
+    host: tirx.PrimFunc, functions: dict[str, tirx.PrimFunc]
+) -> tuple[list[str], dict[str, TensorMap]]:
+    """Return the names of the launched functions in order, and the descriptors."""
+    launches: list[str] = []
+    descriptors: dict[str, TensorMap] = {}
+
+    def visit(node: Any) -> None:
+        if (
+            not isinstance(node, tirx.Call)
+            or getattr(node.op, "name", "") != "tirx.tvm_call_packed"
+        ):
+            return
+        name = node.args[0].value
+        if name in functions:
+            launches.append(name)
+        elif name == _TENSOR_MAP:
+            descriptors[node.args[1].name] = _tensor_map(list(node.args[2:]))
+        elif name.startswith("__tvm_tensormap"):
+            raise TileWeaveError(f"simulate: {name} is not simulated; expected {_TENSOR_MAP}")
+
+    post_order_visit(host.body, visit)
+    return launches, descriptors
+
+
+def _tensor_map(args: list[Any]) -> TensorMap:
+    """Return the descriptor of the arguments of ``cuTensorMapEncodeTiled``: type, rank, address,
+    shape, strides, box, element strides, interleave, swizzle, promotion, fill."""
+    rank = int(args[1])
+    rest = args[3:]
+    shape, rest = tuple(rest[:rank]), rest[rank:]
+    strides, rest = tuple(rest[:rank]), rest[rank:]
+    box, rest = tuple(map(int, rest[:rank])), rest[rank:]
+    elements, rest = tuple(map(int, rest[:rank])), rest[rank:]
+    if set(elements) != {1} or int(rest[0]) != 0:
+        raise TileWeaveError(
+            f"simulate: a TMA descriptor with element strides {elements} and interleave "
+            f"{rest[0]}; expected 1 and 0"
+        )
+    return TensorMap(args[2].name, shape, strides[1:], box, _SWIZZLES[int(rest[1])])

@@ -1,0 +1,127 @@
+"""Compiler of device functions: the counterpart of ``frontend.program`` below the tile level."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+
+from ...builtins.implicit import CONTEXT
+from ...builtins.ranks import RANK
+from ...passes.group.specialize_group import heap_tensors
+from ...passes.ir.accesses import written_tensors
+from ...passes.ir.implicit import implicit_of
+from ..frontend import builtin_ops, copy_ops, debug_ops
+from ..frontend.program import Kernel, Program
+from ..frontend.program import lowered as tile_level
+from ..memory.threads import cut
+from ..memory.values import numpy_dtype
+from ..report.errors import unsupported
+from . import atomics, barriers, copies, reductions, tensor_core
+from .block import DeviceBlock
+from .lowering import lowered
+from .statements import DeviceStatements
+
+OPERATIONS = (
+    builtin_ops, copy_ops, debug_ops, atomics, barriers, copies, tensor_core, reductions
+)  # fmt: skip
+"""Modules whose ``register`` adds operations to the compiler; later ones replace earlier ones."""
+
+
+ARCHITECTURES = ("sm_80", "sm_90a")
+"""Architectures whose instructions are simulated."""
+
+
+class DeviceProgram(Program):
+    """``func`` lowered to device functions for ``world_size`` ranks.
+
+    Args:
+        arch: architecture, such as ``sm_90a``.
+        change: applied to each device function before it is compiled.
+
+    Raises:
+        TileWeaveError: ``func`` is not a ``T.prim_func``.
+        SimulationError: a device function uses an operation that is not simulated.
+    """
+
+    def __init__(
+        self, func: Any, world_size: int, arch: str = "sm_90a",
+        change: Callable[[tirx.PrimFunc], tirx.PrimFunc] = lambda kernel: kernel,
+    ) -> None:  # fmt: skip
+        tiles = tile_level(func, world_size)
+        self.name, self.world_size = str(tiles.attrs["global_symbol"]), world_size
+        self.implicit = implicit_of(tiles)
+        self.scalars, self.sizes, self.written = {}, {}, set()
+        below = lowered(func, world_size, arch)
+        self.host = []
+        self.compiler = c = DeviceStatements(world_size)
+        c.maps = below.descriptors
+        for ops in OPERATIONS:
+            ops.register(c)
+        self._signature(tiles)
+        for kernel in below.kernels:
+            self.host.append(self._device_kernel(change(kernel)))
+        self.slots = len(c.slots)
+        threads = max(k.threads_in_block for k in self.kernels)
+        self.divide(cut(c.thread_cuts | set(range(0, threads, 32))))
+
+    @property
+    def cuts(self) -> set[int]:
+        threads = max((k.threads_in_block for k in self.kernels), default=0)
+        return self.compiler.thread_cuts | set(range(0, threads, 32))
+
+    @property
+    def mbarriers(self) -> int:
+        """Number of mbarriers of a block, and of the other asynchronous agents of its threads; see
+        ``DeviceBlock``."""
+        return self.compiler.mbarriers + 3 * self.thread_groups
+
+    def _signature(self, tiles: tirx.PrimFunc) -> None:
+        """Note the tensors and scalars of the program."""
+        written = written_tensors(tiles.body)
+        self._symmetric = {tensor.name for tensor in heap_tensors(tiles)}
+        self._tensors: dict[str, tirx.Buffer] = {}
+        for param in tiles.params:
+            if param not in tiles.buffer_map:
+                self.scalars[param.name] = self.compiler.new_slot(param), numpy_dtype(param.dtype)
+                continue
+            buffer = tiles.buffer_map[param]
+            self._tensors[buffer.name] = buffer
+            if buffer.data in written:
+                self.written.add(buffer.name)
+            for axis, extent in enumerate(buffer.shape):
+                if isinstance(extent, tirx.Var):
+                    self.sizes[self.compiler.new_slot(extent)] = buffer.name, axis
+        self.rank_slot = self.compiler.new_slot(tirx.Var("rank", "int32"))
+
+    def _device_kernel(self, func: tirx.PrimFunc) -> Kernel:
+        c = self.compiler
+        c.threads, c.block_axes, c.block_extents = [1, 1, 1], {}, {}
+        named = {param.name: slot for param, slot in c.slots.items()}
+        for param in func.params:
+            name = param.name
+            if name in c.maps:
+                continue
+            if name in self._tensors:
+                self._declare_tensor(param, self._tensors[name])
+            elif name == RANK.rpartition(".")[2]:
+                c.slots[param] = self.rank_slot
+            elif name == CONTEXT.replace(".", "_"):
+                c.pending[param] = tirx.IntImm("int64", 0)
+            elif name in named:
+                c.slots[param] = named[name]
+            else:
+                raise unsupported(f"the parameter {name} of a device function", self.name)
+        for name in {m.tensor for m in c.maps.values()} - set(c.globals.values()):
+            self._declare_tensor(tirx.Var(name, "handle"), self._tensors[name])
+        body = c.statement(func.body, str(func.attrs["global_symbol"]))
+        axes = sorted(c.block_axes)
+        grid = [(c.block_axes[a], lambda frame, n=c.block_extents[a]: [n]) for a in axes]
+        return Kernel(self.name, grid, tuple(c.threads), body, c.signals, block=DeviceBlock)
+
+    def _declare_tensor(self, data: tirx.Var, buffer: tirx.Buffer) -> None:
+        c = self.compiler
+        c.globals[data], c.declared[data] = buffer.name, buffer
+        if buffer.name in self._symmetric:
+            c.symmetric.add(data)

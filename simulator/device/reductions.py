@@ -1,0 +1,164 @@
+"""Reductions between threads: ``tl::AllReduce`` of TileLang's templates, and warp shuffles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ..frontend import debug_ops
+from ..frontend.expressions import Expr
+from ..machine.block import Frame
+from ..machine.steps import Step
+from ..memory.threads import WARP
+from ..report.errors import SimulationError, unsupported
+from .barriers import meet
+from .shared import Source
+from .statements import DeviceStatements, of_threads, shared_address, to_threads
+from .tensor_core import Registers
+
+_REDUCERS: dict[str, Callable[[Any, Any], Any]] = {
+    "SumOp": np.add, "MaxOp": np.fmax, "MinOp": np.fmin, "MaxOpNan": np.maximum,
+    "MinOpNan": np.minimum, "BitAndOp": np.bitwise_and, "BitOrOp": np.bitwise_or,
+    "BitXorOp": np.bitwise_xor,
+}  # fmt: skip
+_NAME = re.compile(
+    r"tl::AllReduce<tl::(\w+), (\d+), (\d+), (\d+)"
+    r"(?:, tl::(SyncThreadsBarrier|NamedBarrier<(\d+)>))?(?:, (\d+), (\d+))?>::(run|run_batch)"
+)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Reduction over groups of threads, by exchanges between pairs at halved distances.
+
+    Attributes:
+        threads, scale: the distances are ``threads / 2`` to ``scale``.
+        first: first thread of the participants.
+        barrier: number of threads of the named barriers; None for barriers of the block.
+        count, stride: values of a thread, and their distance in shared memory.
+    """
+
+    ufunc: Callable[[Any, Any], Any]
+    threads: int
+    scale: int
+    first: int
+    barrier: int | None
+    count: int
+    stride: int
+    loc: str
+
+    def run(self, frame: Frame, values: np.ndarray, workspace: Any) -> np.ndarray:
+        """Return the results of the active threads.
+
+        Args:
+            values: by active thread and value.
+            workspace: shared memory and address of the exchange between warps.
+        """
+        distance = self.threads // 2
+        while distance >= self.scale:
+            partners = self._partners(frame, distance)
+            if distance < WARP:
+                other = values[partners]
+            else:
+                other = self._exchanged(frame, values, partners, workspace)
+            values = self.ufunc(values, other).astype(values.dtype)
+            distance //= 2
+        return values
+
+    def _partners(self, frame: Frame, distance: int) -> np.ndarray:
+        """Return the position of the partner of each active thread among the active threads."""
+        threads = frame.mask.threads
+        partners = ((threads - self.first) ^ distance) + self.first
+        at = np.searchsorted(threads, partners)
+        if (at >= len(threads)).any() or (threads[np.minimum(at, len(threads) - 1)] != partners
+                                          ).any():  # fmt: skip
+            raise SimulationError(
+                "deadlock",
+                f"a reduction over {self.threads} threads is executed by {len(threads)} threads of "
+                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {self.loc}",
+            )
+        return at
+
+    def _exchanged(
+        self, frame: Frame, values: np.ndarray, partners: np.ndarray, workspace: Any
+    ) -> np.ndarray:
+        shared, start = workspace
+        threads, source = frame.mask.threads, Source("reduction", self.loc)
+        groups, itemsize = frame.mask.group_of[threads], values.dtype.itemsize
+        own = start + (threads - self.first) * itemsize
+        meet(frame, self.barrier, self.loc)
+        for n in range(self.count):
+            at = own + n * self.stride * itemsize
+            shared.store(at, values[:, n : n + 1], None, groups, source)
+        meet(frame, self.barrier, self.loc)
+        columns = [
+            shared.load(
+                own[partners] + n * self.stride * itemsize, itemsize, values.dtype, groups, source
+            )[0]
+            for n in range(self.count)
+        ]
+        return np.concatenate(columns, axis=1)
+
+
+def _reduction(name: str, loc: str) -> Reduction | None:
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    if found[1] not in _REDUCERS:
+        raise unsupported(name, loc)
+    threads, scale, first = (int(found[i]) for i in (2, 3, 4))
+    barrier = None if found[6] is None else int(found[6])
+    return Reduction(
+        _REDUCERS[found[1]], threads, scale, first, barrier, int(found[7] or 1),
+        int(found[8] or 0), loc,
+    )  # fmt: skip
+
+
+def _workspace(c: DeviceStatements, node: Any, loc: str) -> Callable[[Frame], Any]:
+    if node is None:
+        return lambda frame: None
+    memory, address = shared_address(c, node, "reduction", loc)
+    return lambda frame: (frame.block.shared[memory], int(of_threads(address(frame), frame)[0]))
+
+
+def all_reduce(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
+    """``AllReduce<...>::run(value, workspace)``."""
+    reduction = _reduction(call.args[0].value, loc)
+    if reduction is None:
+        return debug_ops.extern_value(c, call, loc)
+    expr = c.compile(call.args[1], loc)
+    workspace = _workspace(c, call.args[2] if len(call.args) > 2 else None, loc)
+
+    def value(frame):
+        own = of_threads(expr.value(frame), frame)[:, None]
+        return to_threads(reduction.run(frame, own, workspace(frame))[:, 0], frame)
+
+    return Expr(value, expr.poison)
+
+
+def all_reduce_batch(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``AllReduce<...>::run_batch(values, workspace)``."""
+    reduction = _reduction(call.args[0].value, loc)
+    if reduction is None:
+        return debug_ops.call_extern(c, call, loc)
+    data, offset = call.args[1].args[1], call.args[1].args[2]
+    registers = Registers(c, data, offset, reduction.count, "reduction", loc)
+    workspace = _workspace(c, call.args[2] if len(call.args) > 2 else None, loc)
+
+    def run(frame):
+        rows = frame.mask.threads[None]
+        results = reduction.run(frame, registers.read(frame, rows)[0], workspace(frame))
+        registers.write(frame, rows, results[None])
+
+    return Step(run)
+
+
+def register(c: DeviceStatements) -> None:
+    """Register the reductions."""
+    for name in ("tirx.call_extern", "tirx.call_pure_extern"):
+        c.calls[name], c.steps[name] = all_reduce, all_reduce_batch

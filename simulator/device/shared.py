@@ -1,0 +1,276 @@
+"""Shared memory of one block by address, with a shadow that finds unordered accesses.
+
+The shadow stores, for each byte, the agent and the time of the last write, and the time of the last
+read by each agent. Agents are those of ``BlockOrder``: thread groups, bulk stores, asynchronous
+loads. Threads of one thread group are assumed to run in lockstep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..memory.clock import Clock
+from ..memory.order import BlockOrder
+from ..report.errors import SimulationError
+
+_EVER = np.iinfo(np.int32).max
+_CANARY = 0xFF
+"""Byte of uninitialized memory: NaN in every floating-point type."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What accesses shared memory, for reports."""
+
+    op: str
+    loc: str
+
+
+class Agents:
+    """Agents of a block, by numbers from 0, and what happens before the next access of each thread
+    group.
+
+    Attributes:
+        clocks: for each thread group, the clock of what a proxy fence has ordered before its next
+            asynchronous access.
+        name: function from the number of an agent to its name.
+    """
+
+    def __init__(self, order: BlockOrder, name: Callable[[int], str]) -> None:
+        self.order, self.name = order, name
+        self.clocks = list(order.clock)
+        groups, count = order.layout.thread_groups, order.layout.stride
+        self._rows = {"known": _Rows(order.base, groups, count)}
+        self._rows["fenced"] = _Rows(order.base, groups, count)
+
+    def known(self) -> np.ndarray:
+        """Return ``[g, a]``: the last time of agent ``a`` that happens before the next access of
+        thread group ``g``."""
+        return self._rows["known"].of(self.order.clock, own=True)
+
+    def fenced(self) -> np.ndarray:
+        """Return ``[g, a]``: the last time of agent ``a`` that a proxy fence has ordered before
+        the next asynchronous access of thread group ``g``."""
+        return self._rows["fenced"].of(self.clocks, own=False)
+
+    def fence_proxy(self, thread_groups: tuple[int, ...]) -> None:
+        """Order what happens before this point before asynchronous accesses after it."""
+        order = self.order
+        for g in thread_groups:
+            self.clocks[g] = order.clock[g].with_times({order.base + g: order.time[g]})
+            order.time[g] += 1
+
+    def join_fences(self, thread_groups: tuple[int, ...], clock: Clock | None = None) -> None:
+        """Join the proxy fences of these groups and, if given, of ``clock``."""
+        joined = self.clocks[thread_groups[0]] if clock is None else clock
+        for g in thread_groups:
+            joined = joined.joined(self.clocks[g])
+        for g in thread_groups:
+            self.clocks[g] = joined
+
+
+class _Rows:
+    """Times of the agents of one block in the clocks of its thread groups."""
+
+    def __init__(self, base: int, groups: int, count: int) -> None:
+        self._agents = np.arange(base, base + count)
+        self._clocks: list[Any] = [None] * groups
+        self._times = np.zeros((groups, count), np.int32)
+
+    def of(self, clocks: Sequence[Clock], own: bool) -> np.ndarray:
+        for g, clock in enumerate(clocks):
+            if clock is not self._clocks[g]:
+                self._clocks[g], self._times[g] = clock, clock.times(self._agents)
+                if own:
+                    self._times[g, g] = _EVER
+        return self._times
+
+
+class SharedMemory:
+    """Shared memory of one block."""
+
+    def __init__(self, name: str, size: int, agents: Agents) -> None:
+        self.name, self.agents = name, agents
+        self.bytes = np.full(size, _CANARY, np.uint8)
+        self.poison = np.ones(size, np.bool_)
+        self._writer = np.zeros(size, np.int32)
+        self._written = np.zeros(size, np.int32)
+        self._asynchronous = np.zeros(size, np.bool_)
+        """Whether the last write was made by the asynchronous proxy."""
+        self._reads: dict[int, np.ndarray] = {}
+        """Time of the last read of each byte, by agent."""
+        self._events: dict[int, Source] = {}
+        """Last access of each agent, for reports."""
+
+    def load(
+        self, addresses: np.ndarray, width: int, dtype: np.dtype, groups: np.ndarray, source: Source
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Load ``width`` bytes at each address by generic accesses.
+
+        Args:
+            groups: thread group of each address.
+
+        Returns:
+            Values, with an axis of ``width / itemsize`` lanes, and the mask of poison values.
+        """
+        at = self._span(addresses, width, source)
+        self._require_ordered(at, groups, source, writes=False)
+        times = np.asarray(self.agents.order.time, np.int32)[groups]
+        for g in np.unique(groups):
+            here = groups == g
+            self._note_read(int(g), at[here], int(times[here][0]), source)
+        return self.values(at, dtype)
+
+    def store(
+        self, addresses: np.ndarray, values: np.ndarray, poison: Any, groups: np.ndarray,
+        source: Source,
+    ) -> None:  # fmt: skip
+        """Store a row of ``values`` at each address by generic accesses."""
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(addresses), -1)
+        at = self._span(addresses, raw.shape[1], source)
+        self._require_ordered(at, groups, source, writes=True)
+        self._require_one_writer(at, raw, groups, source)
+        self.bytes[at] = raw
+        self.poison[at] = _by_byte(poison, raw.shape, values.dtype.itemsize)
+        self._writer[at] = groups[:, None]
+        self._written[at] = np.asarray(self.agents.order.time, np.int32)[groups][:, None]
+        self._asynchronous[at] = False
+        self._clear_reads(at)
+        for g in np.unique(groups):
+            self._events[int(g)] = source
+
+    def read_async(self, at: np.ndarray, group: int, agent: int, time: int, source: Source) -> None:
+        """Note that ``agent`` reads these bytes asynchronously, at the request of ``group``."""
+        self._require_fenced(at, group, source)
+        self._require_ordered(at[None], np.array([group]), source, writes=False)
+        self._note_read(agent, at, time, source)
+
+    def write_async(
+        self, at: np.ndarray, data: np.ndarray, poison: Any, group: int, agent: int, time: int,
+        source: Source, generic: bool = False,
+    ) -> None:  # fmt: skip
+        """Write bytes by ``agent`` asynchronously, at the request of ``group``.
+
+        Args:
+            generic: whether it writes by the generic proxy, as ``cp.async`` does.
+        """
+        self._require_ordered(at[None], np.array([group]), source, writes=True)
+        self.bytes[at] = data
+        self.poison[at] = False if poison is None else poison
+        self._writer[at], self._written[at], self._asynchronous[at] = agent, time, not generic
+        self._clear_reads(at)
+        self._events[agent] = source
+
+    def values(self, at: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the elements at these bytes and their poison, without an access."""
+        values = np.ascontiguousarray(self.bytes[at]).view(dtype)
+        bad = self.poison[at]
+        if not bad.any():
+            return values, None
+        return values, bad.reshape(*values.shape, dtype.itemsize).any(axis=-1)
+
+    def _span(self, addresses: np.ndarray, width: int, source: Source) -> np.ndarray:
+        low, high = int(addresses.min()), int(addresses.max()) + width
+        if low < 0 or high > len(self.bytes):
+            raise SimulationError(
+                "bounds",
+                f"{source.op} of bytes {low} to {high - 1} of {self.name}, which has "
+                f"{len(self.bytes)} bytes\n --> {source.loc}",
+            )
+        if (addresses % min(width, 16)).any():
+            raise SimulationError(
+                "alignment",
+                f"{source.op} of {width} bytes of {self.name} at {int(addresses[0])}; expected a "
+                f"multiple of {min(width, 16)}\n --> {source.loc}",
+            )
+        return addresses[:, None] + np.arange(width)
+
+    def _require_ordered(
+        self, at: np.ndarray, groups: np.ndarray, source: Source, writes: bool
+    ) -> None:
+        """Refuse an access that is not ordered after the last write and, if it writes, reads.
+
+        Args:
+            at: bytes, a row for each of ``groups``.
+        """
+        known = self.agents.known()
+        rows = groups[:, None]
+        bad = known[rows, self._writer[at]] < self._written[at]
+        if bad.any():
+            row, column = np.argwhere(bad)[0]
+            raise self._race(int(at[row, column]), int(self._writer[at[row, column]]), int(
+                groups[row]), source, "written")  # fmt: skip
+        if writes:
+            for agent, times in self._reads.items():
+                bad = known[rows, agent] < times[at]
+                if bad.any():
+                    row, column = np.argwhere(bad)[0]
+                    raise self._race(int(at[row, column]), agent, int(groups[row]), source, "read")
+
+    def _require_fenced(self, at: np.ndarray, group: int, source: Source) -> None:
+        """Refuse an asynchronous read of generic writes that no proxy fence has ordered."""
+        fenced = self.agents.fenced()[group]
+        bad = (fenced[self._writer[at]] < self._written[at]) & ~self._asynchronous[at]
+        if bad.any():
+            byte = int(at.reshape(-1)[np.flatnonzero(bad)[0]])
+            before = self._events.get(int(self._writer[byte]))
+            raise SimulationError(
+                "race",
+                f"{source.op} reads byte {byte} of {self.name} by the asynchronous proxy, and no "
+                f"fence.proxy.async is between it and {before.op if before else 'a store'}"
+                f"{f' --> {before.loc}' if before else ''}\n --> {source.loc}",
+            )
+
+    def _require_one_writer(
+        self, at: np.ndarray, raw: np.ndarray, groups: np.ndarray, source: Source
+    ) -> None:
+        """Refuse a store in which two threads write different values to one byte."""
+        flat, values = at.reshape(-1), raw.reshape(-1)
+        scratch = self.bytes
+        before = scratch[flat].copy()
+        scratch[flat] = values
+        differs = scratch[flat] != values
+        scratch[flat] = before
+        if differs.any():
+            byte = int(flat[np.flatnonzero(differs)[0]])
+            raise SimulationError(
+                "race",
+                f"two threads store different values to byte {byte} of {self.name} at once"
+                f"\n --> {source.loc}",
+            )
+
+    def _note_read(self, agent: int, at: np.ndarray, time: int, source: Source) -> None:
+        times = self._reads.get(agent)
+        if times is None:
+            times = self._reads[agent] = np.zeros(len(self.bytes), np.int32)
+        times[at] = time
+        self._events[agent] = source
+
+    def _clear_reads(self, at: np.ndarray) -> None:
+        for times in self._reads.values():
+            times[at] = 0
+
+    def _race(self, byte: int, agent: int, group: int, source: Source, how: str) -> SimulationError:
+        before = self._events.get(agent)
+        of = self.agents
+        return SimulationError(
+            "race",
+            f"{source.op} of byte {byte} of {self.name} by {of.name(group)}\nis not ordered after "
+            f"{before.op if before else 'an access'} by {of.name(agent)}, which has {how} it"
+            f"{f' --> {before.loc}' if before else ''}\n --> {source.loc}",
+        )
+
+
+def _by_byte(poison: Any, shape: tuple[int, int], itemsize: int) -> Any:
+    """Return the poison of each byte of rows of values."""
+    if poison is None or poison is False:
+        return False
+    bad = np.broadcast_to(
+        np.asarray(poison).reshape(shape[0] if np.ndim(poison) else 1, -1),
+        (shape[0], shape[1] // itemsize),
+    )
+    return np.repeat(bad, itemsize, axis=1)

@@ -1,0 +1,333 @@
+"""Compiler of the statements of a device function to steps over a frame.
+
+A device function has flat buffers: registers of each thread, shared memory by byte address, and
+tensors in global memory by flat element. Values that differ between threads are arrays over the
+threads of the block, as at tile level.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ..frontend.accesses import GlobalRef, store_global, store_tile
+from ..frontend.block_ops import BlockStatements
+from ..frontend.expressions import Expr, Value
+from ..machine.block import Frame, Tile
+from ..machine.steps import Step
+from ..memory.values import convert, numpy_dtype
+from ..report.errors import unsupported
+from .lowering import HEAP_STRIDE, TensorMap
+from .shared import SharedMemory, Source
+
+_THREAD_AXES = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
+_BLOCK_AXES = {"blockIdx.x": 0, "blockIdx.y": 1, "blockIdx.z": 2}
+
+
+@dataclass(frozen=True)
+class SharedPlace:
+    """A place in shared memory.
+
+    Attributes:
+        memory: slot of the allocation.
+        offset: byte offset in it.
+    """
+
+    memory: int
+    offset: int
+
+
+class DeviceStatements(BlockStatements):
+    """Compiler of device functions.
+
+    Args:
+        world_size: number of ranks.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        self.world_size = world_size
+        self.shared: dict[tirx.Var, SharedPlace] = {}
+        """Pointers to shared memory."""
+        self.shared_names: dict[int, str] = {}
+        self.buffers: dict[tirx.Var, tirx.Buffer] = {}
+        """Declared buffers, by their pointer."""
+        self.sizes: dict[str, tuple[int, ...]] = {}
+        """Shape of each tensor, with the rank axis if it is symmetric."""
+        self.block_axes: dict[int, int] = {}
+        """Slot of the block index of each axis."""
+        self.block_extents: dict[int, int] = {}
+        self.threads = [1, 1, 1]
+        self.maps: dict[str, TensorMap] = {}
+        """TMA descriptors, by parameter."""
+
+    def _on_AttrStmt(self, stmt: Any, loc: str) -> Step:
+        if stmt.attr_key != "thread_extent":
+            return self.statement(stmt.body, loc)
+        tag, var = stmt.node.thread_tag, stmt.node.var
+        if tag in _BLOCK_AXES:
+            axis = _BLOCK_AXES[tag]
+            self.block_axes[axis] = self.new_slot(var)
+            self.block_extents[axis] = int(stmt.value)
+            return self.statement(stmt.body, loc)
+        axis = _THREAD_AXES[tag]
+        self.threads[axis] = int(stmt.value)
+        bind = self._bind_thread(var, axis)
+        body = self.statement(stmt.body, loc)
+
+        def run(frame):
+            bind.run(frame)
+            yield from body.run(frame) if body.waits else iter((body.run(frame),))
+
+        return Step(run, True)
+
+    def _on_AllocBuffer(self, stmt: Any, loc: str) -> Step:
+        buffer, scope = stmt.buffer, stmt.buffer.scope()
+        count = math.prod(int(n) for n in buffer.shape)
+        self.buffers[buffer.data] = buffer
+        if scope == "shared.barrier":
+            return self._barriers(buffer.data, count)
+        if scope.startswith("shared"):
+            slot = len(self.shared_names)
+            self.shared_names[slot] = buffer.name
+            self.shared[buffer.data] = SharedPlace(slot, 0)
+            name, size = buffer.name, count * numpy_dtype(buffer.dtype).itemsize
+
+            def allocate(frame):
+                block = frame.block
+                if slot not in block.shared:
+                    block.shared[slot] = SharedMemory(name, size, block.agents)
+
+            return Step(allocate)
+        if not scope.startswith("local"):
+            raise unsupported(f"{buffer.name} in {scope} memory", loc)
+        slot = self.tiles.setdefault(buffer.data, len(self.tiles))
+        shape, dtype = (count,), numpy_dtype(buffer.dtype)
+        self.made[slot] = shape, dtype
+
+        def registers(frame):
+            tile = frame.block.tiles.get(slot)
+            if tile is None:
+                tile = frame.block.tiles[slot] = Tile(buffer.name, shape, dtype, "local")
+                tile.spread(len(frame.mask.on))
+            elif scope == "local":  # each iteration of a loop has registers of its own
+                tile.set_poison((frame.mask.on,), True)
+
+        return Step(registers)
+
+    def _barriers(self, data: tirx.Var, count: int) -> Step:
+        slot = self.barriers.setdefault(data, len(self.barriers))
+        first = self.mbarriers + 1
+        self.mbarriers += count
+        return Step(lambda frame: frame.block.make_barriers(slot, first, count))
+
+    def _on_DeclBuffer(self, stmt: Any, loc: str) -> Step:
+        self.buffers[stmt.buffer.data] = stmt.buffer
+        return Step(lambda frame: None)
+
+    def _on_Bind(self, stmt: Any, loc: str) -> Step:
+        if str(stmt.var.dtype) != "handle":
+            return super()._on_Bind(stmt, loc)
+        value, offset = stmt.value, 0
+        while isinstance(value, tirx.Call) and value.op.name == "tirx.handle_add_byte_offset":
+            value, offset = value.args[0], offset + int(value.args[1])
+        place = self.shared.get(value)
+        if place is None:
+            raise unsupported(f"the pointer {stmt.var}", loc)
+        self.shared[stmt.var] = SharedPlace(place.memory, place.offset + offset)
+        return Step(lambda frame: None)
+
+    def pointee(self, node: Any, loc: str) -> tuple[Any, list[Any]]:
+        """Return data pointer, element type and first element of a pointer operand."""
+        name = getattr(node.op, "name", "")
+        if name == "tirx.tvm_access_ptr":
+            kind, data, offset = node.args[0], node.args[1], node.args[2]
+            return self._named(data, str(kind.dtype), loc), [offset]
+        if name == "tirx.address_of":
+            load = node.args[0]
+            return load.buffer, list(load.indices)
+        raise unsupported(f"the pointer {node}", loc)
+
+    def _named(self, data: tirx.Var, dtype: str, loc: str) -> tirx.Buffer:
+        """Return the buffer of a pointer with elements of this type."""
+        buffer = self.buffers.get(data)
+        if buffer is None or str(buffer.dtype) != dtype:
+            scope = "shared.dyn" if data in self.shared else "global"
+            buffer = tirx.decl_buffer((1,), dtype, data.name, data=data, scope=scope)
+        return buffer
+
+    def in_whole(self, buffer: tirx.Buffer, values: Value, loc: str) -> Value:
+        """Convert the flat index of a buffer to the indices of its tensor."""
+        if buffer.data in self.tiles:
+            self.require_type(buffer, loc)
+            return values
+        name = self.globals[buffer.data]
+        dtype = numpy_dtype(self.declared[buffer.data].dtype)
+        if numpy_dtype(buffer.dtype) != dtype:
+            raise unsupported(f"{buffer.name}, a view of another type,", loc)
+        symmetric = buffer.data in self.symmetric
+
+        def indices(frame):
+            shape = frame.block.tensors[name].shape
+            (flat,) = values(frame)
+            return split_flat(flat, shape, dtype.itemsize if symmetric else 0)
+
+        return indices
+
+    def require_type(self, buffer: tirx.Buffer, loc: str) -> None:
+        if numpy_dtype(buffer.dtype) != self.made[self.tiles[buffer.data]][1]:
+            raise unsupported(f"{buffer.name}, a view of another type,", loc)
+
+    def _BufferLoad(self, load: Any, loc: str) -> Expr:
+        place = self.shared.get(load.buffer.data)
+        if place is None:
+            return super()._BufferLoad(load, loc)
+        address = self.address(place, load.buffer, load.indices, loc)
+        dtype, node = numpy_dtype(load.buffer.dtype), self.node()
+        lanes, source = _lanes(load.dtype), Source(f"load of {load.buffer.name}", loc)
+
+        def value(frame):
+            values, frame.cache[node] = load_shared(
+                frame, place.memory, address(frame), lanes, dtype, source
+            )
+            return values
+
+        return Expr(value, lambda frame: frame.cache.get(node))
+
+    def address(self, place: SharedPlace, buffer: tirx.Buffer, indices: Any, loc: str) -> Value:
+        """Compile the byte address of an access: of its first lane if lanes are consecutive."""
+        itemsize = numpy_dtype(buffer.dtype).itemsize
+        (index,) = indices
+        if isinstance(index, tirx.Ramp):
+            if int(index.stride) != 1:
+                raise unsupported(f"a vector of {buffer.name} with gaps", loc)
+            index = index.base
+        first = self.indices([index], buffer.name, loc)
+        return lambda frame: first(frame)[0] * itemsize + place.offset
+
+    def _on_BufferStore(self, stmt: Any, loc: str) -> Step:
+        buffer = stmt.buffer
+        expr = self.compile(stmt.value, loc)
+        value, poison = expr.value, expr.poison or (lambda frame: None)
+        place = self.shared.get(buffer.data)
+        if place is not None:
+            address = self.address(place, buffer, stmt.indices, loc)
+            dtype = numpy_dtype(buffer.dtype)
+            lanes, source = _lanes(stmt.value.dtype), Source(f"store to {buffer.name}", loc)
+
+            def run(frame):
+                stored = convert(value(frame), dtype)
+                store_shared(
+                    frame, place.memory, address(frame), lanes, stored, poison(frame), source
+                )
+
+            return self.preempted(run, stmt)
+        index = self.in_whole(buffer, self.indices(stmt.indices, buffer.name, loc), loc)
+        if buffer.data in self.globals:
+            ref = GlobalRef(self.globals[buffer.data], "store", loc)
+
+            def run(frame):
+                stored = value(frame)
+                store_global(frame, ref, index(frame), stored, poison(frame))
+        else:
+            slot = self.tiles[buffer.data]
+
+            def run(frame):
+                stored = value(frame)
+                store_tile(frame, frame.tile(slot), index(frame), stored, poison(frame), loc)
+
+        return self.preempted(run, stmt)
+
+
+def _lanes(dtype: Any) -> int:
+    tail = str(dtype).rsplit("x", 1)
+    return int(tail[1]) if len(tail) == 2 and tail[1].isdigit() else 1
+
+
+def split_flat(flat: Any, shape: tuple[int, ...], itemsize: int) -> list[Any]:
+    """Return the indices of flat elements.
+
+    Args:
+        itemsize: bytes of an element of a symmetric tensor, whose first axis has the stride of the
+            heap; 0 for other tensors.
+    """
+    inner = shape
+    rank = None
+    if itemsize:
+        inner = shape[1:]
+        rank, flat = flat // (HEAP_STRIDE // itemsize), flat % (HEAP_STRIDE // itemsize)
+    out: list[Any] = []
+    for extent in reversed(inner[1:]):
+        out.insert(0, flat % extent)
+        flat = flat // extent
+    out.insert(0, flat)
+    return out if rank is None else [rank, *out]
+
+
+def of_threads(value: Any, frame: Frame, lanes: int = 1) -> np.ndarray:
+    """Return a value for each active thread, with an axis for the lanes if there are several."""
+    threads = frame.mask.threads
+    tail = (lanes,) if lanes > 1 else ()
+    value = np.asarray(value)
+    per_thread = value.ndim > len(tail) and frame.mask.single is None
+    if per_thread:
+        return np.broadcast_to(value, frame.mask.on.shape + tail)[threads]
+    return np.broadcast_to(value, (len(threads), *tail))
+
+
+def uniform(value: Any, frame: Frame, loc: str) -> int:
+    """Return an integer that is equal for all active threads."""
+    own = of_threads(value, frame)
+    if (own != own[0]).any():
+        raise unsupported("an operand that differs between the threads of one operation", loc)
+    return int(own[0])
+
+
+def to_threads(values: np.ndarray, frame: Frame) -> Any:
+    """Return the values of the active threads as an expression's value."""
+    if frame.mask.single is not None:
+        return values[0][()]
+    if frame.mask.full:
+        return values
+    out = np.zeros(frame.mask.on.shape + values.shape[1:], values.dtype)
+    out[frame.mask.threads] = values
+    return out
+
+
+def load_shared(
+    frame: Frame, memory: int, address: Any, lanes: int, dtype: np.dtype, source: Source
+) -> tuple[Any, Any]:
+    """Return values and poison of loads from shared memory by the active threads."""
+    shared = frame.block.shared[memory]
+    groups = frame.mask.group_of[frame.mask.threads]
+    values, bad = shared.load(
+        of_threads(address, frame), lanes * dtype.itemsize, dtype, groups, source
+    )
+    if lanes == 1:
+        values, bad = values[:, 0], None if bad is None else bad[:, 0]
+    return to_threads(values, frame), None if bad is None else to_threads(bad, frame)
+
+
+def store_shared(
+    frame: Frame, memory: int, address: Any, lanes: int, values: Any, poison: Any, source: Source
+) -> None:
+    """Store to shared memory by the active threads."""
+    shared = frame.block.shared[memory]
+    threads = frame.mask.threads
+    rows = of_threads(values, frame, lanes).reshape(len(threads), lanes)
+    if poison is not None:
+        poison = of_threads(poison, frame, lanes if np.ndim(poison) > 1 else 1)
+    shared.store(of_threads(address, frame), rows, poison, frame.mask.group_of[threads], source)
+
+
+def shared_address(c: DeviceStatements, node: Any, op: str, loc: str) -> tuple[int, Value]:
+    """Return slot of the memory, and a function from a frame to the byte address of an operand."""
+    buffer, indices = c.pointee(node, loc)
+    place = c.shared.get(buffer.data)
+    if place is None:
+        raise unsupported(f"{op} of {buffer.name}, which is not in shared memory,", loc)
+    return place.memory, c.address(place, buffer, indices, loc)

@@ -1,0 +1,399 @@
+"""Tensor-core instructions: ``ldmatrix``, ``stmatrix``, ``mma`` and ``wgmma``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from tvm import tirx
+
+from ..frontend.expressions import Expr
+from ..machine.block import Frame
+from ..machine.steps import Step
+from ..memory.threads import WARP
+from ..memory.values import convert, numpy_dtype
+from ..report.errors import SimulationError, unsupported
+from .block import Group
+from .fragments import accumulator, mma_a, mma_b, operand_addresses
+from .shared import Source
+from .statements import DeviceStatements, of_threads, shared_address, to_threads, uniform
+
+_WARPS = 4
+"""Warps of a warp group."""
+_TYPES = {
+    "bf16": np.dtype(ml_dtypes.bfloat16), "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16), "float16": np.dtype(np.float16),
+    "tf32": np.dtype(np.float32), "fp32": np.dtype(np.float32), "float32": np.dtype(np.float32),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "float8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2), "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+}  # fmt: skip
+_SWIZZLES = (0, 128, 64, 32)
+"""Bytes of a row of a swizzle, by the layout type of a matrix descriptor."""
+
+
+def element_type(name: str, loc: str) -> np.dtype:
+    if name not in _TYPES:
+        raise unsupported(f"a tensor-core operand of type {name}", loc)
+    return _TYPES[name]
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    m, n, k = re.fullmatch(r"m(\d+)n(\d+)k(\d+)", text).groups()
+    return int(m), int(n), int(k)
+
+
+def _warps(frame: Frame, op: str, loc: str, warps: int = 1) -> np.ndarray:
+    """Return the active threads as rows of warps or warp groups, which must be whole."""
+    size = WARP * warps
+    threads = frame.mask.threads
+    rows = threads.reshape(-1, size) if len(threads) % size == 0 else threads[None]
+    if rows.shape[1] != size or (np.diff(rows, axis=1) != 1).any() or (rows[:, 0] % size).any():
+        raise SimulationError(
+            "deadlock",
+            f"{op} is executed by {len(threads)} threads of {frame.block.name()} in launch "
+            f"{frame.block.epoch}; expected all of {'a warp' if warps == 1 else 'a warp group'}"
+            f"\n --> {loc}",
+        )
+    return rows
+
+
+class Registers:
+    """Registers of an instruction: consecutive elements of a local buffer.
+
+    Args:
+        data: pointer to the buffer.
+        offset: expression of the first element.
+        count: number of elements.
+    """
+
+    def __init__(
+        self, c: DeviceStatements, data: Any, offset: Any, count: int, op: str, loc: str
+    ) -> None:  # fmt: skip
+        self.slot, self.count, self.op, self.loc = c.tiles[data], count, op, loc
+        self._first = c.indices([offset], op, loc)
+
+    def _key(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        first = of_threads(self._first(frame)[0], frame).reshape(rows.shape)
+        return rows[..., None], first[..., None] + np.arange(self.count)
+
+    def read(self, frame: Frame, rows: np.ndarray) -> np.ndarray:
+        """Return the elements, by row of threads, thread and element."""
+        tile, key = frame.tile(self.slot), self._key(frame, rows)
+        if tile.poison is not None and tile.poison[key].any():
+            raise SimulationError(
+                "poison",
+                f"{self.op} reads registers of {tile.name} that were never written, in "
+                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {self.loc}",
+            )
+        return tile.data[key]
+
+    def write(self, frame: Frame, rows: np.ndarray, values: np.ndarray, poison: Any = None) -> None:
+        tile, key = frame.tile(self.slot), self._key(frame, rows)
+        tile.data[key] = convert(values, tile.dtype)
+        tile.set_poison(key, poison)
+
+
+def _pointer(c: DeviceStatements, node: Any) -> tuple[Any, Any]:
+    """Return data pointer and first element of ``tvm_access_ptr`` to registers."""
+    return node.args[1], node.args[2]
+
+
+def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """Load 8 x 8 matrices of 16-bit elements; each lane passes the address of one row."""
+    transposed, count = bool(int(call.args[0])), int(call.args[1])
+    memory, address = shared_address(c, call.args[2], "ldmatrix", loc)
+    data, offset = _pointer(c, call.args[3])
+    source = Source("ldmatrix", loc)
+    dtype = c.made[c.tiles[data]][1]
+    registers = Registers(c, data, offset, 4 * count // dtype.itemsize, "ldmatrix", loc)
+
+    def run(frame):
+        rows = _warps(frame, "ldmatrix", loc)
+        at = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
+        groups = frame.mask.group_of[rows[:, : 8 * count]]
+        values, bad = frame.block.shared[memory].load(
+            at.reshape(-1), 16, np.dtype(np.uint16), groups.reshape(-1), source
+        )
+        loaded = _fragments(values.reshape(len(rows), count, 8, 8), transposed)
+        poison = None
+        if bad is not None:
+            poison = _fragments(bad.reshape(len(rows), count, 8, 8), transposed)
+            poison = poison.reshape(*rows.shape, registers.count, -1).any(axis=-1)
+        words = np.ascontiguousarray(loaded).view(dtype)
+        registers.write(frame, rows, words, poison)
+
+    return Step(run)
+
+
+def _fragments(matrices: np.ndarray, transposed: bool) -> np.ndarray:
+    """Return the pairs of elements that each lane holds of 8 x 8 matrices, by warp and lane."""
+    warps, count = matrices.shape[:2]
+    if transposed:
+        matrices = matrices.swapaxes(2, 3)
+    pairs = matrices.reshape(warps, count, 32, 2)
+    return pairs.swapaxes(1, 2).reshape(warps, 32, 2 * count)
+
+
+def stmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """Store 8 x 8 matrices of 16-bit elements, the inverse of ``ldmatrix``."""
+    transposed, count = bool(int(call.args[0])), int(call.args[1])
+    if isinstance(call.args[-1], tirx.StringImm) and call.args[-1].value != "m8n8":
+        raise unsupported(f"stmatrix of shape {call.args[-1].value}", loc)
+    memory, address = shared_address(c, call.args[2], "stmatrix", loc)
+    exprs = [c.compile(value, loc) for value in call.args[3 : 3 + count]]
+    source = Source("stmatrix", loc)
+
+    def run(frame):
+        rows = _warps(frame, "stmatrix", loc)
+        at = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
+        words = np.stack([of_threads(e.value(frame), frame) for e in exprs], axis=-1)
+        pairs = np.ascontiguousarray(words.astype(np.uint32)).view(np.uint16)
+        matrices = _matrices(pairs.reshape(len(rows), 32, count, 2), transposed)
+        poison = None
+        if any(e.poison is not None for e in exprs):
+            masks = [e.poison(frame) if e.poison else None for e in exprs]
+            if any(m is not None for m in masks):
+                bad = np.stack([of_threads(False if m is None else m, frame) for m in masks], -1)
+                bad = np.repeat(bad.reshape(len(rows), 32, count, 1), 2, axis=-1)
+                poison = _matrices(bad, transposed).reshape(-1, 8)
+        groups = frame.mask.group_of[rows[:, : 8 * count]].reshape(-1)
+        frame.block.shared[memory].store(
+            at.reshape(-1), matrices.reshape(-1, 8), poison, groups, source
+        )
+
+    return Step(run)
+
+
+def _matrices(pairs: np.ndarray, transposed: bool) -> np.ndarray:
+    """Return 8 x 8 matrices from the pairs that the lanes of warps hold."""
+    warps, _, count, _ = pairs.shape
+    matrices = pairs.swapaxes(1, 2).reshape(warps, count, 8, 8)
+    return matrices.swapaxes(2, 3) if transposed else matrices
+
+
+def mma(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """Multiply the fragments of each warp."""
+    m, n, k = _shape(call.args[0].value)
+    a_type, b_type = (element_type(call.args[i].value, loc) for i in (3, 4))
+    if m != 16 or n != 8:
+        raise unsupported(f"mma of shape {call.args[0].value}", loc)
+    a_at, b_at, c_at = mma_a(a_type.itemsize, k), mma_b(b_type.itemsize, k), accumulator(n, 1)
+    a = Registers(c, call.args[6], call.args[7], a_at[0].shape[1], "mma", loc)
+    b = Registers(c, call.args[8], call.args[9], b_at[0].shape[1], "mma", loc)
+    total = Registers(c, call.args[10], call.args[11], 4, "mma", loc)
+
+    def run(frame):
+        rows = _warps(frame, "mma", loc)
+        left = np.zeros((len(rows), m, k), np.float32)
+        right = np.zeros((len(rows), k, n), np.float32)
+        left[(slice(None), *a_at)] = a.read(frame, rows).astype(np.float32)
+        right[(slice(None), *b_at)] = b.read(frame, rows).astype(np.float32)
+        sums = total.read(frame, rows)
+        total.write(frame, rows, sums + (left @ right)[(slice(None), *c_at)].astype(sums.dtype))
+
+    return Step(run)
+
+
+@dataclass
+class Matrix:
+    """Matrix descriptor of a ``wgmma`` operand, as a local buffer holds it for all threads."""
+
+    memory: int
+    start: Any
+    row: int
+    leading: int
+    stride: int
+
+
+def initialize_descriptor(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    data = call.args[0].buffer.data
+    memory, address = shared_address(c, call.args[1], "wgmma", loc)
+    layout, leading, stride = (int(a) for a in call.args[2:5])
+
+    def run(frame):
+        start = of_threads(address(frame), frame)
+        frame.block.matrices[data] = Matrix(
+            memory, start, _SWIZZLES[layout], leading * 16, stride * 16
+        )
+
+    return Step(run)
+
+
+def increase_descriptor(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    data, offset = call.args[0].buffer.data, c.indices([call.args[1]], "wgmma", loc)
+
+    def run(frame):
+        matrix = frame.block.matrices[data]
+        matrix.start = matrix.start + of_threads(offset(frame)[0], frame)
+
+    return Step(run)
+
+
+class SharedOperand:
+    """Operand of ``wgmma`` in shared memory, named by a matrix descriptor.
+
+    Args:
+        offset: expression of an offset in units of 16 bytes.
+    """
+
+    def __init__(
+        self, c: DeviceStatements, data: Any, offset: Any, extent: int, k: int, k_major: bool,
+        dtype: np.dtype, loc: str,
+    ) -> None:  # fmt: skip
+        self._data, self._offset = data, c.indices([offset], "wgmma", loc)
+        self._sizes, self._k_major, self._dtype, self._loc = (extent, k), k_major, dtype, loc
+
+    def read(self, frame: Frame, rows: np.ndarray) -> np.ndarray:
+        """Return the operand of each warp group, after a note of its asynchronous read."""
+        block, matrix = frame.block, frame.block.matrices[self._data]
+        starts = (matrix.start + 16 * of_threads(self._offset(frame)[0], frame)).reshape(rows.shape)
+        shared, source = block.shared[matrix.memory], Source("wgmma", self._loc)
+        out = []
+        for threads, start in zip(rows, starts, strict=True):
+            if (start != start[0]).any():
+                raise unsupported("a matrix descriptor that differs between threads", self._loc)
+            at = operand_addresses(
+                int(start[0]), *self._sizes, self._dtype.itemsize, self._k_major, matrix.row,
+                matrix.leading, matrix.stride,
+            )  # fmt: skip
+            spans = at[..., None] + np.arange(self._dtype.itemsize)
+            g = int(frame.mask.group_of[threads[0]])
+            agent, time = block.next_load(block.product_reads(g))
+            block.products.setdefault(g, Group()).open = time
+            shared.read_async(spans.reshape(-1), g, agent, time, source)
+            values, bad = shared.values(spans, self._dtype)
+            if bad is not None:
+                raise SimulationError(
+                    "poison",
+                    f"wgmma reads shared memory that was never written, in {block.name()} in "
+                    f"launch {block.epoch}\n --> {self._loc}",
+                )
+            out.append(values[..., 0].astype(np.float32))
+        return np.stack(out)
+
+
+def wgmma_ss(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """Multiply two operands in shared memory."""
+    m, n, k = _shape(call.args[0].value)
+    a_major, b_major = (bool(int(call.args[i])) for i in (1, 2))
+    a_type, b_type = (element_type(call.args[i].value, loc) for i in (3, 4))
+    a = SharedOperand(c, call.args[6], call.args[7], m, k, a_major, a_type, loc)
+    b = SharedOperand(c, call.args[8], call.args[9], n, k, b_major, b_type, loc)
+    return _wgmma(c, a, b, n, call.args[10], call.args[11], call.args[12], loc)
+
+
+def wgmma_rs(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """Multiply A in registers by B in shared memory."""
+    _, n, k = _shape(call.args[0].value)
+    b_major = bool(int(call.args[1]))
+    a_type, b_type = (element_type(call.args[i].value, loc) for i in (2, 3))
+    a = RegisterOperand(c, call.args[5], call.args[6], k, a_type, loc)
+    b = SharedOperand(c, call.args[7], call.args[8], n, k, b_major, b_type, loc)
+    return _wgmma(c, a, b, n, call.args[9], call.args[10], call.args[11], loc)
+
+
+class RegisterOperand:
+    """A of ``wgmma`` in registers: each warp holds 16 rows, as for ``mma``."""
+
+    def __init__(
+        self, c: DeviceStatements, data: Any, offset: Any, k: int, dtype: np.dtype, loc: str
+    ) -> None:
+        self._at, self._k = mma_a(dtype.itemsize, k), k
+        self._registers = Registers(c, data, offset, self._at[0].shape[1], "wgmma", loc)
+
+    def read(self, frame: Frame, rows: np.ndarray) -> np.ndarray:
+        values = self._registers.read(frame, rows).astype(np.float32)
+        out = np.zeros((len(rows) * _WARPS, 16, self._k), np.float32)
+        out[(slice(None), *self._at)] = values.reshape(len(rows) * _WARPS, WARP, -1)
+        return out.reshape(len(rows), 16 * _WARPS, self._k)
+
+
+def _wgmma(
+    c: DeviceStatements, a: Any, b: SharedOperand, n: int, data: Any, offset: Any, keeps: Any,
+    loc: str,
+) -> Step:  # fmt: skip
+    total = Registers(c, data, offset, n // 2, "wgmma", loc)
+    at, keep = accumulator(n, _WARPS), c.indices([keeps], "wgmma", loc)
+
+    def run(frame):
+        rows = _warps(frame, "wgmma", loc, _WARPS)
+        product = (a.read(frame, rows) @ b.read(frame, rows).swapaxes(1, 2))[(slice(None), *at)]
+        if uniform(keep(frame)[0], frame, loc):
+            product = product + total.read(frame, rows)
+        total.write(frame, rows, product)
+
+    return Step(run)
+
+
+def _issuers(frame: Frame, loc: str) -> list[int]:
+    """Return the thread group that issues the products of each active warp group."""
+    rows = _warps(frame, "wgmma", loc, _WARPS)
+    return [int(frame.mask.group_of[threads[0]]) for threads in rows]
+
+
+def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    def run(frame):
+        for g in _issuers(frame, loc):
+            frame.block.products.setdefault(g, Group()).commit()
+
+    return Step(run)
+
+
+def wait(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    left = int(call.args[0])
+
+    def run(frame):
+        block = frame.block
+        rows = _warps(frame, "wgmma", loc, _WARPS)
+        for threads in rows:
+            g = int(frame.mask.group_of[threads[0]])
+            time = block.products.setdefault(g, Group()).wait(left)
+            groups = tuple(np.unique(frame.mask.group_of[threads]).tolist())
+            block.complete(groups, block.product_reads(g), time)
+
+    return Step(run)
+
+
+def pack_b16(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
+    """Pack two 16-bit values into 32 bits; the first is the lower half."""
+    low, high = (c.compile(a, loc) for a in call.args)
+    dtype = numpy_dtype(call.args[0].dtype)
+
+    def half(expr, frame):
+        values = np.ascontiguousarray(of_threads(convert(expr.value(frame), dtype), frame))
+        return values.view(np.uint16).astype(np.uint32)
+
+    def value(frame):
+        return to_threads(half(low, frame) | half(high, frame) << np.uint32(16), frame)
+
+    def poison(frame):
+        masks = [e.poison(frame) for e in (low, high) if e.poison is not None]
+        masks = [m for m in masks if m is not None]
+        return np.logical_or.reduce(np.broadcast_arrays(*masks)) if masks else None
+
+    return Expr(value, poison)
+
+
+def _nothing(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    return Step(lambda frame: None)
+
+
+def register(c: DeviceStatements) -> None:
+    """Register the tensor-core instructions."""
+    c.calls["tl.pack_b16"] = pack_b16
+    c.steps |= {
+        "tl.ptx_ldmatrix": ldmatrix,
+        "tl.ptx_stmatrix": stmatrix,
+        "tirx.ptx_mma": mma,
+        "tl.initialize_wgmma_descriptor": initialize_descriptor,
+        "tl.increase_descriptor_offset": increase_descriptor,
+        "tl.ptx_wgmma_ss": wgmma_ss,
+        "tl.ptx_wgmma_rs": wgmma_rs,
+        "tl.warpgroup_arrive": _nothing,
+        "tl.warpgroup_commit_batch": commit,
+        "tl.warpgroup_wait": wait,
+    }

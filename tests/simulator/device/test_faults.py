@@ -1,0 +1,111 @@
+"""Faults of device functions that no tile program shows: each removed operation is reported."""
+
+import numpy as np
+import pytest
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
+from tileweave.simulator.report.errors import SimulationError
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("threads", [128, 256])
+def test_result(arch, threads):
+    assert np.array_equal(run(threads, arch), expected(threads))
+
+
+def reported(change, threads=128, arch="sm_90a") -> SimulationError:
+    with pytest.raises(SimulationError) as error:
+        run(threads, arch, change, schedules=4)
+    return error.value
+
+
+def test_proxy_fence_before_a_tma_store():
+    error = reported(dropped("tl.fence_proxy_async"))
+    assert error.kind == "race"
+    assert "no fence.proxy.async is between" in error.report
+
+
+def test_full_wait_before_a_signal():
+    error = reported(dropped("tileweave.complete_bulk_stores"))
+    assert error.kind == "race" and "parts" in error.report
+
+
+def test_no_wait_for_a_tma_store():
+    change = dropped("tl.tma_store_wait")
+    error = reported(lambda kernel: dropped("tileweave.complete_bulk_stores")(change(kernel)))
+    assert error.kind in ("race", "reuse")
+
+
+def test_read_wait_is_not_a_full_wait():
+    """``tma_store_wait<0, true>`` frees the tile, but the data may not be at the peer yet."""
+    read = edited("tl.tma_store_wait", with_argument(1, tirx.const(True)))
+    error = reported(lambda kernel: dropped("tileweave.complete_bulk_stores")(read(kernel)))
+    assert error.kind == "race" and "TMA store of parts" in error.report
+
+
+def test_block_barrier_of_half_the_threads():
+    halved = edited("tirx.tvm_storage_sync", lambda call: call if len(call.args) < 3 else
+                    with_argument(2, tirx.IntImm("int32", 128))(call))  # fmt: skip
+    error = reported(halved, threads=256)
+    assert error.kind == "race" and "buf_dyn_shmem" in error.report
+
+
+def test_block_barrier_of_too_many_threads():
+    more = edited("tirx.tvm_storage_sync", lambda call: call if len(call.args) < 3 else
+                  with_argument(2, tirx.IntImm("int32", 256))(call))  # fmt: skip
+    error = reported(more)
+    assert error.kind == "deadlock" and "128 of 256 threads have arrived" in error.report
+
+
+def test_missing_wait_for_loads():
+    error = reported(dropped("tl.mbarrier_wait_parity", 1))
+    assert error.kind in ("race", "poison")
+
+
+def test_missing_arrival():
+    error = reported(dropped("tirx.ptx_arrive_barrier"))
+    assert error.kind == "deadlock" and "of 128 arrived" in error.report
+
+
+def test_wrong_number_of_bytes():
+    error = reported(edited("tl.mbarrier_expect_tx", with_argument(1, tirx.IntImm("int32", 16))))
+    assert error.kind == "deadlock" and "bytes missing" in error.report
+
+
+def test_products_in_flight():
+    """Without ``wgmma.wait_group`` the producer overwrites tiles that products still read."""
+    error = reported(dropped("tl.warpgroup_wait"))
+    assert error.kind == "race" and "TMA load" in error.report
+
+
+def test_missing_wait_for_cp_async():
+    error = reported(dropped("tirx.ptx_wait_group"), arch="sm_80")
+    assert error.kind == "race" and "buf_dyn_shmem" in error.report
+
+
+def test_missing_barrier_after_cp_async():
+    error = reported(dropped("tirx.tvm_storage_sync"), arch="sm_80")
+    assert error.kind == "race"
+
+
+def test_missing_signal():
+    assert reported(dropped("tileweave.signal")).kind == "deadlock"
+
+
+def test_missing_wait_for_a_peer():
+    error = reported(dropped("tileweave.wait_reached"))
+    assert error.kind in ("race", "reuse") and "parts" in error.report
+
+
+def test_uninitialized_accumulator():
+    def drop_stores(kernel):
+        def replace(stmt):
+            is_clear = isinstance(stmt.value, tirx.Broadcast | tirx.FloatImm)
+            return tirx.Evaluate(tirx.IntImm("int32", 0)) if is_clear else None
+
+        return kernel.with_body(ir_transform(kernel.body, None, replace, ["tirx.BufferStore"]))
+
+    error = reported(drop_stores)
+    assert error.kind == "poison" and "registers of total that were never written" in error.report
