@@ -138,7 +138,8 @@ def _ulysses_attention(
     # Transport "auto" supports every exchange.
     for exchange in exchanges_of(problem) if transport != "auto" else ():
         chosen(transport, replace(exchange, op=NAME), q.device, ranks, AllToAll)
-    if not (torch.compiler.is_compiling() or isinstance(q.numel(), torch.SymInt)):
+    is_traced = any(isinstance(x.numel(), torch.SymInt) for x in (q, k, v))
+    if not (torch.compiler.is_compiling() or is_traced):
         agree(ranks, problem, transport)
     if (copies := copies_of(problem)) > 1:
         k, v = (x.repeat_interleave(copies, _HEADS) for x in (k, v))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ...builtins.spec import BUILTINS
 from ...passes.ir.hold import HOLD
 from ..frontend.expressions import Expr
 from ..machine.block import Frame, Mask
@@ -229,12 +230,14 @@ def register(c: DeviceStatements) -> None:
                  "tl.prefetch_tma_descriptor", "tl.warpgroup_fence_operand"):  # fmt: skip
         c.steps[name] = nothing
     c.steps[HOLD] = nothing
+    for spec in BUILTINS.values():
+        if spec.proxy_fence and not spec.waits:
+            c.steps[spec.op_name] = fence_proxy
     c.calls["tl.tl_shuffle_elect"] = elect
     c.steps |= {
         "tirx.tvm_storage_sync": sync_threads,
         "tl.sync_warp": sync_warp,
         "tl.fence_proxy_async": fence_proxy,
-        "tileweave.fence_proxy_async": fence_proxy,
         "tirx.ptx_init_barrier_thread_count": initialize,
         "tirx.ptx_arrive_barrier": arrive,
         "tl.ptx_arrive_barrier": arrive,

@@ -1,7 +1,5 @@
 """A GEMM with every asynchronous operation, and edits of its device function."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import ml_dtypes
