@@ -1,5 +1,6 @@
 """Each published bug of the zoo is refused or reported with its line; its twin is clean."""
 
+import inspect
 import re
 from functools import partial
 from pathlib import Path
@@ -104,5 +105,35 @@ def test_size_of_the_zoo():
 
 
 def test_the_page_lists_every_specimen():
-    rows = re.findall(r"^\| (\S+/\S+#\d+) \|.*\| (\w+)[^|]*\| [^|]+\|$", PAGE.read_text(), re.M)
-    assert sorted(rows) == sorted((case.bug, case.level) for case in ZOO.values())
+    rows = re.findall(r"^\| (\S+/\S+#\d+) \| ([^|]+) \|.*\| (\w+) \| [^|]+ \|$", page(), re.M)
+    assert sorted(rows) == sorted((case.bug, case.what, case.level) for case in ZOO.values())
+
+
+def page() -> str:
+    return PAGE.read_text()
+
+
+def shown_program(case: Specimen) -> str:
+    """Return the source of a factory, without its decorator."""
+    source = inspect.getsource(case.make)
+    return source[source.index("def ") :].strip()
+
+
+def shown_report(case: Specimen) -> str:
+    with pytest.raises((tw.LanguageError, tw.SimulationError)) as error:
+        if case.level == "refused":
+            compile_tiles(case, faulty=True)
+        simulate(case, faulty=True, level=case.level)
+    fault = error.value
+    text = f"{fault.kind}: {fault.report}" if case.level != "refused" else str(fault)
+    file = str(Path(inspect.getsourcefile(case.make)))
+    return text.replace(file, Path(file).name).strip()
+
+
+@pytest.mark.parametrize("name", ["tokenspeed_351", "flashinfer_3053", "flashkda_24"])
+def test_the_page_shows_real_reports(name):
+    case = ZOO[name]
+    _, section = page().split(f"\n## {case.bug}\n")
+    program, report = re.findall(r"^```(?:python|text)\n(.*?)\n```$", section, re.M | re.S)[:2]
+    assert program == shown_program(case)
+    assert report == shown_report(case)
