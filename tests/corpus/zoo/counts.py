@@ -243,3 +243,48 @@ def iris_463(faulty):
                 state[0] = epoch + 1
 
     return program
+
+
+def both_parts_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
+    left = from_left(epoch, me, ranks)["out"]
+    return {"out": np.stack([left, left + 10000])}
+
+
+@specimen(
+    "tile-ai/tilescale#35",
+    "The last block to arrive counts with a release only, and publishes what other blocks wrote.",
+    "refused",
+    "race",
+    "no signal follows it",
+    both_parts_from_left,
+)
+def tilescale_35_counter(faulty):
+    sem = "release" if faulty else "acq_rel"
+
+    @T.prim_func
+    def program(
+        parts: W.Symmetric((2, N), "int32"),
+        flags: W.Symmetric((1,), "int32"),
+        arrived: T.Tensor((1,), "int32"),
+        state: T.Tensor((2,), "int32"),
+        out: T.Tensor((2, N), "int32"),
+    ):
+        with T.Kernel(2, threads=N) as block:
+            me = W.rank()
+            peer = (me + 1) % W.world_size()
+            epoch = T.alloc_var("int32")
+            epoch = state[block]
+            for i in T.Parallel(N):
+                parts[peer, block, i] = datum(epoch, me, i) + 10000 * block  # FAULT
+            T.sync_threads()
+            if T.get_thread_binding() == 0:
+                if W.atom_add(arrived[0], 1, scope="gpu", sem=sem) == 2 * epoch + 1:
+                    W.st(flags[peer, 0], epoch + 1, scope="sys", sem="release")
+            W.wait_reached(flags[me, 0], epoch + 1)
+            for i in T.Parallel(N):
+                out[block, i] = parts[me, block, i]  # FAULT
+            W.barrier_blocks()
+            if T.get_thread_binding() == 0:
+                state[block] = epoch + 1
+
+    return program
