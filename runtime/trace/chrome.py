@@ -90,7 +90,8 @@ class _Events:
     def _accesses(self) -> Iterator[Event]:
         for signal in self._trace.signals:
             args = {name: getattr(signal, name) for name in _SIGNAL_FIELDS}
-            yield self._access("signal", _at(f"signal {signal.flag}", signal.loc), signal, args)
+            name = _at(f"signal {signal.flag or signal.op}", signal.loc)
+            yield self._access("signal", name, signal, args)
         for t in self._trace.transfers:
             args = {name: getattr(t, name) for name in _TRANSFER_FIELDS}
             direction = "write to" if t.writes else "read from"
@@ -132,8 +133,8 @@ class _Events:
                 "dur": item.duration, "args": args}  # fmt: skip
 
 
-def _meta(name: str, pid: int, tid: int, **args: Any) -> Event:
-    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+def _meta(kind: str, pid: int, tid: int, **args: Any) -> Event:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": args}
 
 
 def _at(name: str, loc: str) -> str:

@@ -36,6 +36,11 @@ class Recorder(Machine):
         self._by_agent: dict[int, list[Span]] = {}
         self._targets: dict[Wait, list[WaitTarget]] = {}
         """Flags and barriers of each wait that blocked."""
+        self._advanced: Span | None = None
+        """Span of the last step."""
+        self._arrivals: dict[tuple[Span, int], Signal] = {}
+        """Last arrivals at barriers, by span and time."""
+        self._barrier_flows: list[Flow] = []
         self._noted: list[int] = []
         """Events before each change of state."""
 
@@ -44,7 +49,7 @@ class Recorder(Machine):
         return len(self.memory.events.what) + len(self._noted)
 
     def _advance(self, coroutine: Coroutine) -> None:
-        span = self._spans.get(coroutine) or self._open(coroutine)
+        self._advanced = span = self._spans.get(coroutine) or self._open(coroutine)
         try:
             super()._advance(coroutine)
         except SimulationError:
@@ -63,12 +68,23 @@ class Recorder(Machine):
         return wait
 
     def _pick(self) -> Coroutine | None:
-        held = list(self._held)
+        held, now = list(self._held), len(self.memory.events.what) + len(self._noted)
         picked = super()._pick()
         for coroutine in held:
             if coroutine.waiting is None:
-                self._spans[coroutine].waits[-1].end = self._now()
+                self._resume(self._spans[coroutine], now)
         return picked
+
+    def _resume(self, span: Span, now: int) -> None:
+        """End the wait of a span. If it waited for a barrier, the last step was the arrival."""
+        wait, last = span.waits[-1], self._advanced
+        if wait.op and not wait.flag and last is not None and last is not span:
+            time = now if last.end is None else int(last.end) - 1
+            text = f"rank {last.rank}, {last.label} arrives last at {wait.op}"
+            arrival = Signal(last, time, 1, wait.op, loc=wait.loc, text=text)
+            arrival = self._arrivals.setdefault((last, time), arrival)
+            self._barrier_flows.append(Flow(arrival, span, wait))
+        wait.end = self._now()
 
     def _finish(self, coroutine: Coroutine) -> None:
         self._spans[coroutine].end = self._now()
@@ -81,9 +97,8 @@ class Recorder(Machine):
             block, kernel = coroutine.frame.block.number, work.kernel.name
             label = f"block {block}"
         stream = name_of_stream(work.stream.name)
-        span = Span(
-            work.stream.rank, kernel, stream, block, label, work.epoch, work.loc, self._now()
-        )
+        loc = work.loc if ":" in work.loc else ""
+        span = Span(work.stream.rank, kernel, stream, block, label, work.epoch, loc, self._now())
         self._spans[coroutine] = span
         at.append(span)
         return span
@@ -92,11 +107,12 @@ class Recorder(Machine):
         """Return the recorded trace, which ``fault`` ended if it is given."""
         waits = self._ended_waits()
         signals: dict[int, Signal] = {}
-        flows = list(self._flows(signals, waits))
+        flows = [*self._flows(signals, waits), *self._barrier_flows]
         other = self._access(fault.event) if fault is not None and fault.event else None
         return Trace(
             name, self.world_size, "steps", self._now(), list(self._spans.values()),
-            sorted(signals.values(), key=lambda s: s.time), flows, list(self._transfers()), seed,
+            sorted([*signals.values(), *self._arrivals.values()], key=lambda s: s.time),
+            flows, list(self._transfers()), seed,
             None if fault is None else Fault(fault.kind, fault.report, other),
         )  # fmt: skip
 
