@@ -92,12 +92,11 @@ class Recorder(Machine):
 
     def _open(self, coroutine: Coroutine) -> Span:
         work, at = coroutine.work, self._by_agent.setdefault(coroutine.order.base, [])
-        block, kernel, label = None, work.title.split(" (")[0], work.title
+        block, kernel, label, loc = None, work.title.split(" (")[0], work.title, work.loc
         if isinstance(work, Launch):
             block, kernel = coroutine.frame.block.number, work.kernel.name
-            label = f"block {block}"
+            label, loc = f"block {block}", work.kernel.loc
         stream = name_of_stream(work.stream.name)
-        loc = work.loc if ":" in work.loc else ""
         span = Span(work.stream.rank, kernel, stream, block, label, work.epoch, loc, self._now())
         self._spans[coroutine] = span
         at.append(span)
