@@ -177,7 +177,7 @@ def from_json(text: str, source: str = "trace") -> Trace:
         )
     try:
         return _read(meta, content["traceEvents"])
-    except (TypeError, KeyError, IndexError, ValueError) as error:
+    except (AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
         raise TileWeaveError(
             f"{source}: {type(error).__name__}: {error}; expected events as tileweave writes them"
         ) from None
@@ -190,7 +190,7 @@ def read(file: str | Path) -> Trace:
         TileWeaveError: the file cannot be read, or is no trace.
     """
     try:
-        text = Path(file).read_text()
+        text = Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "no text"
         raise TileWeaveError(f"trace: {file}: {reason}; expected a readable file") from None
@@ -198,6 +198,8 @@ def read(file: str | Path) -> Trace:
 
 
 def _read(meta: Event, events: list[Event]) -> Trace:
+    if meta["unit"] not in UNITS:
+        raise ValueError(f"unit {meta['unit']!r}")
     by_cat: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         by_cat[event.get("cat", event["ph"])].append(event)

@@ -78,9 +78,12 @@ class Drawing:
     report: str = ""
 
 
-def draw(trace: Trace) -> Drawing:
-    """Return the drawing of a trace."""
-    return _Artist(trace).drawing
+def draw(trace: Trace, foot: bool = True) -> Drawing:
+    """Return the drawing of a trace; ``foot`` adds the first lines of the report below."""
+    artist = _Artist(trace)
+    if foot:
+        artist.foot()
+    return artist.drawing
 
 
 class _Artist:
@@ -110,7 +113,7 @@ class _Artist:
             y += _GAP
         self.bottom = y
         for part in (self.head, self.legend, self.ranks, self.spans, self.transfers, self.arrows,
-                     self.marks, self.labels, self.fault, self.axis, self.foot):  # fmt: skip
+                     self.marks, self.labels, self.fault, self.axis):  # fmt: skip
             part()
 
     def x(self, time: float) -> float:
@@ -257,10 +260,10 @@ class _Artist:
             x = self.x(time)
             self.add(Line(x, y - _GAP, x, y - _GAP + 5, INK))
             self.add(Text(x, y + 6, str(time), 11, "middle"))
-        self.drawing.height = y + 22
+        self.drawing.height = y + 36
 
     def foot(self) -> None:
-        """Draw the first lines of the report. HTML shows all of it."""
+        """Draw the first lines of the report."""
         lines = [
             part
             for line in self.drawing.report.splitlines()
@@ -271,9 +274,8 @@ class _Artist:
         if len(lines) > _REPORT_LINES:
             lines = [*lines[: _REPORT_LINES - 1], "..."]
         for line in lines:
-            self.add(Text(10, self.drawing.height + 12, line, 11.5, mono=True))
+            self.add(Text(10, self.drawing.height - 2, line, 11.5, mono=True))
             self.drawing.height += 16
-        self.drawing.height += 14
 
 
 def _lanes(spans: list[Span]) -> dict[Span, int]:

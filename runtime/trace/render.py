@@ -76,7 +76,8 @@ def writer(path: str | Path, asks: str = "timeline:") -> Callable[[Trace], None]
         )
     if render is png:
         _require_matplotlib()
-    return lambda trace: write_out(asks, path, render(draw(trace)))
+    in_page = render is html  # which has the whole report itself
+    return lambda trace: write_out(asks, path, render(draw(trace, foot=not in_page)))
 
 
 def _require_matplotlib() -> None:

@@ -195,6 +195,8 @@ def test_a_page_is_one_file(tmp_path):
     assert "<title>program: 2 ranks, seed 4, deadlock fault</title>" in page
     assert error.value.report.splitlines()[1].split(" --> ")[0] in page
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", page, re.DOTALL)[0])
+    assert "<pre>no block or stream can continue\n" in page
+    assert not any((e.text or "").startswith("no block") for e in svg.iter())  # shown once
     tips = [e.get("data-tip") for e in svg.iter() if e.get("data-tip")]
     assert any(t == "rank 1, block 0, launch 0" for t in tips)
     assert any("waits at W.wait_reached(flags[1, 0]): value seen 0" in t for t in tips)

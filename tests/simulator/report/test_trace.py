@@ -266,15 +266,28 @@ def test_a_file_for_each_suffix_is_of_the_same_trace(tmp_path):
     assert (tmp_path / "a.svg").read_text() == (tmp_path / "b.svg").read_text()
 
 
+META = '{"format": "tileweave-trace", "version": 1, "unit": "steps", "fault": null}'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "expected a trace that `tileweave simulate --timeline X.json` wrote"),
         ("[]", "expected a trace that"),
         ('{"traceEvents": []}', "expected a trace that"),
-        ('{"otherData": {"format": "tileweave-trace", "version": 1}}', "KeyError: 'traceEvents'"),
+        (f'{{"otherData": {META.replace("1", "9")}}}', "expected a trace that"),
+        (f'{{"otherData": {META}}}', "KeyError: 'traceEvents'"),
+        (f'{{"otherData": {META}, "traceEvents": [1]}}', "AttributeError: .* expected events as"),
+        (f'{{"otherData": {META.replace("steps", "s")}, "traceEvents": []}}', "unit 's'"),
     ],
 )
 def test_other_files_are_refused(text, message):
     with pytest.raises(tw.TileWeaveError, match=message):
         from_json(text, "trace: x.json")
+
+
+def test_a_flow_without_its_finish_is_refused():
+    file = json.loads(to_json(TRACES["exchange"]()))
+    file["traceEvents"] = [e for e in file["traceEvents"] if e["ph"] != "f"]
+    with pytest.raises(tw.TileWeaveError, match=r"KeyError: .*; expected events as"):
+        from_json(json.dumps(file))
