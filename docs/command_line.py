@@ -35,6 +35,7 @@ EXAMPLES = {
     "explain": "tileweave explain examples/tutorial/02_all_gather.py --ranks 4",
     "simulate": "tileweave simulate examples/tutorial/02_all_gather.py --schedules 100",
     "mutate": "tileweave mutate examples/tutorial/01_first_program.py --ranks 2",
+    "trace": "tileweave trace build/run.json --timeline build/run.html --summary",
     "bench": "torchrun --nproc-per-node=4 -m tileweave bench matmul_reduce_scatter",
     "tune": "torchrun --nproc-per-node=4 -m tileweave tune matmul_reduce_scatter",
     "doctor": "tileweave doctor",
@@ -47,6 +48,7 @@ GUIDES = {
     "simulate": "Inputs, model and reports: [the simulator](../guides/simulator.md).",
     "mutate": "Verdicts and sidecar files: "
     "[mutation testing](../guides/simulator.md#mutation-testing).",
+    "trace": "How to read it: [traces](../guides/simulator.md#traces).",
     "bench": "Columns and method: [benchmarks](../guides/benchmarks.md).",
     "tune": "Candidates and stored results: [tuning](../guides/ops.md#tuning).",
     "doctor": "What to do about it: [running on a cluster](../guides/cluster.md).",

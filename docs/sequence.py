@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from tileweave.ops import attention_schedule
 from tileweave.ops.attention.sequence import PARTS, Sharding, owners_from
-from tileweave.simulator.report.drawing import Drawing, Polygon, Rect, Text
-from tileweave.simulator.report.render import svg
+from tileweave.runtime.trace.drawing import Drawing, Polygon, Rect, Text
+from tileweave.runtime.trace.render import svg
 
 PICTURE = Path(__file__).resolve().with_name("images") / "sequence.svg"
 Shape: TypeAlias = "Polygon | Rect | Text"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-from tileweave.simulator.report.drawing import Drawing, Line, Rect, Text
-from tileweave.simulator.report.render import svg
+from tileweave.runtime.trace.drawing import Drawing, Line, Rect, Text
+from tileweave.runtime.trace.render import svg
 
 PICTURE = Path(__file__).resolve().with_name("images") / "speedup.svg"
 Shape: TypeAlias = "Line | Rect | Text"

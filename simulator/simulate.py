@@ -15,6 +15,8 @@ from ..builtins.errors import TileWeaveError
 from ..passes.ir.implicit import Implicit
 from ..runtime.kernel.configured import configured
 from ..runtime.plans.parameters import Parameter, dynamic_extents, shapes_of
+from ..runtime.trace.render import writer
+from ..runtime.trace.trace import Trace
 from .device.program import ARCHITECTURES, DeviceProgram
 from .inputs.arguments import check_file, check_numbers, check_tensors, scalars_at
 from .inputs.inputs import Inputs, check_aliases, checked_inputs
@@ -24,10 +26,8 @@ from .memory.arrivals import refuse_surplus, unconsumed
 from .memory.memory import Tensor
 from .memory.threads import Divided
 from .memory.values import numpy_dtype
-from .report.drawing import Drawing, draw
 from .report.errors import SimulationError, SimulationWarning
 from .report.progress import Progress
-from .report.render import writer
 from .report.timeline import Recorder
 
 Scalar = float | int | Callable[[int], Any]
@@ -67,8 +67,8 @@ def simulate(
         resident_blocks: number of blocks of all streams of a rank that fit on its GPU at a time.
             None: the smallest ``tileweave.resident_blocks`` of its kernels.
         progress: print an estimate to stderr if it takes long, and show a bar if it is a terminal.
-        timeline: drawing of the schedule that fails, else of the last one: an ``.html``, ``.svg``
-            or, with matplotlib, ``.png`` file.
+        timeline: file for the schedule that fails, else for the last one: a trace for Perfetto
+            (``.json``), or its drawing (``.html``, ``.svg`` or, with matplotlib, ``.png``).
         pass_configs: as for ``tw.compile``; for a plan, they apply to each of its kernels.
         most_seconds: refuse a simulation that is estimated to take longer.
         level, arch: see ``executable_at``.
@@ -79,7 +79,7 @@ def simulate(
     Raises:
         SimulationError: a fault; its report names ranks, blocks, lines and the seed.
         SimulationWarning: (a warning) flags are signalled but never waited for or read.
-        TileWeaveError: inputs do not match the program, or the timeline cannot be drawn.
+        TileWeaveError: inputs do not match the program, or the timeline cannot be written.
     """
     check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
     write = _checked_writer(timeline)
@@ -97,7 +97,7 @@ def simulate(
     for text in unread.values():
         warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=2)
     if write is not None:
-        write(draw(machine.timeline(name, number)))
+        write(machine.trace(name, number))
     return _outputs(machine)
 
 
@@ -124,8 +124,8 @@ def executable_at(
     return Executable(program, world_size, partial(DeviceProgram, arch=arch))
 
 
-def _checked_writer(timeline: str | Path | None) -> Callable[[Drawing], None] | None:
-    """Return the function that writes drawings to ``timeline``, which must be writable."""
+def _checked_writer(timeline: str | Path | None) -> Callable[[Trace], None] | None:
+    """Return the function that writes traces to ``timeline``, which must be writable."""
     if timeline is None:
         return None
     check_file(timeline)
@@ -137,9 +137,9 @@ def _run_schedule(
     seed: int,
     resident_blocks: int,
     bar: Progress,
-    write: Callable[[Drawing], None] | None,
+    write: Callable[[Trace], None] | None,
 ) -> Machine:
-    """Run one schedule and return its machine. ``write`` draws the schedule if it has a fault."""
+    """Run one schedule and return its machine. ``write`` writes the trace of a fault."""
     kind = Machine if write is None else Recorder
     machine = case.machine(seed, resident_blocks, kind)
     try:
@@ -149,17 +149,17 @@ def _run_schedule(
     except SimulationError as error:
         fault = error.in_schedule(seed)
         if write is not None:
-            _draw_fault(write, machine, case.executable.plan.name, fault)
+            _write_fault(write, machine, case.executable.plan.name, fault)
         raise fault from None
     return machine
 
 
-def _draw_fault(
-    write: Callable[[Drawing], None], machine: Recorder, name: str, fault: SimulationError
+def _write_fault(
+    write: Callable[[Trace], None], machine: Recorder, name: str, fault: SimulationError
 ) -> None:
-    """Draw the schedule of a fault. If that fails, warn: the fault is more important."""
+    """Write the trace of a fault. If that fails, warn: the fault is more important."""
     try:
-        write(draw(machine.timeline(name, fault.seed, fault)))
+        write(machine.trace(name, fault.seed, fault))
     except TileWeaveError as error:
         warnings.warn(str(error), SimulationWarning, stacklevel=4)
 

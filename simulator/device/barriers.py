@@ -11,7 +11,7 @@ from ...builtins.spec import BUILTINS
 from ...passes.ir.hold import HOLD
 from ..frontend.expressions import Expr
 from ..machine.block import Frame, Mask
-from ..machine.steps import Step, Waiting
+from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.threads import WARP
 from ..report.errors import SimulationError
 from .block import NamedBarrier, TransactionBarrier
@@ -44,7 +44,8 @@ def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
                 f"{barrier.count} of {expected} threads have arrived --> {loc}"
             )
 
-        yield Waiting(lambda: barrier.completed > completed, text)
+        target = WaitTarget(f"barrier {number}", loc, wanted=f"{expected} threads")
+        yield Waiting(lambda: barrier.completed > completed, text, targets=lambda: [target])
 
     return Step(run, True)
 
@@ -193,8 +194,9 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
                 f"arrived, {found.bytes} bytes missing --> {loc}"
             )
 
+        target = WaitTarget("mbarrier wait", loc, wanted=f"parity {wanted}")
         while not ready():
-            yield Waiting(ready, text)
+            yield Waiting(ready, text, targets=lambda: [target])
         groups = frame.mask.thread_groups
         block.complete(groups, found.number, found.loaded)
         if found.clock is not None:

@@ -13,7 +13,7 @@ from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
 from ..frontend import builtin_ops, copy_ops, debug_ops
-from ..frontend.program import Kernel, Program
+from ..frontend.program import Kernel, Program, first_line
 from ..frontend.program import lowered as tile_level
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype
@@ -118,7 +118,10 @@ class DeviceProgram(Program):
         body = c.statement(func.body, str(func.attrs["global_symbol"]))
         axes = sorted(c.block_axes)
         grid = [(c.block_axes[a], lambda frame, n=c.block_extents[a]: [n]) for a in axes]
-        return Kernel(self.name, grid, tuple(c.threads), body, c.signals, block=DeviceBlock)
+        return Kernel(
+            self.name, grid, tuple(c.threads), body, c.signals, block=DeviceBlock,
+            loc=first_line(func.body),
+        )  # fmt: skip
 
     def _declare_tensor(self, data: tirx.Var, buffer: tirx.Buffer) -> None:
         c = self.compiler

@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ...passes.ir.hold import HOLD
 from ...passes.tile.order_releases import COMPLETE
-from ..machine.steps import Step, Waiting
+from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.threads import WARP
 from ..report.errors import SimulationError, unsupported
 from .expressions import Expr
@@ -137,8 +137,9 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
                 f"{mbarrier.arrived} of {mbarrier.count} arrived --> {loc}"
             )
 
+        target = WaitTarget("T.mbarrier_wait_parity", loc, wanted=f"parity {wanted}")
         while not ready():
-            yield Waiting(ready, text)
+            yield Waiting(ready, text, targets=lambda: [target])
         mbarrier.land()
         frame.block.order.complete_loads(frame.mask.thread_groups, mbarrier.number, mbarrier.loaded)
         if mbarrier.clock is not None:

@@ -11,8 +11,8 @@ from tvm import tirx
 from ...builtins.debug import delay
 from ...builtins.memory import st
 from ...builtins.spec import BUILTINS, Builtin, builtin_of, declaration_of
-from ..machine.steps import Step, Waiting
-from ..memory.arrivals import has_reached, is_passed, story
+from ..machine.steps import Step, Waiting, WaitTarget
+from ..memory.arrivals import RELATION_TEXT, has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
 from ..memory.values import convert, is_float
@@ -31,15 +31,6 @@ _HOLDS = {
     "gt": lambda seen, value: seen > value,
     "le": lambda seen, value: seen <= value,
     "lt": lambda seen, value: seen < value,
-}
-_RELATION_TEXT = {
-    "eq": "==",
-    "ne": "!=",
-    "ge": ">=",
-    "gt": ">",
-    "le": "<=",
-    "lt": "<",
-    "reached": "reached",
 }
 _ORDERS = ("relaxed", "acquire", "acquire", "release", "acq_rel", "acq_rel")
 """C++ memory orders by TileLang's numbers."""
@@ -202,7 +193,7 @@ def _wait(spec: Builtin):
                     return (
                         f"{frame.block.name()} in launch {frame.block.epoch} waits at "
                         f"{spec.text}({flag}): value seen {tensor.newest(index).value}, "
-                        f"value wanted {_RELATION_TEXT[relation]} {want}"
+                        f"value wanted {RELATION_TEXT[relation]} {want}"
                         + (f", from rank {asked}" if asked >= 0 else "")
                         + f" --> {loc}\n"
                         + story(tensor, index, relation, want, frame.block.machine.signals(tensor))
@@ -211,9 +202,14 @@ def _wait(spec: Builtin):
                 def passed(index=index, want=want):
                     return is_passed(tensor, index, relation, want)
 
+                def targets(index=index, want=want):
+                    flag = f"{tensor.name}[{', '.join(map(str, index))}]"
+                    wanted, seen = f"{RELATION_TEXT[relation]} {want}", tensor.newest(index).value
+                    return [WaitTarget(spec.text, loc, flag, tensor.name, seen, wanted)]
+
                 if not ready():
                     word.look(frame, tensor, index, thread_groups)
-                    yield Waiting(ready, text, passed)
+                    yield Waiting(ready, text, passed, targets)
                 word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, want)
 

@@ -63,6 +63,8 @@ class Kernel:
     """Threads of each thread group."""
     block: type[Block] = Block
     """State of its blocks."""
+    loc: str = ""
+    """First known line."""
 
     @property
     def threads_in_block(self) -> int:
@@ -208,9 +210,9 @@ class Program:
             grid.append((c.new_slot(stmt.loop_var), extent))
             stmt = stmt.body
         if isinstance(stmt, tirx.For):
-            raise unsupported("a loop outside a kernel", _first_line(stmt) or self.name)
-        threads = _threads(stmt)
-        return Kernel(self.name, grid, threads, c.statement(stmt, self.name), c.signals)
+            raise unsupported("a loop outside a kernel", first_line(stmt) or self.name)
+        body = c.statement(stmt, self.name)
+        return Kernel(self.name, grid, _threads(stmt), body, c.signals, loc=first_line(stmt))
 
     def launches(
         self, rank: int, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, Any]
@@ -244,7 +246,7 @@ class Program:
                 item.run(frame)
 
 
-def _first_line(stmt: tirx.Stmt) -> str:
+def first_line(stmt: tirx.Stmt) -> str:
     """Return the first known line in a statement, because loops around kernels have none."""
     lines: list[tuple[str, int]] = []
 

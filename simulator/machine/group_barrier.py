@@ -10,7 +10,7 @@ from ..memory.clock import Clock
 from ..memory.order import SYS
 from ..report.errors import SimulationError
 from .block import Block, Frame
-from .steps import Waiting
+from .steps import Waiting, WaitTarget
 
 if TYPE_CHECKING:
     from .machine import Machine
@@ -67,7 +67,8 @@ class GroupBarrier:
             )
 
         if phase.missing:
-            yield Waiting(lambda: not phase.missing, text)
+            target = WaitTarget(op, loc, wanted=f"phase {phase.number}")
+            yield Waiting(lambda: not phase.missing, text, targets=lambda: [target])
         assert phase.clock is not None
         block.order.join(frame.mask.thread_groups, phase.clock)
 

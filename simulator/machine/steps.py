@@ -22,6 +22,24 @@ class Step(NamedTuple):
     waits: bool = False
 
 
+@dataclass(frozen=True)
+class WaitTarget:
+    """Flag or barrier for which a block or a stream waits, for traces.
+
+    Attributes:
+        flag, tensor: the word, such as ``flags[1, 0]``, and its tensor; "" for a barrier.
+        seen: its value now.
+        wanted: the condition.
+    """
+
+    op: str
+    loc: str
+    flag: str = ""
+    tensor: str = ""
+    seen: Any = None
+    wanted: str = ""
+
+
 @dataclass
 class Waiting:
     """Condition for which a block or a stream waits."""
@@ -30,6 +48,8 @@ class Waiting:
     text: Callable[[], str]
     passed: Callable[[], bool] = lambda: False
     """Whether the condition was true and will not become true again."""
+    targets: Callable[[], list[WaitTarget]] = list
+    """Flags or barriers of the condition."""
 
 
 def go(step: Step, frame: Frame) -> Iterator[Any]:
@@ -69,6 +89,7 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
                     lambda waits=waits: any(w.ready() for w in waits),
                     lambda waits=waits: "\n".join(w.text() for w in waits),
                     lambda waits=waits: any(w.passed() for w in waits),
+                    lambda waits=waits: [target for w in waits for target in w.targets()],
                 )
 
 

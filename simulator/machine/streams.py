@@ -15,11 +15,12 @@ from ..memory.arrivals import has_reached, story
 from ..memory.clock import Clock
 from ..memory.memory import Access, Tensor
 from ..memory.order import SYS, BlockOrder
+from ..memory.shadow import text_of_region
 from ..memory.threads import ThreadOrder
 from ..memory.values import convert
 from ..report.errors import SimulationError
 from .block import Frame, Mask
-from .steps import Waiting, go
+from .steps import Waiting, WaitTarget, go
 
 if TYPE_CHECKING:
     from ..frontend.program import Kernel
@@ -271,9 +272,14 @@ class Await(ByStream):
                 + story(flag, index, "reached", want, machine.signals(flag))
             )
 
+        def targets() -> list[WaitTarget]:
+            word = f"{flag.name}{text_of_region(index)}"
+            seen = flag.newest(index).value
+            return [WaitTarget(self.step.op, self.loc, word, flag.name, seen, f">= {want}")]
+
         if not ready():
             flag.look(index, self._access(order, SYS))
-            yield Waiting(ready, text)
+            yield Waiting(ready, text, targets=targets)
         entry = flag.load_word(index, self._access(order, SYS), newest=True, polls=True)
         order.acquire((0,), entry.sync, SYS)
         flag.note_wait(index, "reached", want)

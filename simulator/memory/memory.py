@@ -74,6 +74,8 @@ class Awaited(NamedTuple):
     event: int
     relation: str
     want: Any
+    seen: Any
+    """Value that ended it."""
 
 
 class Memory:
@@ -370,7 +372,8 @@ class Tensor:
 
     def note_wait(self, index: tuple, relation: str, want: Any) -> None:
         """Note that the last load of this word ended a wait for ``want`` by ``relation``."""
-        awaited = Awaited(int(self.reads.last[index]), relation, want)
+        seen = self.newest(index).value
+        awaited = Awaited(int(self.reads.last[index]), relation, want, seen)
         self.waits.setdefault(int(np.ravel_multi_index(index, self.shape)), []).append(awaited)
 
     def newest(self, index: tuple, before: int | None = None) -> Entry:

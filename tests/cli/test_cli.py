@@ -188,7 +188,7 @@ def test_simulate_draws_a_timeline(file, capsys, tmp_path):
     ("programs", "name", "message"),
     [
         ((CLEAN, STUCK), "a.html", "--timeline of clean, stuck; expected one program, FILE:NAME"),
-        ((CLEAN,), "a.txt", "expected a name that ends in .html, .svg or .png"),
+        ((CLEAN,), "a.txt", "expected a name that ends in .html, .svg, .png or .json"),
     ],
 )
 def test_simulate_refuses_a_timeline(file, capsys, tmp_path, programs, name, message):

@@ -34,7 +34,8 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     parser.add_argument(
         "--timeline",
         metavar="OUT",
-        help="draw the failing schedule, or else the last one: .html .svg .png",
+        help="write the failing schedule, or else the last one: a drawing (.html .svg .png) or a "
+        "trace for Perfetto (.json)",
     )
     add_config(parser)
     return parser

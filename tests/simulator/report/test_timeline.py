@@ -11,9 +11,9 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.runtime.trace import drawing
+from tileweave.runtime.trace.drawing import FAULTS, Line, Text, draw
 from tileweave.simulator import Executable, simulate
-from tileweave.simulator.report import drawing
-from tileweave.simulator.report.drawing import FAULTS, Line, Text, draw
 from tileweave.simulator.report.timeline import Recorder
 from tileweave.simulator.simulate import Case
 
@@ -59,31 +59,33 @@ def recorded(program, ranks=3, epochs=2, seed=0, given=None):
         machine.run()
     except tw.SimulationError as error:
         fault = error
-    return machine.timeline("exchange", seed, fault), machine
+    return machine.trace("exchange", seed, fault), machine
 
 
 def test_bars_signals_waits_and_transfers():
     ranks, epochs = 3, 2
     timeline, _ = recorded(exchange(), ranks, epochs)
-    assert sorted((b.rank, b.epoch, b.label) for b in timeline.bars) == [
+    assert sorted((b.rank, b.launch, b.label) for b in timeline.spans) == [
         (r, e, f"block {b}") for r in range(ranks) for e in range(epochs) for b in range(2)
     ]
-    assert all(0 < b.start < b.end <= timeline.end for b in timeline.bars)
-    waits = [(b, w) for b in timeline.bars for w in b.waits]
+    assert all(0 < b.start < b.end <= timeline.end for b in timeline.spans)
+    waits = [(b, w) for b in timeline.spans for w in b.waits]
     assert waits and all(b.start < w.start < w.end < b.end for b, w in waits)
     assert any("waits at W.wait_reached(flags[" in w.text for _, w in waits)
 
-    assert len(timeline.signals) == ranks * epochs * 2
-    assert all("W.signal of flags" in m.text and " -> " in m.text for m in timeline.signals)
-    assert len(timeline.arrows) == len(timeline.signals)
-    for arrow in timeline.arrows:
-        sender, reader = arrow.signal.bar, arrow.bar
+    signals = [s for s in timeline.signals if s.flag]  # the others arrive at the barrier
+    assert len(signals) == ranks * epochs * 2
+    assert all("W.signal of flags" in m.text and " -> " in m.text for m in signals)
+    flows = [f for f in timeline.flows if f.wait.flag]
+    assert len(flows) == len(signals)
+    for arrow in flows:
+        sender, reader = arrow.signal.span, arrow.span
         assert reader.rank == (sender.rank + 1) % ranks and reader.label == sender.label
-        assert arrow.signal.time < arrow.time
+        assert arrow.wait.start <= arrow.wait.end - 1 and arrow.signal.time < arrow.wait.end
 
     writes = [t for t in timeline.transfers if t.writes]
     assert len(writes) == len(timeline.transfers) == ranks * epochs * 2
-    assert all(t.peer == (t.bar.rank + 1) % ranks for t in writes)
+    assert all(t.peer == (t.span.rank + 1) % ranks for t in writes)
 
 
 def test_a_signal_serves_every_wait_after_it():
@@ -99,7 +101,7 @@ def test_a_signal_serves_every_wait_after_it():
     given = [{"flags": np.zeros(1, np.int32)}]
     timeline, _ = recorded(program, 1, 1, given=given)
     last = max(m.time for m in timeline.signals)
-    by_reader = [[a for a in timeline.arrows if a.bar.label == f"block {b}"] for b in (1, 2)]
+    by_reader = [[a for a in timeline.flows if a.span.label == f"block {b}"] for b in (1, 2)]
     assert sorted(len(found) for found in by_reader) == [1, 2]
     assert all(max(a.signal.time for a in found) == last for found in by_reader)
 
@@ -115,7 +117,7 @@ def test_reads_from_another_rank():
             W.sync_ranks()
 
     timeline, _ = recorded(program, 2, 1, given=[{}, {}])
-    assert [(t.bar.rank, t.peer, t.writes) for t in timeline.transfers] in (
+    assert [(t.span.rank, t.peer, t.writes) for t in timeline.transfers] in (
         [(0, 1, False), (1, 0, False)],
         [(1, 0, False), (0, 1, False)],
     )
@@ -130,8 +132,8 @@ def test_streams_are_bars_too():
 
     given = [{"A": np.zeros(N, np.int32), "flag": np.zeros(1, np.uint32)} for _ in range(2)]
     timeline, _ = recorded(program, 2, 1, given=given)
-    assert {b.group for b in timeline.bars} == {"stream 'copies'"}
-    assert sorted(b.label for b in timeline.bars) == [
+    assert {b.group for b in timeline.spans} == {"stream 'copies'"}
+    assert sorted(b.label for b in timeline.spans) == [
         "p.copy (step 1)", "p.copy (step 1)", "p.write_value (step 2)", "p.write_value (step 2)",
     ]  # fmt: skip
     assert {t.peer for t in timeline.transfers} == {0, 1}
@@ -158,15 +160,15 @@ def crosses(timeline):
 def test_a_deadlock_is_marked_at_each_stuck_block():
     timeline, _ = recorded(exchange(signals=False))
     assert timeline.fault.kind == "deadlock"
-    stuck = [b for b in timeline.bars if b.waits and b.waits[-1].end is None]
-    assert len(stuck) == len(timeline.bars) == crosses(timeline) == 6
+    stuck = [b for b in timeline.spans if b.waits and b.waits[-1].end is None]
+    assert len(stuck) == len(timeline.spans) == crosses(timeline) == 6
 
 
 def test_a_race_is_marked_at_both_accesses():
     timeline, _ = recorded(exchange(signals=False, waits=False))
     assert timeline.fault.kind == "race"
-    assert sum(b.failed_at is not None for b in timeline.bars) == 1
-    assert timeline.other.text in timeline.fault.report
+    assert sum(b.failed_at is not None for b in timeline.spans) == 1
+    assert timeline.fault.other.text in timeline.fault.report
     assert crosses(timeline) == 2
 
 
@@ -193,6 +195,8 @@ def test_a_page_is_one_file(tmp_path):
     assert "<title>program: 2 ranks, seed 4, deadlock fault</title>" in page
     assert error.value.report.splitlines()[1].split(" --> ")[0] in page
     svg = ElementTree.fromstring(re.search(r"<svg.*</svg>", page, re.DOTALL)[0])
+    assert "<pre>no block or stream can continue\n" in page
+    assert not any((e.text or "").startswith("no block") for e in svg.iter())  # shown once
     tips = [e.get("data-tip") for e in svg.iter() if e.get("data-tip")]
     assert any(t == "rank 1, block 0, launch 0" for t in tips)
     assert any("waits at W.wait_reached(flags[1, 0]): value seen 0" in t for t in tips)
@@ -247,7 +251,9 @@ def test_a_file_that_cannot_be_written_hides_no_fault(tmp_path, monkeypatch, sig
 
 @pytest.mark.parametrize("name", ["a.pdf", "a", "a.htm"])
 def test_another_suffix(tmp_path, name):
-    with pytest.raises(tw.TileWeaveError, match=r"expected a name that ends in \.html, \.svg or"):
+    with pytest.raises(
+        tw.TileWeaveError, match=r"expected a name that ends in \.html, \.svg, \.png or"
+    ):
         tw.simulate(exchange(), 2, inputs(2), timeline=tmp_path / name)
 
 

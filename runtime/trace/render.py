@@ -1,4 +1,4 @@
-"""Rendering of drawings as SVG, HTML or PNG files."""
+"""Writing of traces to files: as JSON, or drawn as SVG, HTML or PNG."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ...builtins.errors import TileWeaveError
-from ...runtime.host.out_file import out_file, write_out
-from .drawing import Drawing, Line, Polygon, Rect, Text
+from ..host.out_file import out_file, write_out
+from .chrome import to_json
+from .drawing import Drawing, Line, Polygon, Rect, Text, draw
+from .trace import Trace
 
 _DPI = 100
 _PAGE = """<!doctype html>
@@ -54,21 +56,28 @@ svg.onpointermove = e => {{
 """
 
 
-def writer(path: str | Path) -> Callable[[Drawing], None]:
-    """Return a function that writes a drawing to ``path`` in the format of its suffix.
+def writer(path: str | Path, asks: str = "timeline:") -> Callable[[Trace], None]:
+    """Return a function that writes a trace to ``path`` in the format of its suffix.
+
+    Args:
+        asks: names the argument, for errors.
 
     Raises:
         TileWeaveError: the suffix is unknown, the folder does not exist, or matplotlib, which PNG
             needs, is not installed.
     """
-    asks = "timeline:"
     path = out_file(asks, path)
+    if path.suffix == ".json":
+        return lambda trace: write_out(asks, path, to_json(trace))
     render = {".svg": svg, ".html": html, ".png": png}.get(path.suffix)
     if render is None:
-        raise TileWeaveError(f"{asks} {path}; expected a name that ends in .html, .svg or .png")
+        raise TileWeaveError(
+            f"{asks} {path}; expected a name that ends in .html, .svg, .png or .json"
+        )
     if render is png:
         _require_matplotlib()
-    return lambda drawing: write_out(asks, path, render(drawing))
+    in_page = render is html  # which has the whole report itself
+    return lambda trace: write_out(asks, path, render(draw(trace, foot=not in_page)))
 
 
 def _require_matplotlib() -> None:

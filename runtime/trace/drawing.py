@@ -1,4 +1,4 @@
-"""Drawing of a timeline: rectangles, lines, polygons and texts, in pixels from the top left.
+"""Drawing of a trace: rectangles, lines, polygons and texts, in pixels from the top left.
 
 The palette is that of Okabe and Ito, which is safe for color-blind readers. Shapes differ as well.
 """
@@ -9,7 +9,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from .timeline import Bar, Timeline
+from .trace import UNITS, Span, Trace
 
 RUNS = ("#cfd8e3", "#e9dfc7")
 """Colors of blocks, alternating by launch."""
@@ -19,7 +19,7 @@ INK, FAINT = "#222222", "#b8b8b8"
 _LEFT, _RIGHT, _WIDTH = 124, 24, 1480
 _LANE, _GAP, _MEMORY, _TOP = 30, 14, 16, 96
 _MOST = 20_000
-"""Largest number of bars, marks and arrows in a drawing. Earlier ones are left out."""
+"""Largest number of spans, waits, marks and arrows in a drawing. Earlier ones are left out."""
 _REPORT_LINES, _REPORT_COLUMNS = 16, 190
 
 
@@ -78,56 +78,55 @@ class Drawing:
     report: str = ""
 
 
-def draw(timeline: Timeline) -> Drawing:
-    """Return the drawing of a timeline."""
-    return _Artist(timeline).drawing
+def draw(trace: Trace, foot: bool = True) -> Drawing:
+    """Return the drawing of a trace; ``foot`` adds the first lines of the report below."""
+    artist = _Artist(trace)
+    if foot:
+        artist.foot()
+    return artist.drawing
 
 
 class _Artist:
-    """Draws one timeline."""
+    """Draws one trace."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.t = timeline
-        fault = timeline.fault
-        self.start = _start(timeline)
-        self.scale = (_WIDTH - _LEFT - _RIGHT) / max(1, timeline.end - self.start)
-        verdict = f"{fault.kind} fault" if fault else "no fault"
-        self.drawing = Drawing(
-            f"{timeline.name}: {timeline.world_size} ranks, seed {timeline.seed}, {verdict}",
-            report=fault.report if fault else "",
-        )
+    def __init__(self, trace: Trace) -> None:
+        self.t = trace
+        self.start = _start(trace)
+        self.scale = (_WIDTH - _LEFT - _RIGHT) / max(1, trace.end - self.start)
+        report = trace.fault.report if trace.fault else ""
+        self.drawing = Drawing(trace.title, report=report)
         self.add = self.drawing.shapes.append
-        self.lane_of: dict[Bar, float] = {}
+        self.lane_of: dict[Span, float] = {}
         self.top_of: dict[int, float] = {}
         self.groups: list[tuple[str, float]] = []
         """Names of the groups of lanes, with their top edges."""
         y = float(_TOP)
-        for rank in range(timeline.world_size):
+        for rank in range(trace.world_size):
             self.top_of[rank] = y
             y += _MEMORY
-            bars = [b for b in timeline.bars if b.rank == rank]
-            for group in sorted({b.group for b in bars} | {"blocks"}):
-                lanes = _lanes([b for b in bars if b.group == group])
-                self.lane_of |= {bar: y + lane * _LANE for bar, lane in lanes.items()}
+            spans = [s for s in trace.spans if s.rank == rank]
+            for group in sorted({s.group for s in spans} | {"blocks"}):
+                lanes = _lanes([s for s in spans if s.group == group])
+                self.lane_of |= {span: y + lane * _LANE for span, lane in lanes.items()}
                 self.groups.append((group, y))
                 y += (max(lanes.values(), default=0) + 1) * _LANE
             y += _GAP
         self.bottom = y
-        for part in (self.head, self.legend, self.ranks, self.bars, self.transfers, self.arrows,
-                     self.marks, self.labels, self.fault, self.axis, self.foot):  # fmt: skip
+        for part in (self.head, self.legend, self.ranks, self.spans, self.transfers, self.arrows,
+                     self.marks, self.labels, self.fault, self.axis):  # fmt: skip
             part()
 
-    def x(self, time: int) -> float:
+    def x(self, time: float) -> float:
         return _LEFT + (max(time, self.start) - self.start) * self.scale
 
-    def middle(self, bar: Bar) -> float:
-        """Return the vertical position of the marks of a bar, below its name."""
-        return self.lane_of[bar] + 20
+    def middle(self, span: Span) -> float:
+        """Return the vertical position of the marks of a span, below its name."""
+        return self.lane_of[span] + 20
 
     def head(self) -> None:
         self.add(Text(_LEFT, 26, self.drawing.title, 17, bold=True))
         left_out = f"; the first {self.start} are left out" if self.start else ""
-        time = "time: accesses to global memory and changes of state, as this schedule ordered them"
+        time = f"time: {UNITS[self.t.unit]}"
         self.add(Text(_LEFT, 46, time + left_out, 12, color="#555555"))
 
     def legend(self) -> None:
@@ -168,49 +167,52 @@ class _Artist:
         for name, top in self.groups:
             self.add(Text(_LEFT - 6, top + _LANE / 2 + 4, name, 10, "end", "#555555"))
 
-    def bars(self) -> None:
-        for bar in self.t.bars:
-            end = self.t.end if bar.end is None else bar.end
+    def spans(self) -> None:
+        for span in self.t.spans:
+            end = self.t.until(span)
             if end < self.start:
                 continue
-            x, y = self.x(bar.start), self.lane_of[bar] + 2
+            x, y = self.x(span.start), self.lane_of[span] + 2
             width, height = max(1.0, self.x(end) - x), _LANE - 4
-            who = f"rank {bar.rank}, {bar.label}, launch {bar.epoch}"
-            self.add(Rect(x, y, width, height, RUNS[bar.epoch % 2], INK, tip=who))
-            for wait in bar.waits:
-                until = self.t.end if wait.end is None else wait.end
+            who = f"rank {span.rank}, {span.label}, launch {span.launch}"
+            self.add(Rect(x, y, width, height, RUNS[span.launch % 2], INK, tip=who))
+            for wait in span.waits:
+                until = self.t.until(wait)
                 if until >= self.start:
                     left = self.x(wait.start)
                     self.add(Rect(left, y, max(1.0, self.x(until) - left), height, WAITS, INK, True,
                                   wait.text))  # fmt: skip
 
     def labels(self) -> None:
-        """Draw the longest name of each block that fits."""
-        for bar in self.t.bars:
-            left = self.x(bar.start)
-            width = self.x(self.t.end if bar.end is None else bar.end) - left
-            for text in (f"{bar.label}, launch {bar.epoch}", bar.label, bar.short):
+        """Draw the longest name of each span that fits."""
+        for span in self.t.spans:
+            left = self.x(span.start)
+            width = self.x(self.t.until(span)) - left
+            short = span.kernel if span.block is None else str(span.block)
+            for text in (f"{span.label}, launch {span.launch}", span.label, short):
                 if 6.2 * len(text) + 6 <= width:
-                    y, fill = self.lane_of[bar] + 3, RUNS[bar.epoch % 2]
+                    y, fill = self.lane_of[span] + 3, RUNS[span.launch % 2]
                     self.add(Rect(left + 1, y, 6.0 * len(text) + 4, 11, fill))
                     self.add(Text(left + 3, y + 9, text, 11))
                     break
 
     def transfers(self) -> None:
         for t in self.t.transfers:
-            if t.time < self.start or t.bar not in self.lane_of:
+            if t.time < self.start or t.span not in self.lane_of:
                 continue
             color, x = WRITES if t.writes else READS, self.x(t.time)
             y = self.top_of[t.peer] + _MEMORY / 2
-            self.add(Line(x, self.middle(t.bar), x, y, color, 1.2, 0.55, not t.writes, t.text))
+            self.add(Line(x, self.middle(t.span), x, y, color, 1.2, 0.55, not t.writes, t.text))
             self.add(Polygon(_diamond(x, y), color, t.text))
 
     def arrows(self) -> None:
-        for a in self.t.arrows:
-            if a.time >= self.start:
+        for flow in self.t.flows:
+            end = self.t.until(flow.wait)
+            if end >= self.start:
+                signal = flow.signal
                 self.arrow(
-                    self.x(a.signal.time), self.middle(a.signal.bar), self.x(a.time),
-                    self.middle(a.bar), SIGNALS, 1.1, a.signal.text,
+                    self.x(signal.time), self.middle(signal.span), self.x(end),
+                    self.middle(flow.span), SIGNALS, 1.1, signal.text,
                 )  # fmt: skip
 
     def arrow(self, x1, y1, x2, y2, color: str, width: float, tip: str) -> None:
@@ -223,27 +225,25 @@ class _Artist:
         self.add(Polygon(head, color, tip))
 
     def marks(self) -> None:
-        for mark in self.t.signals:
-            if mark.time >= self.start:
-                at = _triangle(self.x(mark.time), self.middle(mark.bar))
-                self.add(Polygon(at, SIGNALS, mark.text))
+        for signal in self.t.signals:
+            if signal.time >= self.start:
+                at = _triangle(self.x(signal.time), self.middle(signal.span))
+                self.add(Polygon(at, SIGNALS, signal.text))
 
     def fault(self) -> None:
         fault = self.t.fault
         if fault is None:
             return
-        stuck = [b for b in self.t.bars if b.end is None]
         ends = [
-            (self.x(b.failed_at), self.middle(b)) for b in self.t.bars if b.failed_at is not None
+            (self.x(s.failed_at), self.middle(s)) for s in self.t.spans if s.failed_at is not None
         ]
         if not ends and fault.kind in ("deadlock", "arrival"):
-            ends = [(self.x(self.t.end), self.middle(b)) for b in stuck]
-        if self.t.other is not None:
-            other = self.t.other
-            point = self.x(other.time), self.middle(other.bar)
+            ends = [(self.x(self.t.end), self.middle(s)) for s in self.t.spans if s.end is None]
+        if fault.other is not None:
+            point = self.x(fault.other.time), self.middle(fault.other.span)
             for x, y in ends:
                 self.add(Line(*point, x, y, FAULTS, 2, 1, True, fault.report))
-            self.cross(*point, other.text)
+            self.cross(*point, fault.other.text)
         for x, y in ends:
             self.cross(x, y, fault.report)
 
@@ -254,16 +254,16 @@ class _Artist:
             self.add(Line(x - 6, y - 6 * side, x + 6, y + 6 * side, FAULTS, 3.2, tip=tip))
 
     def axis(self) -> None:
-        y = self.bottom
-        step = _step(self.t.end - self.start)
-        for time in range(-(-self.start // step) * step, self.t.end + 1, step):
+        y, end = self.bottom, int(self.t.end)
+        step = _step(end - int(self.start))
+        for time in range(-(-int(self.start) // step) * step, end + 1, step):
             x = self.x(time)
             self.add(Line(x, y - _GAP, x, y - _GAP + 5, INK))
             self.add(Text(x, y + 6, str(time), 11, "middle"))
-        self.drawing.height = y + 22
+        self.drawing.height = y + 36
 
     def foot(self) -> None:
-        """Draw the first lines of the report. HTML shows all of it."""
+        """Draw the first lines of the report."""
         lines = [
             part
             for line in self.drawing.report.splitlines()
@@ -274,29 +274,28 @@ class _Artist:
         if len(lines) > _REPORT_LINES:
             lines = [*lines[: _REPORT_LINES - 1], "..."]
         for line in lines:
-            self.add(Text(10, self.drawing.height + 12, line, 11.5, mono=True))
+            self.add(Text(10, self.drawing.height - 2, line, 11.5, mono=True))
             self.drawing.height += 16
-        self.drawing.height += 14
 
 
-def _lanes(bars: list[Bar]) -> dict[Bar, int]:
-    """Return the lane of each bar: the topmost one that is free."""
-    lanes: dict[Bar, int] = {}
+def _lanes(spans: list[Span]) -> dict[Span, int]:
+    """Return the lane of each span: the topmost one that is free."""
+    lanes: dict[Span, int] = {}
     ends: list[float] = []
-    for bar in bars:
-        end = float("inf") if bar.end is None else float(bar.end)
-        lane = next((n for n, until in enumerate(ends) if until <= bar.start), len(ends))
+    for span in spans:
+        end = float("inf") if span.end is None else float(span.end)
+        lane = next((n for n, until in enumerate(ends) if until <= span.start), len(ends))
         ends[lane : lane + 1] = [end]
-        lanes[bar] = lane
+        lanes[span] = lane
     return lanes
 
 
-def _start(timeline: Timeline) -> int:
+def _start(trace: Trace) -> float:
     """Return the time from which at most ``_MOST`` elements are drawn."""
     times = sorted([
-        *(b.start for b in timeline.bars), *(w.start for b in timeline.bars for w in b.waits),
-        *(m.time for m in timeline.signals), *(a.time for a in timeline.arrows),
-        *(t.time for t in timeline.transfers),
+        *(s.start for s in trace.spans), *(w.start for s in trace.spans for w in s.waits),
+        *(s.time for s in trace.signals), *(trace.until(f.wait) for f in trace.flows),
+        *(t.time for t in trace.transfers),
     ])  # fmt: skip
     return times[-_MOST] if len(times) > _MOST else 0
 

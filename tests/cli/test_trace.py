@@ -1,0 +1,88 @@
+"""``tileweave trace``: output, files and messages."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tileweave.cli.main import main
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "simulator.md"
+PROGRAM = """
+import tilelang.language as T
+from tileweave import language as W
+
+@T.prim_func
+def ring(F: W.Symmetric((1,), "int32"), epoch: T.int32):
+    with T.Kernel(1, threads=32):
+        W.signal(F[(W.rank() + 1) % W.world_size(), 0])
+        W.wait_reached(F[W.rank(), 0], epoch + 1)
+"""
+
+
+@pytest.fixture
+def run_file(tmp_path, capsys):
+    program, out = tmp_path / "ring.py", tmp_path / "run.json"
+    program.write_text(PROGRAM)
+    options = ["--ranks", "3", "--set", "epoch=epoch", "--schedules", "1", "--timeline", str(out)]
+    assert main(["simulate", str(program), *options]) == 0
+    capsys.readouterr()
+    return out
+
+
+def test_the_summary_is_the_default(run_file, capsys):
+    assert main(["trace", str(run_file)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("ring: 3 ranks, seed 0, no fault, ") and "critical path" in text
+    assert text.count("waiting for F at ring.py:9") == 3
+    assert main(["trace", "--summary", str(run_file)]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_json(run_file, capsys):
+    assert main(["trace", str(run_file), "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["unit"], summary["fault"]) == ("steps", None)
+    for share in summary["shares"]:
+        parts = share["computing"] + share["waiting"] + share["publishing"]
+        assert parts == pytest.approx(share["total"]) and share["computing"] > 0
+
+
+def test_a_drawing(run_file, capsys, tmp_path):
+    page = tmp_path / "run.html"
+    assert main(["trace", str(run_file), "--timeline", str(page)]) == 0
+    assert capsys.readouterr().out == "" and "<svg" in page.read_text()
+    assert main(["trace", str(run_file), "--timeline", str(page), "--summary"]) == 0
+    assert "critical path" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        ("{}", [], "expected a trace that `tileweave simulate --timeline X.json` wrote"),
+        (None, [], "No such file or directory; expected a readable file"),
+        ("{}", ["--timeline", "a.pdf"], "trace: --timeline a.pdf; expected a name that ends in"),
+    ],
+)
+def test_refuses_in_one_line(tmp_path, capsys, content, options, message):
+    file = tmp_path / "run.json"
+    if content is not None:
+        file.write_text(content)
+    assert main(["trace", str(file), *options]) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
+
+
+def test_example_of_the_guide(tmp_path, capsys, monkeypatch):
+    page = GUIDE.read_text()
+    (tmp_path / "ring.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
+    (command,) = re.findall(r"^\$ tileweave (.* --timeline run\.json)$", page, re.MULTILINE)
+    prints = r"^`tileweave trace run\.json` prints:\n\n```text\n(.*?)```"
+    (output,) = re.findall(prints, page, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(command)) == 0
+    capsys.readouterr()
+    assert main(["trace", "run.json"]) == 0
+    assert capsys.readouterr().out == output
