@@ -101,7 +101,7 @@ class DeviceProgram(Program):
         named = {param.name: slot for param, slot in c.slots.items()}
         for param in func.params:
             name = param.name
-            if name in c.maps:
+            if param in c.maps:
                 continue
             if name in self._tensors:
                 self._declare_tensor(param, self._tensors[name])

@@ -48,6 +48,8 @@ class DeviceStatements(BlockStatements):
         world_size: number of ranks.
     """
 
+    widens = False
+
     def __init__(self, world_size: int) -> None:
         super().__init__()
         self.world_size = world_size
@@ -63,7 +65,7 @@ class DeviceStatements(BlockStatements):
         self.block_extents: dict[int, Any] = {}
         """Extent of each axis, which may depend on scalars."""
         self.threads = [1, 1, 1]
-        self.maps: dict[str, TensorMap] = {}
+        self.maps: dict[tirx.Var, TensorMap] = {}
         """TMA descriptors, by parameter."""
 
     def _on_AttrStmt(self, stmt: Any, loc: str) -> Step:

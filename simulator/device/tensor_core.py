@@ -426,6 +426,8 @@ def register(c: DeviceStatements) -> None:
         "tl.ptx_wgmma_ss": wgmma_ss,
         "tl.ptx_wgmma_rs": wgmma_rs,
         "tl.warpgroup_arrive": _nothing,
+        "tl.annotate_producer_reg_dealloc": _nothing,
+        "tl.annotate_consumer_reg_alloc": _nothing,
         "tl.warpgroup_commit_batch": commit,
         "tl.warpgroup_wait": wait,
     }

@@ -84,6 +84,19 @@ def tutorial(path: str, name: str) -> Instance:
     return Instance(getattr(module_of(path), name), RANKS, None)
 
 
+def tutorial_with_a_bug() -> Instance:
+    module = module_of("tutorial/04_simulate_a_bug.py")
+    inputs = [
+        {
+            "shard": np.full((module.ROWS, module.COLUMNS), rank, np.float32),
+            "flags": np.zeros(RANKS, np.uint32),
+            "epoch": lambda launch: launch,
+        }
+        for rank in range(RANKS)
+    ]
+    return Instance(module.all_gather, RANKS, inputs)
+
+
 def _matrices(**shapes: tuple[int, int]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {n: rng.standard_normal(s).astype(ml_dtypes.bfloat16) for n, s in shapes.items()}
@@ -197,8 +210,7 @@ def _patterns() -> dict[str, Make]:
 
 _TUTORIALS = {
     "01_first_program": "shift", "02_all_gather": "all_gather",
-    "03_gemm_reduce_scatter": "example", "04_simulate_a_bug": "all_gather",
-    "05_copy_engines": "all_gather_gemm",
+    "03_gemm_reduce_scatter": "example", "05_copy_engines": "all_gather_gemm",
 }  # fmt: skip
 INSTANCES: dict[str, Make] = {
     **{f"corpus:{name}": lambda name=name: corpus(name) for name in PROGRAMS},
@@ -207,6 +219,7 @@ INSTANCES: dict[str, Make] = {
         f"tutorial/{file}.py": lambda file=file, name=name: tutorial(f"tutorial/{file}.py", name)
         for file, name in _TUTORIALS.items()
     },
+    "tutorial/04_simulate_a_bug.py": tutorial_with_a_bug,
     "gemm_reduce_scatter.py": explicit_gemm_reduce_scatter,
     "all_gather_gemm.py": explicit_all_gather_gemm,
     "inferred.py:gemm_reduce_scatter": lambda: inferred("gemm_reduce_scatter"),
