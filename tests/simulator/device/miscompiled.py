@@ -18,13 +18,13 @@ def pipelined_in_a_loop():
         Q: T.Tensor((rows, dim), BF16),
         K: T.Tensor((steps, count, dim), BF16),
         V: T.Tensor((steps, count, dim), BF16),
-        O: T.Tensor((rows, dim), BF16),
+        Out: T.Tensor((rows, dim), BF16),
     ):
         with T.Kernel(1, threads=128):
             Q_tile = T.alloc_shared((rows, dim), BF16)
             K_tile = T.alloc_shared((rows, dim), BF16)
             V_tile = T.alloc_shared((rows, dim), BF16)
-            O_tile = T.alloc_shared((rows, dim), BF16)
+            Out_tile = T.alloc_shared((rows, dim), BF16)
             scores = T.alloc_fragment((rows, rows), "float32")
             weights = T.alloc_fragment((rows, rows), BF16)
             total = T.alloc_fragment((rows, dim), "float32")
@@ -38,8 +38,8 @@ def pipelined_in_a_loop():
                     T.gemm(Q_tile, K_tile, scores, transpose_B=True, clear_accum=True)
                     T.copy(scores, weights)
                     T.gemm(weights, V_tile, total)
-            T.copy(total, O_tile)
-            T.copy(O_tile, O)
+            T.copy(total, Out_tile)
+            T.copy(Out_tile, Out)
 
     return program
 
