@@ -112,3 +112,57 @@ def adds_at_the_peer():
             W.sync_ranks()
 
     return program
+
+
+def counts_in_a_loop():
+    """Each of the program's threads adds 1 in each iteration, before the specialized part."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((64, 64), BF16),
+        Y: T.Tensor((2, 64, 64), "float32"),
+        count: T.Tensor((1,), "int32"),
+    ):
+        with T.Kernel(1, threads=128):
+            A_tile = T.alloc_shared((64, 32), BF16)
+            B_tile = T.alloc_shared((32, 64), BF16)
+            total = T.alloc_fragment((64, 64), "float32")
+            for u in T.serial(2):
+                W.red_add(count[0], 1)
+                T.clear(total)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(X[0, k * 32], A_tile)
+                    T.copy(X[k * 32, 0], B_tile)
+                    T.gemm(A_tile, B_tile, total)
+                T.copy(total, Y[u, 0, 0])
+
+    return program
+
+
+def loads_what_threads_stored():
+    """Threads of the peer store by generic stores; the TMA loads after the wait."""
+
+    @T.prim_func
+    def program(
+        S: W.Symmetric((64, 64), BF16),
+        F: W.Symmetric((1,), "uint32"),
+        B: T.Tensor((64, 64), BF16),
+        Y: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            A_tile = T.alloc_shared((64, 32), BF16)
+            B_tile = T.alloc_shared((32, 64), BF16)
+            total = T.alloc_fragment((64, 64), "float32")
+            me = W.rank()
+            for i, j in T.Parallel(64, 64):
+                S[1 - me, i, j] = T.Cast(BF16, i)
+            W.signal(F[1 - me, 0])
+            W.wait_reached(F[me, 0], 1)
+            T.clear(total)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(S[me, 0, k * 32], A_tile)
+                T.copy(B[k * 32, 0], B_tile)
+                T.gemm(A_tile, B_tile, total)
+            T.copy(total, Y)
+
+    return program

@@ -44,6 +44,13 @@ def reported(program, *arguments, **options) -> SimulationError:
     return error.value
 
 
+def switch_off(monkeypatch, missing: str) -> None:
+    """Remove a pass from all tables."""
+    for table in [name for name in vars(passes) if name.endswith("_PASSES")]:
+        kept = tuple(p for p in getattr(passes, table) if p.name != missing)
+        monkeypatch.setattr(passes, table, kept)
+
+
 def line_of(text: str) -> int:
     """Return the line of a statement of ``programs.py``."""
     lines = Path(__file__).with_name("programs.py").read_text().splitlines()
@@ -79,12 +86,11 @@ def test_other_values(edit):
 
     def two(kernel):
         def more(node):
-            if isinstance(node.value, tirx.Add) and node.buffer.name == "Y":
-                extra = tirx.if_then_else(node.indices[0] >= 5, 1, 0)
-                return tirx.BufferStore(node.buffer, node.value + extra, node.indices)
-            return None
+            if not isinstance(node.a, tirx.BufferLoad) or node.a.buffer.name != "X":
+                return None
+            return node + tirx.if_then_else(node.a.indices[0] >= 5, 1, 0)
 
-        return kernel.with_body(ir_transform(kernel.body, None, more, ["tirx.BufferStore"]))
+        return kernel.with_body(ir_transform(kernel.body, None, more, ["tirx.Add"]))
 
     edit(two)
     error = reported(add_ones())
@@ -149,18 +155,26 @@ def test_fault_of_one_level(edit):
         ("past_a_loop", "sync_branches", "race", {}),
         ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
+        ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
     ],
 )
 def test_without_a_pass(monkeypatch, make, missing, kind, options):
     """TileLang miscompiles the program, and the pass corrects it."""
     program = getattr(miscompiled, make)()
-    tw.validate(program, 2, schedules=2, pass_configs=options)
-    tables = [name for name in vars(passes) if name.endswith("_PASSES")]
-    for table in tables:
-        kept = tuple(p for p in getattr(passes, table) if p.name != missing)
-        monkeypatch.setattr(passes, table, kept)
-    error = reported(program, schedules=2, pass_configs=options)
+    arguments = {"schedules": 2, "pass_configs": options, "epochs": 2 if kind == "reuse" else 1}
+    tw.validate(program, 2, **arguments)
+    switch_off(monkeypatch, missing)
+    error = reported(program, **arguments)
     assert error.kind == kind and "miscompiled.py:" in error.report
+
+
+def test_without_keep_to_block(monkeypatch):
+    """The compiler itself refuses the program."""
+    program = miscompiled.counts_in_a_loop()
+    tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
+    switch_off(monkeypatch, "keep_to_block")
+    with pytest.raises(TileWeaveError, match="threads that are not the program's execute it"):
+        tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
 
 
 def test_command(capsys):
