@@ -20,9 +20,10 @@ gpu_programs := $(wildcard tests/gpu/*.py)
 # The checkout works without being installed: see tileweave/__init__.py.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help test lit pytest headers test-gpu demo lint format docs docs-site clean
+.PHONY: help test test-long lit pytest headers test-gpu demo lint format docs docs-site clean
 help:
 	@echo "make test      all that needs no GPU: linters, the site, device headers, lit, pytest"
+	@echo "make test-long validates the device functions of all programs; needs no GPU"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
 	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most;"
 	@echo "               RANKS=8 for more ranks than GPUs, which share these in time slices"
@@ -35,7 +36,12 @@ test: | lint docs-site headers lit
 	@$(MAKE) --no-print-directory pytest
 
 pytest: .venv/ready-test
-	@$(with_cuda) OMP_NUM_THREADS=1 $(python) -m pytest -q -n $(jobs) --maxprocesses=8 --dist=worksteal
+	@$(with_cuda) OMP_NUM_THREADS=1 $(python) -m pytest -q -m 'not long' -n $(jobs) --maxprocesses=8 \
+	  --dist=worksteal
+
+test-long: .venv/ready-test
+	@$(with_cuda) OMP_NUM_THREADS=1 $(python) -m pytest -q -m long -n $(jobs) --maxprocesses=8 \
+	  --dist=worksteal tests
 
 lit: .venv/ready-test
 	@$(with_cuda) .venv/bin/lit -sv lit_tests

@@ -34,6 +34,7 @@ EXAMPLES = {
     "emit": "tileweave emit examples/gemm_reduce_scatter.py --stage cuda",
     "explain": "tileweave explain examples/tutorial/02_all_gather.py --ranks 4",
     "simulate": "tileweave simulate examples/tutorial/02_all_gather.py --schedules 100",
+    "validate": "tileweave validate examples/tutorial/03_gemm_reduce_scatter.py --ranks 4",
     "mutate": "tileweave mutate examples/tutorial/01_first_program.py --ranks 2",
     "trace": "tileweave trace build/run.json --timeline build/run.html --summary",
     "bench": "torchrun --nproc-per-node=4 -m tileweave bench matmul_reduce_scatter",
@@ -46,6 +47,8 @@ GUIDES = {
     "[how it works](../how-it-works.md#from-program-to-kernel).",
     "explain": "How to read it: [synchronization](../guides/synchronization.md#one-program).",
     "simulate": "Inputs, model and reports: [the simulator](../guides/simulator.md).",
+    "validate": "Levels and reports: "
+    "[below the tile level](../guides/simulator.md#below-the-tile-level).",
     "mutate": "Verdicts and sidecar files: "
     "[mutation testing](../guides/simulator.md#mutation-testing).",
     "trace": "How to read it: [traces](../guides/simulator.md#traces).",

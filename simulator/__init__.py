@@ -5,6 +5,7 @@ from .machine.executable import Executable
 from .mutation import Mutant, mutate
 from .report.errors import SimulationError, SimulationWarning
 from .simulate import LEVELS, executable_at, simulate
+from .validate import validate
 
 __all__ = [
     "LEVELS",
@@ -17,4 +18,5 @@ __all__ = [
     "mutate",
     "random_inputs",
     "simulate",
+    "validate",
 ]

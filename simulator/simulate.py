@@ -91,14 +91,14 @@ def simulate(
     name, unread = program.plan.name, {}
     bar = Progress(name, schedules, progress, most_seconds)
     for number in range(seed, seed + schedules):
-        machine = _run_schedule(case, number, blocks, bar, write)
+        machine = run_schedule(case, number, blocks, bar, write)
         signals = unconsumed(machine.every_tensor())
         unread = signals if number == seed else {k: v for k, v in unread.items() if k in signals}
     for text in unread.values():
         warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=2)
     if write is not None:
         write(machine.trace(name, number))
-    return _outputs(machine)
+    return outputs_of(machine)
 
 
 def executable_at(
@@ -132,12 +132,12 @@ def _checked_writer(timeline: str | Path | None) -> Callable[[Trace], None] | No
     return writer(timeline)
 
 
-def _run_schedule(
+def run_schedule(
     case: Case,
     seed: int,
     resident_blocks: int,
     bar: Progress,
-    write: Callable[[Trace], None] | None,
+    write: Callable[[Trace], None] | None = None,
 ) -> Machine:
     """Run one schedule and return its machine. ``write`` writes the trace of a fault."""
     kind = Machine if write is None else Recorder
@@ -290,7 +290,7 @@ class Case:
         return tensors
 
 
-def _outputs(machine: Machine) -> list[dict[str, np.ndarray]]:
+def outputs_of(machine: Machine) -> list[dict[str, np.ndarray]]:
     """Return the tensors of each rank."""
     return [
         {

@@ -41,7 +41,7 @@ from .runtime import (  # noqa: E402
 
 if _TYPE_CHECKING:  # at run time __getattr__ imports them
     from .ops import tune
-    from .simulator import SimulationError, SimulationWarning, mutate, simulate
+    from .simulator import SimulationError, SimulationWarning, mutate, simulate, validate
 
 _activate()
 
@@ -70,6 +70,7 @@ __all__ = [
     "simulate",
     "symmetric",
     "tune",
+    "validate",
     "world_size",
 ]
 
@@ -80,6 +81,7 @@ _LAZY = {
     "mutate": ".simulator",
     "simulate": ".simulator",
     "tune": ".ops",
+    "validate": ".simulator",
 }
 """Names whose modules are slow to import -> the module."""
 

@@ -25,7 +25,7 @@ def _compiled(c: DeviceStatements, call: tirx.Call, loc: str) -> Any:
     kind, returns = template[1], bool(template[2])
     order = tirx.IntImm("int32", int(template[3]))
     operation = tirx.Call(call.dtype, tvm.ir.Op.get(SYSTEM_ATOMIC), [*call.args[1:], order])
-    return element_atomic(kind, returns or kind == "load")(c, operation, loc)
+    return element_atomic(kind, returns or kind == "load", widened=True)(c, operation, loc)
 
 
 def system_atomic(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:

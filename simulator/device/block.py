@@ -8,6 +8,7 @@ from typing import Any
 from ..machine.block import Block, Mask
 from ..memory.clock import Clock
 from ..memory.order import SETS
+from ..memory.threads import WARP
 from ..report.errors import SimulationError
 from .shared import Agents, SharedMemory
 
@@ -82,6 +83,8 @@ class Group:
 class DeviceBlock(Block):
     """Block of a device function."""
 
+    has_replicas = True
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.agents = Agents(self.order, self.name_of_agent)
@@ -102,6 +105,21 @@ class DeviceBlock(Block):
         self._groups = layout.thread_groups
         self._first = layout.copies - self._groups - 1 - 3 * self._groups
         """Number of mbarriers."""
+
+    def loaders(self, thread_groups: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return each thread group on its own: the others may not use the value."""
+        return [(g,) for g in thread_groups]
+
+    def causes(self, thread_groups: tuple[int, ...]) -> Clock:
+        """Return the clock of all that may have led to a change by these thread groups: accesses of
+        their warps, and those that a barrier orders before the change."""
+        warps = set()
+        for g in thread_groups:
+            warps |= set((self.kernel.thread_groups[g] // WARP).tolist())
+        groups = self.kernel.thread_groups
+        return self.order.causal_clock(
+            [g for g, threads in enumerate(groups) if warps & set((threads // WARP).tolist())]
+        )
 
     def make_barriers(self, slot: int, first: int, count: int) -> None:
         """Allocate mbarriers, which are not initialized yet."""

@@ -226,7 +226,7 @@ def tma_load(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """``tma_load(descriptor, mbarrier, destination, coordinates ..., hint)``, or
     ``tma_load(destination, source, mbarrier, bytes, hint)``."""
     if isinstance(call.args[0], tirx.Var):
-        where: Box | Run = Box(c, c.maps[call.args[0].name], list(call.args[3:-1]), loc)
+        where: Box | Run = Box(c, c.maps[call.args[0]], list(call.args[3:-1]), loc)
         barrier, target = call.args[1], call.args[2]
     else:
         where = Run(c, call.args[1], call.args[3], "TMA load", loc, in_bytes=True)
@@ -241,7 +241,7 @@ def tma_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     ufunc = np.add if int(call.args[-2]) else None
     op = "TMA store" if ufunc is None else "TMA addition"
     if isinstance(call.args[0], tirx.Var):
-        where: Box | Run = Box(c, c.maps[call.args[0].name], list(call.args[2:-2]), loc)
+        where: Box | Run = Box(c, c.maps[call.args[0]], list(call.args[2:-2]), loc)
     else:
         where = Run(c, call.args[0], call.args[2], op, loc, in_bytes=True)
     return _store(where, shared_address(c, call.args[1], op, loc), ufunc, op, loc)

@@ -46,11 +46,11 @@ class Lowered:
     """Device functions of one program in the order of their launches, and their descriptors.
 
     Attributes:
-        descriptors: TMA descriptors, by the name of the parameter of the device functions.
+        descriptors: TMA descriptors, by the parameter of the device functions.
     """
 
     kernels: list[tirx.PrimFunc]
-    descriptors: dict[str, TensorMap]
+    descriptors: dict[tirx.Var, TensorMap]
 
 
 def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
@@ -80,10 +80,10 @@ def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
 
 def _packed_calls(
     host: tirx.PrimFunc, functions: dict[str, tirx.PrimFunc]
-) -> tuple[list[str], dict[str, TensorMap]]:
+) -> tuple[list[str], dict[tirx.Var, TensorMap]]:
     """Return the names of the launched functions in order, and the descriptors."""
-    launches: list[str] = []
-    descriptors: dict[str, TensorMap] = {}
+    launches: list[list[Any]] = []
+    made: dict[tirx.Var, TensorMap] = {}
 
     def visit(node: Any) -> None:
         if (
@@ -93,14 +93,20 @@ def _packed_calls(
             return
         name = node.args[0].value
         if name in functions:
-            launches.append(name)
+            launches.append(list(node.args))
         elif name == _TENSOR_MAP:
-            descriptors[node.args[1].name] = _tensor_map(list(node.args[2:]))
+            made[node.args[1]] = _tensor_map(list(node.args[2:]))
         elif name.startswith("__tvm_tensormap"):
             raise TileWeaveError(f"simulate: {name} is not simulated; expected {_TENSOR_MAP}")
 
     post_order_visit(host.body, visit)
-    return launches, descriptors
+    descriptors = {
+        param: made[argument]
+        for name, *arguments in launches
+        for param, argument in zip(functions[name.value].params, arguments, strict=False)
+        if isinstance(argument, tirx.Var) and argument in made
+    }
+    return [name.value for name, *_ in launches], descriptors
 
 
 def _tensor_map(args: list[Any]) -> TensorMap:

@@ -101,7 +101,7 @@ class DeviceProgram(Program):
         named = {param.name: slot for param, slot in c.slots.items()}
         for param in func.params:
             name = param.name
-            if name in c.maps:
+            if param in c.maps:
                 continue
             if name in self._tensors:
                 self._declare_tensor(param, self._tensors[name])
@@ -117,7 +117,7 @@ class DeviceProgram(Program):
             self._declare_tensor(tirx.Var(name, "handle"), self._tensors[name])
         body = c.statement(func.body, str(func.attrs["global_symbol"]))
         axes = sorted(c.block_axes)
-        grid = [(c.block_axes[a], lambda frame, n=c.block_extents[a]: [n]) for a in axes]
+        grid = [(c.block_axes[axis], c.block_extents[axis]) for axis in axes]
         return Kernel(
             self.name, grid, tuple(c.threads), body, c.signals, block=DeviceBlock,
             loc=first_line(func.body),

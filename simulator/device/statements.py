@@ -48,6 +48,8 @@ class DeviceStatements(BlockStatements):
         world_size: number of ranks.
     """
 
+    widens = False
+
     def __init__(self, world_size: int) -> None:
         super().__init__()
         self.world_size = world_size
@@ -60,9 +62,10 @@ class DeviceStatements(BlockStatements):
         """Shape of each tensor, with the rank axis if it is symmetric."""
         self.block_axes: dict[int, int] = {}
         """Slot of the block index of each axis."""
-        self.block_extents: dict[int, int] = {}
+        self.block_extents: dict[int, Any] = {}
+        """Extent of each axis, which may depend on scalars."""
         self.threads = [1, 1, 1]
-        self.maps: dict[str, TensorMap] = {}
+        self.maps: dict[tirx.Var, TensorMap] = {}
         """TMA descriptors, by parameter."""
 
     def _on_AttrStmt(self, stmt: Any, loc: str) -> Step:
@@ -72,7 +75,7 @@ class DeviceStatements(BlockStatements):
         if tag in _BLOCK_AXES:
             axis = _BLOCK_AXES[tag]
             self.block_axes[axis] = self.new_slot(var)
-            self.block_extents[axis] = int(stmt.value)
+            self.block_extents[axis] = self.indices([stmt.value], "the grid", loc)
             return self.statement(stmt.body, loc)
         axis = _THREAD_AXES[tag]
         self.threads[axis] = int(stmt.value)

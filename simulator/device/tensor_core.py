@@ -21,6 +21,8 @@ from .fragments import accumulator, mma_a, mma_b, operand_addresses
 from .shared import Source
 from .statements import DeviceStatements, of_threads, shared_address, to_threads, uniform
 
+Poison = np.ndarray | None
+"""Mask of the elements that were never written, or None if there are none."""
 _WARPS = 4
 """Warps of a warp group."""
 _TYPES = {
@@ -80,16 +82,11 @@ class Registers:
         first = of_threads(self._first(frame)[0], frame).reshape(rows.shape)
         return rows[..., None], first[..., None] + np.arange(self.count)
 
-    def read(self, frame: Frame, rows: np.ndarray) -> np.ndarray:
-        """Return the elements, by row of threads, thread and element."""
+    def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
+        """Return the elements and their poison, by row of threads, thread and element."""
         tile, key = frame.tile(self.slot), self._key(frame, rows)
-        if tile.poison is not None and tile.poison[key].any():
-            raise SimulationError(
-                "poison",
-                f"{self.op} reads registers of {tile.name} that were never written, in "
-                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {self.loc}",
-            )
-        return tile.data[key]
+        poison = None if tile.poison is None else tile.poison[key]
+        return tile.data[key], poison
 
     def write(self, frame: Frame, rows: np.ndarray, values: np.ndarray, poison: Any = None) -> None:
         tile, key = frame.tile(self.slot), self._key(frame, rows)
@@ -188,14 +185,45 @@ def mma(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame):
         rows = _warps(frame, "mma", loc)
-        left = np.zeros((len(rows), m, k), np.float32)
-        right = np.zeros((len(rows), k, n), np.float32)
-        left[(slice(None), *a_at)] = a.read(frame, rows).astype(np.float32)
-        right[(slice(None), *b_at)] = b.read(frame, rows).astype(np.float32)
-        sums = total.read(frame, rows)
-        total.write(frame, rows, sums + (left @ right)[(slice(None), *c_at)].astype(sums.dtype))
+        left = _operand(a.read(frame, rows), (len(rows), m, k), a_at)
+        right = _operand(b.read(frame, rows), (len(rows), k, n), b_at)
+        product, poison = _product(left, right, c_at)
+        sums, unwritten = total.read(frame, rows)
+        sums = sums + product.astype(sums.dtype)
+        total.write(frame, rows, sums, _either(poison, unwritten))
 
     return Step(run)
+
+
+def _operand(
+    registers: tuple[np.ndarray, Poison], shape: tuple[int, ...], at: tuple
+) -> tuple[np.ndarray, Poison]:
+    """Return matrices and their poison from the elements that lanes hold at places ``at``."""
+    values, poison = registers
+    matrix = np.zeros(shape, np.float32)
+    matrix[(slice(None), *at)] = values.astype(np.float32)
+    if poison is None or not poison.any():
+        return matrix, None
+    bad = np.zeros(shape, np.bool_)
+    bad[(slice(None), *at)] = poison
+    return matrix, bad
+
+
+def _product(
+    left: tuple[np.ndarray, Poison], right: tuple[np.ndarray, Poison], at: tuple
+) -> tuple[np.ndarray, Poison]:
+    """Return the elements of products at places ``at``. A row or column with poison is poison."""
+    (a, a_bad), (b, b_bad) = left, right
+    product, key = a @ b, (slice(None), *at)
+    rows = None if a_bad is None else a_bad.any(axis=2, keepdims=True)
+    columns = None if b_bad is None else b_bad.any(axis=1, keepdims=True)
+    poison = _either(rows, columns)
+    return product[key], None if poison is None else np.broadcast_to(poison, product.shape)[key]
+
+
+def _either(one: Poison, other: Poison) -> Poison:
+    """Return the union of two masks."""
+    return one if other is None else other if one is None else one | other
 
 
 @dataclass
@@ -247,12 +275,12 @@ class SharedOperand:
         self._data, self._offset = data, c.indices([offset], "wgmma", loc)
         self._sizes, self._k_major, self._dtype, self._loc = (extent, k), k_major, dtype, loc
 
-    def read(self, frame: Frame, rows: np.ndarray) -> np.ndarray:
+    def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
         """Return the operand of each warp group, after a note of its asynchronous read."""
         block, matrix = frame.block, frame.block.matrices[self._data]
         starts = (matrix.start + 16 * of_threads(self._offset(frame)[0], frame)).reshape(rows.shape)
         shared, source = block.shared[matrix.memory], Source("wgmma", self._loc)
-        out = []
+        out, masks = [], []
         for threads, start in zip(rows, starts, strict=True):
             if (start != start[0]).any():
                 raise unsupported("a matrix descriptor that differs between threads", self._loc)
@@ -266,14 +294,10 @@ class SharedOperand:
             block.products.setdefault(g, Group()).open = time
             shared.read_async(spans.reshape(-1), g, agent, time, source)
             values, bad = shared.values(spans, self._dtype)
-            if bad is not None:
-                raise SimulationError(
-                    "poison",
-                    f"wgmma reads shared memory that was never written, in {block.name()} in "
-                    f"launch {block.epoch}\n --> {self._loc}",
-                )
+            masks.append(np.zeros(at.shape, np.bool_) if bad is None else bad.any(axis=-1))
             out.append(values[..., 0].astype(np.float32))
-        return np.stack(out)
+        poison = np.stack(masks)
+        return np.stack(out), poison if poison.any() else None
 
 
 def wgmma_ss(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -305,11 +329,16 @@ class RegisterOperand:
         self._at, self._k = mma_a(dtype.itemsize, k), k
         self._registers = Registers(c, data, offset, self._at[0].shape[1], "wgmma", loc)
 
-    def read(self, frame: Frame, rows: np.ndarray) -> np.ndarray:
-        values = self._registers.read(frame, rows).astype(np.float32)
-        out = np.zeros((len(rows) * _WARPS, 16, self._k), np.float32)
-        out[(slice(None), *self._at)] = values.reshape(len(rows) * _WARPS, WARP, -1)
-        return out.reshape(len(rows), 16 * _WARPS, self._k)
+    def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
+        warps = len(rows) * _WARPS
+        values, poison = self._registers.read(frame, rows)
+        if poison is not None:
+            poison = poison.reshape(warps, WARP, -1)
+        matrix, bad = _operand(
+            (values.reshape(warps, WARP, -1), poison), (warps, 16, self._k), self._at
+        )
+        shape = len(rows), 16 * _WARPS, self._k
+        return matrix.reshape(shape), None if bad is None else bad.reshape(shape)
 
 
 def _wgmma(
@@ -321,10 +350,13 @@ def _wgmma(
 
     def run(frame):
         rows = _warps(frame, "wgmma", loc, _WARPS)
-        product = (a.read(frame, rows) @ b.read(frame, rows).swapaxes(1, 2))[(slice(None), *at)]
+        right, bad = b.read(frame, rows)
+        right = right.swapaxes(1, 2), None if bad is None else bad.swapaxes(1, 2)
+        product, poison = _product(a.read(frame, rows), right, at)
         if uniform(keep(frame)[0], frame, loc):
-            product = product + total.read(frame, rows)
-        total.write(frame, rows, product)
+            sums, unwritten = total.read(frame, rows)
+            product, poison = product + sums, _either(poison, unwritten)
+        total.write(frame, rows, product, poison)
 
     return Step(run)
 
@@ -394,6 +426,8 @@ def register(c: DeviceStatements) -> None:
         "tl.ptx_wgmma_ss": wgmma_ss,
         "tl.ptx_wgmma_rs": wgmma_rs,
         "tl.warpgroup_arrive": _nothing,
+        "tl.annotate_producer_reg_dealloc": _nothing,
+        "tl.annotate_consumer_reg_alloc": _nothing,
         "tl.warpgroup_commit_batch": commit,
         "tl.warpgroup_wait": wait,
     }

@@ -162,11 +162,33 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         tensor.write(key, values, access, poison)
         return
     values = np.broadcast_to(values, space)
+    if frame.space is None and frame.block.has_replicas:
+        covered = _without_replicas(frame, tensor, index, values, covered)
     for thread_groups, mine in _per_group(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[mine] for i in index)
         access = _access(frame, ref, thread_groups, tensor, index, mine)
         bad = np.broadcast_to(poison, space)[mine] if poison is not None else None
         tensor.write(part, values[mine], access, bad)
+
+
+def _without_replicas(
+    frame: Frame, tensor: Tensor, index: list, values: np.ndarray, covered: np.ndarray | None
+) -> np.ndarray | None:
+    """Return the mask of the elements to store, each by one thread, if all threads that store an
+    element store the same value. TileLang lets every thread store its replica of a fragment."""
+    space = values.shape
+    on = frame.mask.on.reshape(-1, *[1] * (len(space) - 1))
+    on = np.broadcast_to(on if covered is None else on & covered, space)
+    flat = np.ravel_multi_index(
+        tuple(np.broadcast_to(i, space)[on] for i in index), tensor.shape, mode="clip"
+    )
+    _, first, replica_of = np.unique(flat, return_index=True, return_inverse=True)
+    stored = np.ascontiguousarray(values[on])
+    if len(first) == len(flat) or stored.tobytes() != stored[first][replica_of].tobytes():
+        return covered
+    once, where = np.zeros(space, np.bool_), np.flatnonzero(on)
+    once.flat[where[first]] = True
+    return once
 
 
 def _access(

@@ -55,9 +55,13 @@ class Word:
     ) -> list[tuple[Any, bool]]:
         """Load consecutive words by one access; return each value and whether it is poison."""
         block = frame.block
-        access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
+        first, *others = block.loaders(thread_groups)
         polls = newest or frame.polls
+        access = block.access(first, self.ref.op, self.ref.loc, self.level)
         entries = tensor.load_words(words, access, newest or frame.newest, polls)
+        for other in others:
+            access = block.access(other, self.ref.op, self.ref.loc, self.level)
+            tensor.look_words(words, access, polls)
         for entry in entries:
             self._observe(block.order, thread_groups, entry)
         if len(thread_groups) > 1:
@@ -83,7 +87,7 @@ class Word:
         sync = self._publish(block.order, thread_groups)
         before = tensor.overtaken(words, access)
         tensor.store_words(
-            words, values, access, sync, causes=block.order.causal_clock(), before=before
+            words, values, access, sync, causes=block.causes(thread_groups), before=before
         )
 
     def change(
@@ -105,7 +109,7 @@ class Word:
         self._observe(block.order, thread_groups, entry)
         sync = merge(entry.sync, self._publish(block.order, thread_groups))
         tensor.store_word(
-            at, f(entry.value), access, sync, causes=block.order.causal_clock(), replaces=True,
+            at, f(entry.value), access, sync, causes=block.causes(thread_groups), replaces=True,
             adds=self.adds, before=before,
         )  # fmt: skip
         return entry.value

@@ -270,8 +270,12 @@ def _barrier(spec: Builtin):
     return compile
 
 
-def element_atomic(kind: str, returns: bool):
-    """Return the compiler of T.atomic_add and similar operations on one element."""
+def element_atomic(kind: str, returns: bool, widened: bool = False):
+    """Return the compiler of T.atomic_add and similar operations on one element.
+
+    Args:
+        widened: whether ``widen_atomics`` has given it system scope.
+    """
     combine = {"load": None, "store": lambda old, new: new}.get(kind, REDUCTIONS.get(kind))
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
@@ -281,7 +285,7 @@ def element_atomic(kind: str, returns: bool):
         pointer = Pointer(c, call.args[0], op, loc)
         if pointer.slot >= 0:
             return _tile_atomic(c, call, pointer, combine, returns, loc)
-        scope = "sys" if pointer.buffer.data in c.symmetric else "gpu"
+        scope = "sys" if (widened or c.widens) and pointer.buffer.data in c.symmetric else "gpu"
         if scope == "gpu" and sem != "relaxed" and _drops_order(kind, returns, pointer.dtype):
             pointer.op += f" (relaxed: TileLang drops memory_order={sem!r})"
             sem = "relaxed"
@@ -362,7 +366,7 @@ def vector_atomic(lanes: int, returns: bool):
         *first, last = load.indices
         base = last.base if isinstance(last, tirx.Ramp) else last
         vector = tirx.BufferLoad(load.buffer, [*first, tirx.Ramp(base, 1, lanes)])
-        scope = "sys" if pointer.buffer.data in c.symmetric else "gpu"
+        scope = "sys" if c.widens and pointer.buffer.data in c.symmetric else "gpu"
         word = Word(pointer.ref, "relaxed", scope)
         whole = _change(c, pointer, [c.compile(vector, loc)], word, lanes, REDUCTIONS["add"])
         return whole if returns else c.preempted(whole.value, call)

@@ -29,6 +29,10 @@ StepOf = Callable[[Any, tirx.Call, str], Step]
 class Statements(Expressions):
     """Compiler of the statements of one program."""
 
+    widens = True
+    """Whether atomics of TileLang on symmetric tensors have system scope, which ``widen_atomics``
+    gives them later."""
+
     def __init__(self) -> None:
         super().__init__()
         self.symmetric: set[tirx.Var] = set()

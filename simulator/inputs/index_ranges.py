@@ -79,7 +79,8 @@ class _Finder:
                 self._access(node.buffer, node.indices, [1] * len(node.indices))
             elif op_name(node) == "tl.region":
                 load, _, *sizes = node.args
-                self._access(load.buffer, load.indices, sizes)
+                if isinstance(load, tirx.BufferLoad):  # else the region of an integer input
+                    self._access(load.buffer, load.indices, sizes)
             elif isinstance(node, _COMPARISONS):
                 self._comparison(node)
 

@@ -215,6 +215,9 @@ class BulkStore:
 class Block:
     """State of one block, on which its coroutine works."""
 
+    has_replicas = False
+    """Whether several threads may store their equal copies of a value to one element."""
+
     def __init__(
         self, machine: Any, launch: Launch, number: int, order: BlockOrder, env: list
     ) -> None:
@@ -244,6 +247,15 @@ class Block:
         agent, time, view = self.order.actor(thread_groups, copies)
         threads = self.order.threads
         return Access(agent, time, view, scope, op, loc, self.epoch, threads, accessed)
+
+    def loaders(self, thread_groups: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Return the thread groups of each access of an atomic load by ``thread_groups``."""
+        return [thread_groups]
+
+    def causes(self, thread_groups: tuple[int, ...]) -> Clock:
+        """Return the clock of all that may have led to a change by these thread groups: any earlier
+        access of the block, because data flow between its threads is not tracked."""
+        return self.order.causal_clock()
 
     def bulk_access(
         self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int, source: Any

@@ -80,6 +80,11 @@ class Executable:
         return [program for _, program in self._programs.values()]
 
     @property
+    def functions(self) -> list[tirx.PrimFunc]:
+        """The ``T.prim_func`` of each kernel of the calls so far."""
+        return [func for func, _ in self._programs.values()]
+
+    @property
     def resident_blocks(self) -> int:
         """Number of blocks that the compiler assumes to be resident on a GPU: the smallest number
         among the kernels of the calls so far."""

@@ -242,6 +242,15 @@ class Tensor:
         self.reads.note(index, event, access)
         return event
 
+    def look_words(self, indices: list[tuple], access: Access, polls: bool = False) -> list[int]:
+        """Load consecutive words by one atomic access. Return the flat index of each."""
+        event = self.look(_region_of(indices), access)
+        flats = [int(np.ravel_multi_index(index, self.shape)) for index in indices]
+        if not polls:
+            for flat in flats:
+                self._looked.setdefault(flat, []).append(event)
+        return flats
+
     def load_word(self, index: tuple, access: Access, newest: bool, polls: bool = False) -> Entry:
         """Load a word atomically: its newest value or, unless ``newest``, an older visible one."""
         return self.load_words([index], access, newest, polls)[0]
@@ -251,11 +260,7 @@ class Tensor:
     ) -> list[Entry]:
         """Load consecutive words by one atomic access. It observes all words of a vector store, or
         none."""
-        event = self.look(_region_of(indices), access)
-        flats = [int(np.ravel_multi_index(index, self.shape)) for index in indices]
-        if not polls:
-            for flat in flats:
-                self._looked.setdefault(flat, []).append(event)
+        flats = self.look_words(indices, access, polls)
         histories = [
             self.words.get(flat) or [Entry(self.data[index], 0, {}, bool(self.poison[index]))]
             for flat, index in zip(flats, indices, strict=True)

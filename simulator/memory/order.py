@@ -276,9 +276,14 @@ class BlockOrder:
         if sync:
             self.seen[i] = merge(self.seen[i], sync)
 
-    def causal_clock(self) -> Clock:
-        """Return the clock of all that may have led to a change that the block makes now."""
-        causes = self._joined(range(self.layout.thread_groups)).joined(self.observed)
+    def causal_clock(self, thread_groups: Iterable[int] | None = None) -> Clock:
+        """Return the clock of all that may have led to a change that the block makes now.
+
+        Args:
+            thread_groups: the threads that may have led to it; None: all.
+        """
+        every = range(self.layout.thread_groups) if thread_groups is None else thread_groups
+        causes = self._joined(every).joined(self.observed)
         self.set_time = [time + 1 for time in self.set_time]  # later accesses are not causes
         self.time = [time + 1 for time in self.time]
         return causes

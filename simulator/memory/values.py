@@ -85,3 +85,20 @@ def _saturated(value: Any, dtype: np.dtype) -> Any:
     for where, limit in zip(special, (info.max, info.min, of_nan), strict=True):
         result = np.where(where, dtype.type(limit), result)
     return result[()]
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether arrays agree bit by bit."""
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def close(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether arrays agree within the error of reordered additions."""
+    return bool(np.all(are_close(one, other)))
+
+
+def are_close(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Return which elements agree within the error of reordered additions."""
+    digits = np.finfo(one.dtype).eps if one.dtype.kind == "f" else 2.0**-8
+    one, other = (a.astype(np.float64) for a in (one, other))
+    return np.isclose(one, other, rtol=64 * float(digits), atol=float(digits), equal_nan=True)

@@ -30,7 +30,7 @@ from ..frontend.program import OPERATIONS, Program, lowered
 from ..inputs.arguments import check_numbers
 from ..machine.executable import Executable
 from ..machine.steps import Step
-from ..memory.values import is_float
+from ..memory.values import close, is_float, same
 from ..report.errors import SimulationError, SimulationWarning
 from ..simulate import simulate
 from .equivalent import PLAN_REASONS, Explanation, Explanations, flag_reasons
@@ -261,7 +261,7 @@ class _Runs:
             (rank, name)
             for rank, tensors in enumerate(first)
             for name, values in tensors.items()
-            if all(_same(o[rank][name], values) for o in self._outputs.values())
+            if all(same(o[rank][name], values) for o in self._outputs.values())
         }
 
     def _one(self, program: Executable, seed: int) -> Outputs:
@@ -290,23 +290,12 @@ class _Runs:
                     continue
                 expected = self._outputs[seed][rank][name]
                 if (rank, name) in self._fixed:
-                    right = _same(values, expected)
+                    right = same(values, expected)
                 else:
-                    right = not is_float(values.dtype) or _close(values, expected)
+                    right = not is_float(values.dtype) or close(values, expected)
                 if not right:
                     return f"output: {name} of rank {rank} differs from that of the program"
         return ""
-
-
-def _same(one: np.ndarray, other: np.ndarray) -> bool:
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
-
-
-def _close(one: np.ndarray, other: np.ndarray) -> bool:
-    """Return whether arrays agree within the error of reordered additions."""
-    digits = np.finfo(one.dtype).eps if one.dtype.kind == "f" else 2.0**-8
-    one, other = (a.astype(np.float64) for a in (one, other))
-    return np.allclose(one, other, rtol=64 * float(digits), atol=float(digits), equal_nan=True)
 
 
 def _summary(error: SimulationError) -> str:

@@ -8,7 +8,7 @@ from ...builtins.errors import TileWeaveError
 
 KINDS = (
     "race", "deadlock", "reuse", "arrival", "bounds", "alignment", "poison", "assertion",
-    "unsupported",
+    "translation", "unsupported",
 )  # fmt: skip
 
 
@@ -27,6 +27,7 @@ class SimulationError(TileWeaveError):
             - ``alignment``: an address or a size that is illegal for an instruction;
             - ``poison``: a use of uninitialized memory;
             - ``assertion``: a failed ``T.device_assert``;
+            - ``translation``: results of the device level differ from the tile level's;
             - ``unsupported``: an operation that is not simulated.
         report: rank, block, tensor, region, source lines, last events, seed.
         seed: seed of the schedule with the fault; None if the program itself was refused.

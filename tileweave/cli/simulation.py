@@ -69,6 +69,11 @@ def add_level(parser: argparse.ArgumentParser) -> None:
         help="simulate the program, or the device functions that it is lowered to; "
         "default: %(default)s",
     )
+    add_arch(parser)
+
+
+def add_arch(parser: argparse.ArgumentParser) -> None:
+    """Add the architecture of the device functions."""
     parser.add_argument(
         "--arch",
         choices=("sm_80", "sm_90a"),

@@ -108,4 +108,4 @@ def test_uninitialized_accumulator():
         return kernel.with_body(ir_transform(kernel.body, None, replace, ["tirx.BufferStore"]))
 
     error = reported(drop_stores)
-    assert error.kind == "poison" and "registers of total that were never written" in error.report
+    assert error.kind == "poison" and "TMA store to C of uninitialized memory" in error.report

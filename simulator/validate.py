@@ -1,0 +1,240 @@
+"""``tw.validate``: compare a program with the device functions that it is lowered to."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from tvm import tirx
+from tvm.tirx.stmt_functor import post_order_visit
+
+from ..runtime.kernel.configured import configured
+from .inputs.arguments import check_numbers
+from .inputs.default_inputs import random_inputs
+from .inputs.inputs import Inputs, checked_inputs
+from .machine.executable import Executable
+from .machine.machine import Machine
+from .memory.memory import Tensor
+from .memory.values import is_float, numpy_dtype
+from .report.errors import SimulationError, SimulationWarning
+from .report.progress import Progress
+from .simulate import LEVELS, Case, executable_at, outputs_of, run_schedule
+
+Key = tuple[int, str]
+"""Number of a kernel and name of its implicit tensor; or 0 and the name of a parameter."""
+Writes = dict[tuple[Key, int, int], np.ndarray]
+"""Last write of each element as the number of its event, by tensor, rank and launch of the writer;
+0 if the launch does not write the element."""
+
+
+_TOLERANCE = 4
+"""Largest difference between floats, in units of the last place of the tensor's largest number in
+the program's least precise type: a sum in another order may round to the next number there."""
+
+
+def validate(
+    program: Any,
+    world_size: int,
+    inputs: Inputs | None = None,
+    arch: str = "sm_90a",
+    schedules: int = 1,
+    seed: int = 0,
+    epochs: int = 2,
+    pass_configs: Mapping[str, Any] | None = None,
+    resident_blocks: int | None = None,
+    progress: bool = False,
+) -> list[dict[str, np.ndarray]]:
+    """Run ``program`` and the device functions that it is lowered to, and compare the two.
+
+    Both levels must end without a fault. After the last launch every tensor of every rank, also a
+    counter that the compiler added, must have the same values, floats within the error of reordered
+    additions (``_TOLERANCE``). In each launch each rank must write the same elements.
+
+    Args:
+        inputs: as for ``simulate``; None: those that the command line generates.
+        arch: ``sm_80`` or ``sm_90a``.
+        others: as for ``simulate``.
+
+    Returns:
+        One dict per rank, parameter name -> array, after the last launch of the device level.
+
+    Raises:
+        SimulationError: a fault of a level, which its report names; or kind ``translation``: the
+            report names tensor, rank, first element, both values, the number of elements that
+            differ, and the last write of the first one at both levels.
+        TileWeaveError: inputs do not match the program, or an argument is illegal.
+    """
+    check_numbers("validate", world_size, schedules, seed, epochs, resident_blocks)
+    plan = program.plan if isinstance(program, Executable) else program
+    plan = configured("validate", plan, pass_configs)
+    levels = {level: executable_at(plan, world_size, level, arch) for level in LEVELS}
+    if inputs is None:
+        inputs = random_inputs(levels["tile"], seed, {})
+    cases = {}
+    for level, executable in levels.items():
+        cases[level] = _Case(executable, inputs, epochs, resident_blocks, level, progress)
+    for number in range(seed, seed + schedules):
+        runs = [case.run(number) for case in cases.values()]
+        if len(faults := [run for run in runs if isinstance(run, SimulationError)]):
+            raise _fault(runs, faults)
+        tile, device = (_Results(run) for run in runs)
+        _compare(tile, device, _precision(levels["tile"]), number)
+    return outputs_of(device.machine)
+
+
+def _precision(executable: Executable) -> float:
+    """Return the distance of 1 and the next number in the least precise type of the program."""
+    types: set[str] = set()
+
+    def note(node: Any) -> None:
+        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
+            types.add(str(node.buffer.dtype))
+        elif isinstance(node, tirx.Cast):
+            types.add(str(node.dtype))
+        elif isinstance(node, tirx.SBlock):
+            types.update(str(buffer.dtype) for buffer in node.alloc_buffers)
+
+    for func in executable.functions:
+        post_order_visit(func.body, note)
+    floats = [d for d in map(numpy_dtype, types) if is_float(d)]
+    return max((float(ml_dtypes.finfo(dtype).eps) for dtype in floats), default=0.0)
+
+
+class _Case:
+    """The calls of a program at one level."""
+
+    def __init__(
+        self, executable: Executable, inputs: Inputs, epochs: int, resident_blocks: int | None,
+        level: str, progress: bool,
+    ) -> None:  # fmt: skip
+        self.case = Case(executable, checked_inputs(executable, inputs), epochs)
+        self.blocks = executable.resident_blocks if resident_blocks is None else resident_blocks
+        self.bar = Progress(f"{executable.plan.name}, {level} level", 1, progress)
+
+    def run(self, seed: int) -> Machine | SimulationError:
+        """Run one schedule; return its machine, or its fault."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SimulationWarning)
+                return run_schedule(self.case, seed, self.blocks, self.bar)
+        except SimulationError as error:
+            return error
+
+
+def _fault(runs: list[Machine | SimulationError], faults: list[SimulationError]) -> SimulationError:
+    """Return the first fault, with the levels that have one."""
+    levels = [level for level, run in zip(LEVELS, runs, strict=True) if run in faults]
+    where = f"only at the {levels[0]} level" if len(levels) == 1 else "at both levels"
+    error = faults[0]
+    return SimulationError(
+        error.kind, f"{error.report}\n{where}", seed=error.seed, event=error.event
+    )
+
+
+class _Results:
+    """Tensors and writes of one schedule.
+
+    Attributes:
+        tensors: every tensor, by key and by the rank that has it; a symmetric one has rank None.
+    """
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.tensors: dict[tuple[Key, int | None], Tensor] = {}
+        keys: dict[int, Key] = {}
+        named = {(0, name): tensors for name, tensors in machine.tensors.items()}
+        for number, implicit in enumerate(machine.implicit.values(), 1):
+            named |= {(number, name): tensors for name, tensors in implicit.items()}
+        for key, tensors in named.items():
+            for rank, tensor in enumerate(tensors):
+                if keys.setdefault(id(tensor), key) == key:
+                    self.tensors[key, None if tensor.symmetric else rank] = tensor
+        self.writes = self._writes(keys)
+
+    def _writes(self, keys: dict[int, Key]) -> Writes:
+        memory, writes = self.machine.memory, {}
+        for event, (_, _, tensor, key, epoch, is_write) in enumerate(memory.events.what):
+            if not is_write or tensor is None:
+                continue
+            rank = int(memory.layout.place(int(memory.events.agent[event]))[0])
+            place = keys[id(tensor)], rank, epoch
+            if place not in writes:
+                writes[place] = np.zeros(tensor.shape, np.int32)
+            writes[place][key] = event
+        return writes
+
+    def describe(self, event: int, otherwise: str) -> str:
+        return self.machine.memory.describe(event) if event else otherwise
+
+
+def _compare(tile: _Results, device: _Results, precision: float, seed: int) -> None:
+    """Raise the first difference between the levels."""
+    for report in (*_value_differences(tile, device, precision), *_write_differences(tile, device)):
+        raise SimulationError("translation", report).in_schedule(seed)
+
+
+def _value_differences(tile: _Results, device: _Results, precision: float) -> Iterator[str]:
+    for (key, rank), one in tile.tensors.items():
+        other, name = device.tensors[key, rank], one.name
+        differs = _differ(one, other, precision)
+        if not differs.any():
+            continue
+        at = _first(differs)
+        owner = at[0] if rank is None else rank
+        yield "\n".join(
+            [
+                f"{name} of rank {owner} has other values at the device level: "
+                f"{_count(differs)}, the first at {name}{list(at)}",
+                _value("tile", tile, one, at),
+                _value("device", device, other, at),
+            ]
+        )
+
+
+def _differ(one: Tensor, other: Tensor, precision: float) -> np.ndarray:
+    """Return which elements differ; uninitialized ones equal each other."""
+    differs, defined = one.poison != other.poison, ~one.poison
+    if not is_float(one.dtype):
+        return differs | ((one.data != other.data) & defined)
+    x, y = (t.data.astype(np.float64) for t in (one, other))
+    finite = np.abs(x[defined & np.isfinite(x)])
+    scale = max(precision, float(ml_dtypes.finfo(one.dtype).eps)) * finite.max(initial=0.0)
+    equal = np.isclose(x, y, rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
+    return differs | (~equal & defined)
+
+
+def _value(level: str, results: _Results, tensor: Tensor, at: tuple) -> str:
+    value = "uninitialized" if tensor.poison[at] else str(tensor.data[at])
+    last = results.describe(int(tensor.writes.last[at]), "never written")
+    return f"{level} level: {value}; last write: {last}"
+
+
+def _write_differences(tile: _Results, device: _Results) -> Iterator[str]:
+    for place in tile.writes.keys() | device.writes.keys():
+        (_, name), rank, epoch = place
+        shape = next(r.writes[place].shape for r in (tile, device) if place in r.writes)
+        nothing = np.zeros(shape, np.int32)
+        one, other = tile.writes.get(place, nothing), device.writes.get(place, nothing)
+        differs = (one != 0) != (other != 0)
+        if not differs.any():
+            continue
+        at = _first(differs)
+        yield "\n".join(
+            [
+                f"rank {rank} writes other elements of {name} in launch {epoch} at the device "
+                f"level: {_count(differs)}, the first at {name}{list(at)}",
+                f"tile level: {tile.describe(int(one[at]), 'not written')}",
+                f"device level: {device.describe(int(other[at]), 'not written')}",
+            ]
+        )
+
+
+def _first(mask: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.unravel_index(int(np.argmax(mask)), mask.shape))
+
+
+def _count(mask: np.ndarray) -> str:
+    return f"{int(mask.sum())} of {mask.size} elements"

@@ -1,0 +1,251 @@
+"""Programs of the corpus, the examples and the operators, with inputs for the device level."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from tests.corpus import PROGRAMS
+from tileweave.ops.attention.flash import FlashTiles
+from tileweave.ops.attention.problem import AttentionProblem
+from tileweave.ops.attention.sp_attention import sp_attention_plan
+from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
+from tileweave.ops.collectives.all_reduce import all_reduce_plan, one_shot_program, two_shot_program
+from tileweave.ops.collectives.all_to_all import (
+    AllToAll,
+    Parts,
+    all_to_all_plan,
+    all_to_all_program,
+)
+from tileweave.ops.collectives.broadcast import broadcast_plan, broadcast_program
+from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
+from tileweave.ops.collectives.vectors import Lines
+from tileweave.ops.core.collective_problem import CollectiveProblem
+from tileweave.ops.core.gemm_config import GemmConfig
+from tileweave.ops.core.tiles import Tiles
+from tileweave.ops.gemm.all_gather_matmul import AllGatherMatmul
+from tileweave.ops.gemm.matmul_all_reduce import MatmulAllReduce
+from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
+
+RANKS = 2
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+TILES = {
+    "mma": Tiles(16, 16, 16, stages=2, threads=32, group_m=1),
+    "wgmma": Tiles(64, 64, 32, stages=2, threads=128, group_m=1),
+}
+"""Tiles of one warp, and of one warp group with warp specialization."""
+GEMMS = AllGatherMatmul, MatmulReduceScatter, MatmulAllReduce
+
+
+class Instance(NamedTuple):
+    """A program, its number of ranks, and the inputs of all ranks; None for random inputs."""
+
+    program: Any
+    ranks: int
+    inputs: list[dict[str, Any]] | None
+
+
+@cache
+def module_of(path: str) -> ModuleType:
+    """Run a file of ``examples/``, for two ranks where it has a constant for their number."""
+    file = EXAMPLES / path
+    source = re.sub(r"^(RANKS\b.*?= )\d+", rf"\g<1>{RANKS}", file.read_text(), flags=re.M)
+    module = ModuleType(f"example_{file.stem}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module
+    exec(compile(source, file, "exec", dont_inherit=True), vars(module))
+    return module
+
+
+def corpus(name: str) -> Instance:
+    case = PROGRAMS[name]
+    ranks = RANKS if RANKS in case.ranks else case.ranks[0]
+    rng = np.random.default_rng(ranks)
+    inputs = case.inputs(rng, ranks, *case.sizes[:1])
+    return Instance(case.called(ranks), ranks, inputs)
+
+
+def pattern(path: str, name: str) -> Instance:
+    module = module_of(path)
+    sizes = getattr(module, "SIZES", [{}])[0]
+    return Instance(getattr(module, name), module.RANKS, module.make_inputs(1, **sizes))
+
+
+def tutorial(path: str, name: str) -> Instance:
+    return Instance(getattr(module_of(path), name), RANKS, None)
+
+
+def tutorial_with_a_bug() -> Instance:
+    module = module_of("tutorial/04_simulate_a_bug.py")
+    inputs = [
+        {
+            "shard": np.full((module.ROWS, module.COLUMNS), rank, np.float32),
+            "flags": np.zeros(RANKS, np.uint32),
+            "epoch": lambda launch: launch,
+        }
+        for rank in range(RANKS)
+    ]
+    return Instance(module.all_gather, RANKS, inputs)
+
+
+def _matrices(**shapes: tuple[int, int]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {n: rng.standard_normal(s).astype(ml_dtypes.bfloat16) for n, s in shapes.items()}
+
+
+def explicit_gemm_reduce_scatter() -> Instance:
+    M, N, K, block = 128, 64, 64, 64
+    program = module_of("gemm_reduce_scatter.py").gemm_reduce_scatter(
+        M, N, K, RANKS, block, block, 32
+    )
+    inputs = {"arrived": np.zeros((2, 1), np.uint32), "state": np.zeros(2, np.uint32)}
+    matrices = _matrices(A=(M, K), B=(N, K))
+    return Instance(program, RANKS, [matrices | inputs for _ in range(RANKS)])
+
+
+def explicit_all_gather_gemm() -> Instance:
+    M, N, K, block = 128, 64, 64, 64
+    plan, _ = module_of("all_gather_gemm.py").all_gather_gemm(M, N, K, RANKS, block, block, 32)
+    inputs = {"ready": np.zeros((2, RANKS), np.uint32), "epoch": lambda epoch: epoch}
+    matrices = _matrices(A=(M // RANKS, K), B=(N, K))
+    return Instance(plan, RANKS, [matrices | inputs for _ in range(RANKS)])
+
+
+def inferred(name: str) -> Instance:
+    make = getattr(module_of("inferred.py"), name)
+    return Instance(make(128, 64, 64, RANKS, 64, 64, 32), RANKS, None)
+
+
+def ping_pong() -> Instance:
+    inputs = {"flags": np.zeros(1, np.uint32), "start": lambda epoch: 3 * epoch, "rounds": 3}
+    return Instance(module_of("signal_ping_pong.py").ping_pong, RANKS, [inputs] * RANKS)
+
+
+def bulk_copy(name: str) -> Instance:
+    module = module_of("bulk_copy.py")
+    if name == "multicast_program":
+        sent = np.arange(5, dtype=np.float32)
+        inputs = {"src": sent, "dst": np.zeros(5, np.float32), "blocks": 1}
+        return Instance(module.multicast_program, 1, [inputs])
+    program = module.bulk_copy_with(4, 64, 2) if name == "bulk_copy" else module.load_store_program
+    src = np.random.default_rng(0).integers(0, 256, 901).astype(np.uint8)
+    return Instance(program, 1, [{"src": src, "dst": np.zeros(901, np.uint8), "blocks": 2}])
+
+
+def gemm(operator: type, program: str, tiles: str) -> Instance:
+    """Two tiles for each rank along N, and a tail along every axis."""
+    t = TILES[tiles]
+    rows, N, K = t.M + 8, t.N + 8, 2 * t.K + 8
+    transposed = tiles == "wgmma"
+    config = GemmConfig(RANKS * rows, N, K, RANKS, "bfloat16", transposed, t, True)
+    return Instance(operator.programs[program](config), RANKS, None)
+
+
+def collective(name: str, transport: str) -> Instance:
+    """Lines of 16 elements, two in a tile, of all ranks; by copy engines in two pieces."""
+    lines = Lines.of(96, "float32", 16, 128)
+    half = lines.rows // 2 // lines.height * lines.height
+    pieces = [slice(0, half), slice(half, lines.rows)]
+    if name == "all_to_all":
+        return Instance(_all_to_all(transport), RANKS, None)
+    plans = {
+        "all_gather": lambda: all_gather_plan(lines, RANKS, pieces, None),
+        "reduce_scatter": lambda: reduce_scatter_plan(lines, RANKS, pieces),
+        "one_shot": lambda: all_reduce_plan(lines, RANKS, pieces),
+        "broadcast": lambda: broadcast_plan(lines, 1, pieces, None),
+    }
+    programs = {
+        "all_gather": lambda: all_gather_program(lines, RANKS, transport),
+        "reduce_scatter": lambda: reduce_scatter_program(lines, RANKS, transport),
+        "one_shot": lambda: one_shot_program(lines, RANKS, transport),
+        "two_shot": lambda: two_shot_program(lines, RANKS, transport),
+        "broadcast": lambda: broadcast_program(lines, RANKS, 1, transport),
+    }
+    made = plans if transport == "copy_engine" else programs
+    return Instance(made[name](), RANKS, None)
+
+
+def _all_to_all(transport: str) -> Any:
+    x = torch.empty((6, 6, 8), device="meta")
+    result, axes = AllToAll.result(x, RANKS, 1, 0)
+    problem = CollectiveProblem("all_to_all", (6, 6, 8), result, axes, RANKS, torch.float32)
+    parts = Parts.of(problem, 64)
+    if transport == "copy_engine":
+        return all_to_all_plan(parts, [slice(0, parts.rows)], None)
+    return all_to_all_program(parts, transport)
+
+
+def attention(causal: bool, layout: str) -> Instance:
+    chunks = 2 if layout == "zigzag" else 1
+    problem = AttentionProblem(
+        batch=1, q_rows=64 * chunks, k_rows=64 * chunks, heads=2, kv_heads=1, dim=32, v_dim=32,
+        ranks=RANKS, dtype=torch.bfloat16, causal=causal, layout=layout, scale=0.3,
+    )  # fmt: skip
+    return Instance(sp_attention_plan(problem, FlashTiles(64, 32, 2, 128)), RANKS, None)
+
+
+Make = Callable[[], Instance]
+
+
+def _patterns() -> dict[str, Make]:
+    """Return the programs of all files of ``examples/patterns``."""
+    found: dict[str, Make] = {}
+    for file in sorted((EXAMPLES / "patterns").glob("*.py")):
+        path = f"patterns/{file.name}"
+        examples = getattr(module_of(path), "examples", None)
+        for label, program in (examples or {"example": module_of(path).example}).items():
+            name = next(n for n, value in vars(module_of(path)).items() if value is program)
+            found[f"{path}:{label}"] = lambda path=path, name=name: pattern(path, name)
+    return found
+
+
+_TUTORIALS = {
+    "01_first_program": "shift", "02_all_gather": "all_gather",
+    "03_gemm_reduce_scatter": "example", "05_copy_engines": "all_gather_gemm",
+}  # fmt: skip
+INSTANCES: dict[str, Make] = {
+    **{f"corpus:{name}": lambda name=name: corpus(name) for name in PROGRAMS},
+    **_patterns(),
+    **{
+        f"tutorial/{file}.py": lambda file=file, name=name: tutorial(f"tutorial/{file}.py", name)
+        for file, name in _TUTORIALS.items()
+    },
+    "tutorial/04_simulate_a_bug.py": tutorial_with_a_bug,
+    "gemm_reduce_scatter.py": explicit_gemm_reduce_scatter,
+    "all_gather_gemm.py": explicit_all_gather_gemm,
+    "inferred.py:gemm_reduce_scatter": lambda: inferred("gemm_reduce_scatter"),
+    "inferred.py:all_gather_gemm": lambda: inferred("all_gather_gemm"),
+    "signal_ping_pong.py": ping_pong,
+    **{
+        f"bulk_copy.py:{name}": lambda name=name: bulk_copy(name)
+        for name in ("bulk_copy", "load_store_program", "multicast_program")
+    },
+    **{
+        f"{operator.__name__}:{program}:{tiles}": lambda operator=operator, program=program,
+        tiles=tiles: gemm(operator, program, tiles)
+        for operator in GEMMS for program in operator.programs for tiles in TILES
+    },
+    **{
+        f"{name}:{transport}": lambda name=name, transport=transport: collective(name, transport)
+        for name in (
+            "all_gather", "reduce_scatter", "one_shot", "two_shot", "broadcast", "all_to_all",
+        )
+        for transport in ("tma", "ldst", "copy_engine")
+        if (name, transport) != ("two_shot", "copy_engine")
+    },
+    **{
+        f"sp_attention:{layout}:{'causal' if causal else 'full'}":
+        lambda causal=causal, layout=layout: attention(causal, layout)
+        for layout in ("contiguous", "zigzag") for causal in (True, False)
+    },
+}  # fmt: skip
+"""All programs, by name."""

@@ -1,0 +1,168 @@
+"""Small programs that TileLang miscompiles unless a pass of TileWeave corrects the result."""
+
+from __future__ import annotations
+
+import tilelang.language as T
+
+from tileweave import language as W
+
+BF16 = "bfloat16"
+
+
+def pipelined_in_a_loop():
+    """The accumulator is cleared once, before the outer loop."""
+    rows, dim, count, steps = 64, 32, 128, 2
+
+    @T.prim_func
+    def program(
+        Q: T.Tensor((rows, dim), BF16),
+        K: T.Tensor((steps, count, dim), BF16),
+        V: T.Tensor((steps, count, dim), BF16),
+        Out: T.Tensor((rows, dim), BF16),
+    ):
+        with T.Kernel(1, threads=128):
+            Q_tile = T.alloc_shared((rows, dim), BF16)
+            K_tile = T.alloc_shared((rows, dim), BF16)
+            V_tile = T.alloc_shared((rows, dim), BF16)
+            Out_tile = T.alloc_shared((rows, dim), BF16)
+            scores = T.alloc_fragment((rows, rows), "float32")
+            weights = T.alloc_fragment((rows, rows), BF16)
+            total = T.alloc_fragment((rows, dim), "float32")
+            W.fence("gpu")
+            T.copy(Q, Q_tile)
+            T.clear(total)
+            for step in T.serial(steps):
+                for j in T.Pipelined(count // rows, num_stages=2):
+                    T.copy(K[step, j * rows, 0], K_tile)
+                    T.copy(V[step, j * rows, 0], V_tile)
+                    T.gemm(Q_tile, K_tile, scores, transpose_B=True, clear_accum=True)
+                    T.copy(scores, weights)
+                    T.gemm(weights, V_tile, total)
+            T.copy(total, Out_tile)
+            T.copy(Out_tile, Out)
+
+    return program
+
+
+def past_a_loop():
+    """On rank 0 the loop does not run, and only its barriers order ``first``."""
+
+    @T.prim_func
+    def program(x: T.Tensor((256,), "float32"), y: T.Tensor((2, 256), "float32")):
+        with T.Kernel(1, threads=256):
+            first = T.alloc_shared((256,), "float32")
+            second = T.alloc_shared((256,), "float32")
+            W.fence("gpu")
+            for i in T.Parallel(256):
+                first[i] = x[i]
+            for _ in T.serial(W.rank()):
+                for i in T.Parallel(256):
+                    second[i] = x[i]
+                for i in T.Parallel(256):
+                    y[0, i] = second[255 - i]
+            for i in T.Parallel(256):
+                y[1, i] = first[255 - i]
+
+    return program
+
+
+def reads_before_warps():
+    """Threads of the producer read ``S``, whose reuse the program's threads release."""
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+        X: T.Tensor((128,), "float32"),
+        Y: T.Tensor((128,), "float32"),
+    ):
+        with T.Kernel(2, threads=128) as block:
+            S = W.alloc_symmetric((128,), "float32")
+            A_tile = T.alloc_shared((64, 32), "float16")
+            B_tile = T.alloc_shared((64, 32), "float16")
+            total = T.alloc_fragment((64, 64), "float32")
+            me = W.rank()
+            if block == 1:
+                for i in T.Parallel(128):
+                    S[(me + 1) % 2, i] = X[i]
+            for i in T.Parallel(128):
+                if block == 0:
+                    Y[i] = S[me, i]
+            T.clear(total)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[0, k * 32], A_tile)
+                T.copy(B[0, k * 32], B_tile)
+                T.gemm(A_tile, B_tile, total, transpose_B=True)
+            if block == 0:
+                T.copy(total, C)
+
+    return program
+
+
+def adds_at_the_peer():
+    """Both ranks add to the same elements."""
+
+    @T.prim_func
+    def program(S: W.Symmetric((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            tx = T.get_thread_binding()
+            W.sync_ranks()
+            T.atomic_add(S[0, tx], 1)
+            W.sync_ranks()
+
+    return program
+
+
+def counts_in_a_loop():
+    """Each of the program's threads adds 1 in each iteration, before the specialized part."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((64, 64), BF16),
+        Y: T.Tensor((2, 64, 64), "float32"),
+        count: T.Tensor((1,), "int32"),
+    ):
+        with T.Kernel(1, threads=128):
+            A_tile = T.alloc_shared((64, 32), BF16)
+            B_tile = T.alloc_shared((32, 64), BF16)
+            total = T.alloc_fragment((64, 64), "float32")
+            for u in T.serial(2):
+                W.red_add(count[0], 1)
+                T.clear(total)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(X[0, k * 32], A_tile)
+                    T.copy(X[k * 32, 0], B_tile)
+                    T.gemm(A_tile, B_tile, total)
+                T.copy(total, Y[u, 0, 0])
+
+    return program
+
+
+def loads_what_threads_stored():
+    """Threads of the peer store by generic stores; the TMA loads after the wait."""
+
+    @T.prim_func
+    def program(
+        S: W.Symmetric((64, 64), BF16),
+        F: W.Symmetric((1,), "uint32"),
+        B: T.Tensor((64, 64), BF16),
+        Y: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            A_tile = T.alloc_shared((64, 32), BF16)
+            B_tile = T.alloc_shared((32, 64), BF16)
+            total = T.alloc_fragment((64, 64), "float32")
+            me = W.rank()
+            for i, j in T.Parallel(64, 64):
+                S[1 - me, i, j] = T.Cast(BF16, i)
+            W.signal(F[1 - me, 0])
+            W.wait_reached(F[me, 0], 1)
+            T.clear(total)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(S[me, 0, k * 32], A_tile)
+                T.copy(B[k * 32, 0], B_tile)
+                T.gemm(A_tile, B_tile, total)
+            T.copy(total, Y)
+
+    return program

@@ -1,0 +1,185 @@
+"""Translation validation: faults and other values of device functions are found and located."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tilelang.language as T
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+import tileweave as tw
+from tileweave import passes
+from tileweave.builtins.errors import TileWeaveError
+from tileweave.cli.main import main
+from tileweave.simulator import SimulationError
+from tileweave.simulator.device.program import DeviceProgram
+
+from . import miscompiled
+from .programs import dropped, expected, gemm_reduce_scatter, inputs, with_argument
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+SIMULATE = importlib.import_module("tileweave.simulator.simulate")
+UNVERIFIED = {"tileweave.verify": "off"}
+
+
+@pytest.fixture
+def edit(monkeypatch):
+    """Return a function that applies an edit to all device functions."""
+
+    def apply(change) -> None:
+        monkeypatch.setattr(SIMULATE, "DeviceProgram", partial(DeviceProgram, change=change))
+
+    return apply
+
+
+def reported(program, *arguments, **options) -> SimulationError:
+    with pytest.raises(SimulationError) as error:
+        tw.validate(program, 2, *arguments, **options)
+    return error.value
+
+
+def switch_off(monkeypatch, missing: str) -> None:
+    """Remove a pass from all tables."""
+    for table in [name for name in vars(passes) if name.endswith("_PASSES")]:
+        kept = tuple(p for p in getattr(passes, table) if p.name != missing)
+        monkeypatch.setattr(passes, table, kept)
+
+
+def line_of(text: str) -> int:
+    """Return the line of a statement of ``programs.py``."""
+    lines = Path(__file__).with_name("programs.py").read_text().splitlines()
+    return next(n for n, line in enumerate(lines, 1) if text in line)
+
+
+def add_ones():
+    @T.prim_func
+    def program(X: T.Tensor((128,), "int32"), Y: T.Tensor((128,), "int32")):
+        with T.Kernel(1, threads=128):
+            for i in T.Parallel(128):
+                Y[i] = X[i] + 1
+
+    return program
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_outputs(arch):
+    outputs = tw.validate(gemm_reduce_scatter(128), 2, inputs(128), arch)
+    result = np.concatenate([o["C"] for o in outputs]).astype(np.float32)
+    assert np.array_equal(result, expected(128))
+
+
+def test_arguments():
+    with pytest.raises(TileWeaveError, match=r"simulate: arch=.sm_75.; expected .sm_80. or"):
+        tw.validate(add_ones(), 2, arch="sm_75")
+    with pytest.raises(TileWeaveError, match="validate: schedules=0"):
+        tw.validate(add_ones(), 2, schedules=0)
+
+
+def test_other_values(edit):
+    """The device function adds 2, not 1, from element 5 on."""
+
+    def two(kernel):
+        def more(node):
+            if not isinstance(node.a, tirx.BufferLoad) or node.a.buffer.name != "X":
+                return None
+            return node + tirx.if_then_else(node.a.indices[0] >= 5, 1, 0)
+
+        return kernel.with_body(ir_transform(kernel.body, None, more, ["tirx.Add"]))
+
+    edit(two)
+    error = reported(add_ones())
+    assert error.kind == "translation"
+    assert re.match(
+        r"Y of rank 0 has other values at the device level: 123 of 128 elements, the first at "
+        r"Y\[5\]\ntile level: (\d+); last write: .* --> .*test_validate.py:\d+\n"
+        r"device level: (\d+); last write: .* --> .*test_validate.py:\d+\n",
+        error.report,
+    )
+
+
+def test_other_elements(edit):
+    """The device function does not store to an element that has the right value."""
+
+    def fewer(kernel):
+        def cut(node):
+            if node.buffer.name != "Y":
+                return None
+            return tirx.IfThenElse(node.indices[0] != 7, node, None)
+
+        return kernel.with_body(ir_transform(kernel.body, None, cut, ["tirx.BufferStore"]))
+
+    edit(fewer)
+    given = [{"X": np.zeros(128, np.int32), "Y": np.ones(128, np.int32)} for _ in range(2)]
+    error = reported(add_ones(), given)
+    assert error.kind == "translation"
+    assert re.search(r"writes other elements of Y in launch \d at the device level: 1 of 128 "
+                     r"elements, the first at Y\[7\]\n", error.report)  # fmt: skip
+    assert "device level: not written" in error.report
+
+
+def test_cleared_in_each_step(edit):
+    """Each product replaces the sum of those before it."""
+
+    def cleared(kernel):
+        def clear(node):
+            if node.op.name != "tl.ptx_wgmma_ss":
+                return None
+            return with_argument(12, tirx.const(False))(node)
+
+        return kernel.with_body(ir_transform(kernel.body, None, clear, ["tirx.Call"]))
+
+    edit(cleared)
+    error = reported(gemm_reduce_scatter(128), inputs(128))
+    assert error.kind == "translation"
+    line = line_of("T.copy(C_tile, C[tile * rows, 0])")
+    assert error.report.startswith("C of rank 0 has other values")
+    assert error.report.count(f"programs.py:{line}") == 2
+
+
+def test_fault_of_one_level(edit):
+    edit(dropped("tileweave.signal"))
+    error = reported(gemm_reduce_scatter(128), inputs(128))
+    assert error.kind == "deadlock" and error.report.endswith("only at the device level")
+
+
+@pytest.mark.parametrize(
+    ("make", "missing", "kind", "options"),
+    [
+        ("pipelined_in_a_loop", "defer_initializations", "translation", {}),
+        ("past_a_loop", "sync_branches", "race", {}),
+        ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
+        ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
+        ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
+    ],
+)
+def test_without_a_pass(monkeypatch, make, missing, kind, options):
+    """TileLang miscompiles the program, and the pass corrects it."""
+    program = getattr(miscompiled, make)()
+    arguments = {"schedules": 2, "pass_configs": options, "epochs": 2 if kind == "reuse" else 1}
+    tw.validate(program, 2, **arguments)
+    switch_off(monkeypatch, missing)
+    error = reported(program, **arguments)
+    assert error.kind == kind and "miscompiled.py:" in error.report
+
+
+def test_without_keep_to_block(monkeypatch):
+    """The compiler itself refuses the program."""
+    program = miscompiled.counts_in_a_loop()
+    tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
+    switch_off(monkeypatch, "keep_to_block")
+    with pytest.raises(TileWeaveError, match="threads that are not the program's execute it"):
+        tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
+
+
+def test_command(capsys):
+    file = EXAMPLES / "tutorial" / "02_all_gather.py"
+    assert main(["validate", str(file), "--arch", "sm_80"]) == 0
+    assert capsys.readouterr().out == (
+        "all_gather: the device functions of sm_80 agree with the program (4 ranks, 1 schedules)\n"
+    )

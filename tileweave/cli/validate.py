@@ -1,0 +1,76 @@
+"""``tileweave validate``: compare programs with the device functions that they are lowered to."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from .program_files import PLANS_AND_KERNELS, load_programs
+from .reports import ranks_hint, relative_paths
+from .simulation import (
+    Outcome,
+    add_arch,
+    add_json,
+    add_simulation,
+    fault_of,
+    run_each,
+)
+
+
+def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
+    """Declare the arguments."""
+    parser = commands.add_parser(
+        "validate",
+        help="compare programs with their lowered device functions on simulated ranks",
+    )
+    add_simulation(parser)
+    parser.set_defaults(schedules=1, epochs=2)
+    add_arch(parser)
+    add_json(parser)
+    return parser
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the verdict of each program; the exit status is 1 if one has a fault or the levels
+    differ."""
+    programs = load_programs(options, PLANS_AND_KERNELS)
+    outcomes = run_each(programs, _validate, options)
+    for outcome in outcomes:
+        print(json.dumps(outcome) if options.json else relative_paths(_text(outcome, options)))
+    if any(outcome["fault"] for outcome in outcomes):
+        raise SystemExit(1)
+
+
+def _validate(
+    name: str, program: Any, scalars: dict[str, Any], options: argparse.Namespace
+) -> Outcome:
+    """Validate one program with random inputs."""
+    from ..simulator import SimulationError, random_inputs, validate
+
+    fault = None
+    try:
+        inputs = random_inputs(program, options.seed, scalars)
+        validate(
+            program, options.ranks, inputs, options.arch, options.schedules, options.seed,
+            options.epochs, resident_blocks=options.resident_blocks, progress=True,
+        )  # fmt: skip
+    except SimulationError as error:
+        fault = fault_of(error)
+    return {
+        "name": name,
+        "ranks": options.ranks,
+        "arch": options.arch,
+        "schedules": options.schedules,
+        "seed": options.seed,
+        "fault": fault,
+    }
+
+
+def _text(outcome: Outcome, options: argparse.Namespace) -> str:
+    if outcome["fault"]:
+        return "{name}: {fault[kind]}: {fault[report]}".format(**outcome) + ranks_hint(options)
+    return (
+        "{name}: the device functions of {arch} agree with the program "
+        "({ranks} ranks, {schedules} schedules)"
+    ).format(**outcome)
