@@ -25,6 +25,8 @@ from tileweave.builtins.spec import (
 )
 from tileweave.codegen.headers import INCLUDE_DIR
 
+pytestmark = pytest.mark.long
+
 ARCHES = ("sm_80", "sm_90a", "sm_100a")
 
 CXX = {

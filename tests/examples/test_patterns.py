@@ -169,6 +169,7 @@ def test_explain_names_each_symmetric_tensor_and_prints_what_the_page_shows(name
     assert len(shown) >= 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", NAMES)
 def test_compiles(name, arch, nvcc):

@@ -11,6 +11,8 @@ import pytest
 import tileweave as tw
 from tileweave.simulator import Executable
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCHEDULES = 200
 INFERRED = [(1, 10), (2, 36), (3, 8), (4, 6)]

@@ -10,6 +10,8 @@ from tests.corpus import PROGRAMS
 from tileweave import passes
 from tileweave.cli import main as cli
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE_PROGRAMS = sorted(
     file.stem for file in EXAMPLES.glob("*.py") if "\n@T.prim_func" in file.read_text()

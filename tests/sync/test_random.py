@@ -16,6 +16,8 @@ import pytest
 
 import tileweave as tw
 
+pytestmark = pytest.mark.long
+
 PROGRAMS = int(os.environ.get("TILEWEAVE_PROGRAMS", 60))
 HEAD = """\
 import tilelang.language as T

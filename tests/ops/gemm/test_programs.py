@@ -45,6 +45,8 @@ from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.passes.ir.sizes import named
 from tileweave.runtime.plans.steps import Copy, CopyValue, Launch, WaitValue
 
+pytestmark = pytest.mark.long
+
 TILES = Tiles(16, 16, 16, stages=2, threads=32, group_m=1)
 EVEN, TAILS = (16, 32, 32), (24, 40, 24)
 """rows_per_rank, N, K: whole tiles, and tails along every axis."""

@@ -22,6 +22,8 @@ from tests.corpus.exchange import (
     operations,
 )
 
+pytestmark = pytest.mark.long
+
 SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", "20"))
 EPOCHS = 3
 fuzz = settings(
