@@ -17,8 +17,9 @@ import torch.distributed as dist
 from ...builtins.errors import TileWeaveError
 
 LOOK_EVERY_S = 1.0
-"""Interval at which a waiting rank calls ``look``."""
-_POLL_S = 0.002
+"""Interval at which a waiting rank handles signals and calls ``look``."""
+_TIMED_OUT = (dist.DistStoreError, RuntimeError)
+"""Errors of a store whose wait has timed out; that of files raises the latter."""
 _joined: Counter[str] = Counter()
 """Number of times that each process group was joined, so that keys in the store are not reused."""
 
@@ -64,30 +65,32 @@ class Group:
         self.store.set(f"{prefix}/{self.rank}", value)
         values = []
         for peer in range(self.world_size):
-            key = f"{prefix}/{peer}"
-            if look is not None:
-                self._look_until(key, look, timeout_s)
-            try:
-                self.store.wait([key], timedelta(seconds=timeout_s))
-            except dist.DistStoreError as error:
-                raise TileWeaveError(
-                    f"{topic}: rank {self.rank} waited {timeout_s:g} s for rank {peer}; "
-                    "expected every rank to make the same calls in the same order"
-                ) from error
-            values.append(self.store.get(key).decode())
+            self._wait(topic, peer, f"{prefix}/{peer}", timeout_s, look)
+            values.append(self.store.get(f"{prefix}/{peer}").decode())
         return values
 
-    def _look_until(self, key: str, look: Callable[[], None], timeout_s: float) -> None:
-        """Call ``look`` every second until a key is in the store, or the time limit expires."""
-        start = looked = time.monotonic()
-        while self.store is not None and not self.store.check([key]):
-            now = time.monotonic()
-            if now - start > timeout_s:
+    def _wait(
+        self, topic: str, peer: int, key: str, timeout_s: float, look: Callable[[], None] | None
+    ) -> None:  # fmt: skip
+        """Wait until a peer has written a key. Each second, Python handles signals, such as that of
+        Ctrl-C, and calls ``look``."""
+        assert self.store is not None
+        end = time.monotonic() + timeout_s
+        while True:
+            left = max(end - time.monotonic(), 0.001)
+            try:
+                self.store.wait([key], timedelta(seconds=min(left, LOOK_EVERY_S)))
                 return
-            if now - looked > LOOK_EVERY_S:
-                looked = now
+            except RuntimeError as error:
+                if type(error) not in _TIMED_OUT:
+                    raise
+                if left <= LOOK_EVERY_S:
+                    raise TileWeaveError(
+                        f"{topic}: rank {self.rank} waited {timeout_s:g} s for rank {peer}; "
+                        "expected every rank to make the same calls in the same order"
+                    ) from error
+            if look is not None:
                 look()
-            time.sleep(_POLL_S)
 
     def meet(self, topic: str, timeout_s: float = 300.0) -> None:
         """Wait until all ranks have made this call. Through the host only."""
