@@ -373,7 +373,9 @@ def two_jobs() -> None:
 def mount(folder: Path, options: str) -> None:
     """Mount a file system in memory. Needs root."""
     folder.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], check=True)
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"{options},mode=0700", "tmpfs", str(folder)], check=True
+    )
 
 
 def unmount(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -56,10 +57,18 @@ def _compiled(compile: Callable[[], T], what: str) -> T:
     require_private_cache()
     try:
         return compile()
-    except OSError as error:
-        if error.errno not in _NOT_WRITABLE:
+    except (OSError, RuntimeError) as error:
+        if _number(error) not in _NOT_WRITABLE:
             raise
         raise TileWeaveError(
             f"compile {what}: {error}; expected a cache that can be written and has room: "
             f"TILELANG_CACHE_DIR is {root()}"
         ) from error
+
+
+def _number(error: Exception) -> int | None:
+    """Return the number of an error of the system, which TVM turns into the text of another one."""
+    if isinstance(error, OSError):
+        return error.errno
+    text = re.search(r"\[Errno (\d+)\]", str(error))
+    return int(text[1]) if text else None

@@ -54,6 +54,7 @@ class Fault:
 
 
 KILLED = r"exitcode\s*: -9|Signal 9 \(SIGKILL\)"
+_CACHE = "; expected a cache that can be written and has room"
 FAULTS = {
     "killed before a launch": Fault("killed_before", KILLED),
     "killed in a launch": Fault("killed_in", KILLED),
@@ -78,15 +79,11 @@ FAULTS = {
         r"the ranks differ \(.*TILEWEAVE_TIMEOUT_S=7.*expected the same TILEWEAVE_TIMEOUT_S",
     ),
     "heap exhausted on one rank": Fault(
-        "heap_exhausted", r"rank 0 does `allocate .*` where rank 1 does `.* without room for it`"
+        "heap_exhausted", r"symmetric heap: rank \d does `.*without room for it`"
     ),
-    "compile failure on one rank": Fault(
-        "compile_failure", r"compile .*: failed on rank 1: .*nvcc", 60
-    ),
-    "disk full": Fault("disk_full", r"No space left on device|File too large", 60, goes_on=True),
-    "read-only cache": Fault(
-        "read_only_cache", r"expected a cache that can be written and has room", 60
-    ),
+    "compile failure on one rank": Fault("compile_failure", "nvcc is broken", 60),
+    "disk full": Fault("disk_full", rf"No space left on device{_CACHE}", 60),
+    "read-only cache": Fault("read_only_cache", rf"Read-only file system.*{_CACHE}", 60),
     "truncated cached kernel": Fault(
         "truncated_kernel", r"failed integrity verification .* recompiling", 60, goes_on=True
     ),

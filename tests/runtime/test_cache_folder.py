@@ -121,14 +121,17 @@ def test_a_lock_excludes_another_process(tmp_path):
     assert (tmp_path / "entered").exists()
 
 
+@pytest.mark.parametrize("by_tvm", [False, True])
 @pytest.mark.parametrize("number", ["EROFS", "ENOSPC", "EACCES"])
-def test_a_cache_that_cannot_be_written_is_named_on_every_rank(cache, every_rank, number):
+def test_a_cache_that_cannot_be_written_is_named_on_every_rank(cache, every_rank, number, by_tvm):
+    """TVM turns an error of its callback into a RuntimeError with the same text."""
     cache.mkdir()
 
     def compile_gemm(group: Group) -> str:
         def compiler() -> str:
             code = getattr(errno, number)
-            raise OSError(code, os.strerror(code), str(cache / ".staging"))
+            error = OSError(code, os.strerror(code), str(cache / ".staging"))
+            raise RuntimeError(str(error)) if by_tvm else error
 
         return compile_once(group, compiler, "gemm")
 
