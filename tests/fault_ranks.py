@@ -180,13 +180,10 @@ def _heap_on_cpu() -> Any:
     return Heap(group_of(""), Memory(memory.data_ptr(), 2 * PAGE, PAGE, memory), 1 << 16)
 
 
-def _compile() -> None:
-    """Compile a kernel once a node; the cache is that of ``TILELANG_CACHE_DIR``."""
+def compile_add_one() -> Any:
+    """Compile a kernel; the cache is that of ``TILELANG_CACHE_DIR``."""
     import tilelang
     import tilelang.language as T
-
-    from tileweave.ops.core.groups import group_of
-    from tileweave.runtime.kernel.compile_once import compile_once
 
     @T.prim_func
     def add_one(A: T.Tensor((64,), "int32")):
@@ -194,8 +191,15 @@ def _compile() -> None:
             for i in T.Parallel(64):
                 A[i] = A[i] + 1
 
-    target = {"kind": "cuda", "arch": "sm_90a"}
-    compile_once(group_of(""), lambda: tilelang.compile(add_one, target=target), "add_one")
+    return tilelang.compile(add_one, target={"kind": "cuda", "arch": "sm_90a"})
+
+
+def _compile() -> None:
+    """Compile the kernel once a node."""
+    from tileweave.ops.core.groups import group_of
+    from tileweave.runtime.kernel.compile_once import compile_once
+
+    compile_once(group_of(""), compile_add_one, "add_one")
 
 
 def compile_failure() -> None:
@@ -262,25 +266,18 @@ def _shared_cache() -> None:
 
 
 def truncated_kernel() -> None:
-    from tilelang.cache.kernel_cache import KernelCache
-
+    """Another process has compiled the kernel: truncating what is mapped would be another fault."""
     logging.basicConfig(level=logging.WARNING)
-    _compile()
     if rank() == 0:
-        (library,) = (FOLDER / "cache").rglob("kernel_lib.so")
+        program = "from tests.fault_ranks import compile_add_one; compile_add_one()"
+        checkout = str(Path(__file__).resolve().parents[1])
+        environment = os.environ | {"PYTHONPATH": checkout}
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+        (library,) = (FOLDER / "cache").rglob("executable.so")
         os.truncate(library, library.stat().st_size // 2)
-    KernelCache._memory_cache.clear()
-    for cache in _subclasses(KernelCache):
-        cache._memory_cache.clear()
-        if cache._instance is not None:
-            cache._instance._memory_cache.clear()
     _meet()
     inject()
     _compile()
-
-
-def _subclasses(kind: type) -> list[Any]:
-    return [kind, *(c for child in kind.__subclasses__() for c in _subclasses(child))]
 
 
 def _meet() -> None:

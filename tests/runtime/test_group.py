@@ -94,7 +94,7 @@ def test_another_failure_of_the_store_is_not_called_a_wait():
         def set(self, key: str, value: str) -> None:
             pass
 
-        def wait(self, keys: list[str], timeout: object) -> None:
+        def check(self, keys: list[str]) -> bool:
             raise ConnectionError("the store is gone")
 
     group = Group(0, 2, 0, torch.device("cpu"), None, Lost())
