@@ -28,6 +28,8 @@ HERE = Path(__file__).resolve()
 _FAULT = "FAULT_PROGRAM"
 TIMEOUT_S = 3
 """Time limit of waits on the GPU."""
+MOST_S = 100
+"""Faults with a larger limit run only if they are named."""
 START_S = 150
 """Seconds for imports and for compiling, before the injection."""
 
@@ -94,7 +96,9 @@ FAULTS = {
     ),
     "fork in a data loader": Fault("forked_loader", r"batches \[0, 1, 2, 3\]", 60, goes_on=True),
     "call in a forked worker": Fault(
-        "forked_call", r"was forked from process \d+, and is no rank", 60
+        "forked_call",
+        r"was forked from process \d+, and is no rank|Cannot re-initialize CUDA in forked",
+        60,
     ),
     "two jobs on one node": Fault("two_jobs", r"right", 60, goes_on=True, jobs=2),
 }
@@ -197,7 +201,8 @@ def _source(line: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("faults", nargs="*", metavar="FAULT", help="; ".join(FAULTS))
-    names = parser.parse_args().faults or list(FAULTS)
+    asked = parser.parse_args().faults
+    names = asked or list(FAULTS)
     if unknown := set(names) - FAULTS.keys():
         parser.error(f"{', '.join(unknown)}; expected {', '.join(FAULTS)}")
     failed = 0
@@ -206,6 +211,9 @@ def main() -> int:
         fault = FAULTS[name]
         if fault.needs_gpu and not fault_ranks.GPU:
             print(f"| {name} | not run | no GPU |", flush=True)
+            continue
+        if not asked and fault.limit_s > MOST_S:
+            print(f"| {name} | not run | takes up to {fault.limit_s:g} s: name it |", flush=True)
             continue
         if why := fault_ranks.obstacle(fault.program):
             print(f"| {name} | not run | {why} |", flush=True)
