@@ -1,4 +1,4 @@
-"""What each rank of tests/gpu/faults.py runs. Rank 1 has the fault, unless it says otherwise."""
+"""Programs of the ranks of tests/gpu/faults.py. Rank 1 has the fault, unless it says otherwise."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ START_S = 150
 
 @dataclass(frozen=True)
 class Fault:
-    """What is injected, and what must follow.
+    """Injected fault, and what must follow.
 
     Attributes:
         program: name of the function in tests/fault_ranks.py that each rank runs.
@@ -106,7 +106,7 @@ FAULTS = {
 
 @dataclass
 class Outcome:
-    """What a fault led to.
+    """Effects of a fault.
 
     Attributes:
         seconds: from the injection to the end of all ranks; None if they did not end in time.
