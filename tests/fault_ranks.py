@@ -1,7 +1,5 @@
 """Programs of the ranks of tests/gpu/faults.py. Rank 1 has the fault, unless it says otherwise."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
