@@ -16,6 +16,7 @@ from .host.heap import Heap
 from .host.memory import memory_of
 from .host.native import wanted
 from .host.session import RESERVED_BYTES, Session, enter, joined, leave
+from .host.settings import require_equal, settings
 from .host.watchdog import Watchdog
 from .kernel import host_functions
 from .kernel.barrier import prepare
@@ -40,8 +41,8 @@ def init(
         heap_bytes: size of each rank's symmetric heap; default ``TILEWEAVE_HEAP_BYTES`` or 1 GiB.
 
     Raises:
-        TileWeaveError: no CUDA device, an unsupported torch, or a size or time limit that is
-            not legal.
+        TileWeaveError: no CUDA device, an unsupported torch, a size or time limit that is not
+            legal, or ranks with different versions, sizes or limits.
         DriverError: mapping a peer's memory failed.
     """
     if (session := joined()) is not None:
@@ -55,11 +56,7 @@ def init(
     timeout_s = _variable("TILEWEAVE_TIMEOUT_S", 30, TIMEOUT_S)
     wanted()  # refuses an illegal TILEWEAVE_NATIVE
     group = join(process_group)
-    sizes = group.exchange("init", f"heap_bytes={int(size)}")
-    if len(set(sizes)) > 1:
-        raise TileWeaveError(
-            f"init: the ranks differ in {sizes}; expected the same TILEWEAVE_HEAP_BYTES everywhere"
-        )
+    require_equal(group, settings(int(size), timeout_s))
     heap = Heap(group, memory_of(group, int(size)), RESERVED_BYTES)
     context = Context(
         group.device,

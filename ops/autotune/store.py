@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
-import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -19,10 +16,10 @@ from weakref import WeakKeyDictionary
 
 import tilelang
 import torch
-from tilelang import env
 
 from ...builtins.errors import TileWeaveError
 from ...builtins.versions import __version__
+from ...runtime.host.cache_folder import cache_folder, locked, writable_folder
 from ...runtime.host.group import Group
 from ..core.operator import Choice
 from ..core.problem import Problem
@@ -145,8 +142,8 @@ def save(problem: Problem, group: Group, measured: Measured) -> None:
     calls it."""
     file = file_of(group)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(file.parent), tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        writable_folder()
+        with locked(file.parent), tempfile.TemporaryDirectory(dir=file.parent) as folder:
             try:
                 results = _read(file)
             except ValueError:
@@ -155,25 +152,14 @@ def save(problem: Problem, group: Group, measured: Measured) -> None:
             written = Path(folder) / file.name
             written.write_text(json.dumps(machine(group) | {"results": results}, indent=1))
             written.replace(file)
-    except OSError as error:
+    except (OSError, TileWeaveError) as error:
         _warn(f"the results of tuning are lost when the process ends: {error}")
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock ``folder`` against other processes and threads."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def file_of(group: Group) -> Path:
     """Return the file of results for such machines, beside TileLang's kernels."""
     stamp = hashlib.sha256(json.dumps(machine(group)).encode()).hexdigest()[:16]
-    return Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"tuned-{stamp}.json"
+    return cache_folder() / f"tuned-{stamp}.json"
 
 
 def machine(group: Group) -> dict[str, Any]:

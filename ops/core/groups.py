@@ -119,9 +119,10 @@ def group_of(name: str) -> Group:
     this process only.
 
     Raises:
-        TileWeaveError: no such group, this process is not in it, or torchrun started several
-            processes that have no process group yet.
+        TileWeaveError: no such group, this process is not in it, a rank has forked it, or torchrun
+            started several processes that have no process group yet.
     """
+    session.require_own_process()
     joined = session.joined()
     if joined is not None and name in ("", _name(joined.group.process_group)):
         return joined.group

@@ -14,6 +14,7 @@ from tvm import tirx
 
 from ... import passes
 from ...codegen.names import names_kept
+from ..host.cache_folder import require_private_cache
 from ..host.session import Session, current
 from ..kernel.kernel import for_group
 from .plan import Plan
@@ -35,6 +36,7 @@ def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan]) -> int:
     """
     session = current()
     group = session.group
+    require_private_cache()
     kernels = _kernels(programs, session)
     hosts = group.exchange("compile ahead", socket.gethostname())
     here = [rank for rank, host in enumerate(hosts) if host == hosts[group.rank]]

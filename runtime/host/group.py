@@ -9,7 +9,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from ...builtins.errors import TileWeaveError
 LOOK_EVERY_S = 1.0
 """Interval at which a waiting rank calls ``look``."""
 _POLL_S = 0.002
+"""Largest interval at which a waiting rank looks for a value; a quarter of the time so far."""
 _joined: Counter[str] = Counter()
 """Number of times that each process group was joined, so that keys in the store are not reused."""
 
@@ -64,30 +64,31 @@ class Group:
         self.store.set(f"{prefix}/{self.rank}", value)
         values = []
         for peer in range(self.world_size):
-            key = f"{prefix}/{peer}"
-            if look is not None:
-                self._look_until(key, look, timeout_s)
-            try:
-                self.store.wait([key], timedelta(seconds=timeout_s))
-            except dist.DistStoreError as error:
+            self._wait(topic, peer, f"{prefix}/{peer}", timeout_s, look)
+            values.append(self.store.get(f"{prefix}/{peer}").decode())
+        return values
+
+    def _wait(
+        self, topic: str, peer: int, key: str, timeout_s: float, look: Callable[[], None] | None
+    ) -> None:  # fmt: skip
+        """Wait until a peer has written a key. Each second, call ``look``.
+
+        It polls, because ``Store.wait`` handles no signals, such as that of Ctrl-C, before its time
+        limit.
+        """
+        assert self.store is not None
+        start = looked = time.monotonic()
+        while not self.store.check([key]):
+            now = time.monotonic()
+            if now - start > timeout_s:
                 raise TileWeaveError(
                     f"{topic}: rank {self.rank} waited {timeout_s:g} s for rank {peer}; "
                     "expected every rank to make the same calls in the same order"
-                ) from error
-            values.append(self.store.get(key).decode())
-        return values
-
-    def _look_until(self, key: str, look: Callable[[], None], timeout_s: float) -> None:
-        """Call ``look`` every second until a key is in the store, or the time limit expires."""
-        start = looked = time.monotonic()
-        while self.store is not None and not self.store.check([key]):
-            now = time.monotonic()
-            if now - start > timeout_s:
-                return
-            if now - looked > LOOK_EVERY_S:
+                )
+            if look is not None and now - looked > LOOK_EVERY_S:
                 looked = now
                 look()
-            time.sleep(_POLL_S)
+            time.sleep(min(_POLL_S, (now - start) / 4))
 
     def meet(self, topic: str, timeout_s: float = 300.0) -> None:
         """Wait until all ranks have made this call. Through the host only."""

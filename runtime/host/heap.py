@@ -175,9 +175,15 @@ class Heap:
                 "or 16 bytes, not quantized"
             )
         shape = _extents(shape)
-        self._agree(f"allocate {shape} {dtype}")
         nbytes = _nbytes(shape, dtype)
         offset = self._free.take(_aligned(nbytes))
+        where = "without room for it" if offset is None else f"at byte {offset}"
+        try:
+            self._agree(f"allocate {shape} {dtype} {where}")
+        except TileWeaveError:
+            if offset is not None:
+                self._free.give(offset, _aligned(nbytes))
+            raise
         if offset is None:
             raise HeapExhausted(
                 f"symmetric: {nbytes} bytes for shape={shape} dtype={dtype} do not fit into the "

@@ -18,9 +18,9 @@ from functools import cache
 from pathlib import Path
 
 import tvm_ffi
-from tilelang import env
 
 from ...builtins.errors import TileWeaveError
+from .cache_folder import cache_folder, locked, require_private, writable_folder
 
 SOURCES = sorted((Path(__file__).parents[1] / "src").glob("*.cc"))
 _VARIABLE = "TILEWEAVE_NATIVE"
@@ -52,8 +52,7 @@ def _library() -> tvm_ffi.Module | None:
     except (OSError, RuntimeError, TileWeaveError) as error:
         warnings.warn(
             "tileweave: calls of plans and operators are enqueued from Python, which is slower: "
-            f"{error}; expected a C++17 compiler as c++ or in CXX ({_VARIABLE}=0 silences this "
-            "warning)",
+            f"{error} ({_VARIABLE}=0 silences this warning)",
             stacklevel=2,
         )
         return None
@@ -63,11 +62,12 @@ def built() -> Path:
     """Return the compiled library; compile it if the cache contains none, or a damaged one.
 
     Raises:
-        TileWeaveError: there is no compiler, or compiling fails.
+        OSError: the cache cannot be written.
+        TileWeaveError: there is no compiler, compiling fails, or every user may write the cache.
     """
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
-        raise TileWeaveError("no C++ compiler")
+        raise TileWeaveError("no C++ compiler; expected one of C++17 as c++ or in CXX")
     lib = Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent
     includes = {tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path()}
     flags = ["-std=c++17", "-O2", "-shared", "-fPIC", *(f"-I{i}" for i in sorted(includes))]
@@ -80,15 +80,21 @@ def built() -> Path:
     command = [*arguments, *flags, *map(str, SOURCES), *link]
     inputs = "\0".join([*command, tvm_ffi.__version__, *(source.read_text() for source in SOURCES)])
     stamp = hashlib.sha256(inputs.encode()).hexdigest()[:16]
-    path = Path(str(env.TILELANG_CACHE_DIR)) / "tileweave" / f"native-{stamp}.so"
+    path = cache_folder() / f"native-{stamp}.so"
+    require_private(path.parent.parent)
+    require_private(path.parent)
     if not is_intact(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # Several ranks may compile at the same time: each in its own folder; the last one stays.
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            output = Path(folder) / path.name
+        folder = writable_folder()
+        with locked(folder), tempfile.TemporaryDirectory(dir=folder) as temporary:
+            if is_intact(path):  # another process has compiled it meanwhile
+                return path
+            output = Path(temporary) / path.name
             result = subprocess.run([*command, "-o", str(output)], capture_output=True, text=True)
             if result.returncode != 0:
-                raise TileWeaveError(f"{compiler} refuses the native part: {result.stderr[:2000]}")
+                raise TileWeaveError(
+                    f"{compiler} refuses the native part: {result.stderr[:2000]}; expected a C++17 "
+                    "compiler as c++ or in CXX"
+                )
             _seal(output)
             output.replace(path)
     return path
@@ -107,10 +113,7 @@ def is_intact(path: Path) -> bool:
 
 
 def _seal(path: Path) -> None:
-    """Append the digest of a library to it, where the loader ignores it.
-
-    In a separate file it could belong to the library of another rank that compiles concurrently.
-    """
+    """Append the digest of a library to it, where the loader ignores it."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     with path.open("ab") as file:
         file.write(digest)

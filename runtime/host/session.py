@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 from ...builtins.errors import TileWeaveError
 from .context import Context
@@ -16,6 +18,10 @@ from .watchdog import Watchdog
 RESERVED_BYTES = 1 << 16
 """Bytes at the start of the heap that the runtime uses, for the words of its barriers."""
 _session: Session | None = None
+_inherited: Session | None = None
+"""The session of the rank that has forked this process."""
+_forked_from: int | None = None
+"""The process id of that rank; None if this process is none that a rank has forked."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +58,37 @@ def current() -> Session:
     Raises:
         TileWeaveError: ``tw.init`` has not been called.
     """
+    require_own_process()
     if _session is None:
         raise TileWeaveError("tileweave: the runtime is not up; expected tw.init() before this")
     return _session
+
+
+def require_own_process() -> None:
+    """Refuse a process that was forked from a rank, such as a worker of a data loader.
+
+    It shares the sockets of the rank. A call of it would disturb those of the rank.
+
+    Raises:
+        TileWeaveError: this is such a process.
+    """
+    if _forked_from is not None:
+        raise TileWeaveError(
+            f"tileweave: process {os.getpid()} was forked from process {_forked_from}, and is no "
+            "rank; expected calls from the process that torchrun started (a data loader may fork "
+            "workers that do not call TileWeave)"
+        )
+
+
+def _leave_after_fork() -> None:
+    """Leave the session in a process that a rank has forked. Its memory is that of the rank, so it
+    is not released."""
+    global _session, _inherited, _forked_from
+    if _session is not None or dist.is_initialized():
+        _session, _inherited, _forked_from = None, _session, os.getppid()
+
+
+os.register_at_fork(after_in_child=_leave_after_fork)
 
 
 def joined() -> Session | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
 from ...builtins.errors import TileWeaveError
+from ..host.cache_folder import require_private_cache, root
 from ..host.group import Group
 
 T = TypeVar("T")
+_NOT_WRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
 
 
 def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
@@ -32,7 +36,7 @@ def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
         failure: Exception | None = None
         if ours:
             try:
-                result.append(compile())
+                result.append(_compiled(compile, what))
             except Exception as error:
                 failure, outcome = error, f"{type(error).__name__}: {error}"
         outcomes = group.exchange(f"compile: {turn}", outcome, timeout_s=3600.0)
@@ -42,3 +46,29 @@ def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
             if reason:
                 raise TileWeaveError(f"compile {what}: failed on rank {peer}: {reason}")
     return result[0]
+
+
+def _compiled(compile: Callable[[], T], what: str) -> T:
+    """Return the result of ``compile``, which may load code from the cache and write to it.
+
+    Raises:
+        TileWeaveError: the cache is full, read-only, or every user may write it.
+    """
+    require_private_cache()
+    try:
+        return compile()
+    except (OSError, RuntimeError) as error:
+        if _number(error) not in _NOT_WRITABLE:
+            raise
+        raise TileWeaveError(
+            f"compile {what}: {error}; expected a cache that can be written and has room: "
+            f"TILELANG_CACHE_DIR is {root()}"
+        ) from error
+
+
+def _number(error: Exception) -> int | None:
+    """Return the number of an error of the system, which TVM turns into the text of another one."""
+    if isinstance(error, OSError):
+        return error.errno
+    text = re.search(r"\[Errno (\d+)\]", str(error))
+    return int(text[1]) if text else None

@@ -67,12 +67,34 @@ def test_a_rank_that_never_comes_is_named(every_rank, method):
         )
 
 
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import torch
+import torch.distributed as dist
+from tileweave.runtime.host.group import Group
+
+group = Group(0, 2, 0, torch.device("cpu"), None, dist.FileStore(sys.argv[1], 2))
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+start = time.monotonic()
+try:
+    group.meet("harvest")
+except KeyboardInterrupt:
+    print(f"interrupted after {time.monotonic() - start:.0f} s")
+"""
+
+
+def test_a_wait_can_be_interrupted(tmp_path):
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout in {f"interrupted after {seconds} s\n" for seconds in (0, 1, 2)}, done.stderr
+
+
 def test_another_failure_of_the_store_is_not_called_a_wait():
     class Lost:
         def set(self, key: str, value: str) -> None:
             pass
 
-        def wait(self, keys: list[str], timeout: object) -> None:
+        def check(self, keys: list[str]) -> bool:
             raise ConnectionError("the store is gone")
 
     group = Group(0, 2, 0, torch.device("cpu"), None, Lost())

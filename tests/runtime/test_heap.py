@@ -231,6 +231,16 @@ def allocate_another(heap: Heap, rank: int, tensors: list[SymmetricTensor]) -> N
     heap.allocate((8 + rank,), torch.int32)
 
 
+def allocate_without_room(heap: Heap, rank: int, tensors: list[SymmetricTensor]) -> None:
+    if rank == 1:  # in place of a fault: this rank has no free memory
+        heap._free, free = FreeList(0, 0), heap._free
+    try:
+        heap.allocate((4,), torch.int32)
+    finally:
+        if rank == 1:
+            heap._free = free
+
+
 def free_another(heap: Heap, rank: int, tensors: list[SymmetricTensor]) -> None:
     tensors[rank].free()
 
@@ -238,7 +248,17 @@ def free_another(heap: Heap, rank: int, tensors: list[SymmetricTensor]) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (allocate_another, ["allocate (8,) torch.int32", "allocate (9,) torch.int32"]),
+        (
+            allocate_another,
+            [f"allocate ({n},) torch.int32 at byte {RESERVED + 2 * ALIGNMENT}" for n in (8, 9)],
+        ),
+        (
+            allocate_without_room,
+            [
+                f"allocate (4,) torch.int32 at byte {RESERVED + 2 * ALIGNMENT}",
+                "allocate (4,) torch.int32 without room for it",
+            ],
+        ),
         (free_another, ["free 65536", "free 66560"]),
     ],
 )

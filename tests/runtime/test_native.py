@@ -17,6 +17,7 @@ import tilelang
 import tilelang.language as T
 import torch
 import tvm_ffi
+from tilelang import env
 
 import tileweave as tw
 from tileweave.runtime.executor import enqueue, operations
@@ -322,7 +323,7 @@ def test_a_damaged_library_in_the_cache_is_compiled_again(monkeypatch, tmp_path,
     program = "from tileweave.runtime.host import native; print(native.library() is not None)"
     environment = os.environ | {"TILELANG_CACHE_DIR": str(tmp_path)}
     load = [sys.executable, "-W", "error", "-c", program]
-    monkeypatch.setattr(native.env, "TILELANG_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(tmp_path))
     whole = native.built().read_bytes()
     at = len(whole) // 2
     damaged = {"truncated": whole[:at], "empty": b"", "changed": whole[:at] + whole[at + 1 :]}
@@ -334,7 +335,7 @@ def test_a_damaged_library_in_the_cache_is_compiled_again(monkeypatch, tmp_path,
 
 
 def test_an_intact_library_in_the_cache_is_not_compiled_again(monkeypatch, tmp_path):
-    monkeypatch.setattr(native.env, "TILELANG_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(tmp_path))
     first = native.built()
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("compiled again"))
     assert native.built() == first

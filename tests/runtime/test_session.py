@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
 import sys
 import types
 
@@ -153,14 +156,62 @@ def test_the_native_part_s_variable_is_judged_before_anything_is_up(monkeypatch)
     assert message_of(tw.init) == "TILEWEAVE_NATIVE='2'; expected 0 or 1"
 
 
-def test_ranks_with_different_heaps_are_told(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "value", "mine"),
+    [
+        ("heap_bytes", "70000", "80000"),
+        ("tileweave", "9.9", tw.__version__),
+        ("TILEWEAVE_TIMEOUT_S", "7", "30"),
+        ("TILEWEAVE_TUNE", "1", "0"),
+    ],
+)
+def test_ranks_with_different_settings_are_refused(monkeypatch, name, value, mine):
     class Differing:
         @staticmethod
-        def exchange(topic: str, value: str) -> list[str]:
-            return [value, "heap_bytes=70000"]
+        def exchange(topic: str, text: str) -> list[str]:
+            return [text, json.dumps(json.loads(text) | {name: value})]
 
+    for variable in ("TILEWEAVE_TIMEOUT_S", "TILEWEAVE_TUNE"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(lifecycle, "join", lambda group: Differing)
+    variable = " (TILEWEAVE_HEAP_BYTES)" if name == "heap_bytes" else ""
     assert message_of(tw.init, heap_bytes=80000) == (
-        "init: the ranks differ in ['heap_bytes=80000', 'heap_bytes=70000']; expected the same "
-        "TILEWEAVE_HEAP_BYTES everywhere"
+        f"init: the ranks differ (rank 0: {name}={mine}; rank 1: {name}={value}); expected the "
+        f"same {name}{variable} on every rank"
     )
+
+
+FORK = """
+import os, sys
+import torch
+import torch.distributed as dist
+import tileweave as tw
+from tileweave import ops
+
+def child(what):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            what()
+        except tw.TileWeaveError as error:
+            sys.stdout.write(str(error))
+            sys.stdout.flush()
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+child(lambda: ops.all_reduce(torch.ones(2)))
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+child(lambda: ops.all_reduce(torch.ones(2)))
+print(float(ops.all_reduce(torch.ones(2)).sum()))
+"""
+
+
+def test_a_process_that_a_rank_has_forked_is_no_rank(tmp_path):
+    """A process that was forked before torch.distributed was initialized is not refused."""
+    command = [sys.executable, "-c", FORK, str(tmp_path / "store")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert re.fullmatch(
+        r"tileweave: process \d+ was forked from process \d+, and is no rank; expected calls from "
+        r"the process that torchrun started \(.*\)2\.0\n",
+        done.stdout,
+    ), done.stdout + done.stderr
