@@ -71,6 +71,6 @@ def _text(outcome: Outcome, options: argparse.Namespace) -> str:
     if outcome["fault"]:
         return "{name}: {fault[kind]}: {fault[report]}".format(**outcome) + ranks_hint(options)
     return (
-        "{name}: the device functions of {arch} agree with the program "
-        "({ranks} ranks, {schedules} schedules)"
+        "{name}: the device functions of {arch} agree with the program: "
+        "{schedules} schedules of {ranks} ranks, no fault"
     ).format(**outcome)

@@ -181,5 +181,6 @@ def test_command(capsys):
     file = EXAMPLES / "tutorial" / "02_all_gather.py"
     assert main(["validate", str(file), "--arch", "sm_80"]) == 0
     assert capsys.readouterr().out == (
-        "all_gather: the device functions of sm_80 agree with the program (4 ranks, 1 schedules)\n"
+        "all_gather: the device functions of sm_80 agree with the program: "
+        "1 schedules of 4 ranks, no fault\n"
     )
