@@ -1,7 +1,5 @@
 """Small programs that TileLang miscompiles unless a pass of TileWeave corrects the result."""
 
-from __future__ import annotations
-
 import tilelang.language as T
 
 from tileweave import language as W

@@ -1,7 +1,5 @@
 """Translation validation: faults and other values of device functions are found and located."""
 
-from __future__ import annotations
-
 import importlib
 import re
 from functools import partial
