@@ -52,26 +52,23 @@ def simulate(
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
-    Memory is weakly ordered, blocks interleave at random, and launches follow each other without a
-    barrier between ranks. Unordered conflicting accesses are a fault even if all values are right.
+    Memory is weakly ordered and blocks interleave at random. Unordered conflicting accesses are a
+    fault even if all values are right.
 
     Args:
         program: a ``@T.prim_func``, or a ``@tw.plan``.
         inputs: one dict per rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8).
-            For a symmetric tensor the array is the rank's own part. A scalar is a number or a
-            callable epoch -> number. Tensors that are not given are poison until written. A
-            multicast address is the copy of each rank, or the name of a symmetric tensor.
-        schedules: number of interleavings to run.
-        seed: seed of the first schedule; the next ones use the following numbers.
+            An array is the rank's own part of a symmetric tensor. A scalar is a number or a
+            callable epoch -> number. Other tensors are poison until they are written. A multicast
+            address is the copy of each rank, or the name of a symmetric tensor.
+        schedules, seed: number of interleavings, and the seed of the first; others follow it.
         epochs: number of calls of the program on each rank, back to back.
-        resident_blocks: number of blocks of all streams of a rank that fit on its GPU at a time.
-            None: the smallest ``tileweave.resident_blocks`` of its kernels.
-        progress: print an estimate to stderr if it takes long, and show a bar if it is a terminal.
+        resident_blocks: blocks of a rank that fit on its GPU; None: as the compiler assumes.
+        progress: print an estimate to stderr if it takes long; on a terminal, also a bar.
         timeline: file for the schedule that fails, else for the last one: a trace for Perfetto
             (``.json``), or its drawing (``.html``, ``.svg`` or, with matplotlib, ``.png``).
         pass_configs: as for ``tw.compile``; for a plan, they apply to each of its kernels.
-        most_seconds: refuse a simulation that is estimated to take longer.
-        level, arch: see ``executable_at``.
+        most_seconds, level, arch: longest estimated time; see ``executable_at``.
 
     Returns:
         One dict per rank, parameter name -> array, after the last epoch of the last schedule.
@@ -79,25 +76,24 @@ def simulate(
     Raises:
         SimulationError: a fault; its report names ranks, blocks, lines and the seed.
         SimulationWarning: (a warning) flags are signalled but never waited for or read.
-        TileWeaveError: inputs do not match the program, or the timeline cannot be written.
+        TileWeaveError: illegal arguments, or the timeline cannot be written.
     """
     check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
     write = _checked_writer(timeline)
     if not isinstance(program, Executable):
         program = configured("simulate", program, pass_configs)
         program = executable_at(program, world_size, level, arch)
-    case = Case(program, checked_inputs(program, inputs), epochs)
+    case, unread = Case(program, checked_inputs(program, inputs), epochs), {}
     blocks = program.resident_blocks if resident_blocks is None else resident_blocks
-    name, unread = program.plan.name, {}
-    bar = Progress(name, schedules, progress, most_seconds)
+    bar = Progress(program.plan.name, schedules, progress, most_seconds)
     for number in range(seed, seed + schedules):
         machine = run_schedule(case, number, blocks, bar, write)
         signals = unconsumed(machine.every_tensor())
         unread = signals if number == seed else {k: v for k, v in unread.items() if k in signals}
     for text in unread.values():
-        warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=2)
+        warnings.warn(f"{program.plan.name}: {text}", SimulationWarning, stacklevel=2)
     if write is not None:
-        write(machine.trace(name, number))
+        write(machine.trace(program.plan.name, number))
     return outputs_of(machine)
 
 

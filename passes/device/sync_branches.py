@@ -52,18 +52,10 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
             then = flatten([then, second])
         if first is not None and (other is None or not is_barrier(statements_of(other)[0])):
             other = first if other is None else flatten([first, other])
-        then, other = rejoined(then, stmt.else_case), rejoined(other, stmt.then_case)
+        then, other = _rejoined(then, stmt.else_case), _rejoined(other, stmt.then_case)
         if then is stmt.then_case and other is stmt.else_case:
             return stmt
         return tirx.IfThenElse(stmt.condition, then, other)
-
-    def rejoined(case: tirx.Stmt | None, beside: tirx.Stmt | None) -> tirx.Stmt | None:
-        """Return ``case`` with a block barrier at its end if only ``beside`` is specialized."""
-        if case is None or not _is_specialized(beside) or _is_specialized(case):
-            return case
-        if is_sync_threads(statements_of(case)[-1]):
-            return case
-        return flatten([case, sync_threads()])
 
     def barrier_in(stmt: tirx.Stmt | None) -> tirx.Stmt | None:
         """Return a barrier inside ``stmt`` that all threads reaching ``stmt`` execute, or None."""
@@ -74,6 +66,15 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return next(filter(None, map(barrier_in, children_of(stmt))), None)
 
     return func.with_body(visit(func.body))
+
+
+def _rejoined(case: tirx.Stmt | None, beside: tirx.Stmt | None) -> tirx.Stmt | None:
+    """Return ``case`` with a block barrier at its end if only ``beside`` is specialized."""
+    if case is None or not _is_specialized(beside) or _is_specialized(case):
+        return case
+    if is_sync_threads(statements_of(case)[-1]):
+        return case
+    return flatten([case, sync_threads()])
 
 
 def _is_specialized(stmt: tirx.Stmt | None) -> bool:

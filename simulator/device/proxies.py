@@ -18,7 +18,7 @@ from ..report.errors import SimulationError
 
 
 class ProxyView(View):
-    """What happens before an access of the TMA.
+    """View of an access of the TMA: accesses that happen before it.
 
     Args:
         view: what happens before the instruction.

@@ -24,7 +24,7 @@ _CANARY = 0xFF
 
 @dataclass(frozen=True)
 class Source:
-    """What accesses shared memory, for reports."""
+    """Operation and location of an access to shared memory, for reports."""
 
     op: str
     loc: str
