@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 PROGRAMS = Path(__file__).with_name("stock_programs.py")
 
 

@@ -11,6 +11,8 @@ import tileweave as tw
 from tileweave import language as W
 from tileweave.codegen.headers import INCLUDE_DIR
 
+pytestmark = pytest.mark.long
+
 PRELUDE = """#include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <tileweave/tileweave.cuh>

@@ -38,6 +38,8 @@ from tileweave.ops.core.tiles import LARGE, Tiles
 from tileweave.runtime.executor import compile_ahead
 from tileweave.runtime.host.heap import FreeList, HeapExhausted
 
+pytestmark = pytest.mark.long
+
 NAMES = ("ours", "product/cublas", "exchange/nccl", "nccl")
 PNG = b"\x89PNG"
 

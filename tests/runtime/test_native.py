@@ -33,6 +33,8 @@ from tileweave.runtime.host import driver, native
 from tileweave.runtime.kernel.kernel import Kernel
 from tileweave.runtime.plans.regions import Rows
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).parents[1] / "native"
 STREAM, SIDE, EVENT = 0x10, 0x20, 0x30
 FUNCTIONS = ("copy", "rows", "write", "record", "wait", "kernel", "wait value", "words")

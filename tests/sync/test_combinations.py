@@ -6,6 +6,8 @@ import pytest
 from tileweave.passes.sync.regions import footprints as boxes
 from tileweave.passes.sync.regions.footprints import combinations
 
+pytestmark = pytest.mark.long
+
 SHAPE = (3, 4, 2, 5)
 
 

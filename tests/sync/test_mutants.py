@@ -13,6 +13,8 @@ import tileweave as tw
 from tests.corpus import PROGRAMS
 from tileweave.simulator import Mutant
 
+pytestmark = pytest.mark.long
+
 FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers")
 NAMES = tuple(PROGRAMS) if os.environ.get("TILEWEAVE_MUTANTS") == "all" else FEW
 SCHEDULES = 5

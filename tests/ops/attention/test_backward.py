@@ -11,6 +11,8 @@ from tests.ops.core.test_torch import assert_right
 from tileweave.ops.attention import backward as attention_backward
 from tileweave.ops.attention.backward import Rows, by_flash, sp_attention_backward
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])

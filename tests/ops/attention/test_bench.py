@@ -43,6 +43,8 @@ from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import operators_of
 from tileweave.runtime.executor import compile_ahead
 
+pytestmark = pytest.mark.long
+
 OP = "sp_attention"
 LAYOUTS = ("contiguous", "zigzag")
 NAMES = ("ours", "sdpa/flash", "gather/flash", "ring/flash")

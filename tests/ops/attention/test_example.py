@@ -11,6 +11,8 @@ import torch
 
 from tileweave import ops
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = Path(__file__).parents[3] / "examples" / "sp_attention.py"
 SMALL = ["--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--runs", "1"]
 

@@ -14,6 +14,8 @@ from tileweave.ops.attention import ulysses
 from tileweave.ops.collectives import transport
 from tileweave.runtime.host.group import Group
 
+pytestmark = pytest.mark.long
+
 SHAPES = {
     "as many heads": Shape(),
     "batch": Shape(batch=2),

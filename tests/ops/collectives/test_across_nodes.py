@@ -20,6 +20,8 @@ from tileweave.ops.core import nccl
 from tileweave.ops.core.problem import is_laid_out
 from tileweave.ops.core.registry import OPERATORS
 
+pytestmark = pytest.mark.long
+
 NODES = {
     "2 x 2": ((0, 1), (2, 3)),
     "2 x 2, across": ((0, 2), (1, 3)),

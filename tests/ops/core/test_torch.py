@@ -17,6 +17,8 @@ from tests.ops import on_ranks
 from tests.ops.autotune import tuned_on_ranks
 from tileweave.ops.core import groups
 
+pytestmark = pytest.mark.long
+
 OPERATORS = [on_ranks.gather, on_ranks.scatter, on_ranks.reduce]
 
 

@@ -12,6 +12,8 @@ import tileweave as tw
 from tests.simulator.machine.checks import N, fault_of, fill, line_of
 from tileweave import language as W
 
+pytestmark = pytest.mark.long
+
 BF16 = ml_dtypes.bfloat16
 
 

@@ -4,6 +4,8 @@ import pytest
 
 from .example_programs import SIDECARS, instances
 
+pytestmark = pytest.mark.long
+
 INSTANCES = {instance.title: instance for instance in instances()}
 COUNTS = {
     "signal_ping_pong.py: `ping_pong`, 3 rounds": (17, 18),

@@ -10,6 +10,8 @@ import tileweave as tw
 from tileweave import language as W
 from tileweave.runtime.plans.steps import CopyValue
 
+pytestmark = pytest.mark.long
+
 ROWS, N, F32 = 8, 16, "float32"
 
 
