@@ -16,6 +16,7 @@ from tvm import tirx
 
 from ..frontend.accesses import GlobalRef, store_global, store_tile
 from ..frontend.block_ops import BlockStatements
+from ..frontend.builtin_ops import lanes_of
 from ..frontend.expressions import Expr, Value
 from ..machine.block import Frame, Tile
 from ..machine.steps import Step
@@ -191,7 +192,7 @@ class DeviceStatements(BlockStatements):
             return super()._BufferLoad(load, loc)
         address = self.address(place, load.buffer, load.indices, loc)
         dtype, node = numpy_dtype(load.buffer.dtype), self.node()
-        lanes, source = _lanes(load.dtype), Source(f"load of {load.buffer.name}", loc)
+        lanes, source = lanes_of(load.dtype), Source(f"load of {load.buffer.name}", loc)
 
         def value(frame):
             values, frame.cache[node] = load_shared(
@@ -220,7 +221,7 @@ class DeviceStatements(BlockStatements):
         if place is not None:
             address = self.address(place, buffer, stmt.indices, loc)
             dtype = numpy_dtype(buffer.dtype)
-            lanes, source = _lanes(stmt.value.dtype), Source(f"store to {buffer.name}", loc)
+            lanes, source = lanes_of(stmt.value.dtype), Source(f"store to {buffer.name}", loc)
 
             def run(frame):
                 stored = convert(value(frame), dtype)
@@ -244,11 +245,6 @@ class DeviceStatements(BlockStatements):
                 store_tile(frame, frame.tile(slot), index(frame), stored, poison(frame), loc)
 
         return self.preempted(run, stmt)
-
-
-def _lanes(dtype: Any) -> int:
-    tail = str(dtype).rsplit("x", 1)
-    return int(tail[1]) if len(tail) == 2 and tail[1].isdigit() else 1
 
 
 def split_flat(flat: Any, shape: tuple[int, ...], itemsize: int) -> list[Any]:

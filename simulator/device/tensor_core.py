@@ -16,6 +16,7 @@ from ..machine.steps import Step
 from ..memory.threads import WARP
 from ..memory.values import convert, numpy_dtype
 from ..report.errors import SimulationError, unsupported
+from .barriers import nothing
 from .block import Group
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
 from .shared import Source
@@ -410,10 +411,6 @@ def pack_b16(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     return Expr(value, poison)
 
 
-def _nothing(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: None)
-
-
 def register(c: DeviceStatements) -> None:
     """Register the tensor-core instructions."""
     c.calls["tl.pack_b16"] = pack_b16
@@ -425,9 +422,9 @@ def register(c: DeviceStatements) -> None:
         "tl.increase_descriptor_offset": increase_descriptor,
         "tl.ptx_wgmma_ss": wgmma_ss,
         "tl.ptx_wgmma_rs": wgmma_rs,
-        "tl.warpgroup_arrive": _nothing,
-        "tl.annotate_producer_reg_dealloc": _nothing,
-        "tl.annotate_consumer_reg_alloc": _nothing,
+        "tl.warpgroup_arrive": nothing,
+        "tl.annotate_producer_reg_dealloc": nothing,
+        "tl.annotate_consumer_reg_alloc": nothing,
         "tl.warpgroup_commit_batch": commit,
         "tl.warpgroup_wait": wait,
     }
