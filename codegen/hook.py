@@ -72,6 +72,7 @@ def _wrap_pipeline() -> None:
         mod = passes.run(passes.BARRIER_PASSES, mod, every=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, every=True)
         mod = passes.run(passes.DEVICE_PASSES, mod)
+        mod = passes.record_events(mod, calls, tile, symmetric)
         mod = passes.verify_builtins(mod, calls, tile)
         return include_headers(rename_reserved(mod))
 

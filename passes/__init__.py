@@ -1,5 +1,6 @@
 """IR-to-IR passes that order memory accesses between ranks. Each file contains one pass."""
 
+from .device.record_events import record_events
 from .device.verify_builtins import verify_builtins
 from .group.specialize_group import heap_tensors
 from .group.specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
@@ -42,6 +43,7 @@ __all__ = [
     "is_chosen",
     "needs_sizes",
     "number_builtins",
+    "record_events",
     "run",
     "run_group",
     "specialize_sizes",

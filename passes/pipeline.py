@@ -23,7 +23,7 @@ from .device import (
     wait_once,
     widen_atomics,
 )
-from .group import drop_unordered, insert_delays, lift_symmetric, specialize_group
+from .group import begin_trace, drop_unordered, insert_delays, lift_symmetric, specialize_group
 from .ir.walk import uses_tileweave
 from .sync.infer import infer_sync
 from .sync.verify import verify_sync
@@ -85,6 +85,7 @@ VERIFY_PASSES = (
 FINISH_PASSES = (
     Pass(drop_unordered.drop_unordered, "after the passes that read its marks"),
     Pass(insert_delays.insert_delays, "after the inference, whose signals and waits it delays"),
+    Pass(begin_trace.begin_trace, "last: a block begins before all that other passes insert"),
 )
 """Run after inference and verification."""
 

@@ -10,9 +10,10 @@ from tvm import tirx
 
 from ...builtins.debug import delay
 from ...builtins.memory import st
+from ...builtins.record import record
 from ...builtins.spec import BUILTINS, Builtin, builtin_of, declaration_of
 from ..machine.steps import Step, Waiting, WaitTarget
-from ..memory.arrivals import RELATION_TEXT, has_reached, is_passed, story
+from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
 from ..memory.values import convert, is_float
@@ -404,6 +405,7 @@ def register(c: Statements) -> None:
     """Register the builtins."""
     c.steps[declaration_of(st).op_name] = store
     c.steps[declaration_of(delay).op_name] = _nothing
+    c.steps[declaration_of(record).op_name] = _nothing
     for spec in BUILTINS.values():
         if spec.fetches or spec.combines:
             c.calls[spec.op_name] = _atomic(spec)
