@@ -21,7 +21,7 @@ from .pipeline import (
     run,
     run_group,
 )
-from .sync.infer.options import is_chosen, split_options
+from .sync.infer.options import is_chosen, split_options, with_trace
 from .tile.number_builtins import number_builtins
 
 __all__ = [
@@ -50,4 +50,5 @@ __all__ = [
     "split_options",
     "verify_builtins",
     "with_sizes",
+    "with_trace",
 ]

@@ -62,6 +62,13 @@ def split_options(
     return func.with_attr(OPTIONS, tirx.StringImm(json.dumps(own_configs, sort_keys=True))), others
 
 
+def with_trace(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``func`` with the option ``trace``, beside the options that it has."""
+    text = func.attrs[OPTIONS].value if func.attrs and OPTIONS in func.attrs else "{}"
+    fields = json.dumps({**json.loads(text), "trace": True}, sort_keys=True)
+    return func.with_attr(OPTIONS, tirx.StringImm(fields))
+
+
 def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
     """Return TileWeave's options in ``pass_configs``, with names that have no prefix.
 
