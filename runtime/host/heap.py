@@ -11,9 +11,7 @@ import torch
 from ...builtins.errors import TileWeaveError
 from ...builtins.symmetric import is_symmetric_dtype, packed_strides
 from .group import Group
-from .memory import Memory
-
-ALIGNMENT = 1024
+from .memory import ALIGNMENT, Memory
 
 
 class HeapExhausted(TileWeaveError, MemoryError):

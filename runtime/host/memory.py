@@ -21,8 +21,8 @@ from .driver import call, driver
 from .group import Group
 
 PAGE = 1 << 21
-ALIGNMENT = 512
-"""Alignment of each rank's memory in bytes, that of torch's own allocations."""
+ALIGNMENT = 1024
+"""Alignment of the memory of each rank, and of symmetric tensors in it, in bytes."""
 
 
 @dataclass
