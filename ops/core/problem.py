@@ -366,7 +366,7 @@ def agree(group: Group | TwoLevels, problem: Agreed, strategy: str) -> None:
     if (problem, strategy) in agreed:
         return
     if isinstance(group, Group):
-        calls = group.exchange("operators", what, look=lambda: require_same_call(group))
+        calls = group.exchange("operators", what, check=lambda: require_same_call(group))
     else:
         calls = group.exchange("operators", what)
     if len(set(calls)) > 1:
