@@ -22,14 +22,14 @@ _PAGE = """<!doctype html>
 body {{ margin: 12px; font-family: sans-serif; color: #222 }}
 svg {{ width: 100%; height: auto; border: 1px solid #ccc; cursor: grab }}
 pre {{ white-space: pre-wrap; background: #f7f7f7; padding: 8px }}
-#tooltip {{ position: fixed; display: none; max-width: 60em; padding: 4px 8px; background: #222;
+#tip {{ position: fixed; display: none; max-width: 60em; padding: 4px 8px; background: #222;
   color: #fff; font: 12px monospace; white-space: pre-wrap; pointer-events: none }}
 </style>
 <p>Wheel: zoom. Drag: move. Double click: all. Hover: what it is.</p>
 {svg}
-{report}<div id="tooltip"></div>
+{report}<div id="tip"></div>
 <script>
-const svg = document.querySelector("svg"), tooltip = document.getElementById("tooltip");
+const svg = document.querySelector("svg"), tip = document.getElementById("tip");
 const whole = svg.viewBox.baseVal, all = [whole.x, whole.y, whole.width, whole.height];
 const show = (x, y, w, h) => svg.setAttribute("viewBox", [x, y, w, h].join(" "));
 svg.onwheel = e => {{
@@ -45,11 +45,11 @@ svg.onpointerdown = e => svg.setPointerCapture(e.pointerId);
 svg.onpointermove = e => {{
   const box = svg.viewBox.baseVal, k = box.width / svg.getBoundingClientRect().width;
   if (e.buttons & 1) show(box.x - e.movementX * k, box.y - e.movementY * k, box.width, box.height);
-  const text = e.target.dataset.tooltip;
-  tooltip.style.display = text ? "block" : "none";
-  tooltip.textContent = text || "";
-  tooltip.style.left = Math.min(e.clientX + 14, innerWidth - tooltip.offsetWidth - 8) + "px";
-  tooltip.style.top = Math.min(e.clientY + 14, innerHeight - tooltip.offsetHeight - 8) + "px";
+  const text = e.target.dataset.tip;
+  tip.style.display = text ? "block" : "none";
+  tip.textContent = text || "";
+  tip.style.left = Math.min(e.clientX + 14, innerWidth - tip.offsetWidth - 8) + "px";
+  tip.style.top = Math.min(e.clientY + 14, innerHeight - tip.offsetHeight - 8) + "px";
 }};
 </script>
 </html>
@@ -93,9 +93,7 @@ def _require_matplotlib() -> None:
 def html(drawing: Drawing) -> str:
     """Return a self-contained page: the drawing with hover texts and zoom, and its report."""
     report = f"<pre>{escape(drawing.report)}</pre>\n" if drawing.report else ""
-    return _PAGE.format(
-        title=escape(drawing.title), svg=svg(drawing, "data-tooltip"), report=report
-    )
+    return _PAGE.format(title=escape(drawing.title), svg=svg(drawing, "data-tip"), report=report)
 
 
 def svg(drawing: Drawing, tips: str = "") -> str:
@@ -122,16 +120,16 @@ def _n(value: float) -> str:
 
 
 @singledispatch
-def _svg(shape: Any, tooltip: str) -> str:
+def _svg(shape: Any, tip: str) -> str:
     raise NotImplementedError(type(shape))
 
 
 @_svg.register
-def _(r: Rect, tooltip: str) -> str:
+def _(r: Rect, tip: str) -> str:
     place = f'x="{_n(r.x)}" y="{_n(r.y)}" width="{_n(r.width)}" height="{_n(r.height)}"'
     edge = f' stroke="{r.edge}" stroke-width="0.6"' if r.edge != "none" else ""
-    text = f'<rect {place} fill="{r.fill}"{edge}{tooltip}/>'
-    return text + (f'<rect {place} fill="url(#hatch)"{tooltip}/>' if r.hatch else "")
+    text = f'<rect {place} fill="{r.fill}"{edge}{tip}/>'
+    return text + (f'<rect {place} fill="url(#hatch)"{tip}/>' if r.hatch else "")
 
 
 @_svg.register

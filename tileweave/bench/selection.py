@@ -88,7 +88,8 @@ class Wanted:
             if values and self.operators and not set(names) & set(self.operators):
                 values_text, expected = ",".join(map(str, values)), ", ".join(names)
                 raise TileWeaveError(
-                    f"bench: --{family.option} {values_text}; expected {expected} by name, or no name"
+                    f"bench: --{family.option} {values_text}; expected {expected} "
+                    "by name, or no name"
                 )
             implied += names if values else []
         return implied
