@@ -77,14 +77,14 @@ class _Pending:
             return stores
         if isinstance(stmt, tirx.IfThenElse):
             after = [
-                self.follow(case, inside, path | condition) if case is not None else inside
+                self.follow(case, entering, path | condition) if case is not None else entering
                 for case, holds in ((stmt.then_case, True), (stmt.else_case, False))
-                for condition, inside in [self._take(stmt.condition, holds, stores)]
+                for condition, entering in [self._take(stmt.condition, holds, stores)]
             ]
             return after[0] | after[1]
         if isinstance(stmt, (tirx.For, tirx.While)):
-            once = self.follow(stmt.body, stores, path)
-            return self.follow(stmt.body, once | stores, path) | stores
+            after_iteration = self.follow(stmt.body, stores, path)
+            return self.follow(stmt.body, after_iteration | stores, path) | stores
         if isinstance(stmt, tirx.AttrStmt):
             if stmt.attr_key == "thread_extent":
                 self._indices.add(stmt.node.var)

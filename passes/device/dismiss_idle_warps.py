@@ -55,8 +55,8 @@ def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _is_below(condition: tirx.PrimExpr, thread: tirx.Var, count: int) -> bool:
-    below = isinstance(condition, tirx.LT) and condition.a.same_as(thread)
-    return below and isinstance(condition.b, tirx.IntImm) and int(condition.b) == count
+    is_less = isinstance(condition, tirx.LT) and condition.a.same_as(thread)
+    return is_less and isinstance(condition.b, tirx.IntImm) and int(condition.b) == count
 
 
 def _without_idle_warps(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:

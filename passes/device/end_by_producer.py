@@ -44,14 +44,14 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def move_waits(stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
             return rewrite_children(stmt, move_waits)
-        rest = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
-        fixed = _bound_in(rest) | threads
+        stmts = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
+        fixed = _bound_in(stmts) | threads
         moved: list[tirx.Stmt] = []
-        while rest and _only_waits(rest[-1]) and fixed.isdisjoint(_used_in(rest[-1])):
-            moved.insert(0, rest.pop())
+        while stmts and _only_waits(stmts[-1]) and fixed.isdisjoint(_used_in(stmts[-1])):
+            moved.insert(0, stmts.pop())
         if not moved:
             return stmt
-        cases = iter([flatten([stmt.then_case, *moved]), flatten(rest)])
+        cases = iter([flatten([stmt.then_case, *moved]), flatten(stmts)])
         return rewrite_children(stmt, lambda _: next(cases))
 
     return func.with_body(visit(func.body))

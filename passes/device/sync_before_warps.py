@@ -62,15 +62,17 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _accesses_global_memory(stmt: tirx.Stmt) -> bool:
     """Return whether the threads of the block access global memory, other than by atomics."""
-    found = False
+    accesses_global = False
 
     def note(node: object) -> None:
-        nonlocal found
+        nonlocal accesses_global
         if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
-            found = found or node.buffer.scope() == "global"
+            accesses_global = accesses_global or node.buffer.scope() == "global"
         elif isinstance(node, tirx.Call):
             spec = builtin_of(node)
-            found = found or (spec is not None and bool(spec.moves) and spec.level != "leader")
+            accesses_global = accesses_global or (
+                spec is not None and bool(spec.moves) and spec.level != "leader"
+            )
 
     post_order_visit(stmt, note)
-    return found
+    return accesses_global

@@ -112,13 +112,13 @@ class ThreadSet:
         If the block has several axes, each index is a tuple (x, y, z).
         """
         indices = [tuple(map(int, index)) for index in np.argwhere(self.members)]
-        shown: list[object] = list(indices)
+        labels: list[object] = list(indices)
         if self.members.shape[1:] == (1, 1):
-            shown = [x for x, _, _ in indices]
+            labels = [x for x, _, _ in indices]
             if len(indices) > 2 and indices[-1][0] - indices[0][0] == len(indices) - 1:
-                return f"threads {shown[0]} to {shown[-1]}"
-        more = ", ..." if len(shown) > 4 else ""
-        return f"thread{'s' * (len(shown) != 1)} {', '.join(map(str, shown[:4]))}{more}"
+                return f"threads {labels[0]} to {labels[-1]}"
+        ellipsis = ", ..." if len(labels) > 4 else ""
+        return f"thread{'s' * (len(labels) != 1)} {', '.join(map(str, labels[:4]))}{ellipsis}"
 
 
 class Block:
@@ -268,8 +268,8 @@ class _Follow:
             sides += [ThreadSet(threads.members & ~truth.must, exact)]
             cases = iter(sides)
             return rewrite_children(stmt, lambda s: self.follow(s, next(cases)))
-        inside = self._inside(stmt, threads, block) if block is not None else threads
-        return rewrite_children(stmt, lambda s: self.follow(s, inside))
+        inner_threads = self._inside(stmt, threads, block) if block is not None else threads
+        return rewrite_children(stmt, lambda s: self.follow(s, inner_threads))
 
     def _inside(self, stmt: tirx.Stmt, threads: ThreadSet, block: Block) -> ThreadSet:
         if isinstance(stmt, tirx.Bind):

@@ -70,11 +70,11 @@ def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
         new = [f(s) for s in stmt.seq]
         return stmt if _same(new, stmt.seq) else flatten(new)
     if isinstance(stmt, tirx.IfThenElse):
-        then = f(stmt.then_case)
-        other = f(stmt.else_case) if stmt.else_case is not None else None
-        if _same([then, other], [stmt.then_case, stmt.else_case]):
+        then_case = f(stmt.then_case)
+        else_case = f(stmt.else_case) if stmt.else_case is not None else None
+        if _same([then_case, else_case], [stmt.then_case, stmt.else_case]):
             return stmt
-        return tirx.IfThenElse(stmt.condition, then, other)
+        return tirx.IfThenElse(stmt.condition, then_case, else_case)
     if isinstance(stmt, tirx.SBlockRealize):
         block = stmt.block
         body = f(block.body)
@@ -275,6 +275,6 @@ def format_expr(expr: tirx.PrimExpr) -> str:
         return tirx.Var(node.buffer.name, node.dtype) if local else None
 
     expr = ir_transform(tirx.Evaluate(expr), None, register, ["tirx.BufferLoad"]).value
-    shown = re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
-    shown = re.sub(r'T\.Cast\("u?int\d+", ', "(", shown)
-    return shown.replace("T.tileweave.", "W.").replace("T.min(", "min(")
+    text = re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
+    text = re.sub(r'T\.Cast\("u?int\d+", ', "(", text)
+    return text.replace("T.tileweave.", "W.").replace("T.min(", "min(")

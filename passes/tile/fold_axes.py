@@ -97,10 +97,10 @@ class _Accesses:
                 with self._analyzer.constraint_scope(tirx.Not(condition)):
                     self.visit(stmt.else_case)
             return
-        inside = children_of(stmt)
-        for inner in inside:
+        children = children_of(stmt)
+        for inner in children:
             self.visit(inner)
-        if not inside:
+        if not children:
             self._collect(stmt)
 
     def _collect(self, node) -> None:

@@ -89,11 +89,11 @@ def _statements(body: tirx.Stmt, written: set[tirx.Var]) -> list[tirx.Stmt]:
         if not splits or effects_in(stmt.condition) or _reads(stmt.condition, written):
             out.append(stmt)
             continue
-        inside = _statements(stmt.then_case, written)
-        names = [i for i, inner in enumerate(inside) if isinstance(inner, tirx.Bind)]
+        inner_stmts = _statements(stmt.then_case, written)
+        names = [i for i, inner in enumerate(inner_stmts) if isinstance(inner, tirx.Bind)]
         if names:  # statements after a definition stay in its scope
-            inside[names[0] :] = [flatten(inside[names[0] :])]
-        out += [tirx.IfThenElse(stmt.condition, inner, None) for inner in inside]
+            inner_stmts[names[0] :] = [flatten(inner_stmts[names[0] :])]
+        out += [tirx.IfThenElse(stmt.condition, inner, None) for inner in inner_stmts]
     return out
 
 

@@ -57,8 +57,8 @@ def _warps(mask: Mask) -> list[Mask]:
 
 def _complete(frame: Frame, barrier: NamedBarrier) -> None:
     """Order all that the arrived threads did before what they do next."""
-    on = np.logical_or.reduce([mask.on for mask in barrier.arrived])
-    groups = Mask(on, frame.mask.group_of).thread_groups
+    active = np.logical_or.reduce([mask.on for mask in barrier.arrived])
+    groups = Mask(active, frame.mask.group_of).thread_groups
     frame.block.order.barrier(groups)
     frame.block.agents.join_fences(groups)
     barrier.arrived, barrier.count = [], 0
@@ -106,8 +106,8 @@ def initialize(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     barrier, count = barrier_at(c, call.args[0], loc), int(call.args[1])
 
     def run(frame):
-        found, (g,) = barrier(frame), frame.mask.thread_groups
-        found.count, found.initialized = count, (g, frame.block.order.time[g], loc)
+        mbarrier, (g,) = barrier(frame), frame.mask.thread_groups
+        mbarrier.count, mbarrier.initialized = count, (g, frame.block.order.time[g], loc)
 
     return Step(run)
 
@@ -121,9 +121,9 @@ def require_initialized(frame: Frame, barrier: TransactionBarrier, loc: str) -> 
             f"{frame.block.epoch}\n --> {loc}",
         )
     g, time, before = barrier.initialized
-    known = frame.block.agents.known()
+    ordered = frame.block.agents.known()
     for group in frame.mask.overlapping:
-        if known[group, g] < time:
+        if ordered[group, g] < time:
             raise SimulationError(
                 "race",
                 f"mbarrier {barrier.number} is used by {frame.block.name_of_agent(group)} in "
@@ -147,19 +147,19 @@ def arrive(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     size = c.indices([call.args[1]], "mbarrier", loc) if len(call.args) > 1 else None
 
     def run(frame):
-        found = barrier(frame)
-        require_initialized(frame, found, loc)
-        _release(frame, found)
+        mbarrier = barrier(frame)
+        require_initialized(frame, mbarrier, loc)
+        _release(frame, mbarrier)
         if size is not None:
-            found.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
-        found.arrived += frame.mask.count
-        if found.arrived > found.count:
+            mbarrier.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
+        mbarrier.arrived += frame.mask.count
+        if mbarrier.arrived > mbarrier.count:
             raise SimulationError(
                 "arrival",
-                f"{found.arrived} arrivals at an mbarrier initialized for {found.count}, in "
+                f"{mbarrier.arrived} arrivals at an mbarrier initialized for {mbarrier.count}, in "
                 f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
             )
-        found.settle()
+        mbarrier.settle()
 
     return Step(run)
 
@@ -169,9 +169,9 @@ def expect(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     size = c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame):
-        found = barrier(frame)
-        require_initialized(frame, found, loc)
-        found.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
+        mbarrier = barrier(frame)
+        require_initialized(frame, mbarrier, loc)
+        mbarrier.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
 
     return Step(run)
 
@@ -180,30 +180,30 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     barrier, parity = barrier_at(c, call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame):
-        found, block = barrier(frame), frame.block
-        require_initialized(frame, found, loc)
-        wanted = uniform(parity(frame)[0], frame, loc)
+        mbarrier, block = barrier(frame), frame.block
+        require_initialized(frame, mbarrier, loc)
+        expected = uniform(parity(frame)[0], frame, loc)
 
         def ready() -> bool:
-            return found.phase % 2 != wanted
+            return mbarrier.phase % 2 != expected
 
         def text() -> str:
             return (
-                f"{block.name()} in launch {block.epoch} waits at mbarrier {found.number}: phase "
-                f"{found.phase}, parity waited for {wanted}, {found.arrived} of {found.count} "
-                f"arrived, {found.bytes} bytes missing --> {loc}"
+                f"{block.name()} in launch {block.epoch} waits at mbarrier {mbarrier.number}: "
+                f"phase {mbarrier.phase}, parity waited for {expected}, {mbarrier.arrived} of "
+                f"{mbarrier.count} arrived, {mbarrier.bytes} bytes missing --> {loc}"
             )
 
-        target = WaitTarget("mbarrier wait", loc, wanted=f"parity {wanted}")
+        target = WaitTarget("mbarrier wait", loc, wanted=f"parity {expected}")
         while not ready():
             yield Waiting(ready, text, targets=lambda: [target])
         groups = frame.mask.thread_groups
-        block.complete(groups, found.number, found.loaded)
-        if found.clock is not None:
-            block.order.join(groups, found.clock)
-        if found.fenced is not None:
+        block.complete(groups, mbarrier.number, mbarrier.loaded)
+        if mbarrier.clock is not None:
+            block.order.join(groups, mbarrier.clock)
+        if mbarrier.fenced is not None:
             for g in groups:
-                block.agents.join_fences((g,), found.fenced)
+                block.agents.join_fences((g,), mbarrier.fenced)
 
     return Step(run, True)
 
@@ -214,11 +214,11 @@ def nothing(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 def elect(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     """Elect one thread of each group of this many threads; 0: one of the block."""
-    every = int(call.args[0])
+    group_size = int(call.args[0])
     total = c.threads[0] * c.threads[1] * c.threads[2]
-    firsts = range(0, total, every or total)
+    firsts = range(0, total, group_size or total)
     c.thread_cuts.update(t for first in firsts for t in (first, first + 1))
-    chosen = np.arange(total) % (every or total) == 0
+    chosen = np.arange(total) % (group_size or total) == 0
 
     def value(frame):
         return bool(chosen[frame.mask.single]) if frame.mask.single is not None else chosen

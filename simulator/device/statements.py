@@ -280,10 +280,10 @@ def of_threads(value: Any, frame: Frame, lanes: int = 1) -> np.ndarray:
 
 def uniform(value: Any, frame: Frame, loc: str) -> int:
     """Return an integer that is equal for all active threads."""
-    own = of_threads(value, frame)
-    if (own != own[0]).any():
+    values = of_threads(value, frame)
+    if (values != values[0]).any():
         raise unsupported("an operand that differs between the threads of one operation", loc)
-    return int(own[0])
+    return int(values[0])
 
 
 def to_threads(values: np.ndarray, frame: Frame) -> Any:

@@ -27,10 +27,10 @@ class BlockStatements(Statements):
         index = self.indices(load.indices, load.buffer.name, loc)
 
         def barrier(frame):
-            at = index(frame)[0]
-            if isinstance(at, np.ndarray):
-                at = at[frame.mask.threads[0]]
-            return frame.block.barriers[slot][int(at)]
+            number = index(frame)[0]
+            if isinstance(number, np.ndarray):
+                number = number[frame.mask.threads[0]]
+            return frame.block.barriers[slot][int(number)]
 
         return barrier
 
@@ -85,11 +85,11 @@ def hold(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
 def wait_loads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     """T.ptx_wait_group(n): wait for all T.async_copy but the last n."""
-    left = int(call.args[0])
+    max_pending = int(call.args[0])
 
     def run(frame):
         block = frame.block
-        while len(block.loads) > left:
+        while len(block.loads) > max_pending:
             block.loaded, deliver = block.loads.pop(0)
             deliver()
         block.order.complete_loads(frame.mask.thread_groups, 0, block.loaded)
@@ -111,11 +111,11 @@ def arrive(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     barrier = c.mbarrier(call.args[0], loc)
 
     def run(frame):
-        found, order = barrier(frame), frame.block.order
+        mbarrier, order = barrier(frame), frame.block.order
         for i in frame.mask.thread_groups:
             (clock,) = order.release(i, 1).values()
-            found.clock = clock if found.clock is None else found.clock.joined(clock)
-        found.arrive(frame.mask.count, loc)
+            mbarrier.clock = clock if mbarrier.clock is None else mbarrier.clock.joined(clock)
+        mbarrier.arrive(frame.mask.count, loc)
 
     return Step(run)
 
@@ -125,19 +125,19 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame):
         mbarrier = barrier(frame)
-        wanted = int(np.asarray(parity(frame)[0]).flat[0])
+        expected = int(np.asarray(parity(frame)[0]).flat[0])
 
         def ready() -> bool:
-            return mbarrier.phase % 2 != wanted
+            return mbarrier.phase % 2 != expected
 
         def text() -> str:
             return (
                 f"{frame.block.name()} in launch {frame.block.epoch} waits at "
-                f"T.mbarrier_wait_parity: phase {mbarrier.phase}, parity waited for {wanted}, "
+                f"T.mbarrier_wait_parity: phase {mbarrier.phase}, parity waited for {expected}, "
                 f"{mbarrier.arrived} of {mbarrier.count} arrived --> {loc}"
             )
 
-        target = WaitTarget("T.mbarrier_wait_parity", loc, wanted=f"parity {wanted}")
+        target = WaitTarget("T.mbarrier_wait_parity", loc, wanted=f"parity {expected}")
         while not ready():
             yield Waiting(ready, text, targets=lambda: [target])
         mbarrier.land()
@@ -159,11 +159,11 @@ def loop_break(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
 def _elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
     """Elect the first thread of each group of this many threads; 0: of the block."""
-    every = c.compile(call.args[0], loc).value
+    group_size = c.compile(call.args[0], loc).value
 
     def value(frame):
         total = frame.block.kernel.threads_in_block
-        chosen = np.arange(total) % (int(every(frame)) or total) == 0
+        chosen = np.arange(total) % (int(group_size(frame)) or total) == 0
         return bool(chosen[frame.mask.single]) if frame.mask.single is not None else chosen
 
     c.thread_cuts.update((0, 1))
@@ -178,8 +178,8 @@ def _group_index(threads: int, remainder: bool = False):
             c.thread_cuts.update(range(0, 1024, threads))
 
         def value(frame):
-            own = np.arange(frame.block.kernel.threads_in_block, dtype=np.int32)
-            number = own % threads if remainder else own // threads
+            threads_of_block = np.arange(frame.block.kernel.threads_in_block, dtype=np.int32)
+            number = threads_of_block % threads if remainder else threads_of_block // threads
             return number if frame.mask.single is None else number[frame.mask.single]
 
         return Expr(value)

@@ -34,9 +34,9 @@ def _transfer(c: Statements, call: tirx.Call, loc: str) -> Step:
         team = WARP if is_warp and frame.mask.count % WARP == 0 else None
         source, target = src.ref.tensor(frame), dst.ref.tensor(frame)
         from_key, to_key = _run_of(frame, source, src, count), _run_of(frame, target, dst, count)
-        apart = _start(source, from_key) - _start(target, to_key)
+        distance = _start(source, from_key) - _start(target, to_key)
         threads = _threads_of(
-            frame.mask.threads, _start(target, to_key), apart, count, target.dtype.itemsize, team
+            frame.mask.threads, _start(target, to_key), distance, count, target.dtype.itemsize, team
         )
 
         def access(tensor, key):
@@ -55,24 +55,24 @@ def _transfer(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def _threads_of(
-    threads: np.ndarray, start: int, apart: int, count: int, item: int, team: int | None
+    threads: np.ndarray, start: int, distance: int, count: int, item: int, team: int | None
 ) -> np.ndarray:
     """Return the thread that copies each element, as in put_get.cuh, one row per team.
 
     Args:
         start: first element that is written.
-        apart: distance in elements from there to the first element that is read.
+        distance: distance in elements from there to the first element that is read.
         item: size of an element in bytes.
         team: number of threads that copy together; None: all.
     """
     width = 16
-    while width > item and apart * item % width:
+    while width > item and distance * item % width:
         width //= 2
-    each = max(1, width // item)
-    head = min(count, -start % each)
-    tail = head + (count - head) // each * each
+    per_thread = max(1, width // item)
+    head = min(count, -start % per_thread)
+    tail = head + (count - head) // per_thread * per_thread
     element = np.arange(count)
-    slot = np.where(element < head, element, (element - head) // each)
+    slot = np.where(element < head, element, (element - head) // per_thread)
     slot = np.where(element < tail, slot, element - tail)
     rows = threads.reshape(-1, team or len(threads))
     return rows[:, slot % rows.shape[1]]
@@ -92,10 +92,10 @@ def _copy_size(tensor: Any) -> int:
 
 def _uniform(value: Any, frame: Any, op: str, loc: str) -> int:
     if isinstance(value, np.ndarray):
-        own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
-        if not (own == own.flat[0]).all():
+        active = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+        if not (active == active.flat[0]).all():
             raise unsupported(f"{op} with operands that differ between threads", loc)
-        value = own.flat[0]
+        value = active.flat[0]
     return int(value)
 
 

@@ -82,12 +82,12 @@ def _change(reduces: bool):
             tensor, operand = ref.word.ref.tensor(frame), expr.value(frame)
             refuse_poison(frame, expr, ref)
             at = ref.index(frame)
-            for thread_groups, _, index, (one,) in places(
+            for thread_groups, _, index, (element,) in places(
                 frame, at, operand, each_thread=True, lanes=lanes
             ):
                 for words in ref.copies(frame, index, lanes):
                     for lane, i in enumerate(words):
-                        value = convert(one if lanes == 1 else one[lane], dtype)
+                        value = convert(element if lanes == 1 else element[lane], dtype)
                         if combine is None:
                             ref.word.store(frame, tensor, [i], thread_groups, [value])
                         else:

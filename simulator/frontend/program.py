@@ -88,8 +88,8 @@ def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    judged = passes.is_chosen(func, "verify")
-    group = passes.GROUP_PASSES if judged else passes.SIMULATED_PASSES
+    is_verified = passes.is_chosen(func, "verify")
+    group = passes.GROUP_PASSES if is_verified else passes.SIMULATED_PASSES
     mod = passes.run_group(mod, world_size, _HEAP_STRIDE, group)
     mod = passes.run(passes.SYNC_PASSES, mod)
     (func,) = mod.functions.values()
@@ -138,8 +138,8 @@ class Program:
         """Set the thread groups of the blocks."""
         for kernel in self.kernels:
             kernel.group_of = group_of[: kernel.threads_in_block]
-            most = int(kernel.group_of.max()) + 1
-            kernel.thread_groups = [np.flatnonzero(kernel.group_of == i) for i in range(most)]
+            num_groups = int(kernel.group_of.max()) + 1
+            kernel.thread_groups = [np.flatnonzero(kernel.group_of == i) for i in range(num_groups)]
 
     @property
     def kernels(self) -> list[Kernel]:

@@ -43,7 +43,7 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         if frame.space is None:
             raise unsupported("T.reducer_update outside T.Parallel", loc)
-        tile, space, at = frame.tile(slot), frame.space, index(frame)
+        tile, space, indices = frame.tile(slot), frame.space, index(frame)
         values = expr.value(frame)
         if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
             raise SimulationError(
@@ -52,10 +52,10 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
                 f"uninitialized memory, by {frame.block.name()} in launch {frame.block.epoch}"
                 f"\n --> {loc}",
             )
-        on = np.ones(space, np.bool_) if frame.active is None else frame.active
-        key = tuple(np.broadcast_to(i, space)[on] for i in at)
+        active = np.ones(space, np.bool_) if frame.active is None else frame.active
+        key = tuple(np.broadcast_to(i, space)[active] for i in indices)
         wide = tile.data.astype(np.float32) if _is_narrow(tile.dtype) else tile.data
-        combine.at(wide, key, np.broadcast_to(convert(values, wide.dtype), space)[on])
+        combine.at(wide, key, np.broadcast_to(convert(values, wide.dtype), space)[active])
         tile.data[...] = convert(wide, tile.dtype)
 
     return c.preempted(run, call)

@@ -65,18 +65,18 @@ class Statements(Expressions):
 
     def is_shared_between_blocks(self, *nodes: Any) -> bool:
         """Return whether these nodes access global memory."""
-        found = False
+        reads_global = False
 
         def visit(node):
-            nonlocal found
-            found = found or (
+            nonlocal reads_global
+            reads_global = reads_global or (
                 isinstance(node, tirx.BufferLoad | tirx.BufferStore)
                 and (node.buffer.data in self.globals or node.buffer.data in self.multicasts)
             )
 
         for node in nodes:
             post_order_visit(node, visit)
-        return found
+        return reads_global
 
     def preempted(self, run: Callable[[Frame], Any], *nodes: Any) -> Step:
         """Return a step before which other blocks may run, if these nodes access global memory."""
@@ -121,8 +121,8 @@ class Statements(Expressions):
         steps: list[Step] = []
         cases: list[tuple[Any, Step]] = []
         for stmt in stmts:
-            alone = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
-            condition = stmt.condition if alone and self._is_of_threads(stmt.condition) else None
+            one_case = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+            condition = stmt.condition if one_case and self._is_of_threads(stmt.condition) else None
             if condition is None:
                 steps += _cases(cases)
                 cases = []
@@ -210,15 +210,15 @@ class Statements(Expressions):
 
             def run(frame):
                 frame.block.barrier_before(read)
-                at, stored = index(frame), value(frame)
-                store_global(frame, ref, at, stored, poison(frame))
+                indices, stored = index(frame), value(frame)
+                store_global(frame, ref, indices, stored, poison(frame))
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
             index = self.in_whole(buffer, index, loc)
 
             def run(frame):
-                at, stored = index(frame), value(frame)
-                store_tile(frame, frame.tile(slot), at, stored, poison(frame), loc)
+                indices, stored = index(frame), value(frame)
+                store_tile(frame, frame.tile(slot), indices, stored, poison(frame), loc)
         else:
             raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return self.preempted(run, stmt)
@@ -265,8 +265,8 @@ class Statements(Expressions):
         body = self.statement(block.body, loc)
 
         def prepare(frame):
-            for slot, what in allocations:
-                frame.block.tiles[slot] = Tile(*what)
+            for slot, arguments in allocations:
+                frame.block.tiles[slot] = Tile(*arguments)
             for slot, numbered in counts:
                 frame.block.barriers[slot] = [MBarrier(n, number) for number, n in numbered]
 
@@ -282,27 +282,29 @@ class Statements(Expressions):
             self.indices([e], "a loop", loc)
             for e in (stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1))
         )
-        outside, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
+        was_pipelined, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
         body = self.statement(stmt.body, loc)
-        self.pipelined = outside
+        self.pipelined = was_pipelined
 
         def iterations(frame) -> Iterator[int]:
             outer, before = frame.mask, frame.broken
             frame.broken = None
-            start, count, by = (_plain(f(frame)[0], frame) for f in (first, extent, step))
-            apart = any(isinstance(v, np.ndarray) for v in (start, count, by))
-            if apart and frame.space is not None:
+            start, count, stride = (_plain(f(frame)[0], frame) for f in (first, extent, step))
+            diverges = any(isinstance(v, np.ndarray) for v in (start, count, stride))
+            if diverges and frame.space is not None:
                 raise unsupported("a loop whose bounds differ between points of T.Parallel", loc)
-            frame.block.by_thread[slot] = apart
-            for turn in range(int(np.max(count))):
-                if apart:
-                    frame.mask = frame.mask.where(np.broadcast_to(turn < count, outer.on.shape))
+            frame.block.by_thread[slot] = diverges
+            for iteration in range(int(np.max(count))):
+                if diverges:
+                    frame.mask = frame.mask.where(
+                        np.broadcast_to(iteration < count, outer.on.shape)
+                    )
                     if not frame.mask.count:
                         break
-                    frame.env[slot] = np.broadcast_to(start + turn * by, outer.on.shape)
+                    frame.env[slot] = np.broadcast_to(start + iteration * stride, outer.on.shape)
                 else:
-                    frame.env[slot] = start + turn * by
-                yield turn
+                    frame.env[slot] = start + iteration * stride
+                yield iteration
                 if frame.broken is not None and not leave(frame):
                     break
             frame.block.by_thread[slot] = False
@@ -425,49 +427,49 @@ class Statements(Expressions):
 
     def _on_IfThenElse(self, stmt, loc: str) -> Step:
         condition = self.condition(stmt.condition, loc)
-        then = self.statement(stmt.then_case, loc)
-        other = self.statement(stmt.else_case, loc) if stmt.else_case is not None else None
-        looks = self.is_shared_between_blocks(stmt.condition)
-        waits = looks or then.waits or (other is not None and other.waits)
+        then_case = self.statement(stmt.then_case, loc)
+        else_case = self.statement(stmt.else_case, loc) if stmt.else_case is not None else None
+        is_shared = self.is_shared_between_blocks(stmt.condition)
+        waits = is_shared or then_case.waits or (else_case is not None and else_case.waits)
 
         def sides(frame):
             """Return the step if all threads take the same branch, and else the threads of each."""
             chosen = condition(frame)
             if not isinstance(chosen, np.ndarray):
-                return (then if chosen else other), None
+                return (then_case if chosen else else_case), None
             if frame.space is not None:
                 return None, chosen
             yes, no = frame.mask.where(chosen), frame.mask.where(~chosen)
             if not no.count or not yes.count:
-                return (then if yes.count else other), None
+                return (then_case if yes.count else else_case), None
             return None, (yes, no)
 
         def run(frame):
-            step, apart = sides(frame)
-            if apart is None:
+            step, masks = sides(frame)
+            if masks is None:
                 if step is not None:
                     step.run(frame)
                 return
-            for case, part in zip((then, other), _halves(frame, apart), strict=True):
+            for case, part in zip((then_case, else_case), _halves(frame, masks), strict=True):
                 if case is not None:
                     with part:
                         case.run(frame)
 
         def wait(frame):
-            if looks:
+            if is_shared:
                 yield None
-            step, apart = sides(frame)
-            if apart is None:
+            step, masks = sides(frame)
+            if masks is None:
                 if step is not None:
                     yield from go(step, frame)
                 return
             if frame.space is not None:
-                for case, part in zip((then, other), _halves(frame, apart), strict=True):
+                for case, part in zip((then_case, else_case), _halves(frame, masks), strict=True):
                     if case is not None:
                         with part:
                             yield from go(case, frame)
                 return
-            cases = zip((then, other), apart, strict=True)
+            cases = zip((then_case, else_case), masks, strict=True)
             yield from together([(s, frame.fork(m)) for s, m in cases if s is not None], frame)
 
         return Step(wait, True) if waits else Step(run)
@@ -507,15 +509,15 @@ def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
     return [Step(wait, True)]
 
 
-def _halves(frame: Frame, apart: Any) -> list:
+def _halves(frame: Frame, masks: Any) -> list:
     if frame.space is not None:
-        return [narrowed(frame, apart), narrowed(frame, ~apart)]
-    return [narrowed(frame, mask.on) for mask in apart]
+        return [narrowed(frame, masks), narrowed(frame, ~masks)]
+    return [narrowed(frame, mask.on) for mask in masks]
 
 
 def _plain(value: Any, frame: Frame) -> Any:
     """Return a Python integer if all active threads agree, else the value of each thread."""
     if not isinstance(value, np.ndarray):
         return int(value)
-    own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
-    return int(own.flat[0]) if (own == own.flat[0]).all() else value
+    active = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+    return int(active.flat[0]) if (active == active.flat[0]).all() else value

@@ -126,20 +126,20 @@ class _Finder:
                         self._limit(count, 0, high + 1)
 
     def _comparison(self, node) -> None:
-        for one, other in ((node.a, node.b), (node.b, node.a)):
-            one, other = self._inlined(one), self._inlined(other)
-            low, high = self._bounds(other)
-            if self._input_in(one) and not self._input_in(other) and high < _INFINITE:
+        for side, bound in ((node.a, node.b), (node.b, node.a)):
+            side, bound = self._inlined(side), self._inlined(bound)
+            low, high = self._bounds(bound)
+            if self._input_in(side) and not self._input_in(bound) and high < _INFINITE:
                 is_equal = isinstance(node, (tirx.EQ, tirx.NE))
-                self._limit(one, low if is_equal else min(low, 0), high + (not is_equal))
+                self._limit(side, low if is_equal else min(low, 0), high + (not is_equal))
 
     def _limit(self, expr: tirx.PrimExpr, low: int, high: int) -> None:
         """Note that ``expr`` is in this range."""
         for name, value in self._values.values():
-            least, most = self._solved(expr, value, low, high)
-            if most < _INFINITE:
-                previous = self.ranges.get(name, (max(0, least), most))
-                self.ranges[name] = max(previous[0], least), min(previous[1], most)
+            smallest, largest = self._solved(expr, value, low, high)
+            if largest < _INFINITE:
+                previous = self.ranges.get(name, (max(0, smallest), largest))
+                self.ranges[name] = max(previous[0], smallest), min(previous[1], largest)
 
     def _solved(self, expr: tirx.PrimExpr, value: tirx.Var, low: int, high: int) -> Range:
         """Return for which values ``expr``, linear in ``value``, is surely in a range."""
@@ -149,10 +149,10 @@ class _Finder:
         linear = tvm.arith.detect_linear_equation(expr, [value])
         if len(linear) != 2 or (factor := _constant(linear[0])) is None or factor <= 0:
             return nothing
-        least, most = self._bounds(linear[1])
-        if most >= _INFINITE or least <= -_INFINITE:
+        smallest, largest = self._bounds(linear[1])
+        if largest >= _INFINITE or smallest <= -_INFINITE:
             return nothing
-        return -((least - low) // factor), math.floor((high - most) / factor)
+        return -((smallest - low) // factor), math.floor((high - largest) / factor)
 
     def _bounds(self, expr: tirx.PrimExpr) -> Range:
         if str(expr.dtype).rstrip("0123456789") not in ("int", "uint"):
@@ -180,14 +180,14 @@ class _Finder:
 
 
 def _uses(expr: tirx.PrimExpr, variable: tirx.Var) -> bool:
-    found = False
+    uses = False
 
     def visit(node) -> None:
-        nonlocal found
-        found = found or (isinstance(node, tirx.Var) and node.same_as(variable))
+        nonlocal uses
+        uses = uses or (isinstance(node, tirx.Var) and node.same_as(variable))
 
     post_order_visit(expr, visit)
-    return found
+    return uses
 
 
 def _constant(expr) -> int | None:

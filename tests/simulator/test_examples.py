@@ -134,7 +134,8 @@ def test_multicast(size, schedules):
 
 def test_signal_ping_pong():
     inputs = [
-        {"flags": np.zeros(1, np.uint32), "start": lambda e: e * 5, "rounds": 5} for _ in range(2)
+        {"flags": np.zeros(1, np.uint32), "start": lambda e: e * 5, "iterations": 5}
+        for _ in range(2)
     ]
     for out in every_schedule(example("signal_ping_pong").ping_pong, 2, inputs):
         assert [o["flags"].tolist() for o in out] == [[15], [15]]

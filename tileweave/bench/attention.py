@@ -166,10 +166,10 @@ def expected_of(
     backend, *_ = BACKENDS[group.device.type].values()
     result = of_rank(backend, problem, group.rank, q, k, v).float()
     length = problem.k_total
-    seen = torch.full_like(sample, length)
+    num_keys = torch.full_like(sample, length)
     if problem.causal:
-        seen = problem.sharding.position(sample, group.rank, length) + 1
-    result[:, sample] = exact(q[:, sample], k, v, seen)
+        num_keys = problem.sharding.position(sample, group.rank, length) + 1
+    result[:, sample] = exact(q[:, sample], k, v, num_keys)
     return result
 
 

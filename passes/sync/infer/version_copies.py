@@ -72,7 +72,7 @@ def expand_versions(
     Before: ``for r in T.serial(3): T.copy(tile, S[right, 0]); T.copy(S[me, 0], tile)``
     After:  ``for r in T.serial(3): T.copy(tile, S[right, r, 0]); T.copy(S[me, r, 0], tile)``
     """
-    own = {h.name for h in implicit_of(func)}
+    implicit = {h.name for h in implicit_of(func)}
     granule, storages = dict(options.granule), {}
     for accesses in rewritten:
         tensor, name = accesses.tensor, accesses.tensor.name
@@ -81,7 +81,7 @@ def expand_versions(
         choose_granules(accesses, granule.get(name))
         refuse_unwritten(accesses)
         _refuse_unseen(func, accesses, program)
-        storage = _storage(accesses, versions_of(accesses, program), name in own, heap_stride)
+        storage = _storage(accesses, versions_of(accesses, program), name in implicit, heap_stride)
         _refuse_large(accesses, storage, options.version_bytes)
         storages[tensor] = storage
         if name in granule:
@@ -91,13 +91,15 @@ def expand_versions(
     return func, dataclasses.replace(options, granule=granule), notes
 
 
-def _storage(accesses: TensorAccesses, versions: Versions, own: bool, heap_stride: int) -> _Storage:
+def _storage(
+    accesses: TensorAccesses, versions: Versions, is_implicit: bool, heap_stride: int
+) -> _Storage:
     tensor = accesses.tensor
-    count = versions.count if own else versions.overwritten
+    count = versions.count if is_implicit else versions.overwritten
     shape = [count, *(int(n) for n in tensor.shape[1:])]
-    name = tensor.name if own else f"{tensor.name}_versions"
+    name = tensor.name if is_implicit else f"{tensor.name}_versions"
     copies = heap_buffer(name, shape, str(tensor.dtype), accesses.world_size, heap_stride)
-    return _Storage(versions, copies, None if own else tensor)
+    return _Storage(versions, copies, None if is_implicit else tensor)
 
 
 def _bytes(copies: tirx.Buffer) -> int:

@@ -367,11 +367,11 @@ class AccessCollector:
 
     def _add_jump(self, name: str) -> None:
         """Record a jump that leaves the kernel, or a loop with a known number of iterations."""
-        around = [*self._loops, *self._inner]
+        loops = [*self._loops, *self._inner]
         if name == "T.thread_return":
             self.program.jumps.append(Jump(name, None, location(self._anchor)))
-        elif around and not self._unknown_count:
-            self.program.jumps.append(Jump(name, around[-1], location(self._anchor)))
+        elif loops and not self._unknown_count:
+            self.program.jumps.append(Jump(name, loops[-1], location(self._anchor)))
 
     def _add_moves(self, call: tirx.Call, spec: Builtin) -> None:
         """Record the accesses of a builtin that moves data."""
@@ -495,14 +495,18 @@ def _contiguous_extents(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx
     if not isinstance(size, tirx.IntImm):
         extents[-1] = size
         return extents
-    rest = int(size)
+    remaining = int(size)
     for axis in reversed(range(len(load.indices))):
         extent = load.buffer.shape[axis]
-        if not isinstance(extent, tirx.IntImm) or rest < int(extent) or rest % int(extent):
-            extents[axis] = tirx.IntImm("int32", rest)
+        if (
+            not isinstance(extent, tirx.IntImm)
+            or remaining < int(extent)
+            or remaining % int(extent)
+        ):
+            extents[axis] = tirx.IntImm("int32", remaining)
             return extents
         extents[axis] = extent
-        rest //= int(extent)
-        if rest == 1:
+        remaining //= int(extent)
+        if remaining == 1:
             return extents
     return extents

@@ -44,9 +44,9 @@ def _example(name: str) -> Any:
 def instances() -> Iterator[Instance]:
     """Yield all programs of the examples."""
     zeros, rng = np.zeros, np.random.default_rng(0)
-    flags = [{"flags": zeros(1, np.uint32), "start": lambda e: 3 * e, "rounds": 3}] * 2
+    flags = [{"flags": zeros(1, np.uint32), "start": lambda e: 3 * e, "iterations": 3}] * 2
     ping_pong = _example("signal_ping_pong").ping_pong
-    yield Instance("signal_ping_pong.py: `ping_pong`, 3 rounds", ping_pong, 2, flags)
+    yield Instance("signal_ping_pong.py: `ping_pong`, 3 iterations", ping_pong, 2, flags)
     copied = {"src": rng.integers(0, 256, 901).astype(np.uint8), "dst": zeros(901, np.uint8)}
     bulk = _example("bulk_copy")
     title = "bulk_copy.py: `bulk_copy_with(stages=4, chunk=64, ahead=2)`, 901 bytes"
