@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 from tvm import tirx
 
-from ..frontend.expressions import Expr
+from ..frontend.expressions import Expr, either
+from ..frontend.statements import nothing
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.threads import WARP
 from ..memory.values import convert, numpy_dtype
 from ..report.errors import SimulationError, unsupported
-from .barriers import nothing
 from .block import Group
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
 from .shared import Source
@@ -403,12 +403,7 @@ def pack_b16(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     def value(frame):
         return to_threads(half(low, frame) | half(high, frame) << np.uint32(16), frame)
 
-    def poison(frame):
-        masks = [e.poison(frame) for e in (low, high) if e.poison is not None]
-        masks = [m for m in masks if m is not None]
-        return np.logical_or.reduce(np.broadcast_arrays(*masks)) if masks else None
-
-    return Expr(value, poison)
+    return Expr(value, either(low.poison, high.poison))
 
 
 def register(c: DeviceStatements) -> None:

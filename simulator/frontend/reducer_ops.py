@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ..machine.steps import Step
 from ..memory.values import convert, is_float, numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import uninitialized, unsupported
 from .accesses import is_poisoned
 from .statements import Statements
 from .tile_ops import COMBINE, region
@@ -46,12 +46,8 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
         tile, space, at = frame.tile(slot), frame.space, index(frame)
         values = expr.value(frame)
         if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
-            raise SimulationError(
-                "poison",
-                f"what T.reducer_update contributes to {buffer.name} is computed from "
-                f"uninitialized memory, by {frame.block.name()} in launch {frame.block.epoch}"
-                f"\n --> {loc}",
-            )
+            use = f"what T.reducer_update contributes to {buffer.name} is computed from"
+            raise uninitialized(use, frame.block, loc)
         on = np.ones(space, np.bool_) if frame.active is None else frame.active
         key = tuple(np.broadcast_to(i, space)[on] for i in at)
         wide = tile.data.astype(np.float32) if _is_narrow(tile.dtype) else tile.data

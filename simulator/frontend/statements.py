@@ -14,7 +14,7 @@ from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import SPIN, Step, go, leave, sequence, together
 from ..memory.values import numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .expressions import Expressions, narrowed
 
@@ -404,11 +404,7 @@ class Statements(Expressions):
         def value(frame):
             chosen = compiled.value(frame)
             if compiled.poison is not None and is_poisoned(compiled.poison(frame), frame):
-                raise SimulationError(
-                    "poison",
-                    "a condition is computed from uninitialized memory, by "
-                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
-                )
+                raise uninitialized("a condition is computed from", frame.block, loc)
             return chosen
 
         return value
@@ -471,6 +467,11 @@ class Statements(Expressions):
             yield from together([(s, frame.fork(m)) for s, m in cases if s is not None], frame)
 
         return Step(wait, True) if waits else Step(run)
+
+
+def nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
+    """Compile an operation that has no effect in the simulator."""
+    return Step(lambda frame: None)
 
 
 def line_of(span: Any) -> str:

@@ -14,7 +14,7 @@ from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.threads import Accessed
 from ..memory.values import convert, is_float, numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, out_of_bounds, require_one_value
 from .statements import Statements
 
@@ -112,11 +112,7 @@ class Region(NamedTuple):
         values = values[part] if np.ndim(values) else values
         bad = poison[part] if poison is not None and np.ndim(poison) else poison
         if bad is not None and np.any(bad) and not tensor.symmetric:
-            raise SimulationError(
-                "poison",
-                f"{op} to {self.name} of uninitialized memory, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {self.loc}",
-            )
+            raise uninitialized(f"{op} to {self.name} of", frame.block, self.loc)
         accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
         access = self._access(frame, op, bulk, bulk_source, 0, accessed)
         tensor.write(inside, values, access, bad)
@@ -438,11 +434,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
             (value.value(frame), value.poison(frame) if value.poison else None)
         )  # fmt: skip
         if poison is not None and np.any(poison):
-            raise SimulationError(
-                "poison",
-                f"{op} to {dst.name} of uninitialized memory, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {loc}",
-            )
+            raise uninitialized(f"{op} to {dst.name} of", frame.block, loc)
         dst.update(frame, _ATOMICS[name], values, op, bulk, scope)
 
     return c.preempted(run, call)
