@@ -133,7 +133,7 @@ class SharedMemory:
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(addresses), -1)
         at = self._span(addresses, raw.shape[1], source)
         self._require_ordered(at, groups, source, writes=True)
-        self._require_one_writer(at, raw, groups, source)
+        self._require_one_writer(at, raw, source)
         self.bytes[at] = raw
         self.poison[at] = _by_byte(poison, raw.shape, values.dtype.itemsize)
         self._writer[at] = groups[:, None]
@@ -225,9 +225,7 @@ class SharedMemory:
                 f"{f' --> {before.loc}' if before else ''}\n --> {source.loc}",
             )
 
-    def _require_one_writer(
-        self, at: np.ndarray, raw: np.ndarray, groups: np.ndarray, source: Source
-    ) -> None:
+    def _require_one_writer(self, at: np.ndarray, raw: np.ndarray, source: Source) -> None:
         """Refuse a store in which two threads write different values to one byte."""
         flat, values = at.reshape(-1), raw.reshape(-1)
         scratch = self.bytes

@@ -95,16 +95,11 @@ class Registers:
         tile.set_poison(key, poison)
 
 
-def _pointer(c: DeviceStatements, node: Any) -> tuple[Any, Any]:
-    """Return data pointer and first element of ``tvm_access_ptr`` to registers."""
-    return node.args[1], node.args[2]
-
-
 def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """Load 8 x 8 matrices of 16-bit elements; each lane passes the address of one row."""
     transposed, count = bool(int(call.args[0])), int(call.args[1])
     memory, address = shared_address(c, call.args[2], "ldmatrix", loc)
-    data, offset = _pointer(c, call.args[3])
+    data, offset = call.args[3].args[1:3]  # of tvm_access_ptr
     source = Source("ldmatrix", loc)
     dtype = c.made[c.tiles[data]][1]
     registers = Registers(c, data, offset, 4 * count // dtype.itemsize, "ldmatrix", loc)

@@ -8,7 +8,7 @@ import numpy as np
 from tvm import tirx
 
 from ..machine.steps import Step
-from ..memory.values import convert, is_float, numpy_dtype
+from ..memory.values import convert, is_float, numpy_dtype, widened
 from ..report.errors import uninitialized, unsupported
 from .accesses import is_poisoned
 from .statements import Statements
@@ -50,15 +50,11 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
             raise uninitialized(use, frame.block, loc)
         on = np.ones(space, np.bool_) if frame.active is None else frame.active
         key = tuple(np.broadcast_to(i, space)[on] for i in at)
-        wide = tile.data.astype(np.float32) if _is_narrow(tile.dtype) else tile.data
+        wide = tile.data.astype(widened(tile.dtype))
         combine.at(wide, key, np.broadcast_to(convert(values, wide.dtype), space)[on])
         tile.data[...] = convert(wide, tile.dtype)
 
     return c.preempted(run, call)
-
-
-def _is_narrow(dtype: np.dtype) -> bool:
-    return is_float(dtype) and dtype.itemsize < 4
 
 
 def finalize(c: Statements, call: tirx.Call, loc: str) -> Step:

@@ -13,7 +13,7 @@ from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.threads import Accessed
-from ..memory.values import convert, is_float, numpy_dtype
+from ..memory.values import convert, is_float, numpy_dtype, widened
 from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, out_of_bounds, require_one_value
 from .statements import Statements
@@ -358,7 +358,7 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, "T.reduce")
-        wide = values.astype(np.float32) if _is_narrow(values) else values
+        wide = values.astype(widened(values.dtype), copy=False)
         wide = np.abs(wide) if kind.startswith("abs") else wide
         reduced = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
@@ -373,10 +373,6 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
-def _is_narrow(values: np.ndarray) -> bool:
-    return is_float(values.dtype) and values.dtype.itemsize < 4
-
-
 def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
     axis, reverse = int(call.args[2]), bool(call.args[3].value)
@@ -386,7 +382,7 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, f"T.{name}")
-        wide = values.astype(np.float32) if _is_narrow(values) else values
+        wide = values.astype(widened(values.dtype), copy=False)
         if reverse:
             wide = np.flip(wide, axis)
         scanned = accumulate(wide, axis=axis)
