@@ -9,8 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
+from ..passes.ir.walk import nodes_in
 from ..runtime.kernel.configured import configured
 from .inputs.arguments import check_numbers
 from .inputs.default_inputs import random_inputs
@@ -88,17 +88,12 @@ def validate(
 def _precision(executable: Executable) -> float:
     """Return the distance of 1 and the next number in the least precise type of the program."""
     types: set[str] = set()
-
-    def note(node: Any) -> None:
-        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
-            types.add(str(node.buffer.dtype))
-        elif isinstance(node, tirx.Cast):
-            types.add(str(node.dtype))
-        elif isinstance(node, tirx.SBlock):
-            types.update(str(buffer.dtype) for buffer in node.alloc_buffers)
-
     for func in executable.functions:
-        post_order_visit(func.body, note)
+        accesses = nodes_in(func.body, tirx.BufferLoad, tirx.BufferStore)
+        types |= {str(access.buffer.dtype) for access in accesses}
+        types |= {str(cast.dtype) for cast in nodes_in(func.body, tirx.Cast)}
+        blocks = nodes_in(func.body, tirx.SBlock)
+        types |= {str(buffer.dtype) for block in blocks for buffer in block.alloc_buffers}
     floats = [d for d in map(numpy_dtype, types) if is_float(d)]
     return max((float(ml_dtypes.finfo(dtype).eps) for dtype in floats), default=0.0)
 

@@ -36,7 +36,7 @@ from ..core.registry import OPERATORS, operators_of
 from ..core.strategy import obstacle, preferred
 from ..core.tiles import SHARED_BYTES
 from .store import Measured, agreed, measured_as, save, table_for
-from .trial import TOLERANCE, Trial, problem_of, relative_error
+from .trial import TOLERANCE, Trial, error_number, problem_of
 
 _VARIABLE = "TILEWEAVE_TUNE"
 _INPUTS = 3
@@ -308,7 +308,7 @@ class Autotuner:
         for number in range(_INPUTS):
             self.trial.c.fill_(float("nan"))
             operator(*self.inputs[number], self.trial.c, *self.trial.epilogue.tensors)
-            errors.append(relative_error(self.trial.c, self.rights[number]))
+            errors.append(error_number(self.trial.c, self.rights[number]))
         return errors
 
     def _nccl(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: torch.Tensor) -> None:
@@ -324,7 +324,7 @@ class Autotuner:
             operator(*self.inputs[number], c, *self.trial.epilogue.tensors)
 
         def after(name: str, number: int, _: None) -> None:
-            errors[name] = max(errors[name], relative_error(c, self.rights[number]))
+            errors[name] = max(errors[name], error_number(c, self.rights[number]))
 
         times = interleaved(
             {name: partial(call, operator) for name, operator in calls.items()},

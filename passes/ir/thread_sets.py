@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.ranks import HOST_VALUES
-from .walk import has_effect, op_name, rewrite_children
+from .walk import has_effect, nodes_in, op_name, rewrite_children, variables_and_loads
 
 _WARP = 32
 _ARITHMETIC = {
@@ -216,17 +215,10 @@ class Block:
 
     def _depends(self, expr: tirx.PrimExpr) -> bool:
         """Return whether an expression of another kind may differ between threads."""
-        differs = False
-
-        def visit(node) -> None:
-            nonlocal differs
-            if isinstance(node, (tirx.Var, tirx.BufferLoad)):
-                differs = differs or self.value(node).differs
-            elif isinstance(node, tirx.Call):
-                differs = differs or not (op_name(node) in HOST_VALUES or _is_function(node))
-
-        post_order_visit(expr, visit)
-        return differs
+        return any(self.value(node).differs for node in variables_and_loads(expr)) or any(
+            not (op_name(call) in HOST_VALUES or _is_function(call))
+            for call in nodes_in(expr, tirx.Call)
+        )
 
 
 def _is_function(call: tirx.Call) -> bool:

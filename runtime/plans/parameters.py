@@ -12,10 +12,11 @@ from typing import Any
 import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit, substitute
+from tvm.tirx.stmt_functor import substitute
 
 from ...builtins.errors import TileWeaveError
 from ...builtins.symmetric import is_symmetric
+from ...passes.ir.walk import variables_in
 
 Shape = tuple[int, ...]
 
@@ -162,13 +163,7 @@ def shown_sizes(
 def _size(extent: Any, sizes: Mapping[str, int], p: Parameter, caller: str) -> int:
     if isinstance(extent, int):
         return extent
-    variables: dict[str, tirx.Var] = {}
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.Var):
-            variables[node.name] = node
-
-    post_order_visit(extent, visit)
+    variables = {variable.name: variable for variable in variables_in(extent)}
     missing = [name for name in variables if name not in sizes]
     if missing:
         raise TileWeaveError(

@@ -9,9 +9,11 @@ from tvm import tirx
 
 from ...builtins.spec import BUILTINS
 from ...passes.ir.hold import HOLD
-from ..frontend.expressions import Expr
+from ..frontend.block_ops import elect
+from ..frontend.statements import nothing
 from ..machine.block import Frame, Mask
 from ..machine.steps import Step, Waiting, WaitTarget
+from ..memory.order import CTA
 from ..memory.threads import WARP
 from ..report.errors import SimulationError
 from .block import NamedBarrier, TransactionBarrier
@@ -29,7 +31,7 @@ def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         yield None
         expected = len(frame.mask.on) if count is None else count
         barrier = frame.block.named.setdefault(number, NamedBarrier())
-        for warp in _warps(frame.mask):
+        for warp in frame.mask.warps:
             barrier.arrived.append(warp)
             barrier.count += WARP if count is not None else warp.count
             if barrier.count >= expected:
@@ -48,11 +50,6 @@ def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         yield Waiting(lambda: barrier.completed > completed, text, targets=lambda: [target])
 
     return Step(run, True)
-
-
-def _warps(mask: Mask) -> list[Mask]:
-    numbers = np.arange(len(mask.on)) // WARP
-    return [mask.where(numbers == n) for n in np.unique(numbers[mask.on])]
 
 
 def _complete(frame: Frame, barrier: NamedBarrier) -> None:
@@ -80,7 +77,7 @@ def meet(frame: Frame, count: int | None, loc: str) -> None:
 
 def sync_warp(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
-        for warp in _warps(frame.mask):
+        for warp in frame.mask.warps:
             frame.block.order.barrier(warp.thread_groups)
             frame.block.agents.join_fences(warp.thread_groups)
 
@@ -134,9 +131,8 @@ def require_initialized(frame: Frame, barrier: TransactionBarrier, loc: str) -> 
 
 def _release(frame: Frame, barrier: TransactionBarrier) -> None:
     block = frame.block
+    barrier.clock = block.order.published(frame.mask.thread_groups, CTA, barrier.clock)
     for g in frame.mask.thread_groups:
-        (clock,) = block.order.release(g, 1).values()
-        barrier.clock = clock if barrier.clock is None else barrier.clock.joined(clock)
         fenced = block.agents.clocks[g]
         barrier.fenced = fenced if barrier.fenced is None else barrier.fenced.joined(fenced)
 
@@ -206,24 +202,6 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
                 block.agents.join_fences((g,), mbarrier.fenced)
 
     return Step(run, True)
-
-
-def nothing(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: None)
-
-
-def elect(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
-    """Elect one thread of each group of this many threads; 0: one of the block."""
-    group_size = int(call.args[0])
-    total = c.threads[0] * c.threads[1] * c.threads[2]
-    firsts = range(0, total, group_size or total)
-    c.thread_cuts.update(t for first in firsts for t in (first, first + 1))
-    chosen = np.arange(total) % (group_size or total) == 0
-
-    def value(frame):
-        return bool(chosen[frame.mask.single]) if frame.mask.single is not None else chosen
-
-    return Expr(value)
 
 
 def register(c: DeviceStatements) -> None:

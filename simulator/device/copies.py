@@ -17,7 +17,7 @@ from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.values import numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError, uninitialized, unsupported
 from .barriers import barrier_at, require_initialized
 from .block import DeviceBlock, Group
 from .fragments import swizzled
@@ -205,11 +205,7 @@ def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Ste
             if poison is not None and not poison.any():
                 poison = None
             if poison is not None and (ufunc is not None or not tensor.symmetric):
-                raise SimulationError(
-                    "poison",
-                    f"{op} to {tensor.name} of uninitialized memory, by {block.name()} in launch "
-                    f"{block.epoch}\n --> {loc}",
-                )
+                raise uninitialized(f"{op} to {tensor.name} of", block, loc)
             agent, time, view = block.order.bulk_actor((g,))
             block.bulk.setdefault(g, Group()).open = time
             scope = 0 if ufunc is None else SYS if tensor.symmetric else GPU

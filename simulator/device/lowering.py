@@ -9,11 +9,11 @@ from typing import Any
 import tilelang
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ... import passes
 from ...builtins.errors import TileWeaveError
 from ...codegen.names import names_kept
+from ...passes.ir.walk import calls_in, op_name
 
 HEAP_STRIDE = 1 << 30
 """Distance in bytes between the heaps of two ranks. TMA descriptors hold strides below 2^40."""
@@ -84,22 +84,14 @@ def _packed_calls(
     """Return the names of the launched functions in order, and the descriptors."""
     launches: list[list[Any]] = []
     tensor_maps: dict[tirx.Var, TensorMap] = {}
-
-    def visit(node: Any) -> None:
-        if (
-            not isinstance(node, tirx.Call)
-            or getattr(node.op, "name", "") != "tirx.tvm_call_packed"
-        ):
-            return
-        name = node.args[0].value
+    for call in calls_in(host.body, lambda c: op_name(c) == "tirx.tvm_call_packed"):
+        name = call.args[0].value
         if name in functions:
-            launches.append(list(node.args))
+            launches.append(list(call.args))
         elif name == _TENSOR_MAP:
-            tensor_maps[node.args[1]] = _tensor_map(list(node.args[2:]))
+            tensor_maps[call.args[1]] = _tensor_map(list(call.args[2:]))
         elif name.startswith("__tvm_tensormap"):
             raise TileWeaveError(f"simulate: {name} is not simulated; expected {_TENSOR_MAP}")
-
-    post_order_visit(host.body, visit)
     descriptors = {
         param: tensor_maps[argument]
         for name, *arguments in launches

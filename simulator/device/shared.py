@@ -133,7 +133,7 @@ class SharedMemory:
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(addresses), -1)
         offsets = self._span(addresses, raw.shape[1], source)
         self._require_ordered(offsets, groups, source, writes=True)
-        self._require_one_writer(offsets, raw, groups, source)
+        self._require_one_writer(offsets, raw, source)
         self.bytes[offsets] = raw
         self.poison[offsets] = _by_byte(poison, raw.shape, values.dtype.itemsize)
         self._writer[offsets] = groups[:, None]
@@ -230,9 +230,7 @@ class SharedMemory:
                 f"{f' --> {before.loc}' if before else ''}\n --> {source.loc}",
             )
 
-    def _require_one_writer(
-        self, offsets: np.ndarray, raw: np.ndarray, groups: np.ndarray, source: Source
-    ) -> None:
+    def _require_one_writer(self, offsets: np.ndarray, raw: np.ndarray, source: Source) -> None:
         """Refuse a store in which two threads write different values to one byte."""
         flat, values = offsets.reshape(-1), raw.reshape(-1)
         scratch = self.bytes

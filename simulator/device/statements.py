@@ -150,13 +150,13 @@ class DeviceStatements(BlockStatements):
         name = getattr(node.op, "name", "")
         if name == "tirx.tvm_access_ptr":
             kind, data, offset = node.args[0], node.args[1], node.args[2]
-            return self._named(data, str(kind.dtype), loc), [offset]
+            return self._named(data, str(kind.dtype)), [offset]
         if name == "tirx.address_of":
             load = node.args[0]
             return load.buffer, list(load.indices)
         raise unsupported(f"the pointer {node}", loc)
 
-    def _named(self, data: tirx.Var, dtype: str, loc: str) -> tirx.Buffer:
+    def _named(self, data: tirx.Var, dtype: str) -> tirx.Buffer:
         """Return the buffer of a pointer with elements of this type."""
         buffer = self.buffers.get(data)
         if buffer is None or str(buffer.dtype) != dtype:

@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 from tvm import tirx
 
-from ..frontend.expressions import Expr
+from ..frontend.expressions import Expr, either
+from ..frontend.statements import nothing
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.threads import WARP
 from ..memory.values import convert, numpy_dtype
 from ..report.errors import SimulationError, unsupported
-from .barriers import nothing
 from .block import Group
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
 from .shared import Source
@@ -95,16 +95,11 @@ class Registers:
         tile.set_poison(key, poison)
 
 
-def _pointer(c: DeviceStatements, node: Any) -> tuple[Any, Any]:
-    """Return data pointer and first element of ``tvm_access_ptr`` to registers."""
-    return node.args[1], node.args[2]
-
-
 def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """Load 8 x 8 matrices of 16-bit elements; each lane passes the address of one row."""
     transposed, count = bool(int(call.args[0])), int(call.args[1])
     memory, address = shared_address(c, call.args[2], "ldmatrix", loc)
-    data, offset = _pointer(c, call.args[3])
+    data, offset = call.args[3].args[1:3]  # of tvm_access_ptr
     source = Source("ldmatrix", loc)
     dtype = c.made[c.tiles[data]][1]
     registers = Registers(c, data, offset, 4 * count // dtype.itemsize, "ldmatrix", loc)
@@ -403,12 +398,7 @@ def pack_b16(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     def value(frame):
         return to_threads(half(low, frame) | half(high, frame) << np.uint32(16), frame)
 
-    def poison(frame):
-        masks = [e.poison(frame) for e in (low, high) if e.poison is not None]
-        masks = [m for m in masks if m is not None]
-        return np.logical_or.reduce(np.broadcast_arrays(*masks)) if masks else None
-
-    return Expr(value, poison)
+    return Expr(value, either(low.poison, high.poison))
 
 
 def register(c: DeviceStatements) -> None:

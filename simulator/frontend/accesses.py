@@ -14,7 +14,7 @@ import numpy as np
 
 from ..memory.threads import EACH_THREAD, Accessed, ParallelLoop
 from ..memory.values import convert
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError, uninitialized, unsupported
 
 if TYPE_CHECKING:
     from ..machine.block import Frame, Mask, Tile
@@ -136,11 +136,8 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     """Perform ordinary stores."""
     tensor = ref.tensor(frame)
     if not tensor.symmetric and is_poisoned(poison, frame):
-        raise SimulationError(
-            "poison",
-            f"what is stored to {ref.name} is computed from uninitialized memory, by "
-            f"{frame.block.name()} in launch {frame.block.epoch}\n --> {ref.loc}",
-        )
+        use = f"what is stored to {ref.name} is computed from"
+        raise uninitialized(use, frame.block, ref.loc)
     clips = frame.space is not None
     values = convert(values, tensor.dtype)
     if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):

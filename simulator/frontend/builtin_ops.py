@@ -22,7 +22,7 @@ from .atomics import Word, gather, places, unwritten_word, words_at
 from .expressions import Expr
 from .functions import REDUCTIONS
 from .pointer import Pointer, refuse_poison
-from .statements import Statements
+from .statements import Statements, nothing
 
 _HOLDS = {
     "eq": lambda seen, value: seen == value,
@@ -399,14 +399,10 @@ def _any_or_all(f: Any):
     return compile
 
 
-def _nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: None)
-
-
 def register(c: Statements) -> None:
     """Register the builtins."""
     c.steps[declaration_of(st).op_name] = store
-    c.steps[declaration_of(delay).op_name] = _nothing
+    c.steps[declaration_of(delay).op_name] = nothing
     for spec in BUILTINS.values():
         if spec.fetches or spec.combines:
             c.calls[spec.op_name] = _atomic(spec)
@@ -421,7 +417,7 @@ def register(c: Statements) -> None:
         elif spec.is_fence:
             c.steps[spec.op_name] = fence
         elif spec.proxy_fence:
-            c.steps[spec.op_name] = _nothing
+            c.steps[spec.op_name] = nothing
     for kind in ("add", "max", "min", "or"):
         c.steps[f"tl.atomic_{kind}_elem_op"] = element_atomic(kind, False)
         c.calls[f"tl.atomic_{kind}_ret_elem_op"] = element_atomic(kind, True)

@@ -12,11 +12,11 @@ from ..machine.steps import Step
 from ..memory.alignment import BULK, require_aligned, require_bulk_size
 from ..memory.order import SYS
 from ..memory.threads import EACH_THREAD, WARP, Accessed
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import uninitialized, unsupported
 from .accesses import out_of_bounds
-from .expressions import Expr
+from .block_ops import commit_stores, wait_stores
 from .functions import REDUCTIONS
-from .pointer import Pointer, refuse_poison
+from .pointer import Pointer
 from .statements import Statements
 
 
@@ -127,11 +127,7 @@ def _bulk_run(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
 
 def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, loc: str) -> None:
     if poison is not None and not tensor.symmetric:
-        raise SimulationError(
-            "poison",
-            f"{op} to {tensor.name} of uninitialized memory, by {frame.block.name()} in "
-            f"launch {frame.block.epoch}\n --> {loc}",
-        )
+        raise uninitialized(f"{op} to {tensor.name} of", frame.block, loc)
 
 
 def bulk_load(c: Statements, call: tirx.Call, loc: str) -> Step:
@@ -180,7 +176,7 @@ def _bulk_store(spec: Builtin):
             )
             if ufunc is not None:
                 if poison is not None:
-                    refuse_poison(frame, Expr(lambda f: 0, lambda f: True), dst)
+                    raise uninitialized(f"{op} to {dst.buffer.name} of", block, loc)
                 target.update(key, ufunc, values, access)
             else:
                 _refuse_stored(frame, target, poison, op, loc)
@@ -191,18 +187,9 @@ def _bulk_store(spec: Builtin):
     return compile
 
 
-def bulk_commit(c: Statements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: frame.block.commit(frame.mask.thread_groups))
-
-
-def bulk_wait(c: Statements, call: tirx.Call, loc: str) -> Step:
-    groups, read = int(call.args[0]), bool(call.args[1].value)
-    return Step(lambda frame: frame.block.wait_groups(frame.mask.thread_groups, groups, read))
-
-
 def register(c: Statements) -> None:
     """Register the builtins that copy."""
-    groups = {"commit": bulk_commit, "wait": bulk_wait}
+    groups = {"commit": commit_stores, "wait": wait_stores}
     for spec in BUILTINS.values():
         if spec.is_async_load:
             c.steps[spec.op_name] = bulk_load

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ..memory.values import convert, is_float, numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, load_global, load_tile
 from .functions import BINARY, FUNCTIONS
 
@@ -277,11 +277,7 @@ class Expressions:
                 if is_scalar[n] and isinstance(evaluated[n], np.ndarray):
                     evaluated[n] = evaluated[n][..., None]
             if poison is not None and is_poisoned(poison(frame), frame):
-                raise SimulationError(
-                    "poison",
-                    f"an index of {name} is computed from uninitialized memory, by "
-                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
-                )
+                raise uninitialized(f"an index of {name} is computed from", frame.block, loc)
             return evaluated
 
         return values

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from ...builtins.spec import BUILTINS, builtin_of
 from ..machine.steps import Step
-from ..memory.values import convert, is_float, numpy_dtype
+from ..memory.values import convert, numpy_dtype, widened
 from ..report.errors import SimulationError
 from .accesses import GlobalRef
 from .atomics import Word, gather, places, words_at
@@ -52,7 +52,7 @@ def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
     ref, lanes, node = MulticastRef(c, call, loc), int(call.args[1]), c.node()
     combine = REDUCTIONS[builtin_of(call).qualifier(call, "op")]
     dtype = numpy_dtype(ref.buffer.dtype)
-    wide = np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype
+    wide = widened(dtype)
 
     def value(frame):
         tensor, results, bad = ref.word.ref.tensor(frame), [], []

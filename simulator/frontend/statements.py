@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from tilelang.ir import get_stmt_span
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
+from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
 from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import SPIN, Step, go, leave, sequence, together
 from ..memory.values import numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .expressions import Expressions, narrowed
 
@@ -52,7 +51,7 @@ class Statements(Expressions):
         self.thread_slots: set[tirx.Var] = set()
 
     def statement(self, stmt: tirx.Stmt, loc: str = "") -> Step:
-        loc = line_of(get_stmt_span(stmt)) or loc
+        loc = line_of(stmt) or loc
         handler = getattr(self, f"_on_{type(stmt).__name__}", None)
         if handler is None:
             raise unsupported(f"statement {type(stmt).__name__}", loc)
@@ -65,18 +64,11 @@ class Statements(Expressions):
 
     def is_shared_between_blocks(self, *nodes: Any) -> bool:
         """Return whether these nodes access global memory."""
-        reads_global = False
-
-        def visit(node):
-            nonlocal reads_global
-            reads_global = reads_global or (
-                isinstance(node, tirx.BufferLoad | tirx.BufferStore)
-                and (node.buffer.data in self.globals or node.buffer.data in self.multicasts)
-            )
-
-        for node in nodes:
-            post_order_visit(node, visit)
-        return reads_global
+        return any(
+            access.buffer.data in self.globals or access.buffer.data in self.multicasts
+            for node in nodes
+            for access in nodes_in(node, tirx.BufferLoad, tirx.BufferStore)
+        )
 
     def preempted(self, run: Callable[[Frame], Any], *nodes: Any) -> Step:
         """Return a step before which other blocks may run, if these nodes access global memory."""
@@ -135,16 +127,8 @@ class Statements(Expressions):
 
     def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
         """Return whether a condition depends on the thread only."""
-        is_thread: list[bool] = []
-
-        def visit(node):
-            if isinstance(node, tirx.Var):
-                is_thread.append(node in self.thread_slots)
-            elif isinstance(node, tirx.BufferLoad | tirx.Call):
-                is_thread.append(False)
-
-        post_order_visit(expr, visit)
-        return bool(is_thread) and all(is_thread)
+        inputs = nodes_in(expr, tirx.Var, tirx.BufferLoad, tirx.Call)
+        return bool(inputs) and all(node in self.thread_slots for node in inputs)
 
     def _on_Evaluate(self, stmt, loc: str) -> Step:
         call = stmt.value
@@ -178,15 +162,10 @@ class Statements(Expressions):
         return self.preempted(run, stmt.value)
 
     def _mentions_later(self, expr) -> bool:
-        later = False
-
-        def visit(node):
-            nonlocal later
-            if isinstance(node, tirx.Var) and str(node.dtype) != "handle":
-                later = later or (node not in self.slots and node not in self.pending)
-
-        post_order_visit(expr, visit)
-        return later
+        return any(
+            str(v.dtype) != "handle" and v not in self.slots and v not in self.pending
+            for v in variables_in(expr)
+        )
 
     def _bind_thread(self, var: tirx.Var, axis: int) -> Step:
         slot = self.new_slot(var)
@@ -225,15 +204,9 @@ class Statements(Expressions):
 
     def _shared_tiles(self, node: Any) -> list[int]:
         """Return the tiles in shared memory that a node reads."""
-        slots: dict[int, None] = {}
-
-        def visit(part):
-            if isinstance(part, tirx.BufferLoad) and part.buffer.scope().startswith("shared"):
-                slot = self.tiles.get(part.buffer.data)
-                slots.update({} if slot is None else {slot: None})
-
-        post_order_visit(node, visit)
-        return list(slots)
+        loaded = [load.buffer for load in nodes_in(node, tirx.BufferLoad)]
+        data = [buffer.data for buffer in loaded if buffer.scope().startswith("shared")]
+        return list(dict.fromkeys(self.tiles[d] for d in data if d in self.tiles))
 
     def _on_AttrStmt(self, stmt, loc: str) -> Step:
         return self.statement(stmt.body, loc)
@@ -249,7 +222,7 @@ class Statements(Expressions):
             if scope == "global":
                 raise unsupported(
                     f"global memory {buffer.name}, allocated in a kernel,",
-                    line_of(buffer.span) or loc,
+                    line_of_span(buffer.span) or loc,
                 )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
@@ -406,24 +379,16 @@ class Statements(Expressions):
         def value(frame):
             chosen = compiled.value(frame)
             if compiled.poison is not None and is_poisoned(compiled.poison(frame), frame):
-                raise SimulationError(
-                    "poison",
-                    "a condition is computed from uninitialized memory, by "
-                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
-                )
+                raise uninitialized("a condition is computed from", frame.block, loc)
             return chosen
 
         return value
 
     def _note_cuts(self, expr: tirx.PrimExpr) -> None:
-        def visit(node):
-            if not isinstance(node, (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)):
-                return
+        for node in nodes_in(expr, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE):
             a, b = (node.a, node.b) if isinstance(node.b, tirx.IntImm) else (node.b, node.a)
             if a in self.thread_slots and isinstance(b, tirx.IntImm):
                 self.thread_cuts.update((int(b), int(b) + 1))
-
-        post_order_visit(expr, visit)
 
     def _on_IfThenElse(self, stmt, loc: str) -> Step:
         condition = self.condition(stmt.condition, loc)
@@ -475,21 +440,15 @@ class Statements(Expressions):
         return Step(wait, True) if waits else Step(run)
 
 
-def line_of(span: Any) -> str:
-    """Return ``file:line``, or an empty string if it is not known."""
-    return f"{span.source_name.name}:{span.line}" if span is not None else ""
+def nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
+    """Compile an operation that has no effect in the simulator."""
+    return Step(lambda frame: None)
 
 
 def _uses_fragments(stmt: tirx.Stmt) -> bool:
     """Return whether the layout of fragments decides which threads execute a T.Parallel."""
-    scopes: set[str] = set()
-
-    def visit(node):
-        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
-            scopes.add(node.buffer.scope())
-
-    post_order_visit(stmt, visit)
-    return "local.fragment" in scopes
+    accesses = nodes_in(stmt, tirx.BufferLoad, tirx.BufferStore)
+    return any(access.buffer.scope() == "local.fragment" for access in accesses)
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:

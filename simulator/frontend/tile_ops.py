@@ -13,8 +13,8 @@ from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.threads import Accessed
-from ..memory.values import convert, is_float, numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..memory.values import convert, is_float, numpy_dtype, widened
+from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, out_of_bounds, require_one_value
 from .statements import Statements
 
@@ -112,11 +112,7 @@ class Region(NamedTuple):
         values = values[part] if np.ndim(values) else values
         bad = poison[part] if poison is not None and np.ndim(poison) else poison
         if bad is not None and np.any(bad) and not tensor.symmetric:
-            raise SimulationError(
-                "poison",
-                f"{op} to {self.name} of uninitialized memory, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {self.loc}",
-            )
+            raise uninitialized(f"{op} to {self.name} of", frame.block, self.loc)
         accessed = self._accessed(frame, tensor, bounds, part, shape) if divided else None
         access = self._access(frame, op, bulk, bulk_source, 0, accessed)
         tensor.write(bounds, values, access, bad)
@@ -362,7 +358,7 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, "T.reduce")
-        wide = values.astype(np.float32) if _is_narrow(values) else values
+        wide = values.astype(widened(values.dtype), copy=False)
         wide = np.abs(wide) if kind.startswith("abs") else wide
         reduced = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
@@ -377,10 +373,6 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
-def _is_narrow(values: np.ndarray) -> bool:
-    return is_float(values.dtype) and values.dtype.itemsize < 4
-
-
 def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
     axis, reverse = int(call.args[2]), bool(call.args[3].value)
@@ -390,7 +382,7 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, f"T.{name}")
-        wide = values.astype(np.float32) if _is_narrow(values) else values
+        wide = values.astype(widened(values.dtype), copy=False)
         if reverse:
             wide = np.flip(wide, axis)
         scanned = accumulate(wide, axis=axis)
@@ -438,11 +430,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
             (value.value(frame), value.poison(frame) if value.poison else None)
         )  # fmt: skip
         if poison is not None and np.any(poison):
-            raise SimulationError(
-                "poison",
-                f"{op} to {dst.name} of uninitialized memory, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {loc}",
-            )
+            raise uninitialized(f"{op} to {dst.name} of", frame.block, loc)
         dst.update(frame, _ATOMICS[name], values, op, bulk, scope)
 
     return c.preempted(run, call)

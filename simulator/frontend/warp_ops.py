@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..memory.values import convert, numpy_dtype
+from ..memory.values import convert, numpy_dtype, widened
 from ..report.errors import unsupported
 from .expressions import Expr
 from .statements import Statements
@@ -87,9 +87,7 @@ def _reduction(ufunc: np.ufunc):
         dtype = numpy_dtype(call.dtype)
 
         def f(frame, values, bad):
-            wide = (
-                values.astype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else values
-            )
+            wide = values.astype(widened(values.dtype), copy=False)
             first = _warps(wide, wide[-1])  # the padding is poison anyway
             reduced = ufunc.reduce(first, axis=1)
             return convert(_each(reduced, len(values)), dtype), _each(

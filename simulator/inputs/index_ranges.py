@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
+from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from ...builtins.ranks import RANK, WORLD_SIZE
 from ...passes.ir.accesses import written_tensors
-from ...passes.ir.walk import op_name
+from ...passes.ir.walk import nodes_in, op_name, variables_in
 from ...runtime.plans.parameters import Shape
 
 Range = tuple[int, int]
@@ -67,8 +67,7 @@ class _Finder:
         body = substitute(self.func.body, self._extents())
         body = ir_transform(body, None, group, ["tirx.Call"])
         body = ir_transform(body, None, self._value, ["tirx.BufferLoad"])
-        nodes: list = []
-        post_order_visit(body, nodes.append)
+        nodes = nodes_in(body, tirx.Stmt, tirx.PrimExpr)
         for node in nodes:
             if isinstance(node, tirx.Bind):
                 self._bound[node.var] = node.value
@@ -144,7 +143,7 @@ class _Finder:
     def _solved(self, expr: tirx.PrimExpr, value: tirx.Var, low: int, high: int) -> Range:
         """Return for which values ``expr``, linear in ``value``, is surely in a range."""
         nothing = -_INFINITE, _INFINITE
-        if not _uses(expr, value):
+        if value not in variables_in(expr):
             return nothing
         linear = tvm.arith.detect_linear_equation(expr, [value])
         if len(linear) != 2 or (factor := _constant(linear[0])) is None or factor <= 0:
@@ -163,31 +162,14 @@ class _Finder:
     def _inlined(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return ``expr`` with the values of named variables, casts left out."""
         for _ in range(8):
-            bindings: dict[tirx.Var, tirx.PrimExpr] = {}
-
-            def visit(node, bindings=bindings) -> None:
-                if isinstance(node, tirx.Var) and node in self._bound:
-                    bindings[node] = self._bound[node]
-
-            post_order_visit(expr, visit)
+            bindings = {v: self._bound[v] for v in variables_in(expr) if v in self._bound}
             if not bindings:
                 break
             expr = substitute(expr, bindings)
         return self._analyzer.simplify(expr)
 
     def _input_in(self, expr: tirx.PrimExpr) -> bool:
-        return any(_uses(expr, value) for _, value in self._values.values())
-
-
-def _uses(expr: tirx.PrimExpr, variable: tirx.Var) -> bool:
-    uses = False
-
-    def visit(node) -> None:
-        nonlocal uses
-        uses = uses or (isinstance(node, tirx.Var) and node.same_as(variable))
-
-    post_order_visit(expr, visit)
-    return uses
+        return any(value in variables_in(expr) for _, value in self._values.values())
 
 
 def _constant(expr) -> int | None:

@@ -116,15 +116,15 @@ class Memory:
         place = self.place(int(self.events.agent[event]))
         return f"{op}{region} by {place} in launch {epoch}{line}"
 
-    def last_events(self, agents: set[int], count: int = 10) -> str:
-        """Format the last events of the blocks of these agents."""
+    def last_events(self, agents: set[int]) -> str:
+        """Format the last 10 events of the blocks of these agents."""
         blocks = {tuple(int(v) for v in self.layout.place(a)[:2]) for a in agents if a}
         lines: list[str] = []
         for event in range(len(self.events.what) - 1, max(0, len(self.events.what) - 5000), -1):
             agent = int(self.events.agent[event])
             if tuple(int(v) for v in self.layout.place(agent)[:2]) in blocks:
                 lines.append(f"  {self.describe(event)}")
-                if len(lines) == count:
+                if len(lines) == 10:
                     break
         return "\n".join(["last events of these blocks:", *reversed(lines)])
 

@@ -238,6 +238,15 @@ class BlockOrder:
         self.threads.release((i,))
         return {(self.rank, self.block if level == CTA else None, level): published}
 
+    def published(
+        self, thread_groups: Iterable[int], level: int, before: Clock | None
+    ) -> Clock | None:
+        """Release by each of these thread groups; return ``before`` and all that they publish."""
+        for i in thread_groups:
+            (clock,) = self.release(i, level).values()
+            before = clock if before is None else before.joined(clock)
+        return before
+
     def fence(self, i: int, level: int, fences_before: Sync | None = None) -> Sync:
         """Fence of thread group ``i``: later relaxed stores release, earlier relaxed loads acquire.
 

@@ -273,7 +273,7 @@ class ThreadRecord:
         conflict = None
         if later is None:
             later = order.later[id(self)] = []
-        elif writes or len(later) == _MOST_LATER or self._is_written(order, later):
+        elif writes or len(later) == _MOST_LATER or self._is_written(later):
             for access in later:
                 self._note(order, access.event, access.accessed(), access.writes, access.time)
             later.clear()
@@ -284,7 +284,7 @@ class ThreadRecord:
         later.append(Later(event, accessed, writes, order.time))
         return conflict
 
-    def _is_written(self, order: ThreadOrder, later: list[Later]) -> bool:
+    def _is_written(self, later: list[Later]) -> bool:
         """Return whether the block has written the tensor since its last barrier."""
         return not later or any(access.writes for access in later)
 

@@ -35,6 +35,11 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or (dtype.kind == "V" and dtype.itemsize <= 2)
 
 
+def widened(dtype: np.dtype) -> np.dtype:
+    """Return float32 for a narrower floating-point type, else ``dtype`` itself."""
+    return np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype
+
+
 def unwritten(shape: Any, dtype: np.dtype) -> np.ndarray:
     """Return uninitialized memory: NaN, or a byte pattern."""
     if is_float(dtype):

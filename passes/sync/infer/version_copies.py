@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.ir import structural_equal
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ....builtins.errors import LanguageError
 from ....builtins.symmetric import itemsize
 from ...ir.implicit import Implicit, heap_buffer, implicit_of, set_implicit, with_implicit
-from ...ir.walk import format_expr, rewrite_children
+from ...ir.walk import format_expr, nodes_in, rewrite_children
 from ..regions.accesses import Access, Program
 from ..regions.granules import choose_granules
 from ..regions.tensor_accesses import TensorAccesses, refuse_unwritten, verify_tensor_accesses
@@ -121,14 +120,11 @@ def _refuse_unseen(func: tirx.PrimFunc, accesses: TensorAccesses, program: Progr
     """Refuse accesses to the tensor that the inference does not order: those in ``W.unordered``,
     and reads or writes of single elements in other expressions."""
     collected = {a.node for a in program.accesses if a.tensor.same_as(accesses.tensor)}
-    unseen: list[Node] = []
-
-    def visit(node) -> None:
-        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-            if node.buffer.data.same_as(accesses.tensor.data) and node not in collected:
-                unseen.append(node)
-
-    post_order_visit(func.body, visit)
+    unseen: list[Node] = [
+        node
+        for node in nodes_in(func.body, tirx.BufferLoad, tirx.BufferStore)
+        if node.buffer.data.same_as(accesses.tensor.data) and node not in collected
+    ]
     if unseen:
         first = accesses.of_kind("write")[0].access
         element = f"{accesses.tensor.name}[{', '.join(map(format_expr, unseen[0].indices))}]"

@@ -9,13 +9,23 @@ from typing import Literal
 
 from tvm import tirx
 from tvm.ir import structural_equal
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+from tvm.tirx.stmt_functor import ir_transform
 
 from ....builtins.errors import LanguageError
 from ....builtins.spec import Builtin, Pointer, builtin_of
 from ...group.drop_unordered import is_mark
 from ...ir.uniformity import ThreadControl
-from ...ir.walk import arrows, calls_in, format_expr, line_of, location, op_name, rewrite_children
+from ...ir.walk import (
+    arrows,
+    calls_in,
+    format_expr,
+    line_of,
+    location,
+    nodes_in,
+    op_name,
+    rewrite_children,
+    variables_in,
+)
 from .space import Loop
 
 Kind = Literal["read", "write", "add"]
@@ -143,6 +153,17 @@ class Program:
     registers: set[tirx.Var] = field(default_factory=set)
     jumps: list[Jump] = field(default_factory=list)
     func: tirx.PrimFunc | None = None
+
+    def dependencies(self, exprs: Iterable[tirx.PrimExpr]) -> list[tirx.Var]:
+        """Return the variables in these expressions, and those in the values of these variables."""
+        variables: dict[tirx.Var, None] = {}
+        worklist = [*exprs]
+        while worklist:
+            for variable in variables_in(worklist.pop()):
+                if variable not in variables:
+                    variables[variable] = None
+                    worklist += [self.values[variable]] if variable in self.values else []
+        return list(variables)
 
     @cached_property
     def thread_control(self) -> ThreadControl:
@@ -309,12 +330,9 @@ class AccessCollector:
 
     def _forget_registers(self, stmt: tirx.Stmt) -> None:
         """Drop the values of all registers that ``stmt`` stores to."""
-
-        def visit(node) -> None:
-            if isinstance(node, tirx.BufferStore) and node.buffer.scope() == "local.var":
-                self._registers.pop(node.buffer.data, None)
-
-        post_order_visit(stmt, visit)
+        for store in nodes_in(stmt, tirx.BufferStore):
+            if store.buffer.scope() == "local.var":
+                self._registers.pop(store.buffer.data, None)
 
     def _resolve(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return ``expr`` with registers replaced by their values."""
@@ -457,16 +475,7 @@ class AccessCollector:
 
     def _threads_in(self, exprs: Iterable[tirx.PrimExpr]) -> list[Loop]:
         """Return the thread axes that the expressions depend on."""
-        variables: set[tirx.Var] = set()
-
-        def visit(node) -> None:
-            if isinstance(node, tirx.Var) and node not in variables:
-                variables.add(node)
-                if node in self.program.values:
-                    post_order_visit(self.program.values[node], visit)
-
-        for expr in exprs:
-            post_order_visit(expr, visit)
+        variables = set(self.program.dependencies(exprs))
         return [t for t in self.program.threads if t.var in variables]
 
 

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import substitute
 
 from ....builtins.errors import LanguageError
-from ...ir.walk import format_expr, variables_in
+from ...ir.walk import format_expr
 from .accesses import Access, Program
 from .data_dependent import Region, possible_region
 from .space import NotEvaluable, Space
@@ -249,15 +249,10 @@ def _dynamic_instead(access: Access, program: Program) -> str:
     func = program.func
     assert func is not None
     scalars = [p for p in func.params if p not in func.buffer_map]
-    worklist: list[tirx.PrimExpr] = [*access.starts, *access.extents, *access.conditions]
+    exprs: list[tirx.PrimExpr] = [*access.starts, *access.extents, *access.conditions]
     for loop in (*program.grid, *access.loops, *access.inner):
-        worklist += [loop.min, loop.extent]
-    used: set[tirx.Var] = set()
-    while worklist:
-        for variable in set(variables_in(worklist.pop())) - used:
-            used.add(variable)
-            if variable in program.values:
-                worklist.append(program.values[variable])
+        exprs += [loop.min, loop.extent]
+    used = program.dependencies(exprs)
     names = [p.name for p in scalars if p in used]
     if not names:
         return ""

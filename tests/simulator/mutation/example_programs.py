@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import tileweave as tw
+from tests.modules import load_module
 from tileweave.simulator import Mutant
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -34,11 +34,7 @@ class Instance(NamedTuple):
 
 
 def _example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(EXAMPLES / f"{name}.py")
 
 
 def instances() -> Iterator[Instance]:

@@ -67,10 +67,10 @@ REFUSED = {
 """Of the faults that the simulator finds, those that need no run, and what is said of them."""
 
 
-def grouped(func, ranks, configs=None, through=passes.GROUP_PASSES):
+def grouped(func, ranks, configs=None):
     func, _ = passes.split_options(func, configs or {})
     mod = tvm.IRModule({"program": func})
-    (func,) = passes.run_group(mod, ranks, STRIDE, through).functions.values()
+    (func,) = passes.run_group(mod, ranks, STRIDE, passes.GROUP_PASSES).functions.values()
     return func
 
 
