@@ -163,17 +163,17 @@ def test_simulate_as_json(file, capsys):
         main(["simulate", file(CLEAN, STUCK, UNHEARD), *ONCE, "--seed", "7", "--json"])
     assert status.value.code == 1
     captured = capsys.readouterr()
-    found = {p["name"]: p for p in map(json.loads, captured.out.splitlines())}
+    data = {p["name"]: p for p in map(json.loads, captured.out.splitlines())}
     assert captured.err == ""
     same = {"ranks": 2, "schedules": 2, "seed": 7}
-    assert found["clean"] == {
+    assert data["clean"] == {
         "name": "clean", **same, "verdict": "no fault", "fault": None, "inputs": {"F": "zeros"},
         "warnings": [],
     }  # fmt: skip
-    fault = found["stuck"]["fault"]
-    assert (found["stuck"]["verdict"], fault["kind"], fault["seed"]) == ("fault", "deadlock", 7)
+    fault = data["stuck"]["fault"]
+    assert (data["stuck"]["verdict"], fault["kind"], fault["seed"]) == ("fault", "deadlock", 7)
     assert "waits at W.wait_reached(F[0, 1]): value seen 0" in fault["report"]
-    texts = found["unheard"]["warnings"]
+    texts = data["unheard"]["warnings"]
     assert len(texts) == 2 and any("F[1, 1] is signalled, but never waited for" in t for t in texts)
 
 

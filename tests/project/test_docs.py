@@ -287,8 +287,8 @@ def test_dynamic_program_of_the_synchronization_page(readme_program, tmp_path):
     *_, shown = re.findall(r"```python\n(.*?)```", SYNCHRONIZATION.read_text(), re.S)
     file = tmp_path / "dynamic.py"
     file.write_text(f"{imports}\n{shown}")
-    found = tw.explain(load_module(file).shift, 4, sizes={"M": 20})
-    assert {"signal", "wait"} <= {op.kind for op in found.ops if op.tensor == "S"}
+    explanation = tw.explain(load_module(file).shift, 4, sizes={"M": 20})
+    assert {"signal", "wait"} <= {op.kind for op in explanation.ops if op.tensor == "S"}
 
 
 TEXT = (ast.Constant, ast.JoinedStr)
@@ -304,14 +304,14 @@ def _text_of(node: ast.AST) -> str:
 
 def _refusals(file: Path) -> list[str]:
     """Return the messages with which a file refuses programs, with an ellipsis for each value."""
-    found = []
+    results = []
     for node in ast.walk(ast.parse(file.read_text())):
         name = getattr(getattr(node, "func", None), "id", "")
         if name in ("LanguageError", "TileWeaveError"):
-            found.append(_text_of(node.args[0]))
+            results.append(_text_of(node.args[0]))
         elif name == "_refused":
-            found.append(f"which {_text_of(node.args[1])}; expected {_text_of(node.args[2])}")
-    return found
+            results.append(f"which {_text_of(node.args[1])}; expected {_text_of(node.args[2])}")
+    return results
 
 
 TROUBLESHOOTING = CHECKOUT / "docs" / "guides" / "troubleshooting.md"

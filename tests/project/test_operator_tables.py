@@ -27,7 +27,7 @@ def test_tables_are_up_to_date(operators):
 
 def test_every_table_is_in_a_page(operators):
     text = "".join(page.read_text() for page in operators.pages())
-    assert {found["name"] for found in operators.MARKED.finditer(text)} == set(operators.TABLES)
+    assert {match["name"] for match in operators.MARKED.finditer(text)} == set(operators.TABLES)
 
 
 def test_every_operator_is_in_a_table_of_calls(operators):

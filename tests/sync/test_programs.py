@@ -41,8 +41,8 @@ def run_with(case: Case, program: Executable, inputs: list, seeds: range, epochs
         )
         for rank, tensors in enumerate(expected):
             for tensor, value in tensors.items():
-                found = out[rank].get(f"{tensor}_after", out[rank][tensor])
-                assert np.allclose(found, value, rtol=0, atol=case.tolerance), (seed, rank, tensor)
+                actual = out[rank].get(f"{tensor}_after", out[rank][tensor])
+                assert np.allclose(actual, value, rtol=0, atol=case.tolerance), (seed, rank, tensor)
 
 
 def instances():

@@ -143,7 +143,7 @@ def _by_transport(buffers: Buffers, name: str) -> Implementation:
     if reason := obstacle(name, problem, group.device, group, collective):
         raise Missing(reason)
     # The cache does not hold it, so ``close`` frees it.
-    compiled = prepared(group).made(problem, name, collective)
+    compiled = prepared(group).create(problem, name, collective)
     buffers.compiled.append(compiled)
     return buffers.into("result", lambda inputs, out: compiled(inputs.x, out))
 

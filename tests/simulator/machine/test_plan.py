@@ -94,8 +94,8 @@ def test_all_gather_gemm(ranks, resident):
     inputs, schedules = gemm_inputs(ranks), 200 if ranks < 4 else 30
     out = tw.simulate(plan, ranks, inputs, schedules=schedules, resident_blocks=resident)
     A = np.concatenate([i["A"] for i in inputs]).astype(np.float32)
-    for given, found in zip(inputs, out, strict=True):
-        assert (found["C"] == A @ given["B"].astype(np.float32)).all()
+    for given, actual in zip(inputs, out, strict=True):
+        assert (actual["C"] == A @ given["B"].astype(np.float32)).all()
 
 
 COPY, OWN = "p.copy(gathered[peer", "p.copy(gathered[p.rank"

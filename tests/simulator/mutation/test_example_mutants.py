@@ -28,7 +28,7 @@ def test_every_instance_is_counted():
 
 @pytest.mark.parametrize("title", COUNTS)
 def test_every_mutant_is_accounted_for(title):
-    found = INSTANCES[title].mutants()
-    assert [(m.line, m.name, m.verdict, m.why) for m in found if not m.is_accounted_for] == []
-    verdicts = [m.verdict for m in found]
+    mutants = INSTANCES[title].mutants()
+    assert [(m.line, m.name, m.verdict, m.why) for m in mutants if not m.is_accounted_for] == []
+    verdicts = [m.verdict for m in mutants]
     assert (verdicts.count("killed"), verdicts.count("explained")) == COUNTS[title]

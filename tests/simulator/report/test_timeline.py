@@ -102,8 +102,8 @@ def test_a_signal_serves_every_wait_after_it():
     timeline, _ = recorded(program, 1, 1, given=given)
     last = max(m.time for m in timeline.signals)
     by_reader = [[a for a in timeline.flows if a.span.label == f"block {b}"] for b in (1, 2)]
-    assert sorted(len(found) for found in by_reader) == [1, 2]
-    assert all(max(a.signal.time for a in found) == last for found in by_reader)
+    assert sorted(len(actual) for actual in by_reader) == [1, 2]
+    assert all(max(a.signal.time for a in actual) == last for actual in by_reader)
 
 
 def test_reads_from_another_rank():

@@ -309,10 +309,10 @@ def test_too_many_accesses_are_reported(monkeypatch, limit, most, line, text):
     at = first + next(n for n, code in enumerate(lines) if code.endswith(f"# {line}\n"))
     message = f"verify_sync of program: {text}; it is not verified\n --> {__file__}:{at}"
     assert message in [str(one.message) for one in caught]
-    found = tw.explain(program, 2)
-    (told,) = (o for o in found.unverified if o.line == at)
+    explanation = tw.explain(program, 2)
+    (told,) = (o for o in explanation.unverified if o.line == at)
     assert (told.kind, told.reason) == ("unverified", text)
-    _, listed = str(found).split("not verified:\n")
+    _, listed = str(explanation).split("not verified:\n")
     assert f"  test_verify_sync.py:{at}  {told.tensor}: {text}\n" in f"{listed}\n"
 
 
