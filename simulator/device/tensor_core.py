@@ -122,6 +122,7 @@ def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
             poison = _fragments(bad.reshape(len(rows), count, 8, 8), transposed)
             poison = poison.reshape(*rows.shape, registers.count, -1).any(axis=-1)
         words = np.ascontiguousarray(loaded).view(dtype)
+        frame.block.registers.store(registers.slot, frame.mask.overlapping, loc)
         registers.write(frame, rows, words, poison)
 
     return Step(run)
@@ -330,6 +331,10 @@ class RegisterOperand:
         self._at, self._k = mma_a(dtype.itemsize, k), k
         self._registers = Registers(c, data, offset, self._at[0].shape[1], "wgmma", loc)
 
+    @property
+    def slot(self) -> int:
+        return self._registers.slot
+
     def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
         warps = len(rows) * _WARPS
         values, poison = self._registers.read(frame, rows)
@@ -354,6 +359,12 @@ def _wgmma(
         right, bad = b.read(frame, rows)
         right = right.swapaxes(1, 2), None if bad is None else bad.swapaxes(1, 2)
         product, poison = _product(a.read(frame, rows), right, at)
+        for threads in rows:
+            groups = np.unique(frame.mask.group_of[threads]).tolist()
+            time = frame.block.products[groups[0]].open
+            frame.block.registers.multiply(total.slot, groups, time, True, loc)
+            if isinstance(a, RegisterOperand):
+                frame.block.registers.multiply(a.slot, groups, time, False, loc)
         if uniform(keep(frame)[0], frame, loc):
             sums, unwritten = total.read(frame, rows)
             product, poison = product + sums, _either(poison, unwritten)
@@ -366,6 +377,11 @@ def _issuers(frame: Frame, loc: str) -> list[int]:
     """Return the thread group that issues the products of each active warp group."""
     rows = _warps(frame, "wgmma", loc, _WARPS)
     return [int(frame.mask.group_of[threads[0]]) for threads in rows]
+
+
+def fence(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``wgmma.fence``."""
+    return Step(lambda frame: frame.block.registers.fence(frame.mask.overlapping))
 
 
 def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -387,6 +403,7 @@ def wait(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
             time = block.products.setdefault(g, Group()).wait(left)
             groups = tuple(np.unique(frame.mask.group_of[threads]).tolist())
             block.complete(groups, block.product_reads(g), time)
+            block.registers.complete(groups, time)
 
     return Step(run)
 
@@ -422,7 +439,7 @@ def register(c: DeviceStatements) -> None:
         "tl.increase_descriptor_offset": increase_descriptor,
         "tl.ptx_wgmma_ss": wgmma_ss,
         "tl.ptx_wgmma_rs": wgmma_rs,
-        "tl.warpgroup_arrive": nothing,
+        "tl.warpgroup_arrive": fence,
         "tl.annotate_producer_reg_dealloc": nothing,
         "tl.annotate_consumer_reg_alloc": nothing,
         "tl.warpgroup_commit_batch": commit,
