@@ -235,12 +235,15 @@ def nothing(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def elect(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
-    """Elect one thread of each group of this many threads; 0: one of the block."""
-    every = int(call.args[0])
+    """Elect one thread of each group of this many threads; 0: one of the block.
+
+    ``elect.sync`` may elect any lane of the first warp. It is the last lane here, so that programs
+    that expect the first lane are reported.
+    """
     total = c.threads[0] * c.threads[1] * c.threads[2]
-    firsts = range(0, total, every or total)
-    c.thread_cuts.update(t for first in firsts for t in (first, first + 1))
-    chosen = np.arange(total) % (every or total) == 0
+    every, lane = int(call.args[0]) or total, WARP - 1
+    c.thread_cuts.update(t for first in range(lane, total, every) for t in (first, first + 1))
+    chosen = np.arange(total) % every == lane
 
     def value(frame):
         return bool(chosen[frame.mask.single]) if frame.mask.single is not None else chosen

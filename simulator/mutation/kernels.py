@@ -87,6 +87,10 @@ class Kernel:
         ops = [op for _, op in self.operations]
         return self.compiled([self.probes.edited(f, ops) for f in self.functions], self.probes)
 
+    def is_attributed(self, op: Operation) -> bool:
+        """Return whether an operation serves the flag of the next operation that has one."""
+        return True
+
     def places(self) -> Iterator[tuple[str, int]]:
         """Yield file and line of each statement."""
         return (place for function in self.functions for place in places_in(function.body))
@@ -103,7 +107,7 @@ class Kernel:
             flag = self._flag(number)
             proof = self.probes.proof(number, op)
             inserted = flag in implicit or Path(op.file).parent == _OWN_KERNELS
-            known = flag_reasons(flag) if inserted else {}
+            known = flag_reasons(flag) if inserted and self.is_attributed(op) else {}
             for mutator in self.mutators:
                 for change, edit in mutator(op, contexts[place]):
                     make = partial(self._mutated, place, edit, mutated)
@@ -167,6 +171,9 @@ class DeviceKernel(Kernel):
         return device.DeviceProgram(
             self.func, self.world_size, below=below, operations=operations
         )
+
+    def is_attributed(self, op: Operation) -> bool:
+        return bool(op.flag())  # the others may serve shared memory
 
     def _proof(self, place: int, op: Operation) -> str:
         repeated = op.kind == "sync_threads" and _follows(self.functions[place].body, op)

@@ -152,9 +152,10 @@ def operations(body: tirx.Stmt, instructions: Instructions) -> list[Operation]:
         place = _place(stmt) or place
         if isinstance(stmt, tirx.SeqStmt):
             # An inserted operation precedes the statement that it serves and has its line.
-            places = [next(places_in(s), None) for s in stmt.seq]
+            places = [[*places_in(s)] for s in stmt.seq]
             for i, inner in enumerate(stmt.seq):
-                walk(inner, next((p for p in places[i:] if p is not None), place))
+                before = next((p[-1] for p in reversed(places[:i]) if p), place)
+                walk(inner, next((p[0] for p in places[i:] if p), before))
         elif isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
             note(stmt, stmt.value, place)
         else:
