@@ -168,9 +168,7 @@ class DeviceKernel(Kernel):
     def compiled(self, functions: list[tirx.PrimFunc], *extra: Any) -> Program:
         below = replace(self._lowered, kernels=functions)
         operations = *device.OPERATIONS, *extra
-        return device.DeviceProgram(
-            self.func, self.world_size, below=below, operations=operations
-        )
+        return device.DeviceProgram(self.func, self.world_size, below=below, operations=operations)
 
     def is_attributed(self, op: Operation) -> bool:
         return bool(op.flag())  # the others may serve shared memory
@@ -206,9 +204,7 @@ class Kernels:
         make: returns the kernel of a ``T.prim_func`` for a number of ranks.
     """
 
-    def __init__(
-        self, world_size: int, make: Callable[[tirx.PrimFunc, int], Kernel]
-    ) -> None:
+    def __init__(self, world_size: int, make: Callable[[tirx.PrimFunc, int], Kernel]) -> None:
         self._world_size, self._make = world_size, make
         self._kernels: dict[int, Kernel] = {}
         self._programs: dict[int, Program] = {}

@@ -163,14 +163,20 @@ class _Limit:
             )
 
 
-def _reference(
-    run: _Runs, plan: TracedPlan, world_size: int, kernels: Kernels
-) -> list[HostStep]:
+def _reference(run: _Runs, plan: TracedPlan, world_size: int, kernels: Kernels) -> list[HostStep]:
     """Run the unchanged plan with probes in its kernels. Return the host steps of all ranks."""
     steps: list[HostStep] = []
     watched = ChangedPlan(plan, lambda traced: (steps.extend(traced), traced)[1])
     run.reference(Executable(watched, world_size, kernels.probed))
     return steps
+
+
+def _of_host(plan: TracedPlan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
+    known = PLAN_REASONS if plan.is_synchronized(world_size) else {}
+    for op in host_operations(steps):
+        for change, edit in host_changes(op, world_size):
+            mutated = partial(Executable, ChangedPlan(plan, edit), world_size)
+            yield op, "", change, "", known.get(f"{op.name} {change}", ""), mutated
 
 
 def _judged(

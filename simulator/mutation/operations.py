@@ -144,9 +144,7 @@ def operations(body: tirx.Stmt, instructions: Instructions) -> list[Operation]:
     def note(stmt: tirx.Stmt, node: tirx.PrimExpr, place: tuple[str, int]) -> None:
         for call in calls_in(node, instructions.has):
             synchronizes = instructions.synchronizes(call)
-            collected.append(
-                Operation(call, stmt, instructions.name(call), *place, synchronizes)
-            )
+            collected.append(Operation(call, stmt, instructions.name(call), *place, synchronizes))
 
     def walk(stmt: tirx.Stmt, place: tuple[str, int]) -> tirx.Stmt:
         place = _place(stmt) or place

@@ -23,9 +23,7 @@ def gemm(M: int, N: int, steps: int, block_K: int, threads: int):
     K = steps * block_K
 
     @T.prim_func
-    def program(
-        A: T.Tensor((M, K), BF16), B: T.Tensor((N, K), BF16), C: T.Tensor((M, N), BF16)
-    ):
+    def program(A: T.Tensor((M, K), BF16), B: T.Tensor((N, K), BF16), C: T.Tensor((M, N), BF16)):
         with T.Kernel(1, threads=threads):
             A_tile = T.alloc_shared((M, block_K), BF16)
             B_tile = T.alloc_shared((N, block_K), BF16)
@@ -97,15 +95,18 @@ def instance(name: str) -> Instance:
         return Instance(exchange(), "sm_90a", 2, exchanged())
     shape = (16, 32, 3, 16, 64) if name == "gemm sm_80" else (64, 64, 4, 32, 128)
     rows, columns, steps, block_K, _ = shape
-    rng = np.random.default_rng(0)
-    inputs = {
-        name: rng.integers(-2, 3, (extent, steps * block_K)).astype(ml_dtypes.bfloat16)
-        for name, extent in (("A", rows), ("B", columns))
-    }
+    inputs = matrices(rows, columns, steps * block_K)
     return Instance(gemm(*shape), name.partition(" ")[2], 1, [inputs])
 
 
 NAMES = "gemm sm_80", "gemm sm_90a", "exchange"
+
+
+def matrices(M: int, N: int, K: int) -> dict[str, np.ndarray]:
+    """Return inputs of the GEMM."""
+    rng = np.random.default_rng(0)
+    shapes = {"A": (M, K), "B": (N, K)}
+    return {n: rng.integers(-2, 3, shape).astype(ml_dtypes.bfloat16) for n, shape in shapes.items()}
 
 
 def exchanged() -> list[dict[str, Any]]:
