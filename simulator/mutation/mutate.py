@@ -155,7 +155,9 @@ class _Limit:
         if done == 0:
             self._first = now
         seconds = self._first - self._start + (now - self._first) * mutants / max(1, done)
-        if self._most is not None and now - self._start > min(_SILENT, self._most) < seconds:
+        if self._most is None or now - self._start < min(_SILENT, self._most):
+            return
+        if seconds > self._most:
             raise TileWeaveError(
                 f"mutate: {self._name} takes an estimated {duration(seconds)} for {mutants} "
                 f"mutants, of which {done} have ended; expected at most {duration(self._most)}: "

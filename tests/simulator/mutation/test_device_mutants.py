@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_fault_is_killed(name, mutant, kind):
 
 def test_redundant_barriers():
     """One barrier follows another, and nothing follows the last one."""
-    found = tw.mutate(exchange(redundant=True), 2, exchanged(), 2, level="device")
+    found = tw.mutate(exchange(redundant=True), 2, exchanged(), 1, level="device")
     first, last = [m for m in found if m.op in ("sync_threads#2", "sync_threads#3")]
     assert (first.verdict, first.why) == (
         "explained", "proven: the same barrier follows immediately"
@@ -112,6 +113,13 @@ def test_time_limit():
     case = instance("gemm sm_80")
     with pytest.raises(tw.TileWeaveError, match="11 mutants, of which 0 have ended; expected at"):
         case.mutants(most_seconds=0.01)
+
+
+def test_time_limit_looks_at_the_estimate(monkeypatch):
+    """A test continues while its estimate is below the limit."""
+    module = sys.modules["tileweave.simulator.mutation.mutate"]  # the package has the function
+    monkeypatch.setattr(module, "_SILENT", 0.0)
+    assert len(instance("gemm sm_80").mutants(most_seconds=600)) == 11
 
 
 @pytest.mark.long
