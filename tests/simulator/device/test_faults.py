@@ -4,6 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import tilelang.language as T
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
@@ -144,3 +145,20 @@ def test_uninitialized_accumulator():
 
     error = reported(drop_stores)
     assert error.kind == "poison" and "TMA store to C of uninitialized memory" in error.report
+
+
+def test_uninitialized_vector_and_scalar():
+    """Lowering makes vectors of the elements, whose poison has a lane axis, and of the scalar."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            factor = T.alloc_local((1,), "float32")
+            values = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(64):
+                values[i] = values[i] * factor[0]
+            T.copy(values, Y)
+
+    with pytest.raises(SimulationError) as error:
+        tw.simulate(program, 1, level="device", arch="sm_80")
+    assert error.value.kind == "poison"
