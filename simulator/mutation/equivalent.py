@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from ...builtins.errors import TileWeaveError
+from ..device.program import ARCHITECTURES
 
 _FORM = '{"function": {"statement": {"mutant": "reason"}}}'
 _LEVEL = "level="
@@ -33,6 +34,11 @@ _LEVEL = "level="
 _INFERRED = json.loads(Path(__file__).with_name("inferred.json").read_text())
 PLAN_REASONS: dict[str, str] = _INFERRED["plan"]
 """Reasons for changes of the stream order of a plan that the compiler synchronizes."""
+
+
+def level_key(arch: str) -> str:
+    """Return the key of the reasons for device functions of an architecture."""
+    return f"{_LEVEL}device, arch={arch}"
 
 
 def flag_reasons(flag: str) -> dict[str, str]:
@@ -144,6 +150,8 @@ def _read(sidecar: Path, level: str) -> Iterator[Explanation]:
         raise TileWeaveError(f"mutate: {sidecar}: {error}; expected {_FORM}") from None
     functions = dict(_items(content, sidecar))
     levels = {key: functions.pop(key) for key in [*functions] if key.startswith(_LEVEL)}
+    for key in levels.keys() - set(legal := [level_key(arch) for arch in ARCHITECTURES]):
+        raise TileWeaveError(f"mutate: {sidecar}: {key!r}; expected {' or '.join(legal)}")
     if level:
         functions = dict(_items(levels.get(level, {}), sidecar, level))
     for function, statements in functions.items():

@@ -24,7 +24,7 @@ from ..memory.values import close, is_float, same
 from ..report.errors import SimulationError, SimulationWarning
 from ..report.progress import duration
 from ..simulate import Level, executable_at, simulate
-from .equivalent import PLAN_REASONS, Explanation, Explanations
+from .equivalent import PLAN_REASONS, Explanation, Explanations, level_key
 from .host_steps import ChangedPlan, host_changes, host_operations
 from .kernels import Change, DeviceKernel, Kernels, TileKernel
 
@@ -122,12 +122,8 @@ def mutate(
     steps = _reference(run, plan, world_size, kernels)
     todo = [*_of_host(plan, steps, world_size)] if level == "tile" else []
     todo += kernels.changes(plan)
-    places = [place for kernel in kernels for place in kernel.places()]
-    places += [(op.file, op.line) for op, *_ in todo]
-    explained_at = "" if level == "tile" else f"level={level}, arch={arch}"
-    explanations = Explanations(
-        [*places, (plan.loc.rpartition(":")[0], 0)], equivalent, explained_at
-    )
+    explained_at = "" if level == "tile" else level_key(arch)
+    explanations = Explanations(_places(plan, kernels, todo), equivalent, explained_at)
     mutants = []
     for op, flag, change, proof, known, mutated in tqdm(
         todo, "mutants", disable=None if progress else True, leave=False
@@ -136,6 +132,12 @@ def mutate(
         mutant = Mutant(op.name, change, op.file, op.line, "survived", "", flag=flag)
         mutants.append(_judged(run, mutant, proof, known, mutated))
     return _explained(mutants, explanations)
+
+
+def _places(plan: TracedPlan, kernels: Kernels, todo: list[Change]) -> list[tuple[str, int]]:
+    """Return file and line of all statements that a sidecar file may name."""
+    places = [place for kernel in kernels for place in kernel.places()]
+    return [*places, *((op.file, op.line) for op, *_ in todo), (plan.loc.rpartition(":")[0], 0)]
 
 
 class _Limit:

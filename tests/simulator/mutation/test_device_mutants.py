@@ -97,6 +97,13 @@ def test_explanations_of_other_levels_are_not_used(tmp_path):
         assert len([m for m in found if m.verdict == "wrong explanation"]) == (verdict != "killed")
 
 
+def test_unknown_level_in_a_sidecar_file_is_refused(tmp_path):
+    sidecar = tmp_path / "reasons.json"
+    sidecar.write_text(json.dumps({"level=device, arch=sm90": {}}))
+    with pytest.raises(tw.TileWeaveError, match="'level=device, arch=sm90'; expected level=dev"):
+        instance("gemm sm_80").mutants(equivalent=sidecar)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
