@@ -85,7 +85,16 @@ def sync_warp(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def fence_proxy(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: frame.block.agents.fence_proxy(frame.mask.thread_groups))
+    def run(frame):
+        frame.block.agents.fence_proxy(frame.mask.thread_groups)
+        frame.block.show_barriers(frame.mask.overlapping)
+
+    return Step(run)
+
+
+def fence_initialization(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``fence.mbarrier_init``."""
+    return Step(lambda frame: frame.block.show_barriers(frame.mask.overlapping))
 
 
 def barrier_at(c: DeviceStatements, load: Any, loc: str):
@@ -105,6 +114,7 @@ def initialize(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         mbarrier, (g,) = barrier(frame), frame.mask.thread_groups
         mbarrier.count, mbarrier.initialized = count, (g, frame.block.order.time[g], loc)
+        mbarrier.visible = False
 
     return Step(run)
 
@@ -127,6 +137,18 @@ def require_initialized(frame: Frame, barrier: TransactionBarrier, loc: str) -> 
                 f"launch {frame.block.epoch} --> {loc}\nis not ordered after its initialization"
                 f" by {frame.block.name_of_agent(g)} --> {before}",
             )
+
+
+def require_visible(frame: Frame, barrier: TransactionBarrier, loc: str) -> None:
+    """Refuse an asynchronous copy that may not observe the initialization of its mbarrier."""
+    require_initialized(frame, barrier, loc)
+    if not barrier.visible:
+        raise SimulationError(
+            "race",
+            f"an asynchronous copy completes on mbarrier {barrier.number} of "
+            f"{frame.block.name()} in launch {frame.block.epoch}, and no fence.mbarrier_init is "
+            f"after its initialization --> {barrier.initialized[2]}\n --> {loc}",
+        )
 
 
 def _release(frame: Frame, barrier: TransactionBarrier) -> None:
@@ -206,7 +228,7 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 def register(c: DeviceStatements) -> None:
     """Register barriers and fences."""
-    for name in ("tl.ptx_fence_barrier_init", "tl.set_max_nreg", "tl.no_set_max_nreg",
+    for name in ("tl.set_max_nreg", "tl.no_set_max_nreg",
                  "tl.prefetch_tma_descriptor", "tl.warpgroup_fence_operand"):  # fmt: skip
         c.steps[name] = nothing
     c.steps[HOLD] = nothing
@@ -218,6 +240,7 @@ def register(c: DeviceStatements) -> None:
         "tirx.tvm_storage_sync": sync_threads,
         "tl.sync_warp": sync_warp,
         "tl.fence_proxy_async": fence_proxy,
+        "tl.ptx_fence_barrier_init": fence_initialization,
         "tirx.ptx_init_barrier_thread_count": initialize,
         "tirx.ptx_arrive_barrier": arrive,
         "tl.ptx_arrive_barrier": arrive,

@@ -18,7 +18,7 @@ from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
-from .barriers import barrier_at, require_initialized
+from .barriers import barrier_at, require_visible
 from .block import DeviceBlock, Group
 from .fragments import swizzled
 from .lowering import TensorMap
@@ -147,7 +147,7 @@ def _load(
     def run(frame):
         block: DeviceBlock = frame.block
         full, tensor = barrier(frame), region.tensor(frame)
-        require_initialized(frame, full, loc)
+        require_visible(frame, full, loc)
         for g, start in _issues(frame, address):
             key, in_bounds = region.key(frame)
             _require_bounds(frame, region, key, loc)

@@ -14,6 +14,7 @@ from ... import passes
 from ...builtins.errors import TileWeaveError
 from ...codegen.names import names_kept
 from ...passes.ir.walk import calls_in, op_name
+from ..frontend.program import lowered as tile_level
 
 HEAP_STRIDE = 1 << 30
 """Distance in bytes between the heaps of two ranks. TMA descriptors hold strides below 2^40."""
@@ -46,9 +47,11 @@ class Lowered:
     """Device functions of one program in the order of their launches, and their descriptors.
 
     Attributes:
+        program: the program after the tile passes, which has the signature.
         descriptors: TMA descriptors, by the parameter of the device functions.
     """
 
+    program: tirx.PrimFunc
     kernels: list[tirx.PrimFunc]
     descriptors: dict[tirx.Var, TensorMap]
 
@@ -62,8 +65,7 @@ def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
     Raises:
         TileWeaveError: ``func`` is not a ``T.prim_func``.
     """
-    if not isinstance(func, tirx.PrimFunc):
-        raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
+    tiles = tile_level(func, world_size)
     func, stock = passes.split_options(func, {})
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
     mod = passes.run_group(mod, world_size, HEAP_STRIDE)
@@ -75,7 +77,7 @@ def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
     functions = {v.name_hint: f for v, f in artifact.device_mod.functions.items()}
     host = next(f for f in artifact.host_mod.functions.values() if isinstance(f, tirx.PrimFunc))
     launches, descriptors = _packed_calls(host, functions)
-    return Lowered([functions[name] for name in launches], descriptors)
+    return Lowered(tiles, [functions[name] for name in launches], descriptors)
 
 
 def _packed_calls(

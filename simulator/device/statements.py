@@ -189,7 +189,9 @@ class DeviceStatements(BlockStatements):
     def _BufferLoad(self, load: Any, loc: str) -> Expr:
         place = self.shared.get(load.buffer.data)
         if place is None:
-            return super()._BufferLoad(load, loc)
+            expr = super()._BufferLoad(load, loc)
+            slot = self.tiles.get(load.buffer.data)
+            return expr if slot is None else _loaded(expr, slot, loc)
         address = self.address(place, load.buffer, load.indices, loc)
         dtype, node = numpy_dtype(load.buffer.dtype), self.node()
         lanes, source = lanes_of(load.dtype), Source(f"load of {load.buffer.name}", loc)
@@ -242,9 +244,20 @@ class DeviceStatements(BlockStatements):
 
             def run(frame):
                 stored = value(frame)
+                frame.block.registers.store(slot, frame.mask.overlapping, loc)
                 store_tile(frame, frame.tile(slot), index(frame), stored, poison(frame), loc)
 
         return self.preempted(run, stmt)
+
+
+def _loaded(expr: Expr, slot: int, loc: str) -> Expr:
+    """Return a load of registers that is refused while a product in flight writes them."""
+
+    def value(frame):
+        frame.block.registers.load(slot, frame.mask.overlapping, loc)
+        return expr.value(frame)
+
+    return Expr(value, expr.poison)
 
 
 def split_flat(flat: Any, shape: tuple[int, ...], itemsize: int) -> list[Any]:

@@ -116,8 +116,9 @@ def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         if bad is not None:
             poison = _fragments(bad.reshape(len(rows), count, 8, 8), transposed)
             poison = poison.reshape(*rows.shape, registers.count, -1).any(axis=-1)
-        elements = np.ascontiguousarray(loaded).view(dtype)
-        registers.write(frame, rows, elements, poison)
+        words = np.ascontiguousarray(loaded).view(dtype)
+        frame.block.registers.store(registers.slot, frame.mask.overlapping, loc)
+        registers.write(frame, rows, words, poison)
 
     return Step(run)
 
@@ -262,17 +263,19 @@ class SharedOperand:
 
     Args:
         offset: expression of an offset in units of 16 bytes.
+        by_rows: whether each warp reads 16 rows of it, as of A, and not all of it.
     """
 
     def __init__(
         self, c: DeviceStatements, data: Any, offset: Any, extent: int, k: int, k_major: bool,
-        dtype: np.dtype, loc: str,
+        dtype: np.dtype, loc: str, by_rows: bool = False,
     ) -> None:  # fmt: skip
+        self._by_rows = by_rows
         self._data, self._offset = data, c.indices([offset], "wgmma", loc)
         self._sizes, self._k_major, self._dtype, self._loc = (extent, k), k_major, dtype, loc
 
     def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
-        """Return the operand of each warp group, after a note of its asynchronous read."""
+        """Return the operand of each warp group, after a note of what each warp reads of it."""
         block, matrix = frame.block, frame.block.matrices[self._data]
         starts = (matrix.start + 16 * of_threads(self._offset(frame)[0], frame)).reshape(rows.shape)
         shared, source = block.shared[matrix.memory], Source("wgmma", self._loc)
@@ -285,10 +288,11 @@ class SharedOperand:
                 matrix.leading, matrix.stride,
             )  # fmt: skip
             spans = addresses[..., None] + np.arange(self._dtype.itemsize)
-            g = int(frame.mask.group_of[threads[0]])
-            agent, time = block.next_load(block.product_reads(g))
-            block.products.setdefault(g, Group()).open = time
-            shared.read_async(spans.reshape(-1), g, agent, time, source)
+            for warp, g in enumerate(_thread_groups(frame, threads)):
+                agent, time = block.next_load(block.product_reads(g))
+                block.products.setdefault(g, Group()).open = time
+                own = spans[16 * warp : 16 * warp + 16] if self._by_rows else spans
+                shared.read_async(own.reshape(-1), g, agent, time, source)
             values, bad = shared.values(spans, self._dtype)
             masks.append(np.zeros(addresses.shape, np.bool_) if bad is None else bad.any(axis=-1))
             out.append(values[..., 0].astype(np.float32))
@@ -301,7 +305,7 @@ def wgmma_ss(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     m, n, k = _shape(call.args[0].value)
     a_major, b_major = (bool(int(call.args[i])) for i in (1, 2))
     a_type, b_type = (element_type(call.args[i].value, loc) for i in (3, 4))
-    a = SharedOperand(c, call.args[6], call.args[7], m, k, a_major, a_type, loc)
+    a = SharedOperand(c, call.args[6], call.args[7], m, k, a_major, a_type, loc, True)
     b = SharedOperand(c, call.args[8], call.args[9], n, k, b_major, b_type, loc)
     return _wgmma(c, a, b, n, call.args[10], call.args[11], call.args[12], loc)
 
@@ -324,6 +328,10 @@ class RegisterOperand:
     ) -> None:
         self._at, self._k = mma_a(dtype.itemsize, k), k
         self._registers = Registers(c, data, offset, self._at[0].shape[1], "wgmma", loc)
+
+    @property
+    def slot(self) -> int:
+        return self._registers.slot
 
     def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
         warps = len(rows) * _WARPS
@@ -349,6 +357,13 @@ def _wgmma(
         right, bad = b.read(frame, rows)
         right = right.swapaxes(1, 2), None if bad is None else bad.swapaxes(1, 2)
         product, poison = _product(a.read(frame, rows), right, at)
+        for warp in rows.reshape(-1, WARP):
+            groups = np.unique(frame.mask.group_of[warp]).tolist()
+            (g,) = _thread_groups(frame, warp)
+            time = frame.block.products[g].open
+            frame.block.registers.multiply(total.slot, groups, time, True, loc)
+            if isinstance(a, RegisterOperand):
+                frame.block.registers.multiply(a.slot, groups, time, False, loc)
         if uniform(keep(frame)[0], frame, loc):
             sums, unwritten = total.read(frame, rows)
             product, poison = product + sums, _either(poison, unwritten)
@@ -357,15 +372,19 @@ def _wgmma(
     return Step(run)
 
 
-def _issuers(frame: Frame, loc: str) -> list[int]:
-    """Return the thread group that issues the products of each active warp group."""
-    rows = _warps(frame, "wgmma", loc, _WARPS)
-    return [int(frame.mask.group_of[threads[0]]) for threads in rows]
+def _thread_groups(frame: Frame, threads: np.ndarray) -> list[int]:
+    """Return the thread group that issues the part of a product of each warp."""
+    return frame.mask.group_of[threads.reshape(-1, WARP)[:, 0]].tolist()
+
+
+def fence(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``wgmma.fence``."""
+    return Step(lambda frame: frame.block.registers.fence(frame.mask.overlapping))
 
 
 def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
-        for g in _issuers(frame, loc):
+        for g in _thread_groups(frame, _warps(frame, "wgmma", loc, _WARPS)):
             frame.block.products.setdefault(g, Group()).commit()
 
     return Step(run)
@@ -377,11 +396,12 @@ def wait(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         block = frame.block
         rows = _warps(frame, "wgmma", loc, _WARPS)
-        for threads in rows:
-            g = int(frame.mask.group_of[threads[0]])
+        for warp in rows.reshape(-1, WARP):
+            (g,) = _thread_groups(frame, warp)
             time = block.products.setdefault(g, Group()).wait(max_pending)
-            groups = tuple(np.unique(frame.mask.group_of[threads]).tolist())
+            groups = tuple(np.unique(frame.mask.group_of[warp]).tolist())
             block.complete(groups, block.product_reads(g), time)
+            block.registers.complete(groups, time)
 
     return Step(run)
 
@@ -412,7 +432,7 @@ def register(c: DeviceStatements) -> None:
         "tl.increase_descriptor_offset": increase_descriptor,
         "tl.ptx_wgmma_ss": wgmma_ss,
         "tl.ptx_wgmma_rs": wgmma_rs,
-        "tl.warpgroup_arrive": nothing,
+        "tl.warpgroup_arrive": fence,
         "tl.annotate_producer_reg_dealloc": nothing,
         "tl.annotate_consumer_reg_alloc": nothing,
         "tl.warpgroup_commit_batch": commit,

@@ -11,6 +11,7 @@ from ...passes.ir.hold import HOLD
 from ...passes.tile.order_releases import COMPLETE
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
+from ..memory.threads import WARP
 from ..report.errors import SimulationError, unsupported
 from .expressions import Expr
 from .statements import Statements, nothing
@@ -150,14 +151,17 @@ def loop_break(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
-    """Elect the first thread of each group of this many threads; 0: of the block."""
-    every = int(call.args[0])
-    firsts = range(0, 1024, every or 1024)
-    c.thread_cuts.update(t for first in firsts for t in (first, first + 1))
+    """Elect one thread of each group of this many threads; 0: one of the block.
+
+    ``elect.sync`` may elect any lane of the first warp. It is the last lane here, so that programs
+    that expect the first lane are reported.
+    """
+    every, lane = int(call.args[0]) or 1024, WARP - 1
+    c.thread_cuts.update(t for last in range(lane, 1024, every) for t in (last, last + 1))
 
     def value(frame):
         total = frame.block.kernel.threads_in_block
-        chosen = np.arange(total) % (every or total) == 0
+        chosen = np.arange(total) % every == min(lane, total - 1)
         return bool(chosen[frame.mask.single]) if frame.mask.single is not None else chosen
 
     return Expr(value)

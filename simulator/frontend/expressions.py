@@ -47,6 +47,18 @@ def either(*poisons: Value | None) -> Value | None:
     return poison
 
 
+def _for_lanes(poison: Value | None) -> Value | None:
+    """Return the poison mask of a vector whose lanes all have the same poison."""
+    if poison is None:
+        return None
+
+    def mask(frame):
+        bad = poison(frame)
+        return bad[..., None] if np.ndim(bad) else bad
+
+    return mask
+
+
 _DIVISIONS = {tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod}
 
 
@@ -251,14 +263,14 @@ class Expressions:
         steps = np.arange(int(expr.lanes))
         return Expr(
             lambda frame: np.asarray(base.value(frame))[..., None] + stride.value(frame) * steps,
-            base.poison,
+            _for_lanes(base.poison),
         )
 
     def _Broadcast(self, expr, loc: str) -> Expr:
         inner, lanes = self.compile(expr.value, loc), int(expr.lanes)
         return Expr(
             lambda frame: np.repeat(np.asarray(inner.value(frame))[..., None], lanes, axis=-1),
-            inner.poison,
+            _for_lanes(inner.poison),
         )
 
     def indices(self, indices, name: str, loc: str) -> Value:

@@ -330,6 +330,10 @@ class Block:
                     self.order.complete_bulk(store.thread_groups, store.time)
                     self.stores.remove(store)
 
+    def has_bulk_stores(self, thread_groups: tuple[int, ...]) -> bool:
+        """Return whether a bulk store of the block may be in flight."""
+        return bool(self.stores)
+
     def complete_stores(self, thread_groups: tuple[int, ...]) -> None:
         """Execute the placeholder of ``order_releases``: commit all, wait for all."""
         self.commit(thread_groups)

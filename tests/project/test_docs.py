@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import shlex
 from pathlib import Path
@@ -224,16 +225,27 @@ def test_simulator_page(name, tmp_path, monkeypatch, capsys):
         assert any(loc in line for line in out), (loc, out)
 
 
-def test_sidecar_file_of_the_simulator_page_explains_the_survivors(tmp_path, monkeypatch, capsys):
-    program, text = SIMULATOR_CASES["Mutation testing"]
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("Mutation testing", "6 explained, 33 killed"),
+        pytest.param(
+            "Mutants of device functions", "2 explained, 23 killed", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_sidecar_files_of_the_simulator_page_explain_the_survivors(
+    name, counts, tmp_path, monkeypatch, capsys
+):
+    program, text = SIMULATOR_CASES[name]
     (tmp_path / "ring.py").write_text(program)
     page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
-    (sidecar,) = re.findall(r"```json\n(.*?)```", page, re.S)
-    (tmp_path / "ring.equivalent.json").write_text(sidecar)
+    tile, device = map(json.loads, re.findall(r"```json\n(.*?)```", page, re.S))
+    (tmp_path / "ring.equivalent.json").write_text(json.dumps(tile | device))
     monkeypatch.chdir(tmp_path)
     command, *_ = text.splitlines()
     assert main(shlex.split(command)[2:]) == 0
-    assert "6 explained, 33 killed" in capsys.readouterr().out.splitlines()[-1]
+    assert counts in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_simulator_page_is_about_every_kind():

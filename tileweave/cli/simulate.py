@@ -12,10 +12,16 @@ from ..builtins.errors import SyncWarning, TileWeaveError
 from .compile_options import add_config, configs_of
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import ranks_hint, relative_paths
-from .simulation import Outcome, add_json, add_level, add_simulation, fault_of, run_each
-
-_MOST_SECONDS = 600
-"""Longest estimated time of a simulation without ``--force``."""
+from .simulation import (
+    Outcome,
+    add_force,
+    add_json,
+    add_level,
+    add_simulation,
+    fault_of,
+    most_seconds,
+    run_each,
+)
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -26,11 +32,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     add_simulation(parser)
     add_level(parser)
     add_json(parser)
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help=f"run even if the estimated time exceeds {_MOST_SECONDS // 60} minutes",
-    )
+    add_force(parser)
     parser.add_argument(
         "--timeline",
         metavar="OUT",
@@ -73,7 +75,7 @@ def _simulate(
             simulate(
                 program, options.ranks, inputs, options.schedules, options.seed, options.epochs,
                 options.resident_blocks, progress=True,
-                timeline=options.timeline, most_seconds=None if options.force else _MOST_SECONDS,
+                timeline=options.timeline, most_seconds=most_seconds(options),
             )  # fmt: skip
         except SimulationError as error:
             fault = fault_of(error)
