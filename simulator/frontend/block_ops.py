@@ -115,6 +115,7 @@ def arrive(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
         for i in frame.mask.thread_groups:
             (clock,) = order.release(i, 1).values()
             found.clock = clock if found.clock is None else found.clock.joined(clock)
+        frame.block.machine.note_sync(frame.block.name_of(found), True, found.phase)
         found.arrive(frame.mask.count, loc)
 
     return Step(run)
@@ -138,8 +139,15 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
             )
 
         target = WaitTarget("T.mbarrier_wait_parity", loc, wanted=f"parity {wanted}")
+        waiting = Waiting(
+            ready, text, targets=lambda: [target], holds=lambda phase: phase % 2 != wanted
+        )
+        machine = frame.block.machine
+        if machine.pauses_at_waits:
+            yield waiting
         while not ready():
-            yield Waiting(ready, text, targets=lambda: [target])
+            yield waiting
+        machine.note_sync(frame.block.name_of(mbarrier), False, mbarrier.phase)
         mbarrier.land()
         frame.block.order.complete_loads(frame.mask.thread_groups, mbarrier.number, mbarrier.loaded)
         if mbarrier.clock is not None:

@@ -207,9 +207,14 @@ def _wait(spec: Builtin):
                     wanted, seen = f"{RELATION_TEXT[relation]} {want}", tensor.newest(index).value
                     return [WaitTarget(spec.text, loc, flag, tensor.name, seen, wanted)]
 
-                if not ready():
+                is_ready = ready()
+                if not is_ready:
                     word.look(frame, tensor, index, thread_groups)
-                    yield Waiting(ready, text, passed, targets)
+                if not is_ready or frame.block.machine.pauses_at_waits:
+                    yield Waiting(
+                        ready, text, passed, targets, word=(tensor, index),
+                        holds=lambda seen, want=want: holds(tensor, seen, want),
+                    )  # fmt: skip
                 word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, want)
 
