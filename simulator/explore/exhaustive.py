@@ -50,8 +50,7 @@ class Exploration:
         free = "free of races and deadlocks"
         if not self.complete:
             return (
-                f"{self.interleavings} interleavings of {ranks} explored, not all; "
-                f"these are {free}"
+                f"{self.interleavings} interleavings of {ranks} explored, not all; these are {free}"
             )
         if self.interleavings == 1:
             return f"the only interleaving of {ranks} is {free}"

@@ -93,6 +93,13 @@ class ExploringMachine(Machine):
         for tensor in self._names:
             if tensor.may_be_poison:
                 self._poisoned[tensor] = tensor.poison.copy()
+        self._crowded = {r for r in range(self.world_size) if self._may_be_crowded(r)}
+
+    def _may_be_crowded(self, rank: int) -> bool:
+        """Return whether the streams of a rank may need more SMs at a time than it has."""
+        streams = [s.items for s in self.streams if s.rank == rank]
+        works = [[i.blocks for i in of if isinstance(i, Work) and i.takes_room] for of in streams]
+        return sum(max(blocks, default=0) for blocks in works) > self.resident_blocks
 
     def name_of(self, tensor: Tensor) -> tuple:
         """Return a name of a tensor that is the same in all schedules."""
@@ -175,15 +182,15 @@ class ExploringMachine(Machine):
         self._current, self._first = coroutine, len(self.memory.events.what)
         self._sync, self._phases, self._has_ended = {}, {}, False
         coroutine.spun_at = -1
-        fences, crowded = self.memory.sc_fences, self._is_crowded(coroutine)
+        fences, rank = self.memory.sc_fences, coroutine.work.stream.rank
         super()._advance(coroutine)
         spun = coroutine.spun_at >= 0
         self._check_polling(coroutine, spun)
         footprint = self._footprint(without_last=self._looked_in_vain(coroutine))
         if self.memory.sc_fences is not fences:
             footprint[("sc fences",)] = WRITE
-        if self._has_ended and (crowded or self._is_crowded(coroutine)):
-            footprint["room", coroutine.work.stream.rank] = WRITE
+        if self._has_ended and rank in self._crowded:
+            footprint["room", rank] = WRITE
         self._note_poison(coroutine, footprint)
         self.search.executed(self._executed(footprint, spun))
 
@@ -235,13 +242,6 @@ class ExploringMachine(Machine):
             if tensor in self._poisoned and self._poisoned[tensor][index]:
                 word = (*self._names[tensor], int(np.ravel_multi_index(index, tensor.shape)))
                 footprint[word] = footprint.get(word, 0) | READ
-
-    def _is_crowded(self, coroutine: Coroutine) -> bool:
-        """Return whether blocks of the rank have not started because there is no free SM."""
-        return any(
-            work.takes_room and work.next < work.blocks
-            for work in self._active[coroutine.work.stream.rank]
-        )
 
     def _check_polling(self, coroutine: Coroutine, spun: bool) -> None:
         """End the schedule if an iteration of a polling loop changed nothing."""

@@ -35,7 +35,7 @@ Snapshot = list[tuple]
 """What a process read in an iteration of a polling loop: tensor, index, bytes."""
 
 
-class CutShort(Exception):  # noqa: N818: no error
+class CutShort(Exception):
     """The schedule need not be executed further: an equivalent one is executed elsewhere."""
 
 
@@ -270,7 +270,9 @@ class Search:
         """Make a process run at the state before a step that leads to the current step first."""
         node = self.nodes[before]
         steps = [
-            step for step in range(before + 1, self.depth) if not self.nodes[step].past >> before & 1
+            step
+            for step in range(before + 1, self.depth)
+            if not self.nodes[step].past >> before & 1
         ]
         if steps[-1:] != [self.now]:
             steps.append(self.now)
@@ -327,4 +329,3 @@ class Search:
         waiting = [p for p in node.backtrack if p not in node.sleep and p not in node.stuck]
         node.process, node.touched = (min(waiting) if waiting else None), {}
         return bool(waiting)
-

@@ -62,9 +62,7 @@ def check_exhaustive(schedules: Any, seed: Any, level: str, max_interleavings: A
                 "since no schedule is random"
             )
     if level != "tile":
-        raise TileWeaveError(
-            f"simulate: level={level!r} with exhaustive=True; expected 'tile'"
-        )
+        raise TileWeaveError(f"simulate: level={level!r} with exhaustive=True; expected 'tile'")
     if not _is_integer(max_interleavings) or max_interleavings < 1:
         raise TileWeaveError(
             f"simulate: max_interleavings={max_interleavings!r}; expected at least 1, an integer"
