@@ -103,7 +103,7 @@ def _simulate(
     return {
         "name": name,
         "ranks": options.ranks,
-        "schedules": options.schedules,
+        "schedules": None if options.exhaustive else options.schedules,
         "seed": options.seed,
         "verdict": "fault" if fault else "no fault",
         "fault": fault,
@@ -114,7 +114,7 @@ def _simulate(
 
 
 def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
-    """Explore all interleavings; return how many there are, and the verdict as a sentence."""
+    """Explore all interleavings; return their number and the verdict as a sentence."""
     from ..simulator import simulate
 
     result = simulate(
@@ -122,7 +122,8 @@ def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
         resident_blocks=options.resident_blocks, timeline=options.timeline,
         exhaustive=True, max_interleavings=options.max_interleavings,
     )  # fmt: skip
-    return {"interleavings": result.interleavings, "complete": result.complete, "text": str(result)}
+    number, complete = result.interleavings, result.complete
+    return {"interleavings": number, "complete": complete, "summary": str(result)}
 
 
 def _describe(kinds: dict[str, str]) -> str:
@@ -136,7 +137,7 @@ def _describe(kinds: dict[str, str]) -> str:
 def _text(outcome: Outcome, options: argparse.Namespace) -> str:
     if outcome["fault"]:
         return "{name}: {fault[kind]}: {fault[report]}".format(**outcome) + ranks_hint(options)
-    if "text" in outcome:
-        return "\n".join([outcome["text"], *(f"warning: {text}" for text in outcome["warnings"])])
     verdict = "{name}: {schedules} schedules of {ranks} ranks, no fault".format(**outcome)
+    if options.exhaustive:
+        verdict = outcome["summary"]
     return "\n".join([verdict, *(f"warning: {text}" for text in outcome["warnings"])])
