@@ -45,7 +45,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-interleavings",
         type=int,
-        default=5000,
+        default=2000,
         metavar="N",
         help="end --exhaustive after this number, with exit status 1; default: %(default)s",
     )

@@ -18,11 +18,14 @@ from tileweave.simulator.explore.search import Node, Search
 from tileweave.simulator.inputs.inputs import checked_inputs
 from tileweave.simulator.simulate import Case
 
+from ..memory.test_store_order import two_plus_two
+from ..memory.test_weak_memory import iriw
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-def zeros(ranks, **sizes):
-    return [{n: np.zeros(s, np.uint32) for n, s in sizes.items()} for _ in range(ranks)]
+def zeros(ranks, dtype=np.uint32, **sizes):
+    return [{n: np.zeros(s, dtype) for n, s in sizes.items()} for _ in range(ranks)]
 
 
 def explore(program, ranks, inputs, epochs=1, **arguments):
@@ -54,6 +57,17 @@ class EveryOrder(Search):
 
     def is_past(self, event, past):
         return True
+
+
+class EveryAtomicOrder(EveryOrder):
+    """Search of all orders of the steps that access words atomically."""
+
+    def new_node(self, enabled):
+        return Node(enabled, {})
+
+    def reverse_races(self, node):
+        if node.step.footprint:
+            node.backtrack |= node.enabled
 
 
 def outcomes_of(program, ranks, inputs, search=Search, epochs=1):
@@ -437,6 +451,22 @@ def test_arguments_that_are_refused(arguments, text):
         explore(take_ticket, 2, zeros(2, count=1), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("how", "results"), [({}, 4), ({"exchange": True}, 4), ({"fence": True}, 3)], ids=str
+)
+def test_stores_of_two_ranks_to_two_words(how, results):
+    assert (
+        len(explore(two_plus_two(**how), 2, zeros(2, words=2, dtype=np.int32)).outcomes) == results
+    )
+
+
+@pytest.mark.parametrize(("sem", "results"), [("sc", 15), ("acq_rel", 16)])
+def test_readers_of_independent_writes(sem, results):
+    """Only sc fences exclude that the two readers see the two writes in opposite orders."""
+    result = explore(iriw(sem), 4, zeros(4, up=2, out=2, dtype=np.int32))
+    assert len(result.outcomes) == results
+
+
 HEAD = """\
 import tilelang.language as T
 from tileweave import language as W
@@ -471,7 +501,7 @@ def random_program(seed, ranks, folder):
     mix = rng.choice(MIXES)
     for rank in range(ranks):
         text += f"            if W.rank() == {rank}:\n"
-        for k in range(rng.randint(2, 3) if ranks == 2 else rng.randint(1, 2)):
+        for k in range(rng.randint(2, 3) if ranks == 2 else 1 + (rank == 0)):
             statement = STATEMENTS[rng.choice(mix)]
             values = {"a": rng.randrange(2), "v": rng.choice([1, 1, 2]), "w": rng.choice([1, 2])}
             text += f"                {statement.format(k=k, **values)}\n"
@@ -484,19 +514,15 @@ def random_program(seed, ranks, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("ranks", "seeds"), [(2, range(40)), (3, range(20))])
+@pytest.mark.parametrize(("ranks", "seeds"), [(2, range(60)), (3, range(30))])
 def test_random_programs_have_the_results_of_every_order(ranks, seeds, tmp_path):
-    compared = faults = 0
+    faults = 0
     for seed in seeds:
         program, text = random_program(seed, ranks, tmp_path)
         inputs = [{**values, "r": np.full(3, 77, np.uint32)} for values in zeros(ranks, x=2)]
         reduced, _ = outcomes_of(program, ranks, inputs)
-        try:
-            every, _ = outcomes_of(program, ranks, inputs, EveryOrder)
-        except AssertionError:  # too many orders
-            continue
-        compared += 1
+        every, _ = outcomes_of(program, ranks, inputs, EveryAtomicOrder)
         faults += isinstance(every, str)
         assert isinstance(reduced, str) == isinstance(every, str), text
         assert isinstance(every, str) or reduced == every, text
-    assert compared >= len(seeds) // 2 and 0 < faults < compared
+    assert 0 < faults < len(seeds)
