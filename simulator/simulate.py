@@ -93,6 +93,7 @@ def simulate(
         pass_configs: as for ``tw.compile``; for a plan, they apply to each of its kernels.
         most_seconds, level, arch: longest estimated time; see ``executable_at``.
         exhaustive: explore all interleavings of a small program, instead of random schedules.
+            ``progress`` and ``most_seconds`` have no effect then.
         max_interleavings: number of interleavings after which the exploration ends.
 
     Returns:
