@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...runtime.trace.trace import Trace
 from ..machine.block import Frame
 from ..machine.machine import Machine
 from ..machine.steps import Waiting
@@ -280,3 +281,9 @@ class ExploringMachine(Machine):
 
 class ExplorationRecorder(Recorder, ExploringMachine):
     """Exploring machine that records its schedule."""
+
+    def trace(self, name: str, seed: int | None, fault: SimulationError | None = None) -> Trace:
+        for span in self._spans.values():
+            # A block does not wait for its own threads in branches.
+            span.waits = [wait for wait in span.waits if wait.text]
+        return super().trace(name, seed, fault)

@@ -212,6 +212,41 @@ def test_a_polling_loop_that_never_ends():
 
 
 @T.prim_func
+def poll_in_turn(flag: W.Symmetric((2,), "uint32")):
+    with T.Kernel(1, threads=32) as _:
+        if T.get_thread_binding() == 0:
+            if W.rank() == 0:
+                while W.ld(flag[0, 0], scope="sys", sem="acquire") != 1:
+                    T.evaluate(0)
+                while W.ld(flag[0, 1], scope="sys", sem="acquire") != 1:
+                    T.evaluate(0)
+            else:
+                W.st(flag[0, 2 - W.rank()], 1, scope="sys", sem="release")
+
+
+def test_polling_loops_that_end_in_turn():
+    result = explore(poll_in_turn, 3, zeros(3, flag=2))
+    assert (result.interleavings, result.complete) == (1, True)
+
+
+@T.prim_func
+def count_polls(flag: W.Symmetric((1,), "uint32"), polls: T.Tensor((1,), "int32")):
+    with T.Kernel(1, threads=32) as _:
+        if T.get_thread_binding() == 0:
+            W.st(flag[1 - W.rank(), 0], 1, scope="sys", sem="release")
+            count = T.alloc_var("int32")
+            count = 0
+            while W.ld(flag[W.rank(), 0], scope="sys", sem="acquire") != 1:
+                count = count + 1
+            polls[0] = count
+
+
+def test_a_loop_that_counts_its_iterations_has_no_end_of_interleavings():
+    result = explore(count_polls, 2, zeros(2, flag=1), max_interleavings=10)
+    assert (result.complete, len(result.outcomes)) == (False, 10)
+
+
+@T.prim_func
 def threads_in_branches(word: T.Tensor((2,), "uint32"), out: T.Tensor((2,), "uint32")):
     with T.Kernel(1, threads=64) as _:
         if T.get_thread_binding() == 0:
