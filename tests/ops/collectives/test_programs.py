@@ -183,17 +183,17 @@ def test_the_tma_moves_what_is_a_multiple_of_16_bytes(shape, scatter, gather, ro
 
 
 ANY_SHAPES = [
-    ("all_to_all", (2, 1), (1, 512, 4, 192), torch.bfloat16),
+    pytest.param("all_to_all", (2, 1), (1, 512, 4, 192), torch.bfloat16, marks=pytest.mark.long),
     ("all_to_all", (2, 1), (2, 250, 4, 80), torch.float16),
-    ("all_to_all", (1, 2), (1, 1016, 1, 80), torch.bfloat16),
-    ("all_to_all", (0, 1), (6, 1, 251), torch.float32),
+    pytest.param("all_to_all", (1, 2), (1, 1016, 1, 80), torch.bfloat16, marks=pytest.mark.long),
+    pytest.param("all_to_all", (0, 1), (6, 1, 251), torch.float32, marks=pytest.mark.long),
     ("all_to_all", (1, 1), (70_000, 6, 5), torch.uint8),
-    ("all_to_all", (0, 0), (2, 999_999), torch.bool),
+    pytest.param("all_to_all", (0, 0), (2, 999_999), torch.bool, marks=pytest.mark.long),
     ("all_gather", (), (37, 99), torch.complex64),
     ("reduce_scatter", (), (6, 1001), torch.bfloat16),
     ("all_reduce", (), (1,), torch.float32),
-    ("all_reduce", (), (3_000_003,), torch.float16),
-    ("all_reduce", (), (1 << 32,), torch.bfloat16),
+    pytest.param("all_reduce", (), (3_000_003,), torch.float16, marks=pytest.mark.long),
+    pytest.param("all_reduce", (), (1 << 32,), torch.bfloat16, marks=pytest.mark.long),
 ]
 """Rows and widths that are no powers of two; more of what lies before them than a grid's second
 axis has blocks; more than 32 bits can count."""
