@@ -381,6 +381,25 @@ def test_a_value_that_a_wait_may_miss():
 
 
 @T.prim_func
+def fences_in_any_order(x: W.Symmetric((1,), "int32"), out: T.Tensor((1,), "int32")):
+    """The fences order the two accesses only if that of rank 0 comes first."""
+    with T.Kernel(1, threads=32) as _:
+        if T.get_thread_binding() == 0:
+            if W.rank() == 0:
+                x[0, 0] = 1
+                W.fence("sys", sem="sc")
+            else:
+                W.fence("sys", sem="sc")
+                out[0] = x[0, 0]
+
+
+def test_a_race_in_one_order_of_fences():
+    error = fault_of(fences_in_any_order, 2, zeros(2, dtype=np.int32, x=1))
+    assert (error.kind, error.interleavings) == ("race", 2)
+    assert f"--> {line_of('fences_in_any_order', 'out[0] = x[0, 0]')}" in error.report
+
+
+@T.prim_func
 def late_reader(mail: W.Symmetric((8,), "int32"), flag: W.Symmetric((1,), "uint32"),
                 out: T.Tensor((8,), "int32"), epoch: T.uint32):  # fmt: skip
     with T.Kernel(1, threads=32) as _:
