@@ -50,7 +50,7 @@ def independent(one: Footprint, other: Footprint) -> bool:
 
 @dataclass
 class Executed:
-    """What one step did.
+    """Effects of one step.
 
     Attributes:
         before: value of each word, or phase of each barrier, before its first change in the step.
