@@ -108,6 +108,7 @@ def arrive(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         found, order = barrier(frame), frame.block.order
         found.clock = order.published(frame.mask.thread_groups, CTA, found.clock)
+        frame.block.machine.note_sync(frame.block.name_of(found), True, found.phase)
         found.arrive(frame.mask.count, loc)
 
     return Step(run)
@@ -131,8 +132,15 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
             )
 
         target = WaitTarget("T.mbarrier_wait_parity", loc, wanted=f"parity {expected}")
+        waiting = Waiting(
+            ready, text, targets=lambda: [target], holds=lambda phase: phase % 2 != expected
+        )
+        machine = frame.block.machine
+        if machine.pauses_at_waits:
+            yield waiting
         while not ready():
-            yield Waiting(ready, text, targets=lambda: [target])
+            yield waiting
+        machine.note_sync(frame.block.name_of(mbarrier), False, mbarrier.phase)
         mbarrier.land()
         frame.block.order.complete_loads(frame.mask.thread_groups, mbarrier.number, mbarrier.loaded)
         if mbarrier.clock is not None:

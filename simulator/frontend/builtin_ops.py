@@ -210,9 +210,14 @@ def _wait(spec: Builtin):
                     seen = tensor.newest(index).value
                     return [WaitTarget(spec.text, loc, flag, tensor.name, seen, condition)]
 
-                if not ready():
+                is_ready = ready()
+                if not is_ready:
                     word.look(frame, tensor, index, thread_groups)
-                    yield Waiting(ready, text, passed, targets)
+                if not is_ready or frame.block.machine.pauses_at_waits:
+                    yield Waiting(
+                        ready, text, passed, targets, word=(tensor, index),
+                        holds=lambda seen, expected=expected: holds(tensor, seen, expected),
+                    )  # fmt: skip
                 word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, expected)
 

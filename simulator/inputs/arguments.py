@@ -49,6 +49,26 @@ def check_numbers(
         )
 
 
+def check_exhaustive(schedules: Any, seed: Any, level: str, max_interleavings: Any) -> None:
+    """Refuse arguments that an exhaustive simulation does not use.
+
+    Raises:
+        TileWeaveError: names the argument, its value and what is legal.
+    """
+    for name, value, legal in (("schedules", schedules, 1), ("seed", seed, 0)):
+        if value != legal:
+            raise TileWeaveError(
+                f"simulate: {name}={value} with exhaustive=True; expected {legal}, "
+                "since no schedule is random"
+            )
+    if level != "tile":
+        raise TileWeaveError(f"simulate: level={level!r} with exhaustive=True; expected 'tile'")
+    if not _is_integer(max_interleavings) or max_interleavings < 1:
+        raise TileWeaveError(
+            f"simulate: max_interleavings={max_interleavings!r}; expected at least 1, an integer"
+        )
+
+
 def check_file(timeline: Any) -> None:
     """Refuse a value that is not a file name.
 

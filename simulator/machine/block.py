@@ -246,6 +246,10 @@ class Block:
         beside = "" if self.launch.stream.name is None else f" of {self.launch.stream}"
         return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
 
+    def name_of(self, barrier: MBarrier) -> tuple:
+        """Return a name of an mbarrier that is the same in all schedules."""
+        return self.rank, self.launch.enqueue_index, self.launch.title, self.number, barrier.number
+
     def access(
         self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int = 0,
         copies: bool = False, accessed: Callable[[], Accessed] | None = None,

@@ -89,6 +89,15 @@ class Memory:
         self.version = 0
         self.on_write: Callable[[Tensor], None] = lambda tensor: None
 
+    def choose_value(self, entries: Sequence[Entry], oldest: Callable[[], int]) -> int:
+        """Choose the value that a load returns, from ``oldest`` on: its index in the history."""
+        at = len(entries) - 1
+        return self.rng.randint(oldest(), at) if self.rng.random() < 0.5 else at
+
+    def choose_place(self, events: Sequence[int]) -> int | None:
+        """Choose the change before which a store lands; None: it lands last."""
+        return None if self.rng.random() < 0.5 else self.rng.choice(events)
+
     def place(self, agent: int) -> str:
         """Format an agent: ``rank 1, block 3, thread 0``."""
         if agent == 0:
@@ -293,12 +302,11 @@ class Tensor:
 
     def _chosen(self, entries: list[Entry], flat: int, access: Access, newest: bool) -> int:
         """Choose a value that a load may return, as its index in the history."""
-        position = len(entries) - 1
-        if not newest and position and self.memory.rng.random() < 0.5:
-            position = self.memory.rng.randint(
-                self._oldest_visible(entries, flat, access), position
-            )
-        return position
+        if newest or len(entries) == 1:
+            return len(entries) - 1
+        return self.memory.choose_value(
+            entries, lambda: self._oldest_visible(entries, flat, access)
+        )
 
     def overtaken(self, indices: list[tuple], access: Access) -> int | None:
         """Choose an earlier change of these words before which a store by this access lands.
@@ -316,9 +324,7 @@ class Tensor:
             late = entries[self._oldest_visible(entries, flat, access) + 1 :]
             free_events = [entry.event for entry in late if not entry.replaces]
             events = [event for event in events if event in free_events] if number else free_events
-        if not events or self.memory.rng.random() < 0.5:
-            return None
-        return self.memory.rng.choice(events)
+        return self.memory.choose_place(events) if events else None
 
     def store_word(
         self, index: tuple, value: Any, access: Access, sync: Sync, *, causes: Clock | None = None,

@@ -102,7 +102,7 @@ class Recorder(Machine):
         spans.append(span)
         return span
 
-    def trace(self, name: str, seed: int, fault: SimulationError | None = None) -> Trace:
+    def trace(self, name: str, seed: int | None, fault: SimulationError | None = None) -> Trace:
         """Return the recorded trace, which ``fault`` ended if it is given."""
         waits = self._ended_waits()
         signals: dict[int, Signal] = {}

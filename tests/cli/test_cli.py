@@ -177,6 +177,27 @@ def test_simulate_as_json(file, capsys):
     assert len(texts) == 2 and any("F[1, 1] is signalled, but never waited for" in t for t in texts)
 
 
+def test_simulate_explores_all_interleavings(file, capsys):
+    path = file(CLEAN, STUCK)
+    assert main(["simulate", f"{path}:clean", *ONCE, "--exhaustive"]) == 0
+    all_of_them = "all 2 interleavings of clean for 2 ranks are free of races and deadlocks"
+    assert capsys.readouterr().out == f"{all_of_them}\n"
+    few = ["--exhaustive", "--max-interleavings", "1", "--json"]
+    with pytest.raises(SystemExit) as status:
+        main(["simulate", path, *ONCE, *few])
+    assert status.value.code == 1
+    clean, stuck = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (clean["verdict"], clean["interleavings"], clean["complete"]) == ("no fault", 1, False)
+    assert clean["summary"].startswith("1 interleavings of clean for 2 ranks explored, not all; ")
+    assert (stuck["fault"]["kind"], stuck["fault"]["seed"]) == ("deadlock", None)
+    assert stuck["interleavings"] == 1
+    with pytest.raises(SystemExit) as status:
+        main(["simulate", f"{path}:clean", *ONCE, *few[:3]])
+    assert status.value.code == 1
+    assert main(["simulate", path, *ONCE, "--exhaustive", "--level", "device"]) == 1
+    assert "--exhaustive with --level device; expected --level tile" in capsys.readouterr().err
+
+
 def test_simulate_draws_a_timeline(file, capsys, tmp_path):
     out = tmp_path / "a.html"
     assert main(["simulate", file(CLEAN), *ONCE, "--json", "--timeline", str(out)]) == 0

@@ -190,7 +190,8 @@ def _simulator_cases() -> dict[str, tuple[str, str]]:
         if title:
             heading, changed = title.strip("`"), ring
         elif kind == "python":
-            ring = changed = ring or text
+            ring = ring or text
+            changed = text if "@T.prim_func" in text else changed
         elif kind == "diff":
             lines = [(line[0], line[1:] + "\n") for line in text.splitlines()]
             before, after = ("".join(t for sign, t in lines if sign == s) for s in "-+")
@@ -210,9 +211,10 @@ def test_simulator_page(name, tmp_path, monkeypatch, capsys):
     """The command prints the quoted report: the same first line, but for numbers, and the same
     source lines."""
     program, text = SIMULATOR_CASES[name]
-    (tmp_path / "ring.py").write_text(program)
-    monkeypatch.chdir(tmp_path)
     command, *lines = text.splitlines()
+    (file,) = re.findall(r"\w+\.py", command)
+    (tmp_path / file).write_text(program)
+    monkeypatch.chdir(tmp_path)
     try:
         assert main(shlex.split(command)[2:]) == 0
         status = 0
@@ -221,7 +223,7 @@ def test_simulator_page(name, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
     assert status == (not out[0].endswith("no fault"))
     assert re.sub(r"\d+", "#", out[0]) == re.sub(r"\d+", "#", lines[0])
-    for loc in re.findall(r"ring\.py:\d+", text):
+    for loc in re.findall(rf"{file}:\d+", text):
         assert any(loc in line for line in out), (loc, out)
 
 
