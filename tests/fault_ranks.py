@@ -269,7 +269,8 @@ def truncated_kernel() -> None:
     if rank() == 0:
         program = "from tests.fault_ranks import compile_add_one; compile_add_one()"
         checkout = str(Path(__file__).resolve().parents[1])
-        environment = os.environ | {"PYTHONPATH": checkout}
+        path = os.pathsep.join(filter(None, [checkout, os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path}
         subprocess.run([sys.executable, "-c", program], env=environment, check=True)
         (library,) = (FOLDER / "cache").rglob("executable.so")
         os.truncate(library, library.stat().st_size // 2)

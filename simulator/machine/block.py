@@ -12,7 +12,7 @@ import numpy as np
 from ..memory.clock import Clock
 from ..memory.memory import Access
 from ..memory.order import BlockOrder
-from ..memory.threads import Accessed, ParallelLoop, divide
+from ..memory.threads import WARP, Accessed, ParallelLoop, divide
 from ..memory.values import unwritten
 from ..report.errors import SimulationError
 
@@ -68,6 +68,12 @@ class Mask:
     def by_group(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """Each thread group on its own, with its threads as a mask."""
         return [((g,), self.on & (self.group_of == g)) for g in self.overlapping]
+
+    @property
+    def warps(self) -> list[Mask]:
+        """The active threads of each warp that has any."""
+        numbers = np.arange(len(self.on)) // WARP
+        return [self.where(numbers == n) for n in np.unique(numbers[self.on])]
 
     @property
     def full(self) -> bool:
@@ -240,6 +246,10 @@ class Block:
         beside = "" if self.launch.stream.name is None else f" of {self.launch.stream}"
         return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
 
+    def name_of(self, barrier: MBarrier) -> tuple:
+        """Return a name of an mbarrier that is the same in all schedules."""
+        return self.rank, self.launch.enqueue_index, self.launch.title, self.number, barrier.number
+
     def access(
         self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int = 0,
         copies: bool = False, accessed: Callable[[], Accessed] | None = None,
@@ -323,6 +333,10 @@ class Block:
                 if not read:
                     self.order.complete_bulk(store.thread_groups, store.time)
                     self.stores.remove(store)
+
+    def has_bulk_stores(self, thread_groups: tuple[int, ...]) -> bool:
+        """Return whether a bulk store of the block may be in flight."""
+        return bool(self.stores)
 
     def complete_stores(self, thread_groups: tuple[int, ...]) -> None:
         """Execute the placeholder of ``order_releases``: commit all, wait for all."""

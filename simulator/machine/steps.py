@@ -50,6 +50,10 @@ class Waiting:
     """Whether the condition was true and will not become true again."""
     targets: Callable[[], list[WaitTarget]] = list
     """Flags or barriers of the condition."""
+    word: tuple[Any, tuple] | None = None
+    """Tensor and index of the only word on which the condition depends."""
+    holds: Callable[[Any], bool] = lambda value: True
+    """Whether the condition is true for a value of the word, or a phase of the barrier."""
 
 
 def go(step: Step, frame: Frame) -> Iterator[Any]:
@@ -63,6 +67,13 @@ def go(step: Step, frame: Frame) -> Iterator[Any]:
 def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
     """Interleave steps of different threads of a block until all have finished."""
     running = [(go(step, frame), frame) for step, frame in parts]
+    ended = outer.block.machine.fork(running)
+    if ended is not None:
+        yield ended
+        for _, frame in running:
+            if frame.broken is not None:
+                outer.broken = _union(outer.broken, frame.broken)
+        return
     blocked: dict[int, Waiting] = {}
     while running:
         for number, (generator, frame) in enumerate(running):

@@ -122,11 +122,11 @@ def replied(whom):
     @T.prim_func
     def replied(X: T.Tensor((B, N), "float32"), S: W.Symmetric((B, N), "float32")):
         with T.Kernel(1, threads=32) as _:
-            asked = W.alloc_symmetric((B, N), "float32")
+            requested = W.alloc_symmetric((B, N), "float32")
             tile = T.alloc_shared((B, N), "float32")
             T.copy(X, tile)
-            T.copy(tile, asked[(W.rank() + 3) % 4, 0, 0])
-            T.copy(asked[W.rank(), 0, 0], tile)
+            T.copy(tile, requested[(W.rank() + 3) % 4, 0, 0])
+            T.copy(requested[W.rank(), 0, 0], tile)
             T.copy(tile, S[(W.rank() + whom) % 4, 0, 0])
 
     return replied
