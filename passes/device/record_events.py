@@ -176,6 +176,12 @@ class _Recording:
                 return flatten([*body.seq[:-1], self._append(body.seq[-1])])
         return flatten([body, self._point("end", self._leader)])
 
+    def _first_line(self) -> str:
+        """Return the first line of the program that has a builtin; "" if there is none."""
+        numbers = (mark_of(call) for stmt in self._reached for call in calls_of(stmt))
+        lines = (self._calls[mark.number].line for mark in numbers if mark is not None)
+        return next((line for line in lines if line), "")
+
     @property
     def _leader(self) -> tirx.PrimExpr | None:
         """Condition for the first of the main threads, which records the begin and the end."""
@@ -297,7 +303,7 @@ class _Recording:
         for call in calls_of(stmt):
             spec = builtin_of(call)
             if spec.op_name == RECORD.op_name:
-                begin = tirx.IntImm("int32", self._number("begin"))
+                begin = tirx.IntImm("int32", self._number("begin", loc=self._first_line()))
                 begin = tirx.Call(call.dtype, call.op, [begin, *call.args[1:]], call.annotations)
                 return _if(self._leader, tirx.Evaluate(begin))
             mark = mark_of(call)

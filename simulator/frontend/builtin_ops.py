@@ -10,7 +10,7 @@ from tvm import tirx
 
 from ...builtins.debug import delay
 from ...builtins.memory import st
-from ...builtins.record import record
+from ...builtins.record import globaltimer, record
 from ...builtins.spec import BUILTINS, Builtin, builtin_of, declaration_of
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.arrivals import has_reached, is_passed, story
@@ -401,11 +401,17 @@ def _nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
     return Step(lambda frame: None)
 
 
+def _events_so_far(c: Statements, call: tirx.Call, loc: str) -> Expr:
+    """Return the number of events of the schedule, which is the simulator's time."""
+    return Expr(lambda frame: np.int64(len(frame.block.machine.memory.events.what)))
+
+
 def register(c: Statements) -> None:
     """Register the builtins."""
     c.steps[declaration_of(st).op_name] = store
     c.steps[declaration_of(delay).op_name] = _nothing
     c.steps[declaration_of(record).op_name] = _nothing
+    c.calls[declaration_of(globaltimer).op_name] = _events_so_far
     for spec in BUILTINS.values():
         if spec.fetches or spec.combines:
             c.calls[spec.op_name] = _atomic(spec)
