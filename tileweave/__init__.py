@@ -94,7 +94,7 @@ _RENAMED = {"Steps": "PlanBuilder"}
 
 
 def __getattr__(name: str):
-    """Import the simulator, the recorder or the operators at the first use of one of their names."""
+    """Import the simulator, the recorder or the operators when one of their names is used."""
     if name in _RENAMED:
         message = f"tileweave.{name} is deprecated; use tileweave.{_RENAMED[name]}"
         _warn(message, DeprecationWarning, stacklevel=2)

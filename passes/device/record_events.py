@@ -368,8 +368,6 @@ def _load(flag: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.call_intrin(dtype, spec.op, flag, lanes, *qualifiers)
 
 
-
-
 def _integer(value: tirx.PrimExpr | None) -> tirx.PrimExpr | None:
     """Return ``value`` if a trace can show it: one integer."""
     if value is None:

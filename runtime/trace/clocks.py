@@ -62,7 +62,7 @@ class Reading:
 
     clock: RankClock
     base: torch.cuda.Event
-    base_ns: float
+    base_ns: int
 
 
 class Clocks:
@@ -89,14 +89,14 @@ class Clocks:
         if self._flags is not None:
             self._flags.free()
 
-    def _offset(self) -> tuple[float, float]:
+    def _offset(self) -> tuple[int, int]:
         """Return the offset from rank 0's clock and its error.
 
         Rank 0 exchanges signals with each rank on another GPU in turn. Ranks that share its GPU
         have its clock: their offset is 0.
         """
         group = self._session.group
-        offset = error = 0.0
+        offset = error = 0
         for peer in range(1, group.world_size):
             if group.gpus and group.gpus[peer] == group.gpus[0]:
                 continue
@@ -112,7 +112,7 @@ class Clocks:
                 offset, error = offset_of(_pairs(of_ranks[0]), _pairs(of_ranks[peer]))
         return offset, error
 
-    def _host(self) -> tuple[float, float, torch.cuda.Event, float]:
+    def _host(self) -> tuple[int, int, torch.cuda.Event, int]:
         """Return the offset of the host's clock from the GPU's and its error, and an event with its
         time."""
         best = None
@@ -123,7 +123,7 @@ class Clocks:
             now = self._times[0, 0].item()
             after = time.monotonic_ns()
             if best is None or after - before < 2 * best[1]:
-                best = (before + after) / 2 - now, (after - before) / 2
+                best = (before + after) // 2 - now, (after - before) // 2 + 1
         assert best is not None
         first, second = self._times.new_zeros(2), self._times.new_zeros(2)
         base = torch.cuda.Event(enable_timing=True)
@@ -131,12 +131,10 @@ class Clocks:
         base.record()
         self._read(second)
         low, high = first[0].item(), second[0].item()
-        return best[0], max(best[1], (high - low) / 2), base, (low + high) / 2
+        return best[0], max(best[1], (high - low) // 2 + 1), base, (low + high) // 2
 
 
-def offset_of(
-    zero: list[tuple[int, int]], peer: list[tuple[int, int]]
-) -> tuple[float, float]:
+def offset_of(zero: list[tuple[int, int]], peer: list[tuple[int, int]]) -> tuple[int, int]:
     """Return the offset of a peer's clock from rank 0's, and its error, in nanoseconds.
 
     As in NTP, the fastest exchange counts, and the error is half of the time that its two signals
@@ -153,15 +151,15 @@ def offset_of(
 
     best = min(range(len(zero)), key=on_the_way)
     (sent, received), (arrived, answered) = zero[best], peer[best]
-    offset = ((arrived - sent) + (answered - received)) / 2
-    return offset, max(on_the_way(best), 0) / 2
+    offset = ((arrived - sent) + (answered - received)) // 2
+    return offset, max(on_the_way(best), 0) // 2 + 1
 
 
 def combined(first: RankClock, second: RankClock) -> RankClock:
     """Return the clock between two readings: the mean, with an error that covers the drift."""
 
-    def between(a: float, b: float, error_a: float, error_b: float) -> tuple[float, float]:
-        return (a + b) / 2, max(error_a, error_b) + abs(a - b) / 2
+    def between(a: int, b: int, error_a: int, error_b: int) -> tuple[int, int]:
+        return (a + b) // 2, max(error_a, error_b) + (abs(a - b) + 1) // 2
 
     return RankClock(
         *between(first.offset, second.offset, first.error, second.error),

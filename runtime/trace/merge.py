@@ -1,7 +1,7 @@
 """Merging of what the ranks recorded on GPUs into one trace.
 
 Times are nanoseconds of the clock of a rank's own GPU until ``merge`` puts all ranks on the clock
-of rank 0.
+of rank 0. They are integers: a float of 64 bits holds nanoseconds since 1970 in steps of 256.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class TimedCall:
     address: int
     value: int | None
     nbytes: int
-    begin_ns: float
-    end_ns: float
+    begin_ns: int
+    end_ns: int
     host_ns: int
 
 
@@ -75,10 +75,10 @@ class RankClock:
         host_offset: of the clock of its host from that of its GPU.
     """
 
-    offset: float = 0.0
-    error: float = 0.0
-    host_offset: float = 0.0
-    host_error: float = 0.0
+    offset: int = 0
+    error: int = 0
+    host_offset: int = 0
+    host_error: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ def merge(records: Sequence[RankRecord], name: str) -> Trace:
 class _Merge:
     def __init__(self, records: Sequence[RankRecord], name: str) -> None:
         self._records = records
-        self._start = min((t for r in records for t in _times(r)), default=0.0)
+        self._start = min((t for r in records for t in _times(r)), default=0)
+        self._reached = 0.0
         clocks = [
             Clock(r.rank, *(ns / _NS for ns in (r.clock.offset, r.clock.error, r.clock.host_error)))
             for r in records
@@ -156,18 +157,15 @@ class _Merge:
             span.waits.sort(key=lambda w: w.start)
         trace.signals.sort(key=lambda s: s.time)
         trace.transfers.sort(key=lambda t: t.time)
-        trace.end = max(
-            [s.start if s.end is None else s.end for s in trace.spans]
-            + [w.end or w.start for s in trace.spans for w in s.waits]
-            + [p.end for p in trace.phases]
-            + [0.0]
-        )
+        trace.end = max([self._reached, *(s.time + s.duration for s in trace.signals)])
         trace.flows += self._flows()
         return trace
 
-    def us(self, record: RankRecord, ns: float) -> float:
+    def us(self, record: RankRecord, ns: int) -> float:
         """Return a time of a rank's GPU in microseconds of the trace."""
-        return (ns - record.clock.offset - self._start) / _NS
+        time = (ns - record.clock.offset - self._start) / _NS
+        self._reached = max(self._reached, time + _LEAST)
+        return time
 
     def add_wait(
         self, span: Span, wait: Wait, word: Word | None, relation: str, seen: int | None,
@@ -295,7 +293,7 @@ class _Blocks:
         return list(self._open.values())
 
     def _add(self, event: np.void, launch: TracedLaunch, entry: dict[str, Any]) -> None:
-        start, end = (self._merge.us(self._record, float(event[n])) for n in ("begin", "end"))
+        start, end = (self._merge.us(self._record, int(event[n])) for n in ("begin", "end"))
         end = max(end, start + _LEAST)
         span = self._span(event, launch, entry, start, end)
         kind, loc = entry["kind"], entry.get("loc", "")
@@ -381,11 +379,11 @@ class _Blocks:
         self._merge.add_signal(signal, word, known, change == "add")
 
 
-def _times(record: RankRecord) -> Iterator[float]:
+def _times(record: RankRecord) -> Iterator[int]:
     """Yield the times of a rank on the clock of rank 0, of which the first begins the trace."""
     offset = record.clock.offset
     if len(record.events):
-        yield float(record.events["begin"].min()) - offset
+        yield int(record.events["begin"].min()) - offset
     yield from (step.begin_ns - offset for step in record.steps)
     for item in (*record.launches, *record.steps):
         yield item.host_ns - record.clock.host_offset - offset

@@ -11,7 +11,7 @@ from tvm import tirx
 from ...builtins.debug import delay
 from ...builtins.memory import st
 from ...builtins.record import globaltimer, record
-from ...builtins.spec import BUILTINS, Builtin, builtin_of, declaration_of
+from ...builtins.spec import BUILTINS, RELATION_TEXT, Builtin, builtin_of, declaration_of
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier

@@ -25,7 +25,7 @@ REQUIRED = {
 }
 """Fields of an event by phase, of the trace-event format."""
 ARGS = {
-    "span": {"kernel", "launch", "stream", "block", "label", "loc", "ended", "failed_at"},
+    "span": {"kernel", "launch", "stream", "block", "label", "loc", "ended", "failed_at", "sm"},
     "wait": {"op", "flag", "tensor", "seen", "wanted", "loc", "text", "ended"},
     "signal": {"op", "flag", "tensor", "before", "after", "loc", "text"},
     "transfer": {"op", "tensor", "peer", "writes", "loc", "text"},
