@@ -21,12 +21,15 @@ from ..ir.memory_order import releases
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.walk import (
     TMA_STORES,
+    bound_in,
     calls_in,
+    children_of,
     flatten,
     line_of,
     op_name,
     rewrite_children,
     statements_of,
+    variables_in,
 )
 from ..tile.bind_runtime import BEGIN_LAUNCH
 from ..tile.number_builtins import NumberedCall, calls_of, mark_of
@@ -240,8 +243,8 @@ class _Recording:
         return flatten([*head, *stmts, _if(condition, call)])
 
     def _insert(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.SeqStmt):
-            return flatten(self._sequence(list(stmt.seq)))
+        if isinstance(stmt, tirx.SeqStmt) or _tma_store(stmt) is not None:
+            return flatten(self._sequence(statements_of(stmt)))
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == _SPECIALIZED:
             return rewrite_children(stmt, self._specialized)
         if isinstance(stmt, tirx.For) and stmt.loop_var.name in self._loops:
@@ -257,28 +260,29 @@ class _Recording:
             stmt = stmts.pop(0)
             peer = self._peer_of_store(stmt)
             if peer is None:
-                out.append(self._insert(stmt))
+                out.append(stmt if _tma_store(stmt) is not None else self._insert(stmt))
                 continue
             group = [stmt]
             while stmts and op_name(getattr(stmts[0], "value", None)) in _GROUP_ENDS:
                 group.append(stmts.pop(0))
             out.append(
                 self._around(
-                    group, stmt, "transfer", wanted=peer, op="T.copy", loc=line_of(stmt),
-                    tensor=_descriptor(stmt.value), writes=True,
+                    group, stmt, "transfer", wanted=peer, op="T.copy", loc=_line_in(stmt),
+                    tensor=_descriptor(_tma_store(stmt)), writes=True,
                 )
             )  # fmt: skip
         return out
 
     def _peer_of_store(self, stmt: tirx.Stmt) -> tirx.PrimExpr | None:
-        """Return the rank to which a TMA store of a symmetric tensor writes.
+        """Return the rank to which a TMA store of a symmetric tensor writes, or a loop of stores.
 
         The rank is the tensor's outermost axis, which is the last coordinate.
         """
-        call = getattr(stmt, "value", None)
-        if op_name(call) not in TMA_STORES or _descriptor(call) not in self._symmetric:
+        call = _tma_store(stmt)
+        if call is None or _descriptor(call) not in self._symmetric:
             return None
-        return call.args[-3]
+        peer = call.args[-3]
+        return None if bound_in(stmt) & {*variables_in(peer)} else peer
 
     def _specialized(self, stmt: tirx.Stmt) -> tirx.Stmt:
         """Insert the events of a warp-specialized part: producers first, then consumers."""
@@ -351,6 +355,19 @@ def _tensor(pointer: tirx.PrimExpr) -> str:
     if op_name(pointer) == "tirx.address_of":
         return pointer.args[0].buffer.data.name
     return ""
+
+
+def _tma_store(stmt: tirx.Stmt) -> tirx.Call | None:
+    """Return the TMA store that ``stmt`` is, or that it repeats in a loop; None for others."""
+    if isinstance(stmt, tirx.For):
+        return _tma_store(stmt.body)
+    call = stmt.value if isinstance(stmt, tirx.Evaluate) else None
+    return call if op_name(call) in TMA_STORES else None
+
+
+def _line_in(stmt: tirx.Stmt) -> str:
+    """Return the line of a statement, or else of one inside of it."""
+    return line_of(stmt) or next(filter(None, map(_line_in, children_of(stmt))), "")
 
 
 def _descriptor(call: tirx.Call) -> str:
