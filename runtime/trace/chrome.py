@@ -206,7 +206,8 @@ def from_json(text: str, source: str = "trace") -> Trace:
         is_ours = False
     if not is_ours:
         raise TileWeaveError(
-            f"{source}; expected a trace that `tileweave simulate --timeline X.json` wrote"
+            f"{source}; expected a trace that `tileweave simulate --timeline X.json` or tw.trace "
+            "wrote"
         )
     try:
         return _read(meta, content["traceEvents"])

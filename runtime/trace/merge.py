@@ -353,7 +353,7 @@ class _Blocks:
         flag = f"{tensor}{word.index if word else ''}"
         seen, value = int(event["seen"]), int(event["wanted"])
         wanted = f"{RELATION_TEXT[entry['relation']]} {value}"
-        text = f"{op}: value seen {seen}, value wanted {wanted}"
+        text = f"{op} {flag}: value seen {seen}, value wanted {wanted}"
         wait = Wait(start, end, op, flag, tensor, seen, wanted, loc, text)
         self._merge.add_wait(span, wait, word, entry["relation"], seen, value)
 

@@ -131,7 +131,10 @@ def words_of(session: Session, addresses: Iterable[int]) -> dict[int, Word]:
 
 
 def _timed(step: TracedStep, base: Reading) -> TimedCall:
-    begin, end = (base.base_ns + round(base.base.elapsed_time(e) * 1e6) for e in (step.begin, step.end))
+    begin, end = (
+        base.base_ns + round(base.base.elapsed_time(event) * 1e6)
+        for event in (step.begin, step.end)
+    )
     return TimedCall(
         step.kind, step.op, step.loc, step.stream, step.tensor, step.address, step.value,
         step.nbytes, begin, end, step.host_ns,

@@ -61,7 +61,7 @@ def test_a_drawing(run_file, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("{}", [], "expected a trace that `tileweave simulate --timeline X.json` wrote"),
+        ("{}", [], "expected a trace that `tileweave simulate --timeline X.json` or tw.trace"),
         (None, [], "No such file or directory; expected a readable file"),
         ("{}", ["--timeline", "a.pdf"], "trace: --timeline a.pdf; expected a name that ends in"),
     ],

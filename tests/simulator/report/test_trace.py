@@ -272,7 +272,7 @@ META = '{"format": "tileweave-trace", "version": 1, "unit": "steps", "fault": nu
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "expected a trace that `tileweave simulate --timeline X.json` wrote"),
+        ("{", "expected a trace that `tileweave simulate --timeline X.json` or tw.trace wrote"),
         ("[]", "expected a trace that"),
         ('{"traceEvents": []}', "expected a trace that"),
         (f'{{"otherData": {META.replace("1", "9")}}}', "expected a trace that"),
