@@ -13,8 +13,8 @@ from tilelang import tvm
 from tvm import IRModule, tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
+from ...builtins.debug import globaltimer
 from ...builtins.memory import ld
-from ...builtins.record import globaltimer
 from ...builtins.spec import ElementOf, Pointer, builtin_of, declaration_of
 from ..group.begin_trace import RECORD, record_call
 from ..ir.memory_order import releases

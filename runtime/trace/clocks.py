@@ -1,15 +1,13 @@
 """Offsets between the clocks of GPUs and hosts, measured with kernels."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 
 import tilelang.language as T
 import torch
 
+from ...builtins.debug import globaltimer
 from ...builtins.ranks import rank
-from ...builtins.record import globaltimer
 from ...builtins.signals import signal, wait_reached
 from ...builtins.symmetric import Symmetric
 from ..host.session import Session

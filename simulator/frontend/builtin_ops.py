@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...builtins.debug import delay
+from ...builtins.debug import delay, globaltimer, record
 from ...builtins.memory import st
-from ...builtins.record import globaltimer, record
 from ...builtins.spec import BUILTINS, RELATION_TEXT, Builtin, builtin_of, declaration_of
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.arrivals import has_reached, is_passed, story

@@ -23,7 +23,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add(
-        "program",
+        "trace",
         metavar="RUN.json|FILE[:NAME]",
         help="a recorded trace, which needs no GPU; or the T.prim_func or tw.plan to record, with "
         "generated inputs",
@@ -70,7 +70,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     """Print where the ranks spent their time and what held up the last one, or draw it."""
     write = None if options.timeline is None else writer(options.timeline, "trace: --timeline")
-    path = options.program
+    path = options.trace
     if not path.endswith(".json"):
         if not options.out.endswith(".json"):
             raise TileWeaveError(f"trace: --out {options.out}; expected a name that ends in .json")
@@ -93,6 +93,7 @@ def _record(options: argparse.Namespace) -> bool:
 
     if options.launches < 1:
         raise TileWeaveError(f"trace: --launches {options.launches}; expected 1 or more")
+    options.program = options.trace
     programs = load_programs(options, PLANS_AND_KERNELS)
     if len(programs) > 1:
         raise TileWeaveError(
