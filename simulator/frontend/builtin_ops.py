@@ -209,7 +209,7 @@ def _wait(spec: Builtin):
 
                 if not ready():
                     word.look(frame, tensor, index, thread_groups)
-                    yield Waiting(ready, text, passed, targets)
+                    yield Waiting(ready, text, passed, targets, tensor)
                 word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, want)
 

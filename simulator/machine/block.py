@@ -20,12 +20,21 @@ if TYPE_CHECKING:
     from .streams import Launch
 
 
-class Mask:
-    """Active threads of a block."""
+_MOST_MASKS = 4096
+"""Largest number of masks that blocks of a kernel share."""
 
-    def __init__(self, on: np.ndarray, group_of: np.ndarray) -> None:
+
+class Mask:
+    """Active threads of a block. All blocks of a kernel share their masks."""
+
+    def __init__(
+        self, on: np.ndarray, group_of: np.ndarray, shared: dict[bytes, Mask] | None = None
+    ) -> None:
         self.on, self.group_of = on, group_of
         self.count = int(np.count_nonzero(on))
+        self.conditions: dict[tuple, Any] = {}
+        """Values of conditions that depend on the thread only."""
+        self._shared = {} if shared is None else shared
 
     @cached_property
     def threads(self) -> np.ndarray:
@@ -81,7 +90,13 @@ class Mask:
         return ParallelLoop(extents, first, self.count)
 
     def where(self, condition: np.ndarray) -> Mask:
-        return Mask(self.on & condition, self.group_of)
+        on, shared = self.on & condition, self._shared
+        key = on.tobytes()
+        if key not in shared:
+            if len(shared) >= _MOST_MASKS:
+                shared.clear()
+            shared[key] = Mask(on, self.group_of, shared)
+        return shared[key]
 
 
 class Tile:

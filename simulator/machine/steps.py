@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ..memory.memory import Tensor
 from .block import Frame
 
 SPIN = "spin"
@@ -50,6 +51,17 @@ class Waiting:
     """Whether the condition was true and will not become true again."""
     targets: Callable[[], list[WaitTarget]] = list
     """Flags or barriers of the condition."""
+    tensor: Tensor | None = None
+    """Tensor whose values decide the condition; None: not only those of one tensor."""
+    checked: int = -1
+    """Version of the memory when the condition was last evaluated."""
+
+    def may_end(self, version: int) -> bool:
+        """Return whether the condition is true in this version of the memory."""
+        if self.tensor is not None and self.tensor.version <= self.checked:
+            return False
+        self.checked = version
+        return self.ready()
 
 
 def go(step: Step, frame: Frame) -> Iterator[Any]:

@@ -193,6 +193,8 @@ class Tensor:
         self._observed: dict[int, dict[int, dict[int, int]]] = {}
         """Time at which each agent first observed a value, by word and event of the store."""
         self.symmetric = False
+        self.version = 0
+        """Version of the memory after the last change of the tensor."""
 
     @property
     def flat(self) -> np.ndarray:
@@ -365,15 +367,13 @@ class Tensor:
             self.words[flat] = entries = [*entries[:at], entry, *entries[at:]]
             if len(entries) > _HISTORY:
                 self._observed.get(flat, {}).pop(entries.pop(0).event, None)
-        self.memory.version += 1
-        self.memory.on_write(self)
+        self._bump()
 
     def count(self, index: tuple, value: Any) -> None:
         """Change a word that a barrier uses. The barrier itself orders this change."""
         self.data[index] = value
         self.words.pop(int(np.ravel_multi_index(index, self.shape)), None)
-        self.memory.version += 1
-        self.memory.on_write(self)
+        self._bump()
 
     def note_wait(self, index: tuple, relation: str, want: Any) -> None:
         """Note that the last load of this word ended a wait for ``want`` by ``relation``."""
@@ -490,7 +490,11 @@ class Tensor:
                 event = int(self.writes.last.flat[flat])
                 self.changes[flat].append(Change(event, None, None, False))
                 del self.words[flat]
+        self._bump()
+
+    def _bump(self) -> None:
         self.memory.version += 1
+        self.version = self.memory.version
         self.memory.on_write(self)
 
 
