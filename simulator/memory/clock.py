@@ -61,9 +61,8 @@ class Clock(NamedTuple):
         return Clock(Base(times), {})
 
     def time(self, agent: int) -> int:
-        page = self.pages.get(agent // _PAGE)
-        at = self.base.times[agent]
-        return int(at if page is None else max(at, page[agent % _PAGE]))
+        page, at = self.pages.get(agent // _PAGE), self.base.times.item(agent)
+        return at if page is None else max(at, page.item(agent % _PAGE))
 
     def times(self, agents: np.ndarray) -> np.ndarray:
         """Return the last time of each of these agents."""
@@ -77,7 +76,7 @@ class Clock(NamedTuple):
 
     def covers(self, agents: Any, times: Any) -> Any:
         """Return whether these times happen before the point, for one agent or for an array."""
-        if not np.ndim(agents):
+        if not isinstance(agents, np.ndarray):
             return times <= self.time(int(agents))
         covered = times <= self.base.times[agents]
         if self.pages and not covered.all():
@@ -139,14 +138,17 @@ class View:
     def covers(self, agents: Any, times: Any) -> Any:
         """Return whether what these agents did at these times happens before the access, for one
         agent or for an array."""
-        if not np.ndim(agents):
-            agent, time = int(agents), int(times)
-            return agent in self.own or all(
-                agent == own or time <= clock.time(agent) for clock, own in self._distinct
-            )
+        if not isinstance(agents, np.ndarray):
+            return agents in self.own or self._covers(int(agents), int(times))
         covered: Any = True
         for clock, agent in self._distinct:
             covered = covered & (clock.covers(agents, times) | (agents == agent))
         for agent in self.own:
             covered = covered | (agents == agent)
         return covered
+
+    def _covers(self, agent: int, time: int) -> bool:
+        for clock, own in self._distinct:
+            if agent != own and time > clock.time(agent):
+                return False
+        return True

@@ -128,11 +128,14 @@ class Memory:
                     break
         return "\n".join(["last events of these blocks:", *reversed(lines)])
 
-    def compatible(self, event: np.ndarray, access: Access) -> np.ndarray:
+    def compatible(self, event: int | np.ndarray, access: Access) -> Any:
         """Return whether events and the access are atomic at scopes that include each other."""
-        other = self.events.agent[event]
-        rank, block, _ = self.layout.place(other)
         own_rank, own_block, _ = self.layout.place(access.agent)
+        if isinstance(event, int):
+            rank, block, _ = self.layout.place(self.events.agent.item(event))
+            needed = SYS if rank != own_rank else GPU if block != own_block else 1
+            return min(self.events.scope.item(event), access.scope) >= needed
+        rank, block, _ = self.layout.place(self.events.agent[event])
         needed = np.where(rank != own_rank, SYS, np.where(block != own_block, GPU, 1))
         return np.minimum(self.events.scope[event], access.scope) >= needed
 
@@ -162,7 +165,7 @@ class Memory:
         """Explain why two atomic accesses conflict."""
         if not (self.events.scope[event] and access.scope):
             return ""
-        if not self.compatible(np.asarray(event), access):
+        if not self.compatible(event, access):
             return "\nboth are atomic, but not at scopes that include each other"
         return (
             "\nboth are atomic, but what followed the load led to the store, and no release and "

@@ -71,8 +71,8 @@ class Layout:
 
     def place(self, agent: Any) -> tuple[Any, Any, Any]:
         """Return rank, block and number within the block of an agent. The host is rank -1."""
-        block, kind = np.divmod(np.asarray(agent) - 1, self.stride)
-        rank, block = np.divmod(block, self.blocks)
+        block, kind = divmod(agent - 1, self.stride)
+        rank, block = divmod(block, self.blocks)
         return rank, block, kind
 
 
