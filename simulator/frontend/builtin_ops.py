@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,8 @@ def _wait(spec: Builtin):
 
                 if not ready():
                     word.look(frame, tensor, index, thread_groups)
-                    yield Waiting(ready, text, passed, targets, tensor)
+                    history = partial(tensor.history, index)
+                    yield Waiting(ready, text, passed, targets, history)
                 word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, want)
 

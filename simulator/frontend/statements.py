@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -297,10 +298,7 @@ class Statements(Expressions):
             raise unsupported(f"thread binding {stmt.thread_binding.thread_tag} here", loc)
         slot = self.new_slot(stmt.loop_var)
         bounds = stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1)
-        first, extent, step = (
-            self.indices([e], "a loop", loc)
-            for e in bounds
-        )
+        first, extent, step = (self.indices([e], "a loop", loc) for e in bounds)
         if not any(self.compile(e, loc).varies for e in bounds):
             self.uniform.add(stmt.loop_var)
         self.sound.add(stmt.loop_var)
@@ -362,12 +360,13 @@ class Statements(Expressions):
                 raise unsupported("T.Parallel inside a T.Parallel with statements between", loc)
             frame.block.barrier_before(read)
             sizes = [int(extent(frame)[0]) for _, _, extent in loops]
+            frame.ranges = {}
             for axis, (slot, first, _) in enumerate(loops):
-                shape = [1] * len(sizes)
-                shape[axis] = sizes[axis]
-                steps = np.arange(sizes[axis], dtype=np.int32).reshape(shape)
-                frame.env[slot] = steps + int(first(frame)[0])
+                low = int(first(frame)[0])
+                values = _points(low, sizes[axis], axis, len(sizes))
+                frame.env[slot] = values
                 frame.block.by_thread[slot] = False
+                frame.ranges[id(values)] = axis, slice(low, low + sizes[axis])
             frame.space = tuple(sizes)
             frame.loop = frame.mask.loop(frame.space) if has_known_executors else None
             return 0 not in sizes
@@ -513,6 +512,14 @@ class Statements(Expressions):
 def line_of(span: Any) -> str:
     """Return ``file:line``, or an empty string if it is not known."""
     return f"{span.source_name.name}:{span.line}" if span is not None else ""
+
+
+@lru_cache
+def _points(first: int, count: int, axis: int, axes: int) -> np.ndarray:
+    """Return the values of a variable of T.Parallel, along its axis of the space."""
+    values = np.arange(count, dtype=np.int32) + first
+    values.flags.writeable = False
+    return values.reshape([count if a == axis else 1 for a in range(axes)])
 
 
 def _uses_fragments(stmt: tirx.Stmt) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,37 +63,46 @@ class Region(NamedTuple):
 
     def box(self, frame: Frame, shape: tuple, symmetric: bool) -> Box:
         """Return the elements inside a tensor or tile of this shape."""
-        starts = tuple([_uniform_start(s, self, frame) for s in self.starts(frame)])
-        extents = tuple(map(int, self.extents(frame)))
+        starts, extents = self.starts(frame), tuple(map(int, self.extents(frame)))
+        for start in starts:
+            if type(start) is not int:
+                starts = [_uniform_start(s, self, frame) for s in starts]
+                break
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
             raise out_of_bounds(frame, self.name, shape, starts, self.loc)
-        return _clipped(starts, extents, shape)
+        return _clipped(tuple(starts), extents, shape)
 
     def read(
-        self, frame: Frame, op: str, access: Access | None = None, divided: bool = False
-    ) -> tuple[np.ndarray, Any]:
+        self, frame: Frame, op: str, start: Callable[[], Access] | None = None,
+        divided: bool = False,
+    ) -> tuple[np.ndarray, Any]:  # fmt: skip
         """Return values, which are zero outside of the tensor, and poison.
 
         Args:
-            access: the access to record; None: one by all active threads.
+            start: starts the access to record, if the program writes the tensor; None: an access
+                by all active threads.
             divided: whether the threads divide the box as in T.Parallel.
         """
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.use(tile, frame.mask.overlapping)
             box = self.box(frame, tile.shape, False)
-            contents = _read_all(tile, frame, box.inside)
-            require_one_value(frame, tile, contents[1], self.loc)
+            values, bad = _read_all(tile, frame, box.inside)
+            if tile.parted:
+                require_one_value(frame, tile, bad, self.loc)
             dtype = tile.dtype
         else:
             tensor = self.ref.tensor(frame)
-            box = self.box(frame, tensor.shape, tensor.symmetric)
-            if access is None:
+            box, dtype = self.box(frame, tensor.shape, tensor.symmetric), tensor.dtype
+            if not tensor.written:
+                values, bad = tensor.contents(box.inside)
+            elif start is not None:
+                values, bad = tensor.read(box.inside, start())
+            else:
                 accessed = self._accessed(frame, tensor, box) if divided else None
                 thread_groups = frame.mask.overlapping
                 access = frame.block.access(thread_groups, op, self.loc, accessed=accessed)
-            contents, dtype = tensor.read(box.inside, access), tensor.dtype
-        values, bad = contents
+                values, bad = tensor.read(box.inside, access)
         if bad is not None and not bad.any():
             bad = None
         if self.view is not None:
@@ -281,9 +290,10 @@ def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str)
     """Compile a load that TileLang makes asynchronous, with a wait before the tile's first use."""
 
     def run(frame):
-        access = frame.block.load_access(frame.mask.overlapping, op, src.loc, None)
-        dst.write(frame, *src.read(frame, op, access), op)
-        frame.tile(dst.slot).loaded = access.time
+        block, groups = frame.block, frame.mask.overlapping
+        start = partial(block.load_access, groups, op, src.loc, None)
+        dst.write(frame, *src.read(frame, op, start), op)
+        frame.tile(dst.slot).loaded = block.order.last_load(0)
 
     return c.preempted(run, call)
 
@@ -298,7 +308,7 @@ def _async_load(
     def run(frame):
         block, full = frame.block, barrier(frame) if barrier is not None else None
         access = block.load_access(frame.mask.overlapping, op, src.loc, full)
-        values, poison = src.read(frame, op, access)
+        values, poison = src.read(frame, op, lambda: access)
         values = np.array(values)
         tile = frame.tile(dst.slot)
         tile.set_poison(dst.box(frame, tile.shape, False).inside, True)
@@ -335,9 +345,11 @@ def gemm(c: Statements, call: tirx.Call, loc: str) -> Step:
 
     def matrix(source, frame, transpose):
         values, poison = source.read(frame, "T.gemm")
-        shape = [n for n in values.shape if n != 1] if values.ndim > 2 else values.shape
-        values = values.reshape(shape).astype(wide)
-        poison = None if poison is None else poison.reshape(shape)
+        if values.ndim > 2:
+            shape = [n for n in values.shape if n != 1]
+            values = values.reshape(shape)
+            poison = None if poison is None else poison.reshape(shape)
+        values = values.astype(wide)
         return (values.T, None if poison is None else poison.T) if transpose else (values, poison)
 
     def run(frame):

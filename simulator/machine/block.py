@@ -294,7 +294,8 @@ class Block:
 
     def use(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
         """Note that these threads read a tile, after a wait for its loads."""
-        self.order.complete_loads(thread_groups, 0, tile.loaded)
+        if tile.loaded:
+            self.order.complete_loads(thread_groups, 0, tile.loaded)
         if tile.is_shared:
             threads = self.order.threads
             if tile.written == threads.barriers:
@@ -380,7 +381,7 @@ class Frame:
 
     __slots__ = (
         "active", "block", "broken", "cache", "env", "loop", "mask", "newest", "points", "polls",
-        "space",
+        "ranges", "space",
     )  # fmt: skip
 
     def __init__(self, block: Block, mask: Mask) -> None:
@@ -391,6 +392,8 @@ class Frame:
         """Mask of the active points of the space; None: all."""
         self.loop: ParallelLoop | None = None
         """Executors of the points of the space; None if they are not known."""
+        self.ranges: dict[int, tuple[int, slice]] = {}
+        """Axis of the space and values of its loop variable, by ``id`` of their array."""
         self.points: dict[Tile, Tile] = {}
         """Registers written in the T.Parallel, with a copy for each point."""
         self.broken: Mask | None = None
@@ -404,6 +407,7 @@ class Frame:
         frame = Frame(self.block, mask)
         frame.polls = self.polls
         frame.space, frame.active, frame.loop = self.space, self.active, self.loop
+        frame.ranges = self.ranges
         return frame
 
     def lanes(self) -> np.ndarray | None:

@@ -123,7 +123,7 @@ class Machine:
         version = self.memory.version
         if self._held and self._checked != version:
             self._checked = version
-            for coroutine in [c for c in self._held if c.waiting.may_end(version)]:
+            for coroutine in [c for c in self._held if c.waiting.may_end()]:
                 coroutine.waiting = None
                 self._held.remove(coroutine)
                 self._ready.append(coroutine)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..memory.memory import Tensor
 from .block import Frame
 
 SPIN = "spin"
@@ -51,16 +50,17 @@ class Waiting:
     """Whether the condition was true and will not become true again."""
     targets: Callable[[], list[WaitTarget]] = list
     """Flags or barriers of the condition."""
-    tensor: Tensor | None = None
-    """Tensor whose values decide the condition; None: not only those of one tensor."""
-    checked: int = -1
-    """Version of the memory when the condition was last evaluated."""
+    history: Callable[[], Any] = lambda: None
+    """Values of the word that decides the condition: another list after each change; or None."""
+    seen: Any = None
+    """History when the condition was last evaluated."""
 
-    def may_end(self, version: int) -> bool:
-        """Return whether the condition is true in this version of the memory."""
-        if self.tensor is not None and self.tensor.version <= self.checked:
+    def may_end(self) -> bool:
+        """Return whether the condition is true. Evaluate it only after a change of its word."""
+        history = self.history()
+        if history is not None and history is self.seen:
             return False
-        self.checked = version
+        self.seen = history
         return self.ready()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -278,7 +279,7 @@ class Await(ByStream):
 
         if not ready():
             flag.look(index, self._access(order, SYS))
-            yield Waiting(ready, text, targets=targets, tensor=flag)
+            yield Waiting(ready, text, targets=targets, history=partial(flag.history, index))
         entry = flag.load_word(index, self._access(order, SYS), newest=True, polls=True)
         order.acquire((0,), entry.sync, SYS)
         flag.note_wait(index, "reached", want)

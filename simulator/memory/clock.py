@@ -7,7 +7,6 @@ all its blocks and are stored in one base. Pages store what a block has observed
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,6 +62,12 @@ class Clock(NamedTuple):
     def time(self, agent: int) -> int:
         page, at = self.pages.get(agent // _PAGE), self.base.times.item(agent)
         return at if page is None else max(at, page.item(agent % _PAGE))
+
+    def range(self, first: int, count: int) -> list[int]:
+        """Return the last time of each of ``count`` consecutive agents."""
+        if self.pages:
+            return self.times(np.arange(first, first + count)).tolist()
+        return self.base.times[first : first + count].tolist()
 
     def times(self, agents: np.ndarray) -> np.ndarray:
         """Return the last time of each of these agents."""
@@ -125,15 +130,18 @@ class View:
 
     def __init__(self, parts: list[tuple[Clock, int]], own: tuple[int, ...]) -> None:
         self.parts, self.own = parts, own
+        self._clocks: list[tuple[Clock, int]] | None = None
 
-    @cached_property
+    @property
     def _distinct(self) -> list[tuple[Clock, int]]:
         """Distinct clocks, each with its agent, or -1 if several thread groups share the clock."""
-        distinct: dict[tuple[int, int], tuple[Clock, int]] = {}
-        for clock, agent in self.parts:
-            key = (id(clock.base), id(clock.pages))
-            distinct[key] = (clock, -1 if key in distinct else agent)
-        return list(distinct.values())
+        if self._clocks is None:
+            distinct: dict[tuple[int, int], tuple[Clock, int]] = {}
+            for clock, agent in self.parts:
+                key = (id(clock.base), id(clock.pages))
+                distinct[key] = (clock, -1 if key in distinct else agent)
+            self._clocks = list(distinct.values())
+        return self._clocks
 
     def covers(self, agents: Any, times: Any) -> Any:
         """Return whether what these agents did at these times happens before the access, for one

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from .order import GPU, SYS
+
 if TYPE_CHECKING:
     from .memory import Access, Memory
 
@@ -35,6 +37,31 @@ class RangeRecord(NamedTuple):
         return _inside(self.elements, region)
 
 
+class WordRecord:
+    """Further events of one element, which a later access must be ordered after.
+
+    Attributes:
+        events: number, in the order in which they were added, and event.
+        scope: no event has a narrower scope.
+        ranks: all events are of these ranks.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[tuple[int, int]] = []
+        self.scope, self.ranks = SYS, set[int]()
+
+    def add(self, number: int, event: int, memory: Memory) -> None:
+        self.events.append((number, event))
+        self.scope = min(self.scope, memory.events.scope.item(event))
+        self.ranks.add(memory.layout.place(memory.events.agent.item(event))[0])
+
+    def is_compatible(self, access: Access, memory: Memory) -> bool:
+        """Return whether the access and all events are atomic at scopes that include each other.
+        If this is False, they may still be."""
+        rank = memory.layout.place(access.agent)[0]
+        return min(self.scope, access.scope) >= (GPU if self.ranks == {rank} else SYS)
+
+
 class ShadowMemory:
     """Events by element of one tensor that a later access must be ordered after.
 
@@ -47,8 +74,8 @@ class ShadowMemory:
         self.memory, self.shape = memory, shape
         self._others = np.zeros((2, 0), np.int64)
         """Two rows: flat index of the element, and event."""
-        self._others_of: dict[int, list[tuple[int, int]]] = {}
-        """Further events since the last access of a region, by element: number and event."""
+        self._others_of: dict[int, WordRecord] = {}
+        """Further events since the last access of a region, by element."""
         self._count = 0
         self._records: list[RangeRecord] = []
         """Further events that have many elements."""
@@ -90,7 +117,12 @@ class ShadowMemory:
 
     def _unordered_at(self, element: int, access: Access) -> tuple[int, tuple] | None:
         """As ``unordered``, for one element."""
-        events = [self.last.item(element), *self._events_at(element)]
+        events = [self.last.item(element)]
+        if self._others.shape[1]:
+            events += self._others[1, self._others[0] == element].tolist()
+        record = self._others_of.get(element)
+        if record is not None and not record.is_compatible(access, self.memory):
+            events += [event for _, event in record.events]
         events += [record.event for record in self._records_at(element)]
         for event in events:
             if self._unordered(event, access) is not None:
@@ -130,7 +162,10 @@ class ShadowMemory:
         self._drop_at(element, access)
         if not self._before(previous, access):
             self._count += 1
-            self._others_of.setdefault(element, []).append((self._count, previous))
+            record = self._others_of.get(element)
+            if record is None:
+                record = self._others_of[element] = WordRecord()
+            record.add(self._count, previous, self.memory)
         self.last.flat[element] = event
 
     def clear(self, key: Any, access: Access) -> None:
@@ -177,13 +212,6 @@ class ShadowMemory:
             element = element * extent + int(part)
         return element
 
-    def _events_at(self, element: int) -> list[int]:
-        """Return the further events of one element, without those of many elements."""
-        events = [event for _, event in self._others_of.get(element, ())]
-        if self._others.shape[1]:
-            return self._others[1, self._others[0] == element].tolist() + events
-        return events
-
     def _records_at(self, element: int) -> list[RangeRecord]:
         """Return the records that have this element."""
         if not self._records:
@@ -193,14 +221,17 @@ class ShadowMemory:
 
     def _drop_at(self, element: int, access: Access | None) -> None:
         """Drop the further events of an element, only those ordered before ``access`` if given."""
-        others = self._others_of.get(element)
-        if others:
-            before: Any = np.ones(len(others), np.bool_)
+        record = self._others_of.get(element)
+        if record is not None:
+            kept = []
             if access is not None:
-                before = self._before(np.array([event for _, event in others]), access)
-            if before.any():
-                kept = [other for other, drop in zip(others, before, strict=True) if not drop]
-                self._others_of[element] = kept
+                before = self._before(np.array([event for _, event in record.events]), access)
+                pairs = zip(record.events, before.tolist(), strict=True)
+                kept = [event for event, drop in pairs if not drop]
+            if kept:
+                record.events = kept
+            else:
+                del self._others_of[element]
         if self._others.shape[1]:
             self._drop_others(np.array([element]), access)
         if self._records:
@@ -212,7 +243,7 @@ class ShadowMemory:
     def _join_others(self) -> None:
         """Move the further events of single elements to the others."""
         if self._others_of:
-            events = sorted((n, i, e) for i, others in self._others_of.items() for n, e in others)
+            events = sorted((n, i, e) for i, r in self._others_of.items() for n, e in r.events)
             moved = np.array([(i, e) for _, i, e in events], np.int64).reshape(-1, 2).T
             self._others = np.concatenate([self._others, moved], axis=1)
             self._others_of = {}
