@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,6 +218,7 @@ def _wait(spec: Builtin):
                     yield Waiting(
                         ready, text, passed, targets, word=(tensor, index),
                         holds=lambda seen, expected=expected: holds(tensor, seen, expected),
+                        history=partial(tensor.history, index),
                     )  # fmt: skip
                 word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, expected)
