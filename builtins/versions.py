@@ -6,7 +6,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
-SUPPORTED_TILELANG = ("0.1.15",)
+SUPPORTED_TILELANG = ("0.1.12", "0.1.13", "0.1.14", "0.1.15")
 SUPPORTED_TORCH = ((2, 11), (2, 13))
 """The oldest and the newest supported minor release."""
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from tilelang import tvm
-from tilelang.backend import module as tilelang_backends
-from tilelang.backend.pass_pipeline import PassPipeline
 from tilelang.cache.kernel_cache import KernelCache
 from tilelang.transform import PassConfigKey
 from tvm import IRModule, tirx
@@ -23,6 +20,7 @@ from ..passes.device.widen_atomics import SYSTEM_ATOMIC
 from ..passes.ir.hold import HOLD
 from ..passes.ir.walk import builtins_in, uses_tileweave
 from ..passes.tile.order_releases import COMPLETE
+from .backends import lower_of_cuda, replace_lower_of_cuda
 from .headers import include_headers, stamp
 from .lower import lowered_call
 from .reserved_names import rename_reserved
@@ -54,29 +52,27 @@ def _register_lowering(name: str, lowering: Callable[[tirx.Call], tirx.PrimExpr]
 
 
 def _wrap_pipeline() -> None:
-    stock = tilelang_backends._BACKENDS["cuda"]
-    stock_pipeline = stock.pipelines["cuda"]
-    if _is_wrapper(stock_pipeline._lower):
+    stock = lower_of_cuda()
+    if _is_wrapper(stock):
         return
 
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_uses_extension(f) for f in mod.functions.values()):
-            return stock_pipeline._lower(mod, target)
+            return stock(mod, target)
         symmetric = _symmetric_names(mod)
         mod = passes.run(passes.TARGET_PASSES, mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, every=True)
         tile, calls = passes.number_builtins(mod)
         with _without_shared_reuse(tile):
-            mod = stock_pipeline._lower(tile, target)
+            mod = stock(tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, every=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, every=True)
         mod = passes.run(passes.DEVICE_PASSES, mod)
         mod = passes.verify_builtins(mod, calls, tile)
         return include_headers(rename_reserved(mod))
 
-    pipelines = {**stock.pipelines, "cuda": PassPipeline(stock_pipeline.name, lower)}
-    tilelang_backends._BACKENDS["cuda"] = dataclasses.replace(stock, pipelines=pipelines)
+    replace_lower_of_cuda(lower)
 
 
 def _without_shared_reuse(mod: IRModule) -> contextlib.AbstractContextManager:

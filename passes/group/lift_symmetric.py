@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tilelang import tvm
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.errors import LanguageError
+from ...builtins.spans import get_stmt_span, set_stmt_span
 from ...builtins.symmetric import WORLD_SIZE, heap_stride, is_scratch, itemsize, packed_strides
 from ..ir.implicit import Implicit, with_implicit
 from ..ir.walk import format_expr, location

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.errors import LanguageError
 from ...builtins.ranks import WORLD_SIZE
+from ...builtins.spans import get_stmt_span, set_stmt_span
 from ...builtins.symmetric import is_symmetric, itemsize
 from ..ir.implicit import implicit_of
 from ..ir.walk import location, op_name, uses_tileweave

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 
 from tilelang import tvm
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit, substitute
 
 from ...builtins.errors import LanguageError, TileWeaveError
+from ...builtins.spans import get_stmt_span, set_stmt_span
 from ...builtins.symmetric import WORLD_SIZE, is_symmetric
 from ..ir.sizes import LARGEST, set_sizes
 from ..sync.infer.infer_sync import is_explicit

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 
 from ...builtins.memory import fence_proxy_async
+from ...builtins.spans import get_stmt_span
 from ...builtins.spec import declaration_of
 from ..pipeline import DEVICE_PASSES, SYNC_PASSES, Pass
 from ..tile.order_releases import is_placeholder

@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable, Iterable
 
 from tilelang import tvm
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.ranks import RANK
+from ...builtins.spans import get_stmt_span, set_stmt_span
 from ...builtins.spec import builtin_of
 
 TMA_LOADS = frozenset(

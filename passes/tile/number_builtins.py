@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import IRModule, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from ...builtins.spans import get_stmt_span, set_stmt_span
 from ...builtins.spec import builtin_of
 from ..ir.origin import name_of
 from ..ir.thread_sets import Block, ThreadSet, follow_threads

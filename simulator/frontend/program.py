@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from tilelang import tvm
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
@@ -17,6 +16,7 @@ from ... import passes
 from ...builtins.errors import TileWeaveError
 from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK
+from ...builtins.spans import get_stmt_span
 from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors

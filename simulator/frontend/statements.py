@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit
 
+from ...builtins.spans import get_stmt_span
 from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import SPIN, Step, go, leave, sequence, together

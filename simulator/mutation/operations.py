@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from ...builtins.spans import get_stmt_span
 from ...builtins.spec import Builtin, Pointer, builtin_of
 from ...passes.ir.accesses import READS, WRITES, touches_in
 from ...passes.ir.implicit import implicit_of
