@@ -52,9 +52,12 @@ def _register_lowering(name: str, lowering: Callable[[tirx.Call], tirx.PrimExpr]
 
 
 def _wrap_pipeline() -> None:
-    stock = lower_of_cuda()
-    if _is_wrapper(stock):
+    registered = lower_of_cuda()
+    if _is_wrapper(registered):
         return
+
+    def stock(mod: IRModule, target: Target) -> IRModule:
+        return registered(_map_functions(passes.restore_loops, mod), target)
 
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_uses_extension(f) for f in mod.functions.values()):
@@ -73,6 +76,13 @@ def _wrap_pipeline() -> None:
         return include_headers(rename_reserved(mod))
 
     replace_lower_of_cuda(lower)
+
+
+def _map_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc], mod: IRModule) -> IRModule:
+    functions = {
+        n: change(f) if isinstance(f, tirx.PrimFunc) else f for n, f in mod.functions.items()
+    }
+    return IRModule(functions, attrs=mod.attrs)
 
 
 def _without_shared_reuse(mod: IRModule) -> contextlib.AbstractContextManager:

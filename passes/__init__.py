@@ -1,6 +1,7 @@
 """IR-to-IR passes that order memory accesses between ranks. Each file contains one pass."""
 
 from .device.verify_builtins import verify_builtins
+from .group.index_threads import restore_loops
 from .group.specialize_group import heap_tensors
 from .group.specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
 from .pipeline import (
@@ -42,6 +43,7 @@ __all__ = [
     "is_chosen",
     "needs_sizes",
     "number_builtins",
+    "restore_loops",
     "run",
     "run_group",
     "specialize_sizes",

@@ -23,7 +23,13 @@ from .device import (
     wait_once,
     widen_atomics,
 )
-from .group import drop_unordered, insert_delays, lift_symmetric, specialize_group
+from .group import (
+    drop_unordered,
+    index_threads,
+    insert_delays,
+    lift_symmetric,
+    specialize_group,
+)
 from .ir.walk import uses_tileweave
 from .sync.infer import infer_sync
 from .sync.verify import verify_sync
@@ -67,8 +73,12 @@ class Pass:
 
 PREPARE_PASSES = (
     Pass(
+        index_threads.index_threads,
+        "first: all other passes and the simulator see one form of thread indices",
+    ),
+    Pass(
         lift_symmetric.lift_symmetric,
-        "first: its tensors are specialized like those of the program",
+        "before specialize_group: its tensors are specialized like those of the program",
     ),
     Pass(
         specialize_group.specialize_group,
@@ -103,7 +113,11 @@ SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p not in VERIFY_PASSES)
 ``VERIFY_PASSES``, too."""
 
 TARGET_PASSES = (
-    Pass(require_arch.require_arch, "first: its errors name lines of the unchanged program"),
+    Pass(
+        index_threads.index_threads,
+        "first: a program that is not compiled for a group still has loops over threads",
+    ),
+    Pass(require_arch.require_arch, "early: its errors name lines of the unchanged program"),
     Pass(fold_axes.fold_axes, "before predicate_loads, whose indices it cannot fold"),
     Pass(
         predicate_loads.predicate_loads,

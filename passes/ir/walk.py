@@ -43,7 +43,12 @@ def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     Return ``stmt`` itself if no statement changes.
     """
     new = _rebuild(stmt, f)
-    if new is not stmt and (span := get_stmt_span(stmt)) is not None:
+    return new if new is stmt else with_span_of(new, stmt)
+
+
+def with_span_of(new: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
+    """Return ``new`` with the source line of ``stmt``, which it replaces."""
+    if (span := get_stmt_span(stmt)) is not None:
         set_stmt_span(new, span)
     return new
 
