@@ -215,11 +215,13 @@ def run_group(
     return IRModule(functions, attrs=mod.attrs)
 
 
-def run(passes: Iterable[Pass], mod: IRModule, *arguments: Any, every: bool = False) -> IRModule:
-    """Run ``passes`` on the functions of ``mod`` that use a builtin, or on ``every`` function."""
+def run(
+    passes: Iterable[Pass], mod: IRModule, *arguments: Any, all_functions: bool = False
+) -> IRModule:
+    """Run ``passes`` on the functions of ``mod`` that use a builtin, or on all functions."""
     functions = {}
     for name, func in mod.functions.items():
-        if isinstance(func, tirx.PrimFunc) and (every or uses_tileweave(func)):
+        if isinstance(func, tirx.PrimFunc) and (all_functions or uses_tileweave(func)):
             for p in passes:
                 func = p.run(func, *arguments)
         functions[name] = func

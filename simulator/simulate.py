@@ -231,11 +231,11 @@ class Case:
         machine.named |= machine.tensors
         for kernel, implicit in self.executable.implicit.items():
             inferred = any(not h.scratch for _, h in implicit)
-            made = [
+            implicit_tensors = [
                 (name, h.name, self._implicit_tensors(h, machine, inferred)) for name, h in implicit
             ]
-            machine.implicit[kernel] = {own: tensors for _, own, tensors in made}
-            machine.named |= {name: tensors for name, _, tensors in made}
+            machine.implicit[kernel] = {own: tensors for _, own, tensors in implicit_tensors}
+            machine.named |= {name: tensors for name, _, tensors in implicit_tensors}
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
         return machine

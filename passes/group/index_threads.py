@@ -102,4 +102,4 @@ def _annotated(stmt: tirx.Stmt, extents: list | None) -> tirx.Stmt:
         block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
         block.alloc_buffers, block.match_buffers, annotations,
     )  # fmt: skip
-    return with_span_of(tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block), stmt)
+    return with_span_of(stmt, tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block))

@@ -98,8 +98,8 @@ def _first(leaves: Iterable[Leaf], effect: Callable[[tirx.Call], bool]) -> Leaf 
 
 def _by_flag(tile_leaves: dict, leaf: Leaf) -> Leaf | None:
     """Return the operation on the same flag; used if TileLang has lost the line."""
-    same = [tile_leaf for (_, flag), tile_leaf in tile_leaves.items() if flag == _flag(leaf)]
-    return same[0] if same else None
+    matches = [tile_leaf for (_, flag), tile_leaf in tile_leaves.items() if flag == _flag(leaf)]
+    return matches[0] if matches else None
 
 
 def _added(kind: str, served: Leaf, step: Pass, times: int | None) -> Added:

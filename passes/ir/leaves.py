@@ -48,8 +48,8 @@ def leaves_of(body: tirx.Stmt) -> list[Leaf]:
             return stmt
         if isinstance(stmt, (tirx.IfThenElse, tirx.While)) and builtins_in(stmt.condition):
             leaves.append(Leaf(stmt, stmt.condition, times))
-        inside = times if times is None else _times(stmt, times)
-        return rewrite_children(stmt, lambda s: walk(s, inside))
+        inner_times = times if times is None else _times(stmt, times)
+        return rewrite_children(stmt, lambda s: walk(s, inner_times))
 
     walk(body, 1)
     return leaves

@@ -31,10 +31,10 @@ class Place(NamedTuple):
 
 
 class DriverCall(NamedTuple):
-    """Call of the driver function ``name`` in the stream ``on``, which ``args`` include."""
+    """Call of the driver function ``name`` in ``stream``, which ``args`` include."""
 
     name: str
-    on: int
+    stream: int
     args: tuple[int | Place, ...]
 
     def arguments(self, addresses: Sequence[int]) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ class DriverCall(NamedTuple):
 
     def action(self) -> Action:
         """Return the function that enqueues it."""
-        call, args = function(self.name, self.on), self.args
+        call, args = function(self.name, self.stream), self.args
         places = [(i, *a) for i, a in enumerate(args) if isinstance(a, Place)]
         if not places:
             return lambda tensors, addresses: call(*args)
@@ -64,13 +64,13 @@ class StreamMemOps(NamedTuple):
         words: (operation, address, value) of each word.
     """
 
-    on: int
+    stream: int
     words: tuple[tuple[int, int | Place, int], ...]
     name = "cuStreamBatchMemOp"
 
     def arguments(self, addresses: Sequence[int]) -> tuple[int, int, list[Any], int]:
         """Return the arguments of a call whose tensors are at ``addresses``."""
-        return self.on, len(self.words), [self._parameters(w, addresses) for w in self.words], 0
+        return self.stream, len(self.words), [self._parameters(w, addresses) for w in self.words], 0
 
     def _parameters(self, word: tuple[int, int | Place, int], addresses: Sequence[int]) -> Any:
         kind, place, value = word
@@ -83,14 +83,14 @@ class StreamMemOps(NamedTuple):
 
     def action(self) -> Action:
         """Return the function that enqueues it."""
-        call = function(self.name, self.on)
+        call = function(self.name, self.stream)
         return lambda tensors, addresses: call(*self.arguments(addresses))
 
 
 class RowsCopy(NamedTuple):
     """Copy of rows that are not contiguous with each other; ``rows`` in bytes."""
 
-    on: int
+    stream: int
     dst: int | Place
     src: int | Place
     rows: Rows
@@ -104,18 +104,18 @@ class RowsCopy(NamedTuple):
         copy.dstDevice, copy.dstPitch = _address(self.dst, addresses), self.rows.dst_pitch
         copy.srcDevice, copy.srcPitch = _address(self.src, addresses), self.rows.src_pitch
         copy.WidthInBytes, copy.Height = self.rows.width, self.rows.count
-        return copy, self.on
+        return copy, self.stream
 
     def action(self) -> Action:
         """Return the function that enqueues it."""
-        call = function(self.name, self.on)
+        call = function(self.name, self.stream)
         return lambda tensors, addresses: call(*self.arguments(addresses))
 
 
 class KernelLaunch(NamedTuple):
     """Launch of a kernel on ``args``, including the implicit ones: numbers, tensors, and places."""
 
-    on: torch.cuda.Stream
+    stream: torch.cuda.Stream
     caller: torch.cuda.Stream
     kernel: Kernel
     args: tuple[Any, ...]
@@ -132,13 +132,13 @@ class KernelLaunch(NamedTuple):
             launch(*concrete)
 
         def in_own_stream(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            torch.cuda.set_stream(self.on)
+            torch.cuda.set_stream(self.stream)
             try:
                 in_callers_stream(tensors, addresses)
             finally:
                 torch.cuda.set_stream(self.caller)
 
-        return in_callers_stream if self.on is self.caller else in_own_stream
+        return in_callers_stream if self.stream is self.caller else in_own_stream
 
 
 Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch
@@ -182,8 +182,8 @@ class Operations:
                 case Copy():
                     operations.append(self._copy(step, step.rows))
                 case CopyValue():
-                    words = math.prod(step.dst.extent)
-                    operations.append(self._copy(step, Rows(1, words, words, words)))
+                    count = math.prod(step.dst.extent)
+                    operations.append(self._copy(step, Rows(1, count, count, count)))
                 case WriteValue():
                     operations.append(self._word(_WRITE, step, step.dst))
                 case WaitValue():
@@ -196,13 +196,13 @@ class Operations:
         return list(_batched(operations))
 
     def _copy(self, step: Copy | CopyValue, rows: Rows) -> Operation:
-        on = self._handle(step.stream)
+        stream = self._handle(step.stream)
         dst, src = self._place(step.dst), self._place(step.src)
         size = self._tensors[step.dst.parameter.name].itemsize
         if rows.count == 1:
-            return DriverCall("cuMemcpyDtoDAsync", on, (dst, src, rows.width * size, on))
+            return DriverCall("cuMemcpyDtoDAsync", stream, (dst, src, rows.width * size, stream))
         rows = Rows(rows.count, rows.width * size, rows.dst_pitch * size, rows.src_pitch * size)
-        return RowsCopy(on, dst, src, rows)
+        return RowsCopy(stream, dst, src, rows)
 
     def _word(self, kind: int, step: WriteValue | WaitValue, word: Region) -> StreamMemOps:
         value = step.value & 0xFFFFFFFF
@@ -210,13 +210,13 @@ class Operations:
 
     def _wait(self, step: WaitStream) -> list[Operation]:
         """Return a wait for an event; all waits for the same point of a stream share the event."""
-        on, other, operations = self._handle(step.stream), self._handle(step.other), []
+        stream, other, operations = self._handle(step.stream), self._handle(step.other), []
         if step.other not in self._recorded:
             event = self._recorded[step.other] = self._event(self._events)
             self._events += 1
             operations.append(DriverCall("cuEventRecord", other, (event, other)))
         event = self._recorded[step.other]
-        return [*operations, DriverCall("cuStreamWaitEvent", on, (on, event, 0))]
+        return [*operations, DriverCall("cuStreamWaitEvent", stream, (stream, event, 0))]
 
     def _launch(self, step: Launch, kernel: Kernel) -> Operation:
         args = [
@@ -244,11 +244,11 @@ class Operations:
 
 def _batched(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Yield ``operations``, with consecutive word operations of one stream merged."""
-    for batch, each in groupby(operations, lambda o: isinstance(o, StreamMemOps) and o.on):
-        if batch is False:
-            yield from each
+    for stream, batch in groupby(operations, lambda o: isinstance(o, StreamMemOps) and o.stream):
+        if stream is False:
+            yield from batch
         else:
-            yield StreamMemOps(batch, tuple(word for o in each for word in o.words))
+            yield StreamMemOps(stream, tuple(word for o in batch for word in o.words))
 
 
 def _address(place: int | Place, addresses: Sequence[int]) -> int:

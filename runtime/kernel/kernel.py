@@ -126,9 +126,9 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     program = for_group(func, session)
     if uses_multicast(program.body):
         require_multicast(name)
-    what = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
+    label = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
     with names_kept(program):
-        kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
+        kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), label)
     warm(kernel, session)
     return Kernel(kernel, func, _memories(implicit_of(program), session), session)
 

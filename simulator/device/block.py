@@ -73,11 +73,11 @@ class Group:
         self.committed.append(self.open)
         self.open = 0
 
-    def wait(self, left: int) -> int:
-        """Wait until at most ``left`` groups are in flight; return the time that is complete."""
-        done = self.committed[: max(0, len(self.committed) - left)]
-        del self.committed[: len(done)]
-        return max(done, default=0)
+    def wait(self, max_pending: int) -> int:
+        """Wait until at most ``max_pending`` groups are in flight; return the complete time."""
+        completed = self.committed[: max(0, len(self.committed) - max_pending)]
+        del self.committed[: len(completed)]
+        return max(completed, default=0)
 
 
 class DeviceBlock(Block):

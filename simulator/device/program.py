@@ -53,14 +53,14 @@ class DeviceProgram(Program):
         self.name, self.world_size = str(tiles.attrs["global_symbol"]), world_size
         self.implicit = implicit_of(tiles)
         self.scalars, self.sizes, self.written = {}, {}, set()
-        below = lowered(func, world_size, arch)
+        device_code = lowered(func, world_size, arch)
         self.host = []
         self.compiler = c = DeviceStatements(world_size)
-        c.maps = below.descriptors
+        c.maps = device_code.descriptors
         for ops in OPERATIONS:
             ops.register(c)
         self._signature(tiles)
-        for kernel in below.kernels:
+        for kernel in device_code.kernels:
             self.host.append(self._device_kernel(change(kernel)))
         self.slots = len(c.slots)
         threads = max(k.threads_in_block for k in self.kernels)

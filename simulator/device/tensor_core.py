@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 from tvm import tirx
 
-from ..frontend.expressions import Expr
+from ..frontend.expressions import Expr, either
+from ..frontend.statements import nothing
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.threads import WARP
 from ..memory.values import convert, numpy_dtype
 from ..report.errors import SimulationError, unsupported
-from .barriers import nothing
 from .block import Group
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
 from .shared import Source
@@ -95,34 +95,29 @@ class Registers:
         tile.set_poison(key, poison)
 
 
-def _pointer(c: DeviceStatements, node: Any) -> tuple[Any, Any]:
-    """Return data pointer and first element of ``tvm_access_ptr`` to registers."""
-    return node.args[1], node.args[2]
-
-
 def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """Load 8 x 8 matrices of 16-bit elements; each lane passes the address of one row."""
     transposed, count = bool(int(call.args[0])), int(call.args[1])
     memory, address = shared_address(c, call.args[2], "ldmatrix", loc)
-    data, offset = _pointer(c, call.args[3])
+    data, offset = call.args[3].args[1:3]  # of tvm_access_ptr
     source = Source("ldmatrix", loc)
     dtype = c.made[c.tiles[data]][1]
     registers = Registers(c, data, offset, 4 * count // dtype.itemsize, "ldmatrix", loc)
 
     def run(frame):
         rows = _warps(frame, "ldmatrix", loc)
-        at = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
+        addresses = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
         groups = frame.mask.group_of[rows[:, : 8 * count]]
         values, bad = frame.block.shared[memory].load(
-            at.reshape(-1), 16, np.dtype(np.uint16), groups.reshape(-1), source
+            addresses.reshape(-1), 16, np.dtype(np.uint16), groups.reshape(-1), source
         )
         loaded = _fragments(values.reshape(len(rows), count, 8, 8), transposed)
         poison = None
         if bad is not None:
             poison = _fragments(bad.reshape(len(rows), count, 8, 8), transposed)
             poison = poison.reshape(*rows.shape, registers.count, -1).any(axis=-1)
-        words = np.ascontiguousarray(loaded).view(dtype)
-        registers.write(frame, rows, words, poison)
+        elements = np.ascontiguousarray(loaded).view(dtype)
+        registers.write(frame, rows, elements, poison)
 
     return Step(run)
 
@@ -147,9 +142,9 @@ def stmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame):
         rows = _warps(frame, "stmatrix", loc)
-        at = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
-        words = np.stack([of_threads(e.value(frame), frame) for e in exprs], axis=-1)
-        pairs = np.ascontiguousarray(words.astype(np.uint32)).view(np.uint16)
+        addresses = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
+        registers = np.stack([of_threads(e.value(frame), frame) for e in exprs], axis=-1)
+        pairs = np.ascontiguousarray(registers.astype(np.uint32)).view(np.uint16)
         matrices = _matrices(pairs.reshape(len(rows), 32, count, 2), transposed)
         poison = None
         if any(e.poison is not None for e in exprs):
@@ -160,7 +155,7 @@ def stmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
                 poison = _matrices(bad, transposed).reshape(-1, 8)
         groups = frame.mask.group_of[rows[:, : 8 * count]].reshape(-1)
         frame.block.shared[memory].store(
-            at.reshape(-1), matrices.reshape(-1, 8), poison, groups, source
+            addresses.reshape(-1), matrices.reshape(-1, 8), poison, groups, source
         )
 
     return Step(run)
@@ -222,9 +217,9 @@ def _product(
     return product[key], None if poison is None else np.broadcast_to(poison, product.shape)[key]
 
 
-def _either(one: Poison, other: Poison) -> Poison:
+def _either(a: Poison, b: Poison) -> Poison:
     """Return the union of two masks."""
-    return one if other is None else other if one is None else one | other
+    return a if b is None else b if a is None else a | b
 
 
 @dataclass
@@ -285,17 +280,17 @@ class SharedOperand:
         for threads, start in zip(rows, starts, strict=True):
             if (start != start[0]).any():
                 raise unsupported("a matrix descriptor that differs between threads", self._loc)
-            at = operand_addresses(
+            addresses = operand_addresses(
                 int(start[0]), *self._sizes, self._dtype.itemsize, self._k_major, matrix.row,
                 matrix.leading, matrix.stride,
             )  # fmt: skip
-            spans = at[..., None] + np.arange(self._dtype.itemsize)
+            spans = addresses[..., None] + np.arange(self._dtype.itemsize)
             g = int(frame.mask.group_of[threads[0]])
             agent, time = block.next_load(block.product_reads(g))
             block.products.setdefault(g, Group()).open = time
             shared.read_async(spans.reshape(-1), g, agent, time, source)
             values, bad = shared.values(spans, self._dtype)
-            masks.append(np.zeros(at.shape, np.bool_) if bad is None else bad.any(axis=-1))
+            masks.append(np.zeros(addresses.shape, np.bool_) if bad is None else bad.any(axis=-1))
             out.append(values[..., 0].astype(np.float32))
         poison = np.stack(masks)
         return np.stack(out), poison if poison.any() else None
@@ -377,14 +372,14 @@ def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def wait(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    left = int(call.args[0])
+    max_pending = int(call.args[0])
 
     def run(frame):
         block = frame.block
         rows = _warps(frame, "wgmma", loc, _WARPS)
         for threads in rows:
             g = int(frame.mask.group_of[threads[0]])
-            time = block.products.setdefault(g, Group()).wait(left)
+            time = block.products.setdefault(g, Group()).wait(max_pending)
             groups = tuple(np.unique(frame.mask.group_of[threads]).tolist())
             block.complete(groups, block.product_reads(g), time)
 
@@ -403,12 +398,7 @@ def pack_b16(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     def value(frame):
         return to_threads(half(low, frame) | half(high, frame) << np.uint32(16), frame)
 
-    def poison(frame):
-        masks = [e.poison(frame) for e in (low, high) if e.poison is not None]
-        masks = [m for m in masks if m is not None]
-        return np.logical_or.reduce(np.broadcast_arrays(*masks)) if masks else None
-
-    return Expr(value, poison)
+    return Expr(value, either(low.poison, high.poison))
 
 
 def register(c: DeviceStatements) -> None:

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ..memory.values import convert, is_float, numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, load_global, load_tile
 from .functions import BINARY, FUNCTIONS
 
@@ -32,13 +32,13 @@ class Expr(NamedTuple):
 
 def either(*poisons: Value | None) -> Value | None:
     """Return the union of these poison masks."""
-    some = [p for p in poisons if p is not None]
-    if len(some) < 2:
-        return some[0] if some else None
+    masks = [p for p in poisons if p is not None]
+    if len(masks) < 2:
+        return masks[0] if masks else None
 
     def poison(frame):
         union = None
-        for p in some:
+        for p in masks:
             mask = p(frame)
             if mask is not None:
                 union = mask if union is None else np.logical_or(union, mask)
@@ -104,7 +104,7 @@ class Expressions:
         f, a, b = BINARY[kind], self.compile(expr.a, loc), self.compile(expr.b, loc)
         left, right = a.value, b.value
         if kind in _DIVISIONS and not is_float(numpy_dtype(expr.b.dtype)):
-            right = self._defined(expr.b, right, lambda by: by == 0, "a division by", loc)
+            right = self._defined(expr.b, right, lambda divisor: divisor == 0, "a division by", loc)
         return Expr(lambda frame: f(left(frame), right(frame)), either(a.poison, b.poison))
 
     def _defined(
@@ -267,37 +267,35 @@ class Expressions:
         If one of them has lanes, all have an axis for the lanes.
         """
         exprs = [self.compile(i, loc) for i in indices]
-        single = [not isinstance(i, (tirx.Ramp, tirx.Broadcast)) for i in indices]
-        some = range(len(exprs)) if not all(single) else ()
+        is_scalar = [not isinstance(i, (tirx.Ramp, tirx.Broadcast)) for i in indices]
+        checked = range(len(exprs)) if not all(is_scalar) else ()
         poison = either(*(e.poison for e in exprs))
 
         def values(frame):
             evaluated = [e.value(frame) for e in exprs]
-            for n in some:
-                if single[n] and isinstance(evaluated[n], np.ndarray):
+            for n in checked:
+                if is_scalar[n] and isinstance(evaluated[n], np.ndarray):
                     evaluated[n] = evaluated[n][..., None]
             if poison is not None and is_poisoned(poison(frame), frame):
-                raise SimulationError(
-                    "poison",
-                    f"an index of {name} is computed from uninitialized memory, by "
-                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
-                )
+                raise uninitialized(f"an index of {name} is computed from", frame.block, loc)
             return evaluated
 
         return values
 
     def require_type(self, buffer: tirx.Buffer, loc: str) -> None:
         """Refuse a view of a tile or tensor as another type."""
-        whole = self.declared.get(buffer.data)
-        dtype = self.made[self.tiles[buffer.data]][1] if whole is None else numpy_dtype(whole.dtype)
+        tensor = self.declared.get(buffer.data)
+        dtype = (
+            self.made[self.tiles[buffer.data]][1] if tensor is None else numpy_dtype(tensor.dtype)
+        )
         if numpy_dtype(buffer.dtype) != dtype:
             raise unsupported(f"{buffer.name}, a view of another type,", loc)
 
     def is_reshaped(self, buffer: tirx.Buffer) -> bool:
         """Return whether ``buffer`` may be a view of a tile or tensor of another shape."""
-        whole = self.declared.get(buffer.data)
-        if whole is not None:
-            return not structural_equal(buffer.shape, whole.shape)
+        tensor = self.declared.get(buffer.data)
+        if tensor is not None:
+            return not structural_equal(buffer.shape, tensor.shape)
         return tuple(int(n) for n in buffer.shape) != self.made[self.tiles[buffer.data]][0]
 
     def in_whole(self, buffer: tirx.Buffer, values: Value, loc: str) -> Value:
@@ -308,21 +306,23 @@ class Expressions:
         extents, name = self.indices(buffer.shape, buffer.name, loc), self.globals.get(buffer.data)
         tile_shape = () if name is not None else self.made[self.tiles[buffer.data]][0]
 
-        def moved(frame):
+        def converted(frame):
             shape = tile_shape if name is None else frame.block.tensors[name].shape
-            flat, inside = 0, True
+            flat, in_bounds = 0, True
             for index, extent in zip(values(frame), extents(frame), strict=True):
                 flat = flat * extent + index
-                inside = inside & (index >= 0) & (index < extent)
+                in_bounds = in_bounds & (index >= 0) & (index < extent)
             end = math.prod(shape)
-            flat = np.where(inside, flat, end) if np.ndim(inside) else flat if inside else end
+            flat = (
+                np.where(in_bounds, flat, end) if np.ndim(in_bounds) else flat if in_bounds else end
+            )
             out = []
             for extent in reversed(shape[1:]):
                 out.insert(0, flat % extent)
                 flat = flat // extent
             return [flat, *out]
 
-        return moved
+        return converted
 
     def _BufferLoad(self, load, loc: str) -> Expr:
         buffer = load.buffer
@@ -333,15 +333,15 @@ class Expressions:
             values = self.in_whole(buffer, values, loc)
 
             def value(frame):
-                found, frame.cache[node] = load_global(frame, ref, values(frame))
-                return found
+                loaded, frame.cache[node] = load_global(frame, ref, values(frame))
+                return loaded
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
             values = self.in_whole(buffer, values, loc)
 
             def value(frame):
-                found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), loc)
-                return found
+                loaded, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), loc)
+                return loaded
         else:
             raise unsupported(f"tensor {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return Expr(value, lambda frame: frame.cache.get(node))
@@ -377,7 +377,7 @@ class Expressions:
             if name in ("shift_left", "shift_right"):
                 bits = numpy_dtype(call.args[0].dtype).itemsize * 8
                 values[1] = self._defined(
-                    call.args[1], values[1], lambda by: (by < 0) | (by >= bits),
+                    call.args[1], values[1], lambda distance: (distance < 0) | (distance >= bits),
                     f"a shift of {bits} bits by", loc,
                 )  # fmt: skip
             return Expr(lambda frame: f(*(v(frame) for v in values)),
@@ -406,8 +406,8 @@ class narrowed:
 
 def _beside(condition: np.ndarray, *values: Any) -> np.ndarray:
     """Return a condition of threads in a shape that broadcasts with values that have lanes."""
-    most = max((np.ndim(value) for value in values), default=0)
-    return condition[..., None] if most > condition.ndim else condition
+    max_ndim = max((np.ndim(value) for value in values), default=0)
+    return condition[..., None] if max_ndim > condition.ndim else condition
 
 
 def _integer(value: Any, dtype: np.dtype) -> Any:
@@ -419,8 +419,8 @@ def _of_threads(value: Any, frame: Any, var: Any, loc: str) -> Any:
     if frame.mask.single is not None:
         return value[frame.mask.single][()]
     if frame.space is not None:
-        own = value[frame.mask.on]
-        if (own == own[0]).all():
-            return own[0]
+        active = value[frame.mask.on]
+        if (active == active[0]).all():
+            return active[0]
         raise unsupported(f"{var}, which differs between threads, in T.Parallel", loc)
     return value

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ... import passes
 from ...builtins.errors import TileWeaveError
@@ -21,6 +20,7 @@ from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
+from ...passes.ir.walk import builtins_in, line_of_span, nodes_in
 from ..machine.block import Block
 from ..machine.steps import Step
 from ..memory.threads import cut
@@ -38,7 +38,6 @@ from . import (
 )
 from .block_ops import BlockStatements
 from .expressions import Expr
-from .statements import line_of
 
 _HEAP_STRIDE = 1 << 40
 OPERATIONS = (
@@ -88,8 +87,8 @@ def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    judged = passes.is_chosen(func, "verify")
-    group = passes.GROUP_PASSES if judged else passes.SIMULATED_PASSES
+    is_verified = passes.is_chosen(func, "verify")
+    group = passes.GROUP_PASSES if is_verified else passes.SIMULATED_PASSES
     mod = passes.run_group(mod, world_size, _HEAP_STRIDE, group)
     mod = passes.run(passes.SYNC_PASSES, mod)
     (func,) = mod.functions.values()
@@ -138,8 +137,8 @@ class Program:
         """Set the thread groups of the blocks."""
         for kernel in self.kernels:
             kernel.group_of = group_of[: kernel.threads_in_block]
-            most = int(kernel.group_of.max()) + 1
-            kernel.thread_groups = [np.flatnonzero(kernel.group_of == i) for i in range(most)]
+            num_groups = int(kernel.group_of.max()) + 1
+            kernel.thread_groups = [np.flatnonzero(kernel.group_of == i) for i in range(num_groups)]
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -195,7 +194,7 @@ class Program:
         elif isinstance(stmt, tirx.SBlockRealize) and not _is_kernel_body(stmt):
             if len(stmt.block.alloc_buffers):
                 names = ", ".join(b.name for b in stmt.block.alloc_buffers)
-                loc = line_of(stmt.block.alloc_buffers[0].span) or self.name
+                loc = line_of_span(stmt.block.alloc_buffers[0].span) or self.name
                 raise unsupported(f"memory allocated outside a kernel: {names}", loc)
             self._split(stmt.block.body)
         elif isinstance(stmt, (tirx.For, tirx.SBlockRealize)):
@@ -248,14 +247,8 @@ class Program:
 
 def first_line(stmt: tirx.Stmt) -> str:
     """Return the first known line in a statement, because loops around kernels have none."""
-    lines: list[tuple[str, int]] = []
-
-    def visit(node):
-        span = get_stmt_span(node) if isinstance(node, tirx.Stmt) else None
-        if span is not None:
-            lines.append((span.source_name.name, span.line))
-
-    post_order_visit(stmt, visit)
+    spans = [get_stmt_span(inner) for inner in nodes_in(stmt, tirx.Stmt)]
+    lines = [(span.source_name.name, span.line) for span in spans if span is not None]
     return ":".join(map(str, min(lines))) if lines else ""
 
 
@@ -264,26 +257,15 @@ def _is_kernel_body(stmt: tirx.SBlockRealize) -> bool:
 
 
 def _threads(stmt: tirx.Stmt) -> tuple[int, int, int]:
-    threads: list[tuple] = []
-
-    def visit(node):
-        if isinstance(node, tirx.SBlock):
-            extents = dict(node.annotations.items()).get("tl.launch_threads")
-            if extents is not None:
-                threads.append(tuple(int(e) for e in extents))
-
-    post_order_visit(stmt, visit)
-    return threads[0] if threads else (128, 1, 1)
+    for block in nodes_in(stmt, tirx.SBlock):
+        extents = dict(block.annotations.items()).get("tl.launch_threads")
+        if extents is not None:
+            x, y, z = map(int, extents)
+            return x, y, z
+    return 128, 1, 1
 
 
 def _multicast(body: tirx.Stmt) -> set:
     """Return the data pointers of the tensors that multimem operations access."""
-    pointers = set()
-
-    def visit(node):
-        spec = builtin_of(node)
-        if spec is not None and spec.multicast:
-            pointers.add(node.args[0].args[0].buffer.data)
-
-    post_order_visit(body, visit)
-    return pointers
+    calls = [call for call in builtins_in(body) if builtin_of(call).multicast]
+    return {call.args[0].args[0].buffer.data for call in calls}

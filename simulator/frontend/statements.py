@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
-from ...builtins.spans import get_stmt_span
+from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
 from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import SPIN, Step, go, leave, sequence, together
 from ..memory.values import numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .expressions import Expressions, narrowed
 
@@ -52,7 +51,7 @@ class Statements(Expressions):
         self.thread_slots: set[tirx.Var] = set()
 
     def statement(self, stmt: tirx.Stmt, loc: str = "") -> Step:
-        loc = line_of(get_stmt_span(stmt)) or loc
+        loc = line_of(stmt) or loc
         handler = getattr(self, f"_on_{type(stmt).__name__}", None)
         if handler is None:
             raise unsupported(f"statement {type(stmt).__name__}", loc)
@@ -65,18 +64,11 @@ class Statements(Expressions):
 
     def is_shared_between_blocks(self, *nodes: Any) -> bool:
         """Return whether these nodes access global memory."""
-        found = False
-
-        def visit(node):
-            nonlocal found
-            found = found or (
-                isinstance(node, tirx.BufferLoad | tirx.BufferStore)
-                and (node.buffer.data in self.globals or node.buffer.data in self.multicasts)
-            )
-
-        for node in nodes:
-            post_order_visit(node, visit)
-        return found
+        return any(
+            access.buffer.data in self.globals or access.buffer.data in self.multicasts
+            for node in nodes
+            for access in nodes_in(node, tirx.BufferLoad, tirx.BufferStore)
+        )
 
     def preempted(self, run: Callable[[Frame], Any], *nodes: Any) -> Step:
         """Return a step before which other blocks may run, if these nodes access global memory."""
@@ -121,8 +113,8 @@ class Statements(Expressions):
         steps: list[Step] = []
         cases: list[tuple[Any, Step]] = []
         for stmt in stmts:
-            alone = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
-            condition = stmt.condition if alone and self._is_of_threads(stmt.condition) else None
+            one_case = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+            condition = stmt.condition if one_case and self._is_of_threads(stmt.condition) else None
             if condition is None:
                 steps += _cases(cases)
                 cases = []
@@ -135,16 +127,8 @@ class Statements(Expressions):
 
     def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
         """Return whether a condition depends on the thread only."""
-        is_thread: list[bool] = []
-
-        def visit(node):
-            if isinstance(node, tirx.Var):
-                is_thread.append(node in self.thread_slots)
-            elif isinstance(node, tirx.BufferLoad | tirx.Call):
-                is_thread.append(False)
-
-        post_order_visit(expr, visit)
-        return bool(is_thread) and all(is_thread)
+        inputs = nodes_in(expr, tirx.Var, tirx.BufferLoad, tirx.Call)
+        return bool(inputs) and all(node in self.thread_slots for node in inputs)
 
     def _on_Evaluate(self, stmt, loc: str) -> Step:
         call = stmt.value
@@ -178,15 +162,10 @@ class Statements(Expressions):
         return self.preempted(run, stmt.value)
 
     def _mentions_later(self, expr) -> bool:
-        later = False
-
-        def visit(node):
-            nonlocal later
-            if isinstance(node, tirx.Var) and str(node.dtype) != "handle":
-                later = later or (node not in self.slots and node not in self.pending)
-
-        post_order_visit(expr, visit)
-        return later
+        return any(
+            str(v.dtype) != "handle" and v not in self.slots and v not in self.pending
+            for v in variables_in(expr)
+        )
 
     def _bind_thread(self, var: tirx.Var, axis: int) -> Step:
         slot = self.new_slot(var)
@@ -210,30 +189,24 @@ class Statements(Expressions):
 
             def run(frame):
                 frame.block.barrier_before(read)
-                at, stored = index(frame), value(frame)
-                store_global(frame, ref, at, stored, poison(frame))
+                indices, stored = index(frame), value(frame)
+                store_global(frame, ref, indices, stored, poison(frame))
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
             index = self.in_whole(buffer, index, loc)
 
             def run(frame):
-                at, stored = index(frame), value(frame)
-                store_tile(frame, frame.tile(slot), at, stored, poison(frame), loc)
+                indices, stored = index(frame), value(frame)
+                store_tile(frame, frame.tile(slot), indices, stored, poison(frame), loc)
         else:
             raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return self.preempted(run, stmt)
 
     def _shared_tiles(self, node: Any) -> list[int]:
         """Return the tiles in shared memory that a node reads."""
-        slots: dict[int, None] = {}
-
-        def visit(part):
-            if isinstance(part, tirx.BufferLoad) and part.buffer.scope().startswith("shared"):
-                slot = self.tiles.get(part.buffer.data)
-                slots.update({} if slot is None else {slot: None})
-
-        post_order_visit(node, visit)
-        return list(slots)
+        loaded = [load.buffer for load in nodes_in(node, tirx.BufferLoad)]
+        data = [buffer.data for buffer in loaded if buffer.scope().startswith("shared")]
+        return list(dict.fromkeys(self.tiles[d] for d in data if d in self.tiles))
 
     def _on_AttrStmt(self, stmt, loc: str) -> Step:
         return self.statement(stmt.body, loc)
@@ -249,7 +222,7 @@ class Statements(Expressions):
             if scope == "global":
                 raise unsupported(
                     f"global memory {buffer.name}, allocated in a kernel,",
-                    line_of(buffer.span) or loc,
+                    line_of_span(buffer.span) or loc,
                 )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
@@ -265,8 +238,8 @@ class Statements(Expressions):
         body = self.statement(block.body, loc)
 
         def prepare(frame):
-            for slot, what in allocations:
-                frame.block.tiles[slot] = Tile(*what)
+            for slot, arguments in allocations:
+                frame.block.tiles[slot] = Tile(*arguments)
             for slot, numbered in counts:
                 frame.block.barriers[slot] = [MBarrier(n, number) for number, n in numbered]
 
@@ -282,27 +255,29 @@ class Statements(Expressions):
             self.indices([e], "a loop", loc)
             for e in (stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1))
         )
-        outside, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
+        was_pipelined, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
         body = self.statement(stmt.body, loc)
-        self.pipelined = outside
+        self.pipelined = was_pipelined
 
         def iterations(frame) -> Iterator[int]:
             outer, before = frame.mask, frame.broken
             frame.broken = None
-            start, count, by = (_plain(f(frame)[0], frame) for f in (first, extent, step))
-            apart = any(isinstance(v, np.ndarray) for v in (start, count, by))
-            if apart and frame.space is not None:
+            start, count, stride = (_plain(f(frame)[0], frame) for f in (first, extent, step))
+            diverges = any(isinstance(v, np.ndarray) for v in (start, count, stride))
+            if diverges and frame.space is not None:
                 raise unsupported("a loop whose bounds differ between points of T.Parallel", loc)
-            frame.block.by_thread[slot] = apart
-            for turn in range(int(np.max(count))):
-                if apart:
-                    frame.mask = frame.mask.where(np.broadcast_to(turn < count, outer.on.shape))
+            frame.block.by_thread[slot] = diverges
+            for iteration in range(int(np.max(count))):
+                if diverges:
+                    frame.mask = frame.mask.where(
+                        np.broadcast_to(iteration < count, outer.on.shape)
+                    )
                     if not frame.mask.count:
                         break
-                    frame.env[slot] = np.broadcast_to(start + turn * by, outer.on.shape)
+                    frame.env[slot] = np.broadcast_to(start + iteration * stride, outer.on.shape)
                 else:
-                    frame.env[slot] = start + turn * by
-                yield turn
+                    frame.env[slot] = start + iteration * stride
+                yield iteration
                 if frame.broken is not None and not leave(frame):
                     break
             frame.block.by_thread[slot] = False
@@ -404,90 +379,76 @@ class Statements(Expressions):
         def value(frame):
             chosen = compiled.value(frame)
             if compiled.poison is not None and is_poisoned(compiled.poison(frame), frame):
-                raise SimulationError(
-                    "poison",
-                    "a condition is computed from uninitialized memory, by "
-                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
-                )
+                raise uninitialized("a condition is computed from", frame.block, loc)
             return chosen
 
         return value
 
     def _note_cuts(self, expr: tirx.PrimExpr) -> None:
-        def visit(node):
-            if not isinstance(node, (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)):
-                return
+        for node in nodes_in(expr, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE):
             a, b = (node.a, node.b) if isinstance(node.b, tirx.IntImm) else (node.b, node.a)
             if a in self.thread_slots and isinstance(b, tirx.IntImm):
                 self.thread_cuts.update((int(b), int(b) + 1))
 
-        post_order_visit(expr, visit)
-
     def _on_IfThenElse(self, stmt, loc: str) -> Step:
         condition = self.condition(stmt.condition, loc)
-        then = self.statement(stmt.then_case, loc)
-        other = self.statement(stmt.else_case, loc) if stmt.else_case is not None else None
-        looks = self.is_shared_between_blocks(stmt.condition)
-        waits = looks or then.waits or (other is not None and other.waits)
+        then_case = self.statement(stmt.then_case, loc)
+        else_case = self.statement(stmt.else_case, loc) if stmt.else_case is not None else None
+        is_shared = self.is_shared_between_blocks(stmt.condition)
+        waits = is_shared or then_case.waits or (else_case is not None and else_case.waits)
 
         def sides(frame):
             """Return the step if all threads take the same branch, and else the threads of each."""
             chosen = condition(frame)
             if not isinstance(chosen, np.ndarray):
-                return (then if chosen else other), None
+                return (then_case if chosen else else_case), None
             if frame.space is not None:
                 return None, chosen
             yes, no = frame.mask.where(chosen), frame.mask.where(~chosen)
             if not no.count or not yes.count:
-                return (then if yes.count else other), None
+                return (then_case if yes.count else else_case), None
             return None, (yes, no)
 
         def run(frame):
-            step, apart = sides(frame)
-            if apart is None:
+            step, masks = sides(frame)
+            if masks is None:
                 if step is not None:
                     step.run(frame)
                 return
-            for case, part in zip((then, other), _halves(frame, apart), strict=True):
+            for case, part in zip((then_case, else_case), _halves(frame, masks), strict=True):
                 if case is not None:
                     with part:
                         case.run(frame)
 
         def wait(frame):
-            if looks:
+            if is_shared:
                 yield None
-            step, apart = sides(frame)
-            if apart is None:
+            step, masks = sides(frame)
+            if masks is None:
                 if step is not None:
                     yield from go(step, frame)
                 return
             if frame.space is not None:
-                for case, part in zip((then, other), _halves(frame, apart), strict=True):
+                for case, part in zip((then_case, else_case), _halves(frame, masks), strict=True):
                     if case is not None:
                         with part:
                             yield from go(case, frame)
                 return
-            cases = zip((then, other), apart, strict=True)
+            cases = zip((then_case, else_case), masks, strict=True)
             yield from together([(s, frame.fork(m)) for s, m in cases if s is not None], frame)
 
         return Step(wait, True) if waits else Step(run)
 
 
-def line_of(span: Any) -> str:
-    """Return ``file:line``, or an empty string if it is not known."""
-    return f"{span.source_name.name}:{span.line}" if span is not None else ""
+def nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
+    """Compile an operation that has no effect in the simulator."""
+    return Step(lambda frame: None)
 
 
 def _uses_fragments(stmt: tirx.Stmt) -> bool:
     """Return whether the layout of fragments decides which threads execute a T.Parallel."""
-    scopes: set[str] = set()
-
-    def visit(node):
-        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
-            scopes.add(node.buffer.scope())
-
-    post_order_visit(stmt, visit)
-    return "local.fragment" in scopes
+    accesses = nodes_in(stmt, tirx.BufferLoad, tirx.BufferStore)
+    return any(access.buffer.scope() == "local.fragment" for access in accesses)
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
@@ -507,15 +468,15 @@ def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
     return [Step(wait, True)]
 
 
-def _halves(frame: Frame, apart: Any) -> list:
+def _halves(frame: Frame, masks: Any) -> list:
     if frame.space is not None:
-        return [narrowed(frame, apart), narrowed(frame, ~apart)]
-    return [narrowed(frame, mask.on) for mask in apart]
+        return [narrowed(frame, masks), narrowed(frame, ~masks)]
+    return [narrowed(frame, mask.on) for mask in masks]
 
 
 def _plain(value: Any, frame: Frame) -> Any:
     """Return a Python integer if all active threads agree, else the value of each thread."""
     if not isinstance(value, np.ndarray):
         return int(value)
-    own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
-    return int(own.flat[0]) if (own == own.flat[0]).all() else value
+    active = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+    return int(active.flat[0]) if (active == active.flat[0]).all() else value

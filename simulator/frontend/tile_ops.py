@@ -13,8 +13,8 @@ from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.threads import Accessed
-from ..memory.values import convert, is_float, numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..memory.values import convert, is_float, numpy_dtype, widened
+from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, out_of_bounds, require_one_value
 from .statements import Statements
 
@@ -38,12 +38,12 @@ class Region(NamedTuple):
         extents = [int(n) for n in self.extents(frame)]
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
             raise out_of_bounds(frame, self.name, shape, starts, self.loc)
-        inside, part = [], []
+        bounds, part = [], []
         for start, extent, size in zip(starts, extents, shape, strict=True):
             low, high = min(max(start, 0), size), min(max(start + extent, 0), size)
-            inside.append(slice(low, max(low, high)))
+            bounds.append(slice(low, max(low, high)))
             part.append(slice(low - start, max(low, high) - start))
-        return tuple(inside), tuple(part), tuple(extents)
+        return tuple(bounds), tuple(part), tuple(extents)
 
     def read(
         self, frame: Frame, op: str, access: Access | None = None, divided: bool = False
@@ -57,18 +57,18 @@ class Region(NamedTuple):
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.use(tile, frame.mask.overlapping)
-            inside, part, shape = self.box(frame, tile.shape, False)
-            contents = _read_all(tile, frame, inside)
+            bounds, part, shape = self.box(frame, tile.shape, False)
+            contents = _read_all(tile, frame, bounds)
             require_one_value(frame, tile, contents[1], self.loc)
             dtype = tile.dtype
         else:
             tensor = self.ref.tensor(frame)
-            inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
+            bounds, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
             if access is None:
-                accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
+                accessed = self._accessed(frame, tensor, bounds, part, shape) if divided else None
                 thread_groups = frame.mask.overlapping
                 access = frame.block.access(thread_groups, op, self.loc, accessed=accessed)
-            contents, dtype = tensor.read(inside, access), tensor.dtype
+            contents, dtype = tensor.read(bounds, access), tensor.dtype
         values, bad = contents
         if bad is not None and not np.any(bad):
             bad = None
@@ -96,41 +96,37 @@ class Region(NamedTuple):
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.overwrite(tile)
-            inside, part, shape = self.box(frame, tile.shape, False)
+            bounds, part, shape = self.box(frame, tile.shape, False)
             if frame.block.stores:
-                frame.block.require_unread(tile, inside, self.loc)
+                frame.block.require_unread(tile, bounds, self.loc)
             values, poison = _fit(values, shape, self), _fit(poison, shape, self)
             values = convert(values, tile.dtype)
-            tile.data[_rows(tile, inside)] = values[part] if np.ndim(values) else values
+            tile.data[_rows(tile, bounds)] = values[part] if np.ndim(values) else values
             bad = poison[part] if poison is not None and np.ndim(poison) else poison
-            tile.set_poison(_rows(tile, inside), bad)
+            tile.set_poison(_rows(tile, bounds), bad)
             return
         tensor = self.ref.tensor(frame)
-        inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
+        bounds, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
         values, poison = _fit(values, shape, self), _fit(poison, shape, self)
         values = convert(values, tensor.dtype)
         values = values[part] if np.ndim(values) else values
         bad = poison[part] if poison is not None and np.ndim(poison) else poison
         if bad is not None and np.any(bad) and not tensor.symmetric:
-            raise SimulationError(
-                "poison",
-                f"{op} to {self.name} of uninitialized memory, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {self.loc}",
-            )
-        accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
+            raise uninitialized(f"{op} to {self.name} of", frame.block, self.loc)
+        accessed = self._accessed(frame, tensor, bounds, part, shape) if divided else None
         access = self._access(frame, op, bulk, bulk_source, 0, accessed)
-        tensor.write(inside, values, access, bad)
+        tensor.write(bounds, values, access, bad)
 
     def update(
         self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int
     ) -> None:
         """Combine values with the elements atomically."""
         tensor = self.ref.tensor(frame)
-        inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
+        bounds, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
         values = convert(_fit(values, shape, self), tensor.dtype)
         values = values[part] if np.ndim(values) else values
         access = self._access(frame, op, bulk, None, scope)
-        tensor.update(inside, ufunc, values, access)
+        tensor.update(bounds, ufunc, values, access)
 
     def _access(
         self, frame: Frame, op: str, bulk: bool, source: Any, scope: int, accessed: Any = None
@@ -145,7 +141,7 @@ class Region(NamedTuple):
 
     @staticmethod
     def _accessed(
-        frame: Frame, tensor: Tensor, inside: tuple, part: tuple, shape: tuple
+        frame: Frame, tensor: Tensor, bounds: tuple, part: tuple, shape: tuple
     ) -> Callable[[], Accessed] | None:
         """Return the elements inside the tensor, and the point of the box that accesses each."""
         loop = frame.mask.loop(tuple(n for n in shape if n != 1))
@@ -154,7 +150,7 @@ class Region(NamedTuple):
 
         def accessed() -> Accessed:
             points = np.arange(int(np.prod(shape))).reshape(shape)[part]
-            return Accessed(loop, tensor.flat[inside].reshape(-1), points.reshape(-1))
+            return Accessed(loop, tensor.flat[bounds].reshape(-1), points.reshape(-1))
 
         return accessed
 
@@ -166,18 +162,18 @@ def _read_all(tile: Any, frame: Frame, part: tuple) -> tuple[Any, Any]:
     return data[part], None if poison is None else poison[part]
 
 
-def _rows(tile: Any, inside: tuple) -> tuple:
-    return (slice(None), *inside) if tile.by_thread else inside
+def _rows(tile: Any, bounds: tuple) -> tuple:
+    return (slice(None), *bounds) if tile.by_thread else bounds
 
 
 def _uniform_start(start: Any, region: Region, frame: Frame) -> int:
     if isinstance(start, np.ndarray):
-        own = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
-        if not (own == own.flat[0]).all():
+        active = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
+        if not (active == active.flat[0]).all():
             raise unsupported(
                 f"a region of {region.name} that differs between threads,", region.loc
             )
-        start = own.flat[0]
+        start = active.flat[0]
     return int(start)
 
 
@@ -208,7 +204,7 @@ def region(c: Statements, node: Any, loc: str) -> Region:
     extents = list(extents) or [1] * len(starts)
     sizes = c.indices([e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e))
                        for e in extents], buffer.name, loc)  # fmt: skip
-    at = c.indices(starts, buffer.name, loc)
+    origin = c.indices(starts, buffer.name, loc)
     if buffer.data in c.globals or buffer.data in c.tiles:
         c.require_type(buffer, loc)
     if buffer.data in c.globals:
@@ -217,17 +213,17 @@ def region(c: Statements, node: Any, loc: str) -> Region:
         ref, slot = GlobalRef(c.globals[buffer.data], "", loc), -1
     elif buffer.data in c.tiles:
         ref, slot = None, c.tiles[buffer.data]
-        made, view = c.made[slot][0], tuple(int(n) for n in buffer.shape)
-        if made != view:
+        tile_shape, view = c.made[slot][0], tuple(int(n) for n in buffer.shape)
+        if tile_shape != view:
             if [c.constant(e) for e in extents] != list(view):
                 raise unsupported(f"a part of {buffer.name}, a reshaped view", loc)
-            whole = [tirx.IntImm("int32", n) for n in made]
-            sizes = c.indices(whole, buffer.name, loc)
-            at = c.indices([tirx.IntImm("int32", 0) for _ in made], buffer.name, loc)
-            return Region(at, sizes, None, slot, buffer.name, buffer.scope(), loc, view)
+            all_extents = [tirx.IntImm("int32", n) for n in tile_shape]
+            sizes = c.indices(all_extents, buffer.name, loc)
+            origin = c.indices([tirx.IntImm("int32", 0) for _ in tile_shape], buffer.name, loc)
+            return Region(origin, sizes, None, slot, buffer.name, buffer.scope(), loc, view)
     else:
         raise unsupported(f"tensor {buffer.name} in {c.memory_of(buffer)} memory", loc)
-    return Region(at, sizes, ref, slot, buffer.name, buffer.scope(), loc)
+    return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc)
 
 
 def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
@@ -236,8 +232,8 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
     bulk = dst.ref is not None and src.scope.startswith("shared")
     barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
     if barrier is not None and src.ref is not None:
-        at = c.mbarrier(barrier, loc)
-        return _async_load(c, call, src, dst, op, at)
+        mbarrier = c.mbarrier(barrier, loc)
+        return _async_load(c, call, src, dst, op, mbarrier)
     if op == "T.async_copy" and src.ref is not None:
         return _async_load(c, call, src, dst, op, None)
     if c.pipelined and src.ref is not None and dst.scope.startswith("shared"):
@@ -362,7 +358,7 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, "T.reduce")
-        wide = values.astype(np.float32) if _is_narrow(values) else values
+        wide = values.astype(widened(values.dtype), copy=False)
         wide = np.abs(wide) if kind.startswith("abs") else wide
         reduced = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
@@ -377,10 +373,6 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
-def _is_narrow(values: np.ndarray) -> bool:
-    return is_float(values.dtype) and values.dtype.itemsize < 4
-
-
 def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
     axis, reverse = int(call.args[2]), bool(call.args[3].value)
@@ -390,7 +382,7 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, f"T.{name}")
-        wide = values.astype(np.float32) if _is_narrow(values) else values
+        wide = values.astype(widened(values.dtype), copy=False)
         if reverse:
             wide = np.flip(wide, axis)
         scanned = accumulate(wide, axis=axis)
@@ -438,11 +430,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
             (value.value(frame), value.poison(frame) if value.poison else None)
         )  # fmt: skip
         if poison is not None and np.any(poison):
-            raise SimulationError(
-                "poison",
-                f"{op} to {dst.name} of uninitialized memory, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {loc}",
-            )
+            raise uninitialized(f"{op} to {dst.name} of", frame.block, loc)
         dst.update(frame, _ATOMICS[name], values, op, bulk, scope)
 
     return c.preempted(run, call)

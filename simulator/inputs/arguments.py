@@ -31,14 +31,14 @@ def check_numbers(
     Raises:
         TileWeaveError: names the argument, its value and what is legal.
     """
-    for name, value, most in (
+    for name, value, maximum in (
         ("world_size", world_size, MOST_RANKS), ("schedules", schedules, LARGEST),
         ("epochs", epochs, _MOST_CALLS),
         ("resident_blocks", 1 if resident_blocks is None else resident_blocks, LARGEST),
     ):  # fmt: skip
-        if not _is_integer(value) or not 1 <= value <= most:
+        if not _is_integer(value) or not 1 <= value <= maximum:
             raise TileWeaveError(
-                f"{op}: {name}={value!r}; expected at least 1, an integer up to {most}"
+                f"{op}: {name}={value!r}; expected at least 1, an integer up to {maximum}"
             )
     if not _is_integer(seed):
         raise TileWeaveError(f"{op}: seed={seed!r}; expected an integer")

@@ -12,7 +12,7 @@ import numpy as np
 from ..memory.clock import Clock
 from ..memory.memory import Access
 from ..memory.order import BlockOrder
-from ..memory.threads import Accessed, ParallelLoop, divide
+from ..memory.threads import WARP, Accessed, ParallelLoop, divide
 from ..memory.values import unwritten
 from ..report.errors import SimulationError
 
@@ -68,6 +68,12 @@ class Mask:
     def by_group(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """Each thread group on its own, with its threads as a mask."""
         return [((g,), self.on & (self.group_of == g)) for g in self.overlapping]
+
+    @property
+    def warps(self) -> list[Mask]:
+        """The active threads of each warp that has any."""
+        numbers = np.arange(len(self.on)) // WARP
+        return [self.where(numbers == n) for n in np.unique(numbers[self.on])]
 
     @property
     def full(self) -> bool:

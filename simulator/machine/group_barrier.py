@@ -54,9 +54,7 @@ class GroupBarrier:
             self.phase = Phase(self.phase.number + 1, dict.fromkeys(self._members(block)))
         phase = self.phase
         phase.missing.pop(me, None)
-        for i in frame.mask.thread_groups:
-            (clock,) = block.order.release(i, SYS).values()
-            phase.clock = clock if phase.clock is None else phase.clock.joined(clock)
+        phase.clock = block.order.published(frame.mask.thread_groups, SYS, phase.clock)
         self.machine.memory.version += 1
 
         def text() -> str:

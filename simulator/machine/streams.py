@@ -318,7 +318,7 @@ class Transfer(ByStream):
             values = np.array(values)
             poison = None if poison is None else np.array(poison)
             if poison is not None and not self.dst.symmetric:
-                raise self._unwritten(src)
+                raise self._unwritten()
             yield None
             self.dst.write(dst, values, access, poison)
 
@@ -332,7 +332,7 @@ class Transfer(ByStream):
             if src is not None:
                 value, poison = self.src.read(src, self._access(order))
                 if poison is not None:
-                    raise self._unwritten(src)
+                    raise self._unwritten()
                 yield None
             else:
                 value = convert(step.value, self.dst.dtype)
@@ -340,7 +340,7 @@ class Transfer(ByStream):
             before = self.dst.overtaken([dst], access)
             self.dst.store_word(dst, value, access, order.release(0, SYS), before=before)
 
-    def _unwritten(self, key: tuple) -> SimulationError:
+    def _unwritten(self) -> SimulationError:
         return SimulationError(
             "poison",
             f"{self.title} in {self.doer} in launch {self.epoch} "

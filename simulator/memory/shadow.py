@@ -60,15 +60,15 @@ class ShadowMemory:
         events = np.asarray(self.last[key])
         bad = self._unordered(events, access)
         if bad is not None:
-            at = int(np.flatnonzero(np.broadcast_to(bad, events.shape))[0])
-            element = int(np.asarray(self.flat[key]).flat[at])
-            return int(events.flat[at]), self._index(element)
+            position = int(np.flatnonzero(np.broadcast_to(bad, events.shape))[0])
+            element = int(np.asarray(self.flat[key]).flat[position])
+            return int(events.flat[position]), self._index(element)
         if self._others.shape[1]:
             elements, events = self._others[:, _inside(self._others[0], self._region(key))]
             bad = self._unordered(events, access)
             if bad is not None:
-                at = int(np.flatnonzero(bad)[0])
-                return int(events[at]), self._index(int(elements[at]))
+                position = int(np.flatnonzero(bad)[0])
+                return int(events[position]), self._index(int(elements[position]))
         for record in self._overlapping(key):
             if self._unordered(np.asarray(record.event), access) is not None:
                 common = record.elements[record.common(self._region(key))]
@@ -91,15 +91,15 @@ class ShadowMemory:
         previous = np.asarray(self.last[key])
         if previous.size > 1 and (previous == previous.flat[0]).all():
             previous = previous.flat[0]
-        apart = ~np.asarray(self._before(previous, access))
-        if np.any(apart):
+        unordered = ~np.asarray(self._before(previous, access))
+        if np.any(unordered):
             elements = np.asarray(self.flat[key])
-            if apart.ndim == 0 and elements.size > _FEW:
+            if unordered.ndim == 0 and elements.size > _FEW:
                 self._records.append(RangeRecord(int(previous), self._region(key)))
             else:
-                apart = np.broadcast_to(apart, elements.shape)
-                events = np.broadcast_to(previous, elements.shape)[apart]
-                displaced = np.stack([elements[apart], events.astype(np.int64)])
+                unordered = np.broadcast_to(unordered, elements.shape)
+                events = np.broadcast_to(previous, elements.shape)[unordered]
+                displaced = np.stack([elements[unordered], events.astype(np.int64)])
                 self._others = np.concatenate([self._others, displaced], axis=1)
         self.last[key] = event
 
@@ -113,10 +113,10 @@ class ShadowMemory:
             else:
                 self.last[key] = np.where(self._before(events, access), 0, events)
         if self._others.shape[1]:
-            inside = _inside(self._others[0], self._region(key))
+            in_region = _inside(self._others[0], self._region(key))
             if access.scope:
-                inside &= self._before(self._others[1], access)
-            self._others = self._others[:, ~inside]
+                in_region &= self._before(self._others[1], access)
+            self._others = self._others[:, ~in_region]
         self._remove(key, [
             record for record in self._overlapping(key)
             if not access.scope or self._before(np.asarray(record.event), access)
@@ -143,13 +143,13 @@ class ShadowMemory:
         """Remove the region from these records."""
         if not records:
             return
-        region, left = self._region(key), []
+        region, remaining = self._region(key), []
         for record in records:
             elements = record.elements[~record.common(region)]
             if elements.size:
-                left.append(RangeRecord(record.event, elements))
-        gone = {id(record) for record in records}
-        self._records = [record for record in self._records if id(record) not in gone] + left
+                remaining.append(RangeRecord(record.event, elements))
+        removed = {id(record) for record in records}
+        self._records = [r for r in self._records if id(r) not in removed] + remaining
 
     def _before(self, events: np.ndarray, access: Access) -> Any:
         log = self.memory.events
@@ -179,7 +179,7 @@ def _inside(elements: np.ndarray, region: np.ndarray) -> np.ndarray:
 def text_of_region(key: Any) -> str:
     """Format a NumPy index: ``[1, 0:64]``."""
 
-    def one(part: Any) -> str:
+    def text_of_axis(part: Any) -> str:
         if isinstance(part, slice):
             return f"{part.start}:{part.stop}"
         part = np.asarray(part)
@@ -187,4 +187,4 @@ def text_of_region(key: Any) -> str:
             return str(int(part.flat[0]))
         return f"{int(part.min())}..{int(part.max())}" if part.size else "none"
 
-    return "" if key is None else f"[{', '.join(one(p) for p in key)}]"
+    return "" if key is None else f"[{', '.join(text_of_axis(p) for p in key)}]"

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
+from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from ...builtins.spec import ConstantBool, ConstantInt, ElementOf
 from ...passes.ir.memory_order import acquires, releases
-from ...passes.ir.walk import flatten, op_name
+from ...passes.ir.walk import flatten, nodes_in, op_name, variables_and_loads
 from .operations import Accesses, Edit, Operation, instead, replaced, sequences_around, synchronizes
 
 Changes = Iterator[tuple[str, Edit]]
@@ -215,14 +215,11 @@ def _is(extent: tirx.PrimExpr, value: int) -> bool:
 
 def _definition(expr: tirx.PrimExpr, body: tirx.Stmt) -> tirx.PrimExpr:
     """Replace bound variables in ``expr`` by their values."""
-    bound: dict[tirx.Var, tirx.PrimExpr] = {}
-
-    def visit(node):
-        if isinstance(node, tirx.Bind) and str(node.var.dtype) != "handle":
-            if op_name(node.value) != "tl.launch_thread_idx":
-                bound[node.var] = node.value
-
-    post_order_visit(body, visit)
+    bound = {
+        bind.var: bind.value
+        for bind in nodes_in(body, tirx.Bind)
+        if str(bind.var.dtype) != "handle" and op_name(bind.value) != "tl.launch_thread_idx"
+    }
     for _ in range(len(bound)):
         new = substitute(expr, bound)
         if tvm.ir.structural_equal(new, expr):
@@ -235,12 +232,9 @@ def _of_launch(expr: tirx.PrimExpr, func: tirx.PrimFunc) -> list[tuple[str, tirx
     """Return the values in ``expr`` that may be an epoch: scalar parameters and ``local.var``."""
     scalars = [p for p in func.params if p not in func.buffer_map]
     values: dict[str, tirx.PrimExpr] = {}
-
-    def visit(node):
+    for node in variables_and_loads(expr):
         if isinstance(node, tirx.Var) and any(node.same_as(p) for p in scalars):
             values[node.name] = node
         elif isinstance(node, tirx.BufferLoad) and node.buffer.scope() == "local.var":
             values[node.buffer.name] = node
-
-    post_order_visit(expr, visit)
     return list(values.items())

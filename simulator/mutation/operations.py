@@ -13,7 +13,7 @@ from ...builtins.spec import Builtin, Pointer, builtin_of
 from ...passes.ir.accesses import READS, WRITES, touches_in
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.memory_order import acquires, releases
-from ...passes.ir.walk import calls_in, flatten, op_name, rewrite_children
+from ...passes.ir.walk import calls_in, children_of, flatten, op_name, rewrite_children
 from ...passes.tile.order_releases import COMPLETE
 
 Edit = Callable[[tirx.Stmt], tirx.Stmt]
@@ -117,10 +117,8 @@ def places_in(stmt: tirx.Stmt) -> Iterator[tuple[str, int]]:
     place = _place(stmt)
     if place is not None:
         yield place
-    inner: list[tirx.Stmt] = []
-    rewrite_children(stmt, lambda s: (inner.append(s), s)[1])
-    for each in inner:
-        yield from places_in(each)
+    for inner in children_of(stmt):
+        yield from places_in(inner)
 
 
 def _place(stmt: tirx.Stmt) -> tuple[str, int] | None:

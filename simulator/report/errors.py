@@ -49,6 +49,14 @@ class SimulationWarning(UserWarning):
     """Warning for a program without a fault: signals that are never waited for or read."""
 
 
+def uninitialized(use: str, block: Any, loc: str) -> SimulationError:
+    """Return the fault of a use of uninitialized memory, such as ``T.copy to S of``."""
+    return SimulationError(
+        "poison",
+        f"{use} uninitialized memory, by {block.name()} in launch {block.epoch}\n --> {loc}",
+    )
+
+
 def unsupported(what: Any, loc: str) -> SimulationError:
     """Return the error for an operation that is not simulated."""
     return SimulationError("unsupported", f"{what} is not simulated\n --> {loc}")

@@ -47,7 +47,7 @@ class Progress:
             TileWeaveError: all schedules together are estimated to take too long.
         """
 
-        def look() -> None:
+        def watch() -> None:
             now = self._clock()
             if now - self._last >= _PERIOD and now - self._start >= _SILENT:
                 self._last = now
@@ -56,14 +56,14 @@ class Progress:
                 self._refuse(seconds, blocks)
                 self._show(ended, blocks, seconds)
 
-        machine.watch = look
-        left = self._left
+        machine.watch = watch
+        left_before = self._left
         try:
             yield
             self._done += machine.block_counts()[2]
             self._left -= 1
         finally:
-            if self._bar is not None and self._left in (0, left):  # last schedule, or a fault
+            if self._bar is not None and self._left in (0, left_before):  # last, or a fault
                 self._bar.close()
 
     def _estimate(self, now: float, begun: int, blocks: int) -> float:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,6 +14,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.modules import load_module
 from tileweave.cli.main import main
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -23,20 +22,13 @@ README = CHECKOUT / "README.md"
 HOST_API = CHECKOUT / "docs" / "reference" / "host-api.md"
 
 
-def _load(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_language_page_is_up_to_date():
-    generate = _load(CHECKOUT / "docs" / "generate.py")
+    generate = load_module(CHECKOUT / "docs" / "generate.py")
     assert generate.PAGE.read_text() == generate.page(), "run `make docs`"
 
 
 def test_command_line_page_is_up_to_date():
-    command_line = _load(CHECKOUT / "docs" / "command_line.py")
+    command_line = load_module(CHECKOUT / "docs" / "command_line.py")
     assert command_line.PAGE.read_text() == command_line.page(), "run `make docs`"
 
 
@@ -47,7 +39,7 @@ def test_command_line_page_explains_every_argument():
 
 
 def test_examples_of_the_command_line_page_are_legal():
-    command_line = _load(CHECKOUT / "docs" / "command_line.py")
+    command_line = load_module(CHECKOUT / "docs" / "command_line.py")
     parsers = command_line.parsers()
     assert set(command_line.EXAMPLES) == set(command_line.GUIDES) == set(parsers)
     for name, (parser, _) in parsers.items():
@@ -57,19 +49,19 @@ def test_examples_of_the_command_line_page_are_legal():
 
 
 def test_picture_of_sequences_is_up_to_date():
-    sequence = _load(CHECKOUT / "docs" / "sequence.py")
+    sequence = load_module(CHECKOUT / "docs" / "sequence.py")
     assert sequence.PICTURE.read_text() == sequence.svg(sequence.drawing()), "run `make docs`"
     assert sequence.PICTURE.name in (CHECKOUT / "docs" / "guides" / "ops.md").read_text()
 
 
 def test_bar_chart_of_the_readme_is_up_to_date():
-    speedup = _load(CHECKOUT / "docs" / "speedup.py")
+    speedup = load_module(CHECKOUT / "docs" / "speedup.py")
     assert speedup.PICTURE.read_text() == speedup.svg(speedup.drawing()), "run `make docs`"
     assert f"docs/images/{speedup.PICTURE.name}" in README.read_text()
 
 
 def test_bar_chart_of_the_readme_shows_measured_ratios():
-    speedup = _load(CHECKOUT / "docs" / "speedup.py")
+    speedup = load_module(CHECKOUT / "docs" / "speedup.py")
     log = (CHECKOUT / "benchmarks" / "LOG.md").read_text()
     (entry,) = re.findall(rf"^## {speedup.LOG_ENTRY}.*?(?=^## )", log, re.M | re.S)
     for operator, ratios in speedup.RATIOS.items():
@@ -98,7 +90,7 @@ def test_readme_is_a_landing_page():
 def test_readme_program_compiles_and_has_no_synchronization(readme_program):
     text = readme_program.read_text()
     assert not re.search(r"signal|wait|fence|barrier|epoch|W\.sync", text)
-    cuda = tw.emit(_load(readme_program).example)
+    cuda = tw.emit(load_module(readme_program).example)
     assert "tl::tma_store" in cuda and "tw::complete_bulk_stores" in cuda
     assert "tw::signal<" in cuda and "tw::wait_reached<" in cuda
 
@@ -107,7 +99,7 @@ def test_snippets_of_the_readme_run_as_printed(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     file = tmp_path / "readme.py"
     file.write_text("\n\n".join(_readme_blocks()))
-    readme = _load(file)
+    readme = load_module(file)
     C = np.concatenate([output["C"] for output in readme.outputs]).astype("float32")
     exact = sum(
         a.astype("float32") @ b.astype("float32").T for a, b in zip(readme.A, readme.B, strict=True)
@@ -269,7 +261,7 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     command = re.search(r"`tileweave (simulate FILE.*?)`", page)[1].replace("FILE", str(file))
     assert main([*shlex.split(command), "--schedules", "10"]) == 0
     assert capsys.readouterr().out == "sums_of_all: 10 schedules of 4 ranks, no fault\n"
-    assert "tw::wait_reached<" in tw.emit(_load(file).add_up)
+    assert "tw::wait_reached<" in tw.emit(load_module(file).add_up)
     steps = {name for name in vars(tw.PlanBuilder) if not name.startswith("_")} - {"peers"}
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
 
@@ -295,7 +287,7 @@ def test_dynamic_program_of_the_synchronization_page(readme_program, tmp_path):
     *_, shown = re.findall(r"```python\n(.*?)```", SYNCHRONIZATION.read_text(), re.S)
     file = tmp_path / "dynamic.py"
     file.write_text(f"{imports}\n{shown}")
-    found = tw.explain(_load(file).shift, 4, sizes={"M": 20})
+    found = tw.explain(load_module(file).shift, 4, sizes={"M": 20})
     assert {"signal", "wait"} <= {op.kind for op in found.ops if op.tensor == "S"}
 
 

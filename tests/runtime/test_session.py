@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.groups import one_rank
 from tileweave.runtime import lifecycle
 from tileweave.runtime.host import session
-from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import Heap
 from tileweave.runtime.kernel import host_functions
 
@@ -131,7 +131,7 @@ def test_shapes_of_symmetric(monkeypatch, shape, taken):
 
 def test_a_session_that_cannot_compile_is_not_up(monkeypatch):
     """Otherwise the next ``tw.init`` would do nothing."""
-    group = Group(0, 1, 0, torch.device("cpu"), None, None)
+    group = one_rank()
     closed = []
     watchdog = types.SimpleNamespace(close=lambda: closed.append("watchdog"))
     monkeypatch.setattr(lifecycle, "join", lambda process_group: group)

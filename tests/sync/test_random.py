@@ -4,7 +4,6 @@ Their results are right, or the compiler refuses them. ``TILEWEAVE_PROGRAMS=1000
 programs instead of a few.
 """
 
-import importlib.util
 import os
 import random
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import tileweave as tw
+from tests.modules import load_module
 
 pytestmark = pytest.mark.long
 
@@ -152,10 +152,7 @@ def outcome(seed: int, folder: Path) -> str:
     text, rows, columns, shift = random_program(rng)
     path = folder / f"program_{seed}.py"
     path.write_text(text.replace("{ranks}", str(ranks)))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(path)
     numbers = np.random.default_rng(seed)
     inputs = [{"X": numbers.standard_normal((rows, columns), np.float32)} for _ in range(ranks)]
     try:

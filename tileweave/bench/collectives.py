@@ -110,8 +110,8 @@ class Inputs:
         while True:
             shape, device = problem.shape, group.device
             x = torch.randint(-8, 9, shape, generator=generator, device=device).to(problem.dtype)
-            every = nccl.all_gather(x[None], group)
-            yield Inputs(x, expected(every, group.rank, *problem.options))
+            all_inputs = nccl.all_gather(x[None], group)
+            yield Inputs(x, expected(all_inputs, group.rank, *problem.options))
 
 
 def stage(problem: CollectiveProblem, group: Group) -> tuple[dict[str, Tensor], Iterator[Inputs]]:

@@ -40,8 +40,8 @@ def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) ->
     return out.transpose(1, 2)
 
 
-def length_of(length: int, causal: bool, layout: str, ranks: int, batch: int = BATCH) -> Length:
-    return Length(batch, length, HEADS, KV_HEADS, HEAD_DIM, causal, layout, ranks)
+def length_of(length: int, causal: bool, layout: str, ranks: int) -> Length:
+    return Length(BATCH, length, HEADS, KV_HEADS, HEAD_DIM, causal, layout, ranks)
 
 
 def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[str, float]:

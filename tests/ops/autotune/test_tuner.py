@@ -20,6 +20,7 @@ import torch
 from tilelang import env
 
 import tileweave as tw
+from tests.groups import one_rank
 from tileweave import ops
 from tileweave.cli.main import main
 from tileweave.ops.autotune import store as measured
@@ -37,7 +38,7 @@ from tileweave.runtime.host.group import Group
 OP = "matmul_all_reduce"
 ASKED = Problem(OP, 24, 16, 8, 2, torch.bfloat16, True)
 HUGE = Tiles(256, 256, 128, stages=4)
-ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+ALONE = one_rank()
 FAST = Measured(Choice("two_shot", SMALL), 0.5, 0.75)
 
 

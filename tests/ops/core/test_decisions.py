@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.groups import one_rank
 from tileweave.ops.core import call, problem, strategy
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.operator import Choice
@@ -15,10 +16,9 @@ from tileweave.ops.core.tiles import LARGE
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import CallCache
 from tileweave.runtime.host import session
-from tileweave.runtime.host.group import Group
 
 WAY = Choice("stores", LARGE)
-ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+ALONE = one_rank()
 
 
 @pytest.fixture

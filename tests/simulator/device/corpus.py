@@ -126,7 +126,7 @@ def inferred(name: str) -> Instance:
 
 
 def ping_pong() -> Instance:
-    inputs = {"flags": np.zeros(1, np.uint32), "start": lambda epoch: 3 * epoch, "rounds": 3}
+    inputs = {"flags": np.zeros(1, np.uint32), "start": lambda epoch: 3 * epoch, "iterations": 3}
     return Instance(module_of("signal_ping_pong.py").ping_pong, RANKS, [inputs] * RANKS)
 
 

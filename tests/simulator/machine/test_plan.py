@@ -1,6 +1,5 @@
 """Plans on simulated ranks: streams beside kernels, and reports of their faults."""
 
-import importlib.util
 from pathlib import Path
 
 import ml_dtypes
@@ -9,6 +8,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.modules import load_module
 from tests.simulator.machine.checks import N, fault_of, fill, line_of
 from tileweave import language as W
 
@@ -303,11 +303,7 @@ def test_regions_out_of_bounds():
 
 
 def gpu_tests():
-    path = Path(__file__).parents[2] / "gpu" / "plan.py"
-    spec = importlib.util.spec_from_file_location("gpu_plan", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(Path(__file__).parents[2] / "gpu" / "plan.py")
 
 
 @pytest.mark.parametrize("kernels", [1, 2])

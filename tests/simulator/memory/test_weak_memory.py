@@ -12,11 +12,11 @@ from tileweave import language as W
 from tileweave.simulator.memory.order import GPU, SYS
 
 
-def words_seen(store, seeds=60):
+def words_seen(store):
     """Return every pair that one load of both words may return after ``store(world,
     word, value)``."""
     seen = set()
-    for seed in range(seeds):
+    for seed in range(60):
         world = World()
         world.memory.rng = random.Random(seed)
         writer, reader = world.blocks[0, 0], world.blocks[1, 0]

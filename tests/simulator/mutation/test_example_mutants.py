@@ -8,7 +8,7 @@ pytestmark = pytest.mark.long
 
 INSTANCES = {instance.title: instance for instance in instances()}
 COUNTS = {
-    "signal_ping_pong.py: `ping_pong`, 3 rounds": (17, 18),
+    "signal_ping_pong.py: `ping_pong`, 3 iterations": (17, 18),
     "bulk_copy.py: `bulk_copy_with(stages=4, chunk=64, ahead=2)`, 901 bytes": (8, 1),
     "bulk_copy.py: `load_store_program`, 901 bytes": (0, 0),
     "bulk_copy.py: `multicast_program`, 5 numbers": (0, 4),

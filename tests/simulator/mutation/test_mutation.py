@@ -2,7 +2,6 @@
 nothing."""
 
 import functools
-import importlib.util
 import json
 import re
 
@@ -11,6 +10,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.modules import load_module
 from tileweave import language as W
 from tileweave.cli.main import main
 
@@ -227,15 +227,8 @@ def ping(tmp_path, explanations=None, program=PROGRAM, sidecar="ping.equivalent.
     if explanations is not None:
         (tmp_path / sidecar).write_text(json.dumps(explanations, indent=2))
     inputs = [{"flags": np.zeros(1, np.uint32), "turn": lambda e: e}] * 2
-    found = tw.mutate(load(file).ping, 2, inputs, schedules=3, **arguments)
+    found = tw.mutate(load_module(file).ping, 2, inputs, schedules=3, **arguments)
     return {m.name: m for m in found if "proven" not in m.why or m.op == "sync_ranks"}
-
-
-def load(file):
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_without_a_sidecar_file_a_survivor_is_unexplained(tmp_path):

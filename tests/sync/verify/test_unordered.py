@@ -9,18 +9,18 @@ from tileweave import language as W
 from tileweave import passes
 from tileweave.passes.sync.infer.infer_sync import explained
 
-STRIDE = 1 << 40
+RANKS, STRIDE = 2, 1 << 40
 N = 32
 
 
-def explanation(func, ranks=2):
-    mod = passes.run_group(tvm.IRModule({"p": func}), ranks, STRIDE, passes.PREPARE_PASSES)
+def explanation(func):
+    mod = passes.run_group(tvm.IRModule({"p": func}), RANKS, STRIDE, passes.PREPARE_PASSES)
     (func,) = mod.functions.values()
-    return explained(func, ranks, STRIDE)
+    return explained(func, RANKS, STRIDE)
 
 
-def let(region, reason="read between launches only"):
-    return W.unordered(region, reason=reason)
+def let(region):
+    return W.unordered(region, reason="read between launches only")
 
 
 def test_it_is_listed_with_line_tensor_and_reason():
