@@ -57,7 +57,7 @@ def _wrap_pipeline() -> None:
         return
 
     def stock(mod: IRModule, target: Target) -> IRModule:
-        return registered(_map_functions(passes.restore_loops, mod), target)
+        return registered(_map_functions(passes.downgrade_ir, mod), target)
 
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_uses_extension(f) for f in mod.functions.values()):

@@ -1,9 +1,9 @@
 """IR-to-IR passes that order memory accesses between ranks. Each file contains one pass."""
 
 from .device.verify_builtins import verify_builtins
-from .group.index_threads import restore_loops
 from .group.specialize_group import heap_tensors
 from .group.specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
+from .group.upgrade_ir import downgrade_ir
 from .pipeline import (
     ATOMIC_PASSES,
     BARRIER_PASSES,
@@ -38,12 +38,12 @@ __all__ = [
     "TARGET_PASSES",
     "TILE_PASSES",
     "Pass",
+    "downgrade_ir",
     "dynamic_sizes",
     "heap_tensors",
     "is_chosen",
     "needs_sizes",
     "number_builtins",
-    "restore_loops",
     "run",
     "run_group",
     "specialize_sizes",

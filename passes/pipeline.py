@@ -25,10 +25,10 @@ from .device import (
 )
 from .group import (
     drop_unordered,
-    index_threads,
     insert_delays,
     lift_symmetric,
     specialize_group,
+    upgrade_ir,
 )
 from .ir.walk import uses_tileweave
 from .sync.infer import infer_sync
@@ -73,8 +73,8 @@ class Pass:
 
 PREPARE_PASSES = (
     Pass(
-        index_threads.index_threads,
-        "first: all other passes and the simulator see one form of thread indices",
+        upgrade_ir.upgrade_ir,
+        "first: all other passes and the simulator see the form of one release",
     ),
     Pass(
         lift_symmetric.lift_symmetric,
@@ -114,8 +114,8 @@ SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p not in VERIFY_PASSES)
 
 TARGET_PASSES = (
     Pass(
-        index_threads.index_threads,
-        "first: a program that is not compiled for a group still has loops over threads",
+        upgrade_ir.upgrade_ir,
+        "first: a program that is not compiled for a group still has the form of its release",
     ),
     Pass(require_arch.require_arch, "early: its errors name lines of the unchanged program"),
     Pass(fold_axes.fold_axes, "before predicate_loads, whose indices it cannot fold"),
