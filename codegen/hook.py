@@ -22,6 +22,7 @@ from ..passes.ir.walk import builtins_in, uses_tileweave
 from ..passes.tile.order_releases import COMPLETE
 from .backends import lower_of_cuda, replace_lower_of_cuda
 from .headers import include_headers, stamp
+from .limits import limits, with_config
 from .lower import lowered_call
 from .reserved_names import rename_reserved
 
@@ -62,6 +63,10 @@ def _wrap_pipeline() -> None:
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_uses_extension(f) for f in mod.functions.values()):
             return stock(mod, target)
+        with limits(mod, target):
+            return extended(mod, target)
+
+    def extended(mod: IRModule, target: Target) -> IRModule:
         symmetric = _symmetric_names(mod)
         mod = passes.run(passes.TARGET_PASSES, mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
@@ -94,14 +99,7 @@ def _without_shared_reuse(mod: IRModule) -> contextlib.AbstractContextManager:
     calls = [call for f in mod.functions.values() for call in builtins_in(f.body)]
     if not any(builtin_of(call).is_async_store for call in calls):
         return contextlib.nullcontext()
-    context = tvm.transform.PassContext.current()
-    return tvm.transform.PassContext(
-        opt_level=context.opt_level,
-        required_pass=context.required_pass,
-        disabled_pass=context.disabled_pass,
-        instruments=context.instruments,
-        config={**context.config, PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE: True},
-    )
+    return with_config({PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE: True})
 
 
 def _wrap_cache_key() -> None:
