@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from importlib.metadata import PackageNotFoundError, version
 
 __version__ = "0.1.0"
 SUPPORTED_TILELANG = ("0.1.12", "0.1.13", "0.1.14", "0.1.15")
-SUPPORTED_TORCH = ((2, 11), (2, 13))
+SUPPORTED_TORCH = ((2, 11), (2, 15))
 """The oldest and the newest supported minor release."""
 
 
@@ -20,6 +21,12 @@ def require_supported_tilelang() -> None:
         raise ImportError(f"tileweave: tilelang is not installed; expected {supported}") from None
     if installed.split("+")[0] not in SUPPORTED_TILELANG:
         raise ImportError(f"tileweave: tilelang {installed} is not supported; expected {supported}")
+
+
+@functools.cache
+def installed_tilelang() -> tuple[int, ...]:
+    """Return the numbers of the installed release of TileLang."""
+    return numbers_of(version("tilelang"))
 
 
 def unsupported_torch(release: str) -> str:

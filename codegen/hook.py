@@ -68,6 +68,7 @@ def _wrap_pipeline() -> None:
 
     def extended(mod: IRModule, target: Target) -> IRModule:
         symmetric = _symmetric_names(mod)
+        mod = passes.run(passes.RELEASE_PASSES, mod, target, all_functions=True)
         mod = passes.run(passes.TARGET_PASSES, mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)

@@ -13,11 +13,10 @@ from tvm import IRModule, tirx
 from tvm.target import Target
 
 from ..builtins.errors import LanguageError
-from ..builtins.versions import SUPPORTED_TILELANG, numbers_of
+from ..builtins.versions import SUPPORTED_TILELANG, installed_tilelang, numbers_of
 from ..passes.ir.walk import nodes_in
 from ..passes.tile.require_arch import may_have_producer
 
-RELEASE = numbers_of(version("tilelang"))
 NEWEST = SUPPORTED_TILELANG[-1]
 SPECIALIZES_NESTED = (0, 1, 13)
 """First release that specializes warps of a ``T.Pipelined`` in another loop. Before it, TileLang
@@ -33,7 +32,7 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
     """
     names = [str(n.name_hint) for n, f in mod.functions.items() if _has_nested_pipeline(f)]
     config: dict[str, bool] = {}
-    if names and RELEASE < SPECIALIZES_NESTED and may_have_producer(target):
+    if names and installed_tilelang() < SPECIALIZES_NESTED and may_have_producer(target):
         config[PassConfigKey.TL_DISABLE_WARP_SPECIALIZED] = True
         warnings.warn(
             f"{', '.join(names)}: TileLang {version('tilelang')} cannot specialize warps for a "
@@ -45,7 +44,7 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
         with with_config(config) if config else contextlib.nullcontext():
             yield
     except (tvm.error.InternalError, IndexError) as error:
-        if RELEASE >= numbers_of(NEWEST):
+        if installed_tilelang() >= numbers_of(NEWEST):
             raise
         raise LanguageError(
             f"{', '.join(str(n.name_hint) for n in mod.functions)}: TileLang "

@@ -41,6 +41,7 @@ from .tile import (
     fold_axes,
     free_async_tiles,
     hoist_waits,
+    keep_strides,
     linear_bulk_tiles,
     order_releases,
     pin_pipelined,
@@ -112,12 +113,21 @@ SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p not in VERIFY_PASSES)
 """Group passes of the simulator, which itself reports races. With ``tileweave.verify`` it runs
 ``VERIFY_PASSES``, too."""
 
-TARGET_PASSES = (
+RELEASE_PASSES = (
     Pass(
         upgrade_ir.upgrade_ir,
         "first: a program that is not compiled for a group still has the form of its release",
     ),
-    Pass(require_arch.require_arch, "early: its errors name lines of the unchanged program"),
+    Pass(
+        keep_strides.keep_strides,
+        "before the passes that look for copies by the TMA, which it may disable",
+    ),
+)
+"""Passes for differences between TileLang's releases. They need the target, and run first, for
+every kernel of a program with a builtin or a symmetric tensor."""
+
+TARGET_PASSES = (
+    Pass(require_arch.require_arch, "first: its errors name lines of the unchanged program"),
     Pass(fold_axes.fold_axes, "before predicate_loads, whose indices it cannot fold"),
     Pass(
         predicate_loads.predicate_loads,
