@@ -10,6 +10,13 @@ __version__ = "0.1.0"
 SUPPORTED_TILELANG = ("0.1.12", "0.1.13", "0.1.14", "0.1.15")
 SUPPORTED_TORCH = ((2, 11), (2, 15))
 """The oldest and the newest supported minor release."""
+SUPPORTED_FFI = ("0.1.11", "0.1.12")
+SUPPORTED = {
+    "torch": " to ".join(f"{major}.{minor}" for major, minor in SUPPORTED_TORCH),
+    "tilelang": f"{SUPPORTED_TILELANG[0]} to {SUPPORTED_TILELANG[-1]}",
+    "apache-tvm-ffi": " to ".join(SUPPORTED_FFI),
+}
+"""Supported releases of each package, for people."""
 
 
 def require_supported_tilelang() -> None:
@@ -34,7 +41,7 @@ def unsupported_torch(release: str) -> str:
     low, high = SUPPORTED_TORCH
     if low <= numbers_of(release)[:2] <= high:
         return ""
-    return f"torch is {release}; expected {'.'.join(map(str, low))} to {'.'.join(map(str, high))}"
+    return f"torch is {release}; expected {SUPPORTED['torch']}"
 
 
 def numbers_of(release: str) -> tuple[int, ...]:
