@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from ...builtins.memory import fence_proxy_async
-from ...builtins.spans import get_stmt_span
 from ...builtins.spec import declaration_of
 from ..pipeline import DEVICE_PASSES, SYNC_PASSES, Pass
 from ..tile.order_releases import is_placeholder
 from .block_barrier import is_sync_threads
 from .leaves import Leaf, leaves_of, tensor_of
 from .memory_order import acquires, releases
+from .spans import get_stmt_span
 from .walk import effects_in, op_name
 
 _FENCES = ("tl.fence_proxy_async", declaration_of(fence_proxy_async).op_name)

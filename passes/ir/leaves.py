@@ -8,8 +8,8 @@ from typing import Any
 
 from tvm import tirx
 
-from ...builtins.spans import get_stmt_span
 from ...builtins.spec import Pointer, builtin_of
+from .spans import get_stmt_span
 from .walk import builtins_in, op_name, rewrite_children
 
 

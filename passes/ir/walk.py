@@ -11,8 +11,8 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.ranks import RANK
-from ...builtins.spans import get_stmt_span, set_stmt_span
 from ...builtins.spec import builtin_of
+from .spans import get_stmt_span, set_stmt_span
 
 TMA_LOADS = frozenset(
     {

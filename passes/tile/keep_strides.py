@@ -10,10 +10,10 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import packed_strides
 from ...builtins.versions import installed_tilelang
-from ..ir.walk import annotated, op_name
+from ..ir.walk import annotated, location, nodes_in, op_name
 from .require_arch import TMA_COPY, TMA_SM, sm_of
 
-_COPIES = frozenset({"tl.tileop.copy", TMA_COPY})
+_COPY = "tl.tileop.copy"
 _WITHOUT_FAULT = (0, 1, 13)
 """First release whose bulk copies use the strides of the tensor (``Copy::LowerBulk1D``)."""
 
@@ -34,17 +34,23 @@ def keep_strides(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     if installed_tilelang() >= _WITHOUT_FAULT or sm_of(target) < TMA_SM:
         return func
 
-    def change(call: tirx.Call) -> tirx.Call | None:
-        if op_name(call) not in _COPIES or not any(map(_may_be_linear, call.args[:2])):
-            return None
-        if op_name(call) == TMA_COPY:
+    for stmt in nodes_in(func.body, tirx.Evaluate):
+        if op_name(stmt.value) == TMA_COPY and _is_affected(stmt.value):
             raise LanguageError(
                 "T.tma_copy: TileLang 0.1.12 ignores the strides of a tensor whose part is "
-                "contiguous; expected T.copy, or tilelang==0.1.13"
+                f"contiguous; expected T.copy, or tilelang==0.1.13{location(stmt)}"
             )
+
+    def change(call: tirx.Call) -> tirx.Call | None:
+        if op_name(call) != _COPY or not _is_affected(call):
+            return None
         return annotated(call, "disable_tma", tirx.IntImm("bool", 1))
 
     return func.with_body(ir_transform(func.body, None, change, ["tirx.Call"]))
+
+
+def _is_affected(copy: tirx.Call) -> bool:
+    return any(map(_may_be_linear, copy.args[:2]))
 
 
 def _may_be_linear(region: tirx.PrimExpr) -> bool:

@@ -15,11 +15,11 @@ from ... import passes
 from ...builtins.errors import TileWeaveError
 from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK
-from ...builtins.spans import get_stmt_span
 from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
+from ...passes.ir.spans import get_stmt_span
 from ...passes.ir.walk import builtins_in, line_of_span, nodes_in
 from ..machine.block import Block
 from ..machine.steps import Step

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tvm import tirx
 
-from ....builtins.spans import get_stmt_span, set_stmt_span
+from ...ir.spans import get_stmt_span, set_stmt_span
 from ...ir.walk import flatten, rewrite_children
 from ..regions.accesses import Access, Program
 from ..regions.footprints import Footprints
