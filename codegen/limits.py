@@ -13,14 +13,19 @@ from tvm import IRModule, tirx
 from tvm.target import Target
 
 from ..builtins.errors import LanguageError
+from ..builtins.spec import builtin_of
 from ..builtins.versions import SUPPORTED_TILELANG, installed_tilelang, numbers_of
-from ..passes.ir.walk import nodes_in
+from ..passes.ir.walk import builtins_in, nodes_in
 from ..passes.tile.require_arch import may_have_producer
 
 NEWEST = SUPPORTED_TILELANG[-1]
 SPECIALIZES_NESTED = (0, 1, 13)
 """First release that specializes warps of a ``T.Pipelined`` in another loop. Before it, TileLang
 fails: its pass finds the loop, but does not replace it (``ReplacePipelineLoopInStmt``)."""
+
+
+POINTS_TO_VECTORS = (0, 1, 13)
+"""First release that takes the address of an element of a tensor whose elements are vectors."""
 
 
 @contextlib.contextmanager
@@ -30,6 +35,8 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
     Raises:
         LanguageError: the installed release, which is not the newest, fails.
     """
+    if installed_tilelang() < POINTS_TO_VECTORS:
+        _refuse_vectors(mod)
     names = [str(n.name_hint) for n, f in mod.functions.items() if _has_nested_pipeline(f)]
     config: dict[str, bool] = {}
     if names and installed_tilelang() < SPECIALIZES_NESTED and may_have_producer(target):
@@ -51,6 +58,21 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
             f"{version('tilelang')} cannot compile it ({str(error).strip().splitlines()[-1]}); "
             f"expected a program that this release supports, or tilelang=={NEWEST}"
         ) from error
+
+
+def _refuse_vectors(mod: IRModule) -> None:
+    """Refuse builtins that operate on a tensor of vectors: the CUDA would not compile."""
+    for func in mod.functions.values():
+        for call in builtins_in(func.body) if isinstance(func, tirx.PrimFunc) else ():
+            for load in nodes_in(call, tirx.BufferLoad):
+                dtype = str(load.buffer.dtype)
+                if load.buffer.scope() == "global" and tvm.DataType(dtype).lanes > 1:
+                    release = ".".join(map(str, POINTS_TO_VECTORS))
+                    raise LanguageError(
+                        f"{builtin_of(call).name}: {load.buffer.name} has type {dtype}, whose "
+                        f"elements have no address in TileLang {version('tilelang')}; expected a "
+                        f"tensor of scalars, or tilelang=={release}"
+                    )
 
 
 def with_config(config: dict[str, bool]) -> tvm.transform.PassContext:

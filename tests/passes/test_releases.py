@@ -141,3 +141,18 @@ def test_a_failure_of_the_newest_release_is_its_own(installed):
     installed(0, 1, 15)
     with pytest.raises(tvm.error.InternalError):
         inside(program, error=tvm.error.InternalError("first\nlast"))
+
+
+@T.prim_func
+def of_vectors(P: T.Tensor((4,), "float16x2")):
+    with T.Kernel(1, threads=32):
+        P[1] = W.atom_exch(P[0], P[2])
+
+
+def test_tensors_of_vectors_are_refused(installed):
+    installed(0, 1, 12)
+    expected = r"^atom_exch: P has type float16x2, .* tilelang==0\.1\.13$"
+    with pytest.raises(LanguageError, match=expected):
+        inside(of_vectors)
+    installed(0, 1, 13)
+    assert not inside(of_vectors)

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """A builtin that is lost or that other threads execute is refused; dead code and copies are legal."""
 

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """Initializations before loops around T.Pipelined run once; TileLang alone runs them in each
 iteration, because warp specialization moves them next to the pipelined loop."""

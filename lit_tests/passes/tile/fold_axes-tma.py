@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """Axes of a symmetric tensor are folded until the TMA supports their number."""
 

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """A T.clear of an accumulator in a pipelined loop keeps no wait back: the wait runs in the producer
 before its load, the clear in the consumers, in each iteration."""
