@@ -40,7 +40,8 @@ def upgrade_ir(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
     if not (_LOOPS or _RENAMED):
         return func
     body = _indexed(func.body) if _LOOPS else func.body
-    return func.with_body(_renamed(body, _OLD_REGION, _REGION) if _RENAMED else body)
+    body = _renamed(body, _OLD_REGION, _REGION) if _RENAMED else body
+    return func if body.same_as(func.body) else func.with_body(body)
 
 
 def downgrade_ir(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -19,6 +19,7 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from ...builtins.spec import register_op
 from ...builtins.symmetric import is_symmetric
+from ...passes.group.upgrade_ir import upgrade_ir
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.walk import flatten, rewrite_children
@@ -200,7 +201,7 @@ class _Kernel:
     """Kernel of the program, with the operations to change."""
 
     def __init__(self, func: tirx.PrimFunc, world_size: int) -> None:
-        self.func, self.world_size = func, world_size
+        self.func, self.world_size = upgrade_ir(func), world_size
         self.lowered = lowered(func, world_size)
         self.operations = operations(self.lowered.body)
         self.probes = _Probes()
@@ -236,7 +237,9 @@ class _Kernel:
         func = self.lowered.with_body(edit(self.lowered.body))
 
         def make(other: tirx.PrimFunc, world_size: int) -> Program:
-            return Program(other, world_size, func if other.same_as(self.func) else None)
+            # For an older TileLang, a plan has an upgraded copy of the program.
+            is_own = other.same_as(self.func) or tvm.ir.structural_equal(other, self.func)
+            return Program(other, world_size, func if is_own else None)
 
         return Executable(plan, self.world_size, make)
 
