@@ -1,7 +1,5 @@
 """Passes for older releases of TileLang: each undoes what the release does differently."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest
