@@ -24,6 +24,7 @@ NAVIGATION = {
         "guides/zoo",
         "guides/troubleshooting",
         "guides/cluster",
+        "guides/versions",
         "guides/benchmarks",
         "guides/*",
     ],

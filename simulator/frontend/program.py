@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from tilelang import tvm
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 
 from ... import passes
@@ -20,6 +19,7 @@ from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
+from ...passes.ir.spans import get_stmt_span
 from ...passes.ir.walk import builtins_in, line_of_span, nodes_in
 from ..machine.block import Block, Mask
 from ..machine.steps import Step

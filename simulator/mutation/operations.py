@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
@@ -13,6 +12,7 @@ from ...builtins.spec import Builtin, Pointer, builtin_of
 from ...passes.ir.accesses import READS, WRITES, touches_in
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.memory_order import acquires, releases
+from ...passes.ir.spans import get_stmt_span
 from ...passes.ir.walk import calls_in, children_of, flatten, op_name, rewrite_children
 from ...passes.tile.order_releases import COMPLETE
 

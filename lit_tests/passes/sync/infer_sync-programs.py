@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """The inference inserts statements at the right accesses, for the right ranks, outside of loops."""
 
