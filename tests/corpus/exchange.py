@@ -129,41 +129,6 @@ def exchange_program(x: Exchange, ops: list[Op], barrier: bool):
     messages, blocks = len(x.messages), x.blocks
     num_flags = len(x.deliveries) + messages
 
-    @T.macro
-    def run(ops, me, block, epoch, tile, mail, flags, outbox, out):
-        # Only TileLang 0.1.15 unrolls loops over Python lists.
-        if len(ops) > 0:
-            run_one(ops[0], me, block, epoch, tile, mail, flags, outbox, out)
-            run(ops[1:], me, block, epoch, tile, mail, flags, outbox, out)
-
-    @T.macro
-    def run_one(op, me, block, epoch, tile, mail, flags, outbox, out):
-        if me == op.rank and block == op.block:
-            if op.kind == "signal":
-                W.signal(flags[op.to, op.flag], sem=op.sem, scope=op.scope)
-            elif op.kind == "wait":
-                target = (epoch + 1) * op.count + op.ahead
-                W.wait_reached(flags[op.to, op.flag], target, sem=op.sem, scope=op.scope)
-            elif op.kind == "read":
-                if op.transport == "tile":
-                    T.copy(mail[op.to, op.message, 0], tile)
-                    T.copy(tile, out[op.message, 0])
-                else:
-                    for i in T.Parallel(TILE):
-                        out[op.message, i] = mail[op.to, op.message, i]
-            elif op.transport == "store":
-                for i in T.Parallel(TILE):
-                    mail[op.to, op.message, i] = datum(epoch, op.message, i)
-            elif op.transport == "tile":
-                for i in T.Parallel(TILE):
-                    tile[i] = datum(epoch, op.message, i)
-                T.copy(tile, mail[op.to, op.message, 0])
-            else:
-                for i in T.Parallel(TILE):
-                    outbox[op.message, i] = datum(epoch, op.message, i)
-                T.sync_threads()
-                W.put_block(outbox[op.message, 0], mail[op.to, op.message, 0], TILE)
-
     @T.prim_func
     def program(
         mail: W.Symmetric((messages, TILE), "int32"),
@@ -177,7 +142,32 @@ def exchange_program(x: Exchange, ops: list[Op], barrier: bool):
             tile = T.alloc_shared((TILE,), "int32")
             epoch = T.alloc_var("int32")
             epoch = state[block]
-            run(ops, me, block, epoch, tile, mail, flags, outbox, out)
+            for op in ops:
+                if me == op.rank and block == op.block:
+                    if op.kind == "signal":
+                        W.signal(flags[op.to, op.flag], sem=op.sem, scope=op.scope)
+                    elif op.kind == "wait":
+                        target = (epoch + 1) * op.count + op.ahead
+                        W.wait_reached(flags[op.to, op.flag], target, sem=op.sem, scope=op.scope)
+                    elif op.kind == "read":
+                        if op.transport == "tile":
+                            T.copy(mail[op.to, op.message, 0], tile)
+                            T.copy(tile, out[op.message, 0])
+                        else:
+                            for i in T.Parallel(TILE):
+                                out[op.message, i] = mail[op.to, op.message, i]
+                    elif op.transport == "store":
+                        for i in T.Parallel(TILE):
+                            mail[op.to, op.message, i] = datum(epoch, op.message, i)
+                    elif op.transport == "tile":
+                        for i in T.Parallel(TILE):
+                            tile[i] = datum(epoch, op.message, i)
+                        T.copy(tile, mail[op.to, op.message, 0])
+                    else:
+                        for i in T.Parallel(TILE):
+                            outbox[op.message, i] = datum(epoch, op.message, i)
+                        T.sync_threads()
+                        W.put_block(outbox[op.message, 0], mail[op.to, op.message, 0], TILE)
             if barrier:
                 W.barrier_blocks()
             T.sync_threads()
