@@ -144,11 +144,11 @@ class StandInKernel(kernel.Kernel):
 
 def compile_nothing(program: Any, **options: Any) -> kernel.Kernel:
     """Return the stand-in for the kernel of ``program``."""
-    here = session.current()
+    current = session.current()
     mod = tvm.IRModule({str(program.attrs["global_symbol"]): program})
-    mod = passes.run_group(mod, here.group.world_size, here.heap.stride)
+    mod = passes.run_group(mod, current.group.world_size, current.heap.stride)
     (for_group,) = mod.functions.values()
-    implicit = {p.name: kernel._memory(p, here) for p in implicit_of(for_group)}
+    implicit = {p.name: kernel._memory(p, current) for p in implicit_of(for_group)}
     return StandInKernel(None, program, implicit)
 
 
@@ -165,23 +165,23 @@ def plan_call() -> Callable[[], None]:
     return lambda: plan(a, b, gathered, c)
 
 
-def calls(only: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+def calls(name_filter: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield names and calls to measure: the plan, each operator by each of its programs, and a
     collective. Nothing that an earlier use compiled remains.
 
     Args:
-        only: text that the names of the measured programs contain.
+        name_filter: text that the names of the measured programs contain.
     """
     group = session.current().group
-    kept = prepared(group).operators
-    while kept:
-        kept.popitem()[1].free()
+    operators = prepared(group).operators
+    while operators:
+        operators.popitem()[1].free()
     yield "plan", plan_call()
     bf16 = {"dtype": torch.bfloat16, "device": group.device}
     shard, b = torch.zeros(ROWS, K, **bf16), torch.zeros(K, N, **bf16)
     a = torch.zeros(group.world_size * ROWS, K, **bf16)
     for op, x in zip(OPERATORS, (shard, a, a), strict=True):
-        for program in (p for p in OPERATORS_BY_NAME[op.__name__].programs if only in p):
+        for program in (p for p in OPERATORS_BY_NAME[op.__name__].programs if name_filter in p):
             choice = Choice(program, LARGE if program == "copy_engines" else SMALL)
             call.choice_of = lambda *_, choice=choice: choice
             recorded_calls.invalidate()

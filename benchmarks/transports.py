@@ -45,8 +45,6 @@ PERSISTENT_PIECES = (5, 1)
 """Pieces of the variants whose kernel has ``BLOCKS`` persistent blocks, not one for each tile.
 Waiting blocks read the same word, so many of them may delay data that arrives."""
 BLOCKS = (131, 262, 524)
-OPS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-"""Collectives whose programs have such variants."""
 TRANSPORTS = ("copy_engine", "ldst", "tma")
 TILES = (1 << 13, 1 << 14, 1 << 15)
 """Bytes of the tile that a block moves."""

@@ -25,6 +25,7 @@ NAVIGATION = {
         "guides/zoo",
         "guides/troubleshooting",
         "guides/cluster",
+        "guides/versions",
         "guides/benchmarks",
         "guides/*",
     ],
@@ -50,8 +51,8 @@ def _adapt_page(app: Any, page: str, source: list[str]) -> None:
 
 def _download_outside(link: str, folder: Path, app: Any) -> str:
     """Make a link to Markdown outside of this folder a download, like links to source files."""
-    inside = (folder / link).resolve().is_relative_to(app.srcdir)
-    return link if inside else f"path:{link}"
+    is_inside = (folder / link).resolve().is_relative_to(app.srcdir)
+    return link if is_inside else f"path:{link}"
 
 
 def _toctree(caption: str, pages: list[str]) -> str:

@@ -89,7 +89,7 @@ def _call(name: str, signature: inspect.Signature, spec: Builtin | None) -> str:
     line = f"W.{name}({', '.join(shown)})"
     if len(line) <= 100:
         return line
-    return "\n".join([f"W.{name}(", *(f"    {each}," for each in shown), ")"])
+    return "\n".join([f"W.{name}(", *(f"    {parameter}," for parameter in shown), ")"])
 
 
 def _quoted(value: Any) -> str:
@@ -109,8 +109,8 @@ def _facts(spec: Builtin) -> list[str]:
         facts.append(f"{', '.join(f'`{name}`' for name in shared)} in shared memory")
     if any(isinstance(kind, Pointer) and kind.space == "barrier" for _, kind in spec.operands):
         facts.append("signals an mbarrier")
-    least = [f"sm_{spec.sm}", *(f"sm_{sm} for {ptx}" for ptx, sm in spec.type_sm.items())]
-    facts.append(f"from {', '.join(least)}")
+    architectures = [f"sm_{spec.sm}", *(f"sm_{sm} for {ptx}" for ptx, sm in spec.type_sm.items())]
+    facts.append(f"from {', '.join(architectures)}")
     return [_wrapped(f"*{'; '.join(facts)}.*")]
 
 
@@ -126,9 +126,9 @@ def _manual(doc: str) -> str:
                 name, _, text = " ".join(entry.split()).partition(": ")
                 out.append(_wrapped(f"- `{name}`: {_prose(text)}", "  "))
             out.append("")
-        elif found := re.match(r"(Returns|Needs|Source):\s*", block):
-            text = " ".join(block[found.end() :].split())
-            out.append(_wrapped(f"**{found[1]}** {_prose(text)}") + "\n")
+        elif match := re.match(r"(Returns|Needs|Source):\s*", block):
+            text = " ".join(block[match.end() :].split())
+            out.append(_wrapped(f"**{match[1]}** {_prose(text)}") + "\n")
         else:
             out.append(f"{_prose(block)}\n")
     return "\n".join(out)

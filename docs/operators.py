@@ -81,7 +81,7 @@ def table(name: str) -> str:
 
 def updated(page: str) -> str:
     """Return a page with the current tables."""
-    return MARKED.sub(lambda found: found["begin"] + table(found["name"]) + found["end"], page)
+    return MARKED.sub(lambda match: match["begin"] + table(match["name"]) + match["end"], page)
 
 
 def pages() -> list[Path]:

@@ -59,18 +59,18 @@ def _panel(sharding: Sharding, left: float, top: float) -> list[Shape]:
         order = owners_from(rank, sharding.ranks)
         for visit in visits:
             x, y = left + visit.key * size, top + visit.query * size
-            whole = visit.pairs == (LENGTH // sharding.chunks) ** 2
-            shapes.append(_cell(x, y, size, COLORS[rank], whole))
+            is_whole = visit.pairs == (LENGTH // sharding.chunks) ** 2
+            shapes.append(_cell(x, y, size, COLORS[rank], is_whole))
             step = str(order.index(visit.owner))
-            place = (0.5, 0.5) if whole else (0.32, 0.7)
+            place = (0.5, 0.5) if is_whole else (0.32, 0.7)
             shapes.append(Text(x + place[0] * size, y + place[1] * size + 4, step, 12, "middle"))
         work.append(sum(visit.pairs for visit in visits))
     return shapes + _bars(work, left, top + SIZE + 44)
 
 
-def _cell(x: float, y: float, size: float, color: str, whole: bool) -> Shape:
+def _cell(x: float, y: float, size: float, color: str, is_whole: bool) -> Shape:
     """Draw the part of a pair of chunks that is computed: all of it, or below the diagonal."""
-    if whole:
+    if is_whole:
         return Rect(x, y, size, size, color, GRID)
     return Polygon([(x, y), (x, y + size), (x + size, y + size)], color)
 

@@ -13,11 +13,11 @@ from tileweave import language as W
 
 
 @T.prim_func
-def ping_pong(flags: W.Symmetric((1,), "uint32"), start: T.uint32, rounds: T.int32):
+def ping_pong(flags: W.Symmetric((1,), "uint32"), start: T.uint32, iterations: T.int32):
     with T.Kernel(1, threads=32) as _:
         if T.get_thread_binding() == 0:
             me = W.rank()
-            for i in T.serial(rounds):
+            for i in T.serial(iterations):
                 value = start + T.Cast("uint32", i) + T.uint32(1)
                 if me == 0:
                     W.signal(flags[1, 0], value, op="set")
@@ -27,7 +27,7 @@ def ping_pong(flags: W.Symmetric((1,), "uint32"), start: T.uint32, rounds: T.int
                     W.signal(flags[0, 0], value, op="set")
 
 
-def main(rounds: int = 2000, repeats: int = 20) -> int:
+def main(iterations: int = 2000, repeats: int = 20) -> int:
     tw.init()
     if tw.world_size() < 2:
         print("signal_ping_pong: 1 rank; expected at least 2 (torchrun --nproc-per-node=2)")
@@ -38,20 +38,20 @@ def main(rounds: int = 2000, repeats: int = 20) -> int:
     for repeat in range(repeats if tw.rank() < 2 else 0):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        kernel(flags, repeat * rounds, rounds)
+        kernel(flags, repeat * iterations, iterations)
         end.record()
         torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / rounds / 2)
+        times.append(begin.elapsed_time(end) * 1e3 / iterations / 2)
     tw.barrier()
     torch.cuda.synchronize()
-    expected = repeats * rounds
+    expected = repeats * iterations
     values = [int(flags.all.view(torch.int32)[r, 0]) for r in range(2)]
     passed = values == [expected, expected]
     if tw.rank() == 0:
         times.sort()
         print(
-            f"one-way signal: {times[len(times) // 2]:.3f} us (median of {repeats} x {rounds} "
-            "rounds)"
+            f"one-way signal: {times[len(times) // 2]:.3f} us (median of {repeats} x {iterations} "
+            "iterations)"
         )
         print("passed" if passed else f"failed: the flags are {values}; expected {expected}")
     tw.finalize()

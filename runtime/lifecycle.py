@@ -47,8 +47,8 @@ def init(
     """
     if (session := joined()) is not None:
         return session
-    if why := unsupported_torch(torch.__version__):
-        raise TileWeaveError(f"init: {why}")
+    if reason := unsupported_torch(torch.__version__):
+        raise TileWeaveError(f"init: {reason}")
     if heap_bytes is None:
         size = _variable("TILEWEAVE_HEAP_BYTES", 1 << 30, HEAP_BYTES)
     else:

@@ -1,5 +1,6 @@
 """Runs the programs of W ranks on the CPU, with weak memory, and explains their faults."""
 
+from .explore.exhaustive import Exploration
 from .inputs.default_inputs import described_inputs, random_inputs
 from .machine.executable import Executable
 from .mutation import Mutant, mutate
@@ -10,6 +11,7 @@ from .validate import validate
 __all__ = [
     "LEVELS",
     "Executable",
+    "Exploration",
     "Mutant",
     "SimulationError",
     "SimulationWarning",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -18,10 +18,11 @@ from ..runtime.plans.parameters import Parameter, dynamic_extents, shapes_of
 from ..runtime.trace.render import writer
 from ..runtime.trace.trace import Trace
 from .device.program import ARCHITECTURES, DeviceProgram
-from .inputs.arguments import check_file, check_numbers, check_tensors, scalars_at
+from .explore.exhaustive import MOST_INTERLEAVINGS, Exploration, Exploring
+from .inputs.arguments import check_exhaustive, check_file, check_numbers, check_tensors, scalars_at
 from .inputs.inputs import Inputs, check_aliases, checked_inputs
 from .machine.executable import Executable
-from .machine.machine import Machine
+from .machine.machine import Machine, outputs_of
 from .memory.arrivals import refuse_surplus, unconsumed
 from .memory.memory import Tensor
 from .memory.threads import Divided
@@ -33,6 +34,26 @@ from .report.timeline import Recorder
 Scalar = float | int | Callable[[int], Any]
 Level = Literal["tile", "device"]
 LEVELS = ("tile", "device")
+
+
+@overload
+def simulate(
+    program: Any, world_size: int, inputs: Inputs | None = ..., schedules: int = ...,
+    seed: int = ..., epochs: int = ..., resident_blocks: int | None = ..., progress: bool = ...,
+    timeline: str | Path | None = ..., pass_configs: Mapping[str, Any] | None = ...,
+    most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
+    exhaustive: Literal[False] = ..., max_interleavings: int = ...,
+) -> list[dict[str, np.ndarray]]: ...  # fmt: skip
+
+
+@overload
+def simulate(
+    program: Any, world_size: int, inputs: Inputs | None = ..., schedules: int = ...,
+    seed: int = ..., epochs: int = ..., resident_blocks: int | None = ..., progress: bool = ...,
+    timeline: str | Path | None = ..., pass_configs: Mapping[str, Any] | None = ...,
+    most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
+    *, exhaustive: Literal[True], max_interleavings: int = ...,
+) -> Exploration: ...  # fmt: skip
 
 
 def simulate(
@@ -49,7 +70,9 @@ def simulate(
     most_seconds: float | None = None,
     level: Level = "tile",
     arch: str = "sm_90a",
-) -> list[dict[str, np.ndarray]]:
+    exhaustive: bool = False,
+    max_interleavings: int = MOST_INTERLEAVINGS,
+) -> list[dict[str, np.ndarray]] | Exploration:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
     Memory is weakly ordered and blocks interleave at random. Unordered conflicting accesses are a
@@ -69,9 +92,13 @@ def simulate(
             (``.json``), or its drawing (``.html``, ``.svg`` or, with matplotlib, ``.png``).
         pass_configs: as for ``tw.compile``; for a plan, they apply to each of its kernels.
         most_seconds, level, arch: longest estimated time; see ``executable_at``.
+        exhaustive: explore all interleavings of a small program, instead of random schedules.
+            ``progress`` and ``most_seconds`` have no effect then.
+        max_interleavings: number of interleavings after which the exploration ends.
 
     Returns:
-        One dict per rank, parameter name -> array, after the last epoch of the last schedule.
+        One dict per rank, parameter name -> array, after the last epoch of the last schedule; or
+        an ``Exploration``, if ``exhaustive``.
 
     Raises:
         SimulationError: a fault; its report names ranks, blocks, lines and the seed.
@@ -79,22 +106,45 @@ def simulate(
         TileWeaveError: illegal arguments, or the timeline cannot be written.
     """
     check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
+    if exhaustive:
+        check_exhaustive(schedules, seed, level, max_interleavings)
     write = _checked_writer(timeline)
     if not isinstance(program, Executable):
         program = configured("simulate", program, pass_configs)
         program = executable_at(program, world_size, level, arch)
     case, unread = Case(program, checked_inputs(program, inputs), epochs), {}
     blocks = program.resident_blocks if resident_blocks is None else resident_blocks
+    if exhaustive:
+        return _explore(Exploring(case, blocks, max_interleavings, write is not None), write)
     bar = Progress(program.plan.name, schedules, progress, most_seconds)
     for number in range(seed, seed + schedules):
         machine = run_schedule(case, number, blocks, bar, write)
         signals = unconsumed(machine.every_tensor())
         unread = signals if number == seed else {k: v for k, v in unread.items() if k in signals}
-    for text in unread.values():
-        warnings.warn(f"{program.plan.name}: {text}", SimulationWarning, stacklevel=2)
+    _warn(program.plan.name, unread)
     if write is not None:
         write(machine.trace(program.plan.name, number))
     return outputs_of(machine)
+
+
+def _explore(exploring: Exploring, write: Callable[[Trace], None] | None) -> Exploration:
+    """Explore all interleavings. ``write`` writes the trace of a fault, else of the last one."""
+    try:
+        result = exploring.run()
+    except SimulationError as error:
+        if write is not None:
+            _write_fault(write, exploring.machine, exploring.name, error)
+        raise
+    _warn(exploring.name, exploring.unread)
+    if write is not None:
+        write(exploring.machine.trace(exploring.name, None))
+    return result
+
+
+def _warn(name: str, unread: Mapping[tuple, str]) -> None:
+    """Warn of signals that are never waited for or read."""
+    for text in unread.values():
+        warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=3)
 
 
 def executable_at(
@@ -151,7 +201,7 @@ def run_schedule(
 
 
 def _write_fault(
-    write: Callable[[Trace], None], machine: Recorder, name: str, fault: SimulationError
+    write: Callable[[Trace], None], machine: Any, name: str, fault: SimulationError
 ) -> None:
     """Write the trace of a fault. If that fails, warn: the fault is more important."""
     try:
@@ -231,11 +281,11 @@ class Case:
         machine.named |= machine.tensors
         for kernel, implicit in self.executable.implicit.items():
             inferred = any(not h.scratch for _, h in implicit)
-            made = [
+            implicit_tensors = [
                 (name, h.name, self._implicit_tensors(h, machine, inferred)) for name, h in implicit
             ]
-            machine.implicit[kernel] = {own: tensors for _, own, tensors in made}
-            machine.named |= {name: tensors for name, _, tensors in made}
+            machine.implicit[kernel] = {own: tensors for _, own, tensors in implicit_tensors}
+            machine.named |= {name: tensors for name, _, tensors in implicit_tensors}
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
         return machine
@@ -284,14 +334,3 @@ class Case:
                 )
             tensors[rank].give((rank,) if p.symmetric else (Ellipsis,), array)
         return tensors
-
-
-def outputs_of(machine: Machine) -> list[dict[str, np.ndarray]]:
-    """Return the tensors of each rank."""
-    return [
-        {
-            name: (tensors[rank].data[rank] if tensors[rank].symmetric else tensors[rank].data)
-            for name, tensors in machine.tensors.items()
-        }
-        for rank in range(machine.world_size)
-    ]

@@ -9,8 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
+from ..passes.ir.walk import nodes_in
 from ..runtime.kernel.configured import configured
 from .inputs.arguments import check_numbers
 from .inputs.default_inputs import random_inputs
@@ -88,17 +88,12 @@ def validate(
 def _precision(executable: Executable) -> float:
     """Return the distance of 1 and the next number in the least precise type of the program."""
     types: set[str] = set()
-
-    def note(node: Any) -> None:
-        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
-            types.add(str(node.buffer.dtype))
-        elif isinstance(node, tirx.Cast):
-            types.add(str(node.dtype))
-        elif isinstance(node, tirx.SBlock):
-            types.update(str(buffer.dtype) for buffer in node.alloc_buffers)
-
     for func in executable.functions:
-        post_order_visit(func.body, note)
+        accesses = nodes_in(func.body, tirx.BufferLoad, tirx.BufferStore)
+        types |= {str(access.buffer.dtype) for access in accesses}
+        types |= {str(cast.dtype) for cast in nodes_in(func.body, tirx.Cast)}
+        blocks = nodes_in(func.body, tirx.SBlock)
+        types |= {str(buffer.dtype) for block in blocks for buffer in block.alloc_buffers}
     floats = [d for d in map(numpy_dtype, types) if is_float(d)]
     return max((float(ml_dtypes.finfo(dtype).eps) for dtype in floats), default=0.0)
 
@@ -127,10 +122,10 @@ class _Case:
 def _fault(runs: list[Machine | SimulationError], faults: list[SimulationError]) -> SimulationError:
     """Return the first fault, with the levels that have one."""
     levels = [level for level, run in zip(LEVELS, runs, strict=True) if run in faults]
-    where = f"only at the {levels[0]} level" if len(levels) == 1 else "at both levels"
+    levels_text = f"only at the {levels[0]} level" if len(levels) == 1 else "at both levels"
     error = faults[0]
     return SimulationError(
-        error.kind, f"{error.report}\n{where}", seed=error.seed, event=error.event
+        error.kind, f"{error.report}\n{levels_text}", seed=error.seed, event=error.event
     )
 
 
@@ -177,38 +172,38 @@ def _compare(tile: _Results, device: _Results, precision: float, seed: int) -> N
 
 
 def _value_differences(tile: _Results, device: _Results, precision: float) -> Iterator[str]:
-    for (key, rank), one in tile.tensors.items():
-        other, name = device.tensors[key, rank], one.name
-        differs = _differ(one, other, precision)
+    for (key, rank), tensor in tile.tensors.items():
+        other, name = device.tensors[key, rank], tensor.name
+        differs = _differ(tensor, other, precision)
         if not differs.any():
             continue
-        at = _first(differs)
-        owner = at[0] if rank is None else rank
+        index = _first(differs)
+        owner = index[0] if rank is None else rank
         yield "\n".join(
             [
                 f"{name} of rank {owner} has other values at the device level: "
-                f"{_count(differs)}, the first at {name}{list(at)}",
-                _value("tile", tile, one, at),
-                _value("device", device, other, at),
+                f"{_count(differs)}, the first at {name}{list(index)}",
+                _value("tile", tile, tensor, index),
+                _value("device", device, other, index),
             ]
         )
 
 
-def _differ(one: Tensor, other: Tensor, precision: float) -> np.ndarray:
+def _differ(first: Tensor, second: Tensor, precision: float) -> np.ndarray:
     """Return which elements differ; uninitialized ones equal each other."""
-    differs, defined = one.poison != other.poison, ~one.poison
-    if not is_float(one.dtype):
-        return differs | ((one.data != other.data) & defined)
-    x, y = (t.data.astype(np.float64) for t in (one, other))
+    differs, defined = first.poison != second.poison, ~first.poison
+    if not is_float(first.dtype):
+        return differs | ((first.data != second.data) & defined)
+    x, y = (t.data.astype(np.float64) for t in (first, second))
     finite = np.abs(x[defined & np.isfinite(x)])
-    scale = max(precision, float(ml_dtypes.finfo(one.dtype).eps)) * finite.max(initial=0.0)
+    scale = max(precision, float(ml_dtypes.finfo(first.dtype).eps)) * finite.max(initial=0.0)
     equal = np.isclose(x, y, rtol=0, atol=_TOLERANCE * scale, equal_nan=True)
     return differs | (~equal & defined)
 
 
-def _value(level: str, results: _Results, tensor: Tensor, at: tuple) -> str:
-    value = "uninitialized" if tensor.poison[at] else str(tensor.data[at])
-    last = results.describe(int(tensor.writes.last[at]), "never written")
+def _value(level: str, results: _Results, tensor: Tensor, index: tuple) -> str:
+    value = "uninitialized" if tensor.poison[index] else str(tensor.data[index])
+    last = results.describe(int(tensor.writes.last[index]), "never written")
     return f"{level} level: {value}; last write: {last}"
 
 
@@ -217,17 +212,18 @@ def _write_differences(tile: _Results, device: _Results) -> Iterator[str]:
         (_, name), rank, epoch = place
         shape = next(r.writes[place].shape for r in (tile, device) if place in r.writes)
         nothing = np.zeros(shape, np.int32)
-        one, other = tile.writes.get(place, nothing), device.writes.get(place, nothing)
-        differs = (one != 0) != (other != 0)
+        tile_writes = tile.writes.get(place, nothing)
+        device_writes = device.writes.get(place, nothing)
+        differs = (tile_writes != 0) != (device_writes != 0)
         if not differs.any():
             continue
-        at = _first(differs)
+        index = _first(differs)
         yield "\n".join(
             [
                 f"rank {rank} writes other elements of {name} in launch {epoch} at the device "
-                f"level: {_count(differs)}, the first at {name}{list(at)}",
-                f"tile level: {tile.describe(int(one[at]), 'not written')}",
-                f"device level: {device.describe(int(other[at]), 'not written')}",
+                f"level: {_count(differs)}, the first at {name}{list(index)}",
+                f"tile level: {tile.describe(int(tile_writes[index]), 'not written')}",
+                f"device level: {device.describe(int(device_writes[index]), 'not written')}",
             ]
         )
 

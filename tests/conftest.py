@@ -66,13 +66,13 @@ def nvcc() -> str:
     if os.environ.get("TILEWEAVE_NO_NVCC") == "1":
         pytest.skip("TILEWEAVE_NO_NVCC=1: nothing was assembled")
     toolkit = Path(os.environ.get("CUDA_HOME", ""), "bin")
-    found = shutil.which("nvcc") or shutil.which("nvcc", path=toolkit)
-    if found is None:
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path=toolkit)
+    if nvcc is None:
         pytest.fail(
             "nvcc is neither on PATH nor in CUDA_HOME; install CUDA, or set TILEWEAVE_NO_NVCC=1 to "
             "skip these tests"
         )
-    return found
+    return nvcc
 
 
 @pytest.fixture

@@ -37,13 +37,13 @@ def runs_here(name: str, need_gpu: Collection[str]) -> bool:
     return False
 
 
-def transports_here(asked: list[str]) -> list[str]:
+def transports_here(requested: list[str]) -> list[str]:
     """Return the transports that work if ranks share a GPU; print a line for the others."""
     joined = session.joined()
-    if joined is None or not joined.group.shares_gpus or "copy_engine" not in asked:
-        return asked
+    if joined is None or not joined.group.shares_gpus or "copy_engine" not in requested:
+        return requested
     say("copy_engine: not run: ranks share a GPU")
-    return [transport for transport in asked if transport != "copy_engine"]
+    return [transport for transport in requested if transport != "copy_engine"]
 
 
 def main(

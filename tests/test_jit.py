@@ -116,9 +116,9 @@ def up(monkeypatch):
 def made(result_idx=(), implicit=(), session=None):
     """Return a kernel of ``taken`` that returns the arguments for TileLang's kernel."""
     adapter = types.SimpleNamespace(result_idx=list(result_idx))
-    found = kernel.Kernel(types.SimpleNamespace(adapter=adapter), taken, dict(implicit), session)
-    found.__dict__["launch"] = lambda *args: args
-    return found
+    actual = kernel.Kernel(types.SimpleNamespace(adapter=adapter), taken, dict(implicit), session)
+    actual.__dict__["launch"] = lambda *args: args
+    return actual
 
 
 def test_kernels_take_arguments_by_name(monkeypatch):
@@ -172,9 +172,9 @@ def test_a_folder_for_debugging_is_refused():
 
 def test_kernels_are_copied_and_looked_at_without_end():
     """Missing attributes are looked up in TileLang's kernel, which a copy has not at first."""
-    found = made()
-    assert copy.copy(found).kernel is found.kernel
-    assert not hasattr(found, "nothing_of_the_kind")
+    actual = made()
+    assert copy.copy(actual).kernel is actual.kernel
+    assert not hasattr(actual, "nothing_of_the_kind")
 
 
 class Holder:

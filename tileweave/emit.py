@@ -112,5 +112,5 @@ def require_group(op: str, world_size: int, arch: str) -> None:
 def _require_nvcc() -> None:
     compiler = nvcc.CUDA_HOME and shutil.which(nvcc.get_nvcc_compiler())
     if not compiler:
-        where = f"CUDA_HOME={nvcc.CUDA_HOME}" if nvcc.CUDA_HOME else "PATH"
-        raise TileWeaveError(f"emit: no nvcc in {where}; expected one for stage='ptx'")
+        place = f"CUDA_HOME={nvcc.CUDA_HOME}" if nvcc.CUDA_HOME else "PATH"
+        raise TileWeaveError(f"emit: no nvcc in {place}; expected one for stage='ptx'")

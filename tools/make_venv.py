@@ -41,8 +41,8 @@ def cuda_torch() -> str:
     if torch.version.cuda is None:
         return ""
     unsupported_torch = runpy.run_path(str(ROOT / "builtins/versions.py"))["unsupported_torch"]
-    if why := unsupported_torch(torch.__version__):
-        print(f"not using this Python's torch: {why}")
+    if reason := unsupported_torch(torch.__version__):
+        print(f"not using this Python's torch: {reason}")
         return ""
     return str(torch.__version__)
 

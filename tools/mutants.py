@@ -40,41 +40,41 @@ def example_section(number: int) -> str:
     from tests.simulator.mutation.example_programs import instances
 
     instance = list(instances())[number]
-    found = instance.mutants()
-    head = f"## {instance.title}\n\n{instance.ranks} ranks, 3 launches: {_counts(found)}.\n"
-    return head + _table(found, ("op", "line", "change", "verdict", "why"))
+    results = instance.mutants()
+    head = f"## {instance.title}\n\n{instance.ranks} ranks, 3 launches: {_counts(results)}.\n"
+    return head + _table(results, ("op", "line", "change", "verdict", "why"))
 
 
 def inferred_section(name: str) -> str:
     from tests.corpus import PROGRAMS
     from tests.sync.test_mutants import mutants
 
-    found = mutants(name)
-    survivors = [m for m in found if m.verdict != "killed"]
-    head = f"## {name}\n\n{PROGRAMS[name].mutated} ranks: {_counts(found)}.\n"
+    results = mutants(name)
+    survivors = [m for m in results if m.verdict != "killed"]
+    head = f"## {name}\n\n{PROGRAMS[name].mutated} ranks: {_counts(results)}.\n"
     return head + _table(survivors, ("op", "flag", "change", "verdict", "why"))
 
 
-def _counts(found: list[Mutant]) -> str:
-    verdicts = [m.verdict for m in found]
+def _counts(results: list[Mutant]) -> str:
+    verdicts = [m.verdict for m in results]
     counts = [f"{verdicts.count(v)} {v}" for v in sorted(set(verdicts))]
     return ", ".join(counts) or "no synchronization operation"
 
 
-def _table(found: list[Mutant], columns: tuple[str, ...]) -> str:
+def _table(results: list[Mutant], columns: tuple[str, ...]) -> str:
     rows: list[tuple[Any, ...]] = [columns, ("---",) * len(columns)]
-    rows += [tuple(getattr(m, column) for column in columns) for m in found]
+    rows += [tuple(getattr(m, column) for column in columns) for m in results]
     lines = ["| " + " | ".join(map(str, row)) + " |" for row in rows]
-    return "\n" + "\n".join(lines) + "\n" if found else ""
+    return "\n" + "\n".join(lines) + "\n" if results else ""
 
 
-def main(each: Callable[..., Iterable[str]]) -> None:
+def main(run_each: Callable[..., Iterable[str]]) -> None:
     from tests.corpus import PROGRAMS
     from tests.simulator.mutation.example_programs import instances
 
     numbers = range(len(list(instances())))
-    write_page("mutants.md", EXAMPLES, each(example_section, numbers))
-    write_page("mutants-inferred.md", INFERRED, each(inferred_section, PROGRAMS))
+    write_page("mutants.md", EXAMPLES, run_each(example_section, numbers))
+    write_page("mutants-inferred.md", INFERRED, run_each(inferred_section, PROGRAMS))
 
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """The tile programs of operators contain no synchronization; their kernels do."""
 
@@ -359,11 +360,11 @@ show(reduce_scatter_program(Lines.of(100 * 256, "bfloat16"), 4, "tma"))
 # CHECK-LABEL: TEST: all_gather
 # CHECK-NOT: extern __shared__
 # CHECK-NOT: tma_store
-# CHECK: *(int4*)(arrived{{.*}} = *(int4*)(held
+# CHECK: *(int4*)(arrived{{.*}} = *(int4*)(tile_regs
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(arrived_arrived[
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(arrived_arrived[
-# CHECK: *(int4*)(held{{.*}} = *(int4*)(arrived
-# CHECK: *(int4*)(out{{.*}} = *(int4*)(held
+# CHECK: *(int4*)(tile_regs{{.*}} = *(int4*)(arrived
+# CHECK: *(int4*)(out{{.*}} = *(int4*)(tile_regs
 show(all_gather_program(Lines.of(96 * 256, "int32"), 4, "ldst"))
 
 # The warp that loads a tile of keys waits for its owner's copies, in each iteration, but not for local

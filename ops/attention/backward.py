@@ -74,7 +74,7 @@ def by_flash(rows: Rows, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: 
         keys.shape[1], 0.0, causal, seed, seed, scale=scale,
     )  # fmt: skip
     grad_q, grad_k, grad_v = (
-        x[..., : like.shape[-1]] for x, like in zip(gradients, (rows.q, k, v), strict=True)
+        x[..., : operand.shape[-1]] for x, operand in zip(gradients, (rows.q, k, v), strict=True)
     )
     return grad_q, grad_k, grad_v
 
@@ -132,15 +132,15 @@ class Sequences:
         }
         return [(owner, slice(row, row + size)) for _, (owner, row) in sorted(places.items())]
 
-    def gathered(self, of_ranks: torch.Tensor) -> torch.Tensor:
+    def gathered(self, by_rank: torch.Tensor) -> torch.Tensor:
         """Return all keys in sequence order, (B, length, ...), from (W, B, keys, ...)."""
-        return torch.cat([of_ranks[owner, :, place] for owner, place in self.chunks], 1)
+        return torch.cat([by_rank[owner, :, place] for owner, place in self.chunks], 1)
 
-    def scatter(self, whole: torch.Tensor, of_ranks: torch.Tensor) -> None:
-        """Write ``whole`` to ``of_ranks``: the inverse of ``gathered``."""
+    def scatter(self, ordered: torch.Tensor, by_rank: torch.Tensor) -> None:
+        """Write ``ordered`` to ``by_rank``: the inverse of ``gathered``."""
         chunks = self.chunks
-        for (owner, place), chunk in zip(chunks, whole.chunk(len(chunks), 1), strict=True):
-            of_ranks[owner, :, place] = chunk
+        for (owner, place), chunk in zip(chunks, ordered.chunk(len(chunks), 1), strict=True):
+            by_rank[owner, :, place] = chunk
 
     def blocks(self, rank: int) -> Iterator[tuple[slice, int]]:
         """Yield slices of consecutive queries of a rank, and the keys that the last one sees."""
@@ -154,8 +154,8 @@ class Sequences:
         size, prefix = rows // sharding.parts, keys - rows * sharding.ranks
         for part in range(sharding.parts):
             first = self.rows.start + part * size
-            until = (sharding.chunk_of(part, rank) + 1) * size
-            yield slice(first, first + size), until + prefix
+            end = (sharding.chunk_of(part, rank) + 1) * size
+            yield slice(first, first + size), end + prefix
 
 
 def _sequences(
@@ -170,11 +170,11 @@ def _sequences(
         )  # fmt: skip
     offsets = cu_seqlens_q.cpu(), cu_seqlens_k.cpu()
     checked_maxima(problem, *offsets)
-    of_q, of_k = (
+    q_lengths, k_lengths = (
         [slice(*ends) for ends in pairwise((cu_seqlens // problem.ranks).tolist())]
         for cu_seqlens in offsets
     )
-    return [Sequences(problem, *both) for both in zip(of_q, of_k, strict=True)]
+    return [Sequences(problem, *lengths) for lengths in zip(q_lengths, k_lengths, strict=True)]
 
 
 def sp_attention_backward(
@@ -249,12 +249,12 @@ def _backward(
     sequences = _sequences(problem, cu_seqlens_q, cu_seqlens_k)
     agree(ranks, problem, transport)
     gather, scatter = torch.ops.tileweave.all_gather, torch.ops.tileweave.reduce_scatter
-    of_ranks = [gather(x, group, transport).unflatten(0, (problem.ranks, -1)) for x in (k, v)]
+    by_rank = [gather(x, group, transport).unflatten(0, (problem.ranks, -1)) for x in (k, v)]
     rows = Rows(grad_out.contiguous(), q, out, lse)
     if problem.packed:  # a batch of one
-        of_ranks = [x.unsqueeze(1) for x in of_ranks]
+        by_rank = [x.unsqueeze(1) for x in by_rank]
         rows = Rows(*(x.unsqueeze(0) for x in rows))
-    grad_q, sums = _contributions(problem, sequences, ranks.rank, rows, of_ranks)
+    grad_q, sums = _contributions(problem, sequences, ranks.rank, rows, by_rank)
     grad_k, grad_v = (
         scatter(x.flatten(0, 2 if problem.packed else 1), group, transport).to(q.dtype)
         for x in sums
@@ -264,27 +264,27 @@ def _backward(
 
 def _contributions(
     problem: AttentionProblem, sequences: list[Sequences], rank: int, rows: Rows,
-    of_ranks: list[torch.Tensor],
+    by_rank: list[torch.Tensor],
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:  # fmt: skip
     """Return the gradient of a rank's q, and its contributions to those of all ranks' k and v.
 
     Args:
-        of_ranks: k and v of all ranks, (W, B, keys, Hkv, D) and Dv.
+        by_rank: k and v of all ranks, (W, B, keys, Hkv, D) and Dv.
     """
     grad_q = torch.empty(rows.q.shape, dtype=rows.q.dtype, device=rows.q.device)
-    sums = [torch.empty_like(x, dtype=rows.lse.dtype) for x in of_ranks]
+    sums = [torch.empty_like(x, dtype=rows.lse.dtype) for x in by_rank]
     for sequence in sequences:
-        whole = [sequence.gathered(x) for x in of_ranks]
-        totals = [torch.zeros_like(x, dtype=rows.lse.dtype) for x in whole]
-        for own, seen in sequence.blocks(rank):
-            k, v = (x[:, :seen] for x in whole)
-            grad_q[:, own], *parts = gradients_of_rows(
-                rows.part(own), k, v, problem.causal, problem.scale
+        ordered = [sequence.gathered(x) for x in by_rank]
+        totals = [torch.zeros_like(x, dtype=rows.lse.dtype) for x in ordered]
+        for queries, num_keys in sequence.blocks(rank):
+            k, v = (x[:, :num_keys] for x in ordered)
+            grad_q[:, queries], *parts = gradients_of_rows(
+                rows.part(queries), k, v, problem.causal, problem.scale
             )
             for total, part in zip(totals, parts, strict=True):
-                total[:, :seen] += part
-        for total, of_owners in zip(totals, sums, strict=True):
-            sequence.scatter(total, of_owners)
+                total[:, :num_keys] += part
+        for total, by_owner in zip(totals, sums, strict=True):
+            sequence.scatter(total, by_owner)
     return grad_q, sums
 
 

@@ -66,11 +66,11 @@ def packed_tiles(
     piece = piece.clamp(max=len(ends) - 1)
     sequence, part = piece // parts, piece % parts
     first = (number - ends[piece] + counts[piece]) * tiles.M
-    more = k_lengths[sequence] - q_lengths[sequence]
+    prefix = k_lengths[sequence] - q_lengths[sequence]
     tile = PackedTile(
         row=cu_q[sequence] // problem.ranks + part * rows[piece] + first,
         valid=(rows[piece] - first).clamp(0, tiles.M) * used,
-        begin=sharding.chunk_of(part, rank) * rows[piece] + first + more + 1,
+        begin=sharding.chunk_of(part, rank) * rows[piece] + first + prefix + 1,
         k_row=cu_k[sequence] // problem.ranks,
         chunk=k_lengths[sequence] // (problem.ranks * (parts if problem.causal else 1)),
     )

@@ -136,8 +136,8 @@ def checked_attention(
     *_, q_rows, heads, dim = q.shape
     *_, k_rows, kv_heads, v_dim = v.shape
     for name, rows in (("q", q_rows), ("k", k_rows)):
-        what = f"{name} has {rows} rows on each rank, {rows * ranks} in all"
-        require_chunks(op, what, rows * ranks, sharding)
+        label = f"{name} has {rows} rows on each rank, {rows * ranks} in all"
+        require_chunks(op, label, rows * ranks, sharding)
     if causal and not packed and k_rows < q_rows:
         raise refused(
             op, f"k has {k_rows} rows on each rank and causal=True", f"at least {q_rows} as q"
@@ -194,13 +194,13 @@ def _check_packing(
     offsets = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
     _both_or_none(op, offsets)
     maxima = {"max_seqlen_q": max_q, "max_seqlen_k": max_k}
-    for name, most in maxima.items():
-        if most is None:
+    for name, maximum in maxima.items():
+        if maximum is None:
             continue
         if cu_q is None:
-            raise refused(op, f"{name}={most!r} without cu_seqlens_q", "None")
-        if not isinstance(most, (int, torch.SymInt)) or most < 1:
-            raise refused(op, f"{name}={most!r}", "a positive int")
+            raise refused(op, f"{name}={maximum!r} without cu_seqlens_q", "None")
+        if not isinstance(maximum, (int, torch.SymInt)) or maximum < 1:
+            raise refused(op, f"{name}={maximum!r}", "a positive int")
     _both_or_none(op, maxima)
     if cu_q is None or cu_k is None:
         return None
@@ -270,22 +270,22 @@ def _read(
 ) -> tuple[int, int]:
     """Check offsets that the host has read, and return the maxima."""
     op, longest = problem.op, []
-    for name, values, total, most in (
+    for name, values, total, maximum in (
         ("q", q, problem.q_total, maxima[0]), ("k", k, problem.k_total, maxima[1])
     ):  # fmt: skip
         check_cu_seqlens(op, f"cu_seqlens_{name}", values, total, problem.sharding)
         length = max(_lengths(values))
-        if most is not None and most < length:
+        if maximum is not None and maximum < length:
             raise refused(
-                op, f"max_seqlen_{name}={most}", f"at least {length}, the longest sequence"
+                op, f"max_seqlen_{name}={maximum}", f"at least {length}, the longest sequence"
             )
-        longest.append(length if most is None else most)
+        longest.append(length if maximum is None else maximum)
     for index, (queries, keys) in enumerate(zip(_lengths(q), _lengths(k), strict=True)):
-        least = queries if problem.causal else min(queries, 1)
-        if keys < least:
+        minimum = queries if problem.causal else min(queries, 1)
+        if keys < minimum:
             raise refused(
                 op, f"cu_seqlens_k: sequence {index} has {keys} keys for {queries} queries",
-                f"at least {least}, as causal={problem.causal}",
+                f"at least {minimum}, as causal={problem.causal}",
             )  # fmt: skip
     return longest[0], longest[1]
 
@@ -300,11 +300,11 @@ def _assert_once(
     """Make the GPU assert offsets unless it has; in a graph, in each replay."""
     if capturing() or q.is_inference() or k.is_inference():
         return assert_offsets(problem, q, k, maxima)
-    seen = _asserted.setdefault(q, WeakTensorKeyDictionary()).setdefault(k, {})
+    asserted = _asserted.setdefault(q, WeakTensorKeyDictionary()).setdefault(k, {})
     versions = (q._version, k._version)
-    if seen.get((problem, maxima)) != versions:
+    if asserted.get((problem, maxima)) != versions:
         assert_offsets(problem, q, k, maxima)
-        seen[problem, maxima] = versions
+        asserted[problem, maxima] = versions
 
 
 def assert_offsets(
@@ -312,13 +312,13 @@ def assert_offsets(
 ) -> None:
     """Make the GPU assert that ``checked_maxima`` would accept the offsets."""
     chunks = problem.sharding.chunks
-    of_q, of_k = q.diff(), k.diff()
-    least = of_q if problem.causal else of_q.clamp(max=1)
-    valid = (of_k >= least).all()
-    for offsets, lengths, total, most in zip(
-        (q, k), (of_q, of_k), (problem.q_total, problem.k_total), maxima, strict=True
+    q_lengths, k_lengths = q.diff(), k.diff()
+    minimum = q_lengths if problem.causal else q_lengths.clamp(max=1)
+    valid = (k_lengths >= minimum).all()
+    for offsets, lengths, total, maximum in zip(
+        (q, k), (q_lengths, k_lengths), (problem.q_total, problem.k_total), maxima, strict=True
     ):
-        fitting = (lengths >= 0) & (lengths <= most) & (lengths % chunks == 0)
+        fitting = (lengths >= 0) & (lengths <= maximum) & (lengths % chunks == 0)
         valid &= fitting.all() & (offsets[0] == 0) & (offsets[-1] == total)
     torch._assert_async(
         valid,

@@ -47,12 +47,12 @@ def reference_attention(
     packed = problem.packed
     join = torch.cat if packed else torch.stack
     wide = torch.promote_types(q.dtype, torch.float32)
-    whole = [
+    whole_sequences = [
         unshard_sequence(shards, problem.layout, 0 if packed else 1, cu_seqlens_k).to(wide)
         for shards in (ks, vs)
     ]
     queries = _sequences(q.to(wide), cu_seqlens_q, problem.ranks)
-    keys, values = (_sequences(x, cu_seqlens_k, 1) for x in whole)
+    keys, values = (_sequences(x, cu_seqlens_k, 1) for x in whole_sequences)
     parts = [
         _attend(x, k, v, _limits(problem, rank, x, k), problem.scale)
         for x, k, v in zip(queries, keys, values, strict=True)
@@ -75,8 +75,8 @@ def _limits(problem: AttentionProblem, rank: int, q: torch.Tensor, k: torch.Tens
     if not problem.causal:
         return torch.full((len(q),), len(k), device=q.device)
     positions = torch.arange(len(q) * problem.ranks, device=q.device)
-    own = shard_sequence(positions, rank, problem.ranks, problem.layout, dim=0)
-    return own + 1 + len(k) - len(positions)
+    own_positions = shard_sequence(positions, rank, problem.ranks, problem.layout, dim=0)
+    return own_positions + 1 + len(k) - len(positions)
 
 
 def _attend(
@@ -86,9 +86,9 @@ def _attend(
     rows = max(1, _SCORES // (q.shape[1] * max(1, len(k))))
     blocks = [
         checkpoint(
-            _attend_block, x, k, v, until, scale, use_reentrant=False, preserve_rng_state=False
+            _attend_block, x, k, v, limit, scale, use_reentrant=False, preserve_rng_state=False
         )
-        for x, until in zip(q.split(rows), limits.split(rows), strict=True)
+        for x, limit in zip(q.split(rows), limits.split(rows), strict=True)
     ]
     out, lse = zip(*blocks, strict=True)
     return torch.cat(out), torch.cat(lse, 1)

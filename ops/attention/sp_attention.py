@@ -53,8 +53,8 @@ def rows_for(problem: AttentionProblem, tiles: FlashTiles, peer: int, owner: int
     last = sharding.position(problem.q_rows - 1, peer, problem.q_total)
     limit = last + 1 + problem.k_total - problem.q_total
     chunk = key_chunk(problem)
-    whole, rest = divmod(sharding.visible(limit, owner, problem.k_total), chunk)
-    parts = [chunk] * whole + [rest]
+    num_chunks, remainder = divmod(sharding.visible(limit, owner, problem.k_total), chunk)
+    parts = [chunk] * num_chunks + [remainder]
     ends = (part * chunk + ceil(rows / tiles.N) * tiles.N for part, rows in enumerate(parts))
     return min(max(ends), problem.k_rows)
 
@@ -82,14 +82,14 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
         LSE: T.Tensor((batch, heads, *q_rows), "float32"),
     ):
         for peer in p.peers():
-            seen = rows_for(problem, tiles, peer, p.rank)
-            for b in range(batch if seen else 0):
-                p.copy(all_K[peer, p.rank, b, 0:seen], K[b, 0:seen], stream="copies")
-                p.copy(all_V[peer, p.rank, b, 0:seen], V[b, 0:seen], stream="copies")
-        seen = rows_for(problem, tiles, p.rank, p.rank)
+            num_keys = rows_for(problem, tiles, peer, p.rank)
+            for b in range(batch if num_keys else 0):
+                p.copy(all_K[peer, p.rank, b, 0:num_keys], K[b, 0:num_keys], stream="copies")
+                p.copy(all_V[peer, p.rank, b, 0:num_keys], V[b, 0:num_keys], stream="copies")
+        num_keys = rows_for(problem, tiles, p.rank, p.rank)
         for b in range(batch):
-            p.copy(all_K[p.rank, p.rank, b, 0:seen], K[b, 0:seen])
-            p.copy(all_V[p.rank, p.rank, b, 0:seen], V[b, 0:seen])
+            p.copy(all_K[p.rank, p.rank, b, 0:num_keys], K[b, 0:num_keys])
+            p.copy(all_V[p.rank, p.rank, b, 0:num_keys], V[b, 0:num_keys])
         p.launch(kernel, Q, work, all_K, all_V, Out, LSE)
 
     return sp_attention
@@ -216,19 +216,19 @@ def _problem(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group) ->
     )  # fmt: skip
 
 
-def chosen(asked: str, problem: AttentionProblem, device: torch.device, group: str) -> Strategy:
+def chosen(requested: str, problem: AttentionProblem, device: torch.device, group: str) -> Strategy:
     """Return the strategy for a problem; it is the same on all ranks.
 
     Raises:
-        TileWeaveError: ``asked`` is unknown, or is ``fused`` and the problem cannot be fused.
+        TileWeaveError: ``requested`` is unknown, or is ``fused`` and the problem cannot be fused.
     """
     ranks = group_of(group)
 
     other = unless_fused(
-        asked, problem.op, device, ranks,
+        requested, problem.op, device, ranks,
         lambda: obstacle_of_ranks(device, ranks) or obstacle(problem),
     )  # fmt: skip
-    return other or Strategy("fused", "asked for" if asked == "fused" else "it can be")
+    return other or Strategy("fused", "asked for" if requested == "fused" else "it can be")
 
 
 def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, strategy):

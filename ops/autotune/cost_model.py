@@ -83,8 +83,8 @@ time applies."""
 
 def estimate_tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
     """Estimate one tile on one SM."""
-    of_size = tiles.M * tiles.N / (128 * 256)
-    relative = _RELATIVE.get((tiles.M, tiles.N, tiles.stages), of_size)
+    by_size = tiles.M * tiles.N / (128 * 256)
+    relative = _RELATIVE.get((tiles.M, tiles.N, tiles.stages), by_size)
     return relative * 2 * 128 * 256 * K / (_RATE * 2 / itemsize) + _RESULT
 
 
@@ -99,24 +99,24 @@ def estimate_ag_gemm_copy_engine_us(
         itemsize: bytes of an operand's element.
     """
     tile_us = estimate_tile_us(tiles, K, itemsize) * _padding_factor(rows_per_rank, tiles)
-    of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
-    schedule = PersistentSchedule.for_tiles(ranks * of_rank, DEVICE.sm_count)
+    tiles_per_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    schedule = PersistentSchedule.for_tiles(ranks * tiles_per_rank, DEVICE.sm_count)
     # Earliest end of the tiles of a peer's rows, given their arrival.
     arrival = np.zeros(ranks)
-    sent, column = _ENTRY - _PEER, rows_per_rank * itemsize
+    sent_us, column = _ENTRY - _PEER, rows_per_rank * itemsize
     for peer in range(1, ranks):
         pieces, rate = [slice(0, K)], _PUSHED
         if peer == 1 and tiles.num_chunks > 1:
             pieces, rate = tiles.widening(K), _PUSHED_ROWS
-        sent += _PEER - _FURTHER
+        sent_us += _PEER - _FURTHER
         for k in pieces:
-            sent += _FURTHER + column * (k.stop - k.start) / rate + _FLAG
-            arrival[peer] = max(arrival[peer], sent + _SEEN + tile_us * (1 - k.start / K))
+            sent_us += _FURTHER + column * (k.stop - k.start) / rate + _FLAG
+            arrival[peer] = max(arrival[peer], sent_us + _SEEN + tile_us * (1 - k.start / K))
     # If no SM stays free for the entry barrier, the kernel begins after it.
     ends = np.full(schedule.blocks, _ENTRY if schedule.blocks == DEVICE.sm_count else _BEGIN)
     for numbers in _waves(schedule):
-        of_wave = ends[: len(numbers)]
-        of_wave[:] = np.maximum(of_wave + tile_us, arrival[numbers // of_rank])
+        wave_ends = ends[: len(numbers)]
+        wave_ends[:] = np.maximum(wave_ends + tile_us, arrival[numbers // tiles_per_rank])
     return float(ends.max()) + _END
 
 
@@ -131,20 +131,22 @@ def estimate_ag_gemm_comm_blocks_us(
         itemsize: bytes of an operand's element.
     """
     tile_us = estimate_tile_us(tiles, K, itemsize) * _padding_factor(rows_per_rank, tiles)
-    of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
-    sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, itemsize)
-    strip = sent.height * sent.width * itemsize
-    strip_us = max(strip / _PUSHED_BY_ONE, sent.blocks * strip / _PULLED)
+    tiles_per_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    senders = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, itemsize)
+    strip = senders.height * senders.width * itemsize
+    strip_us = max(strip / _PUSHED_BY_ONE, senders.blocks * strip / _PULLED)
     # Arrival of each piece from all ranks; only tiles of other ranks' rows wait for it.
-    done = np.arange(1, sent.pieces + 1) * sent.strips_per_piece * (ranks - 1)
-    arrival = _BEGIN + np.ceil(done / max(sent.blocks, 1)) * strip_us + _SEEN
-    ends = np.full(sent.schedule.blocks, _BEGIN)
-    for numbers in _waves(sent.schedule):
-        of_wave = ends[: len(numbers)]
-        others = numbers >= of_rank
+    num_strips = np.arange(1, senders.pieces + 1) * senders.strips_per_piece * (ranks - 1)
+    arrival = _BEGIN + np.ceil(num_strips / max(senders.blocks, 1)) * strip_us + _SEEN
+    ends = np.full(senders.schedule.blocks, _BEGIN)
+    for numbers in _waves(senders.schedule):
+        wave_ends = ends[: len(numbers)]
+        is_remote = numbers >= tiles_per_rank
         for piece in arrival:
-            of_wave[others] = np.maximum(of_wave[others], piece) + tile_us / sent.pieces
-        of_wave[~others] += tile_us
+            wave_ends[is_remote] = (
+                np.maximum(wave_ends[is_remote], piece) + tile_us / senders.pieces
+            )
+        wave_ends[~is_remote] += tile_us
     return float(ends.max()) + _END
 
 
@@ -166,9 +168,9 @@ def estimate_gemm_rs_persistent_us(
     if tiles.group_m < _LOW:
         tile_us *= _OF_LOW
     adding = ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * tile_us
-    of_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    tiles_per_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
     tiles_per_chunk = tiles.tiles_per_chunk(N)
-    schedule = PersistentSchedule.for_tiles(ranks * of_rank)
+    schedule = PersistentSchedule.for_tiles(ranks * tiles_per_rank)
     extents = [
         (rows.stop - rows.start, columns.stop - columns.start)
         for rows, columns in tiles.chunks(rows_per_rank, N)
@@ -181,19 +183,19 @@ def estimate_gemm_rs_persistent_us(
     )  # fmt: skip
     ends = np.full(schedule.blocks, _BEGIN)
     for numbers in _waves(schedule):
-        of_wave = ends[: len(numbers)]
+        wave_ends = ends[: len(numbers)]
         owners, places = swizzle_ranks(
-            numbers, of_rank, 0, ranks, tiles_per_chunk if shared else None
+            numbers, tiles_per_rank, 0, ranks, tiles_per_chunk if shared else None
         )
         pieces = places // tiles_per_chunk
-        of_wave += tile_us
-        others = owners > 0
-        copies.finish(owners[others], pieces[others], of_wave[others])
-        for piece in np.unique(pieces[~others]):
-            own = ~others & (pieces == piece)
+        wave_ends += tile_us
+        is_remote = owners > 0
+        copies.finish(owners[is_remote], pieces[is_remote], wave_ends[is_remote])
+        for piece in np.unique(pieces[~is_remote]):
+            is_own = ~is_remote & (pieces == piece)
             for arrival in copies.arrivals(piece):
-                of_wave[own] = np.maximum(of_wave[own], arrival) + adding
-            copies.finish(owners[own], pieces[own], of_wave[own])
+                wave_ends[is_own] = np.maximum(wave_ends[is_own], arrival) + adding
+            copies.finish(owners[is_own], pieces[is_own], wave_ends[is_own])
     end = float(ends.max()) + _END
     if shared and ranks > 1:
         end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_WAVE * (tiles_per_chunk < schedule.blocks)
@@ -236,11 +238,11 @@ def estimate_ag_gemm_push_us(
     rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
 ) -> float:
     """Estimate ``ag_gemm_push``."""
-    sent, M = (ranks - 1) * rows_per_rank * K * itemsize, ranks * rows_per_rank
+    nbytes, M = (ranks - 1) * rows_per_rank * K * itemsize, ranks * rows_per_rank
     product = estimate_product_us(M, N, K, tiles, itemsize) * _padding_factor(M, tiles)
     rate, blocks = _PUSHED_BY_SMS
     rate *= min(1, ceil(M / tiles.M) * ceil(N / tiles.N) / blocks)
-    return _BEGIN + (_PUBLISHED + sent / rate if sent else 0.0) + product
+    return _BEGIN + (_PUBLISHED + nbytes / rate if nbytes else 0.0) + product
 
 
 def _padding_factor(M: int, tiles: Tiles) -> float:
@@ -254,18 +256,18 @@ def estimate_product_us(M: int, N: int, K: int, tiles: Tiles, itemsize: int = 2)
     return max(waves * estimate_tile_us(tiles, K, itemsize), N * K * itemsize / _READ)
 
 
-def estimate_unfused_us(M: int, N: int, K: int, moved: float, itemsize: int = 2) -> float:
+def estimate_unfused_us(M: int, N: int, K: int, nbytes: float, itemsize: int = 2) -> float:
     """Estimate cuBLAS and NCCL in sequence.
 
     Args:
         M, N, K: extents of one rank's product.
-        moved: bytes that each rank receives; 0 if there is one rank.
+        nbytes: bytes that each rank receives; 0 if there is one rank.
     """
     product = _CUBLAS + min(
         estimate_product_us(M, N, K, tiles, itemsize) for tiles in stored(itemsize)
     )
-    exchange = min(latency + per_byte * moved for latency, per_byte in (_SHORT, _LONG))
-    return product + (exchange if moved else 0.0)
+    exchange = min(latency + per_byte * nbytes for latency, per_byte in (_SHORT, _LONG))
+    return product + (exchange if nbytes else 0.0)
 
 
 def _waves(schedule: PersistentSchedule) -> Iterator[np.ndarray]:
@@ -303,19 +305,19 @@ class Copies:
         if not shared:
             self._next.extend((peer, piece) for peer in peers for piece in pieces)
         elif ranks > 1:
-            for sent in pieces:
-                self._next.extend((peer, sent) for peer in peers)
-                if sent:
-                    self._next.append((0, sent - 1))
+            for piece in pieces:
+                self._next.extend((peer, piece) for peer in peers)
+                if piece:
+                    self._next.append((0, piece - 1))
         self.end = _ENTRY - _AFTER_COPY
         """Time at which all copies that could begin so far are complete."""
 
     def finish(self, owners: np.ndarray, pieces: np.ndarray, ends: np.ndarray) -> None:
         """Record computed tiles; start the copies that they complete."""
         for owner, piece in np.unique(np.stack([owners, pieces]), axis=1).T.tolist():
-            these = ends[(owners == owner) & (pieces == piece)]
-            self._left[owner, piece] -= len(these)
-            self._ready[owner, piece] = max(self._ready[owner, piece], float(these.max()))
+            tile_ends = ends[(owners == owner) & (pieces == piece)]
+            self._left[owner, piece] -= len(tile_ends)
+            self._ready[owner, piece] = max(self._ready[owner, piece], float(tile_ends.max()))
             if self._stores_last_peer and owner == self._ranks - 1 and not self._left[owner, piece]:
                 stored = self._ready[owner, piece] + self._nbytes[piece] / _PUSHED
                 self._arrived[piece].append(stored + _SEEN)

@@ -105,15 +105,16 @@ def agreed(
     Raises:
         TileWeaveError: ``tune`` is given on some ranks only.
     """
-    mine = saved(problem, group) if group.rank == 0 else None
-    data = group.exchange("tuned", json.dumps([tune is not None, str(mine or "")]))
-    may, (stored, *_) = zip(*map(json.loads, data), strict=True)
+    own = saved(problem, group) if group.rank == 0 else None
+    data = group.exchange("tuned", json.dumps([tune is not None, str(own or "")]))
+    may_tune, (stored, *_) = zip(*map(json.loads, data), strict=True)
     if stored:
         return Measured.of(json.loads(stored), problem)
-    if len(set(may)) > 1:
-        those = ", ".join(str(rank) for rank, tunes in enumerate(may) if tunes)
+    if len(set(may_tune)) > 1:
+        tuning_ranks = ", ".join(str(rank) for rank, tunes in enumerate(may_tune) if tunes)
         raise TileWeaveError(
-            f"{problem}: TILEWEAVE_TUNE is 1 on rank {those} only; expected the same on every rank"
+            f"{problem}: TILEWEAVE_TUNE is 1 on rank {tuning_ranks} only; expected the same on "
+            "every rank"
         )
     return tune() if tune else None
 
@@ -188,5 +189,5 @@ def _read(file: Path) -> dict[str, Any]:
     return results
 
 
-def _warn(what: str) -> None:
-    warnings.warn(f"tileweave: {what}", stacklevel=2)
+def _warn(message: str) -> None:
+    warnings.warn(f"tileweave: {message}", stacklevel=2)

@@ -93,10 +93,15 @@ class Trial:
 
     def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
         """Return the relative error of the result ``c`` for these inputs. Collective."""
-        return relative_error(c, self.right_of(a, b))
+        return error_number(c, self.right_of(a, b))
 
 
-def relative_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the relative error in the Frobenius norm; infinite if ``result`` contains NaN."""
-    error = ((result.float() - expected).norm() / expected.norm()).item()
+def relative_error(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """Return the relative error in the Frobenius norm."""
+    return (result.float() - expected).norm() / expected.norm()
+
+
+def error_number(result: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return ``relative_error`` as a number; infinite if ``result`` contains NaN."""
+    error = relative_error(result, expected).item()
     return error if error == error else float("inf")

@@ -36,7 +36,7 @@ from ..core.registry import OPERATORS, operators_of
 from ..core.strategy import obstacle, preferred
 from ..core.tiles import SHARED_BYTES
 from .store import Measured, agreed, measured_as, save, table_for
-from .trial import TOLERANCE, Trial, problem_of, relative_error
+from .trial import TOLERANCE, Trial, error_number, problem_of
 
 _VARIABLE = "TILEWEAVE_TUNE"
 _INPUTS = 3
@@ -73,9 +73,9 @@ class Tuned:
     attempts: tuple[TrialResult, ...]
 
     def __str__(self) -> str:
-        how = "" if self.measured.choice is None else f" ({self.measured.choice})"
+        choice = "" if self.measured.choice is None else f" ({self.measured.choice})"
         left_out = [f"\n  left out: {a.choice}: {a.reason}" for a in self.attempts if a.reason]
-        return f"{self.problem}: {self.measured.strategy}{how}{''.join(left_out)}"
+        return f"{self.problem}: {self.measured.strategy}{choice}{''.join(left_out)}"
 
 
 def tune(
@@ -123,27 +123,27 @@ def tune(
     return [tune_problem(problem, ranks) for problem in problems]
 
 
-def choice_of(asked: str, problem: Problem, group: Group) -> Choice | None:
+def choice_of(requested: str, problem: Problem, group: Group) -> Choice | None:
     """Return how a problem that can be fused is computed; None for NCCL and cuBLAS.
 
     Collective for each new problem, which is tuned first if ``TILEWEAVE_TUNE`` is 1.
 
     Args:
-        asked: ``fused`` or ``auto``.
+        requested: ``fused`` or ``auto``.
     """
     problem, results = measured_as(problem), table_for(group)
     if problem not in results and not capturing():  # a capture compiles nothing
         tune = partial(tune_problem, problem, group)
         results[problem] = agreed(problem, group, (lambda: tune().measured) if _wanted() else None)
-    return _decided(asked, problem, results.get(problem), OPERATORS[problem.op])
+    return _decided(requested, problem, results.get(problem), OPERATORS[problem.op])
 
 
 @lru_cache(maxsize=1024)
 def _decided(
-    asked: str, problem: Problem, measured: Measured | None, operator: type[Operator]
+    requested: str, problem: Problem, measured: Measured | None, operator: type[Operator]
 ) -> Choice | None:
     """Return the result of ``choice_of``. Calls that a CUDA graph captures decide each time."""
-    if preferred(asked, problem, measured).name == "nccl":
+    if preferred(requested, problem, measured).name == "nccl":
         return None
     return operator.table(problem) if measured is None else measured.choice
 
@@ -155,19 +155,19 @@ def tune_problem(problem: Problem, group: Group) -> Tuned:
     Args:
         group: the group of ``tw.init``; opens the session if there is none.
     """
-    kept = prepared(group)
-    of_session = session.current().group
-    problems = of_session.exchange("tune", str(problem))
+    cache = prepared(group)
+    session_group = session.current().group
+    problems = session_group.exchange("tune", str(problem))
     if len(set(problems)) > 1:
         raise TileWeaveError(
             f"tune: the ranks disagree, {problems}; expected the same on every rank"
         )
-    tuned = Autotuner(problem, of_session, kept).run()
-    for each in (group, of_session):
-        table_for(each)[problem] = tuned.measured
+    tuned = Autotuner(problem, session_group, cache).run()
+    for ranks in (group, session_group):
+        table_for(ranks)[problem] = tuned.measured
     invalidate()
-    if of_session.rank == 0:
-        _keep(tuned, of_session)
+    if session_group.rank == 0:
+        _keep(tuned, session_group)
     return tuned
 
 
@@ -194,12 +194,12 @@ class Candidate(NamedTuple):
 class Autotuner:
     """Candidates of one problem, measured one after the other against the best so far."""
 
-    def __init__(self, problem: Problem, group: Group, kept: OpCache) -> None:
-        self.problem, self.group, self.kept = problem, group, kept
+    def __init__(self, problem: Problem, group: Group, cache: OpCache) -> None:
+        self.problem, self.group, self.cache = problem, group, cache
         self.operator = OPERATORS[problem.op]
         # The table's choice is first, so that an equally fast candidate does not replace it.
-        every = [self.operator.table(problem), *self.operator.candidates(problem)]
-        self.choices = list(dict.fromkeys(every))
+        candidates = [self.operator.table(problem), *self.operator.candidates(problem)]
+        self.choices = list(dict.fromkeys(candidates))
         self.trial = Trial(problem, group)
         self.inputs = [self.trial.inputs() for _ in range(_INPUTS)]
         self.rights = [self.trial.right_of(*inputs) for inputs in self.inputs]
@@ -223,7 +223,7 @@ class Autotuner:
             best = None
         if best is None:
             return self._tuned(Measured(None, None, times["nccl"]))
-        self.kept.keep(self.problem, *best)
+        self.cache.keep(self.problem, *best)
         return self._tuned(Measured(best.choice, times["fused"], times["nccl"]))
 
     def _tuned(self, measured: Measured) -> Tuned:
@@ -276,7 +276,7 @@ class Autotuner:
         if nbytes > SHARED_BYTES:
             return f"{nbytes} bytes of shared memory; expected at most {SHARED_BYTES}"
         operators: list[Operator] = []
-        make = partial(self.kept.made, self.problem, choice, self.operator)
+        make = partial(self.cache.create, self.problem, choice, self.operator)
         if reason := self._failure(lambda: operators.append(make())):
             return reason
         (operator,) = operators
@@ -308,7 +308,7 @@ class Autotuner:
         for number in range(_INPUTS):
             self.trial.c.fill_(float("nan"))
             operator(*self.inputs[number], self.trial.c, *self.trial.epilogue.tensors)
-            errors.append(relative_error(self.trial.c, self.rights[number]))
+            errors.append(error_number(self.trial.c, self.rights[number]))
         return errors
 
     def _nccl(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: torch.Tensor) -> None:
@@ -324,7 +324,7 @@ class Autotuner:
             operator(*self.inputs[number], c, *self.trial.epilogue.tensors)
 
         def after(name: str, number: int, _: None) -> None:
-            errors[name] = max(errors[name], relative_error(c, self.rights[number]))
+            errors[name] = max(errors[name], error_number(c, self.rights[number]))
 
         times = interleaved(
             {name: partial(call, operator) for name, operator in calls.items()},

@@ -25,12 +25,12 @@ NAME = "all_gather"
 
 
 @T.macro
-def collect(held, arrived, out, me, first, ranks):
+def collect(tile_regs, arrived, out, me, first, ranks):
     """Copy a tile of each other rank's input to its position in ``out``, in order of arrival."""
     for step in T.serial(ranks - 1):
         source = (me + ranks - 1 - step) % ranks
-        T.copy(arrived[me, source, first, 0], held)
-        T.copy(held, out[source, first, 0])
+        T.copy(arrived[me, source, first, 0], tile_regs)
+        T.copy(tile_regs, out[source, first, 0])
 
 
 def all_gather_program(lines: Lines, ranks: int, transport: str):
@@ -42,13 +42,13 @@ def all_gather_program(lines: Lines, ranks: int, transport: str):
     def all_gather(x: T.Tensor(lines.shape, dtype), out: T.Tensor((ranks, *lines.shape), dtype)):
         with T.Kernel(lines.tiles, threads=256) as block:
             arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
-            held = alloc(lines.tile, dtype)
+            tile_regs = alloc(lines.tile, dtype)
             me, first = W.rank(), block * lines.height
-            T.copy(x[first, 0], held)
+            T.copy(x[first, 0], tile_regs)
             for step in T.serial(ranks - 1):
-                T.copy(held, arrived[(me + 1 + step) % ranks, me, first, 0])
-            T.copy(held, out[me, first, 0])
-            collect(held, arrived, out, me, first, ranks)
+                T.copy(tile_regs, arrived[(me + 1 + step) % ranks, me, first, 0])
+            T.copy(tile_regs, out[me, first, 0])
+            collect(tile_regs, arrived, out, me, first, ranks)
 
     return all_gather
 
@@ -69,18 +69,18 @@ def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
         with T.Kernel(schedule.blocks, threads=256) as block:
-            held = T.alloc_fragment(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
             me = W.rank()
-            for turn in T.serial(schedule.waves):
-                number = turn * schedule.blocks + block
+            for wave in T.serial(schedule.waves):
+                number = wave * schedule.blocks + block
                 if number < schedule.tiles:
                     before, source, tile = collected(number, me, lines.tiles, ranks)
                     first = tile * lines.height
                     if before == 0:
-                        T.copy(x[first, 0], held)
+                        T.copy(x[first, 0], tile_regs)
                     else:
-                        T.copy(arrived[me, source, first, 0], held)
-                    T.copy(held, out[source, first, 0])
+                        T.copy(arrived[me, source, first, 0], tile_regs)
+                    T.copy(tile_regs, out[source, first, 0])
 
     return collect_shares
 
@@ -137,8 +137,8 @@ class AllGather(AcrossNodes, Collective, op=NAME):
         nccl.all_gather_into(x, out, group)
 
     @staticmethod
-    def expected(every, rank):
-        return every.flatten(0, 1)
+    def expected(inputs, rank):
+        return inputs.flatten(0, 1)
 
     @staticmethod
     def copies(elements, ranks, dtype):
@@ -172,13 +172,13 @@ class AllGather(AcrossNodes, Collective, op=NAME):
         has arrived while the rest is in flight."""
         me, count = nodes.rank, nodes.world_size
         parts = out.unflatten(0, (count, -1))
-        got = [torch.empty_like(x) for _ in range(count - 1)]
+        received = [torch.empty_like(x) for _ in range(count - 1)]
         coming = [
             nccl.start_exchange(x, (me - step) % count, part, (me + step) % count, nodes)
-            for step, part in enumerate(got, 1)
+            for step, part in enumerate(received, 1)
         ]
         move(x, parts[me])
-        for step, (works, part) in enumerate(zip(coming, got, strict=True), 1):
+        for step, (works, part) in enumerate(zip(coming, received, strict=True), 1):
             for work in works:
                 work.wait()
             move(part, parts[(me + step) % count])

@@ -36,19 +36,19 @@ def one_shot_program(lines: Lines, ranks: int, transport: str):
     def all_reduce_one_shot(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
         with T.Kernel(lines.tiles, threads=256) as block:
             arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
-            held = alloc(lines.tile, dtype)
+            tile_regs = alloc(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
-            T.copy(x[first, 0], held)
+            T.copy(x[first, 0], tile_regs)
             for step in T.serial(ranks):
-                T.copy(held, arrived[(me + 1 + step) % ranks, me, first, 0])
+                T.copy(tile_regs, arrived[(me + 1 + step) % ranks, me, first, 0])
             T.clear(total)
             for step in T.serial(ranks):
-                T.copy(arrived[me, (block + step) % ranks, first, 0], held)
+                T.copy(arrived[me, (block + step) % ranks, first, 0], tile_regs)
                 for i, j in T.Parallel(lines.height, lines.columns):
-                    total[i, j] += held[i, j]
-            T.copy(total, held)
-            T.copy(held, out[first, 0])
+                    total[i, j] += tile_regs[i, j]
+            T.copy(total, tile_regs)
+            T.copy(tile_regs, out[first, 0])
 
     return all_reduce_one_shot
 
@@ -69,22 +69,22 @@ def two_shot_program(lines: Lines, ranks: int, transport: str):
             # Contributions of the others to own tiles, and the sums of their tiles.
             parts = W.alloc_symmetric((ranks, share, lines.columns), dtype)
             sums = W.alloc_symmetric((ranks, share, lines.columns), dtype)
-            held = alloc(lines.tile, dtype)
+            tile_regs = alloc(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
             for step in T.serial(ranks - 1):
                 owner = (me + ranks - 1 - step) % ranks  # in the order in which the owners add
-                T.copy(x[owner * stride + first, 0], held)
-                T.copy(held, parts[owner, me, first, 0])
-            T.copy(x[me * stride + first, 0], held)
-            add_up(total, held, parts, me, first, ranks)
+                T.copy(x[owner * stride + first, 0], tile_regs)
+                T.copy(tile_regs, parts[owner, me, first, 0])
+            T.copy(x[me * stride + first, 0], tile_regs)
+            add_up(total, tile_regs, parts, me, first, ranks)
             for step in T.serial(ranks - 1):
-                T.copy(held, sums[(me + 1 + step) % ranks, me, first, 0])
-            T.copy(held, out[me * stride + first, 0])
+                T.copy(tile_regs, sums[(me + 1 + step) % ranks, me, first, 0])
+            T.copy(tile_regs, out[me * stride + first, 0])
             for step in T.serial(ranks - 1):
                 source = (me + ranks - 1 - step) % ranks  # in order of arrival
-                T.copy(sums[me, source, first, 0], held)
-                T.copy(held, out[source * stride + first, 0])
+                T.copy(sums[me, source, first, 0], tile_regs)
+                T.copy(tile_regs, out[source * stride + first, 0])
 
     return all_reduce
 
@@ -102,15 +102,15 @@ def add_and_share(lines: Lines, ranks: int):
         out: T.Tensor((ranks, *lines.shape), dtype),
     ):
         with T.Kernel(lines.tiles, threads=256) as block:
-            held = T.alloc_fragment(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
-            T.copy(x[me, first, 0], held)
-            add_up(total, held, parts, me, first, ranks)
+            T.copy(x[me, first, 0], tile_regs)
+            add_up(total, tile_regs, parts, me, first, ranks)
             for step in T.serial(ranks - 1):
-                T.copy(held, sums[(me + 1 + step) % ranks, me, first, 0])
-            T.copy(held, out[me, first, 0])
-            collect(held, sums, out, me, first, ranks)
+                T.copy(tile_regs, sums[(me + 1 + step) % ranks, me, first, 0])
+            T.copy(tile_regs, out[me, first, 0])
+            collect(tile_regs, sums, out, me, first, ranks)
 
     return add_and_share
 
@@ -181,8 +181,8 @@ class AllReduce(Collective, op=NAME):
         nccl.all_reduce(out, group)
 
     @staticmethod
-    def expected(every, rank):
-        return sum_of(every)
+    def expected(inputs, rank):
+        return sum_of(inputs)
 
     @staticmethod
     def sent_bytes(nbytes, ranks):

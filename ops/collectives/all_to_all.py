@@ -130,19 +130,19 @@ def all_to_all_program(parts: Parts, transport: str):
         with T.Kernel(outer * tiles * wide, threads=256) as block:
             # Whole tiles, ordered by rank, in one axis: the TMA has at most 5 axes.
             arrived = W.alloc_symmetric((ranks * outer * tiles * height, 1, width), dtype)
-            held = alloc((height, 1, columns), dtype)
-            me, of_rank = W.rank(), outer * tiles * height
-            at, o, m, n = parts.place_of(block)
+            tile_regs = alloc((height, 1, columns), dtype)
+            me, rows_per_rank = W.rank(), outer * tiles * height
+            position, o, m, n = parts.place_of(block)
             for step in T.serial(ranks - 1):
                 peer = (me + 1 + step) % ranks
-                T.copy(x[o, m, peer, n] if given_behind else x[o, peer, m, 0, n], held)
-                T.copy(held, arrived[peer, me * of_rank + at, 0, n])
-            T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
-            T.copy(held, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
+                T.copy(x[o, m, peer, n] if given_behind else x[o, peer, m, 0, n], tile_regs)
+                T.copy(tile_regs, arrived[peer, me * rows_per_rank + position, 0, n])
+            T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], tile_regs)
+            T.copy(tile_regs, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
             for step in T.serial(ranks - 1):
                 source = (me + ranks - 1 - step) % ranks  # in order of arrival
-                T.copy(arrived[me, source * of_rank + at, 0, n], held)
-                T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+                T.copy(arrived[me, source * rows_per_rank + position, 0, n], tile_regs)
+                T.copy(tile_regs, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
 
     return all_to_all
 
@@ -158,8 +158,8 @@ def collect_parts(parts: Parts, blocks: int | None = None):
         parts.ranks, parts.outer, parts.rows, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
     given_behind, got_behind = parts.given_behind, parts.got_behind
-    of_rank = outer * prod(parts.tiles)
-    schedule = PersistentSchedule.with_blocks(ranks * of_rank, blocks)
+    tiles_per_rank = outer * prod(parts.tiles)
+    schedule = PersistentSchedule.with_blocks(ranks * tiles_per_rank, blocks)
 
     @T.prim_func
     def collect_parts(
@@ -168,18 +168,20 @@ def collect_parts(parts: Parts, blocks: int | None = None):
         out: T.Tensor(parts.shape(got_behind), dtype),
     ):
         with T.Kernel(schedule.blocks, threads=256) as block:
-            held = T.alloc_fragment((height, 1, columns), dtype)
+            tile_regs = T.alloc_fragment((height, 1, columns), dtype)
             me = W.rank()
-            for turn in T.serial(schedule.waves):
-                number = turn * schedule.blocks + block
+            for wave in T.serial(schedule.waves):
+                number = wave * schedule.blocks + block
                 if number < schedule.tiles:
-                    before, source, tile = collected(number, me, of_rank, ranks)
+                    before, source, tile = collected(number, me, tiles_per_rank, ranks)
                     o, m, n = parts.place_of(tile)[1:]
                     if before == 0:
-                        T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], held)
+                        T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], tile_regs)
                     else:
-                        T.copy(arrived[me, source, o, m, 0, n], held)
-                    T.copy(held, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+                        T.copy(arrived[me, source, o, m, 0, n], tile_regs)
+                    T.copy(
+                        tile_regs, out[o, m, source, n] if got_behind else out[o, source, m, 0, n]
+                    )
 
     return collect_parts
 
@@ -253,8 +255,8 @@ class AllToAll(Collective, op=NAME):
         nccl.all_to_all(x, out, group)
 
     @staticmethod
-    def expected(every, rank, scatter, gather):
-        return torch.cat([x.chunk(len(every), scatter)[rank] for x in every], gather)
+    def expected(inputs, rank, scatter, gather):
+        return torch.cat([x.chunk(len(inputs), scatter)[rank] for x in inputs], gather)
 
     @staticmethod
     def copies(elements, ranks, dtype, *axes):

@@ -37,21 +37,21 @@ def broadcast_program(lines: Lines, ranks: int, root: int, transport: str):
     def broadcast(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
         with T.Kernel(lines.tiles, threads=256) as block:
             arrived = W.alloc_symmetric(lines.shape, dtype)
-            held = alloc(lines.tile, dtype)
+            tile_regs = alloc(lines.tile, dtype)
             me, first = W.rank(), block * lines.height
             relay = (root + 1 + block % relays) % ranks
             if me == root:
-                T.copy(x[first, 0], held)
+                T.copy(x[first, 0], tile_regs)
                 if ranks > 1:
-                    T.copy(held, arrived[relay, first, 0])
+                    T.copy(tile_regs, arrived[relay, first, 0])
             else:
-                T.copy(arrived[me, first, 0], held)
+                T.copy(arrived[me, first, 0], tile_regs)
                 if me == relay:
                     for step in T.serial(ranks - 1):
                         peer = (me + 1 + step) % ranks
                         if peer != root:
-                            T.copy(held, arrived[peer, first, 0])
-            T.copy(held, out[first, 0])
+                            T.copy(tile_regs, arrived[peer, first, 0])
+            T.copy(tile_regs, out[first, 0])
 
     return broadcast
 
@@ -72,17 +72,17 @@ def collect_pieces(lines: Lines, root: int, blocks: int | None = None):
         out: T.Tensor(lines.shape, dtype),
     ):
         with T.Kernel(schedule.blocks, threads=256) as block:
-            held = T.alloc_fragment(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
             me = W.rank()
             for wave in T.serial(schedule.waves):
                 tile = wave * schedule.blocks + block
                 if tile < schedule.tiles:
                     first = tile * lines.height
                     if me == root:
-                        T.copy(x[first, 0], held)
+                        T.copy(x[first, 0], tile_regs)
                     else:
-                        T.copy(arrived[me, first, 0], held)
-                    T.copy(held, out[first, 0])
+                        T.copy(arrived[me, first, 0], tile_regs)
+                    T.copy(tile_regs, out[first, 0])
 
     return collect_pieces
 
@@ -142,8 +142,8 @@ class Broadcast(Collective, op=NAME):
         nccl.broadcast(out, root, group)
 
     @staticmethod
-    def expected(every, rank, root):
-        return every[root]
+    def expected(inputs, rank, root):
+        return inputs[root]
 
     @staticmethod
     def copies(elements, ranks, dtype, root):

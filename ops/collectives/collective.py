@@ -127,7 +127,7 @@ class Collective(Moved, RegisteredOp, ABC):
 
     @staticmethod
     @abstractmethod
-    def expected(every: torch.Tensor, rank: int, *options: int) -> torch.Tensor:
+    def expected(inputs: torch.Tensor, rank: int, *options: int) -> torch.Tensor:
         """Return the result of a rank by definition, from the inputs of all ranks, (ranks, *shape).
         The benchmark compares results with it."""
 
@@ -159,9 +159,9 @@ class Collective(Moved, RegisteredOp, ABC):
         without counters and tails."""
 
 
-def sum_of(every: torch.Tensor) -> torch.Tensor:
+def sum_of(inputs: torch.Tensor) -> torch.Tensor:
     """Return the sum of the inputs of all ranks, added in fp32."""
-    return every.sum(0, dtype=torch.float32).to(every.dtype)
+    return inputs.sum(0, dtype=torch.float32).to(inputs.dtype)
 
 
 _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
@@ -263,17 +263,19 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
         decision = _decide(name, x, out, *arguments)
     elif out is not None and apart:
         require_apart(name, out, **{ARGUMENT: x})
-    part, near = in_reach(decision.problem, x, decision.group)
+    part, reachable = in_reach(decision.problem, x, decision.group)
     readable = dense(name, ARGUMENT, x)
     out = readable.new_empty(decision.problem.result) if out is None else out
-    move = _move(part, decision.choice, near)
+    move = _move(part, decision.choice, reachable)
     if isinstance(decision.group, TwoLevels):
         collective.across(at_any_place(move), readable, out, decision.group.nodes)
         return out
     move(readable, out)
     if isinstance(move, Collective) and not capturing():
         declared = move.declared(readable, out)
-        decision.fast_path = record_fast_path((x,), prepared(near), move, *declared, out, apart)
+        decision.fast_path = record_fast_path(
+            (x,), prepared(reachable), move, *declared, out, apart
+        )
         recorded_calls(joined()).put(key, decision)
     return out
 
@@ -281,15 +283,15 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
 def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> Decision:
     """Check a call and choose its transport. Collective for each new problem."""
     _require_dense(name, x, out)
-    collective, (*options, group, asked) = OPERATORS[name], arguments
+    collective, (*options, group, requested) = OPERATORS[name], arguments
     if out is not None and not collective.in_place:
         require_apart(name, out, **{ARGUMENT: x})
     ranks = _ranks(name, group)
     problem = checked(name, x, out, ranks.world_size, options)
     if out is not None:
         check_layout(name, out)
-    part, near = in_reach(problem, x, ranks)
-    transport = chosen(asked, part, x.device, near, collective).name
+    part, reachable = in_reach(problem, x, ranks)
+    transport = chosen(requested, part, x.device, reachable, collective).name
     agree(ranks, problem, transport)
     return Decision(problem, ranks, transport)
 

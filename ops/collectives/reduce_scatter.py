@@ -24,17 +24,17 @@ NAME = "reduce_scatter"
 
 
 @T.macro
-def add_up(total, held, parts, me, first, ranks):
-    """Add the contributions of the other ranks to ``held``, this rank's tile, in fp32: the right
-    neighbor's first, then its right neighbor's, and so on."""
+def add_up(total, tile_regs, parts, me, first, ranks):
+    """Add the contributions of the other ranks to ``tile_regs``, this rank's tile, in fp32: the
+    right neighbor's first, then its right neighbor's, and so on."""
     rows, columns = total.shape
     for i, j in T.Parallel(rows, columns):
-        total[i, j] = held[i, j]
+        total[i, j] = tile_regs[i, j]
     for step in T.serial(ranks - 1):
-        T.copy(parts[me, (me + 1 + step) % ranks, first, 0], held)
+        T.copy(parts[me, (me + 1 + step) % ranks, first, 0], tile_regs)
         for i, j in T.Parallel(rows, columns):
-            total[i, j] += held[i, j]
-    T.copy(total, held)
+            total[i, j] += tile_regs[i, j]
+    T.copy(total, tile_regs)
 
 
 def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
@@ -48,16 +48,16 @@ def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
     ):
         with T.Kernel(lines.tiles, threads=256) as block:
             parts = W.alloc_symmetric((ranks, *lines.shape), dtype)  # contributions of the others
-            held = alloc(lines.tile, dtype)
+            tile_regs = alloc(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
             for step in T.serial(ranks - 1):
                 owner = (me + ranks - 1 - step) % ranks  # in the order in which the owners add
-                T.copy(x[owner, first, 0], held)
-                T.copy(held, parts[owner, me, first, 0])
-            T.copy(x[me, first, 0], held)
-            add_up(total, held, parts, me, first, ranks)
-            T.copy(held, out[first, 0])
+                T.copy(x[owner, first, 0], tile_regs)
+                T.copy(tile_regs, parts[owner, me, first, 0])
+            T.copy(x[me, first, 0], tile_regs)
+            add_up(total, tile_regs, parts, me, first, ranks)
+            T.copy(tile_regs, out[first, 0])
 
     return reduce_scatter
 
@@ -73,12 +73,12 @@ def add_parts(lines: Lines, ranks: int):
         out: T.Tensor(lines.shape, dtype),
     ):
         with T.Kernel(lines.tiles, threads=256) as block:
-            held = T.alloc_fragment(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
-            T.copy(x[me, first, 0], held)
-            add_up(total, held, parts, me, first, ranks)
-            T.copy(held, out[first, 0])
+            T.copy(x[me, first, 0], tile_regs)
+            add_up(total, tile_regs, parts, me, first, ranks)
+            T.copy(tile_regs, out[first, 0])
 
     return add_parts
 
@@ -138,8 +138,8 @@ class ReduceScatter(AcrossNodes, Collective, op=NAME):
         nccl.reduce_scatter(x, out, group)
 
     @staticmethod
-    def expected(every, rank):
-        return sum_of(every.chunk(len(every), 1)[rank])
+    def expected(inputs, rank):
+        return sum_of(inputs.chunk(len(inputs), 1)[rank])
 
     @staticmethod
     def symmetric_inputs(ranks):
@@ -161,18 +161,20 @@ class ReduceScatter(AcrossNodes, Collective, op=NAME):
         parts = x.unflatten(0, (count, -1))
         arriving = []
         for step in range(1, count):
-            to, source = (me - step) % count, (me + step) % count
-            sent, got = torch.empty_like(out), torch.empty_like(out)
-            move(parts[to], sent)
-            arriving.append((nccl.start_exchange(sent, to, got, source, nodes), sent, got))
+            target, source = (me - step) % count, (me + step) % count
+            sent, received = torch.empty_like(out), torch.empty_like(out)
+            move(parts[target], sent)
+            arriving.append(
+                (nccl.start_exchange(sent, target, received, source, nodes), sent, received)
+            )
         move(parts[me], out)
         if not arriving:
             return
         total = out.to(torch.float32 if out.dtype in SUMMED else out.dtype, copy=True)
-        for works, _, got in arriving:
+        for works, _, received in arriving:
             for work in works:
                 work.wait()
-            total += got
+            total += received
         out.copy_(total)
 
     @staticmethod

@@ -41,13 +41,13 @@ class Transport(Reasoned):
 def fastest(problem: CollectiveProblem) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
     H200 (benchmarks/LOG.md). The last one serves every problem that any of them serves."""
-    least = OPERATORS[problem.op].engines_from_ranks
-    engines = least and problem.ranks >= least and problem.nbytes >= ENGINES_FROM
+    min_ranks = OPERATORS[problem.op].engines_from_ranks
+    engines = min_ranks and problem.ranks >= min_ranks and problem.nbytes >= ENGINES_FROM
     return ("copy_engine", "ldst") if engines else ("ldst",)
 
 
 def chosen(
-    asked: str,
+    requested: str,
     problem: CollectiveProblem,
     device: torch.device,
     group: Group,
@@ -59,22 +59,22 @@ def chosen(
         collective: class of the collective.
 
     Raises:
-        TileWeaveError: ``asked`` is no transport, or cannot serve the problem; or the tensors are
-            on another rank's GPU.
+        TileWeaveError: ``requested`` is no transport, or cannot serve the problem; or the tensors
+            are on another rank's GPU.
     """
-    if asked not in TRANSPORTS:
+    if requested not in TRANSPORTS:
         raise TileWeaveError(
-            f"{problem.op}: transport={asked!r}; expected {', '.join(map(repr, TRANSPORTS))}"
+            f"{problem.op}: transport={requested!r}; expected {', '.join(map(repr, TRANSPORTS))}"
         )
     require_own_device(problem.op, device, group)
-    if asked == "nccl":
+    if requested == "nccl":
         return Transport("nccl", "asked for")
-    for name in fastest(problem) if asked == "auto" else (asked,):
+    for name in fastest(problem) if requested == "auto" else (requested,):
         reason = obstacle(name, problem, device, group, collective)
         if reason is None:
-            return Transport(name, "asked for" if asked == name else "the fastest")
-    if asked != "auto":
-        raise TileWeaveError(f"{problem.op}: transport={asked!r}, but {reason}")
+            return Transport(name, "asked for" if requested == name else "the fastest")
+    if requested != "auto":
+        raise TileWeaveError(f"{problem.op}: transport={requested!r}, but {reason}")
     return Transport("nccl", reason)
 
 

@@ -68,7 +68,7 @@ class OpCache:
                     f"{problem}: not compiled yet; expected one call before it is captured in a "
                     "CUDA graph"
                 )
-            operator = self.operators[key] = self.made(problem, choice, make)
+            operator = self.operators[key] = self.create(problem, choice, make)
         elif capturing():
             self._captured.add(key)
         self.use(operator)
@@ -78,17 +78,17 @@ class OpCache:
         """Mark ``operator`` as the most recently used, so that it is evicted last."""
         operator.last_used = next(self.uses)
 
-    def made(self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Op]) -> Op:
+    def create(self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Op]) -> Op:
         """Create an operator; evict others if the heap is full. The caller frees it or passes it to
         ``keep``."""
         while True:
             try:
                 return make(problem, choice)
             except HeapExhausted as error:
-                free = self.operators.keys() - self._captured
-                if not free:
+                evictable = self.operators.keys() - self._captured
+                if not evictable:
                     raise HeapExhausted(f"{problem}: {error}") from None
-            old = min(free, key=lambda key: self.operators[key].last_used)
+            old = min(evictable, key=lambda key: self.operators[key].last_used)
             self.operators.pop(old).free()
 
     def keep(self, problem: Hashable, choice: Hashable, operator: Compiled) -> None:

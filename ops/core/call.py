@@ -73,17 +73,17 @@ class FastPath:
     native call enqueues all."""
 
     def __init__(
-        self, kept: OpCache, op: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
+        self, cache: OpCache, op: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
         result: torch.Tensor, apart: Sequence[torch.Tensor | None],
     ) -> None:  # fmt: skip
         """
         Args:
-            kept: cache that holds ``op``.
+            cache: cache that holds ``op``.
             inputs, out: tensors in the shapes and types that ``op`` declares.
             result: ``out`` in the shape and type that the caller receives.
             apart: inputs whose memory ``out`` must not overlap: all, or the first of a call.
         """
-        self._uses, self._op = kept.uses, op
+        self._uses, self._op = cache.uses, op
         self._recorded, addresses = op.recorded_call(inputs, out)
         self._memory = addresses[len(inputs) : -1]
         self._nbytes, self._apart = result.nbytes, [x.nbytes for x in apart if x is not None]
@@ -121,7 +121,7 @@ class FastPath:
 
 
 def record_fast_path(
-    originals: Sequence[torch.Tensor], kept: OpCache, op: CompiledOp,
+    originals: Sequence[torch.Tensor], cache: OpCache, op: CompiledOp,
     inputs: Sequence[torch.Tensor], out: torch.Tensor, result: torch.Tensor,
     apart: Sequence[torch.Tensor | None],
 ) -> FastPath | None:  # fmt: skip
@@ -130,13 +130,13 @@ def record_fast_path(
 
     Args:
         originals: the caller's inputs.
-        kept, op, inputs, out, result, apart: arguments of ``FastPath``.
+        cache, op, inputs, out, result, apart: arguments of ``FastPath``.
     """
     if not has_driver(result.device) or library() is None or capturing():
         return None
     if any(x.data_ptr() != y.data_ptr() for x, y in zip(originals, inputs, strict=True)):
         return None
-    fast_path = FastPath(kept, op, inputs, out, result, apart)
+    fast_path = FastPath(cache, op, inputs, out, result, apart)
     return fast_path if fast_path.is_native else None
 
 
@@ -191,7 +191,7 @@ class Call(NamedTuple):
 
 
 def compute(
-    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
     epilogue: Sequence[Any] = NOTHING,
 ) -> torch.Tensor:  # fmt: skip
     """Return the result of a GEMM, in ``out`` if given. Collective for each new problem.
@@ -201,13 +201,13 @@ def compute(
         epilogue: fields of an ``Epilogue``.
     """
     *tensors, out_dtype = epilogue
-    key, addresses = signature((op, group, asked, out_dtype), (a, b, *tensors), out)
+    key, addresses = signature((op, group, requested, out_dtype), (a, b, *tensors), out)
     decision = recorded_calls(joined()).get(key)
     if decision is not None and decision.fast_path is not None:
         c = decision.fast_path(addresses, out)
         if c is not None:
             return c
-    request = _call(key, decision, op, a, b, out, group, asked, Epilogue(*epilogue))
+    request = _call(key, decision, op, a, b, out, group, requested, Epilogue(*epilogue))
     if request.choice is None:
         OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)
         return request.c
@@ -216,15 +216,15 @@ def compute(
     operator(first, second, request.c, *rest)
     declared = operator.declared(first, second, request.c, *rest)
     inputs, apart = (a, b, *(t for t in tensors if t is not None)), (a, b, epilogue[0])
-    kept, decision = prepared(request.group), request.decision
-    decision.fast_path = record_fast_path(inputs, kept, operator, *declared, request.c, apart)
+    cache, decision = prepared(request.group), request.decision
+    decision.fast_path = record_fast_path(inputs, cache, operator, *declared, request.c, apart)
     if decision.fast_path is not None:  # this call may have opened the session
         recorded_calls(joined()).put(key, decision)
     return request.c
 
 
 def call(
-    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
     epilogue: Epilogue = NOTHING,
 ) -> Call:  # fmt: skip
     """Check a GEMM and decide how to compute it. Collective for each new problem.
@@ -232,21 +232,21 @@ def call(
     Args:
         out: tensor for the result; None for a new one.
         group: name of the group.
-        asked: the strategy that the caller asks for.
+        requested: the strategy that the caller asks for.
     """
     *tensors, out_dtype = epilogue
-    key, _ = signature((op, group, asked, out_dtype), (a, b, *tensors), out)
+    key, _ = signature((op, group, requested, out_dtype), (a, b, *tensors), out)
     decision = recorded_calls(joined()).get(key)
-    return _call(key, decision, op, a, b, out, group, asked, epilogue)
+    return _call(key, decision, op, a, b, out, group, requested, epilogue)
 
 
 def _call(
     key: Hashable, decision: Decision | None, op: str, a: torch.Tensor, b: torch.Tensor,
-    out: torch.Tensor | None, group: str, asked: str, epilogue: Epilogue,
+    out: torch.Tensor | None, group: str, requested: str, epilogue: Epilogue,
 ) -> Call:  # fmt: skip
     """Return the call, decided by ``decision`` unless that is None."""
     if decision is None:
-        decision, cacheable = _decide(op, a, b, out, group, asked, epilogue)
+        decision, cacheable = _decide(op, a, b, out, group, requested, epilogue)
         if cacheable and not capturing():
             recorded_calls(joined()).put(key, decision)
     elif out is not None:
@@ -258,7 +258,7 @@ def _call(
 
 
 def _decide(
-    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
     epilogue: Epilogue,
 ) -> tuple[Decision, bool]:  # fmt: skip
     """Check and decide a call. The second value says whether the decision may be cached: the
@@ -270,9 +270,9 @@ def _decide(
         check_layout(op, out)
     ranks = group_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
-    other = not_fused(asked, problem, a.device, ranks)
-    agree(ranks, problem, other.name if other else asked)
-    choice = None if other else choice_of(asked, problem, ranks)
+    other = not_fused(requested, problem, a.device, ranks)
+    agree(ranks, problem, other.name if other else requested)
+    choice = None if other else choice_of(requested, problem, ranks)
     return Decision(problem, ranks, choice), other is None
 
 

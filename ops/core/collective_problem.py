@@ -90,8 +90,8 @@ def require_exchangeable(op: str, x: torch.Tensor, axes: int) -> None:
         axes: least number of axes.
     """
     if x.ndim < axes or 0 in x.shape:
-        least = f"at least {axes} positive extents" if axes else "positive extents"
-        raise refused(op, f"{ARGUMENT} has shape {tuple(x.shape)}", least)
+        legal = f"at least {axes} positive extents" if axes else "positive extents"
+        raise refused(op, f"{ARGUMENT} has shape {tuple(x.shape)}", legal)
 
 
 def check_out(op: str, out: torch.Tensor, result: Sequence[int], x: torch.Tensor) -> None:

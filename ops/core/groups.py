@@ -91,9 +91,9 @@ def name_of(group: Any, axes: int = 1) -> str:
         return group.group_name
     if isinstance(group, str):
         return group
-    most = "one axis" if axes == 1 else "one or two axes"
+    legal = "one axis" if axes == 1 else "one or two axes"
     raise TileWeaveError(
-        f"group={group!r}; expected None, a ProcessGroup, its name, or a DeviceMesh with {most}"
+        f"group={group!r}; expected None, a ProcessGroup, its name, or a DeviceMesh with {legal}"
     )
 
 

@@ -107,7 +107,7 @@ def concerns_torch(args: Iterable[Any]) -> bool:
         _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
         or _C._functorch.peek_interpreter_stack()
-        or _C._is_tracing()
+        or torch.jit.is_tracing()
         or _C._autograd._profiler_enabled()
     ):
         return True
@@ -146,14 +146,14 @@ def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) 
     if out is not None and out.requires_grad and torch.is_grad_enabled():
         raise refused(op, "out requires a gradient", "one that does not, or torch.no_grad()")
     if out is not None:
-        why = "out is given"
+        reason = "out is given"
     elif tensors[0].dtype == FP8:
-        why = f"the operands are of {FP8}"
+        reason = f"the operands are of {FP8}"
     else:
         return
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         raise refused(
-            op, f"{why} and an argument requires a gradient", "one of both, or torch.no_grad()"
+            op, f"{reason} and an argument requires a gradient", "one of both, or torch.no_grad()"
         )
 
 

@@ -51,16 +51,16 @@ def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
         _complete(_reduce, [out, rows], group)
 
 
-def all_reduce(whole: torch.Tensor, group: Group) -> None:
+def all_reduce(tensor: torch.Tensor, group: Group) -> None:
     """Sum over ranks, in place."""
     if group.process_group is not None:
-        _complete(dist.all_reduce, [whole], group)
+        _complete(dist.all_reduce, [tensor], group)
 
 
-def broadcast(whole: torch.Tensor, root: int, group: Group) -> None:
-    """Replace the values of ``whole`` by those of the root, in place."""
+def broadcast(tensor: torch.Tensor, root: int, group: Group) -> None:
+    """Replace the values of ``tensor`` by those of the root, in place."""
     if group.process_group is not None:
-        _complete(partial(dist.broadcast, group_src=root), [_bytes(whole)], group)
+        _complete(partial(dist.broadcast, group_src=root), [_bytes(tensor)], group)
 
 
 def all_to_all(sent: torch.Tensor, received: torch.Tensor, group: Group) -> None:
@@ -74,22 +74,22 @@ def all_to_all(sent: torch.Tensor, received: torch.Tensor, group: Group) -> None
 
 
 def start_exchange(
-    sent: torch.Tensor, to: int, received: torch.Tensor, source: int, group: Group
+    sent: torch.Tensor, target: int, received: torch.Tensor, source: int, group: Group
 ) -> list[dist.Work]:
-    """Begin to send ``sent`` to rank ``to`` and to receive ``received`` from rank ``source``. The
-    current stream waits for neither until ``wait`` of the returned works."""
-    return start_exchanges([sent], to, [received], source, group)
+    """Begin to send ``sent`` to rank ``target`` and to receive ``received`` from rank ``source``.
+    The current stream waits for neither until ``wait`` of the returned works."""
+    return start_exchanges([sent], target, [received], source, group)
 
 
 def start_exchanges(
     sent: Sequence[torch.Tensor],
-    to: int,
+    target: int,
     received: Sequence[torch.Tensor],
     source: int,
     group: Group,
 ) -> list[dist.Work]:
     """Begin ``start_exchange`` for several tensors at once."""
-    pairs = [(dist.isend, x, to) for x in sent] + [(dist.irecv, x, source) for x in received]
+    pairs = [(dist.isend, x, target) for x in sent] + [(dist.irecv, x, source) for x in received]
     return dist.batch_isend_irecv([
         dist.P2POp(op, _bytes(tensor), group=group.process_group, group_peer=peer)
         for op, tensor, peer in pairs

@@ -99,8 +99,8 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
         """Compute ``c``. Every rank calls it and passes ``Epilogue.tensors``."""
-        made = self.in_graphs if self.in_graphs is not None and capturing() else self
-        made.enqueue(*made.declared(a, b, c, *epilogue))
+        operator = self.in_graphs if self.in_graphs is not None and capturing() else self
+        operator.enqueue(*operator.declared(a, b, c, *epilogue))
 
     def declared(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
@@ -136,7 +136,7 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     def launched(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
         """Return all programs that are compiled for ``choice``."""
         choices = dict.fromkeys((choice, cls.recorded(problem, choice)))
-        return [cls.program(problem, each) for each in choices]
+        return [cls.program(problem, option) for option in choices]
 
     @staticmethod
     @abstractmethod
@@ -168,8 +168,8 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     @classmethod
     def options(cls, problem: Problem) -> dict[Choice, float]:
         """Return the ``estimates`` of the choices that suit the problem."""
-        every = cls.estimates(problem).items()
-        return {choice: us for choice, us in every if cls.suits(problem, choice.program)}
+        estimates = cls.estimates(problem).items()
+        return {choice: us for choice, us in estimates if cls.suits(problem, choice.program)}
 
     @classmethod
     def predicted(cls, problem: Problem) -> tuple[float, float]:
@@ -200,5 +200,5 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         """Return the choices that tuning measures: ``options``, and every program with all of
         ``tiles_tried``."""
         programs = [p for p in cls.programs if cls.suits(problem, p)]
-        every = [Choice(p, tiles) for p in programs for tiles in cls.tiles_tried(problem)]
-        return list(dict.fromkeys([*cls.options(problem), *every]))
+        choices = [Choice(p, tiles) for p in programs for tiles in cls.tiles_tried(problem)]
+        return list(dict.fromkeys([*cls.options(problem), *choices]))

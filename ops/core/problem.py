@@ -360,26 +360,26 @@ def agree(group: Group | TwoLevels, problem: Agreed, strategy: str) -> None:
     Raises:
         TileWeaveError: the calls differ; the message shows the call of each rank.
     """
-    what = f"{problem}, {strategy}"
-    _publish(group, problem.op, what)
+    call = f"{problem}, {strategy}"
+    _publish(group, problem.op, call)
     agreed = _agreed.setdefault(group, set())
     if (problem, strategy) in agreed:
         return
     if isinstance(group, Group):
-        calls = group.exchange("operators", what, look=lambda: require_same_call(group))
+        calls = group.exchange("operators", call, check=lambda: require_same_call(group))
     else:
-        calls = group.exchange("operators", what)
+        calls = group.exchange("operators", call)
     if len(set(calls)) > 1:
         raise _disagreement(problem.op, dict(enumerate(calls)))
     agreed.add((problem, strategy))
 
 
-def _publish(group: Group | TwoLevels, op: str, what: str) -> None:
+def _publish(group: Group | TwoLevels, op: str, call: str) -> None:
     """Write the number and the text of this rank's call into the store, on a CPU."""
     if isinstance(group, Group) and group.store is not None and group.device.type == "cpu":
         number = _calls.get(group, (0, "", ""))[0] + 1
-        _calls[group] = number, op, what
-        group.store.set(_call_key(group.rank), f"{number} {what}")
+        _calls[group] = number, op, call
+        group.store.set(_call_key(group.rank), f"{number} {call}")
 
 
 def require_same_call(group: Group) -> None:
@@ -392,12 +392,12 @@ def require_same_call(group: Group) -> None:
     """
     if group not in _calls or group.store is None:
         return
-    number, op, what = _calls[group]
-    calls = {group.rank: what}
+    number, op, call = _calls[group]
+    calls = {group.rank: call}
     for rank in range(group.world_size):
         if rank != group.rank and group.store.check([_call_key(rank)]):
-            theirs, _, text = group.store.get(_call_key(rank)).decode().partition(" ")
-            if int(theirs) == number:
+            peer_number, _, text = group.store.get(_call_key(rank)).decode().partition(" ")
+            if int(peer_number) == number:
                 calls[rank] = text
     if len(set(calls.values())) > 1:
         raise _disagreement(op, calls)
@@ -408,9 +408,9 @@ def _call_key(rank: int) -> str:
 
 
 def _disagreement(op: str, calls: dict[int, str]) -> TileWeaveError:
-    each = "; ".join(f"rank {rank}: {what}" for rank, what in sorted(calls.items()))
+    details = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(calls.items()))
     return TileWeaveError(
-        f"{op}: the ranks disagree ({each}); expected the same shapes, types, memory order and "
+        f"{op}: the ranks disagree ({details}); expected the same shapes, types, memory order and "
         "strategy on every rank"
     )
 

@@ -45,7 +45,7 @@ class Strategy(Reasoned):
 
 
 def chosen(
-    asked: str,
+    requested: str,
     problem: Problem,
     device: torch.device,
     group: Group,
@@ -57,19 +57,23 @@ def chosen(
         measured: result of tuning, if there is one.
 
     Raises:
-        TileWeaveError: ``asked`` is no strategy, or is ``fused`` for a problem that cannot be
+        TileWeaveError: ``requested`` is no strategy, or is ``fused`` for a problem that cannot be
             fused; or the tensors are on another rank's GPU.
     """
-    return not_fused(asked, problem, device, group) or preferred(asked, problem, measured)
+    return not_fused(requested, problem, device, group) or preferred(requested, problem, measured)
 
 
-def not_fused(asked: str, problem: Problem, device: torch.device, group: Group) -> Strategy | None:
+def not_fused(
+    requested: str, problem: Problem, device: torch.device, group: Group
+) -> Strategy | None:
     """Return the strategy for a problem that is not, or cannot be, fused; else None."""
-    return unless_fused(asked, problem.op, device, group, lambda: obstacle(problem, device, group))
+    return unless_fused(
+        requested, problem.op, device, group, lambda: obstacle(problem, device, group)
+    )
 
 
 def unless_fused(
-    asked: str, op: str, device: torch.device, group: Group, obstacle: Callable[[], str | None]
+    requested: str, op: str, device: torch.device, group: Group, obstacle: Callable[[], str | None]
 ) -> Strategy | None:
     """Return the strategy for a call that is not, or cannot be, fused; else None.
 
@@ -79,30 +83,30 @@ def unless_fused(
     Raises:
         TileWeaveError: as in ``chosen``.
     """
-    if asked not in STRATEGIES:
+    if requested not in STRATEGIES:
         raise TileWeaveError(
-            f"{op}: strategy={asked!r}; expected {', '.join(map(repr, STRATEGIES))}"
+            f"{op}: strategy={requested!r}; expected {', '.join(map(repr, STRATEGIES))}"
         )
     require_own_device(op, device, group)
-    if asked == "nccl":
+    if requested == "nccl":
         return Strategy("nccl", "asked for")
     reason = obstacle()
-    if asked == "fused" and reason is not None:
+    if requested == "fused" and reason is not None:
         raise TileWeaveError(f"{op}: strategy='fused', but {reason}")
     return None if reason is None else Strategy("nccl", reason)
 
 
-def preferred(asked: str, problem: Problem, measured: Measured | None) -> Strategy:
+def preferred(requested: str, problem: Problem, measured: Measured | None) -> Strategy:
     """Return the strategy for a problem that can be fused.
 
     Args:
-        asked: ``fused`` or ``auto``.
+        requested: ``fused`` or ``auto``.
         measured: result of tuning, if there is one.
 
     Raises:
         TileWeaveError: every fused program gave wrong results in tuning.
     """
-    if asked == "auto":
+    if requested == "auto":
         return predicted(problem) if measured is None else measured.strategy
     if measured is not None and measured.choice is None:
         raise TileWeaveError(

@@ -70,11 +70,11 @@ class Tiles:
     def has_whole_chunks(self, rows: int, columns: int) -> bool:
         """Return whether a product of this size divides into whole chunks of equally many tiles,
         whose partial sums are added in whole steps of K, see ``identity``."""
-        whole = (
+        is_whole = (
             ceil(rows / self.M) % self.group_m == 0
             and ceil(columns / self.N) % self.num_chunks == 0
         )
-        return self.num_chunks == 1 or (whole and self.N % self.K == 0)
+        return self.num_chunks == 1 or (is_whole and self.N % self.K == 0)
 
     def tiles_per_chunk(self, columns: int) -> int:
         """Return the number of tiles of a chunk of a whole group of rows."""
@@ -97,7 +97,7 @@ class Tiles:
         multiplied. The first is short, so that it arrives soon; each later one is as long as all
         before it together."""
         steps = ceil(columns / self.K)
-        bounds = [steps >> left for left in range(self.num_chunks - 1, 0, -1)]
+        bounds = [steps >> shift for shift in range(self.num_chunks - 1, 0, -1)]
         return [slice(*pair) for pair in pairwise([0, *(b * self.K for b in bounds), columns])]
 
     def __str__(self) -> str:
@@ -153,8 +153,10 @@ def stores_last_peer(rows_per_rank: int, N: int, ranks: int, tiles: Tiles) -> bo
     Args:
         rows_per_rank, N: rows and columns of the product for each rank.
     """
-    each = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
-    return ranks > 1 and each < PersistentSchedule.for_tiles(ranks * each).blocks
+    tiles_per_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
+    return (
+        ranks > 1 and tiles_per_rank < PersistentSchedule.for_tiles(ranks * tiles_per_rank).blocks
+    )
 
 
 LARGE = Tiles(128, 256, 64, stages=3)

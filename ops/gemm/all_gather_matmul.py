@@ -218,13 +218,13 @@ def all_gather_matmul(
 
 
 def _computed(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, asked: str,
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
     epilogue: Epilogue,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the result, which is ``out`` if given, and a copy of the gathered rows."""
-    request = call(NAME, a, b, out, group, asked, epilogue)
+    request = call(NAME, a, b, out, group, requested, epilogue)
     choice = request.choice
-    if asked == "auto" and choice and choice.program != "copy_engines":
+    if requested == "auto" and choice and choice.program != "copy_engines":
         choice = _choice_keeping_rows(request.problem)
     if choice:
         operator = request.operator(choice)

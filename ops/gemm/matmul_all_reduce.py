@@ -85,13 +85,13 @@ def matmul_all_reduce_plan(config: GemmConfig) -> Plan:
             identity, C,
         )  # fmt: skip
         # In the order in which the kernel computes and needs them, see W.swizzle_ranks.
-        for sent, summed in zip(chunks, [None, *chunks[:-1]], strict=True):
+        for chunk, previous in zip(chunks, [None, *chunks[:-1]], strict=True):
             for peer in islice(p.peers(), config.ranks - 1 - owned.stores_last_peer):
-                own, theirs = products[p.rank, peer], partials[peer, p.rank]
-                p.copy(theirs[sent], own[sent], stream="copies")
-            if not summed:
+                src, dst = products[p.rank, peer], partials[peer, p.rank]
+                p.copy(dst[chunk], src[chunk], stream="copies")
+            if not previous:
                 continue
-            rows, columns = summed
+            rows, columns = previous
             for peer in p.peers():
                 first, end = (min(peer * rows_per_rank + m, M) for m in (rows.start, rows.stop))
                 if first < end:

@@ -73,8 +73,8 @@ def matmul_reduce_scatter_plan(config: GemmConfig) -> Plan:
         )
         for peer in islice(p.peers(), config.ranks - 1 - config.stores_last_peer):
             for chunk in chunks:
-                own, theirs = products[p.rank, peer], partials[peer, p.rank]
-                p.copy(theirs[chunk], own[chunk], stream="copies")
+                src, dst = products[p.rank, peer], partials[peer, p.rank]
+                p.copy(dst[chunk], src[chunk], stream="copies")
 
     return matmul_reduce_scatter
 
@@ -144,8 +144,8 @@ class MatmulReduceScatter(Operator, op=NAME):
 
     @classmethod
     def suits(cls, problem: Problem, program: str) -> bool:
-        many = problem.M > FEW and program == "one_shot"
-        return not many and super().suits(problem, program)
+        has_many_rows = problem.M > FEW and program == "one_shot"
+        return not has_many_rows and super().suits(problem, program)
 
 
 def matmul_reduce_scatter(

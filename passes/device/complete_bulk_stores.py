@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.spec import builtin_of
-from ..ir.walk import calls_in, flatten, is_async_store, op_name, rewrite_children
+from ..ir.walk import calls_in, flatten, is_async_store, nodes_in, op_name, rewrite_children
 from ..tile.order_releases import is_placeholder
 
 
@@ -77,14 +76,14 @@ class _Pending:
             return stores
         if isinstance(stmt, tirx.IfThenElse):
             after = [
-                self.follow(case, inside, path | condition) if case is not None else inside
+                self.follow(case, entering, path | condition) if case is not None else entering
                 for case, holds in ((stmt.then_case, True), (stmt.else_case, False))
-                for condition, inside in [self._take(stmt.condition, holds, stores)]
+                for condition, entering in [self._take(stmt.condition, holds, stores)]
             ]
             return after[0] | after[1]
         if isinstance(stmt, (tirx.For, tirx.While)):
-            once = self.follow(stmt.body, stores, path)
-            return self.follow(stmt.body, once | stores, path) | stores
+            after_iteration = self.follow(stmt.body, stores, path)
+            return self.follow(stmt.body, after_iteration | stores, path) | stores
         if isinstance(stmt, tirx.AttrStmt):
             if stmt.attr_key == "thread_extent":
                 self._indices.add(stmt.node.var)
@@ -107,17 +106,12 @@ class _Pending:
 
     def _is_on_indices(self, condition: tirx.PrimExpr) -> bool:
         """Return whether ``condition`` always has the same value in a thread."""
-        fixed = True
-
-        def visit(node):
-            nonlocal fixed
-            if isinstance(node, tirx.Var):
-                fixed &= node in self._indices
-            elif isinstance(node, (tirx.Call, tirx.BufferLoad)):
-                fixed &= op_name(node) == "tl.tl_shuffle_elect"
-
-        post_order_visit(condition, visit)
-        return fixed
+        return all(
+            node in self._indices
+            if isinstance(node, tirx.Var)
+            else op_name(node) == "tl.tl_shuffle_elect"
+            for node in nodes_in(condition, tirx.Var, tirx.Call, tirx.BufferLoad)
+        )
 
 
 def _after_calls(expr: tirx.PrimExpr, stores: frozenset[_Store], path: Path) -> frozenset[_Store]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import itertools
 
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.memory import fence_proxy_async
 from ...builtins.spec import builtin_of, declaration_of
 from ..ir.accesses import is_private
 from ..ir.memory_order import writes
-from ..ir.walk import calls_in, flatten, has_effect, op_name, rewrite_children, statements_of
+from ..ir.walk import (
+    calls_in,
+    flatten,
+    has_effect,
+    nodes_in,
+    op_name,
+    rewrite_children,
+    statements_of,
+)
 from .keep_to_block import SCOPE
 
 _WARP = 32
@@ -55,8 +62,8 @@ def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _is_below(condition: tirx.PrimExpr, thread: tirx.Var, count: int) -> bool:
-    below = isinstance(condition, tirx.LT) and condition.a.same_as(thread)
-    return below and isinstance(condition.b, tirx.IntImm) and int(condition.b) == count
+    is_less = isinstance(condition, tirx.LT) and condition.a.same_as(thread)
+    return is_less and isinstance(condition.b, tirx.IntImm) and int(condition.b) == count
 
 
 def _without_idle_warps(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:
@@ -84,18 +91,10 @@ def _without_elected(stmt: tirx.Stmt) -> tirx.Stmt:
 
 def _is_idle(stmt: tirx.Stmt) -> bool:
     """Return whether only the executing thread needs the effects of ``stmt``."""
-    idle = True
-
-    def visit(node) -> None:
-        nonlocal idle
-        if isinstance(node, tirx.BufferStore):
-            idle = idle and is_private(node.buffer)
-        elif isinstance(node, tirx.Call) and has_effect(node):
-            only_waits = builtin_of(node) is not None and not writes(node)
-            idle = idle and (only_waits or op_name(node) in _FOLLOWED)
-
-    post_order_visit(stmt, visit)
-    return idle
+    return all(is_private(store.buffer) for store in nodes_in(stmt, tirx.BufferStore)) and all(
+        op_name(call) in _FOLLOWED or (builtin_of(call) is not None and not writes(call))
+        for call in calls_in(stmt, has_effect)
+    )
 
 
 def _elections(node: tirx.Stmt | tirx.PrimExpr) -> list[tirx.Call]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.spec import builtin_of
 from ..ir.memory_order import writes
-from ..ir.walk import builtins_in, flatten, has_effect, rewrite_children, variables_in
+from ..ir.walk import (
+    builtins_in,
+    calls_in,
+    flatten,
+    has_effect,
+    nodes_in,
+    rewrite_children,
+    variables_in,
+)
 from ..tile.number_builtins import without_marks
 from .keep_to_block import SCOPE
 
@@ -44,14 +51,14 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def move_waits(stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
             return rewrite_children(stmt, move_waits)
-        rest = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
-        fixed = _bound_in(rest) | threads
+        stmts = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
+        fixed = {bind.var for inner in stmts for bind in nodes_in(inner, tirx.Bind)} | threads
         moved: list[tirx.Stmt] = []
-        while rest and _only_waits(rest[-1]) and fixed.isdisjoint(_used_in(rest[-1])):
-            moved.insert(0, rest.pop())
+        while stmts and _only_waits(stmts[-1]) and fixed.isdisjoint(_used_in(stmts[-1])):
+            moved.insert(0, stmts.pop())
         if not moved:
             return stmt
-        cases = iter([flatten([stmt.then_case, *moved]), flatten(rest)])
+        cases = iter([flatten([stmt.then_case, *moved]), flatten(stmts)])
         return rewrite_children(stmt, lambda _: next(cases))
 
     return func.with_body(visit(func.body))
@@ -59,31 +66,17 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _only_waits(stmt: tirx.Stmt) -> bool:
     """Return whether ``stmt`` only waits."""
-    waits = bool(builtins_in(stmt))
+    return (
+        bool(builtins_in(stmt))
+        and not nodes_in(stmt, tirx.BufferStore)
+        and all(_is_wait(call) for call in calls_in(stmt, has_effect))
+    )
 
-    def visit(node) -> None:
-        nonlocal waits
-        if isinstance(node, tirx.BufferStore):
-            waits = False
-        elif isinstance(node, tirx.Call) and has_effect(node):
-            spec = builtin_of(node)
-            waits = waits and spec is not None and spec.waits and not writes(node)
 
-    post_order_visit(stmt, visit)
-    return waits
+def _is_wait(call: tirx.Call) -> bool:
+    spec = builtin_of(call)
+    return spec is not None and bool(spec.waits) and not writes(call)
 
 
 def _used_in(stmt: tirx.Stmt) -> list[tirx.Var]:
     return variables_in(without_marks(stmt))
-
-
-def _bound_in(stmts: list[tirx.Stmt]) -> set[tirx.Var]:
-    bound: set[tirx.Var] = set()
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.Bind):
-            bound.add(node.var)
-
-    for stmt in stmts:
-        post_order_visit(stmt, visit)
-    return bound

@@ -33,11 +33,11 @@ def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
         before = follows or _is_bulk(stmt)
         if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
             return flatten([stmt, _fence()]) if follows and _acquires(stmt) else stmt, before
-        inside = before if isinstance(stmt, (tirx.For, tirx.While)) else follows
+        inner_follows = before if isinstance(stmt, (tirx.For, tirx.While)) else follows
         in_condition = isinstance(stmt, (tirx.IfThenElse, tirx.While)) and _acquires(stmt.condition)
 
         def case(inner: tirx.Stmt) -> tirx.Stmt:
-            new, has_bulk = fence(inner, inside)
+            new, has_bulk = fence(inner, inner_follows)
             if isinstance(stmt, tirx.While):
                 has_bulk = _is_bulk(inner)
             return flatten([_fence(), new]) if in_condition and has_bulk else new

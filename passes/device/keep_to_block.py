@@ -47,20 +47,20 @@ def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     def keep_branches(stmt: tirx.IfThenElse) -> tirx.Stmt:
         with analyzer.constraint_scope(stmt.condition):
-            then = keep(stmt.then_case)
-        other = None
+            then_case = keep(stmt.then_case)
+        else_case = None
         if stmt.else_case is not None:
             with analyzer.constraint_scope(tirx.Not(stmt.condition)):
-                other = keep(stmt.else_case)
-        cases = iter([then, other])
+                else_case = keep(stmt.else_case)
+        cases = iter([then_case, else_case])
         return rewrite_children(stmt, lambda _: next(cases))
 
     def guard_of(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
         """Return the condition that restricts ``stmt`` to the program's threads, or None."""
         for call in filter(writes, calls_of(stmt)):
             mark = mark_of(call)
-            own = [mark.thread >= 0, mark.thread < mark.threads] if mark is not None else []
-            missing = [condition for condition in own if not analyzer.can_prove(condition)]
+            bounds = [mark.thread >= 0, mark.thread < mark.threads] if mark is not None else []
+            missing = [condition for condition in bounds if not analyzer.can_prove(condition)]
             if missing and _needs_result(stmt):
                 raise LanguageError(
                     f"{name_of(call)}: its result is used outside of warp specialization, where "

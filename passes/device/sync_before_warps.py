@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.spec import builtin_of
 from ..ir.block_barrier import is_sync_threads, sync_threads
-from ..ir.walk import flatten, rewrite_children
+from ..ir.walk import builtins_in, flatten, nodes_in, rewrite_children
 from .keep_to_block import SCOPE
 
 
@@ -62,15 +61,8 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _accesses_global_memory(stmt: tirx.Stmt) -> bool:
     """Return whether the threads of the block access global memory, other than by atomics."""
-    found = False
-
-    def note(node: object) -> None:
-        nonlocal found
-        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
-            found = found or node.buffer.scope() == "global"
-        elif isinstance(node, tirx.Call):
-            spec = builtin_of(node)
-            found = found or (spec is not None and bool(spec.moves) and spec.level != "leader")
-
-    post_order_visit(stmt, note)
-    return found
+    accesses = nodes_in(stmt, tirx.BufferLoad, tirx.BufferStore)
+    specs = map(builtin_of, builtins_in(stmt))
+    return any(access.buffer.scope() == "global" for access in accesses) or any(
+        spec.moves and spec.level != "leader" for spec in specs
+    )

@@ -46,16 +46,17 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return with_barriers(stmt) if isinstance(stmt, tirx.IfThenElse) else stmt
 
     def with_barriers(stmt: tirx.IfThenElse) -> tirx.Stmt:
-        then, other = stmt.then_case, stmt.else_case
-        first, second = barrier_in(then), barrier_in(other)
-        if second is not None and not is_barrier(statements_of(then)[-1]):
-            then = flatten([then, second])
-        if first is not None and (other is None or not is_barrier(statements_of(other)[0])):
-            other = first if other is None else flatten([first, other])
-        then, other = _rejoined(then, stmt.else_case), _rejoined(other, stmt.then_case)
-        if then is stmt.then_case and other is stmt.else_case:
+        then_case, else_case = stmt.then_case, stmt.else_case
+        first, second = barrier_in(then_case), barrier_in(else_case)
+        if second is not None and not is_barrier(statements_of(then_case)[-1]):
+            then_case = flatten([then_case, second])
+        if first is not None and (else_case is None or not is_barrier(statements_of(else_case)[0])):
+            else_case = first if else_case is None else flatten([first, else_case])
+        then_case = _rejoined(then_case, stmt.else_case)
+        else_case = _rejoined(else_case, stmt.then_case)
+        if then_case is stmt.then_case and else_case is stmt.else_case:
             return stmt
-        return tirx.IfThenElse(stmt.condition, then, other)
+        return tirx.IfThenElse(stmt.condition, then_case, else_case)
 
     def barrier_in(stmt: tirx.Stmt | None) -> tirx.Stmt | None:
         """Return a barrier inside ``stmt`` that all threads reaching ``stmt`` execute, or None."""
@@ -68,9 +69,9 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(visit(func.body))
 
 
-def _rejoined(case: tirx.Stmt | None, beside: tirx.Stmt | None) -> tirx.Stmt | None:
-    """Return ``case`` with a block barrier at its end if only ``beside`` is specialized."""
-    if case is None or not _is_specialized(beside) or _is_specialized(case):
+def _rejoined(case: tirx.Stmt | None, other_case: tirx.Stmt | None) -> tirx.Stmt | None:
+    """Return ``case`` with a block barrier at its end if only ``other_case`` is specialized."""
+    if case is None or not _is_specialized(other_case) or _is_specialized(case):
         return case
     if is_sync_threads(statements_of(case)[-1]):
         return case

@@ -49,9 +49,9 @@ class _Runs:
             return
         device_x, y, z = np.nonzero(thread_set.members)
         x = np.broadcast_to(index, thread_set.members.shape)[thread_set.members]
-        own = (x >= 0) & (x < self.threads.shape[0])
-        self.has_foreign_threads |= not own.all()
-        device_x, x, y, z = device_x[own], x[own], y[own], z[own]
+        in_block = (x >= 0) & (x < self.threads.shape[0])
+        self.has_foreign_threads |= not in_block.all()
+        device_x, x, y, z = device_x[in_block], x[in_block], y[in_block], z[in_block]
         before = self._device_x[x, y, z]
         self._device_x[x, y, z] = device_x
         self.threads[x, y, z] = True
@@ -83,17 +83,17 @@ def verify_builtins(lowered: IRModule, calls: dict[int, NumberedCall], tile: IRM
             body = follow_threads(func.body, lambda *arguments: _record(*arguments, calls, runs))
             func = func.with_body(body)
         functions[name] = func
-    lost = [
+    missing = [
         number
         for number, call in calls.items()
         if call.threads.size and (number not in runs or not runs[number].threads.any())
     ]
-    alive = _alive(tile) if lost else set()
-    for number in lost:
+    alive = _alive(tile) if missing else set()
+    for number in missing:
         if number in alive:
             raise _error(calls[number], "no thread executes it")
     for number, run in runs.items():
-        if number not in lost:
+        if number not in missing:
             _require_threads(calls[number], run)
     return IRModule(functions, attrs=lowered.attrs)
 

@@ -9,7 +9,7 @@ from ...builtins.implicit import loc_of
 from ..ir.origin import hint_of, name_of
 from ..ir.walk import TMA_LOADS, calls_in, op_name, rewrite_children
 from ..tile.hoist_waits import KEPT_BY
-from ..tile.pin_pipelined import GUARDS_LOADS
+from ..tile.pin_pipelined import guards_in
 from ..tile.stage_waits import STAGED
 
 
@@ -31,7 +31,7 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if isinstance(stmt, tirx.For):
             loads = loads or bool(calls_in(stmt.body, lambda c: op_name(c) in TMA_LOADS))
         if isinstance(stmt, tirx.Evaluate) and not (specialized and loads):
-            for call in calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations):
+            for call in guards_in(stmt):
                 if specialized or STAGED not in call.annotations:
                     raise _overtaken(call, specialized)
         return rewrite_children(stmt, lambda s: check(s, specialized, loads))

@@ -55,10 +55,10 @@ def widen_atomics(func: tirx.PrimFunc, symmetric: Collection[str]) -> tirx.PrimF
         if not calls_in(stmt, is_atomic):
             return stmt
         stmt = rewrite_children(stmt, visit)
-        own = calls_in(stmt, is_atomic)
-        for call in own:
+        atomics = calls_in(stmt, is_atomic)
+        for call in atomics:
             _require_type(call, stmt)
-        if not own:
+        if not atomics:
             return stmt
 
         def widen(call: tirx.Call) -> tirx.Call | None:

@@ -21,8 +21,10 @@ def drop_unordered(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
 
     def drop(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
-            kept = [drop(s) for s in stmt.seq if not is_mark(s)]
-            return tirx.SeqStmt(kept) if len(kept) > 1 else kept[0] if kept else tirx.Evaluate(0)
+            stmts = [drop(s) for s in stmt.seq if not is_mark(s)]
+            return (
+                tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0] if stmts else tirx.Evaluate(0)
+            )
         return tirx.Evaluate(0) if is_mark(stmt) else rewrite_children(stmt, drop)
 
     return func.with_body(drop(func.body))

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tilelang import tvm
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import WORLD_SIZE, heap_stride, is_scratch, itemsize, packed_strides
 from ..ir.implicit import Implicit, with_implicit
-from ..ir.walk import format_expr, location
+from ..ir.walk import format_expr, location, nodes_in, with_span_of
 
 
 def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
@@ -58,9 +57,7 @@ def with_buffers(
         if isinstance(node, tirx.BufferLoad):
             return tirx.BufferLoad(new, node.indices, node.predicate, node.span)
         store = tirx.BufferStore(new, node.value, node.indices, node.predicate)
-        if (span := get_stmt_span(node)) is not None:
-            set_stmt_span(store, span)
-        return store
+        return with_span_of(node, store)
 
     kinds = ["tirx.BufferLoad", "tirx.BufferStore", "tirx.AllocBuffer"]
     return ir_transform(body, None, change, kinds)
@@ -68,14 +65,7 @@ def with_buffers(
 
 def scratch_of(body: tirx.Stmt) -> list[tirx.AllocBuffer]:
     """Return the allocations of ``W.alloc_symmetric`` in ``body``."""
-    allocations: list[tirx.AllocBuffer] = []
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.AllocBuffer) and is_scratch(node.buffer):
-            allocations.append(node)
-
-    post_order_visit(body, visit)
-    return allocations
+    return [a for a in nodes_in(body, tirx.AllocBuffer) if is_scratch(a.buffer)]
 
 
 def _parameter(allocation: tirx.AllocBuffer) -> tirx.Buffer:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
 from ...builtins.ranks import WORLD_SIZE
 from ...builtins.symmetric import is_symmetric, itemsize
 from ..ir.implicit import implicit_of
-from ..ir.walk import location, op_name, uses_tileweave
+from ..ir.walk import location, nodes_in, op_name, uses_tileweave, with_span_of
 
 GROUP_SIZE = "tileweave.group_size"
 """Attribute of a program compiled for a group that holds the number of ranks."""
@@ -82,16 +81,13 @@ def _refuse_views(func: tirx.PrimFunc) -> None:
     tensors = {b.data: b for b in func.buffer_map.values() if is_symmetric(b)}
     views: list[tirx.Buffer] = []
     lines: list[str] = []
-
-    def visit(node) -> None:
+    for node in nodes_in(func.body, tirx.BufferLoad, tirx.Stmt):
         if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
             tensor = tensors.get(node.buffer.data, node.buffer)
             if not node.buffer.same_as(tensor):
                 views.append(node.buffer)
         if views and isinstance(node, tirx.Stmt) and (line := location(node)):
             lines.append(line)
-
-    post_order_visit(func.body, visit)
     if views:
         name = tensors[views[0].data].name
         raise LanguageError(
@@ -111,9 +107,7 @@ def _with_positive_indices(body: tirx.Stmt) -> tirx.Stmt:
         if isinstance(node, tirx.BufferLoad):
             return tirx.BufferLoad(node.buffer, indices, node.predicate, node.span)
         store = tirx.BufferStore(node.buffer, node.value, indices, node.predicate)
-        if (span := get_stmt_span(node)) is not None:
-            set_stmt_span(store, span)
-        return store
+        return with_span_of(node, store)
 
     return ir_transform(body, None, change, ["tirx.BufferLoad", "tirx.BufferStore"])
 

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 
 from tilelang import tvm
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit, substitute
+from tvm.tirx.stmt_functor import substitute
 
 from ...builtins.errors import LanguageError, TileWeaveError
 from ...builtins.symmetric import WORLD_SIZE, is_symmetric
 from ..ir.sizes import LARGEST, set_sizes
+from ..ir.walk import with_span_of
 from ..sync.infer.infer_sync import is_explicit
 from ..sync.infer.options import options_of
-from ..sync.regions.accesses import Access, Program, collect_accesses
+from ..sync.regions.accesses import Access, collect_accesses
 from .lift_symmetric import scratch_of, with_buffers
 
 
@@ -91,10 +91,7 @@ def _with_scratch_shapes(body: tirx.Stmt, values: Mapping[tirx.Var, tirx.IntImm]
     }
 
     def replace(old: tirx.AllocBuffer) -> tirx.Stmt:
-        new = tirx.AllocBuffer(buffers[old.buffer.data], old.annotations)
-        if (span := get_stmt_span(old)) is not None:
-            set_stmt_span(new, span)
-        return new
+        return with_span_of(old, tirx.AllocBuffer(buffers[old.buffer.data], old.annotations))
 
     return with_buffers(body, buffers, replace) if buffers else body
 
@@ -125,7 +122,7 @@ def needs_sizes(func: tirx.PrimFunc) -> bool:
         return False  # infer_sync reports the error
     exprs = [e for buffer in scratch for e in buffer.shape]
     exprs += [e for access in program.accesses for e in _exprs(access)]
-    return _depends(exprs, extents, program)
+    return not extents.isdisjoint(program.dependencies(map(tvm.runtime.convert, exprs)))
 
 
 def _extents(func: tirx.PrimFunc) -> list[tirx.Var]:
@@ -140,17 +137,3 @@ def _exprs(access: Access) -> Iterable[tirx.PrimExpr]:
     yield from (*access.starts, *access.extents, *access.conditions, *access.tensor.shape)
     for loop in (*access.loops, *access.inner):
         yield from (loop.min, loop.extent)
-
-
-def _depends(exprs: Iterable[tirx.PrimExpr], variables: set[tirx.Var], program: Program) -> bool:
-    visited: set[tirx.Var] = set()
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.Var) and node not in visited:
-            visited.add(node)
-            if node in program.values:
-                post_order_visit(program.values[node], visit)
-
-    for expr in exprs:
-        post_order_visit(tvm.runtime.convert(expr), visit)
-    return bool(visited & variables)

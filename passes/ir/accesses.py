@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.spec import builtin_of
-from .walk import calls_in, effects_in, op_name
+from .walk import calls_in, effects_in, nodes_in, op_name
 
 REGIONS = ("tl.region", "tl.access_ptr")
 """Operators that name a box of memory and its access mode."""
@@ -44,8 +43,7 @@ def touches_in(node) -> list[Touch]:
     regions: list[Touch] = []
     elements: list[Touch] = []
     starts: set[tirx.BufferLoad] = set()
-
-    def visit(n) -> None:
+    for n in nodes_in(node, tirx.Call, tirx.BufferStore, tirx.BufferLoad):
         if op_name(n) in REGIONS and isinstance(n.args[0], tirx.BufferLoad):
             starts.add(n.args[0])
             regions.append((n, n.args[0].buffer, mode_of(n)))
@@ -53,8 +51,6 @@ def touches_in(node) -> list[Touch]:
             elements.append((n, n.buffer, WRITES))
         elif isinstance(n, tirx.BufferLoad):
             elements.append((n, n.buffer, READS))
-
-    post_order_visit(node, visit)
     return [*regions, *(e for e in elements if e[0] not in starts)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 
 from ...builtins.memory import fence_proxy_async
@@ -15,6 +14,7 @@ from ..tile.order_releases import is_placeholder
 from .block_barrier import is_sync_threads
 from .leaves import Leaf, leaves_of, tensor_of
 from .memory_order import acquires, releases
+from .spans import get_stmt_span
 from .walk import effects_in, op_name
 
 _FENCES = ("tl.fence_proxy_async", declaration_of(fence_proxy_async).op_name)
@@ -98,8 +98,8 @@ def _first(leaves: Iterable[Leaf], effect: Callable[[tirx.Call], bool]) -> Leaf 
 
 def _by_flag(tile_leaves: dict, leaf: Leaf) -> Leaf | None:
     """Return the operation on the same flag; used if TileLang has lost the line."""
-    same = [tile_leaf for (_, flag), tile_leaf in tile_leaves.items() if flag == _flag(leaf)]
-    return same[0] if same else None
+    matches = [tile_leaf for (_, flag), tile_leaf in tile_leaves.items() if flag == _flag(leaf)]
+    return matches[0] if matches else None
 
 
 def _added(kind: str, served: Leaf, step: Pass, times: int | None) -> Added:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 
 from ...builtins.spec import Pointer, builtin_of
+from .spans import get_stmt_span
 from .walk import builtins_in, op_name, rewrite_children
 
 
@@ -48,8 +48,8 @@ def leaves_of(body: tirx.Stmt) -> list[Leaf]:
             return stmt
         if isinstance(stmt, (tirx.IfThenElse, tirx.While)) and builtins_in(stmt.condition):
             leaves.append(Leaf(stmt, stmt.condition, times))
-        inside = times if times is None else _times(stmt, times)
-        return rewrite_children(stmt, lambda s: walk(s, inside))
+        inner_times = times if times is None else _times(stmt, times)
+        return rewrite_children(stmt, lambda s: walk(s, inner_times))
 
     walk(body, 1)
     return leaves

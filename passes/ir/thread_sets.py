@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.ranks import HOST_VALUES
-from .walk import has_effect, op_name, rewrite_children
+from .walk import has_effect, nodes_in, op_name, rewrite_children, variables_and_loads
 
 _WARP = 32
 _ARITHMETIC = {
@@ -112,13 +111,13 @@ class ThreadSet:
         If the block has several axes, each index is a tuple (x, y, z).
         """
         indices = [tuple(map(int, index)) for index in np.argwhere(self.members)]
-        shown: list[object] = list(indices)
+        labels: list[object] = list(indices)
         if self.members.shape[1:] == (1, 1):
-            shown = [x for x, _, _ in indices]
+            labels = [x for x, _, _ in indices]
             if len(indices) > 2 and indices[-1][0] - indices[0][0] == len(indices) - 1:
-                return f"threads {shown[0]} to {shown[-1]}"
-        more = ", ..." if len(shown) > 4 else ""
-        return f"thread{'s' * (len(shown) != 1)} {', '.join(map(str, shown[:4]))}{more}"
+                return f"threads {labels[0]} to {labels[-1]}"
+        ellipsis = ", ..." if len(labels) > 4 else ""
+        return f"thread{'s' * (len(labels) != 1)} {', '.join(map(str, labels[:4]))}{ellipsis}"
 
 
 class Block:
@@ -216,17 +215,10 @@ class Block:
 
     def _depends(self, expr: tirx.PrimExpr) -> bool:
         """Return whether an expression of another kind may differ between threads."""
-        differs = False
-
-        def visit(node) -> None:
-            nonlocal differs
-            if isinstance(node, (tirx.Var, tirx.BufferLoad)):
-                differs = differs or self.value(node).differs
-            elif isinstance(node, tirx.Call):
-                differs = differs or not (op_name(node) in HOST_VALUES or _is_function(node))
-
-        post_order_visit(expr, visit)
-        return differs
+        return any(self.value(node).differs for node in variables_and_loads(expr)) or any(
+            not (op_name(call) in HOST_VALUES or _is_function(call))
+            for call in nodes_in(expr, tirx.Call)
+        )
 
 
 def _is_function(call: tirx.Call) -> bool:
@@ -268,8 +260,8 @@ class _Follow:
             sides += [ThreadSet(threads.members & ~truth.must, exact)]
             cases = iter(sides)
             return rewrite_children(stmt, lambda s: self.follow(s, next(cases)))
-        inside = self._inside(stmt, threads, block) if block is not None else threads
-        return rewrite_children(stmt, lambda s: self.follow(s, inside))
+        inner_threads = self._inside(stmt, threads, block) if block is not None else threads
+        return rewrite_children(stmt, lambda s: self.follow(s, inner_threads))
 
     def _inside(self, stmt: tirx.Stmt, threads: ThreadSet, block: Block) -> ThreadSet:
         if isinstance(stmt, tirx.Bind):

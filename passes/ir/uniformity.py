@@ -5,11 +5,10 @@ from __future__ import annotations
 from enum import IntEnum
 
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.ranks import HOST_VALUES
 from .accesses import is_private
-from .walk import calls_in, has_effect, op_name, rewrite_children
+from .walk import calls_in, has_effect, nodes_in, op_name, rewrite_children
 
 _THREAD_OPS = frozenset(
     {
@@ -84,9 +83,7 @@ class ThreadControl:
     def divergence_of(self, expr: tirx.PrimExpr) -> Divergence:
         """Return the divergence of ``expr``. A call with effects may differ between threads."""
         divergence = Divergence.UNIFORM
-
-        def visit(node):
-            nonlocal divergence
+        for node in nodes_in(expr, tirx.Var, tirx.Call, tirx.BufferLoad):
             if isinstance(node, tirx.Var):
                 divergence = max(divergence, self._divergence.get(node, Divergence.UNIFORM))
             elif isinstance(node, tirx.Call):
@@ -94,11 +91,9 @@ class ThreadControl:
                     divergence = Divergence.DIVERGENT
                 elif op_name(node) not in HOST_VALUES and has_effect(node):
                     divergence = max(divergence, Divergence.MAYBE_DIVERGENT)
-            elif isinstance(node, tirx.BufferLoad) and is_private(node.buffer):
+            elif is_private(node.buffer):
                 register = self._registers.get(node.buffer.data, Divergence.UNIFORM)
                 divergence = max(divergence, register)
-
-        post_order_visit(expr, visit)
         return divergence
 
     def _follow_registers(self, body: tirx.Stmt) -> None:

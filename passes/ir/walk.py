@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from tilelang import tvm
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
+from .spans import get_stmt_span, set_stmt_span
 
 TMA_LOADS = frozenset(
     {
@@ -43,7 +44,12 @@ def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     Return ``stmt`` itself if no statement changes.
     """
     new = _rebuild(stmt, f)
-    if new is not stmt and (span := get_stmt_span(stmt)) is not None:
+    return new if new is stmt else with_span_of(stmt, new)
+
+
+def with_span_of(old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
+    """Give the statement ``new`` the source position of ``old``, and return it."""
+    if (span := get_stmt_span(old)) is not None:
         set_stmt_span(new, span)
     return new
 
@@ -70,11 +76,11 @@ def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
         new = [f(s) for s in stmt.seq]
         return stmt if _same(new, stmt.seq) else flatten(new)
     if isinstance(stmt, tirx.IfThenElse):
-        then = f(stmt.then_case)
-        other = f(stmt.else_case) if stmt.else_case is not None else None
-        if _same([then, other], [stmt.then_case, stmt.else_case]):
+        then_case = f(stmt.then_case)
+        else_case = f(stmt.else_case) if stmt.else_case is not None else None
+        if _same([then_case, else_case], [stmt.then_case, stmt.else_case]):
             return stmt
-        return tirx.IfThenElse(stmt.condition, then, other)
+        return tirx.IfThenElse(stmt.condition, then_case, else_case)
     if isinstance(stmt, tirx.SBlockRealize):
         block = stmt.block
         body = f(block.body)
@@ -115,40 +121,36 @@ def flatten(stmts: list[tirx.Stmt]) -> tirx.Stmt:
     return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
 
 
-def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
-    """Return the calls inside a statement or expression for which ``match`` holds."""
-    calls: list[tirx.Call] = []
+def nodes_in(node, *kinds: type) -> list[Any]:
+    """Return the nodes of these kinds in a statement or expression, inner nodes first."""
+    nodes: list[Any] = []
 
-    def visit(n):
-        if isinstance(n, tirx.Call) and match(n):
-            calls.append(n)
+    def visit(n) -> None:
+        if isinstance(n, kinds):
+            nodes.append(n)
 
     post_order_visit(node, visit)
-    return calls
+    return nodes
+
+
+def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
+    """Return the calls inside a statement or expression for which ``match`` holds."""
+    return [call for call in nodes_in(node, tirx.Call) if match(call)]
+
+
+def annotated(call: tirx.Call, name: str, value: Any) -> tirx.Call:
+    """Return ``call`` with another annotation."""
+    return tirx.Call(call.dtype, call.op, call.args, {**call.annotations, name: value})
 
 
 def variables_in(node) -> list[tirx.Var]:
     """Return the variables in a statement or expression, each once."""
-    variables: dict[tirx.Var, None] = {}
-
-    def visit(n):
-        if isinstance(n, tirx.Var):
-            variables[n] = None
-
-    post_order_visit(node, visit)
-    return list(variables)
+    return list(dict.fromkeys(nodes_in(node, tirx.Var)))
 
 
 def variables_and_loads(expr: tirx.PrimExpr) -> list[tirx.Var | tirx.BufferLoad]:
     """Return the variables and the elements of memory that ``expr`` reads."""
-    nodes: list[tirx.Var | tirx.BufferLoad] = []
-
-    def visit(node) -> None:
-        if isinstance(node, (tirx.Var, tirx.BufferLoad)):
-            nodes.append(node)
-
-    post_order_visit(expr, visit)
-    return nodes
+    return nodes_in(expr, tirx.Var, tirx.BufferLoad)
 
 
 def has_loads(expr: tirx.PrimExpr) -> bool:
@@ -158,16 +160,8 @@ def has_loads(expr: tirx.PrimExpr) -> bool:
 
 def bound_in(stmt: tirx.Stmt) -> set[tirx.Var]:
     """Return the variables that ``stmt`` defines: loop variables and bound names."""
-    bound: set[tirx.Var] = set()
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.Bind):
-            bound.add(node.var)
-        elif isinstance(node, tirx.For):
-            bound.add(node.loop_var)
-
-    post_order_visit(stmt, visit)
-    return bound
+    definitions = nodes_in(stmt, tirx.Bind, tirx.For)
+    return {d.var if isinstance(d, tirx.Bind) else d.loop_var for d in definitions}
 
 
 def op_name(call) -> str:
@@ -233,7 +227,11 @@ def effects_in(node) -> list[tirx.Call]:
 
 def line_of(stmt: tirx.Stmt) -> str:
     """Return ``file:line`` of a statement, or "" if TileLang has lost its source position."""
-    span = get_stmt_span(stmt)
+    return line_of_span(get_stmt_span(stmt))
+
+
+def line_of_span(span: Any) -> str:
+    """Return ``file:line`` of a span, or "" for None."""
     return f"{span.source_name.name}:{span.line}" if span is not None else ""
 
 
@@ -275,6 +273,6 @@ def format_expr(expr: tirx.PrimExpr) -> str:
         return tirx.Var(node.buffer.name, node.dtype) if local else None
 
     expr = ir_transform(tirx.Evaluate(expr), None, register, ["tirx.BufferLoad"]).value
-    shown = re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
-    shown = re.sub(r'T\.Cast\("u?int\d+", ', "(", shown)
-    return shown.replace("T.tileweave.", "W.").replace("T.min(", "min(")
+    text = re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
+    text = re.sub(r'T\.Cast\("u?int\d+", ', "(", text)
+    return text.replace("T.tileweave.", "W.").replace("T.min(", "min(")

@@ -54,13 +54,13 @@ def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return variables.get(op_name(node))
 
     body = ir_transform(func.body, None, bound, ["tirx.Call"])
-    for name, least in ((RANK, 0), (WORLD_SIZE, 1)):
+    for name, low in ((RANK, 0), (WORLD_SIZE, 1)):
         if name in variables:
-            body = tirx.AttrStmt(variables[name] >= least, "tl.assume", tirx.StringImm(name), body)
+            body = tirx.AttrStmt(variables[name] >= low, "tl.assume", tirx.StringImm(name), body)
     if RANK in variables and GROUP_SIZE in func.attrs:
         # Without this bound TileLang checks the rank index at each access of S[rank, ...].
-        below = variables[RANK] < func.attrs[GROUP_SIZE]
-        body = tirx.AttrStmt(below, "tl.assume", tirx.StringImm(RANK), body)
+        is_in_range = variables[RANK] < func.attrs[GROUP_SIZE]
+        body = tirx.AttrStmt(is_in_range, "tl.assume", tirx.StringImm(RANK), body)
     head: list[tirx.Stmt] = []
     if uses_multicast(func.body):
         head.append(_call_packed(REQUIRE_MULTICAST, _name(func)))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+from tvm.tirx.stmt_functor import ir_transform
+
+from ..ir.walk import nodes_in
 
 _COMPARISONS = ("tirx.EQ", "tirx.NE", "tirx.LT", "tirx.LE", "tirx.GT", "tirx.GE")
 _SOLVED = (
@@ -39,8 +41,7 @@ def _is_unsigned(value: tirx.PrimExpr) -> bool:
 
 
 def _is_solved(comparison: tirx.PrimExpr) -> bool:
-    parts: list[bool] = []
-    post_order_visit(
-        comparison, lambda n: parts.append(n.same_as(comparison) or isinstance(n, _SOLVED))
+    return all(
+        node.same_as(comparison) or isinstance(node, _SOLVED)
+        for node in nodes_in(comparison, tirx.PrimExpr)
     )
-    return all(parts)

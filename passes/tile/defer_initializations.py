@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilelang import tvm
-from tilelang.transform import PassConfigKey
 from tvm import DataType, tirx
 from tvm.target import Target
 
@@ -25,9 +23,7 @@ from ..ir.walk import (
     op_name,
     rewrite_children,
 )
-from .require_arch import sm_of
-
-_NO_PRODUCER = (PassConfigKey.TL_DISABLE_TMA_LOWER, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED)
+from .require_arch import may_have_producer
 
 
 def defer_initializations(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
@@ -47,8 +43,7 @@ def defer_initializations(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     After:  ``done = 0; hold(done); for step in range(4): if done == 0: T.clear(acc); done = 1;
     for k in T.Pipelined(n): ...``, and after the loop ``if done == 0: T.clear(acc); done = 1``
     """
-    config = tvm.transform.PassContext.current().config
-    if sm_of(target) < 90 or any(int(config.get(key, 0)) for key in _NO_PRODUCER):
+    if not may_have_producer(target):
         return func
     path = _path_to_pipelined(func.body)
     if path is None:

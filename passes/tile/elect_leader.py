@@ -129,5 +129,5 @@ def this_thread(
     threads: Sequence[tirx.Var], indices: Sequence[int | tirx.PrimExpr]
 ) -> tirx.PrimExpr:
     """Return the condition that holds in the thread with these indices on the axes ``threads``."""
-    same = [thread == index for thread, index in zip(threads, indices, strict=True)]
-    return functools.reduce(tirx.And, same)
+    equal = [thread == index for thread, index in zip(threads, indices, strict=True)]
+    return functools.reduce(tirx.And, equal)

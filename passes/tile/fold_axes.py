@@ -9,11 +9,20 @@ from dataclasses import dataclass, field
 from tilelang import tvm
 from tvm import tirx
 from tvm.target import Target
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
 from ..group.specialize_group import heap_tensors
-from ..ir.walk import calls_in, children_of, location, op_name, rewrite_children, with_rank
+from ..ir.walk import (
+    annotated,
+    calls_in,
+    children_of,
+    location,
+    nodes_in,
+    op_name,
+    rewrite_children,
+    with_rank,
+)
 from .require_arch import TMA_SM, asks_for_tma, sm_of, tma_name
 
 TMA_AXES = 5
@@ -97,23 +106,19 @@ class _Accesses:
                 with self._analyzer.constraint_scope(tirx.Not(condition)):
                     self.visit(stmt.else_case)
             return
-        inside = children_of(stmt)
-        for inner in inside:
+        children = children_of(stmt)
+        for inner in children:
             self.visit(inner)
-        if not inside:
+        if not children:
             self._collect(stmt)
 
     def _collect(self, node) -> None:
         """Collect the accesses of a statement without inner statements, or of an expression."""
         sizes = {region.args[0]: region.args[2:] for region in calls_in(node, _is_region)}
-
-        def visit(inner) -> None:
-            if isinstance(inner, (tirx.BufferLoad, tirx.BufferStore)):
-                if inner.buffer.data in self.tensors:
-                    extents = sizes.get(inner, [tirx.IntImm("int32", 1)] * len(inner.indices))
-                    self.by_tensor[inner.buffer.data].append(self._access(inner, extents))
-
-        post_order_visit(node, visit)
+        for inner in nodes_in(node, tirx.BufferLoad, tirx.BufferStore):
+            if inner.buffer.data in self.tensors:
+                extents = sizes.get(inner, [tirx.IntImm("int32", 1)] * len(inner.indices))
+                self.by_tensor[inner.buffer.data].append(self._access(inner, extents))
 
     def _access(self, node: Node, extents: Sequence[tirx.PrimExpr]) -> _Access:
         single, inside = [], []
@@ -238,8 +243,7 @@ def _without_tma(body: tirx.Stmt, tensors: set[tirx.Buffer]) -> tirx.Stmt:
     def change(call: tirx.Call):
         if op_name(call) != _COPY or not any(regions_of(call)):
             return None
-        annotations = {**call.annotations, "disable_tma": tirx.IntImm("bool", 1)}
-        return tirx.Call(call.dtype, call.op, call.args, annotations)
+        return annotated(call, "disable_tma", tirx.IntImm("bool", 1))
 
     refuse(body)
     return ir_transform(body, None, change, ["tirx.Call"])

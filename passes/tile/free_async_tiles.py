@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.spec import builtin_of
-from ..ir.walk import builtins_in, op_name
+from ..ir.walk import builtins_in, nodes_in, op_name
 
 _NO_ACCESS = 0
 
@@ -32,13 +32,8 @@ def free_async_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for pointer in call.args
         if _is_shared_pointer(pointer)
     )
-    uses: Counter[tirx.Var] = Counter()
-
-    def count(node) -> None:
-        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)) and _is_tile(node.buffer):
-            uses[node.buffer.data] += 1
-
-    post_order_visit(func.body, count)
+    accesses = nodes_in(func.body, tirx.BufferLoad, tirx.BufferStore)
+    uses = Counter(access.buffer.data for access in accesses if _is_tile(access.buffer))
     if not by_bulk or by_bulk != uses:
         return func
 

@@ -8,6 +8,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from ..ir.accesses import REGIONS, accesses_of, name_of
 from ..ir.hold import hold
 from ..ir.walk import (
+    annotated,
     calls_in,
     effects_in,
     flatten,
@@ -16,7 +17,7 @@ from ..ir.walk import (
     op_name,
     rewrite_children,
 )
-from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in
+from .pin_pipelined import COPIES, guards_in, guards_loads, is_pipelined, loads_in
 
 KEPT_BY = "tileweave.kept_by"
 """Annotation of a wait that names the statement which keeps it with the consumers."""
@@ -51,23 +52,19 @@ def _hoist_in(body: tirx.Stmt) -> tirx.Stmt:
     """Rewrite the body of a pipelined loop, or of the only condition in it."""
     if isinstance(body, tirx.IfThenElse) and body.else_case is None:
         return rewrite_children(body, _hoist_in)
-    if not isinstance(body, tirx.SeqStmt) or not any(map(_guards, body.seq)):
+    if not isinstance(body, tirx.SeqStmt) or not any(map(guards_in, body.seq)):
         return body
     stmts = list(body.seq)
-    last = max(i for i, s in enumerate(stmts) if _guards(s))
+    last = max(i for i, s in enumerate(stmts) if guards_in(s))
     if not all(map(_precedes, stmts[:last])):
         stmts = _sorted(stmts)
     return flatten(_with_hold(stmts))
 
 
-def _guards(stmt: tirx.Stmt) -> bool:
-    return bool(calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations))
-
-
 def _precedes(stmt: tirx.Stmt) -> bool:
     """Return whether ``stmt`` is a wait, a load or a value, which may precede the computation."""
     is_value = isinstance(stmt, tirx.Bind) and not effects_in(stmt)
-    return _guards(stmt) or bool(loads_in(stmt)) or is_value
+    return bool(guards_in(stmt)) or bool(loads_in(stmt)) or is_value
 
 
 def _computes(stmt: tirx.Stmt) -> bool:
@@ -89,7 +86,7 @@ def _sorted(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
         if _precedes(stmt):
             while index and _computes(out[index - 1]) and _independent(out[index - 1], stmt):
                 index -= 1
-        if _guards(stmt) and not all(map(_precedes, out[:index])):
+        if guards_in(stmt) and not all(map(_precedes, out[:index])):
             stmt = _with_reason(stmt, next(s for s in reversed(out[:index]) if not _precedes(s)))
         out.insert(index, stmt)
     return out
@@ -105,9 +102,7 @@ def _with_reason(wait: tirx.Stmt, obstacle: tirx.Stmt) -> tirx.Stmt:
     text = tirx.StringImm(f"{name_of(obstacle)}{location(obstacle)}")
 
     def mark(call: tirx.Call) -> tirx.Call | None:
-        if GUARDS_LOADS not in call.annotations:
-            return None
-        return tirx.Call(call.dtype, call.op, call.args, {**call.annotations, KEPT_BY: text})
+        return annotated(call, KEPT_BY, text) if guards_loads(call) else None
 
     return ir_transform(wait, None, mark, ["tirx.Call"])
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import IRModule, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.spec import builtin_of
 from ..ir.origin import name_of
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
-from ..ir.walk import effects_in, line_of, rewrite_children, uses_tileweave
+from ..ir.walk import effects_in, line_of, rewrite_children, uses_tileweave, with_span_of
 
 _OPERANDS = 3
 
@@ -131,9 +130,7 @@ def with_calls(stmt: tirx.Stmt, replace: Callable[[tirx.Call], tirx.Call]) -> ti
         new = tirx.While(_replace_calls(stmt.condition, replaced), stmt.body)
     else:
         new = ir_transform(stmt, None, replaced, ["tirx.Call"])
-    if (span := get_stmt_span(stmt)) is not None:
-        set_stmt_span(new, span)
-    return new
+    return with_span_of(stmt, new)
 
 
 def _replace_calls(expr: tirx.PrimExpr, replace: Callable) -> tirx.PrimExpr:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.debug import delay
 from ...builtins.errors import LanguageError
@@ -12,11 +12,13 @@ from ...builtins.spec import builtin_of, declaration_of
 from ..ir.memory_order import acquires, pointers_written
 from ..ir.origin import hint_of, name_of
 from ..ir.walk import (
+    annotated,
     builtins_in,
     calls_in,
     effects_in,
     flatten,
     location,
+    nodes_in,
     op_name,
     rewrite_children,
 )
@@ -88,27 +90,29 @@ def is_pipelined(loop: tirx.For) -> bool:
     )
 
 
+def guards_in(node) -> list[tirx.Call]:
+    """Return the waits in ``node`` that guard loads of a pipelined loop."""
+    return calls_in(node, guards_loads)
+
+
+def guards_loads(call: tirx.Call) -> bool:
+    return GUARDS_LOADS in call.annotations
+
+
 def loads_in(node) -> list[tirx.BufferLoad]:
     """Return the global memory that ``node`` loads into shared memory.
 
     TileLang issues these loads iterations ahead.
     """
     loads: list[tirx.BufferLoad] = []
-
-    def read(n) -> None:
-        if isinstance(n, tirx.BufferLoad) and n.buffer.scope() == "global":
-            loads.append(n)
-
-    def visit(n) -> None:
-        if op_name(n) in COPIES:
-            source, target = (region.args[0] for region in n.args[:2])
+    for inner in nodes_in(node, tirx.Call, tirx.BufferStore):
+        if op_name(inner) in COPIES:
+            source, target = (region.args[0] for region in inner.args[:2])
             if target.buffer.scope().startswith("shared"):
-                read(source)
-        elif isinstance(n, tirx.BufferStore) and n.buffer.scope().startswith("shared"):
-            post_order_visit(n.value, read)
-
-    post_order_visit(node, visit)
-    return loads
+                loads.append(source)
+        elif isinstance(inner, tirx.BufferStore) and inner.buffer.scope().startswith("shared"):
+            loads += nodes_in(inner.value, tirx.BufferLoad)
+    return [load for load in loads if load.buffer.scope() == "global"]
 
 
 def _refuse_overtaken(
@@ -217,8 +221,7 @@ def _only_delays(call: tirx.Call) -> bool:
 def _mark_wait(call: tirx.Call) -> tirx.Call | None:
     if not _is_wait(call):
         return None
-    annotations = {**call.annotations, GUARDS_LOADS: tirx.IntImm("bool", 1)}
-    return tirx.Call(call.dtype, call.op, call.args, annotations)
+    return annotated(call, GUARDS_LOADS, tirx.IntImm("bool", 1))
 
 
 def _refuse_acquires(calls: list[tirx.Call], stmt: tirx.Stmt) -> None:

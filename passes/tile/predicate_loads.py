@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tilelang import tvm
-from tilelang.transform import PassConfigKey
 from tvm import tirx
 from tvm.target import Target
 
@@ -16,7 +15,7 @@ from ...builtins.symmetric import itemsize, packed_strides
 from ..ir.memory_order import writes
 from ..ir.walk import effects_in, flatten, has_loads, op_name, rewrite_children, statements_of
 from .pin_pipelined import is_pipelined
-from .require_arch import sm_of
+from .require_arch import may_have_producer
 
 ONLY_IF = "tileweave.only_if"
 """Operator ``only_if(condition, index)``: an index of an access that happens under a condition."""
@@ -24,7 +23,6 @@ register_op(ONLY_IF, "index of a conditional load", 2)
 
 _TMA_BYTES = 16
 """Alignment that the TMA needs for the rows of a tile and for the strides between them."""
-_NO_PRODUCER = (PassConfigKey.TL_DISABLE_TMA_LOWER, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED)
 
 
 def predicate_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
@@ -39,8 +37,7 @@ def predicate_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     Before: ``if mine: T.copy(A[m, k], tile) else: T.copy(B[m, k], tile)``
     After:  ``T.copy(A[m, only_if(mine, k)], tile); T.copy(B[m, only_if(not mine, k)], tile)``
     """
-    config = tvm.transform.PassContext.current().config
-    if sm_of(target) < 90 or any(int(config.get(key, 0)) for key in _NO_PRODUCER):
+    if not may_have_producer(target):
         return func
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tilelang import tvm
+from tilelang.transform import PassConfigKey
 from tvm import tirx
 from tvm.target import Target
 
@@ -14,6 +16,7 @@ from ..ir.walk import builtins_in, calls_in, location, op_name, rewrite_children
 
 TMA_COPY = "tl.tileop.tma_copy"
 TMA_SM = 90
+_NO_PRODUCER = (PassConfigKey.TL_DISABLE_TMA_LOWER, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED)
 
 
 def require_arch(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
@@ -73,3 +76,9 @@ def tma_name(call: tirx.Call) -> str:
 def sm_of(target: Target) -> int:
     """Return the number of the target's architecture, such as 90; 0 if it has none."""
     return int(str(target.attrs.get("arch", "sm_0")).removeprefix("sm_").rstrip("af"))
+
+
+def may_have_producer(target: Target) -> bool:
+    """Return whether TileLang may let producer warps load tiles by the TMA."""
+    config = tvm.transform.PassContext.current().config
+    return sm_of(target) >= TMA_SM and not any(int(config.get(key, 0)) for key in _NO_PRODUCER)

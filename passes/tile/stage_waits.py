@@ -10,17 +10,19 @@ from ...builtins.errors import LanguageError
 from ..ir.accesses import written_tensors
 from ..ir.origin import name_of
 from ..ir.walk import (
+    annotated,
     builtins_in,
     calls_in,
     effects_in,
     flatten,
     location,
+    nodes_in,
     op_name,
     rewrite_children,
     statements_of,
     variables_and_loads,
 )
-from .pin_pipelined import COPIES, GUARDS_LOADS, is_pipelined, loads_in, written_loads
+from .pin_pipelined import COPIES, guards_in, guards_loads, is_pipelined, loads_in, written_loads
 
 STAGED = "tileweave.staged"
 """Annotation of the waits of a loop whose schedule is explicit."""
@@ -49,7 +51,7 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
         written = written_tensors(stmt.body)
         scheduled = "tl_pipeline_stage" in stmt.annotations
         stmts = statements_of(stmt.body) if scheduled else _statements(stmt.body, written)
-        guards = [bool(calls_in(s, lambda c: GUARDS_LOADS in c.annotations)) for s in stmts]
+        guards = [bool(guards_in(s)) for s in stmts]
         loads = [bool(loads_in(s)) for s in stmts]
         writers = _writers(stmt.body)
         if not any(guards) and not writers:
@@ -89,11 +91,11 @@ def _statements(body: tirx.Stmt, written: set[tirx.Var]) -> list[tirx.Stmt]:
         if not splits or effects_in(stmt.condition) or _reads(stmt.condition, written):
             out.append(stmt)
             continue
-        inside = _statements(stmt.then_case, written)
-        names = [i for i, inner in enumerate(inside) if isinstance(inner, tirx.Bind)]
+        inner_stmts = _statements(stmt.then_case, written)
+        names = [i for i, inner in enumerate(inner_stmts) if isinstance(inner, tirx.Bind)]
         if names:  # statements after a definition stay in its scope
-            inside[names[0] :] = [flatten(inside[names[0] :])]
-        out += [tirx.IfThenElse(stmt.condition, inner, None) for inner in inside]
+            inner_stmts[names[0] :] = [flatten(inner_stmts[names[0] :])]
+        out += [tirx.IfThenElse(stmt.condition, inner, None) for inner in inner_stmts]
     return out
 
 
@@ -132,7 +134,7 @@ def _check_schedule(
 
 
 def _wait_in(stmt: tirx.Stmt) -> str:
-    return name_of(calls_in(stmt, lambda c: GUARDS_LOADS in c.annotations)[0])
+    return name_of(guards_in(stmt)[0])
 
 
 def _is_value(stmt: tirx.Stmt, written: set[tirx.Var]) -> bool:
@@ -185,18 +187,9 @@ def _writes(stmt: tirx.Stmt, buffer: tirx.Buffer) -> bool:
             return call.args[0].buffer.same_as(buffer) and int(call.args[1]) & 2 != 0
         return name == "tl.access_ptr" and call.args[0].buffer.same_as(buffer)
 
-    writes = bool(calls_in(stmt, region))
-
-    def visit(node) -> None:
-        nonlocal writes
-        writes = writes or (isinstance(node, tirx.BufferStore) and node.buffer.same_as(buffer))
-
-    tirx.stmt_functor.post_order_visit(stmt, visit)
-    return writes
+    stores = nodes_in(stmt, tirx.BufferStore)
+    return bool(calls_in(stmt, region)) or any(s.buffer.same_as(buffer) for s in stores)
 
 
 def _mark_staged(call: tirx.Call) -> tirx.Call | None:
-    if GUARDS_LOADS not in call.annotations:
-        return None
-    annotations = {**call.annotations, STAGED: tirx.IntImm("bool", 1)}
-    return tirx.Call(call.dtype, call.op, call.args, annotations)
+    return annotated(call, STAGED, tirx.IntImm("bool", 1)) if guards_loads(call) else None

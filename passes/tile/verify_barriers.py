@@ -51,7 +51,7 @@ class _Words:
     """32-bit words of one barrier.
 
     Attributes:
-        shown: the barrier's first word as text.
+        text: the barrier's first word as text.
         own: shape of the tensor, or of one rank's copy.
         first: flat index of the first word; a lower bound unless ``is_exact``.
         count: number of words that the barrier needs.
@@ -59,7 +59,7 @@ class _Words:
     """
 
     op: str
-    shown: str
+    text: str
     buffer: tirx.Buffer
     own: tuple[int, ...]
     first: int
@@ -93,7 +93,7 @@ class _Change:
     """A box at a constant place, without the rank axis, that a statement writes."""
 
     op: str
-    shown: str
+    text: str
     buffer: tirx.Buffer
     starts: tuple[int, ...]
     extents: tuple[int, ...]
@@ -171,9 +171,9 @@ class _Uses:
         starts = [self._simplified(i) for i in list(indices)[axes:]]
         sizes = [self._simplified(e) for e in list(extents)[axes:]] or [1] * len(starts)
         if all(isinstance(n, (int, tirx.IntImm)) for n in (*starts, *sizes)):
-            shown = f"{buffer.name}[{', '.join(map(format_expr, indices))}]"
+            text = f"{buffer.name}[{', '.join(map(format_expr, indices))}]"
             self.changes.append(_Change(
-                name_of(stmt), shown, buffer, tuple(map(int, starts)), tuple(map(int, sizes)),
+                name_of(stmt), text, buffer, tuple(map(int, starts)), tuple(map(int, sizes)),
                 kernel, line_of(stmt),
             ))  # fmt: skip
 
@@ -193,7 +193,7 @@ def _counts(call: tirx.Call) -> bool:
 
 def _too_few(use: _Words) -> LanguageError:
     return LanguageError(
-        f"{use.op}: barrier={use.shown} has {max(0, use.words_left)} words up to the end of "
+        f"{use.op}: barrier={use.text} has {max(0, use.words_left)} words up to the end of "
         f"{use.buffer.name}; expected {use.count}{arrows([('barrier', use.line)])}"
     )
 
@@ -208,11 +208,11 @@ def _overlap(first: _Words, second: _Words) -> LanguageError:
 
 def _changed(change: _Change, barrier: _Words) -> LanguageError:
     return LanguageError(
-        f"{change.op}: writes {change.shown}, a word of {barrier.op} with "
+        f"{change.op}: writes {change.text}, a word of {barrier.op} with "
         f"barrier={_sized(barrier)}; expected only barriers to change it in this kernel"
         f"{arrows([('write', change.line), ('barrier', barrier.line)])}"
     )
 
 
 def _sized(use: _Words) -> str:
-    return f"{use.shown} ({use.count} word{'s' if use.count > 1 else ''})"
+    return f"{use.text} ({use.count} word{'s' if use.count > 1 else ''})"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ...builtins.errors import LanguageError
 from ..ir.memory_order import writes
 from ..ir.origin import hint_of, name_of
-from ..ir.walk import effects_in, location, rewrite_children
+from ..ir.walk import effects_in, location, nodes_in, rewrite_children
 
 _BINARY = (
     tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.Min,
@@ -36,21 +35,15 @@ def verify_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
             _refuse_replicas(stmt)
         if not any(effects_in(part) for part in _own_parts(stmt)):
             return stmt
-        uses: list[tuple[str, list[tirx.PrimExpr]]] = []
-
-        def visit(node) -> None:
+        for node in nodes_in(stmt, tirx.PrimExpr, tirx.BufferStore):
             if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-                uses.append(("in an index", list(node.indices)))
+                _refuse(node.indices, "in an index", stmt)
             elif isinstance(node, tirx.Select):
-                uses.append(("in an operand of a selection such as T.abs", [node]))
+                _refuse([node], "in an operand of a selection such as T.abs", stmt)
             elif isinstance(node, (tirx.FloorDiv, tirx.FloorMod)) and node.dtype.startswith("int"):
-                uses.append(("in a signed quotient or remainder", [node]))
+                _refuse([node], "in a signed quotient or remainder", stmt)
             elif isinstance(node, _BINARY):
-                uses.append(("on both sides of an operator", _on_both_sides(node)))
-
-        post_order_visit(stmt, visit)
-        for position, expressions in uses:
-            _refuse(expressions, position, stmt)
+                _refuse(_on_both_sides(node), "on both sides of an operator", stmt)
         return stmt
 
     check(func.body)
@@ -65,13 +58,8 @@ def _refuse_replicas(loop: tirx.For) -> None:
     """
     if loop.kind != tirx.ForKind.PARALLEL:
         return
-    fragments: list[str] = []
-
-    def visit(node) -> None:
-        if isinstance(node, tirx.BufferStore) and node.buffer.scope() == "local.fragment":
-            fragments.append(node.buffer.name)
-
-    post_order_visit(loop.body, visit)
+    stored = [store.buffer for store in nodes_in(loop.body, tirx.BufferStore)]
+    fragments = [buffer.name for buffer in stored if buffer.scope() == "local.fragment"]
     for call in (c for c in effects_in(loop.body) if fragments and writes(c)):
         raise LanguageError(
             f"{name_of(call)}: called in a parallel loop that fills the fragment "

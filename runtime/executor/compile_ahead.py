@@ -39,11 +39,11 @@ def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan]) -> int:
     require_private_cache()
     kernels = _kernels(programs, session)
     hosts = group.exchange("compile ahead", socket.gethostname())
-    here = [rank for rank, host in enumerate(hosts) if host == hosts[group.rank]]
-    ours = kernels[here.index(group.rank) :: len(here)]
-    workers = max(1, len(os.sched_getaffinity(0)) // len(here))
+    local_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[group.rank]]
+    own_kernels = kernels[local_ranks.index(group.rank) :: len(local_ranks)]
+    workers = max(1, len(os.sched_getaffinity(0)) // len(local_ranks))
     with ThreadPoolExecutor(workers, "compile", _take_gpu, (group.device,)) as pool:
-        futures = [pool.submit(_compile, kernel, options) for kernel, options in ours]
+        futures = [pool.submit(_compile, kernel, options) for kernel, options in own_kernels]
     for future in futures:
         future.exception()  # the next attempt to compile it raises it
     group.meet("compiled ahead", timeout_s=3600.0)
@@ -61,13 +61,13 @@ def _kernels(
             program.kernels(session.group.world_size) if isinstance(program, Plan) else [program]
         )
         for func in funcs:
-            func, theirs = passes.split_options(func, configs)
+            func, stock_configs = passes.split_options(func, configs)
             try:
                 kernel = for_group(func, session)
             except Exception:
                 continue
-            options = {"pass_configs": theirs, "out_idx": None}
-            kernels.setdefault(f"{kernel.script()}{theirs}", (kernel, options))
+            options = {"pass_configs": stock_configs, "out_idx": None}
+            kernels.setdefault(f"{kernel.script()}{stock_configs}", (kernel, options))
     return list(kernels.values())
 
 

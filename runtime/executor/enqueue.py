@@ -44,9 +44,9 @@ def _encoded(
     if isinstance(operation, RowsCopy):
         rows = operation.rows
         return (operation.name, operation.dst, operation.src, rows.count, rows.width,
-                rows.dst_pitch, rows.src_pitch, operation.on)  # fmt: skip
+                rows.dst_pitch, rows.src_pitch, operation.stream)  # fmt: skip
     if isinstance(operation, StreamMemOps):
-        return operation.name, operation.on, *operation.words
+        return operation.name, operation.stream, *operation.words
     if not isinstance(operation, KernelLaunch):
         return operation.name, *operation.args
     args: list[Any] = []
@@ -60,7 +60,7 @@ def _encoded(
     return (
         "launch",
         operation.kernel.launch,
-        operation.on.cuda_stream,
-        operation.on.device.index,
+        operation.stream.cuda_stream,
+        operation.stream.device.index,
         *args,
     )

@@ -33,10 +33,10 @@ class Place(NamedTuple):
 
 
 class DriverCall(NamedTuple):
-    """Call of the driver function ``name`` in the stream ``on``, which ``args`` include."""
+    """Call of the driver function ``name`` in ``stream``, which ``args`` include."""
 
     name: str
-    on: int
+    stream: int
     args: tuple[int | Place, ...]
 
     def arguments(self, addresses: Sequence[int]) -> tuple[int, ...]:
@@ -45,7 +45,7 @@ class DriverCall(NamedTuple):
 
     def action(self) -> Action:
         """Return the function that enqueues it."""
-        call, args = function(self.name, self.on), self.args
+        call, args = function(self.name, self.stream), self.args
         places = [(i, *a) for i, a in enumerate(args) if isinstance(a, Place)]
         if not places:
             return lambda tensors, addresses: call(*args)
@@ -66,13 +66,13 @@ class StreamMemOps(NamedTuple):
         words: (operation, address, value) of each word.
     """
 
-    on: int
+    stream: int
     words: tuple[tuple[int, int | Place, int], ...]
     name = "cuStreamBatchMemOp"
 
     def arguments(self, addresses: Sequence[int]) -> tuple[int, int, list[Any], int]:
         """Return the arguments of a call whose tensors are at ``addresses``."""
-        return self.on, len(self.words), [self._parameters(w, addresses) for w in self.words], 0
+        return self.stream, len(self.words), [self._parameters(w, addresses) for w in self.words], 0
 
     def _parameters(self, word: tuple[int, int | Place, int], addresses: Sequence[int]) -> Any:
         kind, place, value = word
@@ -85,14 +85,14 @@ class StreamMemOps(NamedTuple):
 
     def action(self) -> Action:
         """Return the function that enqueues it."""
-        call = function(self.name, self.on)
+        call = function(self.name, self.stream)
         return lambda tensors, addresses: call(*self.arguments(addresses))
 
 
 class RowsCopy(NamedTuple):
     """Copy of rows that are not contiguous with each other; ``rows`` in bytes."""
 
-    on: int
+    stream: int
     dst: int | Place
     src: int | Place
     rows: Rows
@@ -106,18 +106,18 @@ class RowsCopy(NamedTuple):
         copy.dstDevice, copy.dstPitch = _address(self.dst, addresses), self.rows.dst_pitch
         copy.srcDevice, copy.srcPitch = _address(self.src, addresses), self.rows.src_pitch
         copy.WidthInBytes, copy.Height = self.rows.width, self.rows.count
-        return copy, self.on
+        return copy, self.stream
 
     def action(self) -> Action:
         """Return the function that enqueues it."""
-        call = function(self.name, self.on)
+        call = function(self.name, self.stream)
         return lambda tensors, addresses: call(*self.arguments(addresses))
 
 
 class KernelLaunch(NamedTuple):
     """Launch of a kernel on ``args``, including the implicit ones: numbers, tensors, and places."""
 
-    on: torch.cuda.Stream
+    stream: torch.cuda.Stream
     caller: torch.cuda.Stream
     kernel: Kernel
     args: tuple[Any, ...]
@@ -134,13 +134,13 @@ class KernelLaunch(NamedTuple):
             launch(*concrete)
 
         def in_own_stream(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            torch.cuda.set_stream(self.on)
+            torch.cuda.set_stream(self.stream)
             try:
                 in_callers_stream(tensors, addresses)
             finally:
                 torch.cuda.set_stream(self.caller)
 
-        return in_callers_stream if self.on is self.caller else in_own_stream
+        return in_callers_stream if self.stream is self.caller else in_own_stream
 
 
 class TimedStep(NamedTuple):
@@ -152,7 +152,7 @@ class TimedStep(NamedTuple):
 
     operation: DriverCall | StreamMemOps | RowsCopy
     step: Copy | CopyValue | WriteValue | WaitValue
-    on: torch.cuda.Stream
+    stream: torch.cuda.Stream
     place: int | Place
     nbytes: int
     tracer: Tracer
@@ -175,14 +175,14 @@ class TimedStep(NamedTuple):
         def timed(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             host_ns = time.monotonic_ns()
-            begin.record(self.on)
+            begin.record(self.stream)
             enqueue(tensors, addresses)
-            end.record(self.on)
-            stream = self.tracer.stream(self.on.cuda_stream)
+            end.record(self.stream)
+            name = self.tracer.stream(self.stream.cuda_stream)
             address = _address(self.place, addresses)
             self.tracer.steps.append(
                 TracedStep(
-                    kind, step.op, step.loc, stream, region.parameter.name, address, value,
+                    kind, step.op, step.loc, name, region.parameter.name, address, value,
                     self.nbytes, begin, end, host_ns,
                 )
             )  # fmt: skip
@@ -237,8 +237,8 @@ class Operations:
                     remote = step.dst if step.dst.parameter.symmetric else step.src
                     operations.append(self._timed(copy, step, remote, elements))
                 case CopyValue():
-                    words = math.prod(step.dst.extent)
-                    copy = self._copy(step, Rows(1, words, words, words))
+                    count = math.prod(step.dst.extent)
+                    copy = self._copy(step, Rows(1, count, count, count))
                     operations.append(self._timed(copy, step, step.dst))
                 case WriteValue():
                     word = self._word(_WRITE, step, step.dst)
@@ -270,13 +270,13 @@ class Operations:
         )  # fmt: skip
 
     def _copy(self, step: Copy | CopyValue, rows: Rows) -> DriverCall | RowsCopy:
-        on = self._handle(step.stream)
+        stream = self._handle(step.stream)
         dst, src = self._place(step.dst), self._place(step.src)
         size = self._tensors[step.dst.parameter.name].itemsize
         if rows.count == 1:
-            return DriverCall("cuMemcpyDtoDAsync", on, (dst, src, rows.width * size, on))
+            return DriverCall("cuMemcpyDtoDAsync", stream, (dst, src, rows.width * size, stream))
         rows = Rows(rows.count, rows.width * size, rows.dst_pitch * size, rows.src_pitch * size)
-        return RowsCopy(on, dst, src, rows)
+        return RowsCopy(stream, dst, src, rows)
 
     def _word(self, kind: int, step: WriteValue | WaitValue, word: Region) -> StreamMemOps:
         value = step.value & 0xFFFFFFFF
@@ -284,13 +284,13 @@ class Operations:
 
     def _wait(self, step: WaitStream) -> list[Operation]:
         """Return a wait for an event; all waits for the same point of a stream share the event."""
-        on, other, operations = self._handle(step.stream), self._handle(step.other), []
+        stream, other, operations = self._handle(step.stream), self._handle(step.other), []
         if step.other not in self._recorded:
             event = self._recorded[step.other] = self._event(self._events)
             self._events += 1
             operations.append(DriverCall("cuEventRecord", other, (event, other)))
         event = self._recorded[step.other]
-        return [*operations, DriverCall("cuStreamWaitEvent", on, (on, event, 0))]
+        return [*operations, DriverCall("cuStreamWaitEvent", stream, (stream, event, 0))]
 
     def _launch(self, step: Launch, kernel: Kernel) -> Operation:
         args = [
@@ -318,11 +318,11 @@ class Operations:
 
 def _batched(operations: Iterable[Operation]) -> Iterator[Operation]:
     """Yield ``operations``, with consecutive word operations of one stream merged."""
-    for batch, each in groupby(operations, lambda o: isinstance(o, StreamMemOps) and o.on):
-        if batch is False:
-            yield from each
+    for stream, batch in groupby(operations, lambda o: isinstance(o, StreamMemOps) and o.stream):
+        if stream is False:
+            yield from batch
         else:
-            yield StreamMemOps(batch, tuple(word for o in each for word in o.words))
+            yield StreamMemOps(stream, tuple(word for o in batch for word in o.words))
 
 
 def _address(place: int | Place, addresses: Sequence[int]) -> int:

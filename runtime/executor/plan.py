@@ -122,11 +122,11 @@ def _declared(argument: inspect.Parameter, name: str, loc: str) -> Parameter:
     has_default = argument.default is not argument.empty
     if parameter is not None and not has_default and argument.kind in _BY_NAME:
         return parameter
-    shown = "" if argument.annotation is argument.empty else f": {argument.annotation!r}"
+    suffix = "" if argument.annotation is argument.empty else f": {argument.annotation!r}"
     if isinstance(argument.annotation, str):
-        shown += " (from __future__ import annotations makes it a string)"
+        suffix += " (from __future__ import annotations makes it a string)"
     raise TileWeaveError(
-        f"plan {name}: parameter {_STARS.get(argument.kind, '')}{argument.name}{shown}; expected "
+        f"plan {name}: parameter {_STARS.get(argument.kind, '')}{argument.name}{suffix}; expected "
         "T.Tensor(...), W.Symmetric(...) or a scalar type such as T.int32, without a default, and "
         f"a name to call it by\n --> {loc}"
     )

@@ -152,4 +152,4 @@ class RecordedCall:
         operation = self._operations[number - 1]
         assert not isinstance(operation, KernelLaunch)  # a launch raises
         arguments = operation.arguments(addresses)
-        return failure(operation.name, arguments, driver().CUresult(status), operation.on)
+        return failure(operation.name, arguments, driver().CUresult(status), operation.stream)

@@ -75,14 +75,14 @@ def require_private(path: Path) -> None:
         return
     owner = path.stat().st_uid
     if _mode(path) & stat.S_IWOTH:
-        why = f"every user may write it (mode {_mode(path) & _ALL:04o})"
+        reason = f"every user may write it (mode {_mode(path) & _ALL:04o})"
     elif owner not in (0, os.geteuid()) and _mode(path.resolve().parent) & stat.S_IWOTH:
-        why = f"it belongs to user {owner}, in a folder that every user may write"
+        reason = f"it belongs to user {owner}, in a folder that every user may write"
     else:
         return
     raise TileWeaveError(
-        f"cache: {path}: {why}; expected a private TILELANG_CACHE_DIR, as code is loaded from it "
-        "(chmod 0700)"
+        f"cache: {path}: {reason}; expected a private TILELANG_CACHE_DIR, as code is loaded from "
+        "it (chmod 0700)"
     )
 
 

@@ -50,8 +50,8 @@ def failure(name: str, args: Sequence[Any], status: Any, stream: int | None) -> 
     place = f"rank {os.environ.get('RANK', '0')}"
     if stream is not None:
         place += f", stream {stream:#x}"
-    shown = ", ".join(hex(a) if isinstance(a, int) else type(a).__name__ for a in args)
-    return DriverError(f"{name}({shown}): {status.name} on {place}; expected CUDA_SUCCESS")
+    arguments = ", ".join(hex(a) if isinstance(a, int) else type(a).__name__ for a in args)
+    return DriverError(f"{name}({arguments}): {status.name} on {place}; expected CUDA_SUCCESS")
 
 
 def call(name: str, *args: Any, stream: int | None = None) -> Any:

@@ -44,14 +44,14 @@ class Group:
 
     def exchange(
         self, topic: str, value: str, timeout_s: float = 300.0,
-        look: Callable[[], None] | None = None,
+        check: Callable[[], None] | None = None,
     ) -> list[str]:  # fmt: skip
         """Return the ``value`` of each rank for ``topic``, in rank order. Collective, through the
         host only.
 
         Args:
             topic: name of the exchange; the n-th calls of the ranks with it match.
-            look: called about once per second while waiting; it may raise an error that explains
+            check: called about once per second while waiting; it may raise an error that explains
                 why no more values will arrive.
 
         Raises:
@@ -64,20 +64,20 @@ class Group:
         self.store.set(f"{prefix}/{self.rank}", value)
         values = []
         for peer in range(self.world_size):
-            self._wait(topic, peer, f"{prefix}/{peer}", timeout_s, look)
+            self._wait(topic, peer, f"{prefix}/{peer}", timeout_s, check)
             values.append(self.store.get(f"{prefix}/{peer}").decode())
         return values
 
     def _wait(
-        self, topic: str, peer: int, key: str, timeout_s: float, look: Callable[[], None] | None
+        self, topic: str, peer: int, key: str, timeout_s: float, check: Callable[[], None] | None
     ) -> None:  # fmt: skip
-        """Wait until a peer has written a key. Each second, call ``look``.
+        """Wait until a peer has written a key. Each second, call ``check``.
 
         It polls, because ``Store.wait`` handles no signals, such as that of Ctrl-C, before its time
         limit.
         """
         assert self.store is not None
-        start = looked = time.monotonic()
+        start = checked_at = time.monotonic()
         while not self.store.check([key]):
             now = time.monotonic()
             if now - start > timeout_s:
@@ -85,9 +85,9 @@ class Group:
                     f"{topic}: rank {self.rank} waited {timeout_s:g} s for rank {peer}; "
                     "expected every rank to make the same calls in the same order"
                 )
-            if look is not None and now - looked > LOOK_EVERY_S:
-                looked = now
-                look()
+            if check is not None and now - checked_at > LOOK_EVERY_S:
+                checked_at = now
+                check()
             time.sleep(min(_POLL_S, (now - start) / 4))
 
     def meet(self, topic: str, timeout_s: float = 300.0) -> None:
@@ -152,15 +152,17 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
     return group
 
 
-def from_torchrun(variable: str, least: int) -> int:
-    """Return a number that torchrun puts into the environment; ``least`` without torchrun.
+def from_torchrun(variable: str, minimum: int) -> int:
+    """Return a number that torchrun puts into the environment; ``minimum`` without torchrun.
 
     Raises:
-        TileWeaveError: the variable is not a number of at least ``least``.
+        TileWeaveError: the variable is not a number of at least ``minimum``.
     """
-    value = os.environ.get(variable, str(least))
-    if not value.isdecimal() or int(value) < least:
-        raise TileWeaveError(f"init: {variable}={value!r}; expected {least} or more, from torchrun")
+    value = os.environ.get(variable, str(minimum))
+    if not value.isdecimal() or int(value) < minimum:
+        raise TileWeaveError(
+            f"init: {variable}={value!r}; expected {minimum} or more, from torchrun"
+        )
     return int(value)
 
 
@@ -173,8 +175,10 @@ def _initialize(local_rank: int, device: torch.device) -> None:
             f"init: {error}; expected the variables of torchrun, or torch.distributed initialized"
         ) from None
     store.set_timeout(dist.constants.default_pg_timeout)
-    met = dist.PrefixStore("tileweave/before torch.distributed", store)
-    shared = _with_gpus(Group(rank, world_size, local_rank, device, None, met)).shares_gpus
+    prefixed_store = dist.PrefixStore("tileweave/before torch.distributed", store)
+    shared = _with_gpus(
+        Group(rank, world_size, local_rank, device, None, prefixed_store)
+    ).shares_gpus
     dist.init_process_group(
         "gloo" if shared else "cpu:gloo,cuda:nccl",  # NCCL accepts only one rank per GPU
         store=dist.PrefixStore("default_pg", store),

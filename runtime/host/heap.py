@@ -11,9 +11,7 @@ import torch
 from ...builtins.errors import TileWeaveError
 from ...builtins.symmetric import is_symmetric_dtype, packed_strides
 from .group import Group
-from .memory import Memory
-
-ALIGNMENT = 1024
+from .memory import ALIGNMENT, Memory
 
 
 class HeapExhausted(TileWeaveError, MemoryError):
@@ -177,9 +175,9 @@ class Heap:
         shape = _extents(shape)
         nbytes = _nbytes(shape, dtype)
         offset = self._free.take(_aligned(nbytes))
-        where = "without room for it" if offset is None else f"at byte {offset}"
+        place = "without room for it" if offset is None else f"at byte {offset}"
         try:
-            self._agree(f"allocate {shape} {dtype} {where}")
+            self._agree(f"allocate {shape} {dtype} {place}")
         except TileWeaveError:
             if offset is not None:
                 self._free.give(offset, _aligned(nbytes))
@@ -252,12 +250,12 @@ class Heap:
         self._live.clear()
         self._memory.close()
 
-    def _agree(self, what: str) -> None:
-        for peer, theirs in enumerate(self.group.exchange("symmetric heap", what)):
-            if theirs != what:
+    def _agree(self, call: str) -> None:
+        for peer, peer_call in enumerate(self.group.exchange("symmetric heap", call)):
+            if peer_call != call:
                 raise TileWeaveError(
-                    f"symmetric heap: rank {self.group.rank} does `{what}` where rank {peer} "
-                    f"does `{theirs}`; expected the same calls in the same order on every rank"
+                    f"symmetric heap: rank {self.group.rank} does `{call}` where rank {peer} "
+                    f"does `{peer_call}`; expected the same calls in the same order on every rank"
                 )
 
 

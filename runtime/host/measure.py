@@ -51,8 +51,8 @@ def interleaved(
     """
     watch = Stopwatch(group)
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    shown = None if title and group.rank == 0 else True  # None: in a terminal only
-    for turn in tqdm(range(warmups + runs), title, disable=shown, leave=False):
+    disable = None if title and group.rank == 0 else True  # None: in a terminal only
+    for turn in tqdm(range(warmups + runs), title, disable=disable, leave=False):
         arguments = inputs[turn % len(inputs)]
         for name in order_of(list(contenders), turn):
             if before is not None:

@@ -28,22 +28,21 @@ def settings(heap_bytes: int, timeout_s: float) -> dict[str, str]:
     } | {name: os.environ.get(name, default) for name, default in _VARIABLES.items()}
 
 
-def require_equal(group: Group, mine: Mapping[str, str]) -> None:
+def require_equal(group: Group, own: Mapping[str, str]) -> None:
     """Compare the settings of all ranks. Collective.
 
     Raises:
         TileWeaveError: they differ; the message has each value that differs, of each rank.
     """
-    values = group.exchange("init", json.dumps(dict(mine)))
-    ranks = [json.loads(value) for value in values]
-    names = [name for name in mine if len({of_rank.get(name) for of_rank in ranks}) > 1]
+    ranks = [json.loads(text) for text in group.exchange("init", json.dumps(dict(own)))]
+    names = [name for name in own if len({values.get(name) for values in ranks}) > 1]
     if names:
-        each = "; ".join(
-            f"rank {rank}: {', '.join(f'{name}={of_rank.get(name)}' for name in names)}"
-            for rank, of_rank in enumerate(ranks)
+        details = "; ".join(
+            f"rank {rank}: {', '.join(f'{name}={values.get(name)}' for name in names)}"
+            for rank, values in enumerate(ranks)
         )
         hint = " (TILEWEAVE_HEAP_BYTES)" if "heap_bytes" in names else ""
         raise TileWeaveError(
-            f"init: the ranks differ ({each}); expected the same {', '.join(names)}{hint} on every "
-            "rank"
+            f"init: the ranks differ ({details}); expected the same {', '.join(names)}{hint} on "
+            "every rank"
         )

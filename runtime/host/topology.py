@@ -133,18 +133,18 @@ def _nvml() -> Topology:
         nvml.nvmlShutdown()
 
 
-def _nvml_p2p(nvml: Any, handles: list[Any], what: int, notes: list[str]) -> Matrix:
-    def can(i: int, j: int) -> bool:
+def _nvml_p2p(nvml: Any, handles: list[Any], capability: int, notes: list[str]) -> Matrix:
+    def is_capable(i: int, j: int) -> bool:
         if i == j:
             return True
         try:
-            status = nvml.nvmlDeviceGetP2PStatus(handles[i], handles[j], what)
+            status = nvml.nvmlDeviceGetP2PStatus(handles[i], handles[j], capability)
         except nvml.NVMLError as error:
             notes.append(f"NVML: P2P status: {_first_line(error)}")
             return False
         return status == nvml.NVML_P2P_STATUS_OK
 
-    return _matrix(len(handles), can)
+    return _matrix(len(handles), is_capable)
 
 
 def _nvml_links(nvml: Any, handles: list[Any], notes: list[str]) -> Matrix:
@@ -228,16 +228,16 @@ def _nvidia_smi() -> Topology:
 def _smi(*arguments: str) -> str:
     command = ["nvidia-smi", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except FileNotFoundError:
         raise _Unavailable("nvidia-smi: not on PATH") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _Unavailable(f"nvidia-smi: {_first_line(error)}") from None
-    if done.returncode != 0:
-        output = _first_line(done.stderr.strip() or done.stdout.strip() or "no output")
+    if process.returncode != 0:
+        output = _first_line(process.stderr.strip() or process.stdout.strip() or "no output")
         question = arguments[0].split("=")[0]
-        raise _Unavailable(f"nvidia-smi {question}: exit {done.returncode}: {output}")
-    return done.stdout
+        raise _Unavailable(f"nvidia-smi {question}: exit {process.returncode}: {output}")
+    return process.stdout
 
 
 def parse_matrix(text: str) -> dict[tuple[int, int], str]:
@@ -248,13 +248,13 @@ def parse_matrix(text: str) -> dict[tuple[int, int], str]:
     entries: dict[tuple[int, int], str] = {}
     columns: list[int] = []
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
-        words = line.split()
-        gpus = [int(word[3:]) for word in words if re.fullmatch(r"GPU\d+", word)]
+        fields = line.split()
+        gpus = [int(field[3:]) for field in fields if re.fullmatch(r"GPU\d+", field)]
         if not columns:
             columns = gpus
-        elif gpus and words[0] == f"GPU{gpus[0]}":
-            for column, word in zip(columns, words[1:], strict=False):
-                entries[gpus[0], column] = word
+        elif gpus and fields[0] == f"GPU{gpus[0]}":
+            for column, field in zip(columns, fields[1:], strict=False):
+                entries[gpus[0], column] = field
     return entries
 
 

@@ -48,7 +48,7 @@ class TracedStep:
 
 
 class Tracer:
-    """What the host records. All threads of the process append to it."""
+    """Launches and steps that the host has enqueued. All threads of the process append to it."""
 
     def __init__(self) -> None:
         self.launches: list[TracedLaunch] = []

@@ -15,7 +15,7 @@ T = TypeVar("T")
 _NOT_WRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
 
 
-def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
+def compile_once(group: Group, compile: Callable[[], T], label: str) -> T:
     """Run ``compile`` on the first rank of each node, then on the others, which find the result in
     the cache.
 
@@ -24,19 +24,19 @@ def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
     Raises:
         TileWeaveError: another rank failed; the error includes its message.
     """
-    programs = group.exchange("compile", what)
+    programs = group.exchange("compile", label)
     if len(set(programs)) > 1:
         raise TileWeaveError(
             f"compile: the ranks compile different programs, {programs}; expected the same on "
             "every rank"
         )
     result: list[T] = []
-    for turn, ours in (("first", group.local_rank == 0), ("others", group.local_rank != 0)):
+    for turn, compiles in (("first", group.local_rank == 0), ("others", group.local_rank != 0)):
         outcome = ""
         failure: Exception | None = None
-        if ours:
+        if compiles:
             try:
-                result.append(_compiled(compile, what))
+                result.append(_compiled(compile, label))
             except Exception as error:
                 failure, outcome = error, f"{type(error).__name__}: {error}"
         outcomes = group.exchange(f"compile: {turn}", outcome, timeout_s=3600.0)
@@ -44,11 +44,11 @@ def compile_once(group: Group, compile: Callable[[], T], what: str) -> T:
             raise failure
         for peer, reason in enumerate(outcomes):
             if reason:
-                raise TileWeaveError(f"compile {what}: failed on rank {peer}: {reason}")
+                raise TileWeaveError(f"compile {label}: failed on rank {peer}: {reason}")
     return result[0]
 
 
-def _compiled(compile: Callable[[], T], what: str) -> T:
+def _compiled(compile: Callable[[], T], label: str) -> T:
     """Return the result of ``compile``, which may load code from the cache and write to it.
 
     Raises:
@@ -61,7 +61,7 @@ def _compiled(compile: Callable[[], T], what: str) -> T:
         if _number(error) not in _NOT_WRITABLE:
             raise
         raise TileWeaveError(
-            f"compile {what}: {error}; expected a cache that can be written and has room: "
+            f"compile {label}: {error}; expected a cache that can be written and has room: "
             f"TILELANG_CACHE_DIR is {root()}"
         ) from error
 

@@ -166,9 +166,9 @@ def _loaded(
     name = str(func.attrs["global_symbol"])
     if uses_multicast(program.body):
         require_multicast(name)
-    what = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
+    label = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
     with names_kept(program):
-        kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), what)
+        kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), label)
     warm(kernel, session)
     return kernel
 

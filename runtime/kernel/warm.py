@@ -14,8 +14,9 @@ import torch
 from tilelang import tvm
 from tilelang.jit import JITKernel
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit, substitute
+from tvm.tirx.stmt_functor import substitute
 
+from ...passes.ir.walk import variables_in
 from ..host.session import Session
 
 SCALAR = 1
@@ -71,11 +72,5 @@ def _stand_ins(kernel: JITKernel, session: Session) -> list[Any]:
 
 def _extent(expr: Any, scalars: dict[tirx.Var, tirx.PrimExpr]) -> int:
     """Return ``expr`` with each symbol replaced by its stand-in."""
-    symbols: dict[tirx.Var, tirx.PrimExpr] = {}
-
-    def collect(node: Any) -> None:
-        if isinstance(node, tirx.Var):
-            symbols[node] = scalars.get(node, tirx.IntImm(node.dtype, EXTENT))
-
-    post_order_visit(expr, collect)
+    symbols = {v: scalars.get(v, tirx.IntImm(v.dtype, EXTENT)) for v in variables_in(expr)}
     return int(tvm.arith.Analyzer().simplify(substitute(expr, symbols)))

@@ -61,12 +61,12 @@ class PlanBuilder:
                 raise self._refused(
                     "copy", f"{side}={region} is in several ranks' memory", "an index of one rank"
                 )
-        for what in ("shape", "dtype"):
-            if getattr(dst, what) != getattr(src, what):
+        for attribute in ("shape", "dtype"):
+            if getattr(dst, attribute) != getattr(src, attribute):
                 raise self._refused(
                     "copy",
-                    f"src={src} has {what} {getattr(src, what)}",
-                    f"{getattr(dst, what)} of dst={dst}",
+                    f"src={src} has {attribute} {getattr(src, attribute)}",
+                    f"{getattr(dst, attribute)} of dst={dst}",
                 )
         if dst.overlaps(src):
             raise self._refused("copy", f"src={src} overlaps dst={dst}", "regions apart")
@@ -204,10 +204,10 @@ class PlanBuilder:
             raise self._refused("wait_stream", f"other={other!r} has no steps", "one that has")
         self._add(WaitStream, stream, other=other)
 
-    def _add(self, kind: type[Step], stream: str | None, **what: Any) -> None:
+    def _add(self, kind: type[Step], stream: str | None, **fields: Any) -> None:
         if not (stream is None or (isinstance(stream, str) and stream)):
             raise self._refused(kind.op[2:], f"stream={stream!r}", "a name, or None")
-        self.steps.append(kind(stream, loc(), len(self.steps) + 1, **what))
+        self.steps.append(kind(stream, loc(), len(self.steps) + 1, **fields))
 
     def _require_region(self, op: str, side: str, region: Any) -> None:
         if not isinstance(region, Region):

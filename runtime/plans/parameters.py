@@ -12,10 +12,11 @@ from typing import Any
 import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit, substitute
+from tvm.tirx.stmt_functor import substitute
 
 from ...builtins.errors import TileWeaveError
 from ...builtins.symmetric import is_symmetric
+from ...passes.ir.walk import variables_in
 
 Shape = tuple[int, ...]
 
@@ -60,11 +61,11 @@ class Parameter:
         Raises:
             ValueError: ``value`` is not legal for this scalar's type; the message is what is legal.
         """
-        kind, what = numbers.Real, "a number"
+        kind, expected = numbers.Real, "a number"
         if "int" in self.dtype:
-            kind, what = numbers.Integral, "an integer"
+            kind, expected = numbers.Integral, "an integer"
         if not issubclass(type(value), kind):
-            raise ValueError(f"{what} ({self.dtype})")
+            raise ValueError(f"{expected} ({self.dtype})")
         if kind is numbers.Real:
             return int(value) if self.dtype == "bool" else float(value)
         count = 1 << tvm.DataType(self.dtype).bits
@@ -103,7 +104,7 @@ def dynamic_extents(parameters: Iterable[Parameter]) -> dict[str, tirx.Var]:
 
 
 def bound(
-    where: str, parameters: Iterable[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
+    caller: str, parameters: Iterable[Parameter], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Any, ...]:
     """Return the arguments of a call in the order of ``parameters``.
 
@@ -115,12 +116,12 @@ def bound(
         signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
         arguments = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
-        raise TileWeaveError(f"{where}: {error}; expected ({', '.join(names)})") from None
+        raise TileWeaveError(f"{caller}: {error}; expected ({', '.join(names)})") from None
     return tuple(arguments.values())
 
 
 def shapes_of(
-    parameters: Iterable[Parameter], shapes: Mapping[str, Shape], where: str,
+    parameters: Iterable[Parameter], shapes: Mapping[str, Shape], caller: str,
     extents: Mapping[str, int] | None = None,
 ) -> dict[str, Shape]:  # fmt: skip
     """Return the declared shape of each tensor, with dynamic extents taken from the shapes of the
@@ -140,9 +141,9 @@ def shapes_of(
         # Checked first: otherwise the error would say that a size is missing.
         if len(shape) != len(p.extents) and dynamic_extents([p]):
             raise TileWeaveError(
-                f"{where}: {p.name} has shape {shape}; expected {len(p.extents)} axes"
+                f"{caller}: {p.name} has shape {shape}; expected {len(p.extents)} axes"
             )
-    return {p.name: tuple(_size(e, sizes, p, where) for e in p.extents) for p in tensors}
+    return {p.name: tuple(_size(e, sizes, p, caller) for e in p.extents) for p in tensors}
 
 
 def shown_sizes(
@@ -159,20 +160,14 @@ def shown_sizes(
     return sizes
 
 
-def _size(extent: Any, sizes: Mapping[str, int], p: Parameter, where: str) -> int:
+def _size(extent: Any, sizes: Mapping[str, int], p: Parameter, caller: str) -> int:
     if isinstance(extent, int):
         return extent
-    variables: dict[str, tirx.Var] = {}
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.Var):
-            variables[node.name] = node
-
-    post_order_visit(extent, visit)
+    variables = {variable.name: variable for variable in variables_in(extent)}
     missing = [name for name in variables if name not in sizes]
     if missing:
         raise TileWeaveError(
-            f"{where}: {extent} of {p.name} is dynamic; expected an input that shows its size, or "
+            f"{caller}: {extent} of {p.name} is dynamic; expected an input that shows its size, or "
             f"its size: {', '.join(f'{n}=...' for n in missing)} "
             f"({' '.join(f'--size {n}=...' for n in missing)} on the command line)"
         )

@@ -95,12 +95,12 @@ class Region:
                     )
                 start[axis], extent[axis] = start[axis] + low, high - low
             else:
-                at = _integer(i, self, axis)
-                if not 0 <= at < size:
+                index = _integer(i, self, axis)
+                if not 0 <= index < size:
                     raise RegionError(
-                        f"{self}: index {at} of axis {axis}; expected 0 to {size - 1}{at_loc()}"
+                        f"{self}: index {index} of axis {axis}; expected 0 to {size - 1}{at_loc()}"
                     )
-                start[axis], extent[axis] = start[axis] + at, 1
+                start[axis], extent[axis] = start[axis] + index, 1
                 axes.remove(axis)
         return Region(self.parameter, self.whole, tuple(start), tuple(extent), tuple(axes))
 

@@ -254,9 +254,9 @@ def _is_concurrent(copy: Copy, trace: Sequence[Step]) -> bool:
     )  # fmt: skip
 
 
-def _are_unordered(one: Step, other: Step, trace: Sequence[Step]) -> bool:
+def _are_unordered(a: Step, b: Step, trace: Sequence[Step]) -> bool:
     """Return whether no stream orders two steps of one rank."""
-    return id(other) not in steps_after(one, trace) and id(one) not in steps_after(other, trace)
+    return id(b) not in steps_after(a, trace) and id(a) not in steps_after(b, trace)
 
 
 def _accessed(launch: Launch) -> set[str]:
@@ -279,11 +279,11 @@ def _writers(rank: int, copy: Copy, copies: Sequence[tuple[int, Copy]]) -> list[
     """Return the copies that write what ``copy`` reads."""
     writers = [(r, s) for r, s in copies if s.dst.overlaps(copy.src)]
     written = sum(math.prod(_common(s.dst, copy.src)) for _, s in writers)
-    twice = any(a.dst.overlaps(b.dst) for (_, a), (_, b) in itertools.combinations(writers, 2))
-    if twice or written != math.prod(copy.src.extent):
-        what = "only partly, or twice," if writers else "by no copy"
+    overlap = any(a.dst.overlaps(b.dst) for (_, a), (_, b) in itertools.combinations(writers, 2))
+    if overlap or written != math.prod(copy.src.extent):
+        coverage = "only partly, or twice," if writers else "by no copy"
         raise TileWeaveError(
-            f"p.copy reads {copy.src} on rank {rank}, which is written {what} in this call; "
+            f"p.copy reads {copy.src} on rank {rank}, which is written {coverage} in this call; "
             f"expected each element written by one p.copy of the same plan, or explicit flags and "
             f"waits{_at(copy)}"
         )
@@ -294,16 +294,16 @@ def _at(step: Step) -> str:
     return f"\n --> {step.loc}"
 
 
-def _common(one: Region, other: Region) -> list[int]:
+def _common(first: Region, second: Region) -> list[int]:
     """Return the extents of the intersection of two regions that overlap."""
-    sides = zip(one.start, one.extent, other.start, other.extent, strict=True)
+    sides = zip(first.start, first.extent, second.start, second.extent, strict=True)
     return [min(a + n, b + m) - max(a, b) for a, n, b, m in sides]
 
 
 def _is_before(writer: CopyId, reader: CopyId, streams: Mapping[CopyId, str | None]) -> bool:
     """Return whether a stream orders ``writer`` before ``reader``."""
-    same = writer[0] == reader[0] and streams[writer] == streams[reader]
-    return same and writer[1] < reader[1]
+    same_stream = writer[0] == reader[0] and streams[writer] == streams[reader]
+    return same_stream and writer[1] < reader[1]
 
 
 def _refuse_cycle(

@@ -206,25 +206,25 @@ class _OrderedCall:
         ]
 
     def _wait(
-        self, step: Step, made: Region, index: int, value: int, by_stream: bool
+        self, step: Step, flags: Region, index: int, value: int, by_stream: bool
     ) -> list[Step]:
         """Return the steps that wait before ``step`` until an own word has reached ``value``, and
         reset it to 0.
 
         Args:
-            made: the counters of all ranks.
+            flags: the counters of all ranks.
             index: of the word among this rank's counters.
             by_stream: whether the stream waits with a driver operation, instead of a kernel.
         """
         place = step.stream, step.loc, WAIT
         if by_stream:
-            word = made[self._rank, index]
+            flag = flags[self._rank, index]
             return [
-                WaitValue(*place, flag=word, value=value),
-                WriteValue(*place, dst=word, value=0),
+                WaitValue(*place, flag=flag, value=value),
+                WriteValue(*place, dst=flag, value=0),
             ]
-        kernel = self._with_options(_wait_and_clear(made.whole[1]))
-        return [Launch(*place, kernel, kernel, {"made": made, "at": index, "value": value})]
+        kernel = self._with_options(_wait_and_clear(flags.whole[1]))
+        return [Launch(*place, kernel, kernel, {"flags": flags, "index": index, "value": value})]
 
     def _is_enqueued_before(self, steps: Sequence[Step]) -> bool:
         """Return whether the host enqueues all that the first of ``steps`` depends on earlier: the
@@ -364,11 +364,11 @@ def _only_launch(
         TileWeaveError: there are several launches, or none.
     """
     if len(launches) != 1:
-        at = "".join(f"\n p.launch --> {s.loc}" for s in launches) or f"\n p.copy --> {line}"
+        lines = "".join(f"\n p.launch --> {s.loc}" for s in launches) or f"\n p.copy --> {line}"
         raise TileWeaveError(
             f"{named(kernel)} accesses what the plan copies ({', '.join(sorted(copied))}), and "
             f"rank {rank} launches it {len(launches)} times; expected once on every rank in every "
-            f"call, or explicit flags and waits{at}"
+            f"call, or explicit flags and waits{lines}"
         )
     return launches[0]
 
@@ -379,18 +379,18 @@ def _refuse_reverse_order(
     """Refuse a copy that the kernel waits for and that comes after it in its stream, and a copy
     that waits for the kernel and comes before it."""
     for c, step in copies:
-        copy, launch, at = (c.rank, c.number), launches[c.rank], f"\n --> {c.line}"
+        copy, launch, line = (c.rank, c.number), launches[c.rank], f"\n --> {c.line}"
         if step.stream != launch.stream:
             continue
         if copy in sync.flags and not c.before:
             raise TileWeaveError(
                 f"{launch.name} waits for a copy to {step.dst}, which comes after it in "
-                f"{step.where}; expected another stream, or the copy first{at}"
+                f"{step.where}; expected another stream, or the copy first{line}"
             )
         if copy in sync.awaited and c.before:
             raise TileWeaveError(
                 f"p.copy waits for {launch.name} to write {step.src}, which comes after it in "
-                f"{step.where}; expected another stream, or the kernel first{at}"
+                f"{step.where}; expected another stream, or the kernel first{line}"
             )
 
 
@@ -419,14 +419,16 @@ def refuse_beside_itself(traces: Sequence[Sequence[Step]]) -> None:
     """Refuse concurrent launches of a kernel that has counters, because they share them."""
     for steps in traces:
         launches = [s for s in steps if isinstance(s, Launch)]
-        for one, other in itertools.combinations(launches, 2):
-            if one.program is not other.program or id(other) in steps_after(one, steps):
+        for first, second in itertools.combinations(launches, 2):
+            if first.program is not second.program or id(second) in steps_after(first, steps):
                 continue
-            if not is_explicit(one.program) and implicit_of(_inferred(one.program, len(traces))[0]):
-                at = f"\n p.launch --> {one.loc}\n p.launch --> {other.loc}"
+            if not is_explicit(first.program) and implicit_of(
+                _inferred(first.program, len(traces))[0]
+            ):
+                lines = f"\n p.launch --> {first.loc}\n p.launch --> {second.loc}"
                 raise TileWeaveError(
-                    f"{one.name} in {one.where} and in {other.where}, whose counters both use; "
-                    f"expected one stream, a p.wait_stream in between, or two kernels{at}"
+                    f"{first.name} in {first.where} and in {second.where}, whose counters both "
+                    f"use; expected one stream, a p.wait_stream in between, or two kernels{lines}"
                 )
 
 
@@ -435,11 +437,11 @@ def refuse_pushes(traces: Sequence[Sequence[Step]]) -> None:
     it."""
     for rank, steps in enumerate(traces):
         for step in (s for s in steps if isinstance(s, Copy) and s.dst.rank not in (None, rank)):
-            at = f"\n --> {step.loc}"
+            line = f"\n --> {step.loc}"
             raise TileWeaveError(
                 f"p.copy writes {step.dst}, which nothing reads in this call, unlike in an "
                 "earlier one; expected the same copies and readers in every call, or explicit "
-                f"flags and waits{at}"
+                f"flags and waits{line}"
             )
 
 
@@ -495,35 +497,35 @@ def _place(copy: KnownCopy) -> tuple:
 
 
 @cache
-def _entry_kernel(ranks: int, words: int) -> tirx.PrimFunc:
+def _entry_kernel(ranks: int, num_words: int) -> tirx.PrimFunc:
     """Return the kernel of the entry barrier; without ranks it only counts the call."""
-    return entry_barrier(ranks, words) if ranks else _count(words)
+    return entry_barrier(ranks, num_words) if ranks else _count(num_words)
 
 
-def _count(words: int) -> tirx.PrimFunc:
-    """Return the kernel that counts a call in each of ``words`` words."""
+def _count(num_words: int) -> tirx.PrimFunc:
+    """Return the kernel that counts a call in each of ``num_words`` words."""
     one = tirx.const(1, "uint32")
 
     @T.prim_func
-    def begin(launches: T.Tensor((CALL + words,), "uint32")):
+    def begin(launches: T.Tensor((CALL + num_words,), "uint32")):
         with T.Kernel(1, threads=32) as _:
             if T.get_thread_binding() == 0:
-                for word in T.serial(CALL, CALL + words):
+                for word in T.serial(CALL, CALL + num_words):
                     W.st(launches[word], W.ld(launches[word], sem="relaxed") + one)
 
     return begin
 
 
-def entry_barrier(ranks: int, words: int = 1) -> tirx.PrimFunc:
-    """Return the kernel that counts a call, in each of ``words`` words, and ends when ``ranks - 1``
-    peers have begun it, too.
+def entry_barrier(ranks: int, num_words: int = 1) -> tirx.PrimFunc:
+    """Return the kernel that counts a call, in each of ``num_words`` words, and ends when
+    ``ranks - 1`` peers have begun it, too.
 
     Each peer has its own thread, because the releases of one thread wait for each other.
     """
 
     @T.prim_func
     def begin(
-        started: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((CALL + words,), "uint32")
+        started: W.Symmetric((ranks,), "uint32"), launches: T.Tensor((CALL + num_words,), "uint32")
     ):
         with T.Kernel(1, threads=32) as _:
             call = T.alloc_var("uint32")
@@ -534,22 +536,22 @@ def entry_barrier(ranks: int, words: int = 1) -> tirx.PrimFunc:
                 W.signal(started[peer, me])
                 W.wait_reached(started[me, peer], call, peer=peer)
             if thread == 0:
-                for word in T.serial(CALL, CALL + words):
+                for word in T.serial(CALL, CALL + num_words):
                     W.st(launches[word], call)
 
     return begin
 
 
 @cache
-def _wait_and_clear(words: int) -> tirx.PrimFunc:
+def _wait_and_clear(num_words: int) -> tirx.PrimFunc:
     """Return the kernel that waits until an own word has reached a value, and resets it to 0."""
 
     @T.prim_func
-    def wait(made: W.Symmetric((words,), "uint32"), at: T.int32, value: T.uint32):
+    def wait(flags: W.Symmetric((num_words,), "uint32"), index: T.int32, value: T.uint32):
         with T.Kernel(1, threads=32) as _:
-            T.assume(tirx.LT(at, words))
+            T.assume(tirx.LT(index, num_words))
             if T.get_thread_binding() == 0:
-                W.wait_reached(made[W.rank(), at], value)
-                W.st(made[W.rank(), at], tirx.const(0, "uint32"))
+                W.wait_reached(flags[W.rank(), index], value)
+                W.st(flags[W.rank(), index], tirx.const(0, "uint32"))
 
     return wait

@@ -69,8 +69,8 @@ class _Events:
         for span in trace.spans:
             self._sms[span.rank, span.stream, span.block].add(span.sm)
         for rank in range(trace.world_size):
-            own = sorted((s, -1 if b is None else b) for r, s, b in tracks if r == rank)
-            for tid, (stream, block) in enumerate(own):
+            rank_tracks = sorted((s, -1 if b is None else b) for r, s, b in tracks if r == rank)
+            for tid, (stream, block) in enumerate(rank_tracks):
                 self._tid[rank, stream, None if block < 0 else block] = tid
 
     def all(self) -> Iterator[Event]:
@@ -85,10 +85,11 @@ class _Events:
         for rank in range(self._trace.world_size):
             yield _meta("process_name", rank, 0, name=f"rank {rank}")
             yield _meta("process_sort_index", rank, 0, sort_index=rank)
-        several = len({stream for _, stream, _ in self._tid}) > 1
+        has_streams = len({stream for _, stream, _ in self._tid}) > 1
         for (rank, stream, block), tid in self._tid.items():
-            of = f" of {stream}" if several else ""
-            name = stream if block is None else f"block {block}{of}{self._sm(rank, stream, block)}"
+            suffix = f" of {stream}" if has_streams else ""
+            sm = "" if block is None else self._sm(rank, stream, block)
+            name = stream if block is None else f"block {block}{suffix}{sm}"
             yield _meta("thread_name", rank, tid, name=name)
             yield _meta("thread_sort_index", rank, tid, sort_index=tid)
 
@@ -133,24 +134,24 @@ class _Events:
     def _flows(self) -> Iterator[Event]:
         last = _LAST[self._trace.unit]
         for number, flow in enumerate(self._trace.flows, 1):
-            both = {"cat": "flow", "name": "signal ends wait", "id": number}
+            common = {"cat": "flow", "name": "signal ends wait", "id": number}
             signal, wait = flow.signal, flow.wait
-            yield {"ph": "s", **both, **self._track(signal.span), "ts": signal.time}
+            yield {"ph": "s", **common, **self._track(signal.span), "ts": signal.time}
             ts = max(wait.start, self._trace.until(wait) - last)
-            yield {"ph": "f", "bp": "e", **both, **self._track(flow.span), "ts": ts}
+            yield {"ph": "f", "bp": "e", **common, **self._track(flow.span), "ts": ts}
 
     def _fault(self) -> Iterator[Event]:
         fault = self._trace.fault
         if fault is None:
             return
-        both = {"ph": "i", "cat": "fault"}
+        common = {"ph": "i", "cat": "fault"}
         for span in self._trace.spans:
             if span.failed_at is not None:
-                yield {**both, "name": fault.kind, **self._track(span), "ts": span.failed_at,
+                yield {**common, "name": fault.kind, **self._track(span), "ts": span.failed_at,
                        "s": "p", "args": {"text": fault.report}}  # fmt: skip
         if fault.other is not None:
             args = {name: getattr(fault.other, name) for name in _SIGNAL_FIELDS}
-            yield {**both, "name": "earlier access", **self._track(fault.other.span),
+            yield {**common, "name": "earlier access", **self._track(fault.other.span),
                    "ts": fault.other.time, "s": "t", "args": args}  # fmt: skip
 
     def _track(self, span: Span | Phase) -> Event:
@@ -278,8 +279,8 @@ def _read_flows(events: list[Event], signals: list[Signal], span_at: Any) -> Ite
     for number, start in sorted(ends["s"].items()):
         finish = ends["f"][number]
         span, ts = span_at(finish), finish["ts"]
-        around = [w for w in span.waits if w.start <= ts and (w.end is None or ts < w.end)]
-        wait = max(around, key=lambda w: w.start)
+        open_waits = [w for w in span.waits if w.start <= ts and (w.end is None or ts < w.end)]
+        wait = max(open_waits, key=lambda w: w.start)
         yield Flow(signal_at[span_at(start), start["ts"]], span, wait)
 
 

@@ -32,7 +32,7 @@ class Rect:
     fill: str
     edge: str = "none"
     hatch: bool = False
-    tip: str = ""
+    tooltip: str = ""
 
 
 @dataclass
@@ -45,14 +45,14 @@ class Line:
     width: float = 1.0
     opacity: float = 1.0
     dashed: bool = False
-    tip: str = ""
+    tooltip: str = ""
 
 
 @dataclass
 class Polygon:
     points: list[tuple[float, float]]
     fill: str
-    tip: str = ""
+    tooltip: str = ""
 
 
 @dataclass
@@ -125,9 +125,9 @@ class _Artist:
 
     def head(self) -> None:
         self.add(Text(_LEFT, 26, self.drawing.title, 17, bold=True))
-        left_out = f"; the first {self.start} are left out" if self.start else ""
+        omitted = f"; the first {self.start} are left out" if self.start else ""
         time = f"time: {UNITS[self.t.unit]}"
-        self.add(Text(_LEFT, 46, time + left_out, 12, color="#555555"))
+        self.add(Text(_LEFT, 46, time + omitted, 12, color="#555555"))
 
     def legend(self) -> None:
         x, y = float(_LEFT), 68.0
@@ -174,8 +174,8 @@ class _Artist:
                 continue
             x, y = self.x(span.start), self.lane_of[span] + 2
             width, height = max(1.0, self.x(end) - x), _LANE - 4
-            who = f"rank {span.rank}, {span.label}, launch {span.launch}"
-            self.add(Rect(x, y, width, height, RUNS[span.launch % 2], INK, tip=who))
+            owner = f"rank {span.rank}, {span.label}, launch {span.launch}"
+            self.add(Rect(x, y, width, height, RUNS[span.launch % 2], INK, tooltip=owner))
             for wait in span.waits:
                 until = self.t.until(wait)
                 if until >= self.start:
@@ -215,20 +215,20 @@ class _Artist:
                     self.middle(flow.span), SIGNALS, 1.1, signal.text,
                 )  # fmt: skip
 
-    def arrow(self, x1, y1, x2, y2, color: str, width: float, tip: str) -> None:
-        self.add(Line(x1, y1, x2, y2, color, width, 0.75, tip=tip))
+    def arrow(self, x1, y1, x2, y2, color: str, width: float, tooltip: str) -> None:
+        self.add(Line(x1, y1, x2, y2, color, width, 0.75, tooltip=tooltip))
         dx, dy = x2 - x1, y2 - y1
         length = max(1e-6, (dx * dx + dy * dy) ** 0.5)
         dx, dy = dx / length * 7, dy / length * 7
         head = [(x2, y2), (x2 - dx + dy * 0.4, y2 - dy - dx * 0.4),
                 (x2 - dx - dy * 0.4, y2 - dy + dx * 0.4)]  # fmt: skip
-        self.add(Polygon(head, color, tip))
+        self.add(Polygon(head, color, tooltip))
 
     def marks(self) -> None:
         for signal in self.t.signals:
             if signal.time >= self.start:
-                at = _triangle(self.x(signal.time), self.middle(signal.span))
-                self.add(Polygon(at, SIGNALS, signal.text))
+                points = _triangle(self.x(signal.time), self.middle(signal.span))
+                self.add(Polygon(points, SIGNALS, signal.text))
 
     def fault(self) -> None:
         fault = self.t.fault
@@ -247,11 +247,11 @@ class _Artist:
         for x, y in ends:
             self.cross(x, y, fault.report)
 
-    def cross(self, x: float, y: float, tip: str) -> None:
+    def cross(self, x: float, y: float, tooltip: str) -> None:
         for side in (-1, 1):
             self.add(Line(x - 7, y - 7 * side, x + 7, y + 7 * side, "#ffffff", 6))
         for side in (-1, 1):
-            self.add(Line(x - 6, y - 6 * side, x + 6, y + 6 * side, FAULTS, 3.2, tip=tip))
+            self.add(Line(x - 6, y - 6 * side, x + 6, y + 6 * side, FAULTS, 3.2, tooltip=tooltip))
 
     def axis(self) -> None:
         y, end = self.bottom, int(self.t.end)
@@ -284,7 +284,7 @@ def _lanes(spans: list[Span]) -> dict[Span, int]:
     ends: list[float] = []
     for span in spans:
         end = float("inf") if span.end is None else float(span.end)
-        lane = next((n for n, until in enumerate(ends) if until <= span.start), len(ends))
+        lane = next((n for n, end in enumerate(ends) if end <= span.start), len(ends))
         ends[lane : lane + 1] = [end]
         lanes[span] = lane
     return lanes

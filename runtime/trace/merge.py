@@ -83,7 +83,7 @@ class RankClock:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank recorded.
+    """Events, launches and steps of one rank, with the offsets of its clocks.
 
     Attributes:
         events: in the order of their slots; dtype ``EVENT``.

@@ -111,7 +111,7 @@ def svg(drawing: Drawing, tips: str = "") -> str:
 
 
 def _tip(shape: Any, name: str) -> str:
-    text = getattr(shape, "tip", "")
+    text = getattr(shape, "tooltip", "")
     return f' {name}="{escape(text)}"' if name and text else ""
 
 
@@ -149,14 +149,14 @@ def _(p: Polygon, tip: str) -> str:
 
 @_svg.register
 def _(t: Text, tip: str) -> str:
-    more = "".join([
+    attributes = "".join([
         f' text-anchor="{t.anchor}"' if t.anchor != "start" else "",
         ' font-weight="bold"' if t.bold else "",
         ' font-family="monospace" xml:space="preserve"' if t.mono else "",
         "" if t.mono else ' pointer-events="none"',
     ])  # fmt: skip
     return (
-        f'<text x="{_n(t.x)}" y="{_n(t.y)}" font-size="{t.size}" fill="{t.color}"{more}>'
+        f'<text x="{_n(t.x)}" y="{_n(t.y)}" font-size="{t.size}" fill="{t.color}"{attributes}>'
         f"{escape(t.text)}</text>"
     )
 

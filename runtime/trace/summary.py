@@ -205,25 +205,25 @@ def _path_lines(summary: Summary) -> Iterator[str]:
         yield f"  {_who(last)} in launch {last.launch} ended last, at {_time(last.end, trace)}"
     for hop in summary.path[:_MOST_HOPS]:
         yield f"  {_hop_text(hop, trace)}"
-    left = len(summary.path) - _MOST_HOPS
-    if left > 0:
-        yield f"  and {left} earlier {'wait' if left == 1 else 'waits'}"
+    num_omitted = len(summary.path) - _MOST_HOPS
+    if num_omitted > 0:
+        yield f"  and {num_omitted} earlier {'wait' if num_omitted == 1 else 'waits'}"
     if not summary.path:
         yield "  it did not wait for another rank or block"
 
 
 def _hop_text(hop: Hop, trace: Trace) -> str:
     wait, signal = hop.wait, hop.signal
-    what = f"for {wait.flag or wait.op}{_line(wait.loc)}"
+    target = f"for {wait.flag or wait.op}{_line(wait.loc)}"
     if signal is None:
         seen = "" if wait.seen is None else f": value seen {wait.seen}, value wanted {wait.wanted}"
-        return f"{_who(hop.span)} waits {what} without end{seen}"
+        return f"{_who(hop.span)} waits {target} without end{seen}"
     verb = "signalled" if wait.flag else "reached last"
     after = f"{_time(hop.worked, trace)} after rank {signal.span.rank}"
     since = "began" if hop.since is None else f"had waited for {_what(hop.since)}"
     waited = _time(trace.until(wait) - wait.start, trace)
     return (
-        f"{_who(hop.span)} waited {waited} {what}, which {_who(signal.span)} "
+        f"{_who(hop.span)} waited {waited} {target}, which {_who(signal.span)} "
         f"{verb}{_line(signal.loc)}, {after} {since}"
     )
 
@@ -256,11 +256,12 @@ def _share_json(share: Share) -> dict[str, Any]:
 
 def _hop_json(hop: Hop) -> dict[str, Any]:
     signal = hop.signal
-    by = signal and {
+    signalled_by = signal and {
         "rank": signal.span.rank, "label": signal.span.label, "loc": signal.loc,
         "time": signal.time, "worked": hop.worked,
     }  # fmt: skip
     return {
         "rank": hop.span.rank, "label": hop.span.label, "for": _what(hop.wait),
-        "loc": hop.wait.loc, "start": hop.wait.start, "end": hop.wait.end, "signalled": by,
+        "loc": hop.wait.loc, "start": hop.wait.start, "end": hop.wait.end,
+        "signalled": signalled_by,
     }  # fmt: skip

@@ -9,9 +9,11 @@ from tvm import tirx
 
 from ...builtins.spec import BUILTINS
 from ...passes.ir.hold import HOLD
-from ..frontend.expressions import Expr
+from ..frontend.block_ops import elect
+from ..frontend.statements import nothing
 from ..machine.block import Frame, Mask
 from ..machine.steps import Step, Waiting, WaitTarget
+from ..memory.order import CTA
 from ..memory.threads import WARP
 from ..report.errors import SimulationError
 from .block import NamedBarrier, TransactionBarrier
@@ -29,7 +31,7 @@ def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         yield None
         expected = len(frame.mask.on) if count is None else count
         barrier = frame.block.named.setdefault(number, NamedBarrier())
-        for warp in _warps(frame.mask):
+        for warp in frame.mask.warps:
             barrier.arrived.append(warp)
             barrier.count += WARP if count is not None else warp.count
             if barrier.count >= expected:
@@ -50,15 +52,10 @@ def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     return Step(run, True)
 
 
-def _warps(mask: Mask) -> list[Mask]:
-    numbers = np.arange(len(mask.on)) // WARP
-    return [mask.where(numbers == n) for n in np.unique(numbers[mask.on])]
-
-
 def _complete(frame: Frame, barrier: NamedBarrier) -> None:
     """Order all that the arrived threads did before what they do next."""
-    on = np.logical_or.reduce([mask.on for mask in barrier.arrived])
-    groups = Mask(on, frame.mask.group_of).thread_groups
+    active = np.logical_or.reduce([mask.on for mask in barrier.arrived])
+    groups = Mask(active, frame.mask.group_of).thread_groups
     frame.block.order.barrier(groups)
     frame.block.agents.join_fences(groups)
     barrier.arrived, barrier.count = [], 0
@@ -80,7 +77,7 @@ def meet(frame: Frame, count: int | None, loc: str) -> None:
 
 def sync_warp(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
-        for warp in _warps(frame.mask):
+        for warp in frame.mask.warps:
             frame.block.order.barrier(warp.thread_groups)
             frame.block.agents.join_fences(warp.thread_groups)
 
@@ -88,7 +85,16 @@ def sync_warp(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def fence_proxy(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: frame.block.agents.fence_proxy(frame.mask.thread_groups))
+    def run(frame):
+        frame.block.agents.fence_proxy(frame.mask.thread_groups)
+        frame.block.show_barriers(frame.mask.overlapping)
+
+    return Step(run)
+
+
+def fence_initialization(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``fence.mbarrier_init``."""
+    return Step(lambda frame: frame.block.show_barriers(frame.mask.overlapping))
 
 
 def barrier_at(c: DeviceStatements, load: Any, loc: str):
@@ -106,8 +112,9 @@ def initialize(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     barrier, count = barrier_at(c, call.args[0], loc), int(call.args[1])
 
     def run(frame):
-        found, (g,) = barrier(frame), frame.mask.thread_groups
-        found.count, found.initialized = count, (g, frame.block.order.time[g], loc)
+        mbarrier, (g,) = barrier(frame), frame.mask.thread_groups
+        mbarrier.count, mbarrier.initialized = count, (g, frame.block.order.time[g], loc)
+        mbarrier.visible = False
 
     return Step(run)
 
@@ -121,9 +128,9 @@ def require_initialized(frame: Frame, barrier: TransactionBarrier, loc: str) -> 
             f"{frame.block.epoch}\n --> {loc}",
         )
     g, time, before = barrier.initialized
-    known = frame.block.agents.known()
+    ordered = frame.block.agents.known()
     for group in frame.mask.overlapping:
-        if known[group, g] < time:
+        if ordered[group, g] < time:
             raise SimulationError(
                 "race",
                 f"mbarrier {barrier.number} is used by {frame.block.name_of_agent(group)} in "
@@ -132,11 +139,22 @@ def require_initialized(frame: Frame, barrier: TransactionBarrier, loc: str) -> 
             )
 
 
+def require_visible(frame: Frame, barrier: TransactionBarrier, loc: str) -> None:
+    """Refuse an asynchronous copy that may not observe the initialization of its mbarrier."""
+    require_initialized(frame, barrier, loc)
+    if not barrier.visible:
+        raise SimulationError(
+            "race",
+            f"an asynchronous copy completes on mbarrier {barrier.number} of "
+            f"{frame.block.name()} in launch {frame.block.epoch}, and no fence.mbarrier_init is "
+            f"after its initialization --> {barrier.initialized[2]}\n --> {loc}",
+        )
+
+
 def _release(frame: Frame, barrier: TransactionBarrier) -> None:
     block = frame.block
+    barrier.clock = block.order.published(frame.mask.thread_groups, CTA, barrier.clock)
     for g in frame.mask.thread_groups:
-        (clock,) = block.order.release(g, 1).values()
-        barrier.clock = clock if barrier.clock is None else barrier.clock.joined(clock)
         fenced = block.agents.clocks[g]
         barrier.fenced = fenced if barrier.fenced is None else barrier.fenced.joined(fenced)
 
@@ -147,19 +165,19 @@ def arrive(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     size = c.indices([call.args[1]], "mbarrier", loc) if len(call.args) > 1 else None
 
     def run(frame):
-        found = barrier(frame)
-        require_initialized(frame, found, loc)
-        _release(frame, found)
+        mbarrier = barrier(frame)
+        require_initialized(frame, mbarrier, loc)
+        _release(frame, mbarrier)
         if size is not None:
-            found.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
-        found.arrived += frame.mask.count
-        if found.arrived > found.count:
+            mbarrier.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
+        mbarrier.arrived += frame.mask.count
+        if mbarrier.arrived > mbarrier.count:
             raise SimulationError(
                 "arrival",
-                f"{found.arrived} arrivals at an mbarrier initialized for {found.count}, in "
+                f"{mbarrier.arrived} arrivals at an mbarrier initialized for {mbarrier.count}, in "
                 f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
             )
-        found.settle()
+        mbarrier.settle()
 
     return Step(run)
 
@@ -169,9 +187,9 @@ def expect(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     size = c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame):
-        found = barrier(frame)
-        require_initialized(frame, found, loc)
-        found.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
+        mbarrier = barrier(frame)
+        require_initialized(frame, mbarrier, loc)
+        mbarrier.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
 
     return Step(run)
 
@@ -180,55 +198,37 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     barrier, parity = barrier_at(c, call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame):
-        found, block = barrier(frame), frame.block
-        require_initialized(frame, found, loc)
-        wanted = uniform(parity(frame)[0], frame, loc)
+        mbarrier, block = barrier(frame), frame.block
+        require_initialized(frame, mbarrier, loc)
+        expected = uniform(parity(frame)[0], frame, loc)
 
         def ready() -> bool:
-            return found.phase % 2 != wanted
+            return mbarrier.phase % 2 != expected
 
         def text() -> str:
             return (
-                f"{block.name()} in launch {block.epoch} waits at mbarrier {found.number}: phase "
-                f"{found.phase}, parity waited for {wanted}, {found.arrived} of {found.count} "
-                f"arrived, {found.bytes} bytes missing --> {loc}"
+                f"{block.name()} in launch {block.epoch} waits at mbarrier {mbarrier.number}: "
+                f"phase {mbarrier.phase}, parity waited for {expected}, {mbarrier.arrived} of "
+                f"{mbarrier.count} arrived, {mbarrier.bytes} bytes missing --> {loc}"
             )
 
-        target = WaitTarget("mbarrier wait", loc, wanted=f"parity {wanted}")
+        target = WaitTarget("mbarrier wait", loc, wanted=f"parity {expected}")
         while not ready():
             yield Waiting(ready, text, targets=lambda: [target])
         groups = frame.mask.thread_groups
-        block.complete(groups, found.number, found.loaded)
-        if found.clock is not None:
-            block.order.join(groups, found.clock)
-        if found.fenced is not None:
+        block.complete(groups, mbarrier.number, mbarrier.loaded)
+        if mbarrier.clock is not None:
+            block.order.join(groups, mbarrier.clock)
+        if mbarrier.fenced is not None:
             for g in groups:
-                block.agents.join_fences((g,), found.fenced)
+                block.agents.join_fences((g,), mbarrier.fenced)
 
     return Step(run, True)
 
 
-def nothing(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: None)
-
-
-def elect(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
-    """Elect one thread of each group of this many threads; 0: one of the block."""
-    every = int(call.args[0])
-    total = c.threads[0] * c.threads[1] * c.threads[2]
-    firsts = range(0, total, every or total)
-    c.thread_cuts.update(t for first in firsts for t in (first, first + 1))
-    chosen = np.arange(total) % (every or total) == 0
-
-    def value(frame):
-        return bool(chosen[frame.mask.single]) if frame.mask.single is not None else chosen
-
-    return Expr(value)
-
-
 def register(c: DeviceStatements) -> None:
     """Register barriers and fences."""
-    for name in ("tl.ptx_fence_barrier_init", "tl.set_max_nreg", "tl.no_set_max_nreg",
+    for name in ("tl.set_max_nreg", "tl.no_set_max_nreg",
                  "tl.prefetch_tma_descriptor", "tl.warpgroup_fence_operand"):  # fmt: skip
         c.steps[name] = nothing
     c.steps[HOLD] = nothing
@@ -240,6 +240,7 @@ def register(c: DeviceStatements) -> None:
         "tirx.tvm_storage_sync": sync_threads,
         "tl.sync_warp": sync_warp,
         "tl.fence_proxy_async": fence_proxy,
+        "tl.ptx_fence_barrier_init": fence_initialization,
         "tirx.ptx_init_barrier_thread_count": initialize,
         "tirx.ptx_arrive_barrier": arrive,
         "tl.ptx_arrive_barrier": arrive,

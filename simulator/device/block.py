@@ -10,6 +10,7 @@ from ..memory.clock import Clock
 from ..memory.order import SETS
 from ..memory.threads import WARP
 from ..report.errors import SimulationError
+from .async_registers import AsyncRegisters
 from .shared import Agents, SharedMemory
 
 
@@ -21,6 +22,7 @@ class TransactionBarrier:
         number: number in the block, from 1.
         count: arrivals of a phase; None before its initialization.
         initialized: thread group, time and line of its initialization.
+        visible: whether a fence has made the initialization visible to the asynchronous proxy.
         bytes: bytes that are expected in the current phase and have not arrived.
         phase: number of completed phases.
         clock, fenced: clocks of the arrivals so far, and of their proxy fences.
@@ -30,6 +32,7 @@ class TransactionBarrier:
     number: int
     count: int | None = None
     initialized: tuple[int, int, str] | None = None
+    visible: bool = False
     arrived: int = 0
     bytes: int = 0
     phase: int = 0
@@ -73,11 +76,11 @@ class Group:
         self.committed.append(self.open)
         self.open = 0
 
-    def wait(self, left: int) -> int:
-        """Wait until at most ``left`` groups are in flight; return the time that is complete."""
-        done = self.committed[: max(0, len(self.committed) - left)]
-        del self.committed[: len(done)]
-        return max(done, default=0)
+    def wait(self, max_pending: int) -> int:
+        """Wait until at most ``max_pending`` groups are in flight; return the complete time."""
+        completed = self.committed[: max(0, len(self.committed) - max_pending)]
+        del self.committed[: len(completed)]
+        return max(completed, default=0)
 
 
 class DeviceBlock(Block):
@@ -99,6 +102,7 @@ class DeviceBlock(Block):
         """Copies by ``cp.async`` of each thread group."""
         self.products: dict[int, Group] = {}
         """Products by ``wgmma`` of each thread group."""
+        self.registers = AsyncRegisters()
         self.matrices: dict[Any, Any] = {}
         """Matrix descriptors, by the pointer to their buffer."""
         layout = self.order.layout
@@ -126,6 +130,18 @@ class DeviceBlock(Block):
         self.transactions.setdefault(
             slot, [TransactionBarrier(number) for number in range(first, first + count)]
         )
+
+    def show_barriers(self, thread_groups: tuple[int, ...]) -> None:
+        """Make mbarriers that these groups have initialized visible to the asynchronous proxy."""
+        for barrier in (b for barriers in self.transactions.values() for b in barriers):
+            if barrier.initialized is not None and barrier.initialized[0] in thread_groups:
+                barrier.visible = True
+
+    def has_bulk_stores(self, thread_groups: tuple[int, ...]) -> bool:
+        """Return whether a bulk store of these thread groups may be in flight."""
+        kinds = self.bulk, self.sources
+        groups = (kind[g] for kind in kinds for g in thread_groups if g in kind)
+        return any(group.open or group.committed for group in groups)
 
     def copy_loads(self, g: int) -> int:
         """Return the number, for ``BlockOrder.loads``, of the copies by ``cp.async`` of a group."""

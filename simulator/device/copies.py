@@ -17,8 +17,8 @@ from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.values import numpy_dtype
-from ..report.errors import SimulationError, unsupported
-from .barriers import barrier_at, require_initialized
+from ..report.errors import SimulationError, uninitialized, unsupported
+from .barriers import barrier_at, require_visible
 from .block import DeviceBlock, Group
 from .fragments import swizzled
 from .lowering import TensorMap
@@ -54,7 +54,7 @@ class Box:
     def key(self, frame: Frame) -> tuple[tuple, np.ndarray]:
         """Return the index of the elements inside the tensor, and their mask in the box, whose
         innermost axis varies fastest."""
-        inside: Any = True
+        in_bounds: Any = True
         offset: Any = 0
         rank = len(self._map.box)
         strides = [self.dtype.itemsize, *self._strides(frame)]
@@ -64,12 +64,12 @@ class Box:
             shape = [1] * rank
             shape[rank - 1 - axis] = size
             index = uniform(first, frame, self._loc) + np.arange(size).reshape(shape)
-            inside = inside & (index >= 0) & (index < uniform(extent, frame, self._loc))
+            in_bounds = in_bounds & (index >= 0) & (index < uniform(extent, frame, self._loc))
             offset = offset + index * uniform(stride, frame, self._loc)
-        inside = np.broadcast_to(inside, offset.shape).reshape(-1)
-        flat = offset.reshape(-1)[inside] // self.dtype.itemsize
+        in_bounds = np.broadcast_to(in_bounds, offset.shape).reshape(-1)
+        flat = offset.reshape(-1)[in_bounds] // self.dtype.itemsize
         itemsize = self.dtype.itemsize if self._symmetric else 0
-        return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), inside
+        return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), in_bounds
 
     def addresses(self, start: int) -> np.ndarray:
         """Return the bytes of each element in shared memory, from ``start`` on."""
@@ -109,10 +109,10 @@ class Run:
         return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), np.ones(count, bool)
 
 
-def _addresses(where: Box | Run, start: int, count: int) -> np.ndarray:
-    if isinstance(where, Box):
-        return where.addresses(start)
-    return start + np.arange(count * where.dtype.itemsize).reshape(count, -1)
+def _addresses(region: Box | Run, start: int, count: int) -> np.ndarray:
+    if isinstance(region, Box):
+        return region.addresses(start)
+    return start + np.arange(count * region.dtype.itemsize).reshape(count, -1)
 
 
 def _issues(frame: Frame, address: Any) -> Iterator[tuple[int, int]]:
@@ -122,19 +122,19 @@ def _issues(frame: Frame, address: Any) -> Iterator[tuple[int, int]]:
         yield int(frame.mask.group_of[thread]), int(at)
 
 
-def _require_bounds(frame: Frame, where: Any, key: tuple, loc: str) -> None:
-    shape = where.tensor(frame).shape
+def _require_bounds(frame: Frame, region: Any, key: tuple, loc: str) -> None:
+    shape = region.tensor(frame).shape
     for axis, (index, extent) in enumerate(zip(key, shape, strict=True)):
         if len(index) and not (0 <= index.min() and index.max() < extent):
             raise SimulationError(
                 "bounds",
-                f"{where.name} of shape {shape}: elements {index.min()} to {index.max()} along "
+                f"{region.name} of shape {shape}: elements {index.min()} to {index.max()} along "
                 f"axis {axis}, by {frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
             )
 
 
 def _load(
-    where: Box | Run, target: Any, barrier: Any, op: str, loc: str, expects: bool = False
+    region: Box | Run, target: Any, barrier: Any, op: str, loc: str, expects: bool = False
 ) -> Step:
     """Compile an asynchronous load from global to shared memory that completes on an mbarrier.
 
@@ -146,29 +146,29 @@ def _load(
 
     def run(frame):
         block: DeviceBlock = frame.block
-        full, tensor = barrier(frame), where.tensor(frame)
-        require_initialized(frame, full, loc)
+        full, tensor = barrier(frame), region.tensor(frame)
+        require_visible(frame, full, loc)
         for g, start in _issues(frame, address):
-            key, inside = where.key(frame)
-            _require_bounds(frame, where, key, loc)
+            key, in_bounds = region.key(frame)
+            _require_bounds(frame, region, key, loc)
             agent, time, view = block.order.load_actor((g,), full.number)
             proxied = ProxyView(view, block.agents.clocks[g], block.order.layout)
             access = Access(agent, time, proxied, 0, op, loc, block.epoch)
             with explain_missing_fence(view, block):
                 values, bad = tensor.read(key, access)
-            rows = np.zeros(len(inside), where.dtype)
-            rows[inside] = np.asarray(values).reshape(-1)
-            poison = np.zeros(len(inside), np.bool_)
+            rows = np.zeros(len(in_bounds), region.dtype)
+            rows[in_bounds] = np.asarray(values).reshape(-1)
+            poison = np.zeros(len(in_bounds), np.bool_)
             if bad is not None:
-                poison[inside] = np.asarray(bad).reshape(-1)
-            at = _addresses(where, start, len(inside))
-            raw = rows.view(np.uint8).reshape(at.shape)
+                poison[in_bounds] = np.asarray(bad).reshape(-1)
+            addresses = _addresses(region, start, len(in_bounds))
+            raw = rows.view(np.uint8).reshape(addresses.shape)
             block.shared[memory].write_async(
-                at.reshape(-1), raw.reshape(-1), np.repeat(poison, at.shape[1]), g,
+                addresses.reshape(-1), raw.reshape(-1), np.repeat(poison, addresses.shape[1]), g,
                 agent - block.order.base, time, source,
             )  # fmt: skip
             full.issued = time
-            full.bytes -= 0 if expects else at.size
+            full.bytes -= 0 if expects else addresses.size
             full.settle()
 
     return _preempted(run)
@@ -184,32 +184,28 @@ def _preempted(run: Any) -> Step:
     return Step(step, True)
 
 
-def _store(where: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Step:
+def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Step:
     """Compile an asynchronous store, or reduction, from shared to global memory."""
     memory, address = origin
     source = Source(op, loc)
 
     def run(frame):
         block: DeviceBlock = frame.block
-        tensor = where.tensor(frame)
+        tensor = region.tensor(frame)
         for g, start in _issues(frame, address):
-            key, inside = where.key(frame)
-            _require_bounds(frame, where, key, loc)
-            at = _addresses(where, start, len(inside))
+            key, in_bounds = region.key(frame)
+            _require_bounds(frame, region, key, loc)
+            addresses = _addresses(region, start, len(in_bounds))
             reader, read_at = block.next_load(block.bulk_sources(g))
             block.sources.setdefault(g, Group()).open = read_at
             shared = block.shared[memory]
-            shared.read_async(at.reshape(-1), g, reader, read_at, source)
-            values, bad = shared.values(at, where.dtype)
-            values, poison = values[:, 0][inside], None if bad is None else bad[:, 0][inside]
+            shared.read_async(addresses.reshape(-1), g, reader, read_at, source)
+            values, bad = shared.values(addresses, region.dtype)
+            values, poison = values[:, 0][in_bounds], None if bad is None else bad[:, 0][in_bounds]
             if poison is not None and not poison.any():
                 poison = None
             if poison is not None and (ufunc is not None or not tensor.symmetric):
-                raise SimulationError(
-                    "poison",
-                    f"{op} to {tensor.name} of uninitialized memory, by {block.name()} in launch "
-                    f"{block.epoch}\n --> {loc}",
-                )
+                raise uninitialized(f"{op} to {tensor.name} of", block, loc)
             agent, time, view = block.order.bulk_actor((g,))
             block.bulk.setdefault(g, Group()).open = time
             scope = 0 if ufunc is None else SYS if tensor.symmetric else GPU
@@ -226,13 +222,13 @@ def tma_load(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """``tma_load(descriptor, mbarrier, destination, coordinates ..., hint)``, or
     ``tma_load(destination, source, mbarrier, bytes, hint)``."""
     if isinstance(call.args[0], tirx.Var):
-        where: Box | Run = Box(c, c.maps[call.args[0]], list(call.args[3:-1]), loc)
+        region: Box | Run = Box(c, c.maps[call.args[0]], list(call.args[3:-1]), loc)
         barrier, target = call.args[1], call.args[2]
     else:
-        where = Run(c, call.args[1], call.args[3], "TMA load", loc, in_bytes=True)
+        region = Run(c, call.args[1], call.args[3], "TMA load", loc, in_bytes=True)
         barrier, target = call.args[2], call.args[0]
     shared = shared_address(c, target, "TMA load", loc)
-    return _load(where, shared, barrier_at(c, barrier, loc), "TMA load", loc)
+    return _load(region, shared, barrier_at(c, barrier, loc), "TMA load", loc)
 
 
 def tma_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -241,26 +237,26 @@ def tma_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     ufunc = np.add if int(call.args[-2]) else None
     op = "TMA store" if ufunc is None else "TMA addition"
     if isinstance(call.args[0], tirx.Var):
-        where: Box | Run = Box(c, c.maps[call.args[0]], list(call.args[2:-2]), loc)
+        region: Box | Run = Box(c, c.maps[call.args[0]], list(call.args[2:-2]), loc)
     else:
-        where = Run(c, call.args[0], call.args[2], op, loc, in_bytes=True)
-    return _store(where, shared_address(c, call.args[1], op, loc), ufunc, op, loc)
+        region = Run(c, call.args[0], call.args[2], op, loc, in_bytes=True)
+    return _store(region, shared_address(c, call.args[1], op, loc), ufunc, op, loc)
 
 
 def bulk_load(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     op = builtin_of(call).text
-    where = Run(c, call.args[1], call.args[2], op, loc, in_bytes=False)
+    region = Run(c, call.args[1], call.args[2], op, loc, in_bytes=False)
     barrier = barrier_at(c, call.args[3].args[0], loc)
     target = shared_address(c, call.args[0], op, loc)
-    return _load(where, target, barrier, op, loc, expects=True)
+    return _load(region, target, barrier, op, loc, expects=True)
 
 
 def bulk_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     spec = builtin_of(call)
-    where = Run(c, call.args[0], call.args[2], spec.text, loc, in_bytes=False)
+    region = Run(c, call.args[0], call.args[2], spec.text, loc, in_bytes=False)
     ufunc = REDUCTIONS[call.args[4].value] if spec.has_qualifier("op") else None
     origin = shared_address(c, call.args[1], spec.text, loc)
-    return _store(where, origin, ufunc, spec.text, loc)
+    return _store(region, origin, ufunc, spec.text, loc)
 
 
 def commit_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -275,19 +271,19 @@ def _commit(frame: Frame) -> None:
 
 
 def wait_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    left = int(call.args[0]) if len(call.args) else 0
+    max_pending = int(call.args[0]) if len(call.args) else 0
     read = bool(int(call.args[1])) if len(call.args) > 1 else True
-    return Step(lambda frame: _wait(frame, left, read))
+    return Step(lambda frame: _wait(frame, max_pending, read))
 
 
-def _wait(frame: Frame, left: int, read: bool) -> None:
+def _wait(frame: Frame, max_pending: int, read: bool) -> None:
     """Wait for the bulk stores of the active threads, or only for their reads."""
     block: DeviceBlock = frame.block
     for g in frame.mask.overlapping:
         if g in block.sources:
-            block.complete((g,), block.bulk_sources(g), block.sources[g].wait(left))
+            block.complete((g,), block.bulk_sources(g), block.sources[g].wait(max_pending))
         if g in block.bulk and not read:
-            block.order.complete_bulk((g,), block.bulk[g].wait(left))
+            block.order.complete_bulk((g,), block.bulk[g].wait(max_pending))
 
 
 def complete_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -314,21 +310,21 @@ def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         block: DeviceBlock = frame.block
         tensor, threads = block.tensors[name], frame.mask.threads
         starts = [of_threads(i, frame) for i in first(frame)]
-        on = np.ones(len(threads), np.bool_)
+        active = np.ones(len(threads), np.bool_)
         if predicate is not None:
-            on = np.asarray(of_threads(predicate(frame), frame), np.bool_)
-        to = of_threads(address(frame), frame)
+            active = np.asarray(of_threads(predicate(frame), frame), np.bool_)
+        targets = of_threads(address(frame), frame)
         groups = frame.mask.group_of[threads]
         for g in np.unique(groups):
-            mine = groups == g
+            in_group = groups == g
             number = block.copy_loads(int(g))
             agent, time, view = block.order.load_actor((int(g),), number)
             block.copies.setdefault(int(g), Group()).open = time
-            rows = np.zeros((int(mine.sum()), count), dtype)
+            rows = np.zeros((int(in_group.sum()), count), dtype)
             poison = np.zeros(rows.shape, np.bool_)
-            read = on[mine]
+            read = active[in_group]
             if read.any():
-                key = [np.repeat(i[mine][read][:, None], count, axis=1) for i in starts]
+                key = [np.repeat(i[in_group][read][:, None], count, axis=1) for i in starts]
                 key[-1] = key[-1] + np.arange(count)
                 access = Access(agent, time, view, 0, op, loc, block.epoch)
                 values, bad = tensor.read(tuple(key), access)
@@ -336,9 +332,9 @@ def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
                 if bad is not None:
                     poison[read] = bad
             width = count * dtype.itemsize
-            at = to[mine][:, None] + np.arange(width)
+            addresses = targets[in_group][:, None] + np.arange(width)
             block.shared[memory].write_async(
-                at.reshape(-1), rows.view(np.uint8).reshape(-1),
+                addresses.reshape(-1), rows.view(np.uint8).reshape(-1),
                 np.repeat(poison, dtype.itemsize, axis=1).reshape(-1), int(g),
                 agent - block.order.base, time, source, generic=True,
             )  # fmt: skip
@@ -355,13 +351,13 @@ def commit_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def wait_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    left = int(call.args[0])
+    max_pending = int(call.args[0])
 
     def run(frame):
         block: DeviceBlock = frame.block
         for g in frame.mask.overlapping:
             if g in block.copies:
-                block.complete((g,), block.copy_loads(g), block.copies[g].wait(left))
+                block.complete((g,), block.copy_loads(g), block.copies[g].wait(max_pending))
 
     return Step(run)
 

@@ -16,20 +16,20 @@ _LANES = np.arange(32)[:, None]
 @lru_cache(maxsize=64)
 def mma_a(itemsize: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (row, column) of A of ``mma.m16n8k``, by lane and element."""
-    per = 4 // itemsize
+    packed = 4 // itemsize
     element = np.arange(16 * k // 32)[None]
-    register = element // per
+    register = element // packed
     row = _LANES // 4 + 8 * (register % 2)
-    column = (_LANES % 4) * per + element % per + 4 * per * (register // 2)
+    column = (_LANES % 4) * packed + element % packed + 4 * packed * (register // 2)
     return row, column
 
 
 @lru_cache(maxsize=64)
 def mma_b(itemsize: int, k: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (row of k, column of n) of B of ``mma.m16n8k``, by lane and element."""
-    per = 4 // itemsize
+    packed = 4 // itemsize
     element = np.arange(8 * k // 32)[None]
-    row = (_LANES % 4) * per + element % per + 4 * per * (element // per)
+    row = (_LANES % 4) * packed + element % packed + 4 * packed * (element // packed)
     return row, np.broadcast_to(_LANES // 4, row.shape)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 import tilelang
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ... import passes
 from ...builtins.errors import TileWeaveError
 from ...codegen.names import names_kept
+from ...passes.ir.walk import calls_in, op_name
+from ..frontend.program import lowered as tile_level
 
 HEAP_STRIDE = 1 << 30
 """Distance in bytes between the heaps of two ranks. TMA descriptors hold strides below 2^40."""
@@ -46,9 +47,11 @@ class Lowered:
     """Device functions of one program in the order of their launches, and their descriptors.
 
     Attributes:
+        program: the program after the tile passes, which has the signature.
         descriptors: TMA descriptors, by the parameter of the device functions.
     """
 
+    program: tirx.PrimFunc
     kernels: list[tirx.PrimFunc]
     descriptors: dict[tirx.Var, TensorMap]
 
@@ -62,8 +65,7 @@ def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
     Raises:
         TileWeaveError: ``func`` is not a ``T.prim_func``.
     """
-    if not isinstance(func, tirx.PrimFunc):
-        raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
+    tiles = tile_level(func, world_size)
     func, stock = passes.split_options(func, {})
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
     mod = passes.run_group(mod, world_size, HEAP_STRIDE)
@@ -75,7 +77,7 @@ def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
     functions = {v.name_hint: f for v, f in artifact.device_mod.functions.items()}
     host = next(f for f in artifact.host_mod.functions.values() if isinstance(f, tirx.PrimFunc))
     launches, descriptors = _packed_calls(host, functions)
-    return Lowered([functions[name] for name in launches], descriptors)
+    return Lowered(tiles, [functions[name] for name in launches], descriptors)
 
 
 def _packed_calls(
@@ -83,28 +85,20 @@ def _packed_calls(
 ) -> tuple[list[str], dict[tirx.Var, TensorMap]]:
     """Return the names of the launched functions in order, and the descriptors."""
     launches: list[list[Any]] = []
-    made: dict[tirx.Var, TensorMap] = {}
-
-    def visit(node: Any) -> None:
-        if (
-            not isinstance(node, tirx.Call)
-            or getattr(node.op, "name", "") != "tirx.tvm_call_packed"
-        ):
-            return
-        name = node.args[0].value
+    tensor_maps: dict[tirx.Var, TensorMap] = {}
+    for call in calls_in(host.body, lambda c: op_name(c) == "tirx.tvm_call_packed"):
+        name = call.args[0].value
         if name in functions:
-            launches.append(list(node.args))
+            launches.append(list(call.args))
         elif name == _TENSOR_MAP:
-            made[node.args[1]] = _tensor_map(list(node.args[2:]))
+            tensor_maps[call.args[1]] = _tensor_map(list(call.args[2:]))
         elif name.startswith("__tvm_tensormap"):
             raise TileWeaveError(f"simulate: {name} is not simulated; expected {_TENSOR_MAP}")
-
-    post_order_visit(host.body, visit)
     descriptors = {
-        param: made[argument]
+        param: tensor_maps[argument]
         for name, *arguments in launches
         for param, argument in zip(functions[name.value].params, arguments, strict=False)
-        if isinstance(argument, tirx.Var) and argument in made
+        if isinstance(argument, tirx.Var) and argument in tensor_maps
     }
     return [name.value for name, *_ in launches], descriptors
 
@@ -113,14 +107,14 @@ def _tensor_map(args: list[Any]) -> TensorMap:
     """Return the descriptor of the arguments of ``cuTensorMapEncodeTiled``: type, rank, address,
     shape, strides, box, element strides, interleave, swizzle, promotion, fill."""
     rank = int(args[1])
-    rest = args[3:]
-    shape, rest = tuple(rest[:rank]), rest[rank:]
-    strides, rest = tuple(rest[:rank]), rest[rank:]
-    box, rest = tuple(map(int, rest[:rank])), rest[rank:]
-    elements, rest = tuple(map(int, rest[:rank])), rest[rank:]
-    if set(elements) != {1} or int(rest[0]) != 0:
+    remaining = args[3:]
+    shape, remaining = tuple(remaining[:rank]), remaining[rank:]
+    strides, remaining = tuple(remaining[:rank]), remaining[rank:]
+    box, remaining = tuple(map(int, remaining[:rank])), remaining[rank:]
+    elements, remaining = tuple(map(int, remaining[:rank])), remaining[rank:]
+    if set(elements) != {1} or int(remaining[0]) != 0:
         raise TileWeaveError(
             f"simulate: a TMA descriptor with element strides {elements} and interleave "
-            f"{rest[0]}; expected 1 and 0"
+            f"{remaining[0]}; expected 1 and 0"
         )
-    return TensorMap(args[2].name, shape, strides[1:], box, _SWIZZLES[int(rest[1])])
+    return TensorMap(args[2].name, shape, strides[1:], box, _SWIZZLES[int(remaining[1])])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tvm import tirx
@@ -14,13 +14,12 @@ from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
 from ..frontend import builtin_ops, copy_ops, debug_ops
 from ..frontend.program import Kernel, Program, first_line
-from ..frontend.program import lowered as tile_level
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype
 from ..report.errors import unsupported
 from . import atomics, barriers, copies, reductions, tensor_core
 from .block import DeviceBlock
-from .lowering import lowered
+from .lowering import Lowered, lowered
 from .statements import DeviceStatements
 
 OPERATIONS = (
@@ -39,6 +38,8 @@ class DeviceProgram(Program):
     Args:
         arch: architecture, such as ``sm_90a``.
         change: applied to each device function before it is compiled.
+        below: result of ``lowering.lowered``, maybe with changed kernels; None: lower ``func``.
+        operations: objects whose ``register`` adds operations to the compiler.
 
     Raises:
         TileWeaveError: ``func`` is not a ``T.prim_func``.
@@ -48,16 +49,17 @@ class DeviceProgram(Program):
     def __init__(
         self, func: Any, world_size: int, arch: str = "sm_90a",
         change: Callable[[tirx.PrimFunc], tirx.PrimFunc] = lambda kernel: kernel,
+        below: Lowered | None = None, operations: Iterable[Any] = OPERATIONS,
     ) -> None:  # fmt: skip
-        tiles = tile_level(func, world_size)
+        below = lowered(func, world_size, arch) if below is None else below
+        tiles = below.program
         self.name, self.world_size = str(tiles.attrs["global_symbol"]), world_size
         self.implicit = implicit_of(tiles)
         self.scalars, self.sizes, self.written = {}, {}, set()
-        below = lowered(func, world_size, arch)
         self.host = []
         self.compiler = c = DeviceStatements(world_size)
         c.maps = below.descriptors
-        for ops in OPERATIONS:
+        for ops in operations:
             ops.register(c)
         self._signature(tiles)
         for kernel in below.kernels:

@@ -74,15 +74,15 @@ class Reduction:
         """Return the position of the partner of each active thread among the active threads."""
         threads = frame.mask.threads
         partners = ((threads - self.first) ^ distance) + self.first
-        at = np.searchsorted(threads, partners)
-        if (at >= len(threads)).any() or (threads[np.minimum(at, len(threads) - 1)] != partners
-                                          ).any():  # fmt: skip
+        positions = np.searchsorted(threads, partners)
+        nearest = threads[np.minimum(positions, len(threads) - 1)]
+        if (positions >= len(threads)).any() or (nearest != partners).any():
             raise SimulationError(
                 "deadlock",
                 f"a reduction over {self.threads} threads is executed by {len(threads)} threads of "
                 f"{frame.block.name()} in launch {frame.block.epoch}\n --> {self.loc}",
             )
-        return at
+        return positions
 
     def _exchanged(
         self, frame: Frame, values: np.ndarray, partners: np.ndarray, workspace: Any
@@ -90,15 +90,19 @@ class Reduction:
         shared, start = workspace
         threads, source = frame.mask.threads, Source("reduction", self.loc)
         groups, itemsize = frame.mask.group_of[threads], values.dtype.itemsize
-        own = start + (threads - self.first) * itemsize
+        starts = start + (threads - self.first) * itemsize
         meet(frame, self.barrier, self.loc)
         for n in range(self.count):
-            at = own + n * self.stride * itemsize
-            shared.store(at, values[:, n : n + 1], None, groups, source)
+            addresses = starts + n * self.stride * itemsize
+            shared.store(addresses, values[:, n : n + 1], None, groups, source)
         meet(frame, self.barrier, self.loc)
         columns = [
             shared.load(
-                own[partners] + n * self.stride * itemsize, itemsize, values.dtype, groups, source
+                starts[partners] + n * self.stride * itemsize,
+                itemsize,
+                values.dtype,
+                groups,
+                source,
             )[0]
             for n in range(self.count)
         ]
@@ -106,16 +110,16 @@ class Reduction:
 
 
 def _reduction(name: str, loc: str) -> Reduction | None:
-    found = _NAME.fullmatch(name)
-    if found is None:
+    match = _NAME.fullmatch(name)
+    if match is None:
         return None
-    if found[1] not in _REDUCERS:
+    if match[1] not in _REDUCERS:
         raise unsupported(name, loc)
-    threads, scale, first = (int(found[i]) for i in (2, 3, 4))
-    barrier = None if found[6] is None else int(found[6])
+    threads, scale, first = (int(match[i]) for i in (2, 3, 4))
+    barrier = None if match[6] is None else int(match[6])
     return Reduction(
-        _REDUCERS[found[1]], threads, scale, first, barrier, int(found[7] or 1),
-        int(found[8] or 0), loc,
+        _REDUCERS[match[1]], threads, scale, first, barrier, int(match[7] or 1),
+        int(match[8] or 0), loc,
     )  # fmt: skip
 
 
@@ -135,8 +139,8 @@ def all_reduce(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     workspace = _workspace(c, call.args[2] if len(call.args) > 2 else None, loc)
 
     def value(frame):
-        own = of_threads(expr.value(frame), frame)[:, None]
-        return to_threads(reduction.run(frame, own, workspace(frame))[:, 0], frame)
+        values = of_threads(expr.value(frame), frame)[:, None]
+        return to_threads(reduction.run(frame, values, workspace(frame))[:, 0], frame)
 
     return Expr(value, expr.poison)
 

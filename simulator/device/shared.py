@@ -117,13 +117,13 @@ class SharedMemory:
         Returns:
             Values, with an axis of ``width / itemsize`` lanes, and the mask of poison values.
         """
-        at = self._span(addresses, width, source)
-        self._require_ordered(at, groups, source, writes=False)
+        offsets = self._span(addresses, width, source)
+        self._require_ordered(offsets, groups, source, writes=False)
         times = np.asarray(self.agents.order.time, np.int32)[groups]
         for g in np.unique(groups):
-            here = groups == g
-            self._note_read(int(g), at[here], int(times[here][0]), source)
-        return self.values(at, dtype)
+            in_group = groups == g
+            self._note_read(int(g), offsets[in_group], int(times[in_group][0]), source)
+        return self.values(offsets, dtype)
 
     def store(
         self, addresses: np.ndarray, values: np.ndarray, poison: Any, groups: np.ndarray,
@@ -131,26 +131,28 @@ class SharedMemory:
     ) -> None:  # fmt: skip
         """Store a row of ``values`` at each address by generic accesses."""
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(addresses), -1)
-        at = self._span(addresses, raw.shape[1], source)
-        self._require_ordered(at, groups, source, writes=True)
-        self._require_one_writer(at, raw, groups, source)
-        self.bytes[at] = raw
-        self.poison[at] = _by_byte(poison, raw.shape, values.dtype.itemsize)
-        self._writer[at] = groups[:, None]
-        self._written[at] = np.asarray(self.agents.order.time, np.int32)[groups][:, None]
-        self._asynchronous[at] = False
-        self._clear_reads(at)
+        offsets = self._span(addresses, raw.shape[1], source)
+        self._require_ordered(offsets, groups, source, writes=True)
+        self._require_one_writer(offsets, raw, source)
+        self.bytes[offsets] = raw
+        self.poison[offsets] = _by_byte(poison, raw.shape, values.dtype.itemsize)
+        self._writer[offsets] = groups[:, None]
+        self._written[offsets] = np.asarray(self.agents.order.time, np.int32)[groups][:, None]
+        self._asynchronous[offsets] = False
+        self._clear_reads(offsets)
         for g in np.unique(groups):
             self._events[int(g)] = source
 
-    def read_async(self, at: np.ndarray, group: int, agent: int, time: int, source: Source) -> None:
+    def read_async(
+        self, offsets: np.ndarray, group: int, agent: int, time: int, source: Source
+    ) -> None:
         """Note that ``agent`` reads these bytes asynchronously, at the request of ``group``."""
-        self._require_fenced(at, group, source)
-        self._require_ordered(at[None], np.array([group]), source, writes=False)
-        self._note_read(agent, at, time, source)
+        self._require_fenced(offsets, group, source)
+        self._require_ordered(offsets[None], np.array([group]), source, writes=False)
+        self._note_read(agent, offsets, time, source)
 
     def write_async(
-        self, at: np.ndarray, data: np.ndarray, poison: Any, group: int, agent: int, time: int,
+        self, offsets: np.ndarray, data: np.ndarray, poison: Any, group: int, agent: int, time: int,
         source: Source, generic: bool = False,
     ) -> None:  # fmt: skip
         """Write bytes by ``agent`` asynchronously, at the request of ``group``.
@@ -158,17 +160,18 @@ class SharedMemory:
         Args:
             generic: whether it writes by the generic proxy, as ``cp.async`` does.
         """
-        self._require_ordered(at[None], np.array([group]), source, writes=True)
-        self.bytes[at] = data
-        self.poison[at] = False if poison is None else poison
-        self._writer[at], self._written[at], self._asynchronous[at] = agent, time, not generic
-        self._clear_reads(at)
+        self._require_ordered(offsets[None], np.array([group]), source, writes=True)
+        self.bytes[offsets] = data
+        self.poison[offsets] = False if poison is None else poison
+        self._writer[offsets], self._written[offsets] = agent, time
+        self._asynchronous[offsets] = not generic
+        self._clear_reads(offsets)
         self._events[agent] = source
 
-    def values(self, at: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
+    def values(self, offsets: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the elements at these bytes and their poison, without an access."""
-        values = np.ascontiguousarray(self.bytes[at]).view(dtype)
-        bad = self.poison[at]
+        values = np.ascontiguousarray(self.bytes[offsets]).view(dtype)
+        bad = self.poison[offsets]
         if not bad.any():
             return values, None
         return values, bad.reshape(*values.shape, dtype.itemsize).any(axis=-1)
@@ -190,33 +193,35 @@ class SharedMemory:
         return addresses[:, None] + np.arange(width)
 
     def _require_ordered(
-        self, at: np.ndarray, groups: np.ndarray, source: Source, writes: bool
+        self, offsets: np.ndarray, groups: np.ndarray, source: Source, writes: bool
     ) -> None:
         """Refuse an access that is not ordered after the last write and, if it writes, reads.
 
         Args:
-            at: bytes, a row for each of ``groups``.
+            offsets: bytes, a row for each of ``groups``.
         """
-        known = self.agents.known()
+        ordered = self.agents.known()
         rows = groups[:, None]
-        bad = known[rows, self._writer[at]] < self._written[at]
+        bad = ordered[rows, self._writer[offsets]] < self._written[offsets]
         if bad.any():
             row, column = np.argwhere(bad)[0]
-            raise self._race(int(at[row, column]), int(self._writer[at[row, column]]), int(
-                groups[row]), source, "written")  # fmt: skip
+            byte = int(offsets[row, column])
+            raise self._race(byte, int(self._writer[byte]), int(groups[row]), source, "written")
         if writes:
             for agent, times in self._reads.items():
-                bad = known[rows, agent] < times[at]
+                bad = ordered[rows, agent] < times[offsets]
                 if bad.any():
                     row, column = np.argwhere(bad)[0]
-                    raise self._race(int(at[row, column]), agent, int(groups[row]), source, "read")
+                    byte = int(offsets[row, column])
+                    raise self._race(byte, agent, int(groups[row]), source, "read")
 
-    def _require_fenced(self, at: np.ndarray, group: int, source: Source) -> None:
+    def _require_fenced(self, offsets: np.ndarray, group: int, source: Source) -> None:
         """Refuse an asynchronous read of generic writes that no proxy fence has ordered."""
         fenced = self.agents.fenced()[group]
-        bad = (fenced[self._writer[at]] < self._written[at]) & ~self._asynchronous[at]
+        bad = fenced[self._writer[offsets]] < self._written[offsets]
+        bad &= ~self._asynchronous[offsets]
         if bad.any():
-            byte = int(at.reshape(-1)[np.flatnonzero(bad)[0]])
+            byte = int(offsets.reshape(-1)[np.flatnonzero(bad)[0]])
             before = self._events.get(int(self._writer[byte]))
             raise SimulationError(
                 "race",
@@ -225,11 +230,9 @@ class SharedMemory:
                 f"{f' --> {before.loc}' if before else ''}\n --> {source.loc}",
             )
 
-    def _require_one_writer(
-        self, at: np.ndarray, raw: np.ndarray, groups: np.ndarray, source: Source
-    ) -> None:
+    def _require_one_writer(self, offsets: np.ndarray, raw: np.ndarray, source: Source) -> None:
         """Refuse a store in which two threads write different values to one byte."""
-        flat, values = at.reshape(-1), raw.reshape(-1)
+        flat, values = offsets.reshape(-1), raw.reshape(-1)
         scratch = self.bytes
         before = scratch[flat].copy()
         scratch[flat] = values
@@ -243,24 +246,27 @@ class SharedMemory:
                 f"\n --> {source.loc}",
             )
 
-    def _note_read(self, agent: int, at: np.ndarray, time: int, source: Source) -> None:
+    def _note_read(self, agent: int, offsets: np.ndarray, time: int, source: Source) -> None:
         times = self._reads.get(agent)
         if times is None:
             times = self._reads[agent] = np.zeros(len(self.bytes), np.int32)
-        times[at] = time
+        times[offsets] = time
         self._events[agent] = source
 
-    def _clear_reads(self, at: np.ndarray) -> None:
+    def _clear_reads(self, offsets: np.ndarray) -> None:
         for times in self._reads.values():
-            times[at] = 0
+            times[offsets] = 0
 
-    def _race(self, byte: int, agent: int, group: int, source: Source, how: str) -> SimulationError:
+    def _race(
+        self, byte: int, agent: int, group: int, source: Source, verb: str
+    ) -> SimulationError:
         before = self._events.get(agent)
-        of = self.agents
+        agents = self.agents
         return SimulationError(
             "race",
-            f"{source.op} of byte {byte} of {self.name} by {of.name(group)}\nis not ordered after "
-            f"{before.op if before else 'an access'} by {of.name(agent)}, which has {how} it"
+            f"{source.op} of byte {byte} of {self.name} by {agents.name(group)}\nis not ordered "
+            f"after {before.op if before else 'an access'} by {agents.name(agent)}, which has "
+            f"{verb} it"
             f"{f' --> {before.loc}' if before else ''}\n --> {source.loc}",
         )
 

@@ -150,13 +150,13 @@ class DeviceStatements(BlockStatements):
         name = getattr(node.op, "name", "")
         if name == "tirx.tvm_access_ptr":
             kind, data, offset = node.args[0], node.args[1], node.args[2]
-            return self._named(data, str(kind.dtype), loc), [offset]
+            return self._named(data, str(kind.dtype)), [offset]
         if name == "tirx.address_of":
             load = node.args[0]
             return load.buffer, list(load.indices)
         raise unsupported(f"the pointer {node}", loc)
 
-    def _named(self, data: tirx.Var, dtype: str, loc: str) -> tirx.Buffer:
+    def _named(self, data: tirx.Var, dtype: str) -> tirx.Buffer:
         """Return the buffer of a pointer with elements of this type."""
         buffer = self.buffers.get(data)
         if buffer is None or str(buffer.dtype) != dtype:
@@ -189,7 +189,9 @@ class DeviceStatements(BlockStatements):
     def _BufferLoad(self, load: Any, loc: str) -> Expr:
         place = self.shared.get(load.buffer.data)
         if place is None:
-            return super()._BufferLoad(load, loc)
+            expr = super()._BufferLoad(load, loc)
+            slot = self.tiles.get(load.buffer.data)
+            return expr if slot is None else _loaded(expr, slot, loc)
         address = self.address(place, load.buffer, load.indices, loc)
         dtype, node = numpy_dtype(load.buffer.dtype), self.node()
         lanes, source = lanes_of(load.dtype), Source(f"load of {load.buffer.name}", loc)
@@ -242,9 +244,20 @@ class DeviceStatements(BlockStatements):
 
             def run(frame):
                 stored = value(frame)
+                frame.block.registers.store(slot, frame.mask.overlapping, loc)
                 store_tile(frame, frame.tile(slot), index(frame), stored, poison(frame), loc)
 
         return self.preempted(run, stmt)
+
+
+def _loaded(expr: Expr, slot: int, loc: str) -> Expr:
+    """Return a load of registers that is refused while a product in flight writes them."""
+
+    def value(frame):
+        frame.block.registers.load(slot, frame.mask.overlapping, loc)
+        return expr.value(frame)
+
+    return Expr(value, expr.poison)
 
 
 def split_flat(flat: Any, shape: tuple[int, ...], itemsize: int) -> list[Any]:
@@ -280,10 +293,10 @@ def of_threads(value: Any, frame: Frame, lanes: int = 1) -> np.ndarray:
 
 def uniform(value: Any, frame: Frame, loc: str) -> int:
     """Return an integer that is equal for all active threads."""
-    own = of_threads(value, frame)
-    if (own != own[0]).any():
+    values = of_threads(value, frame)
+    if (values != values[0]).any():
         raise unsupported("an operand that differs between the threads of one operation", loc)
-    return int(own[0])
+    return int(values[0])
 
 
 def to_threads(values: np.ndarray, frame: Frame) -> Any:

@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 from tvm import tirx
 
-from ..frontend.expressions import Expr
+from ..frontend.expressions import Expr, either
+from ..frontend.statements import nothing
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.threads import WARP
 from ..memory.values import convert, numpy_dtype
 from ..report.errors import SimulationError, unsupported
-from .barriers import nothing
 from .block import Group
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
 from .shared import Source
@@ -95,26 +95,21 @@ class Registers:
         tile.set_poison(key, poison)
 
 
-def _pointer(c: DeviceStatements, node: Any) -> tuple[Any, Any]:
-    """Return data pointer and first element of ``tvm_access_ptr`` to registers."""
-    return node.args[1], node.args[2]
-
-
 def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """Load 8 x 8 matrices of 16-bit elements; each lane passes the address of one row."""
     transposed, count = bool(int(call.args[0])), int(call.args[1])
     memory, address = shared_address(c, call.args[2], "ldmatrix", loc)
-    data, offset = _pointer(c, call.args[3])
+    data, offset = call.args[3].args[1:3]  # of tvm_access_ptr
     source = Source("ldmatrix", loc)
     dtype = c.made[c.tiles[data]][1]
     registers = Registers(c, data, offset, 4 * count // dtype.itemsize, "ldmatrix", loc)
 
     def run(frame):
         rows = _warps(frame, "ldmatrix", loc)
-        at = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
+        addresses = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
         groups = frame.mask.group_of[rows[:, : 8 * count]]
         values, bad = frame.block.shared[memory].load(
-            at.reshape(-1), 16, np.dtype(np.uint16), groups.reshape(-1), source
+            addresses.reshape(-1), 16, np.dtype(np.uint16), groups.reshape(-1), source
         )
         loaded = _fragments(values.reshape(len(rows), count, 8, 8), transposed)
         poison = None
@@ -122,6 +117,7 @@ def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
             poison = _fragments(bad.reshape(len(rows), count, 8, 8), transposed)
             poison = poison.reshape(*rows.shape, registers.count, -1).any(axis=-1)
         words = np.ascontiguousarray(loaded).view(dtype)
+        frame.block.registers.store(registers.slot, frame.mask.overlapping, loc)
         registers.write(frame, rows, words, poison)
 
     return Step(run)
@@ -147,9 +143,9 @@ def stmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame):
         rows = _warps(frame, "stmatrix", loc)
-        at = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
-        words = np.stack([of_threads(e.value(frame), frame) for e in exprs], axis=-1)
-        pairs = np.ascontiguousarray(words.astype(np.uint32)).view(np.uint16)
+        addresses = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
+        registers = np.stack([of_threads(e.value(frame), frame) for e in exprs], axis=-1)
+        pairs = np.ascontiguousarray(registers.astype(np.uint32)).view(np.uint16)
         matrices = _matrices(pairs.reshape(len(rows), 32, count, 2), transposed)
         poison = None
         if any(e.poison is not None for e in exprs):
@@ -160,7 +156,7 @@ def stmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
                 poison = _matrices(bad, transposed).reshape(-1, 8)
         groups = frame.mask.group_of[rows[:, : 8 * count]].reshape(-1)
         frame.block.shared[memory].store(
-            at.reshape(-1), matrices.reshape(-1, 8), poison, groups, source
+            addresses.reshape(-1), matrices.reshape(-1, 8), poison, groups, source
         )
 
     return Step(run)
@@ -222,9 +218,9 @@ def _product(
     return product[key], None if poison is None else np.broadcast_to(poison, product.shape)[key]
 
 
-def _either(one: Poison, other: Poison) -> Poison:
+def _either(a: Poison, b: Poison) -> Poison:
     """Return the union of two masks."""
-    return one if other is None else other if one is None else one | other
+    return a if b is None else b if a is None else a | b
 
 
 @dataclass
@@ -267,17 +263,19 @@ class SharedOperand:
 
     Args:
         offset: expression of an offset in units of 16 bytes.
+        by_rows: whether each warp reads 16 rows of it, as of A, and not all of it.
     """
 
     def __init__(
         self, c: DeviceStatements, data: Any, offset: Any, extent: int, k: int, k_major: bool,
-        dtype: np.dtype, loc: str,
+        dtype: np.dtype, loc: str, by_rows: bool = False,
     ) -> None:  # fmt: skip
+        self._by_rows = by_rows
         self._data, self._offset = data, c.indices([offset], "wgmma", loc)
         self._sizes, self._k_major, self._dtype, self._loc = (extent, k), k_major, dtype, loc
 
     def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
-        """Return the operand of each warp group, after a note of its asynchronous read."""
+        """Return the operand of each warp group, after a note of what each warp reads of it."""
         block, matrix = frame.block, frame.block.matrices[self._data]
         starts = (matrix.start + 16 * of_threads(self._offset(frame)[0], frame)).reshape(rows.shape)
         shared, source = block.shared[matrix.memory], Source("wgmma", self._loc)
@@ -285,17 +283,18 @@ class SharedOperand:
         for threads, start in zip(rows, starts, strict=True):
             if (start != start[0]).any():
                 raise unsupported("a matrix descriptor that differs between threads", self._loc)
-            at = operand_addresses(
+            addresses = operand_addresses(
                 int(start[0]), *self._sizes, self._dtype.itemsize, self._k_major, matrix.row,
                 matrix.leading, matrix.stride,
             )  # fmt: skip
-            spans = at[..., None] + np.arange(self._dtype.itemsize)
-            g = int(frame.mask.group_of[threads[0]])
-            agent, time = block.next_load(block.product_reads(g))
-            block.products.setdefault(g, Group()).open = time
-            shared.read_async(spans.reshape(-1), g, agent, time, source)
+            spans = addresses[..., None] + np.arange(self._dtype.itemsize)
+            for warp, g in enumerate(_thread_groups(frame, threads)):
+                agent, time = block.next_load(block.product_reads(g))
+                block.products.setdefault(g, Group()).open = time
+                own = spans[16 * warp : 16 * warp + 16] if self._by_rows else spans
+                shared.read_async(own.reshape(-1), g, agent, time, source)
             values, bad = shared.values(spans, self._dtype)
-            masks.append(np.zeros(at.shape, np.bool_) if bad is None else bad.any(axis=-1))
+            masks.append(np.zeros(addresses.shape, np.bool_) if bad is None else bad.any(axis=-1))
             out.append(values[..., 0].astype(np.float32))
         poison = np.stack(masks)
         return np.stack(out), poison if poison.any() else None
@@ -306,7 +305,7 @@ def wgmma_ss(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     m, n, k = _shape(call.args[0].value)
     a_major, b_major = (bool(int(call.args[i])) for i in (1, 2))
     a_type, b_type = (element_type(call.args[i].value, loc) for i in (3, 4))
-    a = SharedOperand(c, call.args[6], call.args[7], m, k, a_major, a_type, loc)
+    a = SharedOperand(c, call.args[6], call.args[7], m, k, a_major, a_type, loc, True)
     b = SharedOperand(c, call.args[8], call.args[9], n, k, b_major, b_type, loc)
     return _wgmma(c, a, b, n, call.args[10], call.args[11], call.args[12], loc)
 
@@ -329,6 +328,10 @@ class RegisterOperand:
     ) -> None:
         self._at, self._k = mma_a(dtype.itemsize, k), k
         self._registers = Registers(c, data, offset, self._at[0].shape[1], "wgmma", loc)
+
+    @property
+    def slot(self) -> int:
+        return self._registers.slot
 
     def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
         warps = len(rows) * _WARPS
@@ -354,6 +357,13 @@ def _wgmma(
         right, bad = b.read(frame, rows)
         right = right.swapaxes(1, 2), None if bad is None else bad.swapaxes(1, 2)
         product, poison = _product(a.read(frame, rows), right, at)
+        for warp in rows.reshape(-1, WARP):
+            groups = np.unique(frame.mask.group_of[warp]).tolist()
+            (g,) = _thread_groups(frame, warp)
+            time = frame.block.products[g].open
+            frame.block.registers.multiply(total.slot, groups, time, True, loc)
+            if isinstance(a, RegisterOperand):
+                frame.block.registers.multiply(a.slot, groups, time, False, loc)
         if uniform(keep(frame)[0], frame, loc):
             sums, unwritten = total.read(frame, rows)
             product, poison = product + sums, _either(poison, unwritten)
@@ -362,31 +372,36 @@ def _wgmma(
     return Step(run)
 
 
-def _issuers(frame: Frame, loc: str) -> list[int]:
-    """Return the thread group that issues the products of each active warp group."""
-    rows = _warps(frame, "wgmma", loc, _WARPS)
-    return [int(frame.mask.group_of[threads[0]]) for threads in rows]
+def _thread_groups(frame: Frame, threads: np.ndarray) -> list[int]:
+    """Return the thread group that issues the part of a product of each warp."""
+    return frame.mask.group_of[threads.reshape(-1, WARP)[:, 0]].tolist()
+
+
+def fence(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+    """``wgmma.fence``."""
+    return Step(lambda frame: frame.block.registers.fence(frame.mask.overlapping))
 
 
 def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
-        for g in _issuers(frame, loc):
+        for g in _thread_groups(frame, _warps(frame, "wgmma", loc, _WARPS)):
             frame.block.products.setdefault(g, Group()).commit()
 
     return Step(run)
 
 
 def wait(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    left = int(call.args[0])
+    max_pending = int(call.args[0])
 
     def run(frame):
         block = frame.block
         rows = _warps(frame, "wgmma", loc, _WARPS)
-        for threads in rows:
-            g = int(frame.mask.group_of[threads[0]])
-            time = block.products.setdefault(g, Group()).wait(left)
-            groups = tuple(np.unique(frame.mask.group_of[threads]).tolist())
+        for warp in rows.reshape(-1, WARP):
+            (g,) = _thread_groups(frame, warp)
+            time = block.products.setdefault(g, Group()).wait(max_pending)
+            groups = tuple(np.unique(frame.mask.group_of[warp]).tolist())
             block.complete(groups, block.product_reads(g), time)
+            block.registers.complete(groups, time)
 
     return Step(run)
 
@@ -403,12 +418,7 @@ def pack_b16(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     def value(frame):
         return to_threads(half(low, frame) | half(high, frame) << np.uint32(16), frame)
 
-    def poison(frame):
-        masks = [e.poison(frame) for e in (low, high) if e.poison is not None]
-        masks = [m for m in masks if m is not None]
-        return np.logical_or.reduce(np.broadcast_arrays(*masks)) if masks else None
-
-    return Expr(value, poison)
+    return Expr(value, either(low.poison, high.poison))
 
 
 def register(c: DeviceStatements) -> None:
@@ -422,7 +432,7 @@ def register(c: DeviceStatements) -> None:
         "tl.increase_descriptor_offset": increase_descriptor,
         "tl.ptx_wgmma_ss": wgmma_ss,
         "tl.ptx_wgmma_rs": wgmma_rs,
-        "tl.warpgroup_arrive": nothing,
+        "tl.warpgroup_arrive": fence,
         "tl.annotate_producer_reg_dealloc": nothing,
         "tl.annotate_consumer_reg_alloc": nothing,
         "tl.warpgroup_commit_batch": commit,

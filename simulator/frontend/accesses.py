@@ -14,7 +14,7 @@ import numpy as np
 
 from ..memory.threads import EACH_THREAD, Accessed, ParallelLoop
 from ..memory.values import convert
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError, uninitialized, unsupported
 
 if TYPE_CHECKING:
     from ..machine.block import Frame, Mask, Tile
@@ -60,7 +60,7 @@ def select(
         return key, None, None
     space = np.broadcast_shapes(*(np.shape(i) for i in index))
     active = _active(frame, space)
-    inside = np.ones(space, np.bool_)
+    covered = np.ones(space, np.bool_)
     for axis, (i, n) in enumerate(zip(index, shape, strict=True)):
         fits = np.logical_and(np.greater_equal(i, 0), np.less(i, n))
         if (symmetric and axis == 0) or not clips:
@@ -69,12 +69,33 @@ def select(
                 at = tuple(np.argwhere(np.broadcast_to(missing, space))[0])
                 first = [int(np.broadcast_to(j, space)[at]) for j in index]
                 raise out_of_bounds(frame, name, shape, first, loc)
-        inside &= fits
+        covered &= fits
     if active is not None:
-        inside &= active
-    if inside.all():
+        covered &= active
+    if covered.all():
         return tuple(i if isinstance(i, np.ndarray) else int(i) for i in index), None, space
-    return tuple(np.broadcast_to(i, space)[inside] for i in index), inside, space
+    return tuple(np.broadcast_to(i, space)[covered] for i in index), covered, space
+
+
+def _ranges(frame: Frame, shape: tuple, index: list) -> tuple | None:
+    """Return these indices as slices and integers if they are inside of ``shape`` and each axis of
+    the T.Parallel is the index of one axis, in the same order; else None."""
+    if frame.space is None or frame.active is not None:
+        return None
+    key: list[Any] = []
+    axes = 0
+    for i, extent in zip(index, shape, strict=True):
+        if isinstance(i, np.ndarray):
+            axis, part = frame.ranges.get(id(i), (-1, None))
+            if part is None or axis != axes or not 0 <= part.start <= part.stop <= extent:
+                return None
+            axes += 1
+            key.append(part)
+        elif 0 <= i < extent:
+            key.append(int(i))
+        else:
+            return None
+    return tuple(key) if axes == len(frame.space) else None
 
 
 def _active(frame: Frame, space: tuple) -> np.ndarray | None:
@@ -123,12 +144,12 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     if space == ():
         return tensor.dtype.type(0), None
     values, poison = np.zeros(space, tensor.dtype), np.zeros(space, np.bool_)
-    for thread_groups, mine in _per_group(frame, covered, space):
-        part = tuple(np.broadcast_to(i, space)[mine] for i in index)
-        access = _access(frame, ref, thread_groups, tensor, index, mine)
-        values[mine], bad = tensor.read(part, access)
+    for thread_groups, in_group in _per_group(frame, covered, space):
+        part = tuple(np.broadcast_to(i, space)[in_group] for i in index)
+        access = _access(frame, ref, thread_groups, tensor, index, in_group)
+        values[in_group], bad = tensor.read(part, access)
         if bad is not None:
-            poison[mine] = bad
+            poison[in_group] = bad
     return values, poison if poison.any() else None
 
 
@@ -136,11 +157,8 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     """Perform ordinary stores."""
     tensor = ref.tensor(frame)
     if not tensor.symmetric and is_poisoned(poison, frame):
-        raise SimulationError(
-            "poison",
-            f"what is stored to {ref.name} is computed from uninitialized memory, by "
-            f"{frame.block.name()} in launch {frame.block.epoch}\n --> {ref.loc}",
-        )
+        use = f"what is stored to {ref.name} is computed from"
+        raise uninitialized(use, frame.block, ref.loc)
     clips = frame.space is not None
     values = convert(values, tensor.dtype)
     if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
@@ -164,11 +182,11 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     values = np.broadcast_to(values, space)
     if frame.space is None and frame.block.has_replicas:
         covered = _without_replicas(frame, tensor, index, values, covered)
-    for thread_groups, mine in _per_group(frame, covered, space):
-        part = tuple(np.broadcast_to(i, space)[mine] for i in index)
-        access = _access(frame, ref, thread_groups, tensor, index, mine)
-        bad = np.broadcast_to(poison, space)[mine] if poison is not None else None
-        tensor.write(part, values[mine], access, bad)
+    for thread_groups, in_group in _per_group(frame, covered, space):
+        part = tuple(np.broadcast_to(i, space)[in_group] for i in index)
+        access = _access(frame, ref, thread_groups, tensor, index, in_group)
+        bad = np.broadcast_to(poison, space)[in_group] if poison is not None else None
+        tensor.write(part, values[in_group], access, bad)
 
 
 def _without_replicas(
@@ -177,37 +195,39 @@ def _without_replicas(
     """Return the mask of the elements to store, each by one thread, if all threads that store an
     element store the same value. TileLang lets every thread store its replica of a fragment."""
     space = values.shape
-    on = frame.mask.on.reshape(-1, *[1] * (len(space) - 1))
-    on = np.broadcast_to(on if covered is None else on & covered, space)
+    active = frame.mask.on.reshape(-1, *[1] * (len(space) - 1))
+    active = np.broadcast_to(active if covered is None else active & covered, space)
     flat = np.ravel_multi_index(
-        tuple(np.broadcast_to(i, space)[on] for i in index), tensor.shape, mode="clip"
+        tuple(np.broadcast_to(i, space)[active] for i in index), tensor.shape, mode="clip"
     )
     _, first, replica_of = np.unique(flat, return_index=True, return_inverse=True)
-    stored = np.ascontiguousarray(values[on])
+    stored = np.ascontiguousarray(values[active])
     if len(first) == len(flat) or stored.tobytes() != stored[first][replica_of].tobytes():
         return covered
-    once, where = np.zeros(space, np.bool_), np.flatnonzero(on)
-    once.flat[where[first]] = True
-    return once
+    is_stored, positions = np.zeros(space, np.bool_), np.flatnonzero(active)
+    is_stored.flat[positions[first]] = True
+    return is_stored
 
 
 def _access(
     frame: Frame, ref: GlobalRef, thread_groups: tuple[int, ...], tensor: Tensor, index: list,
-    on: np.ndarray | None,
+    mask: np.ndarray | None,
 ) -> Access:  # fmt: skip
-    """Return an ordinary access by these thread groups; ``on`` is the mask of its elements."""
+    """Return an ordinary access by these thread groups; ``mask`` is the mask of its elements."""
     accessed = None
     has_lanes = frame.space is not None and any(np.ndim(i) > len(frame.space) for i in index)
     if frame.space is None or (frame.loop is not None and not has_lanes):
         if frame.space is not None and frame.active is not None:
-            on = frame.active if on is None else frame.active & on
-        accessed = partial(_accessed, frame.mask, frame.space, frame.loop, tensor.shape, index, on)
+            mask = frame.active if mask is None else frame.active & mask
+        accessed = partial(
+            _accessed, frame.mask, frame.space, frame.loop, tensor.shape, index, mask
+        )
     return frame.block.access(thread_groups, ref.op, ref.loc, accessed=accessed)
 
 
 def _accessed(
     mask: Mask, space: tuple | None, loop: ParallelLoop | None, shape: tuple, index: list,
-    on: np.ndarray | None,
+    covered: np.ndarray | None,
 ) -> Accessed:  # fmt: skip
     """Return the elements at ``index`` and the thread or point of T.Parallel that accesses each."""
     flat: Any = 0
@@ -222,16 +242,16 @@ def _accessed(
         points = np.broadcast_to(points, flat.shape)
     else:
         points = mask.threads
-        points, flat, on = (
+        points, flat, covered = (
             np.repeat(points, flat.size),
             np.tile(flat.reshape(-1), len(points)),
             None,
         )
-    by = EACH_THREAD if loop is None else loop
-    if on is None:
-        return Accessed(by, flat.reshape(-1), points.reshape(-1))
-    on = np.broadcast_to(on, flat.shape)
-    return Accessed(by, flat[on], points[on])
+    executors = EACH_THREAD if loop is None else loop
+    if covered is None:
+        return Accessed(executors, flat.reshape(-1), points.reshape(-1))
+    covered = np.broadcast_to(covered, flat.shape)
+    return Accessed(executors, flat[covered], points[covered])
 
 
 def _per_group(frame: Frame, covered: np.ndarray | None, space: tuple):
@@ -243,9 +263,9 @@ def _per_group(frame: Frame, covered: np.ndarray | None, space: tuple):
     for thread_groups, threads in frame.mask.by_group:
         if len(space) > 1:
             threads = threads.reshape(threads.shape + (1,) * (len(space) - 1))
-        mine = everything & threads
-        if mine.any():
-            yield thread_groups, mine
+        in_group = everything & threads
+        if in_group.any():
+            yield thread_groups, in_group
 
 
 def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
@@ -257,18 +277,23 @@ def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any
     frame.block.use(tile, frame.mask.overlapping)
     data, poison = tile.data, tile.poison
     if tile.by_thread:
-        own = frame.mask.single
-        if own is not None:
-            data, poison = data[own], None if poison is None else poison[own]
+        thread = frame.mask.single
+        if thread is not None:
+            data, poison = data[thread], None if poison is None else poison[thread]
         elif frame.space is None:
             return _load_by_thread(frame, tile, index, loc)
         else:
             data, poison = tile.agreed(frame.mask.threads)
+    box = _ranges(frame, tile.shape, index)
+    if box is not None:
+        bad = None if poison is None else poison[box].copy()
+        require_one_value(frame, tile, bad, loc)
+        return data[box].copy(), bad if bad is not None and bad.any() else None
     key, covered, _ = select(frame, tile.name, tile.shape, index, loc)
     if covered is None:
         bad = None if poison is None else poison[key]
         require_one_value(frame, tile, bad, loc)
-        return data[key], bad if np.any(bad) else None
+        return data[key], bad if bad is not None and bad.any() else None
     values, bad = np.zeros(covered.shape, tile.dtype), np.zeros(covered.shape, np.bool_)
     values[covered] = data[key]
     if poison is not None:
@@ -288,10 +313,10 @@ def require_one_value(frame: Frame, tile: Tile, poison: Any, loc: str) -> None:
 def _of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
     """Return values and poison of registers of which each point of T.Parallel has a copy."""
     select(frame, tile.name, tile.shape, index, loc)
-    own = frame.points[tile]
+    copies = frame.points[tile]
     key = _key_of_points(frame, tile, index, loc)
-    bad = None if own.poison is None else own.poison[key]
-    return own.data[key], bad if np.any(bad) else None
+    bad = None if copies.poison is None else copies.poison[key]
+    return copies.data[key], bad if np.any(bad) else None
 
 
 def _key_of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple:
@@ -300,10 +325,10 @@ def _key_of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple:
     if any(np.ndim(i) > len(space) for i in index):
         raise unsupported(f"a vector of {tile.name}, of which each point has its own,", loc)
     points = np.arange(int(np.prod(space))).reshape(space)
-    at = [np.broadcast_to(i, space) for i in index]
+    positions = [np.broadcast_to(i, space) for i in index]
     if frame.active is not None:  # indices of inactive points may be out of bounds
-        at = [np.where(frame.active, i, 0) for i in at]
-    return points, *at
+        positions = [np.where(frame.active, i, 0) for i in positions]
+    return points, *positions
 
 
 def _load_by_thread(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
@@ -331,13 +356,13 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
             key = (frame.mask.single, *index)
         else:
             select(frame, tile.name, tile.shape, index, loc)
-            on = frame.mask.threads
-            parts = [i[on] if _of_threads(i, frame) else i for i in index]
+            threads = frame.mask.threads
+            parts = [i[threads] if _of_threads(i, frame) else i for i in index]
             wide = any(np.ndim(i) > 1 or (np.ndim(i) and not _of_threads(i, frame)) for i in index)
-            key = (on[:, None] if wide else on, *parts)
-            values = values[on] if _of_threads(values, frame) else values
+            key = (threads[:, None] if wide else threads, *parts)
+            values = values[threads] if _of_threads(values, frame) else values
             if poison is not None and _of_threads(poison, frame):
-                poison = poison[on]
+                poison = poison[threads]
         tile.data[key] = values
         tile.set_poison(key, poison)
         return
@@ -346,20 +371,29 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
     ):  # fmt: skip
         _store_of_points(frame, tile, index, values, poison, loc)
         return
+    box = _ranges(frame, tile.shape, index) if np.shape(values) in ((), frame.space) else None
+    if box is not None:
+        _put(frame, tile, box, values, poison, loc)
+        return
     if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
         space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
         index = [np.broadcast_to(i, space) if isinstance(i, np.ndarray) else i for i in index]
     elif isinstance(values, np.ndarray):
-        on = frame.lanes()
-        on = on if on is not None and on.shape == values.shape else np.ones(values.shape, np.bool_)
-        if not on.any():
+        active = frame.lanes()
+        if active is None or active.shape != values.shape:
+            active = np.ones(values.shape, np.bool_)
+        if not active.any():
             return
-        values = values[on][-1]
+        values = values[active][-1]
         poison = np.any(poison) if poison is not None else None
     key, covered, _ = select(frame, tile.name, tile.shape, index, loc)
     if covered is not None:
         values = np.broadcast_to(values, covered.shape)[covered]
         poison = None if poison is None else np.broadcast_to(poison, covered.shape)[covered]
+    _put(frame, tile, key, values, poison, loc)
+
+
+def _put(frame: Frame, tile: Tile, key: tuple, values: Any, poison: Any, loc: str) -> None:
     frame.block.overwrite(tile)
     if frame.block.stores:
         frame.block.require_unread(tile, key, loc)
@@ -375,11 +409,11 @@ def _store_of_points(
     select(frame, tile.name, tile.shape, index, loc)
     if tile not in frame.points:
         frame.points[tile] = tile.for_points(space, frame.mask.threads)
-    on = np.ones(space, np.bool_) if frame.active is None else frame.active
-    key = tuple(np.broadcast_to(i, space)[on] for i in _key_of_points(frame, tile, index, loc))
-    own = frame.points[tile]
-    own.data[key] = np.broadcast_to(values, space)[on]
-    own.set_poison(key, None if poison is None else np.broadcast_to(poison, space)[on])
+    active = np.ones(space, np.bool_) if frame.active is None else frame.active
+    key = tuple(np.broadcast_to(i, space)[active] for i in _key_of_points(frame, tile, index, loc))
+    copies = frame.points[tile]
+    copies.data[key] = np.broadcast_to(values, space)[active]
+    copies.set_poison(key, None if poison is None else np.broadcast_to(poison, space)[active])
 
 
 def _differs(index: list, values: Any) -> bool:

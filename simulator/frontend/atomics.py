@@ -40,10 +40,10 @@ class Word:
         return self.sem in ("release", "acq_rel")
 
     def load(
-        self, frame: Frame, tensor: Tensor, at: tuple, thread_groups: ThreadGroups, newest=False
+        self, frame: Frame, tensor: Tensor, index: tuple, thread_groups: ThreadGroups, newest=False
     ):
         """Load a word; return the value and whether it is poison."""
-        return self.load_all(frame, tensor, [at], thread_groups, newest)[0]
+        return self.load_all(frame, tensor, [index], thread_groups, newest)[0]
 
     def load_all(
         self,
@@ -68,10 +68,10 @@ class Word:
             tensor.note_observed(words, entries, block.order.times(thread_groups))
         return [(entry.value, entry.poisoned) for entry in entries]
 
-    def look(self, frame: Frame, tensor: Tensor, at: tuple, thread_groups: ThreadGroups) -> None:
+    def look(self, frame: Frame, tensor: Tensor, index: tuple, thread_groups: ThreadGroups) -> None:
         """Record one load for all loads of a wait that do not end it."""
         access = frame.block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
-        tensor.look(at, access)
+        tensor.look(index, access)
 
     def store(
         self,
@@ -94,7 +94,7 @@ class Word:
         self,
         frame: Frame,
         tensor: Tensor,
-        at: tuple,
+        index: tuple,
         thread_groups: ThreadGroups,
         f: Callable[[Any], Any],
     ) -> Any:
@@ -102,14 +102,14 @@ class Word:
         old value."""
         block = frame.block
         access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
-        before = tensor.overtaken([at], access)
-        entry = tensor.newest(at, before)
+        before = tensor.overtaken([index], access)
+        entry = tensor.newest(index, before)
         if entry.poisoned:
-            raise unwritten_word(frame, self.ref, at)
+            raise unwritten_word(frame, self.ref, index)
         self._observe(block.order, thread_groups, entry)
         sync = merge(entry.sync, self._publish(block.order, thread_groups))
         tensor.store_word(
-            at, f(entry.value), access, sync, causes=block.causes(thread_groups), replaces=True,
+            index, f(entry.value), access, sync, causes=block.causes(thread_groups), replaces=True,
             adds=self.adds, before=before,
         )  # fmt: skip
         return entry.value
@@ -131,10 +131,10 @@ class Word:
         return sync
 
 
-def unwritten_word(frame: Frame, ref: GlobalRef, at: tuple) -> SimulationError:
+def unwritten_word(frame: Frame, ref: GlobalRef, index: tuple) -> SimulationError:
     return SimulationError(
         "poison",
-        f"{ref.op} of {ref.name}[{', '.join(map(str, at))}], which is uninitialized, by "
+        f"{ref.op} of {ref.name}[{', '.join(map(str, index))}], which is uninitialized, by "
         f"{frame.block.name()} in launch {frame.block.epoch}; expected an input, such as zeros"
         f"\n --> {ref.loc}",
     )
@@ -157,39 +157,39 @@ def places(
     if frame.space is not None:
         shape = np.broadcast_shapes(*(v.shape for v in vectors),
                                     *(v.shape[: v.ndim - extra] for v in wide))  # fmt: skip
-        on = np.ones(shape, np.bool_)
+        active = np.ones(shape, np.bool_)
         if frame.active is not None:
-            on = on & frame.active
-        points = [(frame.mask.thread_groups, tuple(p)) for p in np.argwhere(on)]
-        shape = on.shape
+            active = active & frame.active
+        points = [(frame.mask.thread_groups, tuple(p)) for p in np.argwhere(active)]
+        shape = active.shape
     else:
         shape = frame.mask.on.shape
         points = frame.mask.each
 
-    def pick(value: Any, at: tuple, trailing: int) -> Any:
+    def pick(value: Any, position: tuple, trailing: int) -> Any:
         if not isinstance(value, np.ndarray) or value.ndim <= trailing:
             return value
         tail = value.shape[value.ndim - trailing :]
-        return np.broadcast_to(value, shape + tail)[at]
+        return np.broadcast_to(value, shape + tail)[position]
 
-    for thread_groups, at in points:
+    for thread_groups, position in points:
         yield (
             thread_groups,
-            at,
-            tuple(int(pick(i, at, 0)) for i in index),
-            tuple(pick(v, at, extra) for v in values),
+            position,
+            tuple(int(pick(i, position, 0)) for i in index),
+            tuple(pick(v, position, extra) for v in values),
         )
 
 
-def words_at(frame: Frame, ref: GlobalRef, tensor: Tensor, at: tuple, lanes: int) -> list[tuple]:
+def words_at(frame: Frame, ref: GlobalRef, tensor: Tensor, index: tuple, lanes: int) -> list[tuple]:
     """Return the indices of ``lanes`` consecutive words, which must be inside the tensor."""
     shape = tensor.shape
-    inside = all(0 <= i < n for i, n in zip(at, shape, strict=True))
-    if not inside or at[-1] + lanes > shape[-1]:
-        raise out_of_bounds(frame, ref.name, shape, at, ref.loc)
+    in_bounds = all(0 <= i < n for i, n in zip(index, shape, strict=True))
+    if not in_bounds or index[-1] + lanes > shape[-1]:
+        raise out_of_bounds(frame, ref.name, shape, index, ref.loc)
     if lanes > 1:
-        require_aligned(frame, tensor, at, lanes * tensor.dtype.itemsize, ref.op, ref.loc)
-    return [(*at[:-1], at[-1] + lane) for lane in range(lanes)]
+        require_aligned(frame, tensor, index, lanes * tensor.dtype.itemsize, ref.op, ref.loc)
+    return [(*index[:-1], index[-1] + lane) for lane in range(lanes)]
 
 
 def gather(frame: Frame, results: list[tuple[Any, Any]], dtype: np.dtype, lanes: int) -> Any:
@@ -198,6 +198,6 @@ def gather(frame: Frame, results: list[tuple[Any, Any]], dtype: np.dtype, lanes:
         return results[0][1]
     shape = frame.space if frame.space is not None else frame.mask.on.shape
     out = np.zeros(shape + ((lanes,) if lanes > 1 else ()), dtype)
-    for at, value in results:
-        out[at] = value
+    for position, value in results:
+        out[position] = value
     return out

@@ -10,10 +10,11 @@ from tvm import tirx
 from ...passes.ir.hold import HOLD
 from ...passes.tile.order_releases import COMPLETE
 from ..machine.steps import Step, Waiting, WaitTarget
+from ..memory.order import CTA
 from ..memory.threads import WARP
 from ..report.errors import SimulationError, unsupported
 from .expressions import Expr
-from .statements import Statements
+from .statements import Statements, nothing
 
 
 class BlockStatements(Statements):
@@ -27,10 +28,10 @@ class BlockStatements(Statements):
         index = self.indices(load.indices, load.buffer.name, loc)
 
         def barrier(frame):
-            at = index(frame)[0]
-            if isinstance(at, np.ndarray):
-                at = at[frame.mask.threads[0]]
-            return frame.block.barriers[slot][int(at)]
+            number = index(frame)[0]
+            if isinstance(number, np.ndarray):
+                number = number[frame.mask.threads[0]]
+            return frame.block.barriers[slot][int(number)]
 
         return barrier
 
@@ -54,9 +55,8 @@ def sync_threads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
 def sync_warp(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
-        warps = np.arange(len(frame.mask.on)) // WARP
-        for warp in np.unique(warps[frame.mask.on]):
-            frame.block.order.barrier(frame.mask.where(warps == warp).thread_groups)
+        for warp in frame.mask.warps:
+            frame.block.order.barrier(warp.thread_groups)
 
     return Step(run)
 
@@ -78,18 +78,13 @@ def complete_bulk_stores(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     return Step(lambda frame: frame.block.complete_stores(frame.mask.thread_groups))
 
 
-def hold(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
-    """Do nothing: the operator only prevents reordering of statements."""
-    return Step(lambda frame: None)
-
-
 def wait_loads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     """T.ptx_wait_group(n): wait for all T.async_copy but the last n."""
-    left = int(call.args[0])
+    max_pending = int(call.args[0])
 
     def run(frame):
         block = frame.block
-        while len(block.loads) > left:
+        while len(block.loads) > max_pending:
             block.loaded, deliver = block.loads.pop(0)
             deliver()
         block.order.complete_loads(frame.mask.thread_groups, 0, block.loaded)
@@ -97,13 +92,13 @@ def wait_loads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     return Step(run)
 
 
-def tma_store_wait(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+def wait_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
     groups = int(call.args[0]) if len(call.args) else 0
     read = bool(call.args[1].value) if len(call.args) > 1 else True
     return Step(lambda frame: frame.block.wait_groups(frame.mask.thread_groups, groups, read))
 
 
-def tma_store_arrive(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+def commit_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
     return Step(lambda frame: frame.block.commit(frame.mask.thread_groups))
 
 
@@ -112,9 +107,8 @@ def arrive(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame):
         found, order = barrier(frame), frame.block.order
-        for i in frame.mask.thread_groups:
-            (clock,) = order.release(i, 1).values()
-            found.clock = clock if found.clock is None else found.clock.joined(clock)
+        found.clock = order.published(frame.mask.thread_groups, CTA, found.clock)
+        frame.block.machine.note_sync(frame.block.name_of(found), True, found.phase)
         found.arrive(frame.mask.count, loc)
 
     return Step(run)
@@ -125,21 +119,28 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame):
         mbarrier = barrier(frame)
-        wanted = int(np.asarray(parity(frame)[0]).flat[0])
+        expected = int(np.asarray(parity(frame)[0]).flat[0])
 
         def ready() -> bool:
-            return mbarrier.phase % 2 != wanted
+            return mbarrier.phase % 2 != expected
 
         def text() -> str:
             return (
                 f"{frame.block.name()} in launch {frame.block.epoch} waits at "
-                f"T.mbarrier_wait_parity: phase {mbarrier.phase}, parity waited for {wanted}, "
+                f"T.mbarrier_wait_parity: phase {mbarrier.phase}, parity waited for {expected}, "
                 f"{mbarrier.arrived} of {mbarrier.count} arrived --> {loc}"
             )
 
-        target = WaitTarget("T.mbarrier_wait_parity", loc, wanted=f"parity {wanted}")
+        target = WaitTarget("T.mbarrier_wait_parity", loc, wanted=f"parity {expected}")
+        waiting = Waiting(
+            ready, text, targets=lambda: [target], holds=lambda phase: phase % 2 != expected
+        )
+        machine = frame.block.machine
+        if machine.pauses_at_waits:
+            yield waiting
         while not ready():
-            yield Waiting(ready, text, targets=lambda: [target])
+            yield waiting
+        machine.note_sync(frame.block.name_of(mbarrier), False, mbarrier.phase)
         mbarrier.land()
         frame.block.order.complete_loads(frame.mask.thread_groups, mbarrier.number, mbarrier.loaded)
         if mbarrier.clock is not None:
@@ -157,16 +158,20 @@ def loop_break(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     return Step(run)
 
 
-def _elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
-    """Elect the first thread of each group of this many threads; 0: of the block."""
-    every = c.compile(call.args[0], loc).value
+def elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
+    """Elect one thread of each group of this many threads; 0: one of the block.
+
+    ``elect.sync`` may elect any lane of the first warp. It is the last lane here, so that programs
+    that expect the first lane are reported.
+    """
+    every, lane = int(call.args[0]) or 1024, WARP - 1
+    c.thread_cuts.update(t for last in range(lane, 1024, every) for t in (last, last + 1))
 
     def value(frame):
         total = frame.block.kernel.threads_in_block
-        chosen = np.arange(total) % (int(every(frame)) or total) == 0
+        chosen = np.arange(total) % every == min(lane, total - 1)
         return bool(chosen[frame.mask.single]) if frame.mask.single is not None else chosen
 
-    c.thread_cuts.update((0, 1))
     return Expr(value)
 
 
@@ -178,17 +183,13 @@ def _group_index(threads: int, remainder: bool = False):
             c.thread_cuts.update(range(0, 1024, threads))
 
         def value(frame):
-            own = np.arange(frame.block.kernel.threads_in_block, dtype=np.int32)
-            number = own % threads if remainder else own // threads
+            threads_of_block = np.arange(frame.block.kernel.threads_in_block, dtype=np.int32)
+            number = threads_of_block % threads if remainder else threads_of_block // threads
             return number if frame.mask.single is None else number[frame.mask.single]
 
         return Expr(value)
 
     return compile
-
-
-def _nothing(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: None)
 
 
 _WITHOUT_EFFECT = (
@@ -204,8 +205,8 @@ _WITHOUT_EFFECT = (
 def register(c: BlockStatements) -> None:
     """Register the operations inside a block."""
     for name in _WITHOUT_EFFECT:
-        c.steps[name] = _nothing
-    c.calls["tl.tl_shuffle_elect"] = _elect
+        c.steps[name] = nothing
+    c.calls["tl.tl_shuffle_elect"] = elect
     c.calls["tl.get_warp_idx"] = c.calls["tl.get_warp_idx_sync"] = _group_index(32)
     c.calls["tl.get_warp_group_idx"] = _group_index(128)
     c.calls["tl.get_lane_idx"] = _group_index(32, remainder=True)
@@ -215,9 +216,9 @@ def register(c: BlockStatements) -> None:
         "tl.sync_grid": sync_grid,
         "tirx.ptx_wait_group": wait_loads,
         COMPLETE: complete_bulk_stores,
-        HOLD: hold,
-        "tl.tma_store_wait": tma_store_wait,
-        "tl.tma_store_arrive": tma_store_arrive,
+        HOLD: nothing,  # it only prevents reordering of statements
+        "tl.tma_store_wait": wait_stores,
+        "tl.tma_store_arrive": commit_stores,
         "tirx.ptx_arrive_barrier": arrive,
         "tl.ptx_arrive_barrier": arrive,
         "tl.mbarrier_wait_parity": wait_parity,

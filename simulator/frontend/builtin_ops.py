@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from .atomics import Word, gather, places, unwritten_word, words_at
 from .expressions import Expr
 from .functions import REDUCTIONS
 from .pointer import Pointer, refuse_poison
-from .statements import Statements
+from .statements import Statements, nothing
 
 _HOLDS = {
     "eq": lambda seen, value: seen == value,
@@ -80,11 +81,11 @@ def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -
         stored = expr.value(frame)
         refuse_poison(frame, expr, pointer)
         at = pointer.index(frame)
-        for thread_groups, _, index, (one,) in places(
+        for thread_groups, _, index, (element,) in places(
             frame, at, stored, each_thread=True, lanes=lanes
         ):
             words = words_at(frame, word.ref, tensor, index, lanes)
-            values = [convert(v, tensor.dtype) for v in ([one] if lanes == 1 else one)]
+            values = [convert(v, tensor.dtype) for v in ([element] if lanes == 1 else element)]
             word.store(frame, tensor, words, thread_groups, values)
 
     return c.preempted(run, call)
@@ -108,10 +109,10 @@ def _change(
         ):
             olds = []
             for lane, i in enumerate(words_at(frame, word.ref, tensor, index, lanes)):
-                own = [convert(v if lanes == 1 else v[lane], tensor.dtype) for v in values]
+                args = [convert(v if lanes == 1 else v[lane], tensor.dtype) for v in values]
                 olds.append(word.change(
                     frame, tensor, i, thread_groups,
-                    lambda old, own=own: convert(combine(old, *own), tensor.dtype),
+                    lambda old, args=args: convert(combine(old, *args), tensor.dtype),
                 ))  # fmt: skip
             results.append((place, olds[0] if lanes == 1 else np.array(olds)))
         return gather(frame, results, tensor.dtype, lanes)
@@ -175,43 +176,52 @@ def _wait(spec: Builtin):
             value = expr.value(frame)
             refuse_poison(frame, expr, pointer)
             at = pointer.index(frame)
-            for thread_groups, _, index, (want,) in list(
+            for thread_groups, _, index, (expected,) in list(
                 places(frame, at, value, each_thread=False)
             ):
                 words_at(frame, word.ref, tensor, index, 1)
-                want = convert(want, tensor.dtype)
+                expected = convert(expected, tensor.dtype)
 
-                def ready(index=index, want=want):
+                def ready(index=index, expected=expected):
                     entry = tensor.newest(index)
                     if entry.poisoned:
                         raise unwritten_word(frame, word.ref, index)
-                    return holds(tensor, entry.value, want)
+                    return holds(tensor, entry.value, expected)
 
-                def text(index=index, want=want):
-                    asked = int(np.asarray(peer(frame)).flat[0])
+                def text(index=index, expected=expected):
+                    sender = int(np.asarray(peer(frame)).flat[0])
                     flag = f"{tensor.name}[{', '.join(map(str, index))}]"
                     return (
                         f"{frame.block.name()} in launch {frame.block.epoch} waits at "
                         f"{spec.text}({flag}): value seen {tensor.newest(index).value}, "
-                        f"value wanted {RELATION_TEXT[relation]} {want}"
-                        + (f", from rank {asked}" if asked >= 0 else "")
+                        f"value wanted {RELATION_TEXT[relation]} {expected}"
+                        + (f", from rank {sender}" if sender >= 0 else "")
                         + f" --> {loc}\n"
-                        + story(tensor, index, relation, want, frame.block.machine.signals(tensor))
+                        + story(
+                            tensor, index, relation, expected, frame.block.machine.signals(tensor)
+                        )
                     )
 
-                def passed(index=index, want=want):
-                    return is_passed(tensor, index, relation, want)
+                def passed(index=index, expected=expected):
+                    return is_passed(tensor, index, relation, expected)
 
-                def targets(index=index, want=want):
+                def targets(index=index, expected=expected):
                     flag = f"{tensor.name}[{', '.join(map(str, index))}]"
-                    wanted, seen = f"{RELATION_TEXT[relation]} {want}", tensor.newest(index).value
-                    return [WaitTarget(spec.text, loc, flag, tensor.name, seen, wanted)]
+                    condition = f"{RELATION_TEXT[relation]} {expected}"
+                    seen = tensor.newest(index).value
+                    return [WaitTarget(spec.text, loc, flag, tensor.name, seen, condition)]
 
-                if not ready():
+                is_ready = ready()
+                if not is_ready:
                     word.look(frame, tensor, index, thread_groups)
-                    yield Waiting(ready, text, passed, targets)
+                if not is_ready or frame.block.machine.pauses_at_waits:
+                    yield Waiting(
+                        ready, text, passed, targets, word=(tensor, index),
+                        holds=lambda seen, expected=expected: holds(tensor, seen, expected),
+                        history=partial(tensor.history, index),
+                    )  # fmt: skip
                 word.load(frame, tensor, index, thread_groups, newest=True)
-                tensor.note_wait(index, relation, want)
+                tensor.note_wait(index, relation, expected)
 
         return Step(run, True)
 
@@ -235,11 +245,9 @@ def fence(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 def _barrier(spec: Builtin):
     def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
-        at = call.args[0]
-        pointer = (
-            Pointer(c, at, spec.text, loc) if getattr(at.op, "name", "") == "tl.access_ptr"
-            else None
-        )  # fmt: skip
+        argument = call.args[0]
+        is_pointer = getattr(argument.op, "name", "") == "tl.access_ptr"
+        pointer = Pointer(c, argument, spec.text, loc) if is_pointer else None
 
         called = Barrier(spec.text, spec.participants, loc)
         if pointer is not None:
@@ -295,13 +303,13 @@ def element_atomic(kind: str, returns: bool, widened: bool = False):
         value = c.compile(call.args[1], loc)
         if kind == "store":
             return _store(c, pointer, value, word, 1, call)
-        whole = _change(c, pointer, [value], word, 1, combine)
+        change = _change(c, pointer, [value], word, 1, combine)
         if returns:
-            return whole
+            return change
 
         def run(frame):
             if frame.space is None:
-                whole.value(frame)
+                change.value(frame)
                 return
             # Update all points at once: a sum needs no history of its words.
             _space_atomic(frame, pointer, value, combine, word)
@@ -346,10 +354,12 @@ def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, loc: st
         operand = value.value(frame)
         refuse_poison(frame, value, pointer)
         at = pointer.index(frame)
-        for _, place, index, (one,) in places(frame, at, operand, each_thread=True):
+        for _, place, index, (element,) in places(frame, at, operand, each_thread=True):
             old = tile.data[index]
             results.append((place, old))
-            store_tile(frame, tile, list(index), combine(old, convert(one, tile.dtype)), None, loc)
+            store_tile(
+                frame, tile, list(index), combine(old, convert(element, tile.dtype)), None, loc
+            )
         return gather(frame, results, tile.dtype, 1)
 
     return Expr(change) if returns else c.preempted(change, call)
@@ -368,8 +378,8 @@ def vector_atomic(lanes: int, returns: bool):
         vector = tirx.BufferLoad(load.buffer, [*first, tirx.Ramp(base, 1, lanes)])
         scope = "sys" if c.widens and pointer.buffer.data in c.symmetric else "gpu"
         word = Word(pointer.ref, "relaxed", scope)
-        whole = _change(c, pointer, [c.compile(vector, loc)], word, lanes, REDUCTIONS["add"])
-        return whole if returns else c.preempted(whole.value, call)
+        change = _change(c, pointer, [c.compile(vector, loc)], word, lanes, REDUCTIONS["add"])
+        return change if returns else c.preempted(change.value, call)
 
     return compile
 
@@ -396,10 +406,6 @@ def _any_or_all(f: Any):
     return compile
 
 
-def _nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: None)
-
-
 def _events_so_far(c: Statements, call: tirx.Call, loc: str) -> Expr:
     """Return the number of events of the schedule, which is the simulator's time."""
     return Expr(lambda frame: np.int64(len(frame.block.machine.memory.events.what)))
@@ -408,8 +414,8 @@ def _events_so_far(c: Statements, call: tirx.Call, loc: str) -> Expr:
 def register(c: Statements) -> None:
     """Register the builtins."""
     c.steps[declaration_of(st).op_name] = store
-    c.steps[declaration_of(delay).op_name] = _nothing
-    c.steps[declaration_of(record).op_name] = _nothing
+    c.steps[declaration_of(delay).op_name] = nothing
+    c.steps[declaration_of(record).op_name] = nothing
     c.calls[declaration_of(globaltimer).op_name] = _events_so_far
     for spec in BUILTINS.values():
         if spec.fetches or spec.combines:
@@ -425,7 +431,7 @@ def register(c: Statements) -> None:
         elif spec.is_fence:
             c.steps[spec.op_name] = fence
         elif spec.proxy_fence:
-            c.steps[spec.op_name] = _nothing
+            c.steps[spec.op_name] = nothing
     for kind in ("add", "max", "min", "or"):
         c.steps[f"tl.atomic_{kind}_elem_op"] = element_atomic(kind, False)
         c.calls[f"tl.atomic_{kind}_ret_elem_op"] = element_atomic(kind, True)

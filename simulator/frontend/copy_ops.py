@@ -12,11 +12,11 @@ from ..machine.steps import Step
 from ..memory.alignment import BULK, require_aligned, require_bulk_size
 from ..memory.order import SYS
 from ..memory.threads import EACH_THREAD, WARP, Accessed
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import uninitialized, unsupported
 from .accesses import out_of_bounds
-from .expressions import Expr
+from .block_ops import commit_stores, wait_stores
 from .functions import REDUCTIONS
-from .pointer import Pointer, refuse_poison
+from .pointer import Pointer
 from .statements import Statements
 
 
@@ -34,9 +34,9 @@ def _transfer(c: Statements, call: tirx.Call, loc: str) -> Step:
         team = WARP if is_warp and frame.mask.count % WARP == 0 else None
         source, target = src.ref.tensor(frame), dst.ref.tensor(frame)
         from_key, to_key = _run_of(frame, source, src, count), _run_of(frame, target, dst, count)
-        apart = _start(source, from_key) - _start(target, to_key)
+        distance = _start(source, from_key) - _start(target, to_key)
         threads = _threads_of(
-            frame.mask.threads, _start(target, to_key), apart, count, target.dtype.itemsize, team
+            frame.mask.threads, _start(target, to_key), distance, count, target.dtype.itemsize, team
         )
 
         def access(tensor, key):
@@ -55,24 +55,24 @@ def _transfer(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def _threads_of(
-    threads: np.ndarray, start: int, apart: int, count: int, item: int, team: int | None
+    threads: np.ndarray, start: int, distance: int, count: int, item: int, team: int | None
 ) -> np.ndarray:
     """Return the thread that copies each element, as in put_get.cuh, one row per team.
 
     Args:
         start: first element that is written.
-        apart: distance in elements from there to the first element that is read.
+        distance: distance in elements from there to the first element that is read.
         item: size of an element in bytes.
         team: number of threads that copy together; None: all.
     """
     width = 16
-    while width > item and apart * item % width:
+    while width > item and distance * item % width:
         width //= 2
-    each = max(1, width // item)
-    head = min(count, -start % each)
-    tail = head + (count - head) // each * each
+    per_thread = max(1, width // item)
+    head = min(count, -start % per_thread)
+    tail = head + (count - head) // per_thread * per_thread
     element = np.arange(count)
-    slot = np.where(element < head, element, (element - head) // each)
+    slot = np.where(element < head, element, (element - head) // per_thread)
     slot = np.where(element < tail, slot, element - tail)
     rows = threads.reshape(-1, team or len(threads))
     return rows[:, slot % rows.shape[1]]
@@ -92,10 +92,10 @@ def _copy_size(tensor: Any) -> int:
 
 def _uniform(value: Any, frame: Any, op: str, loc: str) -> int:
     if isinstance(value, np.ndarray):
-        own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
-        if not (own == own.flat[0]).all():
+        active = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+        if not (active == active.flat[0]).all():
             raise unsupported(f"{op} with operands that differ between threads", loc)
-        value = own.flat[0]
+        value = active.flat[0]
     return int(value)
 
 
@@ -127,11 +127,7 @@ def _bulk_run(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
 
 def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, loc: str) -> None:
     if poison is not None and not tensor.symmetric:
-        raise SimulationError(
-            "poison",
-            f"{op} to {tensor.name} of uninitialized memory, by {frame.block.name()} in "
-            f"launch {frame.block.epoch}\n --> {loc}",
-        )
+        raise uninitialized(f"{op} to {tensor.name} of", frame.block, loc)
 
 
 def bulk_load(c: Statements, call: tirx.Call, loc: str) -> Step:
@@ -180,7 +176,7 @@ def _bulk_store(spec: Builtin):
             )
             if ufunc is not None:
                 if poison is not None:
-                    refuse_poison(frame, Expr(lambda f: 0, lambda f: True), dst)
+                    raise uninitialized(f"{op} to {dst.buffer.name} of", block, loc)
                 target.update(key, ufunc, values, access)
             else:
                 _refuse_stored(frame, target, poison, op, loc)
@@ -191,18 +187,9 @@ def _bulk_store(spec: Builtin):
     return compile
 
 
-def bulk_commit(c: Statements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: frame.block.commit(frame.mask.thread_groups))
-
-
-def bulk_wait(c: Statements, call: tirx.Call, loc: str) -> Step:
-    groups, read = int(call.args[0]), bool(call.args[1].value)
-    return Step(lambda frame: frame.block.wait_groups(frame.mask.thread_groups, groups, read))
-
-
 def register(c: Statements) -> None:
     """Register the builtins that copy."""
-    groups = {"commit": bulk_commit, "wait": bulk_wait}
+    groups = {"commit": commit_stores, "wait": wait_stores}
     for spec in BUILTINS.values():
         if spec.is_async_load:
             c.steps[spec.op_name] = bulk_load

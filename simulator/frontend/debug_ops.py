@@ -46,18 +46,18 @@ def extern_value(c: Statements, call: tirx.Call, loc: str) -> Expr:
 
 def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
     holds = c.condition(call.args[0], loc)
-    text, *where = call.args[1].value.splitlines() if len(call.args) > 1 else ("T.device_assert",)
-    where = "\n".join([*where, f" --> {loc}"])
+    text, *lines = call.args[1].value.splitlines() if len(call.args) > 1 else ("T.device_assert",)
+    location = "\n".join([*lines, f" --> {loc}"])
     """TileLang's message ends with the location of the assertion."""
 
     def run(frame):
-        holding, on = holds(frame), frame.lanes()
-        if isinstance(holding, np.ndarray) and on is not None and holding.shape == on.shape:
-            holding = holding | ~on
+        holding, active = holds(frame), frame.lanes()
+        if isinstance(holding, np.ndarray) and active is not None and holding.shape == active.shape:
+            holding = holding | ~active
         if not np.all(holding):
             raise SimulationError(
                 "assertion",
-                f"{text}, by {frame.block.name()} in launch {frame.block.epoch}\n{where}",
+                f"{text}, by {frame.block.name()} in launch {frame.block.epoch}\n{location}",
             )
 
     return c.preempted(run, call)

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ..memory.values import convert, is_float, numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, load_global, load_tile
 from .functions import BINARY, FUNCTIONS
 
@@ -28,23 +28,37 @@ class Expr(NamedTuple):
 
     value: Value
     poison: Value | None = None
+    varies: bool = True
+    """Whether the value may differ between the threads of a block, outside of T.Parallel."""
 
 
 def either(*poisons: Value | None) -> Value | None:
     """Return the union of these poison masks."""
-    some = [p for p in poisons if p is not None]
-    if len(some) < 2:
-        return some[0] if some else None
+    masks = [p for p in poisons if p is not None]
+    if len(masks) < 2:
+        return masks[0] if masks else None
 
     def poison(frame):
         union = None
-        for p in some:
+        for p in masks:
             mask = p(frame)
             if mask is not None:
                 union = mask if union is None else np.logical_or(union, mask)
         return union
 
     return poison
+
+
+def _for_lanes(poison: Value | None) -> Value | None:
+    """Return the poison mask of a vector whose lanes all have the same poison."""
+    if poison is None:
+        return None
+
+    def mask(frame):
+        bad = poison(frame)
+        return bad[..., None] if np.ndim(bad) else bad
+
+    return mask
 
 
 _DIVISIONS = {tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod}
@@ -59,6 +73,10 @@ class Expressions:
 
     def __init__(self) -> None:
         self.slots: dict[tirx.Var, int] = {}
+        self.uniform: set[tirx.Var] = set()
+        """Variables whose value does not differ between threads."""
+        self.sound: set[tirx.Var] = set()
+        """Variables whose value is never poison."""
         self.pending: dict[tirx.Var, tirx.PrimExpr] = {}
         """Bindings whose values use variables that are bound later."""
         self.globals: dict[tirx.Var, str] = {}
@@ -78,6 +96,12 @@ class Expressions:
 
     def new_slot(self, var: tirx.Var) -> int:
         return self.slots.setdefault(var, len(self.slots))
+
+    def new_uniform_slot(self, var: tirx.Var) -> int:
+        """Return the slot of a variable that never differs between threads and is never poison."""
+        self.uniform.add(var)
+        self.sound.add(var)
+        return self.new_slot(var)
 
     def node(self) -> int:
         self._nodes += 1
@@ -104,8 +128,12 @@ class Expressions:
         f, a, b = BINARY[kind], self.compile(expr.a, loc), self.compile(expr.b, loc)
         left, right = a.value, b.value
         if kind in _DIVISIONS and not is_float(numpy_dtype(expr.b.dtype)):
-            right = self._defined(expr.b, right, lambda by: by == 0, "a division by", loc)
-        return Expr(lambda frame: f(left(frame), right(frame)), either(a.poison, b.poison))
+            right = self._defined(expr.b, right, lambda divisor: divisor == 0, "a division by", loc)
+        poison = either(a.poison, b.poison)
+        if self.constant(expr.b):
+            constant = right(None)
+            return Expr(lambda frame: f(left(frame), constant), poison, a.varies)
+        return Expr(lambda frame: f(left(frame), right(frame)), poison, a.varies or b.varies)
 
     def _defined(
         self, expr: tirx.PrimExpr, value: Value, undefined: Callable[[Any], Any], what: str,
@@ -131,11 +159,11 @@ class Expressions:
         value = int(expr.value) if dtype in ("int32", "int64") else (
             bool(expr.value) if dtype == "bool" else convert(int(expr.value), numpy_dtype(dtype))
         )  # fmt: skip
-        return Expr(lambda frame: value)
+        return Expr(lambda frame: value, varies=False)
 
     def _FloatImm(self, expr, loc: str) -> Expr:
         value = np.float64(expr.value).astype(numpy_dtype(expr.dtype))
-        return Expr(lambda frame: value)
+        return Expr(lambda frame: value, varies=False)
 
     def _StringImm(self, expr, loc: str) -> Expr:
         value = expr.value
@@ -157,7 +185,12 @@ class Expressions:
         def poison(frame):
             return frame.block.poisoned[slot] if frame.block is not None else None
 
-        return Expr(value, poison)
+        varies = var not in self.uniform
+        return Expr(
+            value if varies else lambda frame: frame.env[slot],
+            None if var in self.sound else poison,
+            varies,
+        )
 
     _SizeVar = _Var
 
@@ -165,12 +198,12 @@ class Expressions:
         inner, dtype = self.compile(expr.value, loc), numpy_dtype(expr.dtype)
         value = inner.value
         if str(expr.dtype) in ("int32", "int64") and str(expr.value.dtype) in ("int32", "bool"):
-            return Expr(lambda f: _integer(value(f), dtype), inner.poison)
-        return Expr(lambda frame: convert(value(frame), dtype), inner.poison)
+            return Expr(lambda f: _integer(value(f), dtype), inner.poison, inner.varies)
+        return Expr(lambda frame: convert(value(frame), dtype), inner.poison, inner.varies)
 
     def _Not(self, expr, loc: str) -> Expr:
         inner = self.compile(expr.a, loc)
-        return Expr(lambda frame: np.logical_not(inner.value(frame)), inner.poison)
+        return Expr(lambda frame: np.logical_not(inner.value(frame)), inner.poison, inner.varies)
 
     def _And(self, expr, loc: str) -> Expr:
         return self._short_circuit(expr, loc, np.logical_and, stops_at=False)
@@ -197,7 +230,7 @@ class Expressions:
                 return None
             return b.poison(frame)
 
-        return Expr(value, poison if a.poison or b.poison else None)
+        return Expr(value, poison if a.poison or b.poison else None, a.varies or b.varies)
 
     def _Select(self, expr, loc: str) -> Expr:
         return self.select(expr.condition, expr.true_value, expr.false_value, loc)
@@ -233,7 +266,8 @@ class Expressions:
             first, second = (False if s is None else s for s in sides)
             return np.where(_beside(chosen, first, second), first, second)
 
-        return Expr(value, either(a.poison, b.poison, c.poison) and poison)
+        varies = a.varies or b.varies or c.varies
+        return Expr(value, either(a.poison, b.poison, c.poison) and poison, varies)
 
     def _Let(self, expr, loc: str) -> Expr:
         inner = self.compile(expr.value, loc)
@@ -251,14 +285,14 @@ class Expressions:
         steps = np.arange(int(expr.lanes))
         return Expr(
             lambda frame: np.asarray(base.value(frame))[..., None] + stride.value(frame) * steps,
-            base.poison,
+            _for_lanes(base.poison),
         )
 
     def _Broadcast(self, expr, loc: str) -> Expr:
         inner, lanes = self.compile(expr.value, loc), int(expr.lanes)
         return Expr(
             lambda frame: np.repeat(np.asarray(inner.value(frame))[..., None], lanes, axis=-1),
-            inner.poison,
+            _for_lanes(inner.poison),
         )
 
     def indices(self, indices, name: str, loc: str) -> Value:
@@ -267,37 +301,41 @@ class Expressions:
         If one of them has lanes, all have an axis for the lanes.
         """
         exprs = [self.compile(i, loc) for i in indices]
-        single = [not isinstance(i, (tirx.Ramp, tirx.Broadcast)) for i in indices]
-        some = range(len(exprs)) if not all(single) else ()
+        is_scalar = [not isinstance(i, (tirx.Ramp, tirx.Broadcast)) for i in indices]
+        checked = range(len(exprs)) if not all(is_scalar) else ()
         poison = either(*(e.poison for e in exprs))
+        of_exprs = [e.value for e in exprs]
+        if all(self.constant(i) is not None for i in indices):
+            constants = [value(None) for value in of_exprs]
+            return lambda frame: constants
+        if all(is_scalar) and poison is None:
+            return lambda frame: [value(frame) for value in of_exprs]
 
         def values(frame):
-            evaluated = [e.value(frame) for e in exprs]
-            for n in some:
-                if single[n] and isinstance(evaluated[n], np.ndarray):
+            evaluated = [value(frame) for value in of_exprs]
+            for n in checked:
+                if is_scalar[n] and isinstance(evaluated[n], np.ndarray):
                     evaluated[n] = evaluated[n][..., None]
             if poison is not None and is_poisoned(poison(frame), frame):
-                raise SimulationError(
-                    "poison",
-                    f"an index of {name} is computed from uninitialized memory, by "
-                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
-                )
+                raise uninitialized(f"an index of {name} is computed from", frame.block, loc)
             return evaluated
 
         return values
 
     def require_type(self, buffer: tirx.Buffer, loc: str) -> None:
         """Refuse a view of a tile or tensor as another type."""
-        whole = self.declared.get(buffer.data)
-        dtype = self.made[self.tiles[buffer.data]][1] if whole is None else numpy_dtype(whole.dtype)
+        tensor = self.declared.get(buffer.data)
+        dtype = (
+            self.made[self.tiles[buffer.data]][1] if tensor is None else numpy_dtype(tensor.dtype)
+        )
         if numpy_dtype(buffer.dtype) != dtype:
             raise unsupported(f"{buffer.name}, a view of another type,", loc)
 
     def is_reshaped(self, buffer: tirx.Buffer) -> bool:
         """Return whether ``buffer`` may be a view of a tile or tensor of another shape."""
-        whole = self.declared.get(buffer.data)
-        if whole is not None:
-            return not structural_equal(buffer.shape, whole.shape)
+        tensor = self.declared.get(buffer.data)
+        if tensor is not None:
+            return not structural_equal(buffer.shape, tensor.shape)
         return tuple(int(n) for n in buffer.shape) != self.made[self.tiles[buffer.data]][0]
 
     def in_whole(self, buffer: tirx.Buffer, values: Value, loc: str) -> Value:
@@ -308,21 +346,23 @@ class Expressions:
         extents, name = self.indices(buffer.shape, buffer.name, loc), self.globals.get(buffer.data)
         tile_shape = () if name is not None else self.made[self.tiles[buffer.data]][0]
 
-        def moved(frame):
+        def converted(frame):
             shape = tile_shape if name is None else frame.block.tensors[name].shape
-            flat, inside = 0, True
+            flat, in_bounds = 0, True
             for index, extent in zip(values(frame), extents(frame), strict=True):
                 flat = flat * extent + index
-                inside = inside & (index >= 0) & (index < extent)
+                in_bounds = in_bounds & (index >= 0) & (index < extent)
             end = math.prod(shape)
-            flat = np.where(inside, flat, end) if np.ndim(inside) else flat if inside else end
+            flat = (
+                np.where(in_bounds, flat, end) if np.ndim(in_bounds) else flat if in_bounds else end
+            )
             out = []
             for extent in reversed(shape[1:]):
                 out.insert(0, flat % extent)
                 flat = flat // extent
             return [flat, *out]
 
-        return moved
+        return converted
 
     def _BufferLoad(self, load, loc: str) -> Expr:
         buffer = load.buffer
@@ -333,15 +373,15 @@ class Expressions:
             values = self.in_whole(buffer, values, loc)
 
             def value(frame):
-                found, frame.cache[node] = load_global(frame, ref, values(frame))
-                return found
+                loaded, frame.cache[node] = load_global(frame, ref, values(frame))
+                return loaded
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
             values = self.in_whole(buffer, values, loc)
 
             def value(frame):
-                found, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), loc)
-                return found
+                loaded, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), loc)
+                return loaded
         else:
             raise unsupported(f"tensor {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return Expr(value, lambda frame: frame.cache.get(node))
@@ -377,11 +417,12 @@ class Expressions:
             if name in ("shift_left", "shift_right"):
                 bits = numpy_dtype(call.args[0].dtype).itemsize * 8
                 values[1] = self._defined(
-                    call.args[1], values[1], lambda by: (by < 0) | (by >= bits),
+                    call.args[1], values[1], lambda distance: (distance < 0) | (distance >= bits),
                     f"a shift of {bits} bits by", loc,
                 )  # fmt: skip
             return Expr(lambda frame: f(*(v(frame) for v in values)),
-                        either(*(a.poison for a in args)))  # fmt: skip
+                        either(*(a.poison for a in args)),
+                        any(a.varies for a in args))  # fmt: skip
         raise unsupported(f"call of {full}", loc)
 
 
@@ -406,8 +447,8 @@ class narrowed:
 
 def _beside(condition: np.ndarray, *values: Any) -> np.ndarray:
     """Return a condition of threads in a shape that broadcasts with values that have lanes."""
-    most = max((np.ndim(value) for value in values), default=0)
-    return condition[..., None] if most > condition.ndim else condition
+    max_ndim = max((np.ndim(value) for value in values), default=0)
+    return condition[..., None] if max_ndim > condition.ndim else condition
 
 
 def _integer(value: Any, dtype: np.dtype) -> Any:
@@ -419,8 +460,8 @@ def _of_threads(value: Any, frame: Any, var: Any, loc: str) -> Any:
     if frame.mask.single is not None:
         return value[frame.mask.single][()]
     if frame.space is not None:
-        own = value[frame.mask.on]
-        if (own == own[0]).all():
-            return own[0]
+        active = value[frame.mask.on]
+        if (active == active[0]).all():
+            return active[0]
         raise unsupported(f"{var}, which differs between threads, in T.Parallel", loc)
     return value

@@ -11,7 +11,7 @@ from tvm import tirx
 
 from ...builtins.spec import BUILTINS, builtin_of
 from ..machine.steps import Step
-from ..memory.values import convert, is_float, numpy_dtype
+from ..memory.values import convert, numpy_dtype, widened
 from ..report.errors import SimulationError
 from .accesses import GlobalRef
 from .atomics import Word, gather, places, words_at
@@ -52,7 +52,7 @@ def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
     ref, lanes, node = MulticastRef(c, call, loc), int(call.args[1]), c.node()
     combine = REDUCTIONS[builtin_of(call).qualifier(call, "op")]
     dtype = numpy_dtype(ref.buffer.dtype)
-    wide = np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype
+    wide = widened(dtype)
 
     def value(frame):
         tensor, results, bad = ref.word.ref.tensor(frame), [], []
@@ -82,12 +82,12 @@ def _change(reduces: bool):
             tensor, operand = ref.word.ref.tensor(frame), expr.value(frame)
             refuse_poison(frame, expr, ref)
             at = ref.index(frame)
-            for thread_groups, _, index, (one,) in places(
+            for thread_groups, _, index, (element,) in places(
                 frame, at, operand, each_thread=True, lanes=lanes
             ):
                 for words in ref.copies(frame, index, lanes):
                     for lane, i in enumerate(words):
-                        value = convert(one if lanes == 1 else one[lane], dtype)
+                        value = convert(element if lanes == 1 else element[lane], dtype)
                         if combine is None:
                             ref.word.store(frame, tensor, [i], thread_groups, [value])
                         else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tvm import tirx
 
 from ..memory.values import numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned
 from .expressions import Expr
 from .statements import Statements
@@ -50,9 +50,5 @@ class Pointer:
 
 def refuse_poison(frame: Any, expr: Expr, pointer: Pointer | MulticastRef) -> None:
     if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
-        raise SimulationError(
-            "poison",
-            f"the operand of {pointer.op} on {pointer.buffer.name} is computed from "
-            f"uninitialized memory, by {frame.block.name()} in launch {frame.block.epoch}"
-            f"\n --> {pointer.loc}",
-        )
+        use = f"the operand of {pointer.op} on {pointer.buffer.name} is computed from"
+        raise uninitialized(use, frame.block, pointer.loc)

@@ -9,9 +9,7 @@ from typing import Any
 
 import numpy as np
 from tilelang import tvm
-from tilelang.ir import get_stmt_span
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ... import passes
 from ...builtins.errors import TileWeaveError
@@ -21,7 +19,9 @@ from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
-from ..machine.block import Block
+from ...passes.ir.spans import get_stmt_span
+from ...passes.ir.walk import builtins_in, line_of_span, nodes_in
+from ..machine.block import Block, Mask
 from ..machine.steps import Step
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype
@@ -38,7 +38,6 @@ from . import (
 )
 from .block_ops import BlockStatements
 from .expressions import Expr
-from .statements import line_of
 
 _HEAP_STRIDE = 1 << 40
 OPERATIONS = (
@@ -58,7 +57,8 @@ class Kernel:
     body: Step
     signals: dict[str, dict[str, str]]
     """Operations that change words of a parameter atomically, by parameter and line."""
-    group_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    mask: Mask = field(init=False)
+    """All threads of a block."""
     thread_groups: list[np.ndarray] = field(default_factory=list)
     """Threads of each thread group."""
     block: type[Block] = Block
@@ -88,8 +88,8 @@ def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    judged = passes.is_chosen(func, "verify")
-    group = passes.GROUP_PASSES if judged else passes.SIMULATED_PASSES
+    is_verified = passes.is_chosen(func, "verify")
+    group = passes.GROUP_PASSES if is_verified else passes.SIMULATED_PASSES
     mod = passes.run_group(mod, world_size, _HEAP_STRIDE, group)
     mod = passes.run(passes.SYNC_PASSES, mod)
     (func,) = mod.functions.values()
@@ -120,7 +120,9 @@ class Program:
         for ops in operations:
             ops.register(c)
         self.rank_slot = c.new_slot(tirx.Var("rank", "int32"))
-        c.calls[RANK] = lambda c, call, loc: Expr(lambda frame: frame.env[self.rank_slot])
+        c.calls[RANK] = lambda c, call, loc: Expr(
+            lambda frame: frame.env[self.rank_slot], varies=False
+        )
         c.calls[CONTEXT] = lambda c, call, loc: Expr(lambda frame: 0)
         self.scalars: dict[str, tuple[int, np.dtype]] = {}
         """Slot and type of each scalar, by name."""
@@ -137,9 +139,9 @@ class Program:
     def divide(self, group_of: np.ndarray) -> None:
         """Set the thread groups of the blocks."""
         for kernel in self.kernels:
-            kernel.group_of = group_of[: kernel.threads_in_block]
-            most = int(kernel.group_of.max()) + 1
-            kernel.thread_groups = [np.flatnonzero(kernel.group_of == i) for i in range(most)]
+            own = group_of[: kernel.threads_in_block]
+            kernel.mask = Mask(np.ones(kernel.threads_in_block, np.bool_), own)
+            kernel.thread_groups = [np.flatnonzero(own == i) for i in range(int(own.max()) + 1)]
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -175,7 +177,7 @@ class Program:
         c.symmetric = {tensor.data for tensor in heap_tensors(func)}
         for param in func.params:
             if param not in func.buffer_map:
-                self.scalars[param.name] = c.new_slot(param), numpy_dtype(param.dtype)
+                self.scalars[param.name] = c.new_uniform_slot(param), numpy_dtype(param.dtype)
                 continue
             buffer = func.buffer_map[param]
             (c.multicasts if buffer.data in multicast else c.globals)[buffer.data] = buffer.name
@@ -184,7 +186,7 @@ class Program:
                 self.written.add(buffer.name)
             for axis, extent in enumerate(buffer.shape):
                 if isinstance(extent, tirx.Var):
-                    self.sizes[c.new_slot(extent)] = buffer.name, axis
+                    self.sizes[c.new_uniform_slot(extent)] = buffer.name, axis
 
     def _split(self, stmt: tirx.Stmt) -> None:
         if isinstance(stmt, tirx.SeqStmt):
@@ -195,7 +197,7 @@ class Program:
         elif isinstance(stmt, tirx.SBlockRealize) and not _is_kernel_body(stmt):
             if len(stmt.block.alloc_buffers):
                 names = ", ".join(b.name for b in stmt.block.alloc_buffers)
-                loc = line_of(stmt.block.alloc_buffers[0].span) or self.name
+                loc = line_of_span(stmt.block.alloc_buffers[0].span) or self.name
                 raise unsupported(f"memory allocated outside a kernel: {names}", loc)
             self._split(stmt.block.body)
         elif isinstance(stmt, (tirx.For, tirx.SBlockRealize)):
@@ -207,7 +209,7 @@ class Program:
         c, grid = self.compiler, []
         while isinstance(stmt, tirx.For) and stmt.thread_binding is not None:
             extent = c.indices([stmt.extent], "the grid", self.name)
-            grid.append((c.new_slot(stmt.loop_var), extent))
+            grid.append((c.new_uniform_slot(stmt.loop_var), extent))
             stmt = stmt.body
         if isinstance(stmt, tirx.For):
             raise unsupported("a loop outside a kernel", first_line(stmt) or self.name)
@@ -248,14 +250,8 @@ class Program:
 
 def first_line(stmt: tirx.Stmt) -> str:
     """Return the first known line in a statement, because loops around kernels have none."""
-    lines: list[tuple[str, int]] = []
-
-    def visit(node):
-        span = get_stmt_span(node) if isinstance(node, tirx.Stmt) else None
-        if span is not None:
-            lines.append((span.source_name.name, span.line))
-
-    post_order_visit(stmt, visit)
+    spans = [get_stmt_span(inner) for inner in nodes_in(stmt, tirx.Stmt)]
+    lines = [(span.source_name.name, span.line) for span in spans if span is not None]
     return ":".join(map(str, min(lines))) if lines else ""
 
 
@@ -264,26 +260,15 @@ def _is_kernel_body(stmt: tirx.SBlockRealize) -> bool:
 
 
 def _threads(stmt: tirx.Stmt) -> tuple[int, int, int]:
-    threads: list[tuple] = []
-
-    def visit(node):
-        if isinstance(node, tirx.SBlock):
-            extents = dict(node.annotations.items()).get("tl.launch_threads")
-            if extents is not None:
-                threads.append(tuple(int(e) for e in extents))
-
-    post_order_visit(stmt, visit)
-    return threads[0] if threads else (128, 1, 1)
+    for block in nodes_in(stmt, tirx.SBlock):
+        extents = dict(block.annotations.items()).get("tl.launch_threads")
+        if extents is not None:
+            x, y, z = map(int, extents)
+            return x, y, z
+    return 128, 1, 1
 
 
 def _multicast(body: tirx.Stmt) -> set:
     """Return the data pointers of the tensors that multimem operations access."""
-    pointers = set()
-
-    def visit(node):
-        spec = builtin_of(node)
-        if spec is not None and spec.multicast:
-            pointers.add(node.args[0].args[0].buffer.data)
-
-    post_order_visit(body, visit)
-    return pointers
+    calls = [call for call in builtins_in(body) if builtin_of(call).multicast]
+    return {call.args[0].args[0].buffer.data for call in calls}

@@ -8,8 +8,8 @@ import numpy as np
 from tvm import tirx
 
 from ..machine.steps import Step
-from ..memory.values import convert, is_float, numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..memory.values import convert, is_float, numpy_dtype, widened
+from ..report.errors import uninitialized, unsupported
 from .accesses import is_poisoned
 from .statements import Statements
 from .tile_ops import COMBINE, region
@@ -43,26 +43,18 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         if frame.space is None:
             raise unsupported("T.reducer_update outside T.Parallel", loc)
-        tile, space, at = frame.tile(slot), frame.space, index(frame)
+        tile, space, indices = frame.tile(slot), frame.space, index(frame)
         values = expr.value(frame)
         if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
-            raise SimulationError(
-                "poison",
-                f"what T.reducer_update contributes to {buffer.name} is computed from "
-                f"uninitialized memory, by {frame.block.name()} in launch {frame.block.epoch}"
-                f"\n --> {loc}",
-            )
-        on = np.ones(space, np.bool_) if frame.active is None else frame.active
-        key = tuple(np.broadcast_to(i, space)[on] for i in at)
-        wide = tile.data.astype(np.float32) if _is_narrow(tile.dtype) else tile.data
-        combine.at(wide, key, np.broadcast_to(convert(values, wide.dtype), space)[on])
+            use = f"what T.reducer_update contributes to {buffer.name} is computed from"
+            raise uninitialized(use, frame.block, loc)
+        active = np.ones(space, np.bool_) if frame.active is None else frame.active
+        key = tuple(np.broadcast_to(i, space)[active] for i in indices)
+        wide = tile.data.astype(widened(tile.dtype))
+        combine.at(wide, key, np.broadcast_to(convert(values, wide.dtype), space)[active])
         tile.data[...] = convert(wide, tile.dtype)
 
     return c.preempted(run, call)
-
-
-def _is_narrow(dtype: np.dtype) -> bool:
-    return is_float(dtype) and dtype.itemsize < 4
 
 
 def finalize(c: Statements, call: tirx.Call, loc: str) -> Step:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from tilelang.ir import get_stmt_span
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
+from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
 from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import SPIN, Step, go, leave, sequence, together
 from ..memory.values import numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
-from .expressions import Expressions, narrowed
+from .expressions import Expr, Expressions, narrowed
 
 _MOST_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
@@ -52,7 +52,7 @@ class Statements(Expressions):
         self.thread_slots: set[tirx.Var] = set()
 
     def statement(self, stmt: tirx.Stmt, loc: str = "") -> Step:
-        loc = line_of(get_stmt_span(stmt)) or loc
+        loc = line_of(stmt) or loc
         handler = getattr(self, f"_on_{type(stmt).__name__}", None)
         if handler is None:
             raise unsupported(f"statement {type(stmt).__name__}", loc)
@@ -65,18 +65,11 @@ class Statements(Expressions):
 
     def is_shared_between_blocks(self, *nodes: Any) -> bool:
         """Return whether these nodes access global memory."""
-        found = False
-
-        def visit(node):
-            nonlocal found
-            found = found or (
-                isinstance(node, tirx.BufferLoad | tirx.BufferStore)
-                and (node.buffer.data in self.globals or node.buffer.data in self.multicasts)
-            )
-
-        for node in nodes:
-            post_order_visit(node, visit)
-        return found
+        return any(
+            access.buffer.data in self.globals or access.buffer.data in self.multicasts
+            for node in nodes
+            for access in nodes_in(node, tirx.BufferLoad, tirx.BufferStore)
+        )
 
     def preempted(self, run: Callable[[Frame], Any], *nodes: Any) -> Step:
         """Return a step before which other blocks may run, if these nodes access global memory."""
@@ -121,8 +114,8 @@ class Statements(Expressions):
         steps: list[Step] = []
         cases: list[tuple[Any, Step]] = []
         for stmt in stmts:
-            alone = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
-            condition = stmt.condition if alone and self._is_of_threads(stmt.condition) else None
+            one_case = isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None
+            condition = stmt.condition if one_case and self._is_of_threads(stmt.condition) else None
             if condition is None:
                 steps += _cases(cases)
                 cases = []
@@ -135,16 +128,8 @@ class Statements(Expressions):
 
     def _is_of_threads(self, expr: tirx.PrimExpr) -> bool:
         """Return whether a condition depends on the thread only."""
-        is_thread: list[bool] = []
-
-        def visit(node):
-            if isinstance(node, tirx.Var):
-                is_thread.append(node in self.thread_slots)
-            elif isinstance(node, tirx.BufferLoad | tirx.Call):
-                is_thread.append(False)
-
-        post_order_visit(expr, visit)
-        return bool(is_thread) and all(is_thread)
+        inputs = nodes_in(expr, tirx.Var, tirx.BufferLoad, tirx.Call)
+        return bool(inputs) and all(node in self.thread_slots for node in inputs)
 
     def _on_Evaluate(self, stmt, loc: str) -> Step:
         call = stmt.value
@@ -166,7 +151,24 @@ class Statements(Expressions):
             self.pending[stmt.var] = stmt.value
             return Step(lambda frame: None)
         expr, slot = self.compile(stmt.value, loc), self.new_slot(stmt.var)
+        if not expr.varies:
+            self.uniform.add(stmt.var)
+        if expr.poison is None:
+            self.sound.add(stmt.var)
+        bind = self._bind_uniform if not expr.varies and expr.poison is None else self._bind
+        return self.preempted(bind(expr, slot), stmt.value)
 
+    @staticmethod
+    def _bind_uniform(expr: Expr, slot: int) -> Callable[[Frame], None]:
+        value = expr.value
+
+        def run(frame):
+            frame.env[slot] = value(frame)
+
+        return run
+
+    @staticmethod
+    def _bind(expr: Expr, slot: int) -> Callable[[Frame], None]:
         def run(frame):
             value = expr.value(frame)
             block = frame.block
@@ -175,22 +177,18 @@ class Statements(Expressions):
                 block.by_thread[slot] = frame.space is None and isinstance(value, np.ndarray)
                 block.poisoned[slot] = expr.poison(frame) if expr.poison else None
 
-        return self.preempted(run, stmt.value)
+        return run
 
     def _mentions_later(self, expr) -> bool:
-        later = False
-
-        def visit(node):
-            nonlocal later
-            if isinstance(node, tirx.Var) and str(node.dtype) != "handle":
-                later = later or (node not in self.slots and node not in self.pending)
-
-        post_order_visit(expr, visit)
-        return later
+        return any(
+            str(v.dtype) != "handle" and v not in self.slots and v not in self.pending
+            for v in variables_in(expr)
+        )
 
     def _bind_thread(self, var: tirx.Var, axis: int) -> Step:
         slot = self.new_slot(var)
         self.thread_slots.add(var)
+        self.sound.add(var)
 
         def run(frame):
             frame.env[slot] = frame.block.kernel.thread_index(axis)
@@ -210,30 +208,24 @@ class Statements(Expressions):
 
             def run(frame):
                 frame.block.barrier_before(read)
-                at, stored = index(frame), value(frame)
-                store_global(frame, ref, at, stored, poison(frame))
+                indices, stored = index(frame), value(frame)
+                store_global(frame, ref, indices, stored, poison(frame))
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
             index = self.in_whole(buffer, index, loc)
 
             def run(frame):
-                at, stored = index(frame), value(frame)
-                store_tile(frame, frame.tile(slot), at, stored, poison(frame), loc)
+                indices, stored = index(frame), value(frame)
+                store_tile(frame, frame.tile(slot), indices, stored, poison(frame), loc)
         else:
             raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return self.preempted(run, stmt)
 
     def _shared_tiles(self, node: Any) -> list[int]:
         """Return the tiles in shared memory that a node reads."""
-        slots: dict[int, None] = {}
-
-        def visit(part):
-            if isinstance(part, tirx.BufferLoad) and part.buffer.scope().startswith("shared"):
-                slot = self.tiles.get(part.buffer.data)
-                slots.update({} if slot is None else {slot: None})
-
-        post_order_visit(node, visit)
-        return list(slots)
+        loaded = [load.buffer for load in nodes_in(node, tirx.BufferLoad)]
+        data = [buffer.data for buffer in loaded if buffer.scope().startswith("shared")]
+        return list(dict.fromkeys(self.tiles[d] for d in data if d in self.tiles))
 
     def _on_AttrStmt(self, stmt, loc: str) -> Step:
         return self.statement(stmt.body, loc)
@@ -249,7 +241,7 @@ class Statements(Expressions):
             if scope == "global":
                 raise unsupported(
                     f"global memory {buffer.name}, allocated in a kernel,",
-                    line_of(buffer.span) or loc,
+                    line_of_span(buffer.span) or loc,
                 )
             slot = self.tiles.setdefault(buffer.data, len(self.tiles))
             shape = tuple(int(n) for n in buffer.shape)
@@ -265,8 +257,8 @@ class Statements(Expressions):
         body = self.statement(block.body, loc)
 
         def prepare(frame):
-            for slot, what in allocations:
-                frame.block.tiles[slot] = Tile(*what)
+            for slot, arguments in allocations:
+                frame.block.tiles[slot] = Tile(*arguments)
             for slot, numbered in counts:
                 frame.block.barriers[slot] = [MBarrier(n, number) for number, n in numbered]
 
@@ -278,31 +270,34 @@ class Statements(Expressions):
         if stmt.kind == tirx.ForKind.THREAD_BINDING:
             raise unsupported(f"thread binding {stmt.thread_binding.thread_tag} here", loc)
         slot = self.new_slot(stmt.loop_var)
-        first, extent, step = (
-            self.indices([e], "a loop", loc)
-            for e in (stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1))
-        )
-        outside, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
+        bounds = stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1)
+        first, extent, step = (self.indices([e], "a loop", loc) for e in bounds)
+        if not any(self.compile(e, loc).varies for e in bounds):
+            self.uniform.add(stmt.loop_var)
+        self.sound.add(stmt.loop_var)
+        was_pipelined, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
         body = self.statement(stmt.body, loc)
-        self.pipelined = outside
+        self.pipelined = was_pipelined
 
         def iterations(frame) -> Iterator[int]:
             outer, before = frame.mask, frame.broken
             frame.broken = None
-            start, count, by = (_plain(f(frame)[0], frame) for f in (first, extent, step))
-            apart = any(isinstance(v, np.ndarray) for v in (start, count, by))
-            if apart and frame.space is not None:
+            start, count, stride = (_plain(f(frame)[0], frame) for f in (first, extent, step))
+            diverges = any(isinstance(v, np.ndarray) for v in (start, count, stride))
+            if diverges and frame.space is not None:
                 raise unsupported("a loop whose bounds differ between points of T.Parallel", loc)
-            frame.block.by_thread[slot] = apart
-            for turn in range(int(np.max(count))):
-                if apart:
-                    frame.mask = frame.mask.where(np.broadcast_to(turn < count, outer.on.shape))
+            frame.block.by_thread[slot] = diverges
+            for iteration in range(int(np.max(count))):
+                if diverges:
+                    frame.mask = frame.mask.where(
+                        np.broadcast_to(iteration < count, outer.on.shape)
+                    )
                     if not frame.mask.count:
                         break
-                    frame.env[slot] = np.broadcast_to(start + turn * by, outer.on.shape)
+                    frame.env[slot] = np.broadcast_to(start + iteration * stride, outer.on.shape)
                 else:
-                    frame.env[slot] = start + turn * by
-                yield turn
+                    frame.env[slot] = start + iteration * stride
+                yield iteration
                 if frame.broken is not None and not leave(frame):
                     break
             frame.block.by_thread[slot] = False
@@ -325,7 +320,7 @@ class Statements(Expressions):
     def _parallel(self, stmt, loc: str) -> Step:
         loops, inner = [], stmt
         while isinstance(inner, tirx.For) and inner.kind == tirx.ForKind.PARALLEL:
-            slot = self.new_slot(inner.loop_var)
+            slot = self.new_uniform_slot(inner.loop_var)
             extent = self.indices([inner.extent], "T.Parallel", loc)
             first = self.indices([inner.min], "T.Parallel", loc)
             loops.append((slot, first, extent))
@@ -340,12 +335,13 @@ class Statements(Expressions):
                 raise unsupported("T.Parallel inside a T.Parallel with statements between", loc)
             frame.block.barrier_before(read)
             sizes = [int(extent(frame)[0]) for _, _, extent in loops]
+            frame.ranges = {}
             for axis, (slot, first, _) in enumerate(loops):
-                shape = [1] * len(sizes)
-                shape[axis] = sizes[axis]
-                steps = np.arange(sizes[axis], dtype=np.int32).reshape(shape)
-                frame.env[slot] = steps + int(first(frame)[0])
+                low = int(first(frame)[0])
+                values = _points(low, sizes[axis], axis, len(sizes))
+                frame.env[slot] = values
                 frame.block.by_thread[slot] = False
+                frame.ranges[id(values)] = axis, slice(low, low + sizes[axis])
             frame.space = tuple(sizes)
             frame.loop = frame.mask.loop(frame.space) if has_known_executors else None
             return 0 not in sizes
@@ -401,93 +397,102 @@ class Statements(Expressions):
         self._note_cuts(expr)
         compiled = self.compile(expr, loc)
 
+        if compiled.poison is None:
+            return self._once_per_mask(compiled) if self._is_of_threads(expr) else compiled.value
+
         def value(frame):
             chosen = compiled.value(frame)
-            if compiled.poison is not None and is_poisoned(compiled.poison(frame), frame):
-                raise SimulationError(
-                    "poison",
-                    "a condition is computed from uninitialized memory, by "
-                    f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
-                )
+            if is_poisoned(compiled.poison(frame), frame):
+                raise uninitialized("a condition is computed from", frame.block, loc)
             return chosen
 
         return value
 
+    def _once_per_mask(self, expr: Expr) -> Callable[[Frame], Any]:
+        """Evaluate a condition on the thread once for each mask."""
+        node = self.node()
+
+        def value(frame):
+            known, key = frame.mask.conditions, (node, frame.space is None)
+            if key not in known:
+                known[key] = expr.value(frame)
+            return known[key]
+
+        return value
+
     def _note_cuts(self, expr: tirx.PrimExpr) -> None:
-        def visit(node):
-            if not isinstance(node, (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE)):
-                return
+        for node in nodes_in(expr, tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE):
             a, b = (node.a, node.b) if isinstance(node.b, tirx.IntImm) else (node.b, node.a)
             if a in self.thread_slots and isinstance(b, tirx.IntImm):
                 self.thread_cuts.update((int(b), int(b) + 1))
 
-        post_order_visit(expr, visit)
-
     def _on_IfThenElse(self, stmt, loc: str) -> Step:
         condition = self.condition(stmt.condition, loc)
-        then = self.statement(stmt.then_case, loc)
-        other = self.statement(stmt.else_case, loc) if stmt.else_case is not None else None
-        looks = self.is_shared_between_blocks(stmt.condition)
-        waits = looks or then.waits or (other is not None and other.waits)
+        then_case = self.statement(stmt.then_case, loc)
+        else_case = self.statement(stmt.else_case, loc) if stmt.else_case is not None else None
+        is_shared = self.is_shared_between_blocks(stmt.condition)
+        waits = is_shared or then_case.waits or (else_case is not None and else_case.waits)
 
         def sides(frame):
             """Return the step if all threads take the same branch, and else the threads of each."""
             chosen = condition(frame)
             if not isinstance(chosen, np.ndarray):
-                return (then if chosen else other), None
+                return (then_case if chosen else else_case), None
             if frame.space is not None:
                 return None, chosen
             yes, no = frame.mask.where(chosen), frame.mask.where(~chosen)
             if not no.count or not yes.count:
-                return (then if yes.count else other), None
+                return (then_case if yes.count else else_case), None
             return None, (yes, no)
 
         def run(frame):
-            step, apart = sides(frame)
-            if apart is None:
+            step, masks = sides(frame)
+            if masks is None:
                 if step is not None:
                     step.run(frame)
                 return
-            for case, part in zip((then, other), _halves(frame, apart), strict=True):
+            for case, part in zip((then_case, else_case), _halves(frame, masks), strict=True):
                 if case is not None:
                     with part:
                         case.run(frame)
 
         def wait(frame):
-            if looks:
+            if is_shared:
                 yield None
-            step, apart = sides(frame)
-            if apart is None:
+            step, masks = sides(frame)
+            if masks is None:
                 if step is not None:
                     yield from go(step, frame)
                 return
             if frame.space is not None:
-                for case, part in zip((then, other), _halves(frame, apart), strict=True):
+                for case, part in zip((then_case, else_case), _halves(frame, masks), strict=True):
                     if case is not None:
                         with part:
                             yield from go(case, frame)
                 return
-            cases = zip((then, other), apart, strict=True)
+            cases = zip((then_case, else_case), masks, strict=True)
             yield from together([(s, frame.fork(m)) for s, m in cases if s is not None], frame)
 
         return Step(wait, True) if waits else Step(run)
 
 
-def line_of(span: Any) -> str:
-    """Return ``file:line``, or an empty string if it is not known."""
-    return f"{span.source_name.name}:{span.line}" if span is not None else ""
+def nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
+    """Compile an operation that has no effect in the simulator."""
+    return Step(lambda frame: None)
+
+
+@lru_cache
+def _points(first: int, count: int, axis: int, axes: int) -> np.ndarray:
+    """Return the values of a variable of T.Parallel, along its axis of the space."""
+    values = np.arange(count, dtype=np.int32) + first
+    values.flags.writeable = False
+    return values.reshape([count if a == axis else 1 for a in range(axes)])
 
 
 def _uses_fragments(stmt: tirx.Stmt) -> bool:
     """Return whether the layout of fragments decides which threads execute a T.Parallel."""
-    scopes: set[str] = set()
-
-    def visit(node):
-        if isinstance(node, tirx.BufferLoad | tirx.BufferStore):
-            scopes.add(node.buffer.scope())
-
-    post_order_visit(stmt, visit)
-    return "local.fragment" in scopes
+    accesses = nodes_in(stmt, tirx.BufferLoad, tirx.BufferStore)
+    return any(access.buffer.scope() == "local.fragment" for access in accesses)
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
@@ -507,15 +512,15 @@ def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
     return [Step(wait, True)]
 
 
-def _halves(frame: Frame, apart: Any) -> list:
+def _halves(frame: Frame, masks: Any) -> list:
     if frame.space is not None:
-        return [narrowed(frame, apart), narrowed(frame, ~apart)]
-    return [narrowed(frame, mask.on) for mask in apart]
+        return [narrowed(frame, masks), narrowed(frame, ~masks)]
+    return [narrowed(frame, mask.on) for mask in masks]
 
 
 def _plain(value: Any, frame: Frame) -> Any:
     """Return a Python integer if all active threads agree, else the value of each thread."""
     if not isinstance(value, np.ndarray):
         return int(value)
-    own = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
-    return int(own.flat[0]) if (own == own.flat[0]).all() else value
+    active = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+    return int(active.flat[0]) if (active == active.flat[0]).all() else value

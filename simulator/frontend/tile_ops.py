@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,38 @@ from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.threads import Accessed
-from ..memory.values import convert, is_float, numpy_dtype
-from ..report.errors import SimulationError, unsupported
+from ..memory.values import convert, is_float, numpy_dtype, widened
+from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, out_of_bounds, require_one_value
 from .statements import Statements
+
+
+class Box(NamedTuple):
+    """Elements of a region that are inside its tensor or tile."""
+
+    inside: tuple[slice, ...]
+    """The part of the tensor."""
+    part: tuple[slice, ...]
+    """The same part of the region."""
+    shape: tuple[int, ...]
+    """Shape of the region."""
+    is_whole: bool
+    """Whether the region is inside the tensor."""
+
+    def cut(self, values: Any) -> Any:
+        """Return the part of an array of the region, or a scalar as it is."""
+        return values if self.is_whole or not np.ndim(values) else values[self.part]
+
+
+@lru_cache(maxsize=1 << 16)
+def _clipped(starts: tuple[int, ...], extents: tuple[int, ...], shape: tuple[int, ...]) -> Box:
+    inside, part = [], []
+    for start, extent, size in zip(starts, extents, shape, strict=True):
+        low, high = min(max(start, 0), size), min(max(start + extent, 0), size)
+        inside.append(slice(low, max(low, high)))
+        part.append(slice(low - start, max(low, high) - start))
+    is_whole = all(s.stop - s.start == n for s, n in zip(inside, extents, strict=True))
+    return Box(tuple(inside), tuple(part), extents, is_whole)
 
 
 class Region(NamedTuple):
@@ -32,55 +61,59 @@ class Region(NamedTuple):
     view: tuple[int, ...] | None = None
     """Shape of a reshaped view, which the box covers entirely."""
 
-    def box(self, frame: Frame, shape: tuple, symmetric: bool) -> tuple[tuple, tuple, tuple]:
-        """Return the part inside the tensor, the same part of the box, and the shape of the box."""
-        starts = [_uniform_start(s, self, frame) for s in self.starts(frame)]
-        extents = [int(n) for n in self.extents(frame)]
+    def box(self, frame: Frame, shape: tuple, symmetric: bool) -> Box:
+        """Return the elements inside a tensor or tile of this shape."""
+        starts, extents = self.starts(frame), tuple(map(int, self.extents(frame)))
+        for start in starts:
+            if type(start) is not int:
+                starts = [_uniform_start(s, self, frame) for s in starts]
+                break
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
             raise out_of_bounds(frame, self.name, shape, starts, self.loc)
-        inside, part = [], []
-        for start, extent, size in zip(starts, extents, shape, strict=True):
-            low, high = min(max(start, 0), size), min(max(start + extent, 0), size)
-            inside.append(slice(low, max(low, high)))
-            part.append(slice(low - start, max(low, high) - start))
-        return tuple(inside), tuple(part), tuple(extents)
+        return _clipped(tuple(starts), extents, shape)
 
     def read(
-        self, frame: Frame, op: str, access: Access | None = None, divided: bool = False
-    ) -> tuple[np.ndarray, Any]:
+        self, frame: Frame, op: str, start: Callable[[], Access] | None = None,
+        divided: bool = False,
+    ) -> tuple[np.ndarray, Any]:  # fmt: skip
         """Return values, which are zero outside of the tensor, and poison.
 
         Args:
-            access: the access to record; None: one by all active threads.
+            start: starts the access to record, if the program writes the tensor; None: an access
+                by all active threads.
             divided: whether the threads divide the box as in T.Parallel.
         """
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.use(tile, frame.mask.overlapping)
-            inside, part, shape = self.box(frame, tile.shape, False)
-            contents = _read_all(tile, frame, inside)
-            require_one_value(frame, tile, contents[1], self.loc)
+            box = self.box(frame, tile.shape, False)
+            values, bad = _read_all(tile, frame, box.inside)
+            if tile.parted:
+                require_one_value(frame, tile, bad, self.loc)
             dtype = tile.dtype
         else:
             tensor = self.ref.tensor(frame)
-            inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
-            if access is None:
-                accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
+            box, dtype = self.box(frame, tensor.shape, tensor.symmetric), tensor.dtype
+            if not tensor.written:
+                values, bad = tensor.contents(box.inside)
+            elif start is not None:
+                values, bad = tensor.read(box.inside, start())
+            else:
+                accessed = self._accessed(frame, tensor, box) if divided else None
                 thread_groups = frame.mask.overlapping
                 access = frame.block.access(thread_groups, op, self.loc, accessed=accessed)
-            contents, dtype = tensor.read(inside, access), tensor.dtype
-        values, bad = contents
-        if bad is not None and not np.any(bad):
+                values, bad = tensor.read(box.inside, access)
+        if bad is not None and not bad.any():
             bad = None
         if self.view is not None:
             return values.reshape(self.view), None if bad is None else bad.reshape(self.view)
-        if values.shape == shape:
+        if box.is_whole:
             return values, bad
-        full, poison = np.zeros(shape, dtype), None
-        full[part] = values
+        full, poison = np.zeros(box.shape, dtype), None
+        full[box.part] = values
         if bad is not None:
-            poison = np.zeros(shape, np.bool_)
-            poison[part] = bad
+            poison = np.zeros(box.shape, np.bool_)
+            poison[box.part] = bad
         return full, poison
 
     def write(
@@ -96,41 +129,37 @@ class Region(NamedTuple):
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.overwrite(tile)
-            inside, part, shape = self.box(frame, tile.shape, False)
+            box = self.box(frame, tile.shape, False)
             if frame.block.stores:
-                frame.block.require_unread(tile, inside, self.loc)
-            values, poison = _fit(values, shape, self), _fit(poison, shape, self)
-            values = convert(values, tile.dtype)
-            tile.data[_rows(tile, inside)] = values[part] if np.ndim(values) else values
-            bad = poison[part] if poison is not None and np.ndim(poison) else poison
-            tile.set_poison(_rows(tile, inside), bad)
+                frame.block.require_unread(tile, box.inside, self.loc)
+            values, bad = self._fitted(box, values, poison, tile.dtype)
+            key = _rows(tile, box.inside)
+            tile.data[key] = values
+            tile.set_poison(key, bad)
             return
         tensor = self.ref.tensor(frame)
-        inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
-        values, poison = _fit(values, shape, self), _fit(poison, shape, self)
-        values = convert(values, tensor.dtype)
-        values = values[part] if np.ndim(values) else values
-        bad = poison[part] if poison is not None and np.ndim(poison) else poison
+        box = self.box(frame, tensor.shape, tensor.symmetric)
+        values, bad = self._fitted(box, values, poison, tensor.dtype)
         if bad is not None and np.any(bad) and not tensor.symmetric:
-            raise SimulationError(
-                "poison",
-                f"{op} to {self.name} of uninitialized memory, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {self.loc}",
-            )
-        accessed = self._accessed(frame, tensor, inside, part, shape) if divided else None
+            raise uninitialized(f"{op} to {self.name} of", frame.block, self.loc)
+        accessed = self._accessed(frame, tensor, box) if divided else None
         access = self._access(frame, op, bulk, bulk_source, 0, accessed)
-        tensor.write(inside, values, access, bad)
+        tensor.write(box.inside, values, access, bad)
+
+    def _fitted(self, box: Box, values: Any, poison: Any, dtype: np.dtype) -> tuple[Any, Any]:
+        """Return the values and the poison of the elements inside the tensor."""
+        values = box.cut(convert(_fit(values, box.shape, self), dtype))
+        return values, None if poison is None else box.cut(_fit(poison, box.shape, self))
 
     def update(
         self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int
     ) -> None:
         """Combine values with the elements atomically."""
         tensor = self.ref.tensor(frame)
-        inside, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
-        values = convert(_fit(values, shape, self), tensor.dtype)
-        values = values[part] if np.ndim(values) else values
+        box = self.box(frame, tensor.shape, tensor.symmetric)
+        values, _ = self._fitted(box, values, None, tensor.dtype)
         access = self._access(frame, op, bulk, None, scope)
-        tensor.update(inside, ufunc, values, access)
+        tensor.update(box.inside, ufunc, values, access)
 
     def _access(
         self, frame: Frame, op: str, bulk: bool, source: Any, scope: int, accessed: Any = None
@@ -144,17 +173,15 @@ class Region(NamedTuple):
         return access
 
     @staticmethod
-    def _accessed(
-        frame: Frame, tensor: Tensor, inside: tuple, part: tuple, shape: tuple
-    ) -> Callable[[], Accessed] | None:
+    def _accessed(frame: Frame, tensor: Tensor, box: Box) -> Callable[[], Accessed] | None:
         """Return the elements inside the tensor, and the point of the box that accesses each."""
-        loop = frame.mask.loop(tuple(n for n in shape if n != 1))
+        loop = frame.mask.loop(tuple(n for n in box.shape if n != 1))
         if loop is None or frame.space is not None:
             return None
 
         def accessed() -> Accessed:
-            points = np.arange(int(np.prod(shape))).reshape(shape)[part]
-            return Accessed(loop, tensor.flat[inside].reshape(-1), points.reshape(-1))
+            points = np.arange(int(np.prod(box.shape))).reshape(box.shape)[box.part]
+            return Accessed(loop, tensor.flat[box.inside].reshape(-1), points.reshape(-1))
 
         return accessed
 
@@ -166,24 +193,24 @@ def _read_all(tile: Any, frame: Frame, part: tuple) -> tuple[Any, Any]:
     return data[part], None if poison is None else poison[part]
 
 
-def _rows(tile: Any, inside: tuple) -> tuple:
-    return (slice(None), *inside) if tile.by_thread else inside
+def _rows(tile: Any, bounds: tuple) -> tuple:
+    return (slice(None), *bounds) if tile.by_thread else bounds
 
 
 def _uniform_start(start: Any, region: Region, frame: Frame) -> int:
     if isinstance(start, np.ndarray):
-        own = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
-        if not (own == own.flat[0]).all():
+        active = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
+        if not (active == active.flat[0]).all():
             raise unsupported(
                 f"a region of {region.name} that differs between threads,", region.loc
             )
-        start = own.flat[0]
+        start = active.flat[0]
     return int(start)
 
 
 def _fit(values: Any, shape: tuple, region: Region) -> Any:
     """Reshape ``values`` to the shape of the box. Axes of extent 1 may differ."""
-    if values is None or np.shape(values) == shape or not np.ndim(values):
+    if np.shape(values) == shape or not np.ndim(values):
         return values
     if region.view is not None and np.size(values) == np.prod(shape):
         return values.reshape(shape)
@@ -208,7 +235,7 @@ def region(c: Statements, node: Any, loc: str) -> Region:
     extents = list(extents) or [1] * len(starts)
     sizes = c.indices([e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e))
                        for e in extents], buffer.name, loc)  # fmt: skip
-    at = c.indices(starts, buffer.name, loc)
+    origin = c.indices(starts, buffer.name, loc)
     if buffer.data in c.globals or buffer.data in c.tiles:
         c.require_type(buffer, loc)
     if buffer.data in c.globals:
@@ -217,17 +244,17 @@ def region(c: Statements, node: Any, loc: str) -> Region:
         ref, slot = GlobalRef(c.globals[buffer.data], "", loc), -1
     elif buffer.data in c.tiles:
         ref, slot = None, c.tiles[buffer.data]
-        made, view = c.made[slot][0], tuple(int(n) for n in buffer.shape)
-        if made != view:
+        tile_shape, view = c.made[slot][0], tuple(int(n) for n in buffer.shape)
+        if tile_shape != view:
             if [c.constant(e) for e in extents] != list(view):
                 raise unsupported(f"a part of {buffer.name}, a reshaped view", loc)
-            whole = [tirx.IntImm("int32", n) for n in made]
-            sizes = c.indices(whole, buffer.name, loc)
-            at = c.indices([tirx.IntImm("int32", 0) for _ in made], buffer.name, loc)
-            return Region(at, sizes, None, slot, buffer.name, buffer.scope(), loc, view)
+            all_extents = [tirx.IntImm("int32", n) for n in tile_shape]
+            sizes = c.indices(all_extents, buffer.name, loc)
+            origin = c.indices([tirx.IntImm("int32", 0) for _ in tile_shape], buffer.name, loc)
+            return Region(origin, sizes, None, slot, buffer.name, buffer.scope(), loc, view)
     else:
         raise unsupported(f"tensor {buffer.name} in {c.memory_of(buffer)} memory", loc)
-    return Region(at, sizes, ref, slot, buffer.name, buffer.scope(), loc)
+    return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc)
 
 
 def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
@@ -236,8 +263,8 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
     bulk = dst.ref is not None and src.scope.startswith("shared")
     barrier = dict(call.annotations.items()).get("barrier") if call.annotations else None
     if barrier is not None and src.ref is not None:
-        at = c.mbarrier(barrier, loc)
-        return _async_load(c, call, src, dst, op, at)
+        mbarrier = c.mbarrier(barrier, loc)
+        return _async_load(c, call, src, dst, op, mbarrier)
     if op == "T.async_copy" and src.ref is not None:
         return _async_load(c, call, src, dst, op, None)
     if c.pipelined and src.ref is not None and dst.scope.startswith("shared"):
@@ -249,7 +276,7 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
         source = None
         if bulk and op == "T.tma_copy":  # T.copy itself waits until its source has been read
             tile = frame.tile(src.slot)
-            source = tile, src.box(frame, tile.shape, False)[0]
+            source = tile, src.box(frame, tile.shape, False).inside
         dst.write(frame, values, poison, op, source, bulk, divided)
 
     return c.preempted(run, call)
@@ -259,9 +286,10 @@ def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str)
     """Compile a load that TileLang makes asynchronous, with a wait before the tile's first use."""
 
     def run(frame):
-        access = frame.block.load_access(frame.mask.overlapping, op, src.loc, None)
-        dst.write(frame, *src.read(frame, op, access), op)
-        frame.tile(dst.slot).loaded = access.time
+        block, groups = frame.block, frame.mask.overlapping
+        start = partial(block.load_access, groups, op, src.loc, None)
+        dst.write(frame, *src.read(frame, op, start), op)
+        frame.tile(dst.slot).loaded = block.order.last_load(0)
 
     return c.preempted(run, call)
 
@@ -276,10 +304,10 @@ def _async_load(
     def run(frame):
         block, full = frame.block, barrier(frame) if barrier is not None else None
         access = block.load_access(frame.mask.overlapping, op, src.loc, full)
-        values, poison = src.read(frame, op, access)
+        values, poison = src.read(frame, op, lambda: access)
         values = np.array(values)
         tile = frame.tile(dst.slot)
-        tile.set_poison(dst.box(frame, tile.shape, False)[0], True)
+        tile.set_poison(dst.box(frame, tile.shape, False).inside, True)
 
         def deliver() -> None:
             dst.write(frame, values, poison, op)
@@ -313,9 +341,11 @@ def gemm(c: Statements, call: tirx.Call, loc: str) -> Step:
 
     def matrix(source, frame, transpose):
         values, poison = source.read(frame, "T.gemm")
-        shape = [n for n in values.shape if n != 1] if values.ndim > 2 else values.shape
-        values = values.reshape(shape).astype(wide)
-        poison = None if poison is None else poison.reshape(shape)
+        if values.ndim > 2:
+            shape = [n for n in values.shape if n != 1]
+            values = values.reshape(shape)
+            poison = None if poison is None else poison.reshape(shape)
+        values = values.astype(wide)
         return (values.T, None if poison is None else poison.T) if transpose else (values, poison)
 
     def run(frame):
@@ -362,7 +392,7 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, "T.reduce")
-        wide = values.astype(np.float32) if _is_narrow(values) else values
+        wide = values.astype(widened(values.dtype), copy=False)
         wide = np.abs(wide) if kind.startswith("abs") else wide
         reduced = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
@@ -377,10 +407,6 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
-def _is_narrow(values: np.ndarray) -> bool:
-    return is_float(values.dtype) and values.dtype.itemsize < 4
-
-
 def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
     axis, reverse = int(call.args[2]), bool(call.args[3].value)
@@ -390,7 +416,7 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, f"T.{name}")
-        wide = values.astype(np.float32) if _is_narrow(values) else values
+        wide = values.astype(widened(values.dtype), copy=False)
         if reverse:
             wide = np.flip(wide, axis)
         scanned = accumulate(wide, axis=axis)
@@ -438,11 +464,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
             (value.value(frame), value.poison(frame) if value.poison else None)
         )  # fmt: skip
         if poison is not None and np.any(poison):
-            raise SimulationError(
-                "poison",
-                f"{op} to {dst.name} of uninitialized memory, by {frame.block.name()} "
-                f"in launch {frame.block.epoch}\n --> {loc}",
-            )
+            raise uninitialized(f"{op} to {dst.name} of", frame.block, loc)
         dst.update(frame, _ATOMICS[name], values, op, bulk, scope)
 
     return c.preempted(run, call)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..memory.values import convert, numpy_dtype
+from ..memory.values import convert, numpy_dtype, widened
 from ..report.errors import unsupported
 from .expressions import Expr
 from .statements import Statements
@@ -22,8 +22,8 @@ WARP = 32
 def _of_threads(value: Any, frame: Any, op: str, loc: str) -> np.ndarray:
     """Broadcast ``value`` to one element per thread of the block."""
     if frame.space is not None or frame.mask.single is not None:
-        where = "in T.Parallel" if frame.space is not None else "by one thread"
-        raise unsupported(f"{op} {where}", loc)
+        place = "in T.Parallel" if frame.space is not None else "by one thread"
+        raise unsupported(f"{op} {place}", loc)
     return np.broadcast_to(value, frame.mask.on.shape)
 
 
@@ -39,9 +39,9 @@ def _exchange(
         values = _of_threads(expr.value(frame), frame, op, loc)
         poison = expr.poison(frame) if expr.poison else None
         bad = ~frame.mask.on if poison is None else ~frame.mask.on | np.asarray(poison)
-        found, bad = f(frame, values, bad)
+        result, bad = f(frame, values, bad)
         frame.cache[node] = bad if (bad & frame.mask.on).any() else None
-        return found
+        return result
 
     return Expr(value, lambda frame: frame.cache.get(node))
 
@@ -58,11 +58,13 @@ def _shuffle(source: Callable[[np.ndarray, Any, int], np.ndarray]):
         width = int(call.args[3]) if len(call.args) > 3 else WARP
 
         def f(frame, values, bad):
-            own = np.arange(len(values))
-            lane = source(own % width, other(frame), width)
-            taken = np.where((lane >= 0) & (lane < width), own - own % width + lane, own)
-            taken = np.minimum(taken, len(values) - 1)
-            return values[taken], bad[taken]
+            threads = np.arange(len(values))
+            lane = source(threads % width, other(frame), width)
+            sources = np.where(
+                (lane >= 0) & (lane < width), threads - threads % width + lane, threads
+            )
+            sources = np.minimum(sources, len(values) - 1)
+            return values[sources], bad[sources]
 
         return _exchange(c, call, loc, 1, f)
 
@@ -85,9 +87,7 @@ def _reduction(ufunc: np.ufunc):
         dtype = numpy_dtype(call.dtype)
 
         def f(frame, values, bad):
-            wide = (
-                values.astype(np.float32) if dtype.itemsize < 4 and dtype.kind in "fV" else values
-            )
+            wide = values.astype(widened(values.dtype), copy=False)
             first = _warps(wide, wide[-1])  # the padding is poison anyway
             reduced = ufunc.reduce(first, axis=1)
             return convert(_each(reduced, len(values)), dtype), _each(
@@ -107,10 +107,10 @@ def _vote(f: Callable[[np.ndarray, np.ndarray], Any], dtype: Any, operand: int =
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         def vote(frame, values, bad):
-            on = _warps(frame.mask.on, False)
-            result = f(_warps(values.astype(np.bool_), False), on).astype(dtype)
+            active = _warps(frame.mask.on, False)
+            result = f(_warps(values.astype(np.bool_), False), active).astype(dtype)
             return _each(result, len(values)), _each(
-                (_warps(bad, False) & on).any(axis=1), len(values)
+                (_warps(bad, False) & active).any(axis=1), len(values)
             )
 
         return _exchange(c, call, loc, operand, vote)
@@ -124,10 +124,10 @@ def _bits(rows: np.ndarray) -> np.ndarray:
 
 def _match_any(c: Statements, call: tirx.Call, loc: str) -> Expr:
     def match(frame, values, bad):
-        rows, on = _warps(values, values[-1]), _warps(frame.mask.on, False)
-        same = (rows[:, :, None] == rows[:, None, :]) & on[:, None, :]
-        result = _bits(same.reshape(-1, WARP)).astype(np.uint32)[: len(values)]
-        return result, _each((_warps(bad, False) & on).any(axis=1), len(values))
+        rows, active = _warps(values, values[-1]), _warps(frame.mask.on, False)
+        equal = (rows[:, :, None] == rows[:, None, :]) & active[:, None, :]
+        result = _bits(equal.reshape(-1, WARP)).astype(np.uint32)[: len(values)]
+        return result, _each((_warps(bad, False) & active).any(axis=1), len(values))
 
     return _exchange(c, call, loc, 1, match)
 
@@ -149,8 +149,8 @@ def _block_vote(f: Callable[[np.ndarray], Any]):
 
 def _active(c: Statements, call: tirx.Call, loc: str) -> Expr:
     def value(frame):
-        on = _of_threads(frame.mask.on, frame, "T.activemask", loc)
-        return _each(_bits(_warps(on, False)), len(on))
+        active = _of_threads(frame.mask.on, frame, "T.activemask", loc)
+        return _each(_bits(_warps(active, False)), len(active))
 
     return Expr(value)
 

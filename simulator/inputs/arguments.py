@@ -31,14 +31,14 @@ def check_numbers(
     Raises:
         TileWeaveError: names the argument, its value and what is legal.
     """
-    for name, value, most in (
+    for name, value, maximum in (
         ("world_size", world_size, MOST_RANKS), ("schedules", schedules, LARGEST),
         ("epochs", epochs, _MOST_CALLS),
         ("resident_blocks", 1 if resident_blocks is None else resident_blocks, LARGEST),
     ):  # fmt: skip
-        if not _is_integer(value) or not 1 <= value <= most:
+        if not _is_integer(value) or not 1 <= value <= maximum:
             raise TileWeaveError(
-                f"{op}: {name}={value!r}; expected at least 1, an integer up to {most}"
+                f"{op}: {name}={value!r}; expected at least 1, an integer up to {maximum}"
             )
     if not _is_integer(seed):
         raise TileWeaveError(f"{op}: seed={seed!r}; expected an integer")
@@ -46,6 +46,26 @@ def check_numbers(
         raise TileWeaveError(
             f"{op}: epochs={epochs} on {world_size} ranks; expected at most "
             f"{_MOST_CALLS // int(world_size)}"
+        )
+
+
+def check_exhaustive(schedules: Any, seed: Any, level: str, max_interleavings: Any) -> None:
+    """Refuse arguments that an exhaustive simulation does not use.
+
+    Raises:
+        TileWeaveError: names the argument, its value and what is legal.
+    """
+    for name, value, legal in (("schedules", schedules, 1), ("seed", seed, 0)):
+        if value != legal:
+            raise TileWeaveError(
+                f"simulate: {name}={value} with exhaustive=True; expected {legal}, "
+                "since no schedule is random"
+            )
+    if level != "tile":
+        raise TileWeaveError(f"simulate: level={level!r} with exhaustive=True; expected 'tile'")
+    if not _is_integer(max_interleavings) or max_interleavings < 1:
+        raise TileWeaveError(
+            f"simulate: max_interleavings={max_interleavings!r}; expected at least 1, an integer"
         )
 
 

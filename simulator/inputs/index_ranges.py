@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
+from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from ...builtins.ranks import RANK, WORLD_SIZE
 from ...passes.ir.accesses import written_tensors
-from ...passes.ir.walk import op_name
+from ...passes.ir.walk import nodes_in, op_name, variables_in
 from ...runtime.plans.parameters import Shape
 
 Range = tuple[int, int]
@@ -67,8 +67,7 @@ class _Finder:
         body = substitute(self.func.body, self._extents())
         body = ir_transform(body, None, group, ["tirx.Call"])
         body = ir_transform(body, None, self._value, ["tirx.BufferLoad"])
-        nodes: list = []
-        post_order_visit(body, nodes.append)
+        nodes = nodes_in(body, tirx.Stmt, tirx.PrimExpr)
         for node in nodes:
             if isinstance(node, tirx.Bind):
                 self._bound[node.var] = node.value
@@ -126,33 +125,33 @@ class _Finder:
                         self._limit(count, 0, high + 1)
 
     def _comparison(self, node) -> None:
-        for one, other in ((node.a, node.b), (node.b, node.a)):
-            one, other = self._inlined(one), self._inlined(other)
-            low, high = self._bounds(other)
-            if self._input_in(one) and not self._input_in(other) and high < _INFINITE:
+        for side, bound in ((node.a, node.b), (node.b, node.a)):
+            side, bound = self._inlined(side), self._inlined(bound)
+            low, high = self._bounds(bound)
+            if self._input_in(side) and not self._input_in(bound) and high < _INFINITE:
                 is_equal = isinstance(node, (tirx.EQ, tirx.NE))
-                self._limit(one, low if is_equal else min(low, 0), high + (not is_equal))
+                self._limit(side, low if is_equal else min(low, 0), high + (not is_equal))
 
     def _limit(self, expr: tirx.PrimExpr, low: int, high: int) -> None:
         """Note that ``expr`` is in this range."""
         for name, value in self._values.values():
-            least, most = self._solved(expr, value, low, high)
-            if most < _INFINITE:
-                previous = self.ranges.get(name, (max(0, least), most))
-                self.ranges[name] = max(previous[0], least), min(previous[1], most)
+            smallest, largest = self._solved(expr, value, low, high)
+            if largest < _INFINITE:
+                previous = self.ranges.get(name, (max(0, smallest), largest))
+                self.ranges[name] = max(previous[0], smallest), min(previous[1], largest)
 
     def _solved(self, expr: tirx.PrimExpr, value: tirx.Var, low: int, high: int) -> Range:
         """Return for which values ``expr``, linear in ``value``, is surely in a range."""
         nothing = -_INFINITE, _INFINITE
-        if not _uses(expr, value):
+        if value not in variables_in(expr):
             return nothing
         linear = tvm.arith.detect_linear_equation(expr, [value])
         if len(linear) != 2 or (factor := _constant(linear[0])) is None or factor <= 0:
             return nothing
-        least, most = self._bounds(linear[1])
-        if most >= _INFINITE or least <= -_INFINITE:
+        smallest, largest = self._bounds(linear[1])
+        if largest >= _INFINITE or smallest <= -_INFINITE:
             return nothing
-        return -((least - low) // factor), math.floor((high - most) / factor)
+        return -((smallest - low) // factor), math.floor((high - largest) / factor)
 
     def _bounds(self, expr: tirx.PrimExpr) -> Range:
         if str(expr.dtype).rstrip("0123456789") not in ("int", "uint"):
@@ -163,31 +162,14 @@ class _Finder:
     def _inlined(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return ``expr`` with the values of named variables, casts left out."""
         for _ in range(8):
-            bindings: dict[tirx.Var, tirx.PrimExpr] = {}
-
-            def visit(node, bindings=bindings) -> None:
-                if isinstance(node, tirx.Var) and node in self._bound:
-                    bindings[node] = self._bound[node]
-
-            post_order_visit(expr, visit)
+            bindings = {v: self._bound[v] for v in variables_in(expr) if v in self._bound}
             if not bindings:
                 break
             expr = substitute(expr, bindings)
         return self._analyzer.simplify(expr)
 
     def _input_in(self, expr: tirx.PrimExpr) -> bool:
-        return any(_uses(expr, value) for _, value in self._values.values())
-
-
-def _uses(expr: tirx.PrimExpr, variable: tirx.Var) -> bool:
-    found = False
-
-    def visit(node) -> None:
-        nonlocal found
-        found = found or (isinstance(node, tirx.Var) and node.same_as(variable))
-
-    post_order_visit(expr, visit)
-    return found
+        return any(value in variables_in(expr) for _, value in self._values.values())
 
 
 def _constant(expr) -> int | None:

@@ -83,14 +83,14 @@ def _check_scalar(p: Parameter, values: Mapping[str, Any]) -> None:
 
 
 def _require_alias(p: Parameter, target: str, executable: Executable) -> None:
-    same = [
+    alike_names = [
         q.name for q in executable.parameters
         if q.symmetric and q.dtype == p.dtype and len(q.extents) == len(p.extents)
     ]  # fmt: skip
-    if target not in same:
+    if target not in alike_names:
         raise TileWeaveError(
             f"simulate: {p.name} is the multicast address of {target!r}; expected a symmetric "
-            f"tensor of its type and shape: {', '.join(same) or 'there is none'}"
+            f"tensor of its type and shape: {', '.join(alike_names) or 'there is none'}"
         )
 
 

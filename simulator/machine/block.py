@@ -12,7 +12,7 @@ import numpy as np
 from ..memory.clock import Clock
 from ..memory.memory import Access
 from ..memory.order import BlockOrder
-from ..memory.threads import Accessed, ParallelLoop, divide
+from ..memory.threads import WARP, Accessed, ParallelLoop, divide
 from ..memory.values import unwritten
 from ..report.errors import SimulationError
 
@@ -20,12 +20,21 @@ if TYPE_CHECKING:
     from .streams import Launch
 
 
-class Mask:
-    """Active threads of a block."""
+_MOST_MASKS = 4096
+"""Largest number of masks that blocks of a kernel share."""
 
-    def __init__(self, on: np.ndarray, group_of: np.ndarray) -> None:
+
+class Mask:
+    """Active threads of a block. All blocks of a kernel share their masks."""
+
+    def __init__(
+        self, on: np.ndarray, group_of: np.ndarray, shared: dict[bytes, Mask] | None = None
+    ) -> None:
         self.on, self.group_of = on, group_of
         self.count = int(np.count_nonzero(on))
+        self.conditions: dict[tuple, Any] = {}
+        """Values of conditions that depend on the thread only."""
+        self._shared = {} if shared is None else shared
 
     @cached_property
     def threads(self) -> np.ndarray:
@@ -70,6 +79,12 @@ class Mask:
         return [((g,), self.on & (self.group_of == g)) for g in self.overlapping]
 
     @property
+    def warps(self) -> list[Mask]:
+        """The active threads of each warp that has any."""
+        numbers = np.arange(len(self.on)) // WARP
+        return [self.where(numbers == n) for n in np.unique(numbers[self.on])]
+
+    @property
     def full(self) -> bool:
         return self.count == len(self.on)
 
@@ -81,7 +96,13 @@ class Mask:
         return ParallelLoop(extents, first, self.count)
 
     def where(self, condition: np.ndarray) -> Mask:
-        return Mask(self.on & condition, self.group_of)
+        on, shared = self.on & condition, self._shared
+        key = on.tobytes()
+        if key not in shared:
+            if len(shared) >= _MOST_MASKS:
+                shared.clear()
+            shared[key] = Mask(on, self.group_of, shared)
+        return shared[key]
 
 
 class Tile:
@@ -240,6 +261,10 @@ class Block:
         beside = "" if self.launch.stream.name is None else f" of {self.launch.stream}"
         return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
 
+    def name_of(self, barrier: MBarrier) -> tuple:
+        """Return a name of an mbarrier that is the same in all schedules."""
+        return self.rank, self.launch.enqueue_index, self.launch.title, self.number, barrier.number
+
     def access(
         self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int = 0,
         copies: bool = False, accessed: Callable[[], Accessed] | None = None,
@@ -279,7 +304,8 @@ class Block:
 
     def use(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
         """Note that these threads read a tile, after a wait for its loads."""
-        self.order.complete_loads(thread_groups, 0, tile.loaded)
+        if tile.loaded:
+            self.order.complete_loads(thread_groups, 0, tile.loaded)
         if tile.is_shared:
             threads = self.order.threads
             if tile.written == threads.barriers:
@@ -324,6 +350,10 @@ class Block:
                     self.order.complete_bulk(store.thread_groups, store.time)
                     self.stores.remove(store)
 
+    def has_bulk_stores(self, thread_groups: tuple[int, ...]) -> bool:
+        """Return whether a bulk store of the block may be in flight."""
+        return bool(self.stores)
+
     def complete_stores(self, thread_groups: tuple[int, ...]) -> None:
         """Execute the placeholder of ``order_releases``: commit all, wait for all."""
         self.commit(thread_groups)
@@ -365,7 +395,7 @@ class Frame:
 
     __slots__ = (
         "active", "block", "broken", "cache", "env", "loop", "mask", "newest", "points", "polls",
-        "space",
+        "ranges", "space",
     )  # fmt: skip
 
     def __init__(self, block: Block, mask: Mask) -> None:
@@ -376,6 +406,8 @@ class Frame:
         """Mask of the active points of the space; None: all."""
         self.loop: ParallelLoop | None = None
         """Executors of the points of the space; None if they are not known."""
+        self.ranges: dict[int, tuple[int, slice]] = {}
+        """Axis of the space and values of its loop variable, by ``id`` of their array."""
         self.points: dict[Tile, Tile] = {}
         """Registers written in the T.Parallel, with a copy for each point."""
         self.broken: Mask | None = None
@@ -389,6 +421,7 @@ class Frame:
         frame = Frame(self.block, mask)
         frame.polls = self.polls
         frame.space, frame.active, frame.loop = self.space, self.active, self.loop
+        frame.ranges = self.ranges
         return frame
 
     def lanes(self) -> np.ndarray | None:

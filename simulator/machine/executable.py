@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,8 +122,7 @@ class Executable:
         names = set()
         for step, _ in (s for call in calls for s in call.steps):
             if isinstance(step, Launch):
-                for name in self.program(step.program).written & step.arguments.keys():
-                    names.add(step.arguments[name].parameter.name)
+                names |= _tensors(step, self.program(step.program).written)
             elif isinstance(step, (Copy, WriteValue, CopyValue)):
                 names.add(step.dst.parameter.name)
         return names
@@ -133,8 +132,7 @@ class Executable:
         names = set()
         for step, _ in (s for call in calls for s in call.steps):
             if isinstance(step, Launch):
-                for name in self.program(step.program).multicasts & step.arguments.keys():
-                    names.add(step.arguments[name].parameter.name)
+                names |= _tensors(step, self.program(step.program).multicasts)
         return names
 
     def program(self, func: tirx.PrimFunc) -> Program:
@@ -231,8 +229,14 @@ class Executable:
         values = step.arguments
         regions = {n: v for n, v in values.items() if isinstance(v, Region)}
         program, shapes = self.program(step.program), {n: v.shape for n, v in regions.items()}
-        self.counted |= {regions[n].parameter.name for n in program.counted & regions.keys()}
+        self.counted |= _tensors(step, program.counted)
         return list(program.launches(rank, shapes, values))
+
+
+def _tensors(launch: Launch, parameters: Set[str]) -> set[str]:
+    """Return the names of the plan's tensors that are arguments for these parameters."""
+    arguments = launch.arguments
+    return {arguments[name].parameter.name for name in parameters & arguments.keys()}
 
 
 def _owner(region: Region, rank: int) -> int:

@@ -54,10 +54,10 @@ class GroupBarrier:
             self.phase = Phase(self.phase.number + 1, dict.fromkeys(self._members(block)))
         phase = self.phase
         phase.missing.pop(me, None)
-        for i in frame.mask.thread_groups:
-            (clock,) = block.order.release(i, SYS).values()
-            phase.clock = clock if phase.clock is None else phase.clock.joined(clock)
+        phase.clock = block.order.published(frame.mask.thread_groups, SYS, phase.clock)
         self.machine.memory.version += 1
+        name = ("barrier", id(self), phase.number)
+        self.machine.note_sync(name, True, 0)
 
         def text() -> str:
             members = "; ".join(_member_name(m) for m in list(phase.missing)[:8])
@@ -66,9 +66,12 @@ class GroupBarrier:
                 f"not arrived: {members} --> {loc}"
             )
 
-        if phase.missing:
+        if phase.missing or self.machine.pauses_at_waits:
             target = WaitTarget(op, loc, wanted=f"phase {phase.number}")
-            yield Waiting(lambda: not phase.missing, text, targets=lambda: [target])
+            yield Waiting(
+                lambda: not phase.missing, text, targets=lambda: [target], holds=lambda _: False
+            )
+            self.machine.note_sync(name, False, 0)
         assert phase.clock is not None
         block.order.join(frame.mask.thread_groups, phase.clock)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..memory.clock import Clock
 from ..memory.memory import Memory, Tensor
 from ..memory.order import Layout
 from ..report.errors import SimulationError
-from .block import Block
+from .block import Block, Frame
 from .group_barrier import GroupBarrier
 from .steps import SPIN, Waiting
 from .streams import Coroutine, Record, Stream, WaitEvent, Work
@@ -25,13 +25,17 @@ _SPINS = 5000
 class Machine:
     """One schedule of one plan."""
 
+    memory_class = Memory
+    pauses_at_waits = False
+    """Whether blocks and streams yield at each wait, even if its condition is true."""
+
     def __init__(
         self, world_size: int, layout: Layout, seed: int, resident_blocks: int,
         thread_names: tuple[str, ...],
     ) -> None:  # fmt: skip
         self.world_size, self.layout, self.resident_blocks = world_size, layout, resident_blocks
         self.rng = random.Random(seed)
-        self.memory = Memory(layout, self.rng)
+        self.memory = self.memory_class(layout, self.rng)
         self.memory.thread_names = thread_names
         self.tensors: dict[str, list[Tensor]] = {}
         self.named: dict[str, list[Tensor]] = {}
@@ -46,6 +50,8 @@ class Machine:
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
         self._checked = -1
+        self._idled = -1
+        """Version of the memory when a polling loop last became idle."""
         self._active: list[list[Work]] = [[] for _ in range(world_size)]
         """Running work of the streams of each rank, in the order in which it was enqueued."""
         self._resident = [0] * world_size
@@ -79,6 +85,22 @@ class Machine:
             self._barriers[key] = GroupBarrier(self, participants)
         return self._barriers[key]
 
+    def fork(self, parts: Sequence[tuple[Iterator[Any], Frame]]) -> Waiting | None:
+        """Schedule these threads of a block on their own, and return a wait for their ends; or
+        return None: the caller lets them take turns."""
+        return None
+
+    def note_sync(self, name: tuple, arrives: bool, phase: int) -> None:
+        """Note an arrival at a barrier or mbarrier in this phase, or the end of a wait for it."""
+
+    def order_parts(self, parts: list) -> None:
+        """Choose the order in which a copy moves its parts."""
+        self.rng.shuffle(parts)
+
+    def order_words(self, words: list) -> None:
+        """Choose the order in which a stream writes words."""
+        self.rng.shuffle(words)
+
     def signals(self, tensor: Tensor) -> dict[str, str]:
         """Return the operations that change words of ``tensor`` atomically, by line."""
         lines: dict[str, str] = {}
@@ -111,18 +133,23 @@ class Machine:
             self._checked = -1
         else:
             if event is SPIN:
-                coroutine.spin(self.memory.version)
+                version = self.memory.version
+                coroutine.spin(version)
+                if coroutine.is_idle(version):
+                    self._idled = version
             self._ready.append(coroutine)
 
     def _pick(self) -> Coroutine | None:
         version = self.memory.version
         if self._held and self._checked != version:
             self._checked = version
-            for coroutine in [c for c in self._held if c.waiting.ready()]:
+            for coroutine in [c for c in self._held if c.waiting.may_end()]:
                 coroutine.waiting = None
                 self._held.remove(coroutine)
                 self._ready.append(coroutine)
-        able = [c for c in self._ready if not c.is_idle(version)]
+        able = self._ready
+        if self._idled == version:
+            able = [c for c in able if not c.is_idle(version)]
         polls = not able
         if polls:
             able = self._ready
@@ -199,3 +226,14 @@ class Machine:
             "arrival" if passed else "deadlock",
             "\n".join([why if passed else "no block or stream can continue", *lines]),
         )
+
+
+def outputs_of(machine: Machine) -> list[dict[str, np.ndarray]]:
+    """Return the tensors of each rank."""
+    return [
+        {
+            name: (tensors[rank].data[rank] if tensors[rank].symmetric else tensors[rank].data)
+            for name, tensors in machine.tensors.items()
+        }
+        for rank in range(machine.world_size)
+    ]

@@ -50,6 +50,22 @@ class Waiting:
     """Whether the condition was true and will not become true again."""
     targets: Callable[[], list[WaitTarget]] = list
     """Flags or barriers of the condition."""
+    word: tuple[Any, tuple] | None = None
+    """Tensor and index of the only word on which the condition depends."""
+    holds: Callable[[Any], bool] = lambda value: True
+    """Whether the condition is true for a value of the word, or a phase of the barrier."""
+    history: Callable[[], Any] = lambda: None
+    """Values of the word that decides the condition: another list after each change; or None."""
+    seen: Any = None
+    """History when the condition was last evaluated."""
+
+    def may_end(self) -> bool:
+        """Return whether the condition is true. Evaluate it only after a change of its word."""
+        history = self.history()
+        if history is not None and history is self.seen:
+            return False
+        self.seen = history
+        return self.ready()
 
 
 def go(step: Step, frame: Frame) -> Iterator[Any]:
@@ -63,6 +79,13 @@ def go(step: Step, frame: Frame) -> Iterator[Any]:
 def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
     """Interleave steps of different threads of a block until all have finished."""
     running = [(go(step, frame), frame) for step, frame in parts]
+    ended = outer.block.machine.fork(running)
+    if ended is not None:
+        yield ended
+        for _, frame in running:
+            if frame.broken is not None:
+                outer.broken = _union(outer.broken, frame.broken)
+        return
     blocked: dict[int, Waiting] = {}
     while running:
         for number, (generator, frame) in enumerate(running):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..memory.shadow import text_of_region
 from ..memory.threads import ThreadOrder
 from ..memory.values import convert
 from ..report.errors import SimulationError
-from .block import Frame, Mask
+from .block import Frame
 from .steps import Waiting, WaitTarget, go
 
 if TYPE_CHECKING:
@@ -205,8 +206,7 @@ class Launch(Work):
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i
         block = kernel.block(machine, self, number, order, env)
-        mask = Mask(np.ones(kernel.threads_in_block, np.bool_), kernel.group_of)
-        frame = Frame(block, mask)
+        frame = Frame(block, kernel.mask)
         return Coroutine(block.name(), self, order, frame, _run_block(kernel, frame), pace)
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
@@ -277,9 +277,15 @@ class Await(ByStream):
             seen = flag.newest(index).value
             return [WaitTarget(self.step.op, self.loc, word, flag.name, seen, f">= {want}")]
 
-        if not ready():
+        is_ready = ready()
+        if not is_ready:
             flag.look(index, self._access(order, SYS))
-            yield Waiting(ready, text, targets=targets)
+        if not is_ready or machine.pauses_at_waits:
+            yield Waiting(
+                ready, text, targets=targets, word=(flag, index),
+                holds=lambda seen: has_reached(flag, seen, want),
+                history=partial(flag.history, index),
+            )  # fmt: skip
         entry = flag.load_word(index, self._access(order, SYS), newest=True, polls=True)
         order.acquire((0,), entry.sync, SYS)
         flag.note_wait(index, "reached", want)
@@ -311,14 +317,14 @@ class Transfer(ByStream):
     def _copy(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
         step, access = self.step, self._access(order)
         parts = list(_parts(step.dst.key, step.src.key))
-        machine.rng.shuffle(parts)
+        machine.order_parts(parts)
         for dst, src in parts:
             yield None
             values, poison = self.src.read(src, access)
             values = np.array(values)
             poison = None if poison is None else np.array(poison)
             if poison is not None and not self.dst.symmetric:
-                raise self._unwritten(src)
+                raise self._unwritten()
             yield None
             self.dst.write(dst, values, access, poison)
 
@@ -326,13 +332,13 @@ class Transfer(ByStream):
         step = self.step
         sources = _words(step.src) if isinstance(step, CopyValue) else [None]
         words = list(zip(_words(step.dst), sources, strict=True))
-        machine.rng.shuffle(words)
+        machine.order_words(words)
         for dst, src in words:
             yield None
             if src is not None:
                 value, poison = self.src.read(src, self._access(order))
                 if poison is not None:
-                    raise self._unwritten(src)
+                    raise self._unwritten()
                 yield None
             else:
                 value = convert(step.value, self.dst.dtype)
@@ -340,7 +346,7 @@ class Transfer(ByStream):
             before = self.dst.overtaken([dst], access)
             self.dst.store_word(dst, value, access, order.release(0, SYS), before=before)
 
-    def _unwritten(self, key: tuple) -> SimulationError:
+    def _unwritten(self) -> SimulationError:
         return SimulationError(
             "poison",
             f"{self.title} in {self.doer} in launch {self.epoch} "

@@ -92,48 +92,50 @@ def _surplus(tensor: Tensor, flat: int, counts: dict[int, tuple[int, int]]) -> S
     )  # fmt: skip
 
 
-def has_reached(tensor: Tensor, seen: Any, want: Any) -> bool:
-    """Return whether a word has reached ``want``, modulo wrap-around."""
-    return _difference(tensor, seen, want) >= 0
+def has_reached(tensor: Tensor, seen: Any, expected: Any) -> bool:
+    """Return whether a word has reached ``expected``, modulo wrap-around."""
+    return _difference(tensor, seen, expected) >= 0
 
 
-def is_passed(tensor: Tensor, index: tuple, relation: str, want: Any) -> bool:
+def is_passed(tensor: Tensor, index: tuple, relation: str, expected: Any) -> bool:
     """Return whether a counter has passed the only value that a wait accepts."""
     changes = tensor.changes.get(_flat(tensor, index), [])
     if relation != "eq" or not changes or not _only_grows(tensor, changes):
         return False
-    return _difference(tensor, changes[-1].after, want) > 0
+    return _difference(tensor, changes[-1].after, expected) > 0
 
 
-def story(tensor: Tensor, index: tuple, relation: str, want: Any, lines: Mapping[str, str]) -> str:
-    """Explain a wait that does not end: distance to ``want``, past signals, possible signals.
+def story(
+    tensor: Tensor, index: tuple, relation: str, expected: Any, lines: Mapping[str, str]
+) -> str:
+    """Explain a wait that does not end: distance to ``expected``, past signals, possible signals.
 
     Args:
         lines: operations of the program that signal this tensor, by line.
     """
     memory, flat = tensor.memory, _flat(tensor, index)
     seen = tensor.newest(index).value
-    apart = _difference(tensor, want, seen) + (relation == "gt") if relation in _COUNTS else 0
+    missing = _difference(tensor, expected, seen) + (relation == "gt") if relation in _COUNTS else 0
     parts = []
-    if apart:
-        amount = abs(apart)
-        parts.append(f"{amount} missing" if apart > 0 else f"passed by {amount}: it has {amount} "
+    if missing:
+        amount = abs(missing)
+        parts.append(f"{amount} missing" if missing > 0 else f"passed by {amount}: it has {amount} "
                      "too many and never returns to this value")  # fmt: skip
     for late, earlier in tensor.overtakings(index):
         parts.append(f"lost: {memory.describe(late)}")
         parts.append(f"  landed before {memory.describe(earlier)}: nothing orders the two")
     for loc, op in lines.items():
-        here = _events_at(memory, tensor.changes.get(flat, []), loc)
+        events = _events_at(memory, tensor.changes.get(flat, []), loc)
         other = [
             event
             for other, changes in tensor.changes.items()
             if other != flat
             for event in _events_at(memory, changes, loc)
         ]
-        who = "signalled by" if apart < 0 else "could signal it"
-        text = f"{who}: {op} --> {loc}, so far {_times(here)}"
-        if here:
-            text += f", last by {_doer(memory, here[-1])}"
+        role = "signalled by" if missing < 0 else "could signal it"
+        text = f"{role}: {op} --> {loc}, so far {_times(events)}"
+        if events:
+            text += f", last by {_doer(memory, events[-1])}"
         if other:
             last = memory.describe(max(other)).split(" of ", 1)[1].split(" --> ")[0]
             text += f"; other words of {tensor.name} {_times(other)}, last {last}"
@@ -162,8 +164,8 @@ def unconsumed(tensors: Mapping[str, list[Tensor]]) -> dict[tuple, str]:
                 for op, loc in {(what[e][0].split(" ")[0], what[e][1]) for e in events}:
                     words_of.setdefault((tensor.name, op, loc), []).append(_name(tensor, flat))
     return {
-        (name, loc): f"{_some(words)} signalled, but never waited for or read: {op} --> {loc}"
-        for (name, op, loc), words in words_of.items()
+        (name, loc): f"{_some(names)} signalled, but never waited for or read: {op} --> {loc}"
+        for (name, op, loc), names in words_of.items()
     }
 
 
@@ -211,8 +213,9 @@ def _last_by_loc(memory: Memory, events: list[int]) -> list[str]:
     for event in events:
         by_loc.setdefault(memory.events.what[event][1], []).append(event)
     return [
-        f"{memory.events.what[of[0]][0]} --> {loc}, {_times(of)}, last by {_doer(memory, of[-1])}"
-        for loc, of in by_loc.items()
+        f"{memory.events.what[line_events[0]][0]} --> {loc}, {_times(line_events)}, "
+        f"last by {_doer(memory, line_events[-1])}"
+        for loc, line_events in by_loc.items()
     ]
 
 
@@ -224,9 +227,9 @@ def _times(events: list[int]) -> str:
     return {0: "never", 1: "once", 2: "twice"}.get(len(events), f"{len(events)} times")
 
 
-def _some(words: list[str]) -> str:
+def _some(names: list[str]) -> str:
     return (
-        f"{words[0]} is" if len(words) == 1 else f"each of {len(words)} words ({words[0]}, ..) is"
+        f"{names[0]} is" if len(names) == 1 else f"each of {len(names)} words ({names[0]}, ..) is"
     )
 
 

@@ -181,9 +181,9 @@ class BarrierWords:
         """Return the tensor index of one word in the part of a rank."""
         tensor = self.tensor
         assert tensor is not None
-        own = tensor.shape[1:] if tensor.symmetric else tensor.shape
-        at = tuple(int(i) for i in np.unravel_index(self.first + word, own))
-        return (rank, *at) if tensor.symmetric else at
+        shape = tensor.shape[1:] if tensor.symmetric else tensor.shape
+        index = tuple(int(i) for i in np.unravel_index(self.first + word, shape))
+        return (rank, *index) if tensor.symmetric else index
 
     def _read(self, block: Block, rank: int, words: Sequence[int], access: Access) -> list[int]:
         """Return words of a rank, by an access with which all others must be ordered."""
@@ -194,10 +194,10 @@ class BarrierWords:
         )
         values, poison = tensor.read(key, access)
         if poison is not None:
-            at = self.index(rank, words[int(np.flatnonzero(poison)[0])])
+            index = self.index(rank, words[int(np.flatnonzero(poison)[0])])
             raise SimulationError(
                 "poison",
-                f"{access.op.split(' ')[0]} counts in {tensor.name}{text_of_region(at)}, which "
+                f"{access.op.split(' ')[0]} counts in {tensor.name}{text_of_region(index)}, which "
                 f"is uninitialized, by {block.name()} in launch {block.epoch}; expected an input "
                 f"of zeros\n --> {access.loc}",
             )
@@ -210,15 +210,15 @@ class BarrierWords:
     def _unexpected(
         self, block: Block, access: Access, word: int, seen: int, expected: int, meaning: str
     ) -> SimulationError:
-        tensor, at = self.tensor, self.index(block.rank, word)
+        tensor, index = self.tensor, self.index(block.rank, word)
         assert tensor is not None
-        compared = [at, self.index(block.rank, 1)] if word else [at]
+        compared = [index, self.index(block.rank, 1)] if word else [index]
         event = max(int(tensor.writes.last[index]) for index in compared)
         last = f"\nlast written: {tensor.memory.describe(event)}" if event else ""
         return SimulationError(
             "arrival",
             f"{access.op.split(' ')[0]} by {block.name()} in launch {block.epoch} finds {seen} in "
-            f"{tensor.name}{text_of_region(at)}; expected {expected}, {meaning}: the words of a "
+            f"{tensor.name}{text_of_region(index)}; expected {expected}, {meaning}: the words of a "
             f"barrier are zeroed once, and only barriers change them\n --> {access.loc}{last}",
             event=event,
         )

@@ -7,7 +7,6 @@ all its blocks and are stored in one base. Pages store what a block has observed
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +27,8 @@ class Base:
             return self
         if other not in self._joined:
             times = np.maximum(self.times, other.times)
-            same = [b for b in (self, other) if (b.times == times).all()]
-            self._joined[other] = same[0] if same else Base(times)
+            equal = [b for b in (self, other) if (b.times == times).all()]
+            self._joined[other] = equal[0] if equal else Base(times)
         return self._joined[other]
 
 
@@ -51,19 +50,24 @@ class Clock(NamedTuple):
         base = clocks[0].base
         for clock in clocks:
             base = base.joined(clock.base)
-        times, done = base.times.copy(), set()
+        times, visited = base.times.copy(), set()
         for clock in clocks:
             for number, page in clock.pages.items():
-                if id(page) not in done:
-                    done.add(id(page))
+                if id(page) not in visited:
+                    visited.add(id(page))
                     part = times[number * _PAGE : (number + 1) * _PAGE]
                     np.maximum(part, page[: len(part)], out=part)
         return Clock(Base(times), {})
 
     def time(self, agent: int) -> int:
-        page = self.pages.get(agent // _PAGE)
-        at = self.base.times[agent]
-        return int(at if page is None else max(at, page[agent % _PAGE]))
+        page, at = self.pages.get(agent // _PAGE), self.base.times.item(agent)
+        return at if page is None else max(at, page.item(agent % _PAGE))
+
+    def range(self, first: int, count: int) -> list[int]:
+        """Return the last time of each of ``count`` consecutive agents."""
+        if self.pages:
+            return self.times(np.arange(first, first + count)).tolist()
+        return self.base.times[first : first + count].tolist()
 
     def times(self, agents: np.ndarray) -> np.ndarray:
         """Return the last time of each of these agents."""
@@ -71,23 +75,23 @@ class Clock(NamedTuple):
         for number in np.unique(agents // _PAGE):
             page = self.pages.get(int(number))
             if page is not None:
-                here = agents // _PAGE == number
-                times[here] = np.maximum(times[here], page[agents[here] % _PAGE])
+                in_page = agents // _PAGE == number
+                times[in_page] = np.maximum(times[in_page], page[agents[in_page] % _PAGE])
         return times
 
     def covers(self, agents: Any, times: Any) -> Any:
         """Return whether these times happen before the point, for one agent or for an array."""
-        if not np.ndim(agents):
+        if not isinstance(agents, np.ndarray):
             return times <= self.time(int(agents))
         covered = times <= self.base.times[agents]
         if self.pages and not covered.all():
             late = np.flatnonzero(~covered)
-            at, of = agents.flat[late] // _PAGE, agents.flat[late] % _PAGE
-            for number in np.unique(at):
+            pages, offsets = agents.flat[late] // _PAGE, agents.flat[late] % _PAGE
+            for number in np.unique(pages):
                 page = self.pages.get(int(number))
                 if page is not None:
-                    here = late[at == number]
-                    covered.flat[here] = times.flat[here] <= page[of[at == number]]
+                    in_page = late[pages == number]
+                    covered.flat[in_page] = times.flat[in_page] <= page[offsets[pages == number]]
         return covered
 
     def joined(self, other: Clock) -> Clock:
@@ -96,20 +100,20 @@ class Clock(NamedTuple):
             return self
         pages = dict(self.pages)
         for number, page in other.pages.items():
-            mine = pages.get(number)
-            if mine is None:
+            own_page = pages.get(number)
+            if own_page is None:
                 pages[number] = page
-            elif mine is not page:
-                pages[number] = np.maximum(mine, page)
+            elif own_page is not page:
+                pages[number] = np.maximum(own_page, page)
         return Clock(self.base.joined(other.base), pages)
 
     def with_times(self, times: Mapping[int, int]) -> Clock:
         """Return a copy in which these agents have at least these times."""
-        pages, fresh = dict(self.pages), set()
+        pages, copied = dict(self.pages), set()
         for agent, time in times.items():
             number = agent // _PAGE
-            if number not in fresh:
-                fresh.add(number)
+            if number not in copied:
+                copied.add(number)
                 page = pages.get(number)
                 pages[number] = np.zeros(_PAGE, np.int32) if page is None else page.copy()
             pages[number][agent % _PAGE] = max(time, pages[number][agent % _PAGE])
@@ -126,27 +130,33 @@ class View:
 
     def __init__(self, parts: list[tuple[Clock, int]], own: tuple[int, ...]) -> None:
         self.parts, self.own = parts, own
+        self._clocks: list[tuple[Clock, int]] | None = None
 
-    @cached_property
+    @property
     def _distinct(self) -> list[tuple[Clock, int]]:
         """Distinct clocks, each with its agent, or -1 if several thread groups share the clock."""
-        distinct: dict[tuple[int, int], tuple[Clock, int]] = {}
-        for clock, agent in self.parts:
-            key = (id(clock.base), id(clock.pages))
-            distinct[key] = (clock, -1 if key in distinct else agent)
-        return list(distinct.values())
+        if self._clocks is None:
+            distinct: dict[tuple[int, int], tuple[Clock, int]] = {}
+            for clock, agent in self.parts:
+                key = (id(clock.base), id(clock.pages))
+                distinct[key] = (clock, -1 if key in distinct else agent)
+            self._clocks = list(distinct.values())
+        return self._clocks
 
     def covers(self, agents: Any, times: Any) -> Any:
         """Return whether what these agents did at these times happens before the access, for one
         agent or for an array."""
-        if not np.ndim(agents):
-            agent, time = int(agents), int(times)
-            return agent in self.own or all(
-                agent == own or time <= clock.time(agent) for clock, own in self._distinct
-            )
+        if not isinstance(agents, np.ndarray):
+            return agents in self.own or self._covers(int(agents), int(times))
         covered: Any = True
         for clock, agent in self._distinct:
             covered = covered & (clock.covers(agents, times) | (agents == agent))
         for agent in self.own:
             covered = covered | (agents == agent)
         return covered
+
+    def _covers(self, agent: int, time: int) -> bool:
+        for clock, own in self._distinct:
+            if agent != own and time > clock.time(agent):
+                return False
+        return True

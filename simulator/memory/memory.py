@@ -89,6 +89,15 @@ class Memory:
         self.version = 0
         self.on_write: Callable[[Tensor], None] = lambda tensor: None
 
+    def choose_value(self, entries: Sequence[Entry], oldest: Callable[[], int]) -> int:
+        """Choose the value that a load returns, from ``oldest`` on: its index in the history."""
+        at = len(entries) - 1
+        return self.rng.randint(oldest(), at) if self.rng.random() < 0.5 else at
+
+    def choose_place(self, events: Sequence[int]) -> int | None:
+        """Choose the change before which a store lands; None: it lands last."""
+        return None if self.rng.random() < 0.5 else self.rng.choice(events)
+
     def place(self, agent: int) -> str:
         """Format an agent: ``rank 1, block 3, thread 0``."""
         if agent == 0:
@@ -112,47 +121,52 @@ class Memory:
     def describe(self, event: int) -> str:
         op, loc, tensor, key, epoch, _ = self.events.what[event]
         region = f" of {tensor.name}{text_of_region(key)}" if tensor else ""
-        where = f" --> {loc}" if loc else ""
+        line = f" --> {loc}" if loc else ""
         place = self.place(int(self.events.agent[event]))
-        return f"{op}{region} by {place} in launch {epoch}{where}"
+        return f"{op}{region} by {place} in launch {epoch}{line}"
 
-    def last_events(self, agents: set[int], count: int = 10) -> str:
-        """Format the last events of the blocks of these agents."""
+    def last_events(self, agents: set[int]) -> str:
+        """Format the last 10 events of the blocks of these agents."""
         blocks = {tuple(int(v) for v in self.layout.place(a)[:2]) for a in agents if a}
         lines: list[str] = []
         for event in range(len(self.events.what) - 1, max(0, len(self.events.what) - 5000), -1):
             agent = int(self.events.agent[event])
             if tuple(int(v) for v in self.layout.place(agent)[:2]) in blocks:
                 lines.append(f"  {self.describe(event)}")
-                if len(lines) == count:
+                if len(lines) == 10:
                     break
         return "\n".join(["last events of these blocks:", *reversed(lines)])
 
-    def compatible(self, event: np.ndarray, access: Access) -> np.ndarray:
+    def compatible(self, event: int | np.ndarray, access: Access) -> Any:
         """Return whether events and the access are atomic at scopes that include each other."""
-        other = self.events.agent[event]
-        rank, block, _ = self.layout.place(other)
         own_rank, own_block, _ = self.layout.place(access.agent)
+        if isinstance(event, int):
+            rank, block, _ = self.layout.place(self.events.agent.item(event))
+            needed = SYS if rank != own_rank else GPU if block != own_block else 1
+            return min(self.events.scope.item(event), access.scope) >= needed
+        rank, block, _ = self.layout.place(self.events.agent[event])
         needed = np.where(rank != own_rank, SYS, np.where(block != own_block, GPU, 1))
         return np.minimum(self.events.scope[event], access.scope) >= needed
 
     def note(self, tensor: Tensor, key: Any, access: Access, writes: bool = False) -> int:
-        what = (access.op, access.loc, tensor, key, access.epoch, writes)
-        return self.events.add(access.agent, access.time, access.scope, what)
+        details = (access.op, access.loc, tensor, key, access.epoch, writes)
+        return self.events.add(access.agent, access.time, access.scope, details)
 
     def conflict(
         self, kind: str, tensor: Tensor, key: Any, access: Access, event: int, at: tuple,
         more: str = "",
     ) -> SimulationError:  # fmt: skip
         """Return the error for an access that conflicts with an earlier event."""
-        why = "is not ordered after"
+        relation = "is not ordered after"
         if kind == "reuse":
-            why = "one overwrites what the other, of earlier use, may still read; not ordered after"
-        this = f"{access.op} of {tensor.name}{text_of_region(key)}"
+            relation = (
+                "one overwrites what the other, of earlier use, may still read; not ordered after"
+            )
+        current = f"{access.op} of {tensor.name}{text_of_region(key)}"
         return SimulationError(
             kind,
-            f"{this} by {self.place(access.agent)} in launch {access.epoch} --> {access.loc}\n"
-            f"{why}\n{self.describe(event)}\nfirst at {tensor.name}{list(at)}"
+            f"{current} by {self.place(access.agent)} in launch {access.epoch} --> {access.loc}\n"
+            f"{relation}\n{self.describe(event)}\nfirst at {tensor.name}{list(at)}"
             f"{more or self._scopes(event, access)}\n"
             + self.last_events({access.agent, int(self.events.agent[event])}),
             event=event,
@@ -162,7 +176,7 @@ class Memory:
         """Explain why two atomic accesses conflict."""
         if not (self.events.scope[event] and access.scope):
             return ""
-        if not self.compatible(np.asarray(event), access):
+        if not self.compatible(event, access):
             return "\nboth are atomic, but not at scopes that include each other"
         return (
             "\nboth are atomic, but what followed the load led to the store, and no release and "
@@ -212,6 +226,10 @@ class Tensor:
             event = self.memory.note(self, key, access)
             self.reads.note(key, event, access)
             self._note_threads(key, event, access, writes=False)
+        return self.contents(key)
+
+    def contents(self, key: Any) -> tuple[Any, Any]:
+        """Return values and poison as ``read`` does, without an access."""
         return self.data[key], self._poison(key)
 
     def write(self, key: Any, values: Any, access: Access, poison: Any = None) -> None:
@@ -245,7 +263,7 @@ class Tensor:
     def look_words(self, indices: list[tuple], access: Access, polls: bool = False) -> list[int]:
         """Load consecutive words by one atomic access. Return the flat index of each."""
         event = self.look(_region_of(indices), access)
-        flats = [int(np.ravel_multi_index(index, self.shape)) for index in indices]
+        flats = [self._flat(index) for index in indices]
         if not polls:
             for flat in flats:
                 self._looked.setdefault(flat, []).append(event)
@@ -265,13 +283,13 @@ class Tensor:
             self.words.get(flat) or [Entry(self.data[index], 0, {}, bool(self.poison[index]))]
             for flat, index in zip(flats, indices, strict=True)
         ]
-        at = [
+        positions = [
             self._chosen(entries, flat, access, newest)
             for flat, entries in zip(flats, histories, strict=True)
         ]
-        if len(at) > 1:
-            _make_whole(histories, at)
-        chosen = [entries[i] for entries, i in zip(histories, at, strict=True)]
+        if len(positions) > 1:
+            _make_whole(histories, positions)
+        chosen = [entries[i] for entries, i in zip(histories, positions, strict=True)]
         for flat, entry in zip(flats, chosen, strict=True):
             self._note_observed(flat, entry, {access.agent: access.time})
         return chosen
@@ -281,7 +299,7 @@ class Tensor:
     ) -> None:
         """Note that agents observed these values of the words at these times."""
         for index, entry in zip(indices, entries, strict=True):
-            self._note_observed(int(np.ravel_multi_index(index, self.shape)), entry, times)
+            self._note_observed(self._flat(index), entry, times)
 
     def _note_observed(self, flat: int, entry: Entry, times: Mapping[int, int]) -> None:
         if flat in self.words:
@@ -291,10 +309,11 @@ class Tensor:
 
     def _chosen(self, entries: list[Entry], flat: int, access: Access, newest: bool) -> int:
         """Choose a value that a load may return, as its index in the history."""
-        at = len(entries) - 1
-        if not newest and at and self.memory.rng.random() < 0.5:
-            at = self.memory.rng.randint(self._oldest_visible(entries, flat, access), at)
-        return at
+        if newest or len(entries) == 1:
+            return len(entries) - 1
+        return self.memory.choose_value(
+            entries, lambda: self._oldest_visible(entries, flat, access)
+        )
 
     def overtaken(self, indices: list[tuple], access: Access) -> int | None:
         """Choose an earlier change of these words before which a store by this access lands.
@@ -305,16 +324,14 @@ class Tensor:
         """
         events: list[int] = []
         for number, index in enumerate(indices):
-            flat = int(np.ravel_multi_index(index, self.shape))
+            flat = self._flat(index)
             entries = self.words.get(flat, ())
             if all(entry.replaces for entry in entries[1:]):
                 return None
             late = entries[self._oldest_visible(entries, flat, access) + 1 :]
-            free = [entry.event for entry in late if not entry.replaces]
-            events = [event for event in events if event in free] if number else free
-        if not events or self.memory.rng.random() < 0.5:
-            return None
-        return self.memory.rng.choice(events)
+            free_events = [entry.event for entry in late if not entry.replaces]
+            events = [event for event in events if event in free_events] if number else free_events
+        return self.memory.choose_place(events) if events else None
 
     def store_word(
         self, index: tuple, value: Any, access: Access, sync: Sync, *, causes: Clock | None = None,
@@ -346,7 +363,7 @@ class Tensor:
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
         causes: Clock | None, replaces: bool, adds: bool, before: int | None,
     ) -> None:  # fmt: skip
-        words = [(index, int(np.ravel_multi_index(index, self.shape))) for index in indices]
+        words = [(index, self._flat(index)) for index in indices]
         for index, flat in words:
             if not self.words.get(flat):
                 self.words[flat] = [self._without_history(index)]
@@ -355,14 +372,14 @@ class Tensor:
         event = self._record_write(_region_of(indices), access)
         for (index, flat), value in zip(words, values, strict=True):
             entries = self.words[flat]
-            at = _place(entries, before)
-            change = Change(event, entries[at - 1].value, value, adds)
+            position = _place(entries, before)
+            change = Change(event, entries[position - 1].value, value, adds)
             self.changes.setdefault(flat, []).append(change)
-            if at == len(entries):
+            if position == len(entries):
                 self.data[index] = value
                 self.poison[index] = False
             entry = Entry(self.dtype.type(value), event, sync, False, causes, replaces)
-            self.words[flat] = entries = [*entries[:at], entry, *entries[at:]]
+            self.words[flat] = entries = [*entries[:position], entry, *entries[position:]]
             if len(entries) > _HISTORY:
                 self._observed.get(flat, {}).pop(entries.pop(0).event, None)
         self.memory.version += 1
@@ -371,28 +388,33 @@ class Tensor:
     def count(self, index: tuple, value: Any) -> None:
         """Change a word that a barrier uses. The barrier itself orders this change."""
         self.data[index] = value
-        self.words.pop(int(np.ravel_multi_index(index, self.shape)), None)
+        self.words.pop(self._flat(index), None)
         self.memory.version += 1
         self.memory.on_write(self)
 
-    def note_wait(self, index: tuple, relation: str, want: Any) -> None:
-        """Note that the last load of this word ended a wait for ``want`` by ``relation``."""
+    def note_wait(self, index: tuple, relation: str, expected: Any) -> None:
+        """Note that the last load of this word ended a wait for ``expected`` by ``relation``."""
         seen = self.newest(index).value
-        awaited = Awaited(int(self.reads.last[index]), relation, want, seen)
-        self.waits.setdefault(int(np.ravel_multi_index(index, self.shape)), []).append(awaited)
+        awaited = Awaited(int(self.reads.last[index]), relation, expected, seen)
+        self.waits.setdefault(self._flat(index), []).append(awaited)
 
     def newest(self, index: tuple, before: int | None = None) -> Entry:
         """Return the newest value of a word, or the one just before a change, without an access."""
-        entries = self.words.get(int(np.ravel_multi_index(index, self.shape)))
+        entries = self.words.get(self._flat(index))
         if entries:
             return entries[_place(entries, before) - 1]
         return self._without_history(index)
 
+    def history(self, index: tuple) -> list[Entry] | None:
+        """Return the modification order of a word, in another list after each change; None if no
+        atomic access has changed the word."""
+        return self.words.get(self._flat(index))
+
     def overtakings(self, index: tuple) -> Iterator[tuple[int, int]]:
         """Yield each change that landed late, with an earlier change before which it landed."""
-        entries = self.words.get(int(np.ravel_multi_index(index, self.shape)), ())
-        for at, entry in enumerate(entries):
-            earlier = [e.event for e in entries[at + 1 :] if e.event < entry.event]
+        entries = self.words.get(self._flat(index), ())
+        for position, entry in enumerate(entries):
+            earlier = [e.event for e in entries[position + 1 :] if e.event < entry.event]
             if earlier:
                 yield entry.event, earlier[0]
 
@@ -404,12 +426,12 @@ class Tensor:
         """Return the index of the newest value whose store, or a load of it, happens before this
         access. Coherence hides older values."""
         events, observed = self.memory.events, self._observed.get(flat, {})
-        for at in range(len(entries) - 1, 0, -1):
-            event = entries[at].event
+        for position in range(len(entries) - 1, 0, -1):
+            event = entries[position].event
             if access.view.covers(events.agent[event], events.time[event]):
-                return at
+                return position
             if any(access.view.covers(*seen) for seen in observed.get(event, {}).items()):
-                return at
+                return position
         return 0
 
     def _record_write(self, key: Any, access: Access) -> int:
@@ -427,16 +449,16 @@ class Tensor:
         conflict = self.by_threads.add(access.threads, event, access.accessed, writes)
         if conflict is not None:
             before, element = conflict
-            at = tuple(int(i) for i in np.unravel_index(element, self.shape))
-            raise self.memory.conflict("race", self, key, access, before, at, _AMONG_THREADS)
+            index = tuple(int(i) for i in np.unravel_index(element, self.shape))
+            raise self.memory.conflict("race", self, key, access, before, index, _AMONG_THREADS)
 
     def _check_read(self, key: Any, access: Access) -> None:
         """Refuse a read that is not ordered with a write by another agent."""
         conflict = self.writes.unordered(key, access)
         if conflict is not None:
-            event, at = conflict
+            event, index = conflict
             kind = "reuse" if self.memory.epoch_of(event) > access.epoch else "race"
-            raise self.memory.conflict(kind, self, key, access, event, at)
+            raise self.memory.conflict(kind, self, key, access, event, index)
 
     def _check_write(self, key: Any, access: Access) -> None:
         """Refuse a write that is not ordered with an access by another agent.
@@ -449,13 +471,13 @@ class Tensor:
             raise self.memory.conflict("race", self, key, access, *conflict)
         conflict = self.reads.unordered(key, access)
         if conflict is not None:
-            event, at = conflict
+            event, index = conflict
             epoch = self.memory.epoch_of(event)
-            wrote = int(self.writes.last[at])
+            wrote = int(self.writes.last[index])
             served = wrote != 0 and self.memory.epoch_of(wrote) == epoch
             served &= not self.memory.events.scope[event]
             kind = "reuse" if access.epoch > epoch or served else "race"
-            raise self.memory.conflict(kind, self, key, access, event, at)
+            raise self.memory.conflict(kind, self, key, access, event, index)
 
     def _check_looked(self, index: tuple, flat: int, access: Access, causes: Clock) -> None:
         """Refuse a change to which an unordered earlier load of the same word led.
@@ -464,8 +486,8 @@ class Tensor:
         """
         events = self.memory.events
         for event in self._looked.pop(flat, ()):
-            done = int(events.agent[event]), int(events.time[event])
-            if causes.covers(*done) and not access.view.covers(*done):
+            event_time = int(events.agent[event]), int(events.time[event])
+            if causes.covers(*event_time) and not access.view.covers(*event_time):
                 epoch = self.memory.epoch_of(event)
                 kind = "reuse" if access.epoch > epoch else "race"
                 raise self.memory.conflict(kind, self, index, access, event, index)
@@ -474,7 +496,7 @@ class Tensor:
         if not self.may_be_poison:
             return None
         poison = self.poison[key]
-        return poison if np.any(poison) else None
+        return poison if poison.any() else None
 
     def _poisoned(self, key: Any, access: Access) -> SimulationError:
         return SimulationError(
@@ -493,6 +515,13 @@ class Tensor:
         self.memory.version += 1
         self.memory.on_write(self)
 
+    def _flat(self, index: tuple) -> int:
+        """Return the flat index of an element."""
+        flat = 0
+        for i, extent in zip(index, self.shape, strict=True):
+            flat = flat * extent + int(i)
+        return flat
+
 
 def _region_of(indices: list[tuple]) -> tuple:
     """Return the NumPy index of consecutive words."""
@@ -502,27 +531,27 @@ def _region_of(indices: list[tuple]) -> tuple:
     return (*first, slice(last, last + len(indices)))
 
 
-def _make_whole(histories: list[list[Entry]], at: list[int]) -> None:
+def _make_whole(histories: list[list[Entry]], positions: list[int]) -> None:
     """Advance the chosen values of several words until each vector store is observed in all of its
     words or in none."""
     places: dict[int, list[tuple[int, int]]] = {}
     for word, entries in enumerate(histories):
         for i, entry in enumerate(entries[1:], 1):
             places.setdefault(entry.event, []).append((word, i))
-    shared = [of for of in places.values() if len(of) > 1]
+    shared = [words for words in places.values() if len(words) > 1]
     changed = True
     while changed:
         changed = False
-        for of in shared:
-            seen = [at[word] >= i for word, i in of]
+        for words in shared:
+            seen = [positions[word] >= i for word, i in words]
             if any(seen) and not all(seen):
                 changed = True
-                for word, i in of:
-                    at[word] = max(at[word], i)
+                for word, i in words:
+                    positions[word] = max(positions[word], i)
 
 
 def _place(entries: Sequence[Entry], before: int | None) -> int:
     """Return the index at which a change lands: before another one, or last."""
     if before is None:
         return len(entries)
-    return next(at for at, entry in enumerate(entries) if entry.event == before)
+    return next(position for position, entry in enumerate(entries) if entry.event == before)

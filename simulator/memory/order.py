@@ -57,9 +57,9 @@ class Layout:
         self.names: list[str] = []
         for stream, blocks in streams:
             self.first[stream] = len(self.names)
-            of = "" if stream is None else f" of stream {stream!r}"
+            suffix = "" if stream is None else f" of stream {stream!r}"
             self.names.append(name_of_stream(stream))
-            self.names += [f"block {i}{of}" for i in range(blocks)]
+            self.names += [f"block {i}{suffix}" for i in range(blocks)]
         self.blocks = len(self.names)
         self.count = 1 + world_size * self.blocks * self.stride
 
@@ -71,8 +71,8 @@ class Layout:
 
     def place(self, agent: Any) -> tuple[Any, Any, Any]:
         """Return rank, block and number within the block of an agent. The host is rank -1."""
-        block, kind = np.divmod(np.asarray(agent) - 1, self.stride)
-        rank, block = np.divmod(block, self.blocks)
+        block, kind = divmod(agent - 1, self.stride)
+        rank, block = divmod(block, self.blocks)
         return rank, block, kind
 
 
@@ -127,17 +127,17 @@ class BlockOrder:
         """Return the clocks of a block at its start, which follows all before the launch. Each
         thread group has one thread unless ``threads`` is given."""
         base, n = layout.base(rank, block), layout.thread_groups
+        times = launch.range(base, layout.stride)
         return BlockOrder(
-            layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
-            [launch.time(base + n + i) + 1 for i in range(SETS)],
-            [launch.time(base + n + SETS + i) for i in range(layout.copies)], base,
+            layout, rank, block, [launch] * n, [time + 1 for time in times[:n]],
+            [time + 1 for time in times[n : n + SETS]], times[n + SETS :], base,
             launch, [{} for _ in range(n)], [{} for _ in range(n)],
             threads=threads or ThreadOrder(np.arange(n)[:, None]),
         )  # fmt: skip
 
     def __post_init__(self) -> None:
-        every = self.threads.thread_groups
-        self._sets = {(every, False): 0, (every, True): 1}
+        all_groups = self.threads.thread_groups
+        self._sets = {(all_groups, False): 0, (all_groups, True): 1}
         """Number of each set of thread groups that acted together, and whether it copied."""
         self._is_mixed = False
         """Whether further sets share the numbers of all thread groups."""
@@ -210,6 +210,10 @@ class BlockOrder:
         """Order the loads up to ``time`` before the next accesses of these thread groups."""
         self._complete(thread_groups, self.loads(mbarrier), time)
 
+    def last_load(self, mbarrier: int) -> int:
+        """Return the time of the last load that completes on an mbarrier; see ``loads``."""
+        return self.copy_time[self.layout.thread_groups + mbarrier]
+
     def _next_time(self, copying: int) -> int:
         self.copy_time[copying - self._copying] += 1
         return self.copy_time[copying - self._copying]
@@ -237,6 +241,15 @@ class BlockOrder:
         self.time[i] += 1
         self.threads.release((i,))
         return {(self.rank, self.block if level == CTA else None, level): published}
+
+    def published(
+        self, thread_groups: Iterable[int], level: int, before: Clock | None
+    ) -> Clock | None:
+        """Release by each of these thread groups; return ``before`` and all that they publish."""
+        for i in thread_groups:
+            (clock,) = self.release(i, level).values()
+            before = clock if before is None else before.joined(clock)
+        return before
 
     def fence(self, i: int, level: int, fences_before: Sync | None = None) -> Sync:
         """Fence of thread group ``i``: later relaxed stores release, earlier relaxed loads acquire.
@@ -268,7 +281,7 @@ class BlockOrder:
     def join(self, thread_groups: tuple[int, ...], clock: Clock) -> None:
         """Join ``clock`` into the clocks of these thread groups: what it covers happens before
         their next accesses."""
-        self._advance(thread_groups, lambda own: own.joined(clock))
+        self._advance(thread_groups, lambda clock_of_group: clock_of_group.joined(clock))
         self.threads.acquire(thread_groups)
 
     def note_seen(self, i: int, sync: Sync) -> None:
@@ -282,8 +295,8 @@ class BlockOrder:
         Args:
             thread_groups: the threads that may have led to it; None: all.
         """
-        every = range(self.layout.thread_groups) if thread_groups is None else thread_groups
-        causes = self._joined(every).joined(self.observed)
+        groups = range(self.layout.thread_groups) if thread_groups is None else thread_groups
+        causes = self._joined(groups).joined(self.observed)
         self.set_time = [time + 1 for time in self.set_time]  # later accesses are not causes
         self.time = [time + 1 for time in self.time]
         return causes
@@ -319,19 +332,19 @@ class BlockOrder:
 
     def _advance(self, thread_groups: tuple[int, ...], f: Callable[[Clock], Clock]) -> None:
         """Apply ``f`` to the clocks of these thread groups, once for each shared clock."""
-        done: dict[int, Clock] = {}
+        advanced: dict[int, Clock] = {}
         before = [self.clock[i] for i in thread_groups]
         for i, clock in zip(thread_groups, before, strict=True):
-            if id(clock) not in done:
-                done[id(clock)] = f(clock)
-            self.clock[i] = done[id(clock)]
+            if id(clock) not in advanced:
+                advanced[id(clock)] = f(clock)
+            self.clock[i] = advanced[id(clock)]
 
 
-def merge(one: Sync, other: Sync) -> Sync:
+def merge(a: Sync, b: Sync) -> Sync:
     """Return the union of both, with joined clocks. The arguments are not changed."""
-    if not one or not other:
-        return one or other
-    out = dict(one)
-    for key, clock in other.items():
+    if not a or not b:
+        return a or b
+    out = dict(a)
+    for key, clock in b.items():
         out[key] = out[key].joined(clock) if key in out else clock
     return out

@@ -111,13 +111,13 @@ class ParallelLoop(NamedTuple):
 @lru_cache(maxsize=4096)
 def _by_vectors(loop: ParallelLoop, itemsize: int) -> list[Threads]:
     """Return the assignments for the widths that TileLang's SelectMinPaddingVectorSize chooses."""
-    points, least, assigned = int(np.prod(loop.extents)), None, []
+    points, least_padding, assigned = int(np.prod(loop.extents)), None, []
     for width in (1 << n for n in range(_WIDEST.bit_length())):
         padding = -points % (loop.threads * width)
         fits = points % width == 0 and width * itemsize <= _WIDEST
-        if width == 1 or (fits and padding <= least):
+        if width == 1 or (fits and padding <= least_padding):
             assigned.append(lambda p, width=width: loop.first + p // width % loop.threads)
-        least = padding if least is None else min(least, padding)
+        least_padding = padding if least_padding is None else min(least_padding, padding)
     return assigned
 
 
@@ -133,17 +133,17 @@ class Accessed(NamedTuple):
 
 
 def assignments(
-    one: Executors, other: Executors, itemsize: int
+    first: Executors, second: Executors, itemsize: int
 ) -> Iterator[tuple[Threads, Threads]]:
     """Yield the assignments of points to threads that may occur together.
 
     Two loops of the same shape execute the same point by the same thread.
     """
-    if one == other:
-        yield from ((f, f) for f in one.assignments(itemsize))
+    if first == second:
+        yield from ((f, f) for f in first.assignments(itemsize))
         return
-    for f in one.assignments(itemsize):
-        for g in other.assignments(itemsize):
+    for f in first.assignments(itemsize):
+        for g in second.assignments(itemsize):
             yield f, g
 
 
@@ -190,12 +190,14 @@ class ThreadOrder:
 
     def events(self) -> list[int]:
         """Return the accesses since the last barrier of all threads."""
-        return [*self.accesses, *(access.event for some in self.later.values() for access in some)]
+        return [
+            *self.accesses,
+            *(access.event for accesses in self.later.values() for access in accesses),
+        ]
 
-    def is_known(self, by: np.ndarray, of: np.ndarray, time: int) -> Any:
-        """Return whether an access of threads ``of`` at ``time`` happens before the next access of
-        threads ``by``."""
-        return False if self._known is None else self._known[by, of] >= time
+    def is_known(self, threads: np.ndarray, others: np.ndarray, time: int) -> Any:
+        """Return whether what ``others`` access at ``time`` happens before ``threads`` continue."""
+        return False if self._known is None else self._known[threads, others] >= time
 
     def barrier_all(self) -> None:
         """Order all accesses of all threads before their next ones."""
@@ -210,10 +212,10 @@ class ThreadOrder:
         if len(threads) == self._count:
             self.barrier_all()
         elif self.later:
-            known = self._matrix()
-            joined = known[threads].max(axis=0)
+            ordered = self._matrix()
+            joined = ordered[threads].max(axis=0)
             joined[threads] = self.time
-            known[threads] = joined
+            ordered[threads] = joined
             self.time += 1
 
     def release(self, thread_groups: tuple[int, ...]) -> None:
@@ -230,8 +232,8 @@ class ThreadOrder:
     def acquire(self, thread_groups: tuple[int, ...]) -> None:
         """Join all that any thread of the block has released into these thread groups."""
         if self._published is not None:
-            threads, known = self.members(thread_groups), self._matrix()
-            known[threads] = np.maximum(known[threads], self._published)
+            threads, ordered = self.members(thread_groups), self._matrix()
+            ordered[threads] = np.maximum(ordered[threads], self._published)
 
     def members(self, thread_groups: Sequence[int]) -> np.ndarray:
         """Return the threads of these thread groups."""
@@ -271,18 +273,18 @@ class ThreadRecord:
         conflict = None
         if later is None:
             later = order.later[id(self)] = []
-        elif writes or len(later) == _MOST_LATER or self._is_written(order, later):
+        elif writes or len(later) == _MOST_LATER or self._is_written(later):
             for access in later:
                 self._note(order, access.event, access.accessed(), access.writes, access.time)
             later.clear()
-            now = accessed()
-            conflict = self._conflict(order, now, writes)
-            self._note(order, event, now, writes, order.time)
+            current = accessed()
+            conflict = self._conflict(order, current, writes)
+            self._note(order, event, current, writes, order.time)
             return conflict
         later.append(Later(event, accessed, writes, order.time))
         return conflict
 
-    def _is_written(self, order: ThreadOrder, later: list[Later]) -> bool:
+    def _is_written(self, later: list[Later]) -> bool:
         """Return whether the block has written the tensor since its last barrier."""
         return not later or any(access.writes for access in later)
 
@@ -296,33 +298,39 @@ class ThreadRecord:
                 noted = order.accesses.get(event)
                 if noted is None:
                     continue
-                at = np.flatnonzero(events == event)
-                element = self._apart(order, noted, last, accessed, at)
+                positions = np.flatnonzero(events == event)
+                element = self._apart(order, noted, last, accessed, positions)
                 if element is not None:
                     return event, element
         return None
 
     def _apart(
-        self, order: ThreadOrder, noted: Noted, last: _Last, accessed: Accessed, at: np.ndarray
+        self,
+        order: ThreadOrder,
+        noted: Noted,
+        last: _Last,
+        accessed: Accessed,
+        positions: np.ndarray,
     ) -> int | None:
         """Return an element that different threads access unordered, or None if in some assignment
         there is no such element."""
-        elements, points = accessed.elements[at], accessed.points[at]
+        elements, points = accessed.elements[positions], accessed.points[positions]
         others, element = last.point[elements], None
         for f, g in assignments(noted.by, accessed.by, self._itemsize):
-            of, by = f(others), g(points)
-            apart = (of != by) & ~np.asarray(order.is_known(by, of, noted.time))
-            if not apart.any():
+            threads, accessors = f(others), g(points)
+            is_ordered = np.asarray(order.is_known(accessors, threads, noted.time))
+            conflicts = (threads != accessors) & ~is_ordered
+            if not conflicts.any():
                 return None
             if element is None:
-                element = int(elements[np.flatnonzero(apart)[0]])
+                element = int(elements[np.flatnonzero(conflicts)[0]])
         return element
 
     def _note(
         self, order: ThreadOrder, event: int, accessed: Accessed, writes: bool, time: int
     ) -> None:
         """Record an access. A write of one element by several threads is not recorded for it."""
-        by, elements, points = accessed
+        executors, elements, points = accessed
         if writes:
             if self._writes is None:
                 self._writes = _Last(self._size)
@@ -331,20 +339,22 @@ class ThreadRecord:
             self._writes.event[shared] = 0
         else:
             self._note_read(order, event, accessed)
-        order.accesses[event] = Noted(by, time)
+        order.accesses[event] = Noted(executors, time)
 
     def _note_read(self, order: ThreadOrder, event: int, accessed: Accessed) -> None:
-        by, elements, points = accessed
+        executors, elements, points = accessed
         if not self._reads:
             self._reads = [_Last(self._size), _Last(self._size)]
         last, other = self._reads
-        events, at = last.event[elements], last.point[elements]
+        events, noted_points = last.event[elements], last.point[elements]
         for before in np.unique(events).tolist():
             noted = order.accesses.get(before)
             if noted is not None:
-                kept = (events == before) & ((at != points) | (noted.by != by))
-                other.put(elements[kept], before, at[kept])
+                displaced = (events == before) & (
+                    (noted_points != points) | (noted.by != executors)
+                )
+                other.put(elements[displaced], before, noted_points[displaced])
         last.put(elements, event, points)
-        several = last.point[elements] != points
-        if several.any():
-            other.put(elements[several], event, points[several])
+        repeated = last.point[elements] != points
+        if repeated.any():
+            other.put(elements[repeated], event, points[repeated])

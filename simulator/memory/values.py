@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -35,17 +36,21 @@ def is_float(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or (dtype.kind == "V" and dtype.itemsize <= 2)
 
 
+def widened(dtype: np.dtype) -> np.dtype:
+    """Return float32 for a narrower floating-point type, else ``dtype`` itself."""
+    return np.dtype(np.float32) if is_float(dtype) and dtype.itemsize < 4 else dtype
+
+
 def unwritten(shape: Any, dtype: np.dtype) -> np.ndarray:
     """Return uninitialized memory: NaN, or a byte pattern."""
+    return np.full(shape, _unwritten_element(dtype), dtype)
+
+
+@lru_cache
+def _unwritten_element(dtype: np.dtype) -> Any:
     if is_float(dtype):
-        return np.full(shape, np.nan, np.float32).astype(dtype)
-    return (
-        np.frombuffer(
-            np.full(int(np.prod(shape)) * dtype.itemsize, _CANARY, np.uint8).tobytes(), dtype
-        )
-        .reshape(shape)
-        .copy()
-    )
+        return np.float32(np.nan).astype(dtype)
+    return np.frombuffer(bytes([_CANARY] * dtype.itemsize), dtype)[0]
 
 
 def convert(value: Any, dtype: np.dtype) -> Any:
@@ -62,8 +67,8 @@ def convert(value: Any, dtype: np.dtype) -> Any:
     if value.dtype == dtype:
         return value
     if dtype.itemsize == 1 and is_float(dtype):
-        most = float(ml_dtypes.finfo(dtype).max)
-        value = np.clip(np.asarray(value, np.float32), -most, most)
+        largest = float(ml_dtypes.finfo(dtype).max)
+        value = np.clip(np.asarray(value, np.float32), -largest, largest)
     if dtype.kind in "iu" and is_float(value.dtype):
         return _saturated(value, dtype) if dtype.itemsize >= 4 else _truncated(value, dtype)
     return value.astype(dtype)
@@ -82,23 +87,23 @@ def _saturated(value: Any, dtype: np.dtype) -> Any:
         of_nan = info.min if dtype.kind == "i" else 1 << info.bits - 1
     special = [wide >= float(info.max), wide <= float(info.min), np.isnan(wide)]
     result = _truncated(value, dtype)
-    for where, limit in zip(special, (info.max, info.min, of_nan), strict=True):
-        result = np.where(where, dtype.type(limit), result)
+    for mask, limit in zip(special, (info.max, info.min, of_nan), strict=True):
+        result = np.where(mask, dtype.type(limit), result)
     return result[()]
 
 
-def same(one: np.ndarray, other: np.ndarray) -> bool:
+def same(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether arrays agree bit by bit."""
-    return one.shape == other.shape and one.tobytes() == other.tobytes()
+    return a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
-def close(one: np.ndarray, other: np.ndarray) -> bool:
+def close(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether arrays agree within the error of reordered additions."""
-    return bool(np.all(are_close(one, other)))
+    return bool(np.all(are_close(a, b)))
 
 
-def are_close(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def are_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return which elements agree within the error of reordered additions."""
-    digits = np.finfo(one.dtype).eps if one.dtype.kind == "f" else 2.0**-8
-    one, other = (a.astype(np.float64) for a in (one, other))
-    return np.isclose(one, other, rtol=64 * float(digits), atol=float(digits), equal_nan=True)
+    digits = np.finfo(a.dtype).eps if a.dtype.kind == "f" else 2.0**-8
+    a, b = (x.astype(np.float64) for x in (a, b))
+    return np.isclose(a, b, rtol=64 * float(digits), atol=float(digits), equal_nan=True)

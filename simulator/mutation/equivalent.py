@@ -10,7 +10,9 @@
       }
     }
 
-The keys contain no line numbers, so they stay valid if other lines change.
+The keys contain no line numbers, so they stay valid if other lines change. A key such as
+``"level=device, arch=sm_90a"`` holds the reasons for mutants of device functions, in the same
+form.
 """
 
 from __future__ import annotations
@@ -24,11 +26,19 @@ from pathlib import Path
 from typing import Any
 
 from ...builtins.errors import TileWeaveError
+from ..device.program import ARCHITECTURES
 
 _FORM = '{"function": {"statement": {"mutant": "reason"}}}'
+_LEVEL = "level="
+"""Start of the key of a part for another level than the tile level."""
 _INFERRED = json.loads(Path(__file__).with_name("inferred.json").read_text())
 PLAN_REASONS: dict[str, str] = _INFERRED["plan"]
 """Reasons for changes of the stream order of a plan that the compiler synchronizes."""
+
+
+def level_key(arch: str) -> str:
+    """Return the key of the reasons for device functions of an architecture."""
+    return f"{_LEVEL}device, arch={arch}"
 
 
 def flag_reasons(flag: str) -> dict[str, str]:
@@ -92,19 +102,21 @@ class Explanations:
 
     Args:
         equivalent: sidecar file; None: the sidecar files next to the source files.
+        level: key of the part of a sidecar file to use; nothing: what no such key holds.
 
     Raises:
         TileWeaveError: a sidecar file is malformed.
     """
 
     def __init__(
-        self, places: Iterable[tuple[str, int]], equivalent: str | os.PathLike[str] | None
-    ) -> None:
+        self, places: Iterable[tuple[str, int]], equivalent: str | os.PathLike[str] | None,
+        level: str = "",
+    ) -> None:  # fmt: skip
         self._sources: dict[str, Source] = {}
         self._functions = {self.keys(*place)[0] for place in places}
         beside = [Path(file).with_suffix(".equivalent.json") for file in self._sources if file]
         sidecars = [p for p in beside if p.is_file()] if equivalent is None else [Path(equivalent)]
-        self._all = [e for sidecar in sidecars for e in _read(sidecar)]
+        self._all = [e for sidecar in sidecars for e in _read(sidecar, level)]
         self._used: set[Explanation] = set()
 
     def keys(self, file: str, line: int) -> tuple[str, str]:
@@ -130,18 +142,24 @@ class Explanations:
         return [e for e in unused if e.function in self._functions or e.function not in defined]
 
 
-def _read(sidecar: Path) -> Iterator[Explanation]:
+def _read(sidecar: Path, level: str) -> Iterator[Explanation]:
     try:
         text = sidecar.read_text()
         content = json.loads(text)
     except (OSError, ValueError) as error:
         raise TileWeaveError(f"mutate: {sidecar}: {error}; expected {_FORM}") from None
-    for function, statements in _items(content, sidecar):
+    functions = dict(_items(content, sidecar))
+    levels = {key: functions.pop(key) for key in [*functions] if key.startswith(_LEVEL)}
+    for key in levels.keys() - set(legal := [level_key(arch) for arch in ARCHITECTURES]):
+        raise TileWeaveError(f"mutate: {sidecar}: {key!r}; expected {' or '.join(legal)}")
+    if level:
+        functions = dict(_items(levels.get(level, {}), sidecar, level))
+    for function, statements in functions.items():
         for statement, reasons in _items(statements, sidecar, function):
             for name, reason in _items(reasons, sidecar, function, statement):
                 if not isinstance(reason, str):
                     raise _malformed(reason, sidecar, function, statement, name)
-                line = _line_of(text, function, statement, name)
+                line = _line_of(text, *filter(None, [level]), function, statement, name)
                 yield Explanation(function, normalized(statement), name, reason, str(sidecar), line)
 
 

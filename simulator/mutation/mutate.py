@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from tilelang import tvm
 from tqdm import tqdm
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
-from ...builtins.spec import register_op
-from ...builtins.symmetric import is_symmetric
-from ...passes.ir.accesses import written_tensors
-from ...passes.ir.implicit import implicit_of
-from ...passes.ir.walk import flatten, rewrite_children
-from ...runtime.plans import steps as plan_steps
 from ...runtime.plans.steps import Step as HostStep
 from ...runtime.plans.traced_plan import TracedPlan
-from ..frontend.block_ops import BlockStatements
-from ..frontend.program import OPERATIONS, Program, lowered
 from ..inputs.arguments import check_numbers
 from ..machine.executable import Executable
-from ..machine.steps import Step
 from ..memory.values import close, is_float, same
 from ..report.errors import SimulationError, SimulationWarning
-from ..simulate import simulate
-from .equivalent import PLAN_REASONS, Explanation, Explanations, flag_reasons
+from ..report.progress import duration
+from ..simulate import Level, executable_at, simulate
+from .equivalent import PLAN_REASONS, Explanation, Explanations, level_key
 from .host_steps import ChangedPlan, host_changes, host_operations
-from .mutators import Context, changes
-from .operations import Accesses, Edit, Operation, operations, places_in
+from .kernels import Change, DeviceKernel, Kernels, TileKernel
 
-PROBE = "tileweave.probe"
-register_op(PROBE, "an operation of a mutation test is reached", 1)
-
+_SILENT = 5.0
+"""Seconds before an estimate is made."""
 Outputs = list[dict[str, np.ndarray]]
 Verdict = Literal["killed", "explained", "survived", "wrong explanation"]
 
@@ -93,6 +82,9 @@ def mutate(
     resident_blocks: int | None = None,
     progress: bool = False,
     equivalent: str | os.PathLike[str] | None = None,
+    level: Level = "tile",
+    arch: str = "sm_90a",
+    most_seconds: float | None = None,
 ) -> list[Mutant]:
     """Change the synchronization of ``program`` in one place at a time and run each such mutant.
 
@@ -102,10 +94,16 @@ def mutate(
     schedules is either equivalent, which a sidecar file must then explain (``equivalent.py``), or a
     fault that the simulator does not detect.
 
+    With ``level="device"`` the operations are those of the device functions that the program is
+    lowered to: also barriers, fences and waits that TileLang inserts. The host steps of a plan are
+    changed at the tile level only.
+
     Args:
         progress: show a progress bar on stderr, if that is a terminal.
         equivalent: sidecar file that explains survivors; None: ``x.equivalent.json`` next to each
             source file ``x.py`` of the program, if there is one.
+        level, arch: level whose operations are changed and simulated; see ``executable_at``.
+        most_seconds: refuse or end a test that is estimated to take longer; None for no limit.
         others: as for ``simulate``.
 
     Returns:
@@ -114,39 +112,75 @@ def mutate(
     Raises:
         SimulationError: the program itself has a fault, or a mutant uses an operation that is not
             simulated.
-        TileWeaveError: illegal arguments.
+        TileWeaveError: illegal arguments, or the test is estimated to take too long.
     """
     check_numbers("mutate", world_size, schedules, seed, epochs, resident_blocks)
     run = _Runs(world_size, inputs, range(seed, seed + schedules), epochs, resident_blocks)
-    plan = Executable(program, world_size).plan
-    kernels, steps = _reference(run, plan, world_size)
-    todo = [*_of_host(plan, steps, world_size), *(c for k in kernels for c in k.changes(plan))]
-    places = [place for kernel in kernels for place in places_in(kernel.lowered.body)]
-    places += [(op.file, op.line) for op, *_ in todo]
-    explanations = Explanations([*places, (plan.loc.rpartition(":")[0], 0)], equivalent)
+    plan = executable_at(program, world_size, level, arch).plan
+    make = TileKernel if level == "tile" else partial(DeviceKernel, arch=arch)
+    kernels, limit = Kernels(world_size, make), _Limit(plan.name, most_seconds)
+    steps = _reference(run, plan, world_size, kernels)
+    todo = [*_of_host(plan, steps, world_size)] if level == "tile" else []
+    todo += kernels.changes(plan)
+    explained_at = "" if level == "tile" else level_key(arch)
+    explanations = Explanations(_places(plan, kernels, todo), equivalent, explained_at)
     mutants = []
     for op, flag, change, proof, known, mutated in tqdm(
         todo, "mutants", disable=None if progress else True, leave=False
     ):
+        limit.check(len(mutants), len(todo))
         mutant = Mutant(op.name, change, op.file, op.line, "survived", "", flag=flag)
         mutants.append(_judged(run, mutant, proof, known, mutated))
     return _explained(mutants, explanations)
 
 
-def _reference(
-    run: _Runs, plan: TracedPlan, world_size: int
-) -> tuple[list[_Kernel], list[HostStep]]:
-    """Run the unchanged plan. Return its kernels and the steps of all ranks."""
-    kernels: list[_Kernel] = []
+def _places(plan: TracedPlan, kernels: Kernels, todo: list[Change]) -> list[tuple[str, int]]:
+    """Return file and line of all statements that a sidecar file may name."""
+    places = [place for kernel in kernels for place in kernel.places()]
+    return [*places, *((op.file, op.line) for op, *_ in todo), (plan.loc.rpartition(":")[0], 0)]
+
+
+class _Limit:
+    """Time limit of a mutation test.
+
+    Args:
+        most_seconds: longest estimated time; None for no limit.
+    """
+
+    def __init__(self, name: str, most_seconds: float | None) -> None:
+        self._name, self._most = name, most_seconds
+        self._start = self._first = time.monotonic()
+
+    def check(self, done: int, mutants: int) -> None:
+        """Refuse to continue if all mutants are estimated to take too long."""
+        now = time.monotonic()
+        if done == 0:
+            self._first = now
+        seconds = self._first - self._start + (now - self._first) * mutants / max(1, done)
+        if self._most is None or now - self._start < min(_SILENT, self._most):
+            return
+        if seconds > self._most:
+            raise TileWeaveError(
+                f"mutate: {self._name} takes an estimated {duration(seconds)} for {mutants} "
+                f"mutants, of which {done} have ended; expected at most {duration(self._most)}: "
+                "smaller sizes, fewer schedules, or --force"
+            )
+
+
+def _reference(run: _Runs, plan: TracedPlan, world_size: int, kernels: Kernels) -> list[HostStep]:
+    """Run the unchanged plan with probes in its kernels. Return the host steps of all ranks."""
     steps: list[HostStep] = []
-
-    def probed(func: tirx.PrimFunc, ranks: int) -> Program:
-        kernels.append(_Kernel(func, ranks))
-        return kernels[-1].probed()
-
     watched = ChangedPlan(plan, lambda traced: (steps.extend(traced), traced)[1])
-    run.reference(Executable(watched, world_size, probed))
-    return kernels, steps
+    run.reference(Executable(watched, world_size, kernels.probed))
+    return steps
+
+
+def _of_host(plan: TracedPlan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
+    known = PLAN_REASONS if plan.is_synchronized(world_size) else {}
+    for op in host_operations(steps):
+        for change, edit in host_changes(op, world_size):
+            mutated = partial(Executable, ChangedPlan(plan, edit), world_size)
+            yield op, "", change, "", known.get(f"{op.name} {change}", ""), mutated
 
 
 def _judged(
@@ -172,73 +206,13 @@ def changed(program: tirx.PrimFunc, world_size: int, name: str) -> Executable:
         TileWeaveError: there is no such change.
     """
     names = []
-    plan = Executable(program, world_size).plan
-    for op, _, change, *_, mutated in _Kernel(program, world_size).changes(plan):
+    plan, kernels = Executable(program, world_size).plan, Kernels(world_size, TileKernel)
+    kernels.of(program)
+    for op, _, change, *_, mutated in kernels.changes(plan):
         names.append(f"{op.name} {change}")
         if names[-1] == name:
             return mutated()
     raise TileWeaveError(f"mutate: {name!r}; expected {' or '.join(dict.fromkeys(names))}")
-
-
-Change = tuple[Any, str, str, str, str, Callable[[], Executable]]
-"""An operation, its flag, the name of the change, a proof of equivalence, the known reason for
-equivalence of an inserted operation, and a function that returns the mutant. Texts may be empty."""
-
-_OWN_KERNELS = Path(plan_steps.__file__).parent
-"""Folder of the kernels that plans launch implicitly."""
-
-
-def _of_host(plan: TracedPlan, steps: list[HostStep], world_size: int) -> Iterator[Change]:
-    known = PLAN_REASONS if plan.is_synchronized(world_size) else {}
-    for op in host_operations(steps):
-        for change, edit in host_changes(op, world_size):
-            mutated = partial(Executable, ChangedPlan(plan, edit), world_size)
-            yield op, "", change, "", known.get(f"{op.name} {change}", ""), mutated
-
-
-class _Kernel:
-    """Kernel of the program, with the operations to change."""
-
-    def __init__(self, func: tirx.PrimFunc, world_size: int) -> None:
-        self.func, self.world_size = func, world_size
-        self.lowered = lowered(func, world_size)
-        self.operations = operations(self.lowered.body)
-        self.probes = _Probes()
-
-    def probed(self) -> Program:
-        """Return the kernel with probes that record which operations it reaches."""
-        func = self.probes.edited(self.lowered, self.operations)
-        return Program(self.func, self.world_size, func, (*OPERATIONS, self.probes))
-
-    def changes(self, plan: TracedPlan) -> Iterator[Change]:
-        """Yield the mutants of ``plan`` in which this kernel is changed."""
-        symmetric = {b.name for b in self.func.buffer_map.values() if is_symmetric(b)}
-        implicit = {h.name for h in implicit_of(self.lowered)}
-        symmetric |= {h.name for h in implicit_of(self.lowered) if h.symmetric}
-        written = written_tensors(self.lowered.body)
-        accesses = Accesses(self.lowered, written)
-        context = Context(self.lowered, self.world_size, frozenset(symmetric), accesses)
-        for number, op in enumerate(self.operations):
-            proof, flag = self.probes.proof(number, op), self._flag(number)
-            inserted = flag in implicit or Path(op.file).parent == _OWN_KERNELS
-            known = flag_reasons(flag) if inserted else {}
-            for change, edit in changes(op, context):
-                mutated = partial(self._mutated, plan, edit)
-                reason = known.get(f"{op.name} {change}", "")
-                yield op, flag, change, proof, reason, mutated
-
-    def _flag(self, number: int) -> str:
-        """Return the name of the flag of an operation, or of the next operation that has one."""
-        flags = (op.pointer() for op in self.operations[number:])
-        return next((flag.buffer.name for flag in flags if flag is not None), "")
-
-    def _mutated(self, plan: TracedPlan, edit: Edit) -> Executable:
-        func = self.lowered.with_body(edit(self.lowered.body))
-
-        def make(other: tirx.PrimFunc, world_size: int) -> Program:
-            return Program(other, world_size, func if other.same_as(self.func) else None)
-
-        return Executable(plan, self.world_size, make)
 
 
 class _Runs:
@@ -306,51 +280,6 @@ def _summary(error: SimulationError) -> str:
         for file, line in re.findall(r"--> (\S+):(\d+)", accesses)
     )
     return f"{error.kind}: {', '.join(list(lines)[:2])}"
-
-
-class _Probes:
-    """Records which operations are reached in any schedule, and with bulk stores in flight."""
-
-    def __init__(self) -> None:
-        self.reached: set[int] = set()
-        self.busy: set[int] = set()
-
-    def edited(self, func: tirx.PrimFunc, found: list[Operation]) -> tirx.PrimFunc:
-        """Return the program with a probe before each statement that contains an operation."""
-
-        def edit(stmt: tirx.Stmt) -> tirx.Stmt:
-            here = [n for n, op in enumerate(found) if op.stmt.same_as(stmt)]
-            probe = tvm.ir.Op.get(PROBE)
-            probes = [tirx.Evaluate(tirx.call_intrin("handle", probe, n)) for n in here]
-            return flatten([*probes, rewrite_children(stmt, edit)])
-
-        return func.with_body(edit(func.body))
-
-    def register(self, c: BlockStatements) -> None:
-        c.steps[PROBE] = self._step
-
-    def _step(self, c: BlockStatements, call: tirx.Call, loc: str) -> Step:
-        number = int(call.args[0])
-
-        def run(frame):
-            self.reached.add(number)
-            if frame.block.stores:
-                self.busy.add(number)
-
-        return Step(run)
-
-    def proof(self, number: int, op: Operation) -> str:
-        """Return why no change of the operation can matter in these schedules, or nothing."""
-        if number not in self.reached:
-            return "no block of any rank reaches it"
-        if _ends_bulk_stores(op) and number not in self.busy:
-            return "no bulk store is in flight when it runs"
-        return ""
-
-
-def _ends_bulk_stores(op: Operation) -> bool:
-    group = op.spec.bulk_group if op.spec is not None else ""
-    return group == "wait" or op.name in ("complete_bulk_stores", "tma_store_wait")
 
 
 def _explained(mutants: list[Mutant], explanations: Explanations) -> list[Mutant]:

@@ -11,12 +11,21 @@ from dataclasses import dataclass
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
+from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from ...builtins.spec import ConstantBool, ConstantInt, ElementOf
 from ...passes.ir.memory_order import acquires, releases
-from ...passes.ir.walk import flatten, op_name
-from .operations import Accesses, Edit, Operation, instead, replaced, sequences_around, synchronizes
+from ...passes.ir.walk import flatten, nodes_in, op_name, variables_and_loads
+from ..memory.threads import WARP
+from .operations import (
+    Accesses,
+    Edit,
+    Operation,
+    instead,
+    replaced,
+    sequences_around,
+    with_operands,
+)
 
 Changes = Iterator[tuple[str, Edit]]
 
@@ -33,12 +42,19 @@ class Context:
 
 _WEAKER = {"acq_rel": ("release", "acquire", "relaxed"), "release": ("relaxed",),
            "acquire": ("relaxed",), "sc": ("acq_rel",)}  # fmt: skip
+_GROUP_WAITS = ("tl.tma_store_wait", "tirx.ptx_wait_group", "tl.warpgroup_wait")
+"""Waits until at most a number of groups, their first operand, is in flight."""
+_COUNTS = {"tirx.tvm_storage_sync": (2, WARP), "tirx.ptx_init_barrier_thread_count": (1, 1)}
+"""Position of the number of threads that a barrier expects, and the number that arrives at once."""
+_EXPECT = ("tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier_expect_tx")
+_SMALLEST_COPY = 16
+"""Bytes of the smallest bulk copy."""
 _NARROWER = {"sys": ("gpu", "cta"), "gpu": ("cta",)}
 
 
 def drop(op: Operation, context: Context) -> Changes:
     """Drop the operation."""
-    if op.is_statement and synchronizes(op.call):
+    if op.is_statement and op.synchronizes:
         yield "drop", instead(op.stmt)
 
 
@@ -74,7 +90,7 @@ def shift_target(op: Operation, context: Context) -> Changes:
 def shift_value(op: Operation, context: Context) -> Changes:
     """Add 1 to the value of a signal."""
     place = op.operand(ElementOf)
-    if place is not None and synchronizes(op.call) and not op.spec.waits:
+    if place is not None and op.synchronizes and not op.spec.waits:
         value = op.call.args[place]
         yield "value+1", _with_operand(op, place, value + tirx.const(1, value.dtype))
 
@@ -120,7 +136,7 @@ def other_rank(op: Operation, context: Context) -> Changes:
 
 def free_source_only(op: Operation, context: Context) -> Changes:
     """Wait until bulk stores have read their source, not until they are complete."""
-    if op.name == "complete_bulk_stores":
+    if op.kind == "complete_bulk_stores":
         read = tirx.call_intrin("handle", tvm.ir.Op.get("tl.tma_store_wait"), 0, True)
         yield "read=True", replaced(op.call, read)
     place = op.operand(ConstantBool)
@@ -131,18 +147,37 @@ def free_source_only(op: Operation, context: Context) -> Changes:
 
 
 def leave_a_group(op: Operation, context: Context) -> Changes:
-    """Leave one more group of bulk stores in flight."""
+    """Leave one more group of asynchronous operations in flight."""
     place = op.operand(ConstantInt)
-    if op_name(op.call) == "tl.tma_store_wait" and len(op.call.args):
+    if op_name(op.call) in _GROUP_WAITS and len(op.call.args):
         place = 0
-    if place is not None and synchronizes(op.call):
+    if place is not None and op.synchronizes:
         n = int(op.call.args[place])
         yield f"n={n + 1}", _with_operand(op, place, tirx.IntImm("int32", n + 1))
 
 
+def change_threads(op: Operation, context: Context) -> Changes:
+    """Let a barrier expect more or fewer threads."""
+    place, step = _COUNTS.get(op_name(op.call), (0, 0))
+    if step and len(op.call.args) > place:
+        count = int(op.call.args[place])
+        for other in (count + step, count - step):
+            if other > 0:
+                yield f"threads={other}", _with_operand(op, place, tirx.IntImm("int32", other))
+
+
+def change_bytes(op: Operation, context: Context) -> Changes:
+    """Let an mbarrier expect more or fewer bytes."""
+    if op_name(op.call) in _EXPECT:
+        size = op.call.args[1]
+        step = tirx.const(_SMALLEST_COPY, size.dtype)
+        yield f"bytes+{_SMALLEST_COPY}", _with_operand(op, 1, size + step)
+        yield f"bytes-{_SMALLEST_COPY}", _with_operand(op, 1, size - step)
+
+
 def write_after(op: Operation, context: Context) -> Changes:
     """Move the preceding write, which the operation publishes, after it."""
-    if releases(op.call) or (synchronizes(op.call) and _is_flag_change(op)):
+    if releases(op.call) or (op.synchronizes and _is_flag_change(op)):
         for sequence, at in sequences_around(context.func.body, op.stmt):
             for place in range(at - 1, -1, -1):
                 moved = sequence.seq[place]
@@ -165,17 +200,14 @@ def read_before(op: Operation, context: Context) -> Changes:
                 return
 
 
-MUTATORS: tuple[Callable[[Operation, Context], Changes], ...] = (
-    drop, weaken, narrow, shift_target, shift_value, lag_epoch, flip_parity, other_rank,
-    free_source_only, leave_a_group, write_after, read_before,
+Mutators = tuple[Callable[[Operation, Context], Changes], ...]
+_BOTH_LEVELS: Mutators = (
+    drop, weaken, narrow, shift_target, shift_value, flip_parity, free_source_only, leave_a_group,
 )  # fmt: skip
-"""All kinds of changes."""
-
-
-def changes(op: Operation, context: Context) -> Changes:
-    """Yield all mutants of an operation."""
-    for mutator in MUTATORS:
-        yield from mutator(op, context)
+TILE_MUTATORS: Mutators = (*_BOTH_LEVELS, lag_epoch, other_rank, write_after, read_before)
+"""Kinds of changes of a program after the tile passes."""
+DEVICE_MUTATORS: Mutators = (*_BOTH_LEVELS, change_threads, change_bytes)
+"""Kinds of changes of a device function."""
 
 
 def _is_flag_change(op: Operation) -> bool:
@@ -192,7 +224,7 @@ def _moved(sequence: tirx.SeqStmt, what: int, after: int) -> Edit:
 def _with_operand(op: Operation, place: int, new: tirx.PrimExpr) -> Edit:
     arguments = list(op.call.args)
     arguments[place] = new
-    return replaced(op.call, _like(op.call, arguments))
+    return replaced(op.call, with_operands(op.call, arguments))
 
 
 def _with_index(op: Operation, axis: int, new: tirx.PrimExpr) -> Edit:
@@ -202,11 +234,7 @@ def _with_index(op: Operation, axis: int, new: tirx.PrimExpr) -> Edit:
     indices = list(at.indices)
     indices[axis] = new
     load = tirx.BufferLoad(at.buffer, indices)
-    return _with_operand(op, place, _like(pointer, [load, *pointer.args[1:]]))
-
-
-def _like(call: tirx.Call, arguments: list) -> tirx.Call:
-    return tirx.Call(call.dtype, call.op, arguments, annotations=call.annotations)
+    return _with_operand(op, place, with_operands(pointer, [load, *pointer.args[1:]]))
 
 
 def _is(extent: tirx.PrimExpr, value: int) -> bool:
@@ -215,14 +243,11 @@ def _is(extent: tirx.PrimExpr, value: int) -> bool:
 
 def _definition(expr: tirx.PrimExpr, body: tirx.Stmt) -> tirx.PrimExpr:
     """Replace bound variables in ``expr`` by their values."""
-    bound: dict[tirx.Var, tirx.PrimExpr] = {}
-
-    def visit(node):
-        if isinstance(node, tirx.Bind) and str(node.var.dtype) != "handle":
-            if op_name(node.value) != "tl.launch_thread_idx":
-                bound[node.var] = node.value
-
-    post_order_visit(body, visit)
+    bound = {
+        bind.var: bind.value
+        for bind in nodes_in(body, tirx.Bind)
+        if str(bind.var.dtype) != "handle" and op_name(bind.value) != "tl.launch_thread_idx"
+    }
     for _ in range(len(bound)):
         new = substitute(expr, bound)
         if tvm.ir.structural_equal(new, expr):
@@ -235,12 +260,9 @@ def _of_launch(expr: tirx.PrimExpr, func: tirx.PrimFunc) -> list[tuple[str, tirx
     """Return the values in ``expr`` that may be an epoch: scalar parameters and ``local.var``."""
     scalars = [p for p in func.params if p not in func.buffer_map]
     values: dict[str, tirx.PrimExpr] = {}
-
-    def visit(node):
+    for node in variables_and_loads(expr):
         if isinstance(node, tirx.Var) and any(node.same_as(p) for p in scalars):
             values[node.name] = node
         elif isinstance(node, tirx.BufferLoad) and node.buffer.scope() == "local.var":
             values[node.buffer.name] = node
-
-    post_order_visit(expr, visit)
     return list(values.items())

@@ -1,25 +1,61 @@
-"""Synchronization operations of a program after the tile passes, and edits of them."""
+"""Synchronization operations of a program at one level, and edits of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ...builtins.spec import Builtin, Pointer, builtin_of
+from ...builtins.memory import fence_proxy_async
+from ...builtins.spec import Builtin, Pointer, builtin_of, declaration_of
 from ...passes.ir.accesses import READS, WRITES, touches_in
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.memory_order import acquires, releases
-from ...passes.ir.walk import calls_in, flatten, op_name, rewrite_children
+from ...passes.ir.spans import get_stmt_span, set_stmt_span
+from ...passes.ir.walk import calls_in, children_of, flatten, op_name, rewrite_children
 from ...passes.tile.order_releases import COMPLETE
 
 Edit = Callable[[tirx.Stmt], tirx.Stmt]
 """Edits the body of a program."""
 
-TILELANG = {
+
+@dataclass(frozen=True)
+class Instructions:
+    """Operations of one level that mutations change.
+
+    Attributes:
+        names: operations of TileLang that synchronize, with their names in programs.
+        async_proxy: whether the simulator models the async proxy at this level.
+    """
+
+    names: Mapping[str, str]
+    async_proxy: bool = False
+
+    def synchronizes(self, call: tirx.Call) -> bool:
+        """Return whether ``call`` orders threads, blocks or ranks."""
+        spec = builtin_of(call)
+        if spec is None:
+            return op_name(call) in self.names
+        if spec.proxy_fence:
+            return self.async_proxy
+        only_orders = spec.result is None and not any(
+            isinstance(k, Pointer) and not k.optional for _, k in spec.operands
+        )
+        return bool(spec.waits) or only_orders or spec.signals or releases(call) or acquires(call)
+
+    def has(self, call: tirx.Call) -> bool:
+        """Return whether ``call`` synchronizes or has a scope."""
+        spec = builtin_of(call)
+        return self.synchronizes(call) or (spec is not None and spec.has_qualifier("scope"))
+
+    def name(self, call: tirx.Call) -> str:
+        spec = builtin_of(call)
+        return spec.name if spec is not None else self.names[op_name(call)]
+
+
+_SHARED_NAMES = {
     "tirx.tvm_storage_sync": "sync_threads",
     "tl.mbarrier_wait_parity": "mbarrier_wait_parity",
     "tl.ptx_arrive_barrier": "mbarrier_arrive",
@@ -28,7 +64,26 @@ TILELANG = {
     "tl.tma_store_arrive": "tma_store_arrive",
     COMPLETE: "complete_bulk_stores",
 }
-"""Operations of TileLang that synchronize, with their names in programs."""
+TILE = Instructions(_SHARED_NAMES)
+"""Operations of a program after the tile passes."""
+DEVICE = Instructions(
+    {
+        **_SHARED_NAMES,
+        "tl.sync_warp": "sync_warp",
+        "tl.fence_proxy_async": declaration_of(fence_proxy_async).name,
+        "tl.ptx_fence_barrier_init": "mbarrier_init_fence",
+        "tirx.ptx_init_barrier_thread_count": "mbarrier_init",
+        "tirx.ptx_arrive_barrier_expect_tx": "mbarrier_arrive_expect_tx",
+        "tl.mbarrier_expect_tx": "mbarrier_expect_tx",
+        "tirx.ptx_commit_group": "cp_async_commit",
+        "tirx.ptx_wait_group": "cp_async_wait",
+        "tl.warpgroup_arrive": "wgmma_fence",
+        "tl.warpgroup_commit_batch": "wgmma_commit",
+        "tl.warpgroup_wait": "wgmma_wait",
+    },
+    async_proxy=True,
+)
+"""Operations of a device function."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +93,17 @@ class Operation:
     call: tirx.Call
     stmt: tirx.Stmt
     """Innermost statement around the call."""
-    name: str
+    kind: str
+    """Its name in programs."""
     file: str
     line: int
+    synchronizes: bool
+    number: int = 1
+    """Number among the operations of this kind of one statement, in a device function."""
+
+    @property
+    def name(self) -> str:
+        return self.kind if self.number == 1 else f"{self.kind}#{self.number}"
 
     @property
     def spec(self) -> Builtin | None:
@@ -59,47 +122,39 @@ class Operation:
         return None
 
     def pointer(self) -> tirx.BufferLoad | None:
-        """Return the element on which the call operates, or None."""
-        place = self.operand(Pointer)
-        node = self.call.args[place] if place is not None else None
+        """Return the element on which the call operates, or None in a device function."""
+        node = self._pointer()
         return node.args[0] if op_name(node) == "tl.access_ptr" else None
 
+    def flag(self) -> str:
+        """Return the name of the tensor on which the call operates, or nothing."""
+        node, at = self._pointer(), self.pointer()
+        if at is not None:
+            return at.buffer.name
+        return node.args[1].name if op_name(node) == "tirx.tvm_access_ptr" else ""
 
-def synchronizes(call: tirx.Call) -> bool:
-    """Return whether ``call`` orders threads, blocks or ranks."""
-    spec = builtin_of(call)
-    if spec is None:
-        return op_name(call) in TILELANG
-    if spec.proxy_fence:
-        return False  # the simulator does not model the async proxy
-    only_orders = spec.result is None and not any(
-        isinstance(k, Pointer) and not k.optional for _, k in spec.operands
-    )
-    return bool(spec.waits) or only_orders or spec.signals or releases(call) or acquires(call)
+    def _pointer(self) -> tirx.PrimExpr | None:
+        place = self.operand(Pointer)
+        return self.call.args[place] if place is not None else None
 
 
-def _is_of_interest(call: tirx.Call) -> bool:
-    spec = builtin_of(call)
-    return synchronizes(call) or (spec is not None and spec.has_qualifier("scope"))
-
-
-def operations(body: tirx.Stmt) -> list[Operation]:
+def operations(body: tirx.Stmt, instructions: Instructions) -> list[Operation]:
     """Return all operations in the order of the program."""
     collected: list[Operation] = []
 
     def note(stmt: tirx.Stmt, node: tirx.PrimExpr, place: tuple[str, int]) -> None:
-        for call in calls_in(node, _is_of_interest):
-            spec = builtin_of(call)
-            name = spec.name if spec is not None else TILELANG[op_name(call)]
-            collected.append(Operation(call, stmt, name, *place))
+        for call in calls_in(node, instructions.has):
+            synchronizes = instructions.synchronizes(call)
+            collected.append(Operation(call, stmt, instructions.name(call), *place, synchronizes))
 
     def walk(stmt: tirx.Stmt, place: tuple[str, int]) -> tirx.Stmt:
         place = _place(stmt) or place
         if isinstance(stmt, tirx.SeqStmt):
             # An inserted operation precedes the statement that it serves and has its line.
-            places = [next(places_in(s), None) for s in stmt.seq]
+            places = [[*places_in(s)] for s in stmt.seq]
             for i, inner in enumerate(stmt.seq):
-                walk(inner, next((p for p in places[i:] if p is not None), place))
+                before = next((p[-1] for p in reversed(places[:i]) if p), place)
+                walk(inner, next((p[0] for p in places[i:] if p), before))
         elif isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
             note(stmt, stmt.value, place)
         else:
@@ -117,10 +172,8 @@ def places_in(stmt: tirx.Stmt) -> Iterator[tuple[str, int]]:
     place = _place(stmt)
     if place is not None:
         yield place
-    inner: list[tirx.Stmt] = []
-    rewrite_children(stmt, lambda s: (inner.append(s), s)[1])
-    for each in inner:
-        yield from places_in(each)
+    for inner in children_of(stmt):
+        yield from places_in(inner)
 
 
 def _place(stmt: tirx.Stmt) -> tuple[str, int] | None:
@@ -189,9 +242,29 @@ class Accesses:
         return any(mode & READS and data in self._written for data, mode in self._in(stmt))
 
     def _in(self, stmt: tirx.Stmt) -> list[tuple[tirx.Var, int]]:
-        flags = {a for c in calls_in(stmt, synchronizes) for a in c.args}
+        flags = {a for c in calls_in(stmt, TILE.synchronizes) for a in c.args}
         return [
             (buffer.data, mode)
             for node, buffer, mode in touches_in(stmt)
             if buffer.data in self._tensors and node not in flags
         ]
+
+
+def distinct(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``func`` with a node of its own for each operation, because lowering may repeat one
+    node and an edit changes all its places."""
+
+    def copy(stmt: tirx.Stmt) -> tirx.Stmt:
+        if not isinstance(stmt, tirx.Evaluate) or not isinstance(stmt.value, tirx.Call):
+            return rewrite_children(stmt, copy)
+        new = tirx.Evaluate(with_operands(stmt.value, stmt.value.args))
+        if (span := get_stmt_span(stmt)) is not None:
+            set_stmt_span(new, span)
+        return new
+
+    return func.with_body(copy(func.body))
+
+
+def with_operands(call: tirx.Call, operands: Iterable[tirx.PrimExpr]) -> tirx.Call:
+    """Return the call with other operands."""
+    return tirx.Call(call.dtype, call.op, list(operands), annotations=call.annotations)

@@ -30,7 +30,10 @@ class SimulationError(TileWeaveError):
             - ``translation``: results of the device level differ from the tile level's;
             - ``unsupported``: an operation that is not simulated.
         report: rank, block, tensor, region, source lines, last events, seed.
-        seed: seed of the schedule with the fault; None if the program itself was refused.
+        seed: seed of the schedule with the fault; None if the program itself was refused, or all
+            interleavings were explored.
+        interleavings: number of interleavings explored, with that of the fault; 0 if schedules are
+            random.
         event: number of the earlier one of two conflicting accesses; 0 if there is none.
     """
 
@@ -38,15 +41,31 @@ class SimulationError(TileWeaveError):
         assert kind in KINDS, kind
         super().__init__(f"{kind}: {report}")
         self.kind, self.report, self.seed, self.event = kind, report, seed, event
+        self.interleavings = 0
 
     def in_schedule(self, seed: int) -> SimulationError:
         """Return the fault with a note on how to replay it."""
         note = f"schedule of seed {seed}: replay it with schedules=1, seed={seed}"
         return SimulationError(self.kind, f"{self.report}\n{note}", seed=seed, event=self.event)
 
+    def in_interleaving(self, number: int) -> SimulationError:
+        """Return the fault with the number of interleavings that were explored."""
+        note = f"interleaving {number} of an exhaustive exploration, the first with a fault"
+        fault = SimulationError(self.kind, f"{self.report}\n{note}", event=self.event)
+        fault.interleavings = number
+        return fault
+
 
 class SimulationWarning(UserWarning):
     """Warning for a program without a fault: signals that are never waited for or read."""
+
+
+def uninitialized(use: str, block: Any, loc: str) -> SimulationError:
+    """Return the fault of a use of uninitialized memory, such as ``T.copy to S of``."""
+    return SimulationError(
+        "poison",
+        f"{use} uninitialized memory, by {block.name()} in launch {block.epoch}\n --> {loc}",
+    )
 
 
 def unsupported(what: Any, loc: str) -> SimulationError:

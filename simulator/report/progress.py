@@ -47,7 +47,7 @@ class Progress:
             TileWeaveError: all schedules together are estimated to take too long.
         """
 
-        def look() -> None:
+        def watch() -> None:
             now = self._clock()
             if now - self._last >= _PERIOD and now - self._start >= _SILENT:
                 self._last = now
@@ -56,14 +56,14 @@ class Progress:
                 self._refuse(seconds, blocks)
                 self._show(ended, blocks, seconds)
 
-        machine.watch = look
-        left = self._left
+        machine.watch = watch
+        left_before = self._left
         try:
             yield
             self._done += machine.block_counts()[2]
             self._left -= 1
         finally:
-            if self._bar is not None and self._left in (0, left):  # last schedule, or a fault
+            if self._bar is not None and self._left in (0, left_before):  # last, or a fault
                 self._bar.close()
 
     def _estimate(self, now: float, begun: int, blocks: int) -> float:
@@ -73,9 +73,9 @@ class Progress:
     def _refuse(self, seconds: float, blocks: int) -> None:
         if self._most is not None and seconds > self._most:
             raise TileWeaveError(
-                f"simulate: {self._name} takes an estimated {_time(seconds)} or more for "
+                f"simulate: {self._name} takes an estimated {duration(seconds)} or more for "
                 f"{self._schedules} schedules of {blocks} blocks; expected at most "
-                f"{_time(self._most)}: smaller sizes, fewer schedules, or --force"
+                f"{duration(self._most)}: smaller sizes, fewer schedules, or --force"
             )
 
     def _show(self, ended: int, blocks: int, seconds: float) -> None:
@@ -89,12 +89,12 @@ class Progress:
             )  # fmt: skip
         if not self._has_printed:
             self._has_printed = True
-            text = f"simulate: {self._name}: estimated {_time(seconds)} or more"
+            text = f"simulate: {self._name}: estimated {duration(seconds)} or more"
             tqdm.write(f"{text} for {self._schedules} schedules", file=sys.stderr)
         self._bar.update(self._done + ended - self._bar.n)
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """Return a duration as text: ``40 s``, ``5 min``, ``3 h``."""
     if seconds < 100:
         return f"{seconds:.0f} s"

@@ -90,7 +90,7 @@ class Recorder(Machine):
         super()._finish(coroutine)
 
     def _open(self, coroutine: Coroutine) -> Span:
-        work, at = coroutine.work, self._by_agent.setdefault(coroutine.order.base, [])
+        work, spans = coroutine.work, self._by_agent.setdefault(coroutine.order.base, [])
         block, kernel, label, loc = None, work.title.split(" (")[0], work.title, work.loc
         if isinstance(work, Launch):
             block, kernel = coroutine.frame.block.number, work.kernel.name
@@ -98,10 +98,10 @@ class Recorder(Machine):
         stream = name_of_stream(work.stream.name)
         span = Span(work.stream.rank, kernel, stream, block, label, work.epoch, loc, self._now())
         self._spans[coroutine] = span
-        at.append(span)
+        spans.append(span)
         return span
 
-    def trace(self, name: str, seed: int, fault: SimulationError | None = None) -> Trace:
+    def trace(self, name: str, seed: int | None, fault: SimulationError | None = None) -> Trace:
         """Return the recorded trace, which ``fault`` ended if it is given."""
         waits = self._ended_waits()
         signals: dict[int, Signal] = {}
@@ -125,9 +125,9 @@ class Recorder(Machine):
             span, time = self._span(awaited.event), self._time(awaited.event)
             flag = f"{tensor.name}{_index(tensor, flat)}"
             op, loc = self.memory.events.what[awaited.event][:2]
-            wanted = f"{RELATION_TEXT[awaited.relation]} {awaited.want}"
-            now = WaitTarget(op, loc, flag, tensor.name, awaited.seen, wanted)
-            wait, target = self._blocked_wait(span, time, flag) or (None, now)
+            condition = f"{RELATION_TEXT[awaited.relation]} {awaited.want}"
+            target_now = WaitTarget(op, loc, flag, tensor.name, awaited.seen, condition)
+            wait, target = self._blocked_wait(span, time, flag) or (None, target_now)
             if wait is None:
                 wait = Wait(time, text=self.memory.describe(awaited.event))
                 span.waits.append(wait)

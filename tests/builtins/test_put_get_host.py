@@ -73,8 +73,8 @@ def test_copy(library, item, size, src_at, dst_at, threads, by_warp):
     copy = getattr(library, f"{'warp' if by_warp else 'block'}_{item}")
     copy(ctypes.c_void_p(src), ctypes.c_void_p(dst), ctypes.c_int64(size), threads)
 
-    found = ctypes.string_at(dst_base, span)
+    actual = ctypes.string_at(dst_base, span)
     start = dst - dst_base
-    assert found[start : start + len(payload)] == payload
-    assert set(found[:start]) | set(found[start + len(payload) :]) <= {0xEE}
+    assert actual[start : start + len(payload)] == payload
+    assert set(actual[:start]) | set(actual[start + len(payload) :]) <= {0xEE}
     assert src_buffer is not dst_buffer

@@ -163,18 +163,39 @@ def test_simulate_as_json(file, capsys):
         main(["simulate", file(CLEAN, STUCK, UNHEARD), *ONCE, "--seed", "7", "--json"])
     assert status.value.code == 1
     captured = capsys.readouterr()
-    found = {p["name"]: p for p in map(json.loads, captured.out.splitlines())}
+    data = {p["name"]: p for p in map(json.loads, captured.out.splitlines())}
     assert captured.err == ""
     same = {"ranks": 2, "schedules": 2, "seed": 7}
-    assert found["clean"] == {
+    assert data["clean"] == {
         "name": "clean", **same, "verdict": "no fault", "fault": None, "inputs": {"F": "zeros"},
         "warnings": [],
     }  # fmt: skip
-    fault = found["stuck"]["fault"]
-    assert (found["stuck"]["verdict"], fault["kind"], fault["seed"]) == ("fault", "deadlock", 7)
+    fault = data["stuck"]["fault"]
+    assert (data["stuck"]["verdict"], fault["kind"], fault["seed"]) == ("fault", "deadlock", 7)
     assert "waits at W.wait_reached(F[0, 1]): value seen 0" in fault["report"]
-    texts = found["unheard"]["warnings"]
+    texts = data["unheard"]["warnings"]
     assert len(texts) == 2 and any("F[1, 1] is signalled, but never waited for" in t for t in texts)
+
+
+def test_simulate_explores_all_interleavings(file, capsys):
+    path = file(CLEAN, STUCK)
+    assert main(["simulate", f"{path}:clean", *ONCE, "--exhaustive"]) == 0
+    all_of_them = "all 2 interleavings of clean for 2 ranks are free of races and deadlocks"
+    assert capsys.readouterr().out == f"{all_of_them}\n"
+    few = ["--exhaustive", "--max-interleavings", "1", "--json"]
+    with pytest.raises(SystemExit) as status:
+        main(["simulate", path, *ONCE, *few])
+    assert status.value.code == 1
+    clean, stuck = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (clean["verdict"], clean["interleavings"], clean["complete"]) == ("no fault", 1, False)
+    assert clean["summary"].startswith("1 interleavings of clean for 2 ranks explored, not all; ")
+    assert (stuck["fault"]["kind"], stuck["fault"]["seed"]) == ("deadlock", None)
+    assert stuck["interleavings"] == 1
+    with pytest.raises(SystemExit) as status:
+        main(["simulate", f"{path}:clean", *ONCE, *few[:3]])
+    assert status.value.code == 1
+    assert main(["simulate", path, *ONCE, "--exhaustive", "--level", "device"]) == 1
+    assert "--exhaustive with --level device; expected --level tile" in capsys.readouterr().err
 
 
 def test_simulate_draws_a_timeline(file, capsys, tmp_path):

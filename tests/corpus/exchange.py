@@ -18,6 +18,8 @@ import tilelang.language as T
 
 from tileweave import language as W
 
+from .faults.case import datum
+
 TILE = 32
 """Elements of a message, and threads of a block."""
 
@@ -122,11 +124,7 @@ def operations(x: Exchange) -> list[Op]:
     return ops
 
 
-def datum(epoch, message, i):
-    return epoch * 1000 + message * 100 + i
-
-
-def exchange_program(x: Exchange, ops: list[Op], barrier: bool = True):
+def exchange_program(x: Exchange, ops: list[Op], barrier: bool):
     """Return the kernel of ``ops``; the ``barrier`` at its end makes the next epoch safe."""
     messages, blocks = len(x.messages), x.blocks
     num_flags = len(x.deliveries) + messages

@@ -15,17 +15,17 @@ from tileweave.passes.ir.walk import calls_in, op_name
 def line_of(case: str, text: str) -> int:
     """Return the line of this text in a program, which contains it once."""
     lines, first = inspect.getsourcelines(PROGRAMS[case].make)
-    found = [first + n for n, line in enumerate(lines) if text in line]
-    assert len(found) == 1, (text, found)
-    return found[0]
+    results = [first + n for n, line in enumerate(lines) if text in line]
+    assert len(results) == 1, (text, results)
+    return results[0]
 
 
 def explained(case: str, ranks: int = 4, **options) -> tw.Explanation:
     return tw.explain(PROGRAMS[case].make(ranks), ranks, **options)
 
 
-def of(found: tw.Explanation, **values) -> list:
-    return [o for o in found.ops if all(getattr(o, k) == v for k, v in values.items())]
+def of(explanation: tw.Explanation, **values) -> list:
+    return [o for o in explanation.ops if all(getattr(o, k) == v for k, v in values.items())]
 
 
 # kinds, tensors and lines
@@ -50,25 +50,28 @@ def of(found: tw.Explanation, **values) -> list:
     ],
 )  # fmt: skip
 def test_operation(case, kind, tensor, text, granule, amount, per_block):
-    found = of(explained(case), kind=kind, line=line_of(case, text))
-    assert [(o.tensor, o.granule, o.amount, o.per_block) for o in found] == [
+    operations = of(explained(case), kind=kind, line=line_of(case, text))
+    assert [(o.tensor, o.granule, o.amount, o.per_block) for o in operations] == [
         (tensor, granule, amount, per_block)
     ]
     file = inspect.getsourcefile(PROGRAMS[case].make)
-    assert found[0].file == file and found[0].kernel == "program"
+    assert operations[0].file == file and operations[0].kernel == "program"
 
 
 def test_counts_equal_those_of_the_program():
     """The counts equal those of the emitted program."""
     for case in ("ring_shift", "gemm_reduce_add", "halo_exchange", "persistent"):
         cuda = tw.emit(PROGRAMS[case].make(4))
-        found = explained(case)
+        explanation = explained(case)
         waits = cuda.count("tw::wait_reached<")
         signals = cuda.count("tw::signal<") + cuda.count("tw::atom_add<")
-        assert (len(of(found, kind="wait")), len(of(found, kind="signal"))) == (waits, signals)
-        assert len(of(found, kind="bulk_wait")) == cuda.count("tw::complete_bulk_stores(")
-        assert len(of(found, kind="fence")) == cuda.count("tw::fence_proxy_async(")
-        assert waits and signals and of(found, kind="barrier")
+        assert (len(of(explanation, kind="wait")), len(of(explanation, kind="signal"))) == (
+            waits,
+            signals,
+        )
+        assert len(of(explanation, kind="bulk_wait")) == cuda.count("tw::complete_bulk_stores(")
+        assert len(of(explanation, kind="fence")) == cuda.count("tw::fence_proxy_async(")
+        assert waits and signals and of(explanation, kind="barrier")
 
 
 def test_order_around_one_access_is_that_of_the_program():
@@ -81,26 +84,26 @@ def test_order_around_one_access_is_that_of_the_program():
 
 
 def test_reasons_name_the_access_and_its_readers():
-    found = explained("all_gather_loads")
-    (signal,) = of(found, kind="signal", tensor="shared")
+    explanation = explained("all_gather_loads")
+    (signal,) = of(explanation, kind="signal", tensor="shared")
     assert signal.reason == "T.copy writes it for every rank"
-    (wait,) = of(found, kind="wait")
+    (wait,) = of(explanation, kind="wait")
     assert wait.reason == "T.copy reads the result of writes"
 
 
 def test_a_wait_that_left_a_loop_says_so():
-    found = explained("two_producers")
-    (wait,) = of(found, kind="wait", flag="finished")
+    explanation = explained("two_producers")
+    (wait,) = of(explanation, kind="wait", flag="finished")
     assert wait.line == line_of("two_producers", "T.copy(tile, S[")
     assert wait.reason.endswith("has finished; moved out of the loop over part")
-    (inside,) = of(found, kind="wait", flag="S_arrived")
+    (inside,) = of(explanation, kind="wait", flag="S_arrived")
     assert "moved" not in inside.reason and (wait.per_block, inside.per_block) == (1, 2)
 
 
 def test_credits_and_the_count_of_launches_stand_at_the_kernel():
-    found = explained("ring_shift")
+    explanation = explained("ring_shift")
     kernel = line_of("ring_shift", "with T.Kernel")
-    signals = {o.tensor: o for o in of(found, kind="signal", line=kernel)}
+    signals = {o.tensor: o for o in of(explanation, kind="signal", line=kernel)}
     assert signals["started"].per_block == 3
     assert signals["started"].reason == (
         "the first block signals to the writers that this launch has started"
@@ -140,11 +143,11 @@ def test_merged_operations_are_listed(tmp_path, capsys):
     file = tmp_path / "twice.py"
     file.write_text(MERGED)
     assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    data = json.loads(capsys.readouterr().out)
     lines = lines_of(MERGED)
-    waits = [o["line"] for o in found["ops"] if o["flag"] == "S_arrived" and o["kind"] == "wait"]
+    waits = [o["line"] for o in data["ops"] if o["flag"] == "S_arrived" and o["kind"] == "wait"]
     assert waits == [lines["first"]]
-    (merged,) = found["merged"]
+    (merged,) = data["merged"]
     assert (merged["kind"], merged["line"], merged["per_block"]) == ("wait", lines["second"], 0)
     assert merged["reason"] == f"the wait at {file}:{lines['first']} covers it, too"
     assert main(["explain", str(file), "--ranks", "2"]) == 0
@@ -155,11 +158,11 @@ def test_merged_operations_are_listed(tmp_path, capsys):
 
 
 def test_bytes_of_counters_and_scratch_memory():
-    found = explained("gemm_reduce_scatter")
+    explanation = explained("gemm_reduce_scatter")
     # two buffers of (64 x 32) / (16 x 16) granules; launches, blocks
-    assert found.flags == {"parts_arrived": 2 * 8 * 4, "launches": 2 * 4}
-    assert found.flag_bytes == 72
-    assert found.scratch == {"parts": 2 * 64 * 32 * 4}
+    assert explanation.flags == {"parts_arrived": 2 * 8 * 4, "launches": 2 * 4}
+    assert explanation.flag_bytes == 72
+    assert explanation.scratch == {"parts": 2 * 64 * 32 * 4}
 
 
 @pytest.mark.parametrize(
@@ -173,9 +176,9 @@ def test_bytes_of_counters_and_scratch_memory():
     ],
 )
 def test_reuse(case, configs, reason):
-    found = explained(case, pass_configs=configs)
-    (told,) = found.reuse.values()
-    assert reason in told and f"  {told}" in str(found)
+    explanation = explained(case, pass_configs=configs)
+    (told,) = explanation.reuse.values()
+    assert reason in told and f"  {told}" in str(explanation)
 
 
 @pytest.mark.parametrize(
@@ -193,11 +196,12 @@ def test_reuse(case, configs, reason):
     ],
 )
 def test_versions(case, reasons):
-    found = explained(case)
-    assert found.versions == reasons
-    assert ("again in the same launch because:" in str(found)) == bool(reasons)
+    explanation = explained(case)
+    assert explanation.versions == reasons
+    assert ("again in the same launch because:" in str(explanation)) == bool(reasons)
     assert all(
-        f"  {reason}" in str(found) and reason in found.html() for reason in reasons.values()
+        f"  {reason}" in str(explanation) and reason in explanation.html()
+        for reason in reasons.values()
     )
 
 
@@ -228,26 +232,26 @@ def test_program_with_explicit_signals(tmp_path, capsys):
     file, lines = tmp_path / "ring.py", lines_of(BY_HAND)
     file.write_text(BY_HAND)
     assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    hand = [o for o in found["ops"] if o["reason"] == "explicit in the program"]
+    data = json.loads(capsys.readouterr().out)
+    hand = [o for o in data["ops"] if o["reason"] == "explicit in the program"]
     assert [(o["kind"], o["tensor"], o["line"], o["per_block"]) for o in hand] == [
         ("signal", "F", lines["signal"], 1),
         ("wait", "F", lines["wait"], 3),
         ("fence", "", lines["fence"], 1),
         ("barrier", "B", lines["barrier"], 1),
     ]
-    added = [(o["kind"], o["line"]) for o in found["ops"] if o not in hand]
+    added = [(o["kind"], o["line"]) for o in data["ops"] if o not in hand]
     assert added == [
         ("bulk_wait", lines["signal"]), ("barrier", lines["signal"]), ("fence", lines["wait"]),
         ("bulk_wait", lines["barrier"]), *[("barrier", lines["barrier"])] * 2,
     ]  # fmt: skip
-    assert found["flags"] == {} and found["reuse"] == {}
+    assert data["flags"] == {} and data["reuse"] == {}
 
 
 def test_verify_off_leaves_a_program_as_it_is():
-    found = explained("ring_shift", pass_configs={"tileweave.verify": "off"})
-    assert found.ops == () and found.flag_bytes == 0
-    assert "nothing is inserted" in str(found)
+    explanation = explained("ring_shift", pass_configs={"tileweave.verify": "off"})
+    assert explanation.ops == () and explanation.flag_bytes == 0
+    assert "nothing is inserted" in str(explanation)
 
 
 def test_one_rank_takes_the_same_way():
@@ -264,9 +268,9 @@ def test_unordered_accesses_are_listed_with_their_reasons(tmp_path, capsys):
     file, lines = tmp_path / "twice.py", lines_of(UNORDERED)
     file.write_text(UNORDERED)
     assert main(["explain", str(file), "--ranks", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["merged"] == []
-    (told,) = found["unordered"]
+    data = json.loads(capsys.readouterr().out)
+    assert data["merged"] == []
+    (told,) = data["unordered"]
     assert (told["kind"], told["tensor"], told["line"], told["reason"]) == (
         "unordered", "S", lines["second"], "a copy is enough",
     )  # fmt: skip
@@ -295,59 +299,64 @@ def test_warnings_instead_of_refusals():
 
 
 def test_plan_is_explained_with_its_kernels_and_copies():
-    found = explained("all_gather_gemm")
-    assert [name for name, *_ in found.sources] == ["plan", "gemm"]
+    explanation = explained("all_gather_gemm")
+    assert [name for name, *_ in explanation.sources] == ["plan", "gemm"]
     sent = line_of("all_gather_gemm", "p.copy(gathered[peer")
-    first, signal = of(found, line=sent)
+    first, signal = of(explanation, line=sent)
     assert (first.kind, signal.kind, signal.tensor, signal.per_block) == (
         "wait", "signal", "gathered", 3,
     )  # fmt: skip
     assert signal.reason == "the stream signals to gemm that p.copy has finished"
     assert (first.tensor, first.flag, first.per_block) == ("gathered", "started", 3)
     assert first.reason == "before p.copy overwrites it: a peer may read it until its call begins"
-    (wait,) = of(found, kernel="gemm", kind="wait")
+    (wait,) = of(explanation, kernel="gemm", kind="wait")
     assert (wait.tensor, wait.line) == ("gathered", line_of("all_gather_gemm", "T.copy(gathered["))
     assert wait.reason == "T.copy reads the result of writes; moved out of the loop over k"
-    assert not of(found, kernel="gemm", kind="signal", tensor="started")
+    assert not of(explanation, kernel="gemm", kind="signal", tensor="started")
 
 
 def test_kernels_of_one_name_are_distinguished():
-    found = explained("two_kernels")
-    assert [name for name, *_ in found.sources] == ["plan", "program", "double", "program (2)"]
-    both = [of(found, kernel=k, kind="signal") for k in ("program", "program (2)")]
+    explanation = explained("two_kernels")
+    assert [name for name, *_ in explanation.sources] == [
+        "plan",
+        "program",
+        "double",
+        "program (2)",
+    ]
+    both = [of(explanation, kernel=k, kind="signal") for k in ("program", "program (2)")]
     assert both[0] and len(both[0]) == len(both[1])
-    assert found.flag_bytes == 2 * 32 and "program (2).S" in found.reuse
+    assert explanation.flag_bytes == 2 * 32 and "program (2).S" in explanation.reuse
 
 
 # the table, the page and the command line
 
 
 def test_table_is_aligned():
-    found = explained("two_producers")
-    title, head, *lines = str(found).splitlines()
+    explanation = explained("two_producers")
+    title, head, *lines = str(explanation).splitlines()
     assert title == "program, 4 ranks"
-    rows = lines[: len(found.ops)]
+    rows = lines[: len(explanation.ops)]
     for column in ("kind", "tensor", "granule", "per block", "why"):
         at = head.index(column)
         assert all(row[at - 2 : at] == "  " and row[at] != " " for row in rows), column
     assert "counters: 32 bytes on each rank (S_arrived 8, finished 16, launches 8)" in lines
 
 
-def page_of(found: tw.Explanation) -> ElementTree.Element:
-    return ElementTree.fromstring(found.html().partition("\n")[2])
+def page_of(explanation: tw.Explanation) -> ElementTree.Element:
+    return ElementTree.fromstring(explanation.html().partition("\n")[2])
 
 
 @pytest.mark.parametrize("case", ["ring_shift", "wide_reader", "all_gather_gemm"])
 def test_page_is_well_formed_and_has_every_operation_under_its_line(case):
-    found = explained(case)
+    explanation = explained(case)
     shown, number = [], 0
-    for span in page_of(found).iter("span"):
+    for span in page_of(explanation).iter("span"):
         kind = span.get("class", "")
         if kind == "number":
             number = int(span.text)
         elif kind.startswith("op "):
             shown.append((kind.removeprefix("op "), number, span.get("title")))
-    assert sorted(shown) == sorted((o.kind, o.line, o.reason) for o in found.ops)
+    assert sorted(shown) == sorted((o.kind, o.line, o.reason) for o in explanation.ops)
 
 
 def test_page_shows_the_source_from_its_decorator_on():
@@ -384,8 +393,8 @@ def test_command_explains_a_kernel_with_its_plan_only(tmp_path, capsys):
     file = tmp_path / "gather.py"
     file.write_text(PLAN)
     assert main(["explain", str(file), "--json"]) == 0
-    (found,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert found["name"] == "gather" and {o["kernel"] for o in found["ops"]} == {"gather", "step"}
+    (data,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert data["name"] == "gather" and {o["kernel"] for o in data["ops"]} == {"gather", "step"}
     assert main(["explain", f"{file}:step", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["ops"] == []
 

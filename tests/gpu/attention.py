@@ -185,22 +185,22 @@ class Run:
         qs, ks, vs = self.shards()
         return reference_attention(self.problem, self.rank, qs[self.rank], ks, vs, *self.offsets)
 
-    def errors(self, found, right=None) -> tuple[float, float]:
+    def errors(self, actual, right=None) -> tuple[float, float]:
         """Return the largest errors of the result and of the logarithms of the sums."""
-        (out, lse), (right, sums) = found, right or self.right()
+        (out, lse), (right, sums) = actual, right or self.right()
         if out.shape != right.shape or lse.shape != sums.shape or out.dtype != right.dtype:
             return float("inf"), float("inf")
         return _error(out, right), _error(lse, sums)
 
-    def fault(self, found, right=None) -> str:
-        error, of_lse = self.errors(found, right)
+    def fault(self, actual, right=None) -> str:
+        error, of_lse = self.errors(actual, right)
         if error <= TOLERANCE and of_lse <= LSE_TOLERANCE:
             return ""
         return f"{self.case}: error {error:.1e}, of lse {of_lse:.1e}"
 
 
-def _error(found: torch.Tensor, right: torch.Tensor) -> float:
-    error = (found.float() - right.float()).abs().max().item() if found.numel() else 0.0
+def _error(actual: torch.Tensor, right: torch.Tensor) -> float:
+    error = (actual.float() - right.float()).abs().max().item() if actual.numel() else 0.0
     return error if error == error else float("inf")
 
 
@@ -222,12 +222,12 @@ def check_values(options: argparse.Namespace) -> str:
         run = Run(case)
         for _ in range(2):
             run.refill()
-            found = run.call()
+            actual = run.call()
             right = run.right()
-            errors = run.errors(found, right)
+            errors = run.errors(actual, right)
             before = worst.get(case.group, (0.0, 0.0))
             worst[case.group] = tuple(map(max, before, errors))
-            if fault := run.fault(found, right):
+            if fault := run.fault(actual, right):
                 faults.append(fault)
                 break
         count[case.group] += 1
@@ -250,13 +250,13 @@ def check_back_to_back(options: argparse.Namespace, calls: int = 200) -> str:
         sets.append(given)
     order = [(random_index(options, n, len(runs)), n % 3) for n in range(calls)]
     late = random.Random(group_of("").rank)
-    found = []
+    results = []
     for which, number in order:
         if GPU and late.random() < 0.3:
             torch.cuda._sleep(late.randrange(1, 400_000))
         runs[which].load(sets[which][number][0])
-        found.append([x.clone() for x in runs[which].call()])
-    for call, ((which, number), result) in enumerate(zip(order, found, strict=True)):
+        results.append([x.clone() for x in runs[which].call()])
+    for call, ((which, number), result) in enumerate(zip(order, results, strict=True)):
         if fault := runs[which].fault(result, sets[which][number][1]):
             return f"call {call}: {fault}"
     return ""
@@ -275,7 +275,7 @@ def check_graph(options: argparse.Namespace, replays: int = 100) -> str:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [run.call() for run in runs]
+        results = [run.call() for run in runs]
     late = random.Random(group_of("").rank)
     for number in range(replays):
         if number % 10 == 0:
@@ -283,11 +283,11 @@ def check_graph(options: argparse.Namespace, replays: int = 100) -> str:
                 run.refill()
         if late.random() < 0.3:
             torch.cuda._sleep(late.randrange(1, 400_000))
-        for _, lse in found:
+        for _, lse in results:
             lse.fill_(float("nan"))
         graph.replay()
         if number % 10 == 9:
-            for run, result in zip(runs, found, strict=True):
+            for run, result in zip(runs, results, strict=True):
                 if fault := run.fault(result):
                     return f"replay {number}: {fault}"
     return ""

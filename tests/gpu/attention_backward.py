@@ -73,10 +73,10 @@ def fault(case: Case, causal: bool, layout: str, transport: str) -> str:
     expected = torch.autograd.grad(out, leaves, grad.float())
     out = out.detach().to(case.dtype)
     for _ in range(3):
-        found = sp_attention_backward(
+        actual = sp_attention_backward(
             grad, q, k, v, out, lse.detach(), transport=transport, **options
         )
-        for name, x, y in zip("qkv", found, expected, strict=True):
+        for name, x, y in zip("qkv", actual, expected, strict=True):
             if x.shape != y.shape or x.dtype != case.dtype:
                 return f"gradient of {name}: {tuple(x.shape)} {x.dtype}"
             error = ((x.float() - y).norm() / y.norm()).item()

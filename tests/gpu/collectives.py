@@ -131,13 +131,13 @@ class Exchange:
         total = every.float().sum(0).to(self.x.dtype)
         return total if self.op == "all_reduce" else total.chunk(ranks)[me]
 
-    def fault(self, found: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
-        """Return what is wrong with ``found``, by default ``out``, or ""."""
+    def fault(self, actual: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
+        """Return what is wrong with ``actual``, by default ``out``, or ""."""
         right = self.right() if right is None else right
-        found = self.out if found is None else found
-        if found.shape != right.shape:
-            return f"{self.name}: shape {tuple(found.shape)}; expected {tuple(right.shape)}"
-        wrong = int((found != right).sum())
+        actual = self.out if actual is None else actual
+        if actual.shape != right.shape:
+            return f"{self.name}: shape {tuple(actual.shape)}; expected {tuple(right.shape)}"
+        wrong = int((actual != right).sum())
         return f"{self.name}: {wrong} of {right.numel()} elements are wrong" if wrong else ""
 
 
@@ -207,7 +207,7 @@ def check_bits(transport: str) -> str:
         if GPU and any(not torch.equal(one.again(), first) for _ in range(10)):
             return f"{one.name}: not the same in each call"
         every = nccl.all_gather(first[None], one.group)
-        if one.op == "all_reduce" and any(not torch.equal(found, first) for found in every):
+        if one.op == "all_reduce" and any(not torch.equal(actual, first) for actual in every):
             return f"{one.name}: not the same on all ranks"
         total = nccl.all_gather(one.x[None], one.group).float().sum(0)
         if one.op == "reduce_scatter":
@@ -225,13 +225,13 @@ def check_back_to_back(transport: str, calls: int = 300) -> str:
     choice = torch.randint(len(every[0]), (calls,)).tolist()
     rights = [[one.right() for one in given] for given in every]
     torch.manual_seed(100 + group_of("").rank)
-    found = []
+    results = []
     for number, which in enumerate(choice):
         one = every[number % 3][which]
         if GPU and torch.rand(()) < 0.3:
             torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        found.append((number % 3, which, one.again().clone()))
-    for given, which, result in found:
+        results.append((number % 3, which, one.again().clone()))
+    for given, which, result in results:
         if fault := every[given][which].fault(result, rights[given][which]):
             return fault
     return ""
@@ -272,12 +272,12 @@ def check_gradients(transport: str) -> str:
         f = weighted(getattr(ops, one.op), one.axes, weight)
         torch.compiler.reset()
         compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
-        found = []
+        results = []
         for call, transport in ((f, "nccl"), (f, one.transport), (compiled, one.transport)):
             x = one.x.clone().requires_grad_()
-            found.append(torch.autograd.grad(call(x, transport).sum(), x)[0])
-        for what, gradient in zip(("eager", "compiled"), found[1:], strict=True):
-            if not torch.equal(gradient, found[0]):
+            results.append(torch.autograd.grad(call(x, transport).sum(), x)[0])
+        for what, gradient in zip(("eager", "compiled"), results[1:], strict=True):
+            if not torch.equal(gradient, results[0]):
                 return f"{one.name}: {what}: gradients are wrong"
     return ""
 

@@ -201,8 +201,8 @@ def _source(line: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("faults", nargs="*", metavar="FAULT", help="; ".join(FAULTS))
-    asked = parser.parse_args().faults
-    names = asked or list(FAULTS)
+    requested = parser.parse_args().faults
+    names = requested or list(FAULTS)
     if unknown := set(names) - FAULTS.keys():
         parser.error(f"{', '.join(unknown)}; expected {', '.join(FAULTS)}")
     failed = 0
@@ -212,7 +212,7 @@ def main() -> int:
         if fault.needs_gpu and not fault_ranks.GPU:
             print(f"| {name} | not run | no GPU |", flush=True)
             continue
-        if not asked and fault.limit_s > MOST_S:
+        if not requested and fault.limit_s > MOST_S:
             print(f"| {name} | not run | takes up to {fault.limit_s:g} s: name it |", flush=True)
             continue
         if why := fault_ranks.obstacle(fault.program):

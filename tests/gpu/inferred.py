@@ -85,8 +85,8 @@ class Run:
         bad = []
         for number in numbers:
             for name, value in self.expected[number].items():
-                found = self.copies.get(name, self.arguments[name])[number].cpu().numpy()
-                if not np.allclose(found, value, rtol=0, atol=self.tolerance):
+                actual = self.copies.get(name, self.arguments[name])[number].cpu().numpy()
+                if not np.allclose(actual, value, rtol=0, atol=self.tolerance):
                     bad.append(number)
         return bad
 

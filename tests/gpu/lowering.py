@@ -86,7 +86,7 @@ def fault_of_builtin(threads: int, what: str) -> str:
     kernel(x, w, y, flags, n.view(torch.uint32), S)
     tw.barrier()
     torch.cuda.synchronize()
-    found: dict[str, Any] = {
+    actual: dict[str, Any] = {
         "flag": int(flags.local.view(torch.int32)[left]),
         "n": n.tolist(),
         "S": S.local.view(torch.int32).tolist(),
@@ -102,7 +102,7 @@ def fault_of_builtin(threads: int, what: str) -> str:
         expected["n"][1] += blocks * threads
     if what == "red_add":
         expected["n"][0] += blocks * threads
-    wrong = [f"{k}={found[k]}, expected {expected[k]}" for k in found if found[k] != expected[k]]
+    wrong = [f"{k}={actual[k]}, expected {expected[k]}" for k in actual if actual[k] != expected[k]]
     if not torch.equal(y, (x.float() @ w.float()).to(BF16)):
         wrong.append("y is wrong")
     flags.free(), S.free()

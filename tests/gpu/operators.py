@@ -108,16 +108,16 @@ class Product:
         nccl.reduce_scatter(a @ b, right, group)
         return right
 
-    def fault(self, found: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
-        """Return what is wrong with ``found``, by default ``out``, or ""."""
+    def fault(self, actual: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
+        """Return what is wrong with ``actual``, by default ``out``, or ""."""
         right = self.right() if right is None else right
-        found = self.out if found is None else found
-        error = error_of(found, right)
+        actual = self.out if actual is None else actual
+        error = error_of(actual, right)
         return "" if error <= TOLERANCE else f"{self.name}: relative error {error:.1e}"
 
 
-def error_of(found: torch.Tensor, right: torch.Tensor) -> float:
-    error = ((found.float() - right.float()).norm() / right.float().norm()).item()
+def error_of(actual: torch.Tensor, right: torch.Tensor) -> float:
+    error = ((actual.float() - right.float()).norm() / right.float().norm()).item()
     return error if error == error else float("inf")
 
 
@@ -221,9 +221,9 @@ def check_exact(calls: int = 500) -> str:
 
 def sparse(like: torch.Tensor) -> torch.Tensor:
     """Return -1 and 1 in a tenth of the elements, with the memory order of ``like``."""
-    found = torch.empty_like(like)
+    actual = torch.empty_like(like)
     signs = torch.randn(like.shape, device=like.device).sign()
-    return found.copy_(signs * (torch.rand(like.shape, device=like.device) < 0.1))
+    return actual.copy_(signs * (torch.rand(like.shape, device=like.device) < 0.1))
 
 
 def check_bits() -> str:
@@ -234,7 +234,7 @@ def check_bits() -> str:
             return f"{product.name}: not the same in each call"
         if product.op is ops.matmul_all_reduce:
             every = nccl.all_gather(first, group_of("")).view(-1, *first.shape)
-            if any(not torch.equal(found, first) for found in every):
+            if any(not torch.equal(actual, first) for actual in every):
                 return f"{product.name}: not the same on all ranks"
         if product.op is ops.all_gather_matmul:
             _, rows = ops.all_gather_matmul(
@@ -252,13 +252,13 @@ def check_back_to_back(calls: int = 200) -> str:
     every = [products(biased=True), products(), products(dtype=FP8)]
     rights = [[p.right() for p in given] for given in every]
     torch.manual_seed(100 + group_of("").rank)
-    found = []
+    results = []
     for number, which in enumerate(choice):
         product = every[number % 3][which]
         if GPU and torch.rand(()) < 0.3:
             torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        found.append((number % 3, which, product.call().clone()))
-    for given, which, result in found:
+        results.append((number % 3, which, product.call().clone()))
+    for given, which, result in results:
         if fault := every[given][which].fault(result, rights[given][which]):
             return fault
     return ""
@@ -312,8 +312,8 @@ def check_gradients() -> str:
         y = f(*given, strategy)
         results.append([y, *torch.autograd.grad((y * weight).sum(), given)])
     for of, result in zip(("fused", "compiled"), results[1:], strict=True):
-        for name, found, right in zip(names, result, results[0], strict=True):
-            if (error := error_of(found, right)) > 2 * TOLERANCE:
+        for name, actual, right in zip(names, result, results[0], strict=True):
+            if (error := error_of(actual, right)) > 2 * TOLERANCE:
                 return f"{of}: {name}: relative error {error:.1e}"
     return ""
 

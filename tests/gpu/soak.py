@@ -52,16 +52,16 @@ class Results:
 
     def add(self, launch: int, data: Data, slot: int) -> None:
         """Enqueue the comparison of what the launch with the inputs of ``slot`` wrote."""
-        for name, found, right, tolerance in data.results(slot):
-            found, right = found.flatten(), right.flatten()
+        for name, actual, right, tolerance in data.results(slot):
+            actual, right = actual.flatten(), right.flatten()
             if tolerance:
-                differs = ~((found - right).abs() <= tolerance)
+                differs = ~((actual - right).abs() <= tolerance)
             else:
-                differs = found != right
-            index = torch.where(differs, _indices(len(found)), len(found)).min()
-            at = index.clamp(max=len(found) - 1).view(1)
-            row = torch.cat([at.double(), found[at].double(), right[at].double()])
-            self.first[len(self.names)] = torch.where(index < len(found), row, -1.0)
+                differs = actual != right
+            index = torch.where(differs, _indices(len(actual)), len(actual)).min()
+            at = index.clamp(max=len(actual) - 1).view(1)
+            row = torch.cat([at.double(), actual[at].double(), right[at].double()])
+            self.first[len(self.names)] = torch.where(index < len(actual), row, -1.0)
             self.names.append(f"launch {launch}, {name}")
 
     def wrong(self) -> list[str]:
@@ -70,8 +70,8 @@ class Results:
             return []
         rows = zip(self.names, self.first.tolist(), strict=False)
         return [
-            f"{name}: first wrong element {int(index)} is {found:g}, expected {right:g}"
-            for name, (index, found, right) in rows
+            f"{name}: first wrong element {int(index)} is {actual:g}, expected {right:g}"
+            for name, (index, actual, right) in rows
             if index >= 0
         ]
 

@@ -179,33 +179,43 @@ def first_of(faults: Iterator[str]) -> str:
     return "; ".join(shown[:3]) + (f"; {len(shown)} in all" if len(shown) > 3 else "")
 
 
+class Ring:
+    """Launches of ``ring`` on this rank, and its result."""
+
+    def __init__(self) -> None:
+        self.rank, self.ranks = group_of("").rank, group_of("").world_size
+        self.inbox = tw.symmetric((2, BLOCKS, 64), torch.int32)
+        self.flags = tw.symmetric((2, BLOCKS), torch.uint32)
+        self.out = torch.zeros((BLOCKS, 64), dtype=torch.int32, device="cuda")
+        self.kernel = tw.compile(ring, pass_configs={"tileweave.verify": "off"})
+        self.epoch = 0
+
+    def __call__(self, count: int = LAUNCHES) -> None:
+        for _ in range(count):
+            self.kernel(self.inbox, self.flags, self.out, self.epoch)
+            tw.barrier()
+            self.epoch += 1
+
+    def wrong(self) -> str:
+        """Return what is wrong with the result of the last launch, and clear it."""
+        torch.cuda.synchronize()
+        source = (self.rank + self.ranks - 1) % self.ranks
+        numbers = torch.arange(BLOCKS * 64).view(BLOCKS, 64)
+        right = (source * 1000 + numbers + self.epoch - 1).int()
+        found = self.out.cpu()
+        self.out.zero_()
+        torch.cuda.synchronize()
+        return "" if torch.equal(found, right) else "wrong result"
+
+
 def check_ring() -> Iterator[tuple[str, ...]]:
     """Waits and signals that the program contains."""
-    rank, ranks = group_of("").rank, group_of("").world_size
-    inbox = tw.symmetric((2, BLOCKS, 64), torch.int32)
-    flags = tw.symmetric((2, BLOCKS), torch.uint32)
-    out = torch.zeros((BLOCKS, 64), dtype=torch.int32, device="cuda")
-    kernel = tw.compile(ring, pass_configs={"tileweave.verify": "off"})
-    epoch = 0
-
-    def launch(count: int = 1) -> None:
-        nonlocal epoch
-        for _ in range(count):
-            kernel(inbox, flags, out, epoch)
-            tw.barrier()
-            epoch += 1
-
-    def wrong() -> str:
-        torch.cuda.synchronize()
-        source = (rank + ranks - 1) % ranks
-        right = source * 1000 + torch.arange(BLOCKS * 64).view(BLOCKS, 64) + epoch - 1
-        return "" if torch.equal(out.cpu(), right.int()) else "wrong result"
-
-    launch()
-    yield "ring before a trace", wrong()
-    out.zero_()
-    trace = traced(lambda: launch(LAUNCHES))
-    yield "ring in a trace", wrong()
+    run = Ring()
+    rank, ranks = run.rank, run.ranks
+    run()
+    yield "ring before a trace", run.wrong()
+    trace = traced(run)
+    yield "ring in a trace", run.wrong()
     spans = [s for s in trace.spans if s.kernel == "ring"]
     waits = [w for s in spans for w in s.waits]
     signals = [s for s in trace.signals if s.span.kernel == "ring"]
@@ -224,28 +234,35 @@ def check_ring() -> Iterator[tuple[str, ...]]:
     yield "ring: host times", "" if len(own) == LAUNCHES else f"{len(own)}, expected {LAUNCHES}"
     text = str(summarize(trace))
     yield "ring: summary", "" if "critical path" in text and "flags" in text else text
-    launch()
-    yield "ring after a trace", wrong()
-    small = traced(lambda: launch(LAUNCHES), events=20)
-    recorded = len({id(s) for s in small.spans if s.rank == rank})
+    run()
+    yield "ring after a trace", run.wrong()
+
+
+def check_limits() -> Iterator[tuple[str, ...]]:
+    """A buffer that is too small, and a CUDA graph."""
+    run = Ring()
+    small = traced(run, events=20)
+    recorded = sum(s.rank == run.rank for s in small.spans)
     yield (
         "ring: events without room are counted",
         "" if all(lost > 0 for lost in small.lost) and recorded <= 20 else f"{small.lost}",
         f"lost {small.lost}",
     )
-    yield "ring in a trace without room", wrong()
-    graph, refusal = torch.cuda.CUDAGraph(), ""
+    yield "ring in a trace without room", run.wrong()
+    graph, refusal = torch.cuda.CUDAGraph(), "not refused"
 
     def captured() -> None:
         nonlocal refusal
         try:
             with torch.cuda.graph(graph):
-                kernel(inbox, flags, out, epoch)
+                run.kernel(run.inbox, run.flags, run.out, run.epoch)
         except TileWeaveError as error:
             refusal = str(error)
 
     traced(captured)
     yield "a CUDA graph is refused", "" if "captured inside of tw.trace" in refusal else refusal
+    run()
+    yield "ring after a refused graph", run.wrong()
 
 
 def check_gemm() -> Iterator[tuple[str, ...]]:
@@ -315,7 +332,7 @@ def check_plan() -> Iterator[tuple[str, ...]]:
     yield "plan: after a trace", "" if torch.equal(out.cpu(), torch.stack(right).int()) else "wrong"
 
 
-CHECKS = {"ring": check_ring, "gemm": check_gemm, "plan": check_plan}
+CHECKS = {"ring": check_ring, "limits": check_limits, "gemm": check_gemm, "plan": check_plan}
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:

@@ -74,13 +74,13 @@ def check_tuned(name: str, shape: tuple[int, int, int]) -> str:
     """Tune one shape."""
     group, heap = group_of(""), current().heap
     free = heap._free.largest
-    (found,) = ops.tune(name, [shape])
+    (tuned,) = ops.tune(name, [shape])
     if group.rank == 0:
-        print(found, flush=True)
-    if len(set(group.exchange("check", str(found.measured)))) > 1:
-        return f"the ranks chose differently: {found.measured}"
-    reasons = {(a.choice.program, a.choice.tiles): a.reason for a in found.attempts}
-    table = OPERATORS[name].table(found.problem)
+        print(tuned, flush=True)
+    if len(set(group.exchange("check", str(tuned.measured)))) > 1:
+        return f"the ranks chose differently: {tuned.measured}"
+    reasons = {(a.choice.program, a.choice.tiles): a.reason for a in tuned.attempts}
+    table = OPERATORS[name].table(tuned.problem)
     if "relative error" not in reasons["wrong", SMALL]:
         return f"what is wrong was not left out: {reasons['wrong', SMALL]!r}"
     if "shared memory" not in reasons[table.program, TOO_LARGE]:
@@ -88,45 +88,45 @@ def check_tuned(name: str, shape: tuple[int, int, int]) -> str:
     if not reasons[table.program, ODD]:
         return "what does not compile was not left out"
     right = [key for key, reason in reasons.items() if not reason]
-    if len(right) < 2 or (found.measured.choice.program == "wrong"):
-        return f"{found.measured.choice} won of {right}"
-    choice = found.measured.choice
-    operator = prepared(group).operators[found.problem, choice]
-    trial = Trial(found.problem, group)
+    if len(right) < 2 or (tuned.measured.choice.program == "wrong"):
+        return f"{tuned.measured.choice} won of {right}"
+    choice = tuned.measured.choice
+    operator = prepared(group).operators[tuned.problem, choice]
+    trial = Trial(tuned.problem, group)
     a, b = trial.inputs()
     for strategy in ("fused", "auto"):
         trial.c.fill_(float("nan"))
         getattr(ops, name)(a, b, out=trial.c, strategy=strategy)
         if (error := trial.error_of(a, b, trial.c)) > TOLERANCE:
             return f"{strategy} after tuning: relative error {error:.1e}"
-    if prepared(group).operators[found.problem, choice] is not operator:
+    if prepared(group).operators[tuned.problem, choice] is not operator:
         return "the winner was compiled again"
     said = ops.strategy_of(getattr(ops, name), a, b)
-    if said != found.measured.strategy:
+    if said != tuned.measured.strategy:
         return f"strategy_of says {said}"
-    del prepared(group).operators[found.problem, choice]
+    del prepared(group).operators[tuned.problem, choice]
     operator.free()
     if heap._free.largest != free:
         return f"{free - heap._free.largest} bytes of the heap are lost"
-    return check_kept(name, found)
+    return check_kept(name, tuned)
 
 
-def check_kept(name: str, found: ops.Tuned) -> str:
+def check_kept(name: str, actual: ops.Tuned) -> str:
     """A later process does not tune, although it may."""
     group = group_of("")
-    del table_for(group)[found.problem]
+    del table_for(group)[actual.problem]
     invalidate()
     os.environ["TILEWEAVE_TUNE"] = "1"
     tune_problem, tuner.tune_problem = tuner.tune_problem, _never
     try:
-        trial = Trial(found.problem, group)
+        trial = Trial(actual.problem, group)
         a, b = trial.inputs()
         getattr(ops, name)(a, b, out=trial.c)
     finally:
         tuner.tune_problem = tune_problem
         del os.environ["TILEWEAVE_TUNE"]
-    if table_for(group)[found.problem] != found.measured:
-        return f"{table_for(group)[found.problem]} is on disk; expected {found.measured}"
+    if table_for(group)[actual.problem] != actual.measured:
+        return f"{table_for(group)[actual.problem]} is on disk; expected {actual.measured}"
     error = trial.error_of(a, b, trial.c)
     return "" if error <= TOLERANCE else f"as kept on disk: relative error {error:.1e}"
 

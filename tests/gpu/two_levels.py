@@ -57,12 +57,12 @@ class Exchange:
     def flat(self, x) -> torch.Tensor:
         return getattr(ops, self.op)(x, dist.group.WORLD, transport="nccl")
 
-    def fault(self, found, right=None) -> str:
+    def fault(self, actual, right=None) -> str:
         """Return what is wrong, or ""."""
         right = self.flat(self.x) if right is None else right
-        if found.shape != right.shape:
-            return f"{self.name}: shape {tuple(found.shape)}; expected {tuple(right.shape)}"
-        wrong = int((found != right).sum())
+        if actual.shape != right.shape:
+            return f"{self.name}: shape {tuple(actual.shape)}; expected {tuple(right.shape)}"
+        wrong = int((actual != right).sum())
         return f"{self.name}: {wrong} of {right.numel()} elements are wrong" if wrong else ""
 
 
@@ -107,12 +107,12 @@ def check_back_to_back(mesh, transport, calls: int = 100) -> str:
     choice = torch.randint(len(every[0]), (calls,)).tolist()
     rights = [[one.flat(one.x) for one in given] for given in every]
     torch.manual_seed(100 + dist.get_rank())
-    found = []
+    results = []
     for number, which in enumerate(choice):
         if GPU and torch.rand(()) < 0.3:
             torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        found.append((number % 3, which, every[number % 3][which].again().clone()))
-    for given, which, result in found:
+        results.append((number % 3, which, every[number % 3][which].again().clone()))
+    for given, which, result in results:
         if fault := every[given][which].fault(result, rights[given][which]):
             return fault
     return ""
@@ -124,12 +124,12 @@ def check_gradients(mesh, transport) -> str:
         weight = torch.randint(0, 5, one.out.shape, device=one.x.device).to(one.x.dtype)
         torch.compiler.reset()
         compiled = torch.compile(one.call, backend="aot_eager", fullgraph=True)
-        found = []
+        results = []
         for call in (one.flat, one.call, compiled):
             x = one.x.clone().requires_grad_()
-            found.append(torch.autograd.grad((call(x) * weight).sum(), x)[0])
-        for what, gradient in zip(("eager", "compiled"), found[1:], strict=True):
-            if not torch.equal(gradient, found[0]):
+            results.append(torch.autograd.grad((call(x) * weight).sum(), x)[0])
+        for what, gradient in zip(("eager", "compiled"), results[1:], strict=True):
+            if not torch.equal(gradient, results[0]):
                 return f"{one.name}: {what}: gradients are wrong"
     return ""
 

@@ -123,7 +123,7 @@ class Attention:
 
 def compile_all(transports: list[str]) -> None:
     """Compile the exchanges, also of gradients, in parallel."""
-    ranks, found = group_of("").world_size, []
+    ranks, results = group_of("").world_size, []
     for case in CASES:
         q, k, v, _ = (
             torch.empty(shape, dtype=case.dtype, device="meta")
@@ -131,12 +131,12 @@ def compile_all(transports: list[str]) -> None:
         )
         for problem in exchanges_of(problem_of(q, k, v, case.causal, None, ranks)):
             grad = torch.empty(problem.result, dtype=case.dtype, device="meta")
-            found += [problem, checked(problem.op, grad, None, ranks, problem.options[::-1])]
+            results += [problem, checked(problem.op, grad, None, ranks, problem.options[::-1])]
     compile_ahead(
         OPERATORS[problem.op].steps(
             problem, fastest(problem)[0] if transport == "auto" else transport
         )
-        for problem in dict.fromkeys(found)
+        for problem in dict.fromkeys(results)
         for transport in transports
         if transport != "nccl"
     )
@@ -167,8 +167,8 @@ def check_gradients(transport: str) -> str:
             out = how(*given, one.case.causal)
             if fault := one.fault(out.detach(), right[0]):
                 return fault
-            found = torch.autograd.grad(out, given, one.grad)
-            for name, gradient, expected in zip("qkv", found, right[1:], strict=True):
+            gradients = torch.autograd.grad(out, given, one.grad)
+            for name, gradient, expected in zip("qkv", gradients, right[1:], strict=True):
                 error = ((gradient.float() - expected).norm() / expected.norm()).item()
                 if not error <= GRADIENT_ERROR:
                     return f"{one.case}: gradient of {name}: relative error {error:.1e}"
@@ -182,15 +182,15 @@ def check_back_to_back(transport: str, calls: int = 60) -> str:
     torch.manual_seed(1)
     choice = torch.randint(len(every), (calls,)).tolist()
     torch.manual_seed(100 + group_of("").rank)
-    found = []
+    results = []
     for which in choice:
         one = every[which]
         if GPU and torch.rand(()) < 0.3:
             torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
         out = one()
         gradients = torch.autograd.grad(out, (one.q, one.k, one.v), one.grad)
-        found.append((which, out.detach(), gradients))
-    for which, out, gradients in found:
+        results.append((which, out.detach(), gradients))
+    for which, out, gradients in results:
         if fault := every[which].fault(out, rights[which][0]):
             return fault
         for gradient, expected in zip(gradients, rights[which][1:], strict=True):

@@ -191,7 +191,7 @@ def fp8(out_dtype: torch.dtype | None, biased: bool) -> dict[str, bool]:
     a, b = operands(SHARE, me)
     gathered = ops.all_gather_matmul(a, b, return_gathered=True, **given)
     out = torch.empty(SHARE, 32, dtype=wanted)
-    found = {
+    actual = {
         "gather": (gathered[0], product(rows, me)),
         "scatter": (ops.matmul_reduce_scatter(*operands(whole, me), **given),
                     total[me * SHARE : (me + 1) * SHARE]),
@@ -200,7 +200,7 @@ def fp8(out_dtype: torch.dtype | None, biased: bool) -> dict[str, bool]:
         "reduce": (ops.matmul_all_reduce(*operands(whole, me), **given), total),
     }  # fmt: skip
     right = {"rows": torch.equal(gathered[1].double(), rows)}
-    for name, (result, expected) in found.items():
+    for name, (result, expected) in actual.items():
         expected = expected if bias is None else expected + bias.double()
         right[name] = result.dtype == wanted and torch.equal(result.double(), expected)
     return right
@@ -231,11 +231,11 @@ def gradients_of_a_sum(compiled: bool) -> dict[str, bool]:
         f = torch.compile(f, backend="aot_eager", fullgraph=True)
     mine = [x.detach().clone().requires_grad_() for x in [*every[me], bias]]
     result = f(*mine)
-    found = torch.autograd.grad((result * weight).sum(), mine)
+    gradients = torch.autograd.grad((result * weight).sum(), mine)
     right = {"value": torch.allclose(result, total)}
     names = ("a", "b", "bias")
     return right | {
-        name: torch.allclose(x, y) for name, x, y in zip(names, found, expected, strict=True)
+        name: torch.allclose(x, y) for name, x, y in zip(names, gradients, expected, strict=True)
     }
 
 
@@ -272,10 +272,10 @@ def gradients(keep: bool, compiled: bool) -> dict[str, bool]:
     f = torch.compile(two_layers, backend="aot_eager", fullgraph=True) if compiled else two_layers
     mine = [x.detach().clone().requires_grad_() for x in every[me]]
     result = f(*mine, keep)
-    found = torch.autograd.grad((result * weights[me]).sum(), mine)
+    gradients = torch.autograd.grad((result * weights[me]).sum(), mine)
     right = {"value": torch.allclose(result, total[me * SHARE : (me + 1) * SHARE])}
     return right | {
-        name: torch.allclose(x, y) for name, x, y in zip("abdef", found, expected, strict=True)
+        name: torch.allclose(x, y) for name, x, y in zip("abdef", gradients, expected, strict=True)
     }
 
 
@@ -327,9 +327,9 @@ def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
 
 def _off_by_one(implementation: Implementation) -> Implementation:
     def result(returned: Any) -> torch.Tensor:
-        found = implementation.result(returned).clone()
-        found[-1] += dist.get_rank() == dist.get_world_size() - 1
-        return found
+        actual = implementation.result(returned).clone()
+        actual[-1] += dist.get_rank() == dist.get_world_size() - 1
+        return actual
 
     return replace(implementation, result=result)
 
@@ -363,10 +363,10 @@ def who_takes_part(broken: int) -> tuple[list[str], dict[str, str]]:
 
     IMPLEMENTATIONS[ASYNC_TP] = lambda buffers: Implementation(fail)
     try:
-        found, why = implementations_of(buffers, inputs, 2, IMPLEMENTATIONS)
+        implementations, why = implementations_of(buffers, inputs, 2, IMPLEMENTATIONS)
     finally:
         IMPLEMENTATIONS.update(makers)
-    return list(found), why
+    return list(implementations), why
 
 
 def async_tp() -> dict[str, float]:
@@ -423,9 +423,9 @@ def exchange(what: str, where: str, form: str | None = None) -> dict[str, bool]:
     results = exchange_by_one(x, what)
     out = torch.full_like(results[me], torch.nan) if where == "out" else None
     given = numbers(*shape, of=me, what="x")
-    found = getattr(ops, what.split()[0])(given, *EXCHANGES[what], group, out=out)
+    actual = getattr(ops, what.split()[0])(given, *EXCHANGES[what], group, out=out)
     right = results[me]
-    return {"result": torch.allclose(found, right), "in out": out is None or found is out}
+    return {"result": torch.allclose(actual, right), "in out": out is None or actual is out}
 
 
 def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
@@ -451,10 +451,10 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
 
     f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
     mine = x[me].detach().clone().requires_grad_()
-    found = f(mine)
-    (gradient,) = torch.autograd.grad(found.sum(), mine)
+    actual = f(mine)
+    (gradient,) = torch.autograd.grad(actual.sum(), mine)
     return {
-        "value": torch.allclose(found, results[me] * weights[me]),
+        "value": torch.allclose(actual, results[me] * weights[me]),
         "gradient": torch.allclose(gradient, right),
     }
 
@@ -503,9 +503,9 @@ def strides() -> dict[str, bool]:
 
 
 def _everyones(x: torch.Tensor) -> list[torch.Tensor]:
-    found = [torch.empty(x.shape, dtype=x.dtype) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, x.contiguous().clone(memory_format=torch.contiguous_format))
-    return found
+    results = [torch.empty(x.shape, dtype=x.dtype) for _ in range(dist.get_world_size())]
+    dist.all_gather(results, x.contiguous().clone(memory_format=torch.contiguous_format))
+    return results
 
 
 def groups_that_come_and_go() -> int:

@@ -53,9 +53,9 @@ def test_all_operators(three, tmp_path):
         *["all_gather_matmul"] * 2, *["matmul_all_reduce"] * 2, *["matmul_reduce_scatter"] * 2
     ]  # fmt: skip
     assert table.count("async_tp: -: there is no GPU") == 1
-    found = json.loads(file.read_text())
-    assert (found["ranks"], found["dtype"], len(found["results"])) == (3, "bfloat16", 6)
-    for result in found["results"]:
+    data = json.loads(file.read_text())
+    assert (data["ranks"], data["dtype"], len(data["results"])) == (3, "bfloat16", 6)
+    for result in data["results"]:
         assert result["strategy"] == "nccl" and "expected cuda" in result["reason"]
         assert set(result["ms"]) == set(result["errors"]) == set(NAMES)
         assert all(ms > 0 for ms in result["ms"].values())
@@ -82,8 +82,8 @@ def test_nothing_is_compared_with_wrong_results(three, tmp_path):
 
 @pytest.mark.parametrize("broken", [0, 2])
 def test_who_raises_on_one_rank_is_left_out_on_all(three, broken):
-    for found, why in three.run(on_ranks.who_takes_part, broken):
-        assert found == list(NAMES)
+    for completed, why in three.run(on_ranks.who_takes_part, broken):
+        assert completed == list(NAMES)
         assert why["async_tp"] == "RuntimeError: no memory"
 
 
@@ -95,8 +95,8 @@ def test_async_tp_is_called_as_torch_wants_it(three):
 def test_the_worst_run_counts():
     checker = Checker({"a": Implementation(lambda x: x, expected=lambda given: given)})
     right = torch.tensor([3.0, 4.0])
-    for found in (right, torch.tensor([3.0, 3.0]), right):
-        checker("a", right, found)
+    for actual in (right, torch.tensor([3.0, 3.0]), right):
+        checker("a", right, actual)
     assert checker.errors == {"a": pytest.approx(0.2)}
     checker("a", right, torch.tensor([3.0, torch.nan]))
     checker("a", right, right)
@@ -123,11 +123,11 @@ def test_ideal_and_best_other():
 
 def test_losing_shapes_are_told():
     halves = {"product/cublas": 1.0, "exchange/nccl": 0.5}
-    found = [
+    actual = [
         result({"ours": 1.0, "nccl": 4.0, **halves}),
         result({"ours": 2.0, "nccl": 4.0, "async_tp": 1.0, **halves}, M=2048),
     ]
-    assert results.summary(found) == [
+    assert results.summary(actual) == [
         "matmul_reduce_scatter, 2 shapes",
         "  ours / ideal       geometric mean 1.414, worst 2.000 (2048 x 8 x 8)",
         "  nccl / ours        geometric mean 2.828, worst 2.000 (2048 x 8 x 8)",
@@ -141,9 +141,9 @@ def test_a_run_can_be_drawn_elsewhere(tmp_path, capsys):
     file, figure = tmp_path / "bench.json", tmp_path / "bench.png"
     ms = {"ours": 1.0, "product/cublas": 1.0, "exchange/nccl": 0.5, "nccl": 1.5}
     machine = {"ranks": 2, "device": "a GPU", "dtype": "bfloat16"}
-    found = [result(ms), result(ms, M=2048, op="all_gather_matmul")]
-    results.save(str(file), machine, found)
-    assert results.load(str(file)) == (machine, found)
+    actual = [result(ms), result(ms, M=2048, op="all_gather_matmul")]
+    results.save(str(file), machine, actual)
+    assert results.load(str(file)) == (machine, actual)
     assert main(["bench", "--from", str(file), "--figure", str(figure)]) == 0
     assert figure.read_bytes().startswith(PNG)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
@@ -338,11 +338,11 @@ def test_all_collectives(three, tmp_path):
     assert [row.split()[:3] for row in rows] == [[op, "1", "MiB"] for op in COLLECTIVES]
     for name in ("copy_engine", "tma", "ldst"):
         assert lines.count(f"  transport/{name}: -: the tensors are on cpu; expected cuda") == 1
-    machine, found = results.load(str(file))
-    assert machine["ranks"] == 3 and [r.op for r in found] == list(COLLECTIVES)
-    for r in found:
+    machine, loaded = results.load(str(file))
+    assert machine["ranks"] == 3 and [r.op for r in loaded] == list(COLLECTIVES)
+    for r in loaded:
         assert r.errors == {"ours": 0, "nccl": 0} and all(ms > 0 for ms in r.ms.values())
-    assert results.table(found)[1:] == rows
+    assert results.table(loaded)[1:] == rows
 
 
 @pytest.mark.parametrize("wrong", ["ours", "nccl"])
@@ -427,8 +427,8 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
         implementation.prepare(given)
         unwritten = room.local[: rows.numel()].isnan().all() and (room.local[-24:] == 7).all()
         group.meet("prepared")
-        found = implementation.result(implementation.call(given))
-        return bool(unwritten), torch.equal(found, implementation.expected(given))
+        actual = implementation.result(implementation.call(given))
+        return bool(unwritten), torch.equal(actual, implementation.expected(given))
 
     assert every_rank(rank, 2) == [(True, True)] * 2
 
@@ -456,8 +456,8 @@ def test_copies_alone_exchange(op, every_rank, monkeypatch):
         implementation.prepare(given)
         unwritten = room.local[:-24].isnan().all() and (room.local[-24:] == 7).all()
         group.meet("prepared")
-        found = implementation.result(implementation.call(given))
-        return bool(unwritten), torch.equal(found, implementation.expected(given))
+        actual = implementation.result(implementation.call(given))
+        return bool(unwritten), torch.equal(actual, implementation.expected(given))
 
     assert every_rank(rank, 2) == [(True, True)] * 2
 
@@ -482,22 +482,22 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     size = collectives.size_of(1, 1)
     problem = collectives.problem_of("all_reduce", size, torch.bfloat16)
     group = group_of("")
-    kept = types.SimpleNamespace(made=lambda problem, name, make: make(problem, name))
+    cache = types.SimpleNamespace(create=lambda problem, name, make: make(problem, name))
     monkeypatch.setitem(collectives.OPERATORS, "all_reduce", StandIn)
-    monkeypatch.setattr(collectives, "prepared", lambda _: kept)
+    monkeypatch.setattr(collectives, "prepared", lambda _: cache)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     memory, random = collectives.stage(problem, group)
     buffers, inputs = case.Buffers(problem, group, None, memory), next(random)
     others = {n: make for n, make in collectives.IMPLEMENTATIONS.items() if n != "ours"}
-    found, missing = case.implementations_of(buffers, inputs, 1, others)
-    assert list(found) == ["transport/copy_engine", "nccl"]
+    implementations, missing = case.implementations_of(buffers, inputs, 1, others)
+    assert list(implementations) == ["transport/copy_engine", "nccl"]
     assert missing == {
         "transport/tma": "it is odd",
         "transport/ldst": "RuntimeError: no memory",
         "exchange/copies": "copy engines do not add",
     }
-    checker = Checker(found)
-    for name, implementation in found.items():
+    checker = Checker(implementations)
+    for name, implementation in implementations.items():
         implementation.prepare(inputs)
         checker(name, inputs, implementation.call(inputs))
     assert checker.errors == {"transport/copy_engine": 0, "nccl": 0}
@@ -510,7 +510,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     it."""
     sizes = [Size(4 << 10, 1), Size(16 << 10, 1)]
     heap = FreeList(0, max(collectives.symmetric_bytes("all_gather", size) for size in sizes))
-    kept = OpCache()
+    cache = OpCache()
 
     def take(self, problem, transport):
         self.nbytes = problem.nbytes * (1 if transport == "copy_engine" else 2)
@@ -521,15 +521,15 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     def ours(buffers):
         return buffers.into(
             "result",
-            lambda inputs, out: kept.operator(buffers.problem, "tma", AllGather)(inputs.x, out),
+            lambda inputs, out: cache.operator(buffers.problem, "tma", AllGather)(inputs.x, out),
         )
 
     monkeypatch.setattr(AllGather, "__init__", take)
     monkeypatch.setattr(AllGather, "__call__", lambda self, x, out: out.copy_(x))
     monkeypatch.setattr(AllGather, "free", lambda self: heap.give(self.offset, self.nbytes))
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    monkeypatch.setattr(collectives, "prepared", lambda _: kept)
-    monkeypatch.setattr(prepared, "_prepared", kept)
+    monkeypatch.setattr(collectives, "prepared", lambda _: cache)
+    monkeypatch.setattr(prepared, "_prepared", cache)
     monkeypatch.setitem(collectives.IMPLEMENTATIONS, "ours", ours)
     group, wanted = group_of(""), bench.Wanted((), (), (), warmups=1, runs=1, sizes=[1])
     (whole,) = collectives.cases(AllGather, wanted, 1)

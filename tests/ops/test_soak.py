@@ -23,11 +23,11 @@ def test_one_wrong_element_is_reported(three):
     """It is the last element of a result on rank 1."""
     results = three.run(soak_on_ranks.visits, 3, 2, 1)
     assert [wrong for _, wrong, *_ in results] == [0, 1, 0]
-    found = re.search(
+    match = re.search(
         r"soak: WRONG: seed 3, visit 0, problem \d+: \w+ .*, back to back: rank 1, launch 0, "
         r"result: first wrong element (\d+) is (-?\d+), expected (-?\d+)\n",
         results[1][-1],
     )
-    assert found is not None, results[1][-1]
-    assert int(found[1]) >= 0 and int(found[2]) == int(found[3]) + 1
+    assert match is not None, results[1][-1]
+    assert int(match[1]) >= 0 and int(match[2]) == int(match[3]) + 1
     assert results[0][-1] == results[2][-1] == ""

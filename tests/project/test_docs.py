@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
+import json
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.modules import load_module
 from tileweave.cli.main import main
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -23,20 +23,13 @@ README = CHECKOUT / "README.md"
 HOST_API = CHECKOUT / "docs" / "reference" / "host-api.md"
 
 
-def _load(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_language_page_is_up_to_date():
-    generate = _load(CHECKOUT / "docs" / "generate.py")
+    generate = load_module(CHECKOUT / "docs" / "generate.py")
     assert generate.PAGE.read_text() == generate.page(), "run `make docs`"
 
 
 def test_command_line_page_is_up_to_date():
-    command_line = _load(CHECKOUT / "docs" / "command_line.py")
+    command_line = load_module(CHECKOUT / "docs" / "command_line.py")
     assert command_line.PAGE.read_text() == command_line.page(), "run `make docs`"
 
 
@@ -47,7 +40,7 @@ def test_command_line_page_explains_every_argument():
 
 
 def test_examples_of_the_command_line_page_are_legal():
-    command_line = _load(CHECKOUT / "docs" / "command_line.py")
+    command_line = load_module(CHECKOUT / "docs" / "command_line.py")
     parsers = command_line.parsers()
     assert set(command_line.EXAMPLES) == set(command_line.GUIDES) == set(parsers)
     for name, (parser, _) in parsers.items():
@@ -57,19 +50,19 @@ def test_examples_of_the_command_line_page_are_legal():
 
 
 def test_picture_of_sequences_is_up_to_date():
-    sequence = _load(CHECKOUT / "docs" / "sequence.py")
+    sequence = load_module(CHECKOUT / "docs" / "sequence.py")
     assert sequence.PICTURE.read_text() == sequence.svg(sequence.drawing()), "run `make docs`"
     assert sequence.PICTURE.name in (CHECKOUT / "docs" / "guides" / "ops.md").read_text()
 
 
 def test_bar_chart_of_the_readme_is_up_to_date():
-    speedup = _load(CHECKOUT / "docs" / "speedup.py")
+    speedup = load_module(CHECKOUT / "docs" / "speedup.py")
     assert speedup.PICTURE.read_text() == speedup.svg(speedup.drawing()), "run `make docs`"
     assert f"docs/images/{speedup.PICTURE.name}" in README.read_text()
 
 
 def test_bar_chart_of_the_readme_shows_measured_ratios():
-    speedup = _load(CHECKOUT / "docs" / "speedup.py")
+    speedup = load_module(CHECKOUT / "docs" / "speedup.py")
     log = (CHECKOUT / "benchmarks" / "LOG.md").read_text()
     (entry,) = re.findall(rf"^## {speedup.LOG_ENTRY}.*?(?=^## )", log, re.M | re.S)
     for operator, ratios in speedup.RATIOS.items():
@@ -98,7 +91,7 @@ def test_readme_is_a_landing_page():
 def test_readme_program_compiles_and_has_no_synchronization(readme_program):
     text = readme_program.read_text()
     assert not re.search(r"signal|wait|fence|barrier|epoch|W\.sync", text)
-    cuda = tw.emit(_load(readme_program).example)
+    cuda = tw.emit(load_module(readme_program).example)
     assert "tl::tma_store" in cuda and "tw::complete_bulk_stores" in cuda
     assert "tw::signal<" in cuda and "tw::wait_reached<" in cuda
 
@@ -107,7 +100,7 @@ def test_snippets_of_the_readme_run_as_printed(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     file = tmp_path / "readme.py"
     file.write_text("\n\n".join(_readme_blocks()))
-    readme = _load(file)
+    readme = load_module(file)
     C = np.concatenate([output["C"] for output in readme.outputs]).astype("float32")
     exact = sum(
         a.astype("float32") @ b.astype("float32").T for a, b in zip(readme.A, readme.B, strict=True)
@@ -197,7 +190,8 @@ def _simulator_cases() -> dict[str, tuple[str, str]]:
         if title:
             heading, changed = title.strip("`"), ring
         elif kind == "python":
-            ring = changed = ring or text
+            ring = ring or text
+            changed = text if "@T.prim_func" in text else changed
         elif kind == "diff":
             lines = [(line[0], line[1:] + "\n") for line in text.splitlines()]
             before, after = ("".join(t for sign, t in lines if sign == s) for s in "-+")
@@ -217,9 +211,10 @@ def test_simulator_page(name, tmp_path, monkeypatch, capsys):
     """The command prints the quoted report: the same first line, but for numbers, and the same
     source lines."""
     program, text = SIMULATOR_CASES[name]
-    (tmp_path / "ring.py").write_text(program)
-    monkeypatch.chdir(tmp_path)
     command, *lines = text.splitlines()
+    (file,) = re.findall(r"\w+\.py", command)
+    (tmp_path / file).write_text(program)
+    monkeypatch.chdir(tmp_path)
     try:
         assert main(shlex.split(command)[2:]) == 0
         status = 0
@@ -228,20 +223,31 @@ def test_simulator_page(name, tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
     assert status == (not out[0].endswith("no fault"))
     assert re.sub(r"\d+", "#", out[0]) == re.sub(r"\d+", "#", lines[0])
-    for loc in re.findall(r"ring\.py:\d+", text):
+    for loc in re.findall(rf"{file}:\d+", text):
         assert any(loc in line for line in out), (loc, out)
 
 
-def test_sidecar_file_of_the_simulator_page_explains_the_survivors(tmp_path, monkeypatch, capsys):
-    program, text = SIMULATOR_CASES["Mutation testing"]
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("Mutation testing", "6 explained, 33 killed"),
+        pytest.param(
+            "Mutants of device functions", "2 explained, 23 killed", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_sidecar_files_of_the_simulator_page_explain_the_survivors(
+    name, counts, tmp_path, monkeypatch, capsys
+):
+    program, text = SIMULATOR_CASES[name]
     (tmp_path / "ring.py").write_text(program)
     page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
-    (sidecar,) = re.findall(r"```json\n(.*?)```", page, re.S)
-    (tmp_path / "ring.equivalent.json").write_text(sidecar)
+    tile, device = map(json.loads, re.findall(r"```json\n(.*?)```", page, re.S))
+    (tmp_path / "ring.equivalent.json").write_text(json.dumps(tile | device))
     monkeypatch.chdir(tmp_path)
     command, *_ = text.splitlines()
     assert main(shlex.split(command)[2:]) == 0
-    assert "6 explained, 33 killed" in capsys.readouterr().out.splitlines()[-1]
+    assert counts in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_simulator_page_is_about_every_kind():
@@ -269,7 +275,7 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     command = re.search(r"`tileweave (simulate FILE.*?)`", page)[1].replace("FILE", str(file))
     assert main([*shlex.split(command), "--schedules", "10"]) == 0
     assert capsys.readouterr().out == "sums_of_all: 10 schedules of 4 ranks, no fault\n"
-    assert "tw::wait_reached<" in tw.emit(_load(file).add_up)
+    assert "tw::wait_reached<" in tw.emit(load_module(file).add_up)
     steps = {name for name in vars(tw.PlanBuilder) if not name.startswith("_")} - {"peers"}
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
 
@@ -295,8 +301,8 @@ def test_dynamic_program_of_the_synchronization_page(readme_program, tmp_path):
     *_, shown = re.findall(r"```python\n(.*?)```", SYNCHRONIZATION.read_text(), re.S)
     file = tmp_path / "dynamic.py"
     file.write_text(f"{imports}\n{shown}")
-    found = tw.explain(_load(file).shift, 4, sizes={"M": 20})
-    assert {"signal", "wait"} <= {op.kind for op in found.ops if op.tensor == "S"}
+    explanation = tw.explain(load_module(file).shift, 4, sizes={"M": 20})
+    assert {"signal", "wait"} <= {op.kind for op in explanation.ops if op.tensor == "S"}
 
 
 TEXT = (ast.Constant, ast.JoinedStr)
@@ -312,14 +318,14 @@ def _text_of(node: ast.AST) -> str:
 
 def _refusals(file: Path) -> list[str]:
     """Return the messages with which a file refuses programs, with an ellipsis for each value."""
-    found = []
+    results = []
     for node in ast.walk(ast.parse(file.read_text())):
         name = getattr(getattr(node, "func", None), "id", "")
         if name in ("LanguageError", "TileWeaveError"):
-            found.append(_text_of(node.args[0]))
+            results.append(_text_of(node.args[0]))
         elif name == "_refused":
-            found.append(f"which {_text_of(node.args[1])}; expected {_text_of(node.args[2])}")
-    return found
+            results.append(f"which {_text_of(node.args[1])}; expected {_text_of(node.args[2])}")
+    return results
 
 
 TROUBLESHOOTING = CHECKOUT / "docs" / "guides" / "troubleshooting.md"

@@ -57,9 +57,9 @@ def imports(module: str, path: Path) -> Iterator[str]:
         source = ".".join([*base, *([node.module] if node.module else [])])
         for alias in node.names:
             for name in (f"{source}.{alias.name}", source):
-                found = name if name in MODULES else name.removeprefix("tileweave.")
-                if found in MODULES:
-                    yield found
+                actual = name if name in MODULES else name.removeprefix("tileweave.")
+                if actual in MODULES:
+                    yield actual
                     break
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
+from tests.modules import load_module
 from tileweave.ops.core.registry import OPERATORS
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "operators.py"
@@ -14,10 +14,7 @@ SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "operators.py"
 
 @pytest.fixture(scope="module")
 def operators():
-    spec = importlib.util.spec_from_file_location("operators", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SCRIPT)
 
 
 def test_tables_are_up_to_date(operators):
@@ -30,7 +27,7 @@ def test_tables_are_up_to_date(operators):
 
 def test_every_table_is_in_a_page(operators):
     text = "".join(page.read_text() for page in operators.pages())
-    assert {found["name"] for found in operators.MARKED.finditer(text)} == set(operators.TABLES)
+    assert {match["name"] for match in operators.MARKED.finditer(text)} == set(operators.TABLES)
 
 
 def test_every_operator_is_in_a_table_of_calls(operators):

@@ -8,8 +8,8 @@ ROOT = Path(__file__).parents[2]
 
 def decorators(tree: ast.Module) -> set[str]:
     """Return the names of the decorators of all functions in a module."""
-    found = (d for node in ast.walk(tree) for d in getattr(node, "decorator_list", []))
-    called = (d.func if isinstance(d, ast.Call) else d for d in found)
+    decorators = (d for node in ast.walk(tree) for d in getattr(node, "decorator_list", []))
+    called = (d.func if isinstance(d, ast.Call) else d for d in decorators)
     return {d.attr if isinstance(d, ast.Attribute) else getattr(d, "id", "") for d in called}
 
 

@@ -9,15 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from tilelang import env
 
+from tests.groups import one_rank
 from tileweave import TileWeaveError
 from tileweave.runtime.host import cache_folder, native
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.kernel.compile_once import compile_once
 
-ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+ALONE = one_rank()
 REFUSED = r"cache: .*: every user may write it \(mode 0777\); expected a private TILELANG_CACHE_DIR"
 
 

@@ -9,6 +9,7 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
+from tests.groups import one_rank
 from tileweave import language as W
 from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.tiles import Tiles
@@ -105,7 +106,7 @@ def test_what_does_not_compile_is_left_to_those_who_need_it(compilers, monkeypat
     def fail(program, **options):
         raise ValueError("nvcc does not like it")
 
-    compilers.join(Group(0, 1, 0, torch.device("cpu"), None, None))
+    compilers.join(one_rank())
     monkeypatch.setattr(tilelang, "compile", fail)
     assert compile_ahead.compile_ahead([shift(64, ranks=1)]) == 1
     with pytest.raises(ValueError, match="nvcc does not like it"):
@@ -120,7 +121,7 @@ def test_what_cannot_be_ordered_is_left_to_those_who_need_it(compilers, monkeypa
             raise tw.TileWeaveError("cannot be ordered")
         return ordered(func, session)
 
-    compilers.join(Group(0, 1, 0, torch.device("cpu"), None, None))
+    compilers.join(one_rank())
     monkeypatch.setattr(compile_ahead, "for_group", for_group)
     assert compile_ahead.compile_ahead([bad, good]) == 1
 

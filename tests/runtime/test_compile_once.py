@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
-import torch
 
+from tests.groups import one_rank
 from tileweave import TileWeaveError
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.kernel.compile_once import compile_once
@@ -96,5 +96,5 @@ def test_compilations_do_not_mix(every_rank):
 
 
 def test_alone():
-    alone = Group(0, 1, 0, torch.device("cpu"), None, None)
+    alone = one_rank()
     assert compile_once(alone, lambda: "kernel", "gemm") == "kernel"

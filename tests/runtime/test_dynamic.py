@@ -265,9 +265,13 @@ def test_one_program_with_several_sizes_in_a_plan():
         p.launch(f, X, S, X)
         p.launch(f, Z, R, Z)
 
-    found = tw.explain(plan, RANKS, sizes={"a": 20, "b": 3})
-    assert [name for name, *_ in found.sources] == ["plan", "program for M=20", "program for M=3"]
-    assert found.sizes == {"a": 20, "b": 3}
+    explanation = tw.explain(plan, RANKS, sizes={"a": 20, "b": 3})
+    assert [name for name, *_ in explanation.sources] == [
+        "plan",
+        "program for M=20",
+        "program for M=3",
+    ]
+    assert explanation.sizes == {"a": 20, "b": 3}
     with pytest.raises(tw.TileWeaveError, match=r"plan: size c=1; expected a or b"):
         tw.explain(plan, RANKS, sizes={"c": 1})
     with pytest.raises(

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.groups import one_rank
 from tileweave import TileWeaveError
 from tileweave.runtime.host.group import Group, join
 
@@ -25,7 +26,7 @@ def test_values_come_in_rank_order(every_rank):
 
 
 def test_a_group_of_one_needs_no_store():
-    alone = Group(0, 1, 0, torch.device("cpu"), None, None)
+    alone = one_rank()
     assert alone.exchange("order", "mine") == ["mine"]
     assert alone.meet("order") is None
 

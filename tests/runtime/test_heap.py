@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.groups import one_rank
 from tileweave import TileWeaveError
 from tileweave.passes.ir.implicit import Implicit
 from tileweave.runtime.host.group import Group
@@ -27,7 +28,7 @@ RESERVED = 1 << 16
 
 
 def alone(nbytes: int = PAGE) -> Heap:
-    group = Group(0, 1, 0, torch.device("cpu"), None, None)
+    group = one_rank()
     return Heap(group, memory_of(group, nbytes), RESERVED)
 
 
@@ -44,7 +45,7 @@ class Shared:
 
 
 def test_memory_of_a_group_of_one():
-    group = Group(0, 1, 0, torch.device("cpu"), None, None)
+    group = one_rank()
     memory = memory_of(group, PAGE + 1)
     assert (memory.nbytes, memory.stride, memory.base % PAGE) == (2 * PAGE, 2 * PAGE, 0)
     memory.close()

@@ -7,10 +7,11 @@ import json
 import pytest
 import torch
 
+from tests.groups import one_rank
 from tileweave.runtime.host import measure
 from tileweave.runtime.host.group import Group
 
-ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+ALONE = one_rank()
 
 
 class OfTwo(Group):

@@ -76,23 +76,23 @@ class StandIn:
     def arguments(self) -> list:
         """Return the arguments of the kernel's last launch: numbers, and address, sizes and type of
         tensors."""
-        found = []
+        results = []
         for i, any_ in enumerate((Any * 16).in_dll(self.library, "given")):
             if any_.type == Any.TENSOR:
                 tensor = (Tensor * 16).in_dll(self.library, "tensors")[i]
                 sizes = (ctypes.c_int64 * 64).in_dll(self.library, "sizes")[4 * i : 4 * i + 4]
-                found.append((tensor.data + tensor.offset, sizes[: tensor.ndim],
+                results.append((tensor.data + tensor.offset, sizes[: tensor.ndim],
                               sizes[2 : 2 + tensor.ndim], tensor.code, tensor.bits))  # fmt: skip
             elif any_.type == Any.FLOAT:
-                found.append(ctypes.c_double.from_buffer(any_, 8).value)
+                results.append(ctypes.c_double.from_buffer(any_, 8).value)
             elif any_.type == Any.INT:
-                found.append(any_.value)
-        return found
+                results.append(any_.value)
+        return results
 
     def asked(self) -> list[tuple]:
-        found = [(FUNCTIONS[a.function], *a.arguments) for a in self._asked[: self._count.value]]
+        results = [(FUNCTIONS[a.function], *a.arguments) for a in self._asked[: self._count.value]]
         self._count.value = 0
-        return found
+        return results
 
 
 @pytest.fixture(autouse=True)
@@ -116,10 +116,10 @@ def library(tmp_path_factory) -> Path:
 @pytest.fixture
 def stand_in(library, monkeypatch) -> StandIn:
     monkeypatch.setattr(enqueue, "DRIVER", str(library))
-    found = StandIn(library)
-    found.asked()
-    found.fails_at.value = -1
-    return found
+    stand_in = StandIn(library)
+    stand_in.asked()
+    stand_in.fails_at.value = -1
+    return stand_in
 
 
 def stream(handle: int) -> types.SimpleNamespace:

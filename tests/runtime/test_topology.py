@@ -89,10 +89,10 @@ def nvml(gpus: list[Gpu], remote_of_link, nvlink_status=0, **overrides) -> types
     fake = types.ModuleType("pynvml")
 
     def remote(gpu, link):
-        found = remote_of_link(gpu, link)
-        if found is None:
+        remote = remote_of_link(gpu, link)
+        if remote is None:
             raise NVMLError("Not Supported")
-        return types.SimpleNamespace(busId=found)
+        return types.SimpleNamespace(busId=remote)
 
     fake.NVMLError = NVMLError
     fake.NVML_NVLINK_MAX_LINKS = 36
@@ -164,12 +164,12 @@ QUERY_H200 = "".join(
 
 def test_nvswitch_joins_all_pairs(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([H200] * 4, switched))
-    found = topology()
-    assert [g.name for g in found.gpus] == ["NVIDIA H200"] * 4
-    assert [g.uuid for g in found.gpus] == [f"uuid-{i}" for i in range(4)]
-    assert found.nvlinks == tuple(tuple(0 if i == j else 18 for j in range(4)) for i in range(4))
-    assert found.p2p == ((True,) * 4,) * 4
-    assert found.driver == "580.95.05"
+    machine = topology()
+    assert [g.name for g in machine.gpus] == ["NVIDIA H200"] * 4
+    assert [g.uuid for g in machine.gpus] == [f"uuid-{i}" for i in range(4)]
+    assert machine.nvlinks == tuple(tuple(0 if i == j else 18 for j in range(4)) for i in range(4))
+    assert machine.p2p == ((True,) * 4,) * 4
+    assert machine.driver == "580.95.05"
     assert sys.modules["pynvml"].shut_down == 1
 
 
@@ -205,22 +205,22 @@ def test_pcie_machine_has_no_links(monkeypatch):
 
     fake = nvml([L4] * 2, lambda gpu, link: None, nvmlDeviceGetP2PStatus=refuse)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    found = topology()
-    assert found.nvlinks == ((0, 0), (0, 0))
-    assert found.p2p == ((True, False), (False, True))
-    assert "NVML: P2P status: Not Supported" in found.notes
+    machine = topology()
+    assert machine.nvlinks == ((0, 0), (0, 0))
+    assert machine.p2p == ((True, False), (False, True))
+    assert "NVML: P2P status: Not Supported" in machine.notes
 
 
 def test_smi_stands_in_for_nvml(tmp_path):
     install_smi(tmp_path, QUERY_H200, TOPO_H200, P2P_H200)
-    found = topology()
-    assert found.gpus[3] == Gpu(
+    machine = topology()
+    assert machine.gpus[3] == Gpu(
         "NVIDIA H200", 143771 << 20, (9, 0), "30000000-0000-0000-0000-000000000000"
     )
-    assert found.nvlinks == tuple(tuple(0 if i == j else 18 for j in range(4)) for i in range(4))
-    assert found.p2p == ((True,) * 4,) * 4
-    assert found.driver == "580.95.05"
-    assert found.notes[0] == "NVML: the Python package nvidia-ml-py is not installed"
+    assert machine.nvlinks == tuple(tuple(0 if i == j else 18 for j in range(4)) for i in range(4))
+    assert machine.p2p == ((True,) * 4,) * 4
+    assert machine.driver == "580.95.05"
+    assert machine.notes[0] == "NVML: the Python package nvidia-ml-py is not installed"
 
 
 def test_smi_stands_in_when_nvml_fails(monkeypatch, tmp_path):
@@ -229,26 +229,26 @@ def test_smi_stands_in_when_nvml_fails(monkeypatch, tmp_path):
 
     monkeypatch.setitem(sys.modules, "pynvml", nvml([], switched, nvmlInit=init))
     install_smi(tmp_path, QUERY_H200, TOPO_H200, P2P_H200)
-    found = topology()
-    assert len(found.gpus) == 4
-    assert found.notes[0] == "NVML: Driver/library version mismatch"
+    machine = topology()
+    assert len(machine.gpus) == 4
+    assert machine.notes[0] == "NVML: Driver/library version mismatch"
 
 
 def test_smi_on_a_pcie_machine(tmp_path):
     install_smi(tmp_path, "NVIDIA L4, 23034, 8.9, GPU-a, 1\nNVIDIA L4, 23034, 8.9, GPU-b, 1\n")
     (tmp_path / "topo").write_text(TOPO_PCIE)
     (tmp_path / "p2p").write_text(P2P_PCIE)
-    found = topology()
-    assert found.nvlinks == ((0, 0), (0, 0))
-    assert found.p2p == ((True, False), (False, True))
+    machine = topology()
+    assert machine.nvlinks == ((0, 0), (0, 0))
+    assert machine.p2p == ((True, False), (False, True))
 
 
 def test_smi_without_its_p2p_question(tmp_path):
     install_smi(tmp_path, QUERY_H200, TOPO_H200)
-    found = topology()
-    assert found.nvlinks[0] == (0, 18, 18, 18)
-    assert found.p2p[0] == (True, False, False, False)
-    assert "nvidia-smi topo: exit 2: Invalid option" in found.notes
+    machine = topology()
+    assert machine.nvlinks[0] == (0, 18, 18, 18)
+    assert machine.p2p[0] == (True, False, False, False)
+    assert "nvidia-smi topo: exit 2: Invalid option" in machine.notes
 
 
 @pytest.mark.parametrize("fields", ["NVIDIA H200, [N/A], [N/A], GPU-a, 1"])
@@ -259,9 +259,9 @@ def test_smi_fields_without_answer(tmp_path, fields):
 
 def test_nothing_answers(tmp_path):
     install_smi(tmp_path, "")
-    found = topology()
-    assert found.gpus == () and not found.multicast
-    assert found.notes == (
+    machine = topology()
+    assert machine.gpus == () and not machine.multicast
+    assert machine.notes == (
         "NVML: the Python package nvidia-ml-py is not installed",
         "nvidia-smi --query-gpu: exit 9: "
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
@@ -298,18 +298,18 @@ def test_torch_decides_which_gpus_in_which_order(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "pynvml", nvml([H200] * 3, remote))
     torch_with(monkeypatch, ["uuid-2", "uuid-0"])
-    found = topology()
-    assert [g.uuid for g in found.gpus] == ["uuid-2", "uuid-0"]
-    assert found.nvlinks == ((0, 1), (1, 0))
-    assert found.p2p == ((True, False), (True, True))
+    machine = topology()
+    assert [g.uuid for g in machine.gpus] == ["uuid-2", "uuid-0"]
+    assert machine.nvlinks == ((0, 1), (1, 0))
+    assert machine.p2p == ((True, False), (True, True))
 
 
 def test_a_gpu_that_nvml_does_not_know(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([H200] * 2, switched))
     torch_with(monkeypatch, ["uuid-0", "slice"])
-    found = topology()
-    assert found.nvlinks == ((0, 0), (0, 0))
-    assert "NVLink of GPU 1: unknown, NVML has no GPU slice" in found.notes
+    machine = topology()
+    assert machine.nvlinks == ((0, 0), (0, 0))
+    assert "NVLink of GPU 1: unknown, NVML has no GPU slice" in machine.notes
 
 
 def driver_with(monkeypatch, multicast: list[int], status: int = 0) -> list[str]:
@@ -348,8 +348,8 @@ def driver_with(monkeypatch, multicast: list[int], status: int = 0) -> list[str]
 def test_multicast(monkeypatch, supported, status, refusal):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([H200] * 2, switched))
     calls = driver_with(monkeypatch, supported, status)
-    found = topology()
-    assert (found.multicast, found.multicast_refusal) == (not refusal, refusal)
+    machine = topology()
+    assert (machine.multicast, machine.multicast_refusal) == (not refusal, refusal)
     assert set(calls) <= {"cuInit", "cuDeviceGet", "cuDeviceGetAttribute"}
 
 
@@ -357,9 +357,9 @@ def test_multicast_can_be_forbidden(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml([H200] * 2, switched))
     calls = driver_with(monkeypatch, [1, 1])
     monkeypatch.setenv("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-    found = topology()
-    assert not found.multicast
-    assert found.multicast_refusal == "TORCH_SYMM_MEM_DISABLE_MULTICAST=1 forbids it"
+    machine = topology()
+    assert not machine.multicast
+    assert machine.multicast_refusal == "TORCH_SYMM_MEM_DISABLE_MULTICAST=1 forbids it"
     assert calls == []
 
 
@@ -370,10 +370,10 @@ def test_multicast_without_bindings(monkeypatch):
 
 
 def test_asked_once_by_many_threads(monkeypatch):
-    asked = []
+    requests = []
 
     def init():
-        asked.append(threading.get_ident())
+        requests.append(threading.get_ident())
         time.sleep(0.05)
 
     monkeypatch.setitem(sys.modules, "pynvml", nvml([H200] * 2, switched, nvmlInit=init))
@@ -389,5 +389,5 @@ def test_asked_once_by_many_threads(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(asked) == 1
+    assert len(requests) == 1
     assert len(answers) == 8 and all(answer is answers[0] for answer in answers)

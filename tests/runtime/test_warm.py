@@ -12,9 +12,9 @@ import torch
 from tilelang import tvm
 from tilelang.engine.param import KernelParam
 
+from tests.groups import one_rank
 from tileweave import language as W
 from tileweave import passes
-from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import Heap
 from tileweave.runtime.host.memory import memory_of
 from tileweave.runtime.kernel import warm
@@ -66,7 +66,7 @@ class FakeKernel:
 
 class FakeSession:
     def __init__(self) -> None:
-        self.group = Group(0, 1, 0, torch.device("cpu"), None, None)
+        self.group = one_rank()
         self.heap = Heap(self.group, memory_of(self.group, 1 << 20), 0)
 
 

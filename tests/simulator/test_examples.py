@@ -1,6 +1,5 @@
 """The examples' programs on simulated ranks, in 60 to 200 schedules each, against NumPy."""
 
-import importlib.util
 import time
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 import tileweave as tw
+from tests.modules import load_module
 from tileweave.simulator import Executable
 
 pytestmark = pytest.mark.long
@@ -20,10 +20,7 @@ INFERRED = [(1, 10), (2, 36), (3, 8), (4, 6)]
 
 
 def example(name):
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(EXAMPLES / f"{name}.py")
 
 
 def every_schedule(program, ranks, inputs, schedules=SCHEDULES, **arguments):
@@ -134,7 +131,8 @@ def test_multicast(size, schedules):
 
 def test_signal_ping_pong():
     inputs = [
-        {"flags": np.zeros(1, np.uint32), "start": lambda e: e * 5, "rounds": 5} for _ in range(2)
+        {"flags": np.zeros(1, np.uint32), "start": lambda e: e * 5, "iterations": 5}
+        for _ in range(2)
     ]
     for out in every_schedule(example("signal_ping_pong").ping_pong, 2, inputs):
         assert [o["flags"].tolist() for o in out] == [[15], [15]]

@@ -24,8 +24,8 @@ def test_each_combination_once(seed):
     mask = random_array(rng, 3) > 0
     holds, *every = np.broadcast_arrays(mask, *fields)
     expected = set(zip(*(a[holds].tolist() for a in every), strict=True))
-    found = list(zip(*(a.tolist() for a in combinations(fields, mask)), strict=True))
-    assert set(found) == expected and len(found) == len(expected)
+    actual = list(zip(*(a.tolist() for a in combinations(fields, mask)), strict=True))
+    assert set(actual) == expected and len(actual) == len(expected)
 
 
 def test_independent_values_are_not_multiplied(monkeypatch):
@@ -40,8 +40,8 @@ def test_independent_values_are_not_multiplied(monkeypatch):
 
     monkeypatch.setattr(boxes, "_unique_rows", seen)
     rank, block, k = np.ix_(range(8), range(100), range(128))
-    found = combinations([rank, (block + rank) % 7, k * 64], np.ones((1, 1, 1), np.bool_))
-    assert longest == 800 and len(found[0]) == 8 * 7 * 128
+    actual = combinations([rank, (block + rank) % 7, k * 64], np.ones((1, 1, 1), np.bool_))
+    assert longest == 800 and len(actual[0]) == 8 * 7 * 128
 
 
 def test_too_many_to_be_marked(monkeypatch):

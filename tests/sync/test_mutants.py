@@ -69,10 +69,10 @@ def mutants(name: str) -> list[Mutant]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_mutant_is_accounted_for(name):
-    found = mutants(name)
-    assert {m.op for m in found if m.verdict == "killed"} >= {"signal", "wait_reached"}
-    assert [(m.line, m.name, m.verdict, m.why) for m in found if not m.is_accounted_for] == []
-    verdicts = [m.verdict for m in found]
+    actual = mutants(name)
+    assert {m.op for m in actual if m.verdict == "killed"} >= {"signal", "wait_reached"}
+    assert [(m.line, m.name, m.verdict, m.why) for m in actual if not m.is_accounted_for] == []
+    verdicts = [m.verdict for m in actual]
     assert (verdicts.count("killed"), verdicts.count("explained")) == COUNTS[name]
 
 

@@ -41,15 +41,24 @@ def run_with(case: Case, program: Executable, inputs: list, seeds: range, epochs
         )
         for rank, tensors in enumerate(expected):
             for tensor, value in tensors.items():
-                found = out[rank].get(f"{tensor}_after", out[rank][tensor])
-                assert np.allclose(found, value, rtol=0, atol=case.tolerance), (seed, rank, tensor)
+                actual = out[rank].get(f"{tensor}_after", out[rank][tensor])
+                assert np.allclose(actual, value, rtol=0, atol=case.tolerance), (seed, rank, tensor)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [(n, r) for n, c in PROGRAMS.items() for r in c.ranks])
+def instances():
+    """Return each program with each number of ranks; those with 2 and 4 run in ``make test``."""
+    for name, case in PROGRAMS.items():
+        for ranks in case.ranks:
+            marks = () if ranks in (2, 4) or len(case.ranks) == 1 else pytest.mark.long
+            yield pytest.param(name, ranks, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "ranks"), list(instances()))
 def test_every_schedule_is_right(name, ranks):
     run(name, ranks, range(SCHEDULES or 8 // ranks))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_eight_ranks(name):
     run(name, 8, range(1), epochs=2)

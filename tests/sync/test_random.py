@@ -4,7 +4,6 @@ Their results are right, or the compiler refuses them. ``TILEWEAVE_PROGRAMS=1000
 programs instead of a few.
 """
 
-import importlib.util
 import os
 import random
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 import tileweave as tw
+from tests.modules import load_module
 
 pytestmark = pytest.mark.long
 
@@ -68,10 +68,10 @@ def in_parallel(rng: random.Random, move: Move) -> list[str]:
     return guarded(move, row_of(rng, move))
 
 
-def guarded(move: Move, row: str, asked: str = "") -> list[str]:
+def guarded(move: Move, row: str, requested: str = "") -> list[str]:
     return [
         f"for i, j in T.Parallel({move.height}, {move.wide}):",
-        f"    if {asked}{row} < {move.rows} and j < {move.columns}:",
+        f"    if {requested}{row} < {move.rows} and j < {move.columns}:",
         f"        {move.to(row, 'j')} = {move.source(row, 'j')}",
     ]
 
@@ -152,25 +152,22 @@ def outcome(seed: int, folder: Path) -> str:
     text, rows, columns, shift = random_program(rng)
     path = folder / f"program_{seed}.py"
     path.write_text(text.replace("{ranks}", str(ranks)))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_module(path)
     numbers = np.random.default_rng(seed)
     inputs = [{"X": numbers.standard_normal((rows, columns), np.float32)} for _ in range(ranks)]
     try:
-        found = tw.simulate(
+        actual = tw.simulate(
             module.program, ranks, inputs, schedules=2, epochs=2, resident_blocks=64
         )
     except tw.LanguageError:
         return "refused"
     for rank in range(ranks):
         right = inputs[(rank + shift) % ranks]["X"]
-        assert np.array_equal(found[rank]["Y"], right), path.read_text()
+        assert np.array_equal(actual[rank]["Y"], right), path.read_text()
     return "right"
 
 
 @pytest.mark.filterwarnings("ignore::tileweave.SimulationWarning")
 def test_random_programs(tmp_path):
-    found = [outcome(seed, tmp_path) for seed in range(PROGRAMS)]
-    assert found.count("right") > 0.8 * PROGRAMS
+    results = [outcome(seed, tmp_path) for seed in range(PROGRAMS)]
+    assert results.count("right") > 0.8 * PROGRAMS

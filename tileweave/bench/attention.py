@@ -31,6 +31,7 @@ from .case import (
     Family,
     Implementation,
     Missing,
+    require_gpu,
 )
 from .programs import local_attention_plan
 from .results import Length
@@ -166,10 +167,10 @@ def expected_of(
     backend, *_ = BACKENDS[group.device.type].values()
     result = of_rank(backend, problem, group.rank, q, k, v).float()
     length = problem.k_total
-    seen = torch.full_like(sample, length)
+    num_keys = torch.full_like(sample, length)
     if problem.causal:
-        seen = problem.sharding.position(sample, group.rank, length) + 1
-    result[:, sample] = exact(q[:, sample], k, v, seen)
+        num_keys = problem.sharding.position(sample, group.rank, length) + 1
+    result[:, sample] = exact(q[:, sample], k, v, num_keys)
     return result
 
 
@@ -220,8 +221,7 @@ def _ours(buffers: Buffers) -> Implementation:
 def _local(buffers: Buffers) -> Implementation:
     """Return our kernel with the keys and values of all ranks present from the start."""
     problem, group = buffers.problem, buffers.group
-    if group.device.type != "cuda":
-        raise Missing("there is no GPU")
+    require_gpu(buffers)
     if buffers.gathered is None:
         raise Missing("the symmetric heap has no room")
     run = local_attention_plan(problem, tiles_for(problem))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from ..ops.autotune.trial import relative_error
 from ..ops.collectives.collective import Collective
 from ..ops.core.compiled import CompiledOp
 from ..ops.core.registry import RegisteredOp
@@ -33,11 +34,6 @@ NEEDED = {OURS, f"{PRODUCT}cublas", f"{EXCHANGE}nccl", NCCL}
 
 class Missing(Exception):
     """Reason why an implementation is missing."""
-
-
-def relative_error(result: Tensor, expected: Tensor) -> Tensor:
-    """Return the relative error in the Frobenius norm."""
-    return (result.float() - expected).norm() / expected.norm()
 
 
 @dataclass(frozen=True)
@@ -95,6 +91,12 @@ class Buffers:
         for operator in self.compiled:
             operator.free()
         self.compiled.clear()
+
+
+def require_gpu(buffers: Buffers) -> None:
+    """Raise ``Missing`` if the ranks have no GPU."""
+    if buffers.group.device.type != "cuda":
+        raise Missing("there is no GPU")
 
 
 Constructor: TypeAlias = Callable[[Buffers], Implementation]

@@ -110,8 +110,8 @@ class Inputs:
         while True:
             shape, device = problem.shape, group.device
             x = torch.randint(-8, 9, shape, generator=generator, device=device).to(problem.dtype)
-            every = nccl.all_gather(x[None], group)
-            yield Inputs(x, expected(every, group.rank, *problem.options))
+            all_inputs = nccl.all_gather(x[None], group)
+            yield Inputs(x, expected(all_inputs, group.rank, *problem.options))
 
 
 def stage(problem: CollectiveProblem, group: Group) -> tuple[dict[str, Tensor], Iterator[Inputs]]:
@@ -143,7 +143,7 @@ def _by_transport(buffers: Buffers, name: str) -> Implementation:
     if reason := obstacle(name, problem, group.device, group, collective):
         raise Missing(reason)
     # The cache does not hold it, so ``close`` frees it.
-    compiled = prepared(group).made(problem, name, collective)
+    compiled = prepared(group).create(problem, name, collective)
     buffers.compiled.append(compiled)
     return buffers.into("result", lambda inputs, out: compiled(inputs.x, out))
 

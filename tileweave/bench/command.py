@@ -69,7 +69,7 @@ def run(wanted: Wanted) -> bool:
     for case, problem in zip(cases, problems, strict=True):
         result, missing = measured(case, problem, group, gathered, wanted)
         log("\n".join(table([result], results[-1] if results else None)), flush=True)
-        absent = [f"{name}: -: {why}" for name, why in missing.items()]
+        absent = [f"{name}: -: {reason}" for name, reason in missing.items()]
         new = [note for note in wrong_others(result) + absent if note not in notes]
         log(*(f"  {note}\n" for note in new), sep="", end="", flush=True)
         notes.update(new)
@@ -165,10 +165,10 @@ def join(cases: list[Case], at_once: int = 1) -> Group:
     """Join the other ranks. Unless its size is given, the heap has room for ``at_once`` operators
     of the largest case, and for what the copies of data alone write."""
     if torch.cuda.is_available():
-        most = max(case.symmetric_bytes for case in cases)
+        max_bytes = max(case.symmetric_bytes for case in cases)
         gathered = max(case.gathered_bytes for case in cases)
         is_set = "TILEWEAVE_HEAP_BYTES" in os.environ
-        init(heap_bytes=None if is_set else at_once * most + gathered + _SPARE_BYTES)
+        init(heap_bytes=None if is_set else at_once * max_bytes + gathered + _SPARE_BYTES)
     elif from_torchrun("WORLD_SIZE", 1) > 1 and not dist.is_initialized():
         try:
             dist.init_process_group("gloo")
@@ -194,9 +194,9 @@ def _compile(
 def _room(cases: Iterable[Case], dtype: torch.dtype) -> SymmetricTensor | None:
     """Allocate memory for the implementations that only copy, once for all cases: operators would
     otherwise fill the heap before them."""
-    most = max(case.gathered_bytes for case in cases) // dtype.itemsize
+    max_elements = max(case.gathered_bytes for case in cases) // dtype.itemsize
     try:
-        return symmetric((most,), dtype) if most else None
+        return symmetric((max_elements,), dtype) if max_elements else None
     except HeapExhausted:
         return None
 

@@ -108,14 +108,14 @@ def draw(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> No
     }
     figure.legend(labelled.values(), labelled.keys(), loc="outside lower center", ncols=2)
     figure.suptitle(f"{machine['ranks']} x {machine['device']}, {machine['dtype']}")
-    drawn = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(drawn)
-    write_out("bench: --figure", file, drawn.getvalue())
+    png = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(png)
+    write_out("bench: --figure", file, png.getvalue())
 
 
 def _panel(ax: Any, title: str, results: list[Result]) -> None:
     drawn = DRAWN[type(results[0].shape)]
-    attribute, below = drawn.x
+    attribute, x_label = drawn.x
     ordered = sorted(((getattr(r.shape, attribute), r) for r in results), key=lambda pair: pair[0])
     ax.axhline(1, color="black", linewidth=1, label=drawn.ideal)
     for implementation, (label, color, marker) in drawn.styles.items():
@@ -128,6 +128,6 @@ def _panel(ax: Any, title: str, results: list[Result]) -> None:
     ax.set_xticks(ticks, map(str, ticks), fontsize=8)
     ax.minorticks_off()
     ax.set_title(title, fontsize=9)
-    ax.set_xlabel(below, fontsize=8)
+    ax.set_xlabel(x_label, fontsize=8)
     ax.set_ylabel("time / ideal", fontsize=8)
     ax.grid(alpha=0.3)

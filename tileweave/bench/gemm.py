@@ -37,6 +37,7 @@ from .case import (
     Missing,
     by_copies,
     by_reference,
+    require_gpu,
 )
 from .programs import matmul_program
 from .results import Shape
@@ -166,8 +167,7 @@ def _cublas(buffers: Buffers) -> Implementation:
 
 
 def _tilelang(buffers: Buffers) -> Implementation:
-    if buffers.group.device.type != "cuda":
-        raise Missing("there is no GPU")
+    require_gpu(buffers)
     kernel = compile(product_program(buffers.problem))
     stored = buffers.problem.stored
     return buffers.into("product", lambda inputs, out: kernel(inputs.rows, stored(inputs.b), out))
@@ -195,8 +195,7 @@ def _copies(buffers: Buffers) -> Implementation:
 def _async_tp(buffers: Buffers) -> Implementation:
     """Return PyTorch's async-TP, which overlaps copies and cuBLAS."""
     problem, group = buffers.problem, buffers.group
-    if group.device.type != "cuda":
-        raise Missing("there is no GPU")
+    require_gpu(buffers)
     if group.process_group is None or group.world_size == 1:
         raise Missing("there is one rank")
     if not (problem.gathers or problem.scatters):

@@ -158,9 +158,9 @@ class Result:
     def ideal(self) -> float | None:
         """Lower bound: for a GEMM the longer of its two halves, for a collective the copies, for
         attention the kernel of one rank without communication."""
-        every = [self.best(name) for name in self.shape.floors]
-        floors = [ms for ms in every if ms is not None]
-        return max(floors) if len(floors) == len(every) else None
+        times = [self.best(name) for name in self.shape.floors]
+        floors = [ms for ms in times if ms is not None]
+        return max(floors) if len(floors) == len(times) else None
 
     @property
     def best_other(self) -> float | None:
@@ -268,8 +268,8 @@ def _head(kind: type) -> str:
 def _row(r: Result) -> str:
     """Return one row; ``-`` where no right result exists."""
     cells, (_, place) = "", _SIZED[type(r.shape)]
-    for _, width, digits, of in COLUMNS[type(r.shape)]:
-        value = of(r)
+    for _, width, digits, value_of in COLUMNS[type(r.shape)]:
+        value = value_of(r)
         cells += f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
     return (
         f"{r.op:<22}{r.shape!s:<{place}}{cells}{r.errors[OURS]:>9.1e}{r.seconds:>5.0f} s  "
@@ -278,9 +278,9 @@ def _row(r: Result) -> str:
     )
 
 
-def ratio(above: float | None, below: float | None) -> float | None:
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
     """Return the ratio of two times, None if one is missing."""
-    return above / below if above is not None and below else None
+    return numerator / denominator if numerator is not None and denominator else None
 
 
 def wrong_others(r: Result) -> list[str]:
@@ -301,13 +301,13 @@ def summary(results: Iterable[Result]) -> list[str]:
     lines = []
     for op, of_op in by_op.items():
         lines.append(f"{op}, {len(of_op)} shapes")
-        for what, of, worst in _RATIOS[type(of_op[0].shape)]:
-            ratios = _ratios(of_op, of)
+        for title, value_of, worst in _RATIOS[type(of_op[0].shape)]:
+            ratios = _ratios(of_op, value_of)
             if ratios:
                 extreme, shape = worst(ratios, key=lambda pair: pair[0])
                 mean = geometric_mean([value for value, _ in ratios])
                 lines.append(
-                    f"  {what:<18} geometric mean {mean:.3f}, worst {extreme:.3f} ({shape})"
+                    f"  {title:<18} geometric mean {mean:.3f}, worst {extreme:.3f} ({shape})"
                 )
         lines += [
             f"  loses: {r.shape}: ours {r.ours:.3f}, best other {r.best_other:.3f} ms"
@@ -317,8 +317,10 @@ def summary(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def _ratios(results: Iterable[Result], of: Any) -> list[tuple[float, Any]]:
-    return [(value, r.shape) for r in results if r.is_right(OURS) and (value := of(r)) is not None]
+def _ratios(results: Iterable[Result], value_of: Any) -> list[tuple[float, Any]]:
+    return [
+        (value, r.shape) for r in results if r.is_right(OURS) and (value := value_of(r)) is not None
+    ]
 
 
 def save(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> None:
@@ -364,7 +366,7 @@ def _checked(r: Result) -> Result:
     numbers = [*r.ms.values(), *r.errors.values(), r.seconds]
     if not (
         all(type(getattr(r.shape, f.name)).__name__ == f.type for f in fields(r.shape))
-        and all(isinstance(word, str) for word in (r.op, r.strategy, r.reason))
+        and all(isinstance(text, str) for text in (r.op, r.strategy, r.reason))
         and r.op in OPERATORS
         and all(type(n) in (int, float) and n >= 0 for n in numbers)
         and all(0 < ms < math.inf for ms in r.ms.values())

@@ -61,9 +61,9 @@ class Backend:
         past = k.shape[2] - q.shape[2]
         if not causal or not past or self.ends_together:
             return self._attended(q, k, v, causal)
-        got = self._attended(q, k[:, :, :past], v[:, :, :past], False)
-        got.add(self._attended(q, k[:, :, past:], v[:, :, past:], True))
-        return got
+        attended = self._attended(q, k[:, :, :past], v[:, :, :past], False)
+        attended.add(self._attended(q, k[:, :, past:], v[:, :, past:], True))
+        return attended
 
     def _attended(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Attended:
         out, lse, *_ = self.call(q, k, v, causal)
@@ -113,8 +113,8 @@ def of_rank(
         return backend(q, k, v, False).out.transpose(1, 2)
     outputs = []
     for part, chunk in enumerate(q.chunk(problem.sharding.parts, 1)):
-        seen = (problem.sharding.chunk_of(part, rank) + 1) * chunk.shape[1]
-        outputs.append(backend(chunk, k[:, :seen], v[:, :seen], True).out.transpose(1, 2))
+        num_keys = (problem.sharding.chunk_of(part, rank) + 1) * chunk.shape[1]
+        outputs.append(backend(chunk, k[:, :num_keys], v[:, :num_keys], True).out.transpose(1, 2))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)
 
 
@@ -210,7 +210,7 @@ def in_order(problem: AttentionProblem, rows: Tensor) -> Tensor:
         return rows.movedim(0, 1).flatten(1, 2)
     chunks = {
         problem.sharding.chunk_of(part, rank): chunk
-        for rank, held in enumerate(rows)
-        for part, chunk in enumerate(held.chunk(parts, 1))
+        for rank, rank_rows in enumerate(rows)
+        for part, chunk in enumerate(rank_rows.chunk(parts, 1))
     }
     return torch.cat([chunks[place] for place in sorted(chunks)], 1)

@@ -86,9 +86,10 @@ class Wanted:
         for family in FAMILIES[1:]:
             names, values = names_of(family), getattr(self, family.option)
             if values and self.operators and not set(names) & set(self.operators):
-                given, expected = ",".join(map(str, values)), ", ".join(names)
+                values_text, expected = ",".join(map(str, values)), ", ".join(names)
                 raise TileWeaveError(
-                    f"bench: --{family.option} {given}; expected {expected} by name, or no name"
+                    f"bench: --{family.option} {values_text}; expected {expected} "
+                    "by name, or no name"
                 )
             implied += names if values else []
         return implied

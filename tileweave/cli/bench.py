@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> None:
 def _lengths(options: argparse.Namespace) -> Lengths:
     from ..bench.attention import Lengths
 
-    masks = [mask for mask, asked in ((True, options.causal), (False, options.full)) if asked]
+    masks = [mask for mask, selected in ((True, options.causal), (False, options.full)) if selected]
     return Lengths(
         tuple(positive_integers(options, "lengths")),
         tuple(positive_integers(options, "batch")),

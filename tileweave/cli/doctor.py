@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
 
 from .. import __version__
-from ..builtins.versions import unsupported_torch
+from ..builtins.versions import SUPPORTED, unsupported_torch
 from ..runtime.host.topology import Topology, topology
 
 PACKAGES = ("torch", "tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-ml-py")
@@ -55,8 +55,8 @@ class Nvcc:
 class Problem:
     """A feature that does not work, and the reason."""
 
-    what: str
-    why: str
+    feature: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Report:
     """Software, GPUs and problems of a machine."""
 
     versions: dict[str, str]
+    supported: dict[str, str]
     nvcc: Nvcc
     topology: Topology
     problems: tuple[Problem, ...]
@@ -76,14 +77,15 @@ class Report:
         lines = [*self._software(), "", *self._hardware(), ""]
         if self.problems:
             lines.append("What does not work, and why")
-            lines += [f"  {problem.what}: {problem.why}" for problem in self.problems]
+            lines += [f"  {problem.feature}: {problem.reason}" for problem in self.problems]
         else:
             lines.append("Everything works here.")
         return "\n".join(lines)
 
     def _software(self) -> Iterator[str]:
         for name, number in self.versions.items():
-            yield f"{name:<16}{number}"
+            supported = f" (supported: {self.supported[name]})" if name in self.supported else ""
+            yield f"{name:<16}{number}{supported}"
         yield f"{'nvcc':<16}{self.nvcc.version} {self.nvcc.path}".rstrip()
         yield f"{'driver':<16}{self.topology.driver or 'not found'}"
 
@@ -97,7 +99,9 @@ class Report:
             )
         if len(machine.gpus) > 1:
             yield from ("", "NVLink links between two GPUs", *_table(machine.nvlinks))
-            p2p = [["yes" if can else "no" for can in row] for row in machine.p2p]
+            p2p = [
+                ["yes" if is_accessible else "no" for is_accessible in row] for row in machine.p2p
+            ]
             yield from ("", "P2P: the row's GPU can access the column's memory", *_table(p2p))
         if machine.gpus:
             refusal = machine.multicast_refusal
@@ -111,7 +115,7 @@ def examine() -> Report:
     versions = {"tileweave": __version__, "python": platform.python_version()}
     versions |= {package: _version(package) for package in PACKAGES}
     nvcc, machine = find_nvcc(), topology()
-    return Report(versions, nvcc, machine, tuple(problems(versions, nvcc, machine)))
+    return Report(versions, SUPPORTED, nvcc, machine, tuple(problems(versions, nvcc, machine)))
 
 
 def problems(versions: dict[str, str], nvcc: Nvcc, machine: Topology) -> list[Problem]:
@@ -127,15 +131,15 @@ def problems(versions: dict[str, str], nvcc: Nvcc, machine: Topology) -> list[Pr
 def _torch_problems(machine: Topology) -> Iterator[Problem]:
     note = next((note for note in machine.notes if note.startswith("torch: ")), "")
     if not machine.gpus:
-        why = f"there is no GPU{f' ({note})' if note else ''}; tw.emit works"
-        yield Problem("running any kernel", why)
+        reason = f"there is no GPU{f' ({note})' if note else ''}; tw.emit works"
+        yield Problem("running any kernel", reason)
     elif note:
         yield Problem("running any kernel", f"torch cannot use the GPUs ({note})")
 
 
 def _package_problems(versions: dict[str, str], nvcc: Nvcc, machine: Topology) -> Iterator[Problem]:
-    if why := unsupported_torch(versions["torch"]):
-        yield Problem("tw.init", why)
+    if reason := unsupported_torch(versions["torch"]):
+        yield Problem("tw.init", reason)
     if not nvcc.path:
         yield Problem("compiling a kernel that is in no cache", f"nvcc: {nvcc.version}")
     if machine.gpus and versions["cuda-bindings"] == MISSING:
@@ -146,27 +150,27 @@ def _architecture_problems(nvcc: Nvcc, machine: Topology) -> Iterator[Problem]:
     newest = max(nvcc.architectures, default=None)
     for sm in sorted({10 * major + minor for major, minor in (g.capability for g in machine.gpus)}):
         if newest is not None and sm > newest:
-            why = f"nvcc {nvcc.version} supports at most sm_{newest}"
-            yield Problem(f"compiling for sm_{sm}", why)
+            reason = f"nvcc {nvcc.version} supports at most sm_{newest}"
+            yield Problem(f"compiling for sm_{sm}", reason)
         if sm < 80:
             yield Problem("most builtins", f"a GPU is sm_{sm}; they need sm_80")
         if sm < 90:
-            why = f"a GPU is sm_{sm}; they need sm_90"
-            yield Problem("TMA copies, W.bulk_* and W.multimem_*", why)
+            reason = f"a GPU is sm_{sm}; they need sm_90"
+            yield Problem("TMA copies, W.bulk_* and W.multimem_*", reason)
 
 
 def _link_problems(machine: Topology) -> Iterator[Problem]:
     if len(machine.gpus) == 1:
-        why = "there is one GPU; programs run with world size 1"
-        yield Problem("more than one rank", why)
+        reason = "there is one GPU; programs run with world size 1"
+        yield Problem("more than one rank", reason)
     pairs = list(combinations(range(len(machine.gpus)), 2))
     blocked = [(i, j) for i, j in pairs if not (machine.p2p[i][j] and machine.p2p[j][i])]
     if blocked:
         yield Problem("symmetric tensors over all GPUs", f"no P2P between {_pairs(blocked)}")
     slow = [(i, j) for i, j in pairs if (i, j) not in blocked and not machine.nvlinks[i][j]]
     if slow:
-        why = f"no NVLink known between {_pairs(slow)}"
-        yield Problem("access to peers at NVLink speed", why)
+        reason = f"no NVLink known between {_pairs(slow)}"
+        yield Problem("access to peers at NVLink speed", reason)
     if machine.gpus and not machine.multicast:
         yield Problem("W.multimem_*", f"no NVLink multicast: {machine.multicast_refusal}")
 
@@ -203,8 +207,8 @@ def _version(package: str) -> str:
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> str:
-    shown = ", ".join(f"{i} and {j}" for i, j in pairs[:4])
-    return f"GPUs {shown}{f' and {len(pairs) - 4} more pairs' if len(pairs) > 4 else ''}"
+    names = ", ".join(f"{i} and {j}" for i, j in pairs[:4])
+    return f"GPUs {names}{f' and {len(pairs) - 4} more pairs' if len(pairs) > 4 else ''}"
 
 
 def _table(rows: list[list[str]] | tuple[tuple[int, ...], ...]) -> list[str]:

@@ -11,7 +11,16 @@ from typing import Any
 
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import relative_paths
-from .simulation import Outcome, add_json, add_simulation, fault_of, run_each
+from .simulation import (
+    Outcome,
+    add_force,
+    add_json,
+    add_level,
+    add_simulation,
+    fault_of,
+    most_seconds,
+    run_each,
+)
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -21,12 +30,14 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help="break the synchronization of simulated programs; list the undetected mutants",
     )
     add_simulation(parser)
+    add_level(parser)
     parser.add_argument(
         "--equivalent",
         metavar="JSON",
         help="why mutants change nothing; default: x.equivalent.json beside x.py, if it exists",
     )
     add_json(parser)
+    add_force(parser)
     return parser
 
 
@@ -52,11 +63,14 @@ def _mutate(
         mutants = mutate(
             program.plan, options.ranks, inputs, options.schedules, options.seed, options.epochs,
             options.resident_blocks, progress=True, equivalent=options.equivalent,
+            level=options.level, arch=options.arch, most_seconds=most_seconds(options),
         )  # fmt: skip
     except SimulationError as error:
         fault = fault_of(error)
     return {
         "name": name,
+        "level": options.level,
+        "arch": options.arch if options.level == "device" else None,
         "ranks": options.ranks,
         "schedules": options.schedules,
         "seed": options.seed,
@@ -71,7 +85,8 @@ def _text(outcome: Outcome) -> str:
         return "{name}: without a mutation: {fault[kind]}: {fault[report]}".format(**outcome)
     counts = Counter(mutant["verdict"] for mutant in outcome["mutants"])
     total = ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items())) or "no mutants"
-    summary = "{name}: {ranks} ranks, {schedules} schedules: ".format(**outcome) + total
+    at = " at the device level of {arch}".format(**outcome) if outcome["arch"] else ""
+    summary = "{name}{at}: {ranks} ranks, {schedules} schedules: ".format(at=at, **outcome) + total
     return "\n".join([*map(_line, outcome["mutants"]), summary])
 
 

@@ -12,10 +12,16 @@ from ..builtins.errors import SyncWarning, TileWeaveError
 from .compile_options import add_config, configs_of
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import ranks_hint, relative_paths
-from .simulation import Outcome, add_json, add_level, add_simulation, fault_of, run_each
-
-_MOST_SECONDS = 600
-"""Longest estimated time of a simulation without ``--force``."""
+from .simulation import (
+    Outcome,
+    add_force,
+    add_json,
+    add_level,
+    add_simulation,
+    fault_of,
+    most_seconds,
+    run_each,
+)
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -26,16 +32,24 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     add_simulation(parser)
     add_level(parser)
     add_json(parser)
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help=f"run even if the estimated time exceeds {_MOST_SECONDS // 60} minutes",
-    )
+    add_force(parser)
     parser.add_argument(
         "--timeline",
         metavar="OUT",
         help="write the failing schedule, or else the last one: a drawing (.html .svg .png) or a "
         "trace for Perfetto (.json)",
+    )
+    parser.add_argument(
+        "--exhaustive",
+        action="store_true",
+        help="explore all interleavings of a small program, instead of --schedules at random",
+    )
+    parser.add_argument(
+        "--max-interleavings",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="end --exhaustive after this number, with exit status 1; default: %(default)s",
     )
     add_config(parser)
     return parser
@@ -48,10 +62,14 @@ def run(options: argparse.Namespace) -> None:
         raise TileWeaveError(
             f"simulate: --timeline of {', '.join(programs)}; expected one program, FILE:NAME"
         )
+    if options.exhaustive and options.level != "tile":
+        raise TileWeaveError(
+            f"simulate: --exhaustive with --level {options.level}; expected --level tile"
+        )
     outcomes = run_each(programs, _simulate, options, configs_of(options))
     for outcome in outcomes:
         print(json.dumps(outcome) if options.json else relative_paths(_text(outcome, options)))
-    if any(outcome["fault"] for outcome in outcomes):
+    if any(outcome["fault"] or not outcome.get("complete", True) for outcome in outcomes):
         raise SystemExit(1)
 
 
@@ -62,7 +80,7 @@ def _simulate(
     from ..simulator import SimulationError, SimulationWarning, described_inputs, simulate
 
     categories = SimulationWarning, SyncWarning
-    fault, kinds = None, {}
+    fault, kinds, explored = None, {}, {}
     with warnings.catch_warnings(record=True) as caught:
         for category in categories:
             warnings.simplefilter("always", category)
@@ -70,24 +88,44 @@ def _simulate(
             inputs, kinds = described_inputs(program, options.seed, scalars)
             if kinds and not options.json:
                 print(f"simulate: {name}: inputs: {_describe(kinds)}", file=sys.stderr)
-            simulate(
-                program, options.ranks, inputs, options.schedules, options.seed, options.epochs,
-                options.resident_blocks, progress=True,
-                timeline=options.timeline, most_seconds=None if options.force else _MOST_SECONDS,
-            )  # fmt: skip
+            if options.exhaustive:
+                explored = _explore(program, inputs, options)
+            else:
+                simulate(
+                    program, options.ranks, inputs, options.schedules, options.seed,
+                    options.epochs, options.resident_blocks, progress=True,
+                    timeline=options.timeline,
+                    most_seconds=most_seconds(options),
+                )  # fmt: skip
         except SimulationError as error:
             fault = fault_of(error)
+            if options.exhaustive:
+                explored = {"interleavings": error.interleavings, "complete": False}
     messages = [str(w.message) for w in caught if issubclass(w.category, categories)]
     return {
         "name": name,
         "ranks": options.ranks,
-        "schedules": options.schedules,
+        "schedules": None if options.exhaustive else options.schedules,
         "seed": options.seed,
         "verdict": "fault" if fault else "no fault",
         "fault": fault,
+        **explored,
         "inputs": kinds,
         "warnings": list(dict.fromkeys(messages)),
     }
+
+
+def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
+    """Explore all interleavings; return their number and the verdict as a sentence."""
+    from ..simulator import simulate
+
+    result = simulate(
+        program, options.ranks, inputs, epochs=options.epochs,
+        resident_blocks=options.resident_blocks, timeline=options.timeline,
+        exhaustive=True, max_interleavings=options.max_interleavings,
+    )  # fmt: skip
+    number, complete = result.interleavings, result.complete
+    return {"interleavings": number, "complete": complete, "summary": str(result)}
 
 
 def _describe(kinds: dict[str, str]) -> str:
@@ -102,4 +140,6 @@ def _text(outcome: Outcome, options: argparse.Namespace) -> str:
     if outcome["fault"]:
         return "{name}: {fault[kind]}: {fault[report]}".format(**outcome) + ranks_hint(options)
     verdict = "{name}: {schedules} schedules of {ranks} ranks, no fault".format(**outcome)
+    if options.exhaustive:
+        verdict = outcome["summary"]
     return "\n".join([verdict, *(f"warning: {text}" for text in outcome["warnings"])])

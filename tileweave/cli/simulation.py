@@ -13,6 +13,8 @@ from ..runtime.plans.parameters import dynamic_extents, parameters_of
 from .compile_options import add_ranks, add_size, sizes_of
 from .program_files import PLANS_AND_KERNELS, add_program
 
+_MOST_SECONDS = 600
+"""Longest estimated time without ``--force``."""
 Outcome = dict[str, Any]
 """Result of one program; ``--json`` prints it."""
 
@@ -80,6 +82,20 @@ def add_arch(parser: argparse.ArgumentParser) -> None:
         default="sm_90a",
         help="architecture of the device functions; default: %(default)s",
     )
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add the option that lifts the time limit."""
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help=f"run even if the estimated time exceeds {_MOST_SECONDS // 60} minutes",
+    )
+
+
+def most_seconds(options: argparse.Namespace) -> float | None:
+    """Return the time limit."""
+    return None if options.force else _MOST_SECONDS
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

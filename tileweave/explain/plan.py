@@ -131,10 +131,10 @@ def _peers_of_entry(barrier: Launch) -> int:
 
 def _most_frequent(ops_of_ranks: Iterable[Iterable[Operation]]) -> list[Operation]:
     """Return each operation once, with the count of the rank that runs it most often."""
-    most: Counter[Operation] = Counter()
+    counts: Counter[Operation] = Counter()
     for ops in ops_of_ranks:
-        most |= Counter(ops)
-    return [dataclasses.replace(op, per_block=count) for op, count in most.items()]
+        counts |= Counter(ops)
+    return [dataclasses.replace(op, per_block=count) for op, count in counts.items()]
 
 
 def _distinct(names: Iterable[str]) -> list[str]:

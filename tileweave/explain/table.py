@@ -33,8 +33,8 @@ def _row(op: Operation, with_kernel: bool) -> tuple[str, ...]:
     line = _line(op) if op.file else "-"
     times = "?" if op.per_block is None else str(op.per_block)
     amount = op.amount if len(op.amount) <= _WIDEST_AMOUNT else "varies"
-    why = f"{op.kernel}: {op.reason}" if with_kernel else op.reason
-    return line, op.kind, op.tensor or "-", op.granule or "-", amount or "-", times, why
+    reason = f"{op.kernel}: {op.reason}" if with_kernel else op.reason
+    return line, op.kind, op.tensor or "-", op.granule or "-", amount or "-", times, reason
 
 
 def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:

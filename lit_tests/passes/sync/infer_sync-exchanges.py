@@ -1,3 +1,4 @@
+# REQUIRES: spans
 # RUN: %python %s | %filecheck %s
 """Each kind of exchange has its signals and waits, with their counters, granules and numbers."""
 
@@ -13,11 +14,11 @@ from tests.corpus import PROGRAMS
 
 def show(name):
     case = PROGRAMS[name]
-    found = tw.explain(case.make(4), 4, sizes={"M": 20} if case.sizes else {})
+    explanation = tw.explain(case.make(4), 4, sizes={"M": 20} if case.sizes else {})
     print("PROGRAM", name)
-    for op in (o for o in found.ops if o.kind in ("signal", "wait")):
+    for op in (o for o in explanation.ops if o.kind in ("signal", "wait")):
         print(f"{op.kind} {op.flag} [{op.granule}] x{op.per_block}")
-    for tensor, why in found.reuse.items():
+    for tensor, why in explanation.reuse.items():
         print(f"{tensor}: {why}")
 
 

@@ -67,14 +67,14 @@ class CommBlocks:
             N: columns of the product.
             itemsize: bytes of an element.
         """
-        kept = min(_LEAST, DEVICE.sm_count // 2) if ranks > 1 else 0
+        reserved = min(_LEAST, DEVICE.sm_count // 2) if ranks > 1 else 0
         schedule = PersistentSchedule.for_tiles(
-            ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), DEVICE.sm_count - kept
+            ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), DEVICE.sm_count - reserved
         )
         line = _LINE // itemsize
         width = ceil(K / _PIECES / line) * line
-        least = tiles.rows_at_once(width * itemsize)
-        height = least * max(1, _STRIP_BYTES // (width * itemsize) // least)
+        min_rows = tiles.rows_at_once(width * itemsize)
+        height = min_rows * max(1, _STRIP_BYTES // (width * itemsize) // min_rows)
         pieces, strips_per_piece = ceil(K / width), ceil(rows_per_rank / height)
         strips = pieces * strips_per_piece * (ranks - 1)
         blocks = min(_MOST, DEVICE.sm_count - schedule.blocks, strips)
@@ -105,8 +105,8 @@ def send(A, gathered, senders, block, ranks):
                 m = strip % senders.strips_per_piece * senders.height
                 k = piece_of_peer // senders.peers * senders.width
                 for i, j in T.Parallel(*strip_regs.shape):
-                    inside = tirx.And(m + i < rows_per_rank, k + j < K)
-                    strip_regs[i, j] = T.if_then_else(inside, A[m + i, k + j], 0)
+                    in_bounds = tirx.And(m + i < rows_per_rank, k + j < K)
+                    strip_regs[i, j] = T.if_then_else(in_bounds, A[m + i, k + j], 0)
                 for i, j in T.Parallel(*strip_regs.shape):
                     if m + i < rows_per_rank:
                         gathered[peer, W.rank(), m + i, k + j] = strip_regs[i, j]

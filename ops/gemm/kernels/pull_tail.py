@@ -53,8 +53,8 @@ class PullTail:
     @property
     def height(self) -> int:
         """Rows of a strip, see ``Tiles.rows_at_once``; an element of a sum has 2 bytes."""
-        least = self.tiles.rows_at_once(2 * self.tiles.N)
-        return least * max(1, _ROWS // least)
+        min_rows = self.tiles.rows_at_once(2 * self.tiles.N)
+        return min_rows * max(1, _ROWS // min_rows)
 
     @property
     def strips_per_tile(self) -> int:

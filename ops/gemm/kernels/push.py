@@ -40,8 +40,8 @@ class PushBlocks:
         peers_at_once = min(blocks, config.ranks)
         line = _LINE // tvm.DataType(config.dtype).itemsize
         width = ceil(config.K / (blocks // peers_at_once) / line) * line
-        least = config.tiles.rows_at_once(_LINE)
-        height = ceil(config.rows_per_rank / least) * least
+        min_rows = config.tiles.rows_at_once(_LINE)
+        height = ceil(config.rows_per_rank / min_rows) * min_rows
         return PushBlocks(peers_at_once, ceil(config.K / width), width, height)
 
 

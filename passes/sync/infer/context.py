@@ -61,8 +61,8 @@ def by_rank(rank: tirx.PrimExpr, values: Sequence[int]) -> tirx.PrimExpr:
         return tirx.const(values[0], "uint32")
     out: tirx.PrimExpr = tirx.const(values[-1], "uint32")
     for number in reversed(range(len(values) - 1)):
-        this = tirx.const(values[number], "uint32")
-        out = tirx.Select(rank.equal(number), this, out)
+        constant = tirx.const(values[number], "uint32")
+        out = tirx.Select(rank.equal(number), constant, out)
     return out
 
 
@@ -153,20 +153,20 @@ class SyncContext:
 
     def guard(
         self, stmt: tirx.Stmt, footprints: Footprints,
-        simple: Callable[[tirx.PrimExpr], tirx.PrimExpr], left: Sequence[Loop],
+        simple: Callable[[tirx.PrimExpr], tirx.PrimExpr], exited: Sequence[Loop],
     ) -> tirx.Stmt:  # fmt: skip
         """Guard ``stmt`` by the conditions of an access, and by the end of the tensor if the box of
         the access may start after it.
 
         Args:
             simple: simplifies a condition.
-            left: loops around the access that ``stmt`` was moved out of.
+            exited: loops around the access that ``stmt`` was moved out of.
         """
         access = footprints.access
         for condition in footprints.inner_conditions:
-            stmt = tirx.IfThenElse(simple(self.symbols.at_start(condition, left)), stmt, None)
+            stmt = tirx.IfThenElse(simple(self.symbols.at_start(condition, exited)), stmt, None)
         for axis in footprints.outside:
-            start = self.symbols.start(footprints, 1 + axis, [*left, *access.inner])
+            start = self.symbols.start(footprints, 1 + axis, [*exited, *access.inner])
             extent = footprints.access.tensor.shape[1 + axis]
             stmt = tirx.IfThenElse(simple(tirx.LT(start, extent)), stmt, None)
         return stmt
@@ -203,7 +203,8 @@ class SyncContext:
             lambda peer: builtin_calls.signal(
                 self.flag(counter, peer, owner, granule), value, footprints.access
             ),
-            counter.waiting, owner, pairs, own=any(counter.waiting[h] >> r & 1 for r, h in pairs),
+            counter.waiting, owner, pairs,
+            include_own=any(counter.waiting[h] >> r & 1 for r, h in pairs),
         )  # fmt: skip
 
     def signals_of_copies(self) -> dict[tuple[int, int], list[tuple]]:
@@ -252,7 +253,7 @@ class SyncContext:
 
     def for_each_rank(
         self, stmt_of: Callable[[tirx.PrimExpr], tirx.Stmt], peers: Sequence[int],
-        key: tirx.PrimExpr, pairs: Iterable[tuple[int, int]], *, own: bool = False,
+        key: tirx.PrimExpr, pairs: Iterable[tuple[int, int]], *, include_own: bool = False,
     ) -> tirx.Stmt:  # fmt: skip
         """Build a loop of ``stmt_of(peer)`` over ranks, from the right neighbor to the own rank.
 
@@ -260,19 +261,19 @@ class SyncContext:
             stmt_of: returns the statement for a peer.
             peers: bit mask of the ranks, by ``key``.
             pairs: all (rank, key) that occur.
-            own: whether the loop includes the own rank.
+            include_own: whether the loop includes the own rank.
         """
         step = tirx.Var("step", "int32")
         peer = tirx.floormod(self.symbols.rank + 1 + step, self.world_size)
         body = stmt_of(peer)
         all_ranks = (1 << self.world_size) - 1
-        if any(peers[k] | (0 if own else 1 << r) != all_ranks for r, k in pairs):
+        if any(peers[k] | (0 if include_own else 1 << r) != all_ranks for r, k in pairs):
             one = tirx.const(1, "uint32")
             bit = tirx.bitwise_and(
                 tirx.shift_right(by_rank(key, peers), tirx.Cast("uint32", peer)), one
             )
             body = tirx.IfThenElse(tirx.NE(bit, tirx.const(0, "uint32")), body, None)
-        ranks = self.world_size if own else self.world_size - 1
+        ranks = self.world_size if include_own else self.world_size - 1
         return tirx.For(step, 0, ranks, tirx.ForKind.SERIAL, body)
 
     def credits(self, started: bool, pairs: set[tuple[int, int]]) -> tirx.Buffer:
@@ -307,7 +308,7 @@ class SyncContext:
 
     def record(
         self, kind: str, access: Access | None, tensor: str, reason: str,
-        stmt: tirx.Stmt | None = None, **more: Any,
+        stmt: tirx.Stmt | None = None, **fields: Any,
     ) -> None:  # fmt: skip
         """Record why ``stmt`` is inserted or, without ``stmt``, why none is necessary.
 
@@ -318,7 +319,7 @@ class SyncContext:
         if not line and self.program.kernel is not None:
             line = line_of(self.program.kernel)
         stmts = () if stmt is None else tuple(leaves_with_builtins(stmt))
-        self.inserted.append(Inserted(kind, tensor, line, reason, stmts=stmts, **more))
+        self.inserted.append(Inserted(kind, tensor, line, reason, stmts=stmts, **fields))
 
     def record_counter_op(
         self, kind: str, access: Access, counter: Counter, reason: str, stmt: tirx.Stmt,

@@ -50,8 +50,8 @@ def make_counters(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
             if accesses.copies is not None:
                 _drain_copies(context, accesses)
                 continue
-            whole = Granules(accesses.grid.shape, accesses.grid.shape)
-            counter = counter_of(accesses, kind, whole, [])
+            whole_tensor = Granules(accesses.grid.shape, accesses.grid.shape)
+            counter = counter_of(accesses, kind, whole_tensor, [])
             counter.at_exit = True
             _add(context, counter, f"{name}_{suffix}")
 
@@ -107,8 +107,8 @@ def _has_unread(accesses: TensorAccesses, kind: Kind, reads: Coverage) -> bool:
     producers = np.where(accesses.complete_after(kind), accesses.coverage[kind].ranks, 0)
     producers = producers.reshape(accesses.world_size, -1)
     read = reads.ranks.reshape(accesses.world_size, -1)
-    own = 1 << np.arange(accesses.world_size)[:, None]
-    return bool(np.any((producers & ~own != 0) & (read & own == 0)))
+    own_bit = 1 << np.arange(accesses.world_size)[:, None]
+    return bool(np.any((producers & ~own_bit != 0) & (read & own_bit == 0)))
 
 
 def _drain_copies(context: SyncContext, accesses: TensorAccesses) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 
+from ...ir.spans import get_stmt_span, set_stmt_span
 from ...ir.walk import flatten, rewrite_children
 from ..regions.accesses import Access, Program
 from ..regions.footprints import Footprints
@@ -51,11 +51,11 @@ class Placement:
 
         def insert(stmt: tirx.Stmt) -> tirx.Stmt:
             new = rewrite_children(stmt, insert)
-            around = [*self.before.get(stmt, ()), new, *self.after.get(stmt, ())]
+            stmts = [*self.before.get(stmt, ()), new, *self.after.get(stmt, ())]
             if program.body is not None and stmt.same_as(program.body):
                 head = [at_line_of(program.kernel, s) for s in self.head]
-                around = [*head, *around, *(at_line_of(program.kernel, s) for s in self.tail)]
-            return flatten(around)
+                stmts = [*head, *stmts, *(at_line_of(program.kernel, s) for s in self.tail)]
+            return flatten(stmts)
 
         return insert(body)
 
@@ -75,7 +75,7 @@ def at_line_of(anchor: tirx.Stmt, stmt: tirx.Stmt) -> tirx.Stmt:
     return mark(stmt)
 
 
-def loops_kept(
+def enclosing_depth(
     access: Access, footprints: Footprints, values: list[np.ndarray], *, guarded: bool = False,
     clipped: bool = False,
 ) -> int:  # fmt: skip
@@ -90,19 +90,21 @@ def loops_kept(
             such as those after the end of a tensor. The first iteration must access something
             whenever any iteration does.
     """
-    kept = len(access.loops)
+    depth = len(access.loops)
     may_guard = guarded and footprints.is_certain and access.branches == len(access.conditions)
-    while kept and access.around[kept - 1] is not None:
-        inside = access.guards[kept - 1] == len(access.conditions)
-        if not (inside or may_guard) or any(varies(v, kept, footprints.mask) for v in values):
+    while depth and access.around[depth - 1] is not None:
+        is_unguarded = access.guards[depth - 1] == len(access.conditions)
+        if not (is_unguarded or may_guard) or any(
+            varies(v, depth, footprints.mask) for v in values
+        ):
             break
-        is_skipped = kept - 1 in footprints.skipped
-        is_uneven = is_skipped or varies(footprints.mask, kept)
+        is_skipped = depth - 1 in footprints.skipped
+        is_uneven = is_skipped or varies(footprints.mask, depth)
         may_skip = guarded or (clipped and not is_skipped and not footprints.inner_conditions)
-        if is_uneven and not (may_skip and _in_first_iteration(footprints.mask, kept)):
+        if is_uneven and not (may_skip and _in_first_iteration(footprints.mask, depth)):
             break
-        kept -= 1
-    return kept
+        depth -= 1
+    return depth
 
 
 def loops_shared(first: Access, second: Access) -> int:
@@ -111,17 +113,17 @@ def loops_shared(first: Access, second: Access) -> int:
     return sum(1 for _ in itertools.takewhile(lambda p: p[0].var.same_as(p[1].var), pairs))
 
 
-def moved_out_of(left: Sequence[Loop]) -> str:
+def moved_out_of(exited: Sequence[Loop]) -> str:
     """Describe the loops that a statement was moved out of, as the end of its reason."""
-    if not left:
+    if not exited:
         return ""
-    names = ", ".join(loop.var.name for loop in left)
-    return f"; moved out of the loop{'s' if len(left) > 1 else ''} over {names}"
+    names = ", ".join(loop.var.name for loop in exited)
+    return f"; moved out of the loop{'s' if len(exited) > 1 else ''} over {names}"
 
 
-def anchor_of(access: Access, kept: int) -> tirx.Stmt:
-    """Return the statement around ``access`` that is inside the outer ``kept`` loops only."""
-    stmt = access.around[kept] if kept < len(access.loops) else access.anchor
+def anchor_of(access: Access, depth: int) -> tirx.Stmt:
+    """Return the statement around ``access`` that is inside the outer ``depth`` loops only."""
+    stmt = access.around[depth] if depth < len(access.loops) else access.anchor
     assert stmt is not None
     return stmt
 

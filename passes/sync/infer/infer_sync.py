@@ -134,10 +134,12 @@ def _inferred(
     symbols = Symbols(program, world_size)
     context = SyncContext(program, world_size, heap_stride, options, symbols, exchanged)
     implicit = {h.name for h in implicit_of(func)}
-    own = {t for t in tensors if t.name in implicit}
+    scratch = {t for t in tensors if t.name in implicit}
     for accesses in exchanged:
-        context.buffers[accesses.tensor] = choose_buffers(context, accesses, accesses.tensor in own)
-    _place_sync(context, own)
+        context.buffers[accesses.tensor] = choose_buffers(
+            context, accesses, accesses.tensor in scratch
+        )
+    _place_sync(context, scratch)
     func = func.with_body(context.placement.apply(func.body, context.program))
     func = _with_buffers(context, func)
     func = with_implicit(func, context.implicit, context.implicit_buffers)
@@ -152,17 +154,17 @@ def _inferred(
     )
 
 
-def _place_sync(context: SyncContext, own: set[tirx.Buffer]) -> None:
+def _place_sync(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     """Choose counters and place everything that uses them.
 
     Args:
-        own: tensors that the program allocates.
+        scratch: tensors that the program allocates.
     """
-    make_counters(context, own)
+    make_counters(context, scratch)
     place_signals(context)
     place_waits(context)
     place_drain(context)
-    guard_reuse(context, own)
+    guard_reuse(context, scratch)
     place_credits(context)
     count_epochs(context)
     verify_residency(context)

@@ -98,11 +98,11 @@ def _require_stock(name: str, value: Any) -> None:
     except (AttributeError, OverflowError, TypeError, ValueError) as error:
         stock = PassContext.list_configs()
         if name in stock:
-            why = str(error).splitlines()[-1]
-            raise TileWeaveError(f"pass_configs: {name}={value!r}; {why}") from None
-        near = get_close_matches(name, stock, n=1, cutoff=0)
+            reason = str(error).splitlines()[-1]
+            raise TileWeaveError(f"pass_configs: {name}={value!r}; {reason}") from None
+        matches = get_close_matches(name, stock, n=1, cutoff=0)
         raise TileWeaveError(
-            f"pass_configs: {name}; expected an option of TileLang, such as {near[0]}"
+            f"pass_configs: {name}; expected an option of TileLang, such as {matches[0]}"
         ) from None
 
 

@@ -26,15 +26,15 @@ def reindexed(body: tirx.Stmt, replacement_of: Callable[[Node], Replacement | No
             replacement = replacement_of(node)
             if replacement is None:
                 return None
-            buffer, more = replacement
-            indices = [node.indices[0], *more, *node.indices[1:]]
+            buffer, inserted = replacement
+            indices = [node.indices[0], *inserted, *node.indices[1:]]
             if isinstance(node, tirx.BufferLoad):
                 return tirx.BufferLoad(buffer, indices)
             return tirx.BufferStore(buffer, node.value, indices)
         if op_name(node) == "tl.region" and len(node.args) - 2 < len(node.args[0].indices):
             load, mode, first, *rest = node.args
-            more = [tirx.IntImm("int32", 1)] * (len(load.indices) - len(node.args) + 2)
-            return tirx.Call(node.dtype, node.op, [load, mode, first, *more, *rest])
+            ones = [tirx.IntImm("int32", 1)] * (len(load.indices) - len(node.args) + 2)
+            return tirx.Call(node.dtype, node.op, [load, mode, first, *ones, *rest])
         return None
 
     kinds = ["tirx.BufferLoad", "tirx.BufferStore", "tirx.Call"]

@@ -48,11 +48,11 @@ def verify_residency(context: SyncContext) -> None:
             )
             np.maximum.at(last[counter], (owner, granule), time)
     for queue in queues_of(counters):
-        now = -1
+        ready_at = -1
         for copy in queue:
-            now = max([now, *(last[c][tuple(granule)] for c, *granule in copy.needs)])
+            ready_at = max([ready_at, *(last[c][tuple(granule)] for c, *granule in copy.needs)])
             for c, *granule in copy.produces:
-                last[c][tuple(granule)] = max(last[c][tuple(granule)], now)
+                last[c][tuple(granule)] = max(last[c][tuple(granule)], ready_at)
     for counter in counters:
         for footprints in counter.users:
             signalled = last[counter][footprints.owner, counter.granules.numbers_of(footprints)]
@@ -75,12 +75,12 @@ def _verify_room(context: SyncContext, counters: Sequence[Counter]) -> None:
     """Refuse a kernel that waits and occupies all SMs if copies read what it writes: these copies
     need room for a kernel of one block, which waits for the data."""
     waiting = [footprints.access for counter in counters for footprints in counter.users]
-    most = context.options.resident_blocks - 1
-    few = isinstance(context.grid, tirx.IntImm) and int(context.grid) <= most
-    if waiting and not few:
+    max_blocks = context.options.resident_blocks - 1
+    fits = isinstance(context.grid, tirx.IntImm) and int(context.grid) <= max_blocks
+    if waiting and not fits:
         raise LanguageError(
             f"{waiting[0].text}, and copies wait beside {format_expr(context.grid)} blocks for "
-            f"what these write; expected at most {most} blocks, one less than "
+            f"what these write; expected at most {max_blocks} blocks, one less than "
             f"tileweave.resident_blocks; each may iterate over many tiles{waiting[0].location}"
         )
 
@@ -127,8 +127,8 @@ def _first_waits(columns: Sequence[np.ndarray], keys: int) -> list[np.ndarray]:
         columns: the waits. The first ``keys`` columns are the keys, the next one is the timestamp.
     """
     order = np.lexsort(columns[keys::-1])
-    same = [a[order][1:] == a[order][:-1] for a in columns[:keys]]
-    new = np.concatenate([[True], ~np.logical_and.reduce(same)])[: len(order)]
+    equal = [a[order][1:] == a[order][:-1] for a in columns[:keys]]
+    new = np.concatenate([[True], ~np.logical_and.reduce(equal)])[: len(order)]
     return [a[order[new]] for a in columns]
 
 
@@ -222,13 +222,13 @@ class _Launch:
 
     def _refuse(self, stuck: dict, resident: int) -> None:
         (rank, block), (granule, access) = min(stuck.items(), key=lambda item: item[0][::-1])
-        wanted = {granule}
+        needed = {granule}
         for queue in self._queues:
             last = next((n for n, copy in enumerate(queue, 1) if granule in copy.produces), 0)
-            wanted.update(*(copy.needs for copy in queue[:last]))
+            needed.update(*(copy.needs for copy in queue[:last]))
         producers = [
             f"block {b} of rank {r}" for (r, b), events in sorted(self._events.items())
-            if any(e[1] in wanted and e[2] for e in events)
+            if any(e[1] in needed and e[2] for e in events)
         ]  # fmt: skip
         raise LanguageError(
             f"{access.text}: block {block} of rank {rank} waits for {' and '.join(producers[:2])}, "

@@ -12,7 +12,7 @@ from ..regions.granules import Counter
 from ..regions.tensor_accesses import TensorAccesses
 from . import builtin_calls
 from .context import SyncContext
-from .edits import anchor_of, loops_kept, loops_shared, moved_out_of
+from .edits import anchor_of, enclosing_depth, loops_shared, moved_out_of
 from .waits import dominates
 
 
@@ -53,8 +53,8 @@ def guard_reuse(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     """
     for accesses in context.tensor_accesses:
         name = accesses.tensor.name
-        own = accesses.tensor in scratch
-        pairs = _pairs(accesses, own)
+        is_scratch = accesses.tensor in scratch
+        pairs = _pairs(accesses, is_scratch)
         if not pairs:
             context.reuse[name] = "each rank reads only what it writes itself"
         elif context.buffers[accesses.tensor] > 1:
@@ -63,7 +63,7 @@ def guard_reuse(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
             context.credits(True, pairs)
             context.reuse[name] = "copies wait until the readers' ranks have begun the same call"
         else:
-            _guard(context, accesses, own)
+            _guard(context, accesses, is_scratch)
 
 
 def _guard(context: SyncContext, accesses: TensorAccesses, scratch: bool) -> None:
@@ -95,18 +95,18 @@ def _wait(
     placed: list,
 ) -> None:
     access, symbols = footprints.access, context.symbols
-    kept = loops_kept(access, footprints, [footprints.owner], clipped=True)
-    left = access.loops[kept:]
-    owner = symbols.simplified(symbols.start(footprints, 0, [*left, *access.inner]), access)
+    depth = enclosing_depth(access, footprints, [footprints.owner], clipped=True)
+    exited = access.loops[depth:]
+    owner = symbols.simplified(symbols.start(footprints, 0, [*exited, *access.inner]), access)
     pairs, readers = footprints.ranks_and_owners(), _readers_of(accesses, scratch)
     only_owner = all((int(readers[h]) ^ 1 << h) & ~(1 << r) == 0 for r, h in pairs)
     key = str(owner)
-    for k, other, other_kept in placed:
-        if key == k and dominates(other, other_kept, access, kept):
+    for k, other, other_depth in placed:
+        if key == k and dominates(other, other_depth, access, depth):
             reason = f"before {access.op} overwrites it: the wait at {other.line} covers it, too"
             context.record("wait", access, accesses.tensor.name, reason)
             return
-    placed.append((key, access, kept))
+    placed.append((key, access, depth))
     flags = context.credits(started, _pairs(accesses, scratch))
     one = tirx.const(1, "uint32")
     target = context.epoch if started else context.epoch - one
@@ -119,12 +119,12 @@ def _wait(
     stmt = wait(owner) if only_owner else context.for_each_rank(wait, masks, owner, pairs)
     if only_owner and any(r == h for r, h in pairs):
         stmt = tirx.IfThenElse(tirx.NE(owner, symbols.rank), stmt, None)
-    context.placement.put_before(anchor_of(access, kept), stmt, access)
+    context.placement.put_before(anchor_of(access, depth), stmt, access)
     event = "its launch has started" if started else "its last launch has finished"
     context.record(
         "wait", access, accesses.tensor.name,
         f"before {access.op} overwrites it: {'the owner' if only_owner else 'its readers'} may "
-        f"still read until {event}{moved_out_of(left)}",
+        f"still read until {event}{moved_out_of(exited)}",
         stmt, amount="1", flag=flags.name,
     )  # fmt: skip
 

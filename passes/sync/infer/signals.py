@@ -13,7 +13,7 @@ from ..regions.granules import Counter, elements_of
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from .context import SyncContext
-from .edits import anchor_of, loops_kept, moved_out_of, varies
+from .edits import anchor_of, enclosing_depth, moved_out_of, varies
 
 
 def place_signals(context: SyncContext) -> None:
@@ -34,17 +34,17 @@ def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints)
     """Count the loops around the access that enclose its signal."""
     access = footprints.access
     numbers = [footprints.owner, counter.granules.numbers_of(footprints)]
-    kept = loops_kept(access, footprints, numbers, clipped=True)
-    if _pieces(counter, footprints, kept) is None:
-        kept = loops_kept(access, footprints, [*numbers, elements_of(footprints)])
-    while kept < len(access.loops) and _waits_in(context, access.around[kept]):
-        kept += 1
-    return kept
+    depth = enclosing_depth(access, footprints, numbers, clipped=True)
+    if _pieces(counter, footprints, depth) is None:
+        depth = enclosing_depth(access, footprints, [*numbers, elements_of(footprints)])
+    while depth < len(access.loops) and _waits_in(context, access.around[depth]):
+        depth += 1
+    return depth
 
 
-def _pieces(counter: Counter, footprints: Footprints, kept: int) -> dict[int, int] | None:
+def _pieces(counter: Counter, footprints: Footprints, depth: int) -> dict[int, int] | None:
     """Find the loop whose iterations write different numbers of elements, or nothing, because the
-    tensor ends there. Only loops inside the outer ``kept`` ones are considered.
+    tensor ends there. Only loops inside the outer ``depth`` ones are considered.
 
     Returns:
         The index of the loop, by the axis (after the rank's) along which its iterations write
@@ -54,14 +54,14 @@ def _pieces(counter: Counter, footprints: Footprints, kept: int) -> dict[int, in
     counts = elements_of(footprints)
     uneven = [
         number
-        for number in range(kept, len(footprints.access.loops))
+        for number in range(depth, len(footprints.access.loops))
         if varies(counts, 1 + number, footprints.mask) or varies(footprints.mask, 1 + number)
     ]
     if not uneven:
         return {}
-    number, *more = uneven
+    number, *others = uneven
     axes = [a for a, low in enumerate(footprints.low) if low.shape[1 + number] > 1]
-    if more or len(axes) != 1:
+    if others or len(axes) != 1:
         return None
     (axis,) = axes
     low, size, mask, along = (
@@ -70,39 +70,39 @@ def _pieces(counter: Counter, footprints: Footprints, kept: int) -> dict[int, in
         footprints.mask,
         1 + number,
     )
-    most, end = int(footprints.active(size)[0].max()), counter.granules.shape[axis]
+    piece_size, end = int(footprints.active(size)[0].max()), counter.granules.shape[axis]
     iterations = np.arange(low.shape[along]).reshape(-1, *[1] * (low.ndim - along - 1))
-    begins = np.take(low, [0], axis=along) + iterations * most
+    begins = np.take(low, [0], axis=along) + iterations * piece_size
     touched = np.take(mask, [0], axis=along) & (begins < end)
-    is_piece = (low == begins) & (size == np.minimum(most, end - begins))
+    is_piece = (low == begins) & (size == np.minimum(piece_size, end - begins))
     is_consecutive = np.all(mask == touched) and np.all(is_piece | ~mask)
     return {axis: number} if is_consecutive else None
 
 
 def _waits_in(context: SyncContext, loop: tirx.For | None) -> bool:
     return any(
-        around is not None and loop is not None and around.same_as(loop)
+        enclosing is not None and loop is not None and enclosing.same_as(loop)
         for counter in context.counters
         for footprints in counter.users
-        for around in footprints.access.around
+        for enclosing in footprints.access.around
     )
 
 
 def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> None:
     access, symbols = footprints.access, context.symbols
-    kept = signal_depth(context, counter, footprints)
-    left = access.loops[kept:]
+    depth = signal_depth(context, counter, footprints)
+    exited = access.loops[depth:]
 
     def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
         return symbols.simplified(expr, access)
 
-    owner = simple(symbols.start(footprints, 0, [*left, *access.inner]))
-    granule = simple(counter.granules.index(footprints, symbols, left))
-    value = simple(tirx.Cast("uint32", _count(counter, footprints, symbols, left)))
+    owner = simple(symbols.start(footprints, 0, [*exited, *access.inner]))
+    granule = simple(counter.granules.index(footprints, symbols, exited))
+    value = simple(tirx.Cast("uint32", _count(counter, footprints, symbols, exited)))
     stmt = context.signal_to(counter, footprints, owner, granule, value)
-    stmt = context.guard(stmt, footprints, simple, left)
-    context.placement.put_after(anchor_of(access, kept), stmt, access)
-    reason = f"{_reason(context, counter, access)}{moved_out_of(left)}"
+    stmt = context.guard(stmt, footprints, simple, exited)
+    context.placement.put_after(anchor_of(access, depth), stmt, access)
+    reason = f"{_reason(context, counter, access)}{moved_out_of(exited)}"
     context.record_counter_op("signal", access, counter, reason, stmt, value)
 
 
@@ -118,12 +118,12 @@ def _reason(context: SyncContext, counter: Counter, access: Access) -> str:
 
 
 def _count(
-    counter: Counter, footprints: Footprints, symbols: Symbols, left: Sequence[Loop]
+    counter: Counter, footprints: Footprints, symbols: Symbols, exited: Sequence[Loop]
 ) -> tirx.PrimExpr:
-    """Return the units that an access writes in all iterations of ``left``, as an expression."""
+    """Return the units that an access writes in all iterations of ``exited``, as an expression."""
     loops = footprints.access.loops
-    kept = len(loops) - len(left)
-    pieces = _pieces(counter, footprints, kept) or {}
+    depth = len(loops) - len(exited)
+    pieces = _pieces(counter, footprints, depth) or {}
     counts = footprints.flat(elements_of(footprints))[-1]
     count: tirx.PrimExpr = tirx.IntImm("int32", 1)
     if np.ptp(counts) == 0 and not pieces:
@@ -131,16 +131,16 @@ def _count(
     else:
         for axis in range(len(footprints.low)):
             iterations = symbols.inlined(loops[pieces[axis]].extent) if axis in pieces else None
-            count = count * _extent(counter, footprints, axis, symbols, left, iterations)
+            count = count * _extent(counter, footprints, axis, symbols, exited, iterations)
         count = count // counter.unit
-    for number in range(kept, len(loops)):
+    for number in range(depth, len(loops)):
         if number not in pieces.values():
             count = count * symbols.inlined(loops[number].extent)
     return count
 
 
 def _extent(
-    counter: Counter, footprints: Footprints, axis: int, symbols: Symbols, left: Sequence[Loop],
+    counter: Counter, footprints: Footprints, axis: int, symbols: Symbols, exited: Sequence[Loop],
     iterations: tirx.PrimExpr | None,
 ) -> tirx.PrimExpr:  # fmt: skip
     """Return the extent of an access along ``axis`` (after the rank's), as an expression.
@@ -151,21 +151,21 @@ def _extent(
     Raises:
         LanguageError: the extent varies for another reason than the end of the tensor.
     """
-    access, loops = footprints.access, [*left, *footprints.access.inner]
+    access, loops = footprints.access, [*exited, *footprints.access.inner]
     low, size = footprints.active(footprints.low[axis], footprints.size[axis])
-    most, end = int(size.max()), int((low + size).max())
+    max_size, end = int(size.max()), int((low + size).max())
     if iterations is not None:
-        whole, end = most * iterations, counter.granules.shape[axis]
+        full_extent, end = max_size * iterations, counter.granules.shape[axis]
     elif np.ptp(size) == 0:
-        return tirx.IntImm("int32", most)
-    elif np.array_equal(size, np.minimum(most, end - low)):
-        whole = tirx.IntImm("int32", most)
+        return tirx.IntImm("int32", max_size)
+    elif np.array_equal(size, np.minimum(max_size, end - low)):
+        full_extent = tirx.IntImm("int32", max_size)
     elif not access.inner:
-        whole = symbols.at_start(access.extents[1 + axis], loops)
+        full_extent = symbols.at_start(access.extents[1 + axis], loops)
         end = counter.granules.shape[axis]
     else:
         raise footprints.refused(
-            f"touches {int(size.min())} to {most} elements along an axis",
+            f"touches {int(size.min())} to {max_size} elements along an axis",
             "an equal number each time, or fewer only before an end that no access crosses",
         )
-    return tirx.min(whole, end - symbols.start(footprints, 1 + axis, loops))
+    return tirx.min(full_extent, end - symbols.start(footprints, 1 + axis, loops))

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.ir import structural_equal
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ....builtins.errors import LanguageError
 from ....builtins.symmetric import itemsize
 from ...ir.implicit import Implicit, heap_buffer, implicit_of, set_implicit, with_implicit
-from ...ir.walk import format_expr, rewrite_children
+from ...ir.walk import format_expr, nodes_in, rewrite_children
 from ..regions.accesses import Access, Program
 from ..regions.granules import choose_granules
 from ..regions.tensor_accesses import TensorAccesses, refuse_unwritten, verify_tensor_accesses
@@ -72,7 +71,7 @@ def expand_versions(
     Before: ``for r in T.serial(3): T.copy(tile, S[right, 0]); T.copy(S[me, 0], tile)``
     After:  ``for r in T.serial(3): T.copy(tile, S[right, r, 0]); T.copy(S[me, r, 0], tile)``
     """
-    own = {h.name for h in implicit_of(func)}
+    implicit = {h.name for h in implicit_of(func)}
     granule, storages = dict(options.granule), {}
     for accesses in rewritten:
         tensor, name = accesses.tensor, accesses.tensor.name
@@ -81,7 +80,7 @@ def expand_versions(
         choose_granules(accesses, granule.get(name))
         refuse_unwritten(accesses)
         _refuse_unseen(func, accesses, program)
-        storage = _storage(accesses, versions_of(accesses, program), name in own, heap_stride)
+        storage = _storage(accesses, versions_of(accesses, program), name in implicit, heap_stride)
         _refuse_large(accesses, storage, options.version_bytes)
         storages[tensor] = storage
         if name in granule:
@@ -91,13 +90,15 @@ def expand_versions(
     return func, dataclasses.replace(options, granule=granule), notes
 
 
-def _storage(accesses: TensorAccesses, versions: Versions, own: bool, heap_stride: int) -> _Storage:
+def _storage(
+    accesses: TensorAccesses, versions: Versions, is_implicit: bool, heap_stride: int
+) -> _Storage:
     tensor = accesses.tensor
-    count = versions.count if own else versions.overwritten
+    count = versions.count if is_implicit else versions.overwritten
     shape = [count, *(int(n) for n in tensor.shape[1:])]
-    name = tensor.name if own else f"{tensor.name}_versions"
+    name = tensor.name if is_implicit else f"{tensor.name}_versions"
     copies = heap_buffer(name, shape, str(tensor.dtype), accesses.world_size, heap_stride)
-    return _Storage(versions, copies, None if own else tensor)
+    return _Storage(versions, copies, None if is_implicit else tensor)
 
 
 def _bytes(copies: tirx.Buffer) -> int:
@@ -119,14 +120,11 @@ def _refuse_unseen(func: tirx.PrimFunc, accesses: TensorAccesses, program: Progr
     """Refuse accesses to the tensor that the inference does not order: those in ``W.unordered``,
     and reads or writes of single elements in other expressions."""
     collected = {a.node for a in program.accesses if a.tensor.same_as(accesses.tensor)}
-    unseen: list[Node] = []
-
-    def visit(node) -> None:
-        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-            if node.buffer.data.same_as(accesses.tensor.data) and node not in collected:
-                unseen.append(node)
-
-    post_order_visit(func.body, visit)
+    unseen: list[Node] = [
+        node
+        for node in nodes_in(func.body, tirx.BufferLoad, tirx.BufferStore)
+        if node.buffer.data.same_as(accesses.tensor.data) and node not in collected
+    ]
     if unseen:
         first = accesses.of_kind("write")[0].access
         element = f"{accesses.tensor.name}[{', '.join(map(format_expr, unseen[0].indices))}]"

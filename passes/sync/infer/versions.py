@@ -182,8 +182,8 @@ class _Events:
 
     def _refuse_either(self) -> None:
         kinds = np.array([_ORDER[a.kind] for a in self.accesses])[self.access]
-        several = (self.cell[1:] == self.cell[:-1]) & (self._num_writes[1:] > 1)
-        differ = several & (kinds[1:] != kinds[:-1])
+        repeated = (self.cell[1:] == self.cell[:-1]) & (self._num_writes[1:] > 1)
+        differ = repeated & (kinds[1:] != kinds[:-1])
         unordered = np.array([not _is_single(a.anchor) for a in self.accesses])[self.access]
         together = differ & (self.time[1:] == self.time[:-1]) & unordered[1:]
         added = differ & (kinds[1:] == _ORDER["add"]) & (kinds[:-1] == _ORDER["read"])
@@ -255,28 +255,28 @@ class _VersionNumbers:
             return access.loops[depth] if depth < len(access.loops) else access
 
         for key, group in itertools.groupby(writes, loop_or_access):
-            inside = list(group)
+            members = list(group)
             count = 1
             if isinstance(key, Loop):
-                count = self._number(inside, level + 1)
+                count = self._number(members, level + 1)
                 if key in self._repeated:
                     self.versions_per_iteration[key] = count
-                    count *= self._events.timestamps.max_iterations(inside[0], level)
+                    count *= self._events.timestamps.max_iterations(members[0], level)
             ends = [
                 end for earlier, end in numbered
-                if any((a, b) in self._follows for a in earlier for b in inside)
+                if any((a, b) in self._follows for a in earlier for b in members)
             ]  # fmt: skip
             first = max(ends, default=0)
-            for access in inside:
+            for access in members:
                 self.first_version[access] += first
-            numbered.append((inside, first + count))
+            numbered.append((members, first + count))
         return max(end for _, end in numbered)
 
     def _loops(self, access: Access) -> list[tuple[int, Loop]]:
         """Return the loops around an access whose iterations write versions, with their level."""
-        around = access.loops[self._events.grid :]
+        loops = access.loops[self._events.grid :]
         counts = self.versions_per_iteration
-        return [(level, loop) for level, loop in enumerate(around) if loop in counts]
+        return [(level, loop) for level, loop in enumerate(loops) if loop in counts]
 
     def _offset(self, loops: Sequence[tuple[int, Loop]], time: np.ndarray) -> np.ndarray:
         """Count the versions between the first iterations of ``loops`` and the given times."""

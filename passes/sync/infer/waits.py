@@ -19,7 +19,7 @@ from ..regions.granules import Counter
 from ..regions.space import Loop
 from . import builtin_calls
 from .context import SyncContext, by_rank
-from .edits import anchor_of, loops_kept, moved_out_of
+from .edits import anchor_of, enclosing_depth, moved_out_of
 
 
 def place_waits(context: SyncContext) -> None:
@@ -45,13 +45,13 @@ def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -
     """Count the loops around the access that enclose its wait."""
     access = footprints.access
     values = [footprints.owner, counter.granules.numbers_of(footprints)]
-    kept = loops_kept(access, footprints, values, guarded=True)
-    while kept < len(access.loops) and (
-        _signals_in(context, access.loops[kept])
-        or not _may_leave(context, counter, footprints, kept)
+    depth = enclosing_depth(access, footprints, values, guarded=True)
+    while depth < len(access.loops) and (
+        _signals_in(context, access.loops[depth])
+        or not _may_leave(context, counter, footprints, depth)
     ):
-        kept += 1
-    return kept
+        depth += 1
+    return depth
 
 
 def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
@@ -80,44 +80,44 @@ def _signals_in(context: SyncContext, loop: Loop) -> bool:
 
 def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed: list) -> None:
     access, symbols, name = footprints.access, context.symbols, counter.traffic.tensor.name
-    kept = wait_depth(context, counter, footprints)
-    left = access.loops[kept:]
-    loops = [*left, *access.inner]
+    depth = wait_depth(context, counter, footprints)
+    exited = access.loops[depth:]
+    loops = [*exited, *access.inner]
     first = symbols.simplified(symbols.start(footprints, 0, loops), access)
-    key = [first, counter.granules.index(footprints, symbols, left)]
-    for other_key, other, other_kept in placed:
-        if structural_equal(key, other_key) and dominates(other, other_kept, access, kept):
+    key = [first, counter.granules.index(footprints, symbols, exited)]
+    for other_key, other, other_depth in placed:
+        if structural_equal(key, other_key) and dominates(other, other_depth, access, depth):
             context.record("wait", access, name, f"the wait at {other.line} covers it, too")
             return
     extents = [
         footprints.open_loops[number] if number in footprints.open_loops
-        else symbols.at_start(loop.extent, left)
-        for number, loop in enumerate(left, kept)
+        else symbols.at_start(loop.extent, exited)
+        for number, loop in enumerate(exited, depth)
         if number in footprints.open_loops or number in footprints.skipped
     ]  # fmt: skip
     is_fixed = not any(has_loads(index) for index in _open_indices(counter, footprints))
     if is_fixed and not footprints.outside and not footprints.inner_conditions and not extents:
-        placed.append((key, access, kept))
+        placed.append((key, access, depth))
     owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
-    granule = counter.granules.index(footprints, symbols, left, in_place=True)
+    granule = counter.granules.index(footprints, symbols, exited, in_place=True)
     arrivals = _arrivals(counter, footprints, owner, granule)
     target = context.epochs_of(counter.traffic.tensor) * arrivals
     flag = context.flag(counter, symbols.rank, owner, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access)
-    inside = access.conditions[access.guards[kept] :] if left else ()
-    conditions = [symbols.at_start(condition, left) for condition in inside]
+    inner_conditions = access.conditions[access.guards[depth] :] if exited else ()
+    conditions = [symbols.at_start(condition, exited) for condition in inner_conditions]
     if _reads_own(counter, footprints):
         conditions.append(tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank))
     if conditions:
         holds = symbols.simplified(functools.reduce(tirx.And, conditions), access)
         stmt = tirx.IfThenElse(holds, stmt, None)
-    stmt = context.guard(stmt, footprints, lambda e: symbols.simplified(e, access), left)
+    stmt = context.guard(stmt, footprints, lambda e: symbols.simplified(e, access), exited)
     for extent in extents:
         runs = tirx.GT(extent, 0)
         stmt = tirx.IfThenElse(symbols.simplified(runs, access), stmt, None)
-    context.placement.put_before(anchor_of(access, kept), stmt, access)
-    reason = f"{access.op} {_needs(counter, footprints)}{moved_out_of(left)}"
+    context.placement.put_before(anchor_of(access, depth), stmt, access)
+    reason = f"{access.op} {_needs(counter, footprints)}{moved_out_of(exited)}"
     context.record_counter_op("wait", access, counter, reason, stmt, arrivals)
 
 

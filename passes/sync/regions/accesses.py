@@ -9,13 +9,23 @@ from typing import Literal
 
 from tvm import tirx
 from tvm.ir import structural_equal
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit
+from tvm.tirx.stmt_functor import ir_transform
 
 from ....builtins.errors import LanguageError
 from ....builtins.spec import Builtin, Pointer, builtin_of
 from ...group.drop_unordered import is_mark
 from ...ir.uniformity import ThreadControl
-from ...ir.walk import arrows, calls_in, format_expr, line_of, location, op_name, rewrite_children
+from ...ir.walk import (
+    arrows,
+    calls_in,
+    format_expr,
+    line_of,
+    location,
+    nodes_in,
+    op_name,
+    rewrite_children,
+    variables_in,
+)
 from .space import Loop
 
 Kind = Literal["read", "write", "add"]
@@ -143,6 +153,17 @@ class Program:
     registers: set[tirx.Var] = field(default_factory=set)
     jumps: list[Jump] = field(default_factory=list)
     func: tirx.PrimFunc | None = None
+
+    def dependencies(self, exprs: Iterable[tirx.PrimExpr]) -> list[tirx.Var]:
+        """Return the variables in these expressions, and those in the values of these variables."""
+        variables: dict[tirx.Var, None] = {}
+        worklist = [*exprs]
+        while worklist:
+            for variable in variables_in(worklist.pop()):
+                if variable not in variables:
+                    variables[variable] = None
+                    worklist += [self.values[variable]] if variable in self.values else []
+        return list(variables)
 
     @cached_property
     def thread_control(self) -> ThreadControl:
@@ -309,12 +330,9 @@ class AccessCollector:
 
     def _forget_registers(self, stmt: tirx.Stmt) -> None:
         """Drop the values of all registers that ``stmt`` stores to."""
-
-        def visit(node) -> None:
-            if isinstance(node, tirx.BufferStore) and node.buffer.scope() == "local.var":
-                self._registers.pop(node.buffer.data, None)
-
-        post_order_visit(stmt, visit)
+        for store in nodes_in(stmt, tirx.BufferStore):
+            if store.buffer.scope() == "local.var":
+                self._registers.pop(store.buffer.data, None)
 
     def _resolve(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return ``expr`` with registers replaced by their values."""
@@ -367,11 +385,11 @@ class AccessCollector:
 
     def _add_jump(self, name: str) -> None:
         """Record a jump that leaves the kernel, or a loop with a known number of iterations."""
-        around = [*self._loops, *self._inner]
+        loops = [*self._loops, *self._inner]
         if name == "T.thread_return":
             self.program.jumps.append(Jump(name, None, location(self._anchor)))
-        elif around and not self._unknown_count:
-            self.program.jumps.append(Jump(name, around[-1], location(self._anchor)))
+        elif loops and not self._unknown_count:
+            self.program.jumps.append(Jump(name, loops[-1], location(self._anchor)))
 
     def _add_moves(self, call: tirx.Call, spec: Builtin) -> None:
         """Record the accesses of a builtin that moves data."""
@@ -457,16 +475,7 @@ class AccessCollector:
 
     def _threads_in(self, exprs: Iterable[tirx.PrimExpr]) -> list[Loop]:
         """Return the thread axes that the expressions depend on."""
-        variables: set[tirx.Var] = set()
-
-        def visit(node) -> None:
-            if isinstance(node, tirx.Var) and node not in variables:
-                variables.add(node)
-                if node in self.program.values:
-                    post_order_visit(self.program.values[node], visit)
-
-        for expr in exprs:
-            post_order_visit(expr, visit)
+        variables = set(self.program.dependencies(exprs))
         return [t for t in self.program.threads if t.var in variables]
 
 
@@ -495,14 +504,18 @@ def _contiguous_extents(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx
     if not isinstance(size, tirx.IntImm):
         extents[-1] = size
         return extents
-    rest = int(size)
+    remaining = int(size)
     for axis in reversed(range(len(load.indices))):
         extent = load.buffer.shape[axis]
-        if not isinstance(extent, tirx.IntImm) or rest < int(extent) or rest % int(extent):
-            extents[axis] = tirx.IntImm("int32", rest)
+        if (
+            not isinstance(extent, tirx.IntImm)
+            or remaining < int(extent)
+            or remaining % int(extent)
+        ):
+            extents[axis] = tirx.IntImm("int32", remaining)
             return extents
         extents[axis] = extent
-        rest //= int(extent)
-        if rest == 1:
+        remaining //= int(extent)
+        if remaining == 1:
             return extents
     return extents

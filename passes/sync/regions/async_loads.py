@@ -71,19 +71,19 @@ class AsyncLoads:
         for call in calls_in(stmt, lambda c: True):
             name = op_name(call)
             if name == "tl.mbarrier_wait_parity":
-                done = [u for u in self._in_flight if self._is_for(call.args[0], u.barrier)]
-                yield from self._end(done, "T.mbarrier_wait_parity")
+                completed = [u for u in self._in_flight if self._is_for(call.args[0], u.barrier)]
+                yield from self._end(completed, "T.mbarrier_wait_parity")
             elif name == "tirx.ptx_wait_group":
                 copies = [u for u in self._in_flight if u.barrier is None and u.tile is None]
-                left = int(call.args[0])
-                yield from self._end(copies[: len(copies) - left], "T.ptx_wait_group")
+                num_pending = int(call.args[0])
+                yield from self._end(copies[: len(copies) - num_pending], "T.ptx_wait_group")
         used = accesses_of(stmt)
         tiles = [u for u in self._in_flight if u.tile in used.reads or u.tile in used.writes]
         yield from self._end(tiles, "the first use of what it loads")
 
-    def _end(self, loads: list[_Load], until: str) -> Iterator[tuple[Event, str]]:
+    def _end(self, loads: list[_Load], wait_name: str) -> Iterator[tuple[Event, str]]:
         self._in_flight = [u for u in self._in_flight if u not in loads]
-        yield from ((event, until) for load in loads for event in load.events)
+        yield from ((event, wait_name) for load in loads for event in load.events)
 
     def _load(self, call: tirx.Call, reads: tuple[Event, ...]) -> _Load | None:
         name = op_name(call)

@@ -64,20 +64,20 @@ class CellGrid:
         """Yield, in chunks, (box number, cell number) for all cells of boxes in flat arrays."""
         first = [a // c for a, c in zip(low, self.cell, strict=True)]
         count = [-(-b // c) - f for b, c, f in zip(high, self.cell, first, strict=True)]
-        most = [int(n.max(initial=0)) for n in count]
-        total = int(np.prod(most, dtype=np.int64))
+        max_cells = [int(n.max(initial=0)) for n in count]
+        total = int(np.prod(max_cells, dtype=np.int64))
         boxes_per_chunk = max(1, _CHUNK // max(1, total))
-        offsets = np.indices(most).reshape(len(most), total)
+        offsets = np.indices(max_cells).reshape(len(max_cells), total)
         for start in range(0, len(owner), boxes_per_chunk):
             part = slice(start, start + boxes_per_chunk)
             number = owner[part, None]
-            inside = np.ones((1, 1), np.bool_)
-            for axis in range(len(most)):
-                inside = inside & (offsets[axis] < count[axis][part, None])
+            mask = np.ones((1, 1), np.bool_)
+            for axis in range(len(max_cells)):
+                mask = mask & (offsets[axis] < count[axis][part, None])
                 number = number * self.cells[axis] + first[axis][part, None] + offsets[axis]
-            inside = np.broadcast_to(inside, number.shape)
+            mask = np.broadcast_to(mask, number.shape)
             box = np.broadcast_to(np.arange(start, start + len(number))[:, None], number.shape)
-            yield box[inside], number[inside]
+            yield box[mask], number[mask]
 
 
 @dataclass(eq=False)

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import substitute
 
 from ....builtins.errors import LanguageError
-from ...ir.walk import format_expr, variables_in
+from ...ir.walk import format_expr
 from .accesses import Access, Program
 from .data_dependent import Region, possible_region
 from .space import NotEvaluable, Space
@@ -91,10 +91,10 @@ class Footprints:
         """Return the error for an access that cannot be analyzed because of ``problem``."""
         return _refused(self.access, problem, expected)
 
-    def flat(self, *more: np.ndarray) -> tuple[np.ndarray, ...]:
+    def flat(self, *extra: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return flat arrays ``rank, owner, low..., high..., *more`` of the active iterations."""
-        rank, owner, *rest = self.active(self.rank, self.owner, *self.low, *self.size, *more)
-        return rank, owner, *self._with_ends(rest)
+        rank, owner, *columns = self.active(self.rank, self.owner, *self.low, *self.size, *extra)
+        return rank, owner, *self._with_ends(columns)
 
     def active(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return flat arrays of ``values`` in the iterations in which the access happens.
@@ -119,14 +119,14 @@ class Footprints:
     @cached_property
     def unique_boxes(self) -> tuple[np.ndarray, ...]:
         """Flat arrays ``rank, owner, low..., high...`` of the boxes, once for each rank."""
-        rank, owner, *rest = self.distinct(self.rank, self.owner, *self.low, *self.size)
-        return rank, owner, *self._with_ends(rest)
+        rank, owner, *columns = self.distinct(self.rank, self.owner, *self.low, *self.size)
+        return rank, owner, *self._with_ends(columns)
 
     def _with_ends(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         """Convert ``low..., size..., more...`` to ``low..., high..., more...``."""
         axes = len(self.low)
-        low, size, more = arrays[:axes], arrays[axes : 2 * axes], arrays[2 * axes :]
-        return [*low, *(a + n for a, n in zip(low, size, strict=True)), *more]
+        low, size, extra = arrays[:axes], arrays[axes : 2 * axes], arrays[2 * axes :]
+        return [*low, *(a + n for a, n in zip(low, size, strict=True)), *extra]
 
     @cached_property
     def bounds(self) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -208,9 +208,9 @@ def _unique_rows(fields: Sequence[np.ndarray], mask: np.ndarray) -> Sequence[np.
         code = code * n + field_ // unit
     occurs = np.zeros(math.prod(radix), np.bool_)
     occurs[_active(mask, [np.asarray(code)])] = True
-    rest, columns = np.flatnonzero(occurs), []
+    quotient, columns = np.flatnonzero(occurs), []
     for n, unit in zip(reversed(radix), reversed(units), strict=True):
-        rest, digit = np.divmod(rest, n)
+        quotient, digit = np.divmod(quotient, n)
         columns.insert(0, digit * unit)
     return columns
 
@@ -249,15 +249,10 @@ def _dynamic_instead(access: Access, program: Program) -> str:
     func = program.func
     assert func is not None
     scalars = [p for p in func.params if p not in func.buffer_map]
-    worklist: list[tirx.PrimExpr] = [*access.starts, *access.extents, *access.conditions]
+    exprs: list[tirx.PrimExpr] = [*access.starts, *access.extents, *access.conditions]
     for loop in (*program.grid, *access.loops, *access.inner):
-        worklist += [loop.min, loop.extent]
-    used: set[tirx.Var] = set()
-    while worklist:
-        for variable in set(variables_in(worklist.pop())) - used:
-            used.add(variable)
-            if variable in program.values:
-                worklist.append(program.values[variable])
+        exprs += [loop.min, loop.extent]
+    used = program.dependencies(exprs)
     names = [p.name for p in scalars if p in used]
     if not names:
         return ""
@@ -266,26 +261,28 @@ def _dynamic_instead(access: Access, program: Program) -> str:
 
 
 def _boxes(access: Access, region: Region, program: Program, world_size: int) -> Footprints:
-    outer, inside = len(access.loops) + 1, len(access.loops) + 1 + len(access.inner)
+    outer, end = len(access.loops) + 1, len(access.loops) + 1 + len(access.inner)
     loops = [*access.loops, *access.inner, *region.places]
     space = Space(world_size, loops, program.values, partly=not region.is_certain)
-    inner = tuple(range(outer, inside))
+    inner = tuple(range(outer, end))
     conditions = [space.evaluate(c).astype(np.bool_) for c in region.conditions]
     # The two masks stay separate, because their product would extend over the axes of both.
-    around, mask = _split_mask([space.inside, *conditions], inner)
+    outer_mask, mask = _split_mask([space.inside, *conditions], inner)
     skipped = tuple(n for n in range(len(access.loops)) if _skips(space.skipped[n], conditions))
     starts = [space.evaluate(s) for s in region.starts]
     extents = [space.evaluate(e) for e in region.extents]
     block = space.number_of(program.grid)
     shape = [int(space.evaluate(e).max()) for e in access.tensor.shape]
-    happens: np.ndarray = around & mask.any(axis=inner, keepdims=True)
+    happens: np.ndarray = outer_mask & mask.any(axis=inner, keepdims=True)
     merged = merged_footprints(starts, extents, mask, inner, happens)
     if merged is None:
         raise _refused(access, "touches elements that do not fill a box", "a box without holes")
     low, size = merged
     if _overlap(size[0] != 1, happens):
         raise _refused(access, "touches the copies of several ranks at once", "one rank at a time")
-    inner_conditions = _inner_conditions(access, region, program, space, (around, mask), happens)
+    inner_conditions = _inner_conditions(
+        access, region, program, space, (outer_mask, mask), happens
+    )
     invalid = (low[0] < 0) | (low[0] >= world_size)
     if _overlap(invalid, happens):
         (ranks,) = _active(invalid & happens, [low[0]])
@@ -303,13 +300,13 @@ def _boxes(access: Access, region: Region, program: Program, world_size: int) ->
         _clipped(a, b, n, happens) for a, b, n in zip(low[1:], size[1:], shape[1:], strict=True)
     ]
     before = tuple(axis for axis, a in enumerate(low[1:]) if _overlap(a < 0, happens))
-    beyond = [a >= n for a, n in zip(low[1:], shape[1:], strict=True)]
-    outside = tuple(axis for axis, mask in enumerate(beyond) if _overlap(mask, happens))
+    out_of_bounds = [a >= n for a, n in zip(low[1:], shape[1:], strict=True)]
+    outside = tuple(axis for axis, mask in enumerate(out_of_bounds) if _overlap(mask, happens))
     misses = bool(outside) or any(
         _overlap(a + b <= 0, happens) for a, b in zip(low[1:], size[1:], strict=True)
     )
     for axis in outside:
-        happens = happens & ~beyond[axis]
+        happens = happens & ~out_of_bounds[axis]
     bounds = [a for c in clipped for a in c]
     varying = np.broadcast_shapes(
         space.rank.shape, happens.shape, owner.shape, *(a.shape for a in bounds)
@@ -334,8 +331,8 @@ def _inner_conditions(
     """
     branches = access.conditions[: access.branches]
     outer = [c for c in region.conditions if any(c.same_as(b) for b in branches)]
-    inside = [c for c in region.conditions if not any(c.same_as(o) for o in outer)]
-    if not inside:
+    inner = [c for c in region.conditions if not any(c.same_as(o) for o in outer)]
+    if not inner:
         return ()
     axes = range(len(access.loops) + 1, len(access.loops) + 1 + len(access.inner))
     reached = np.logical_or.reduce(space.inside, axis=tuple(axes), keepdims=True)
@@ -356,7 +353,7 @@ def _inner_conditions(
             for loop, number in zip(access.inner, candidate, strict=True)
         }
         symbols = Symbols(program, space.shape[0])
-        return tuple(substitute(symbols.inlined(condition), iteration) for condition in inside)
+        return tuple(substitute(symbols.inlined(condition), iteration) for condition in inner)
     raise _refused(
         access,
         "skips all iterations of a loop where its conditions do not all hold in one of them",

@@ -75,18 +75,18 @@ class Granules:
         self,
         footprints: Footprints,
         symbols: Symbols,
-        left: Sequence[Loop],
+        exited: Sequence[Loop],
         *,
         in_place: bool = False,
     ) -> tirx.PrimExpr:
-        """Return the granule number as an expression, valid at the access outside ``left``.
+        """Return the granule number as an expression, valid at the access outside ``exited``.
 
         Args:
-            left: loops around the access that do not enclose the use of the expression.
+            exited: loops around the access that do not enclose the use of the expression.
             in_place: whether the expression may use bound variables; see ``Symbols.start``.
         """
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
-        loops = [*left, *footprints.access.inner]
+        loops = [*exited, *footprints.access.inner]
         for axis, (size, count) in enumerate(zip(self.size, self.counts, strict=True), 1):
             if count > 1:
                 start = symbols.start(footprints, axis, loops, in_place=in_place)
@@ -105,7 +105,7 @@ class Granules:
         return np.broadcast_to(number, grid.cells).ravel()
 
 
-def choose_granules(traffic: TensorAccesses, wanted: tuple[int, ...] | None = None) -> Granules:
+def choose_granules(traffic: TensorAccesses, requested: tuple[int, ...] | None = None) -> Granules:
     """Choose the granules of a tensor: along each axis the smallest size that divides no box.
 
     If two copies of a plan would share a granule, a copy may cover several granules instead. The
@@ -113,22 +113,22 @@ def choose_granules(traffic: TensorAccesses, wanted: tuple[int, ...] | None = No
     box that the kernel accesses.
 
     Args:
-        wanted: the user's choice, one size for each axis.
+        requested: the user's choice, one size for each axis.
 
     Raises:
-        LanguageError: ``wanted`` divides a box or has the wrong number of axes; or a box begins
+        LanguageError: ``requested`` divides a box or has the wrong number of axes; or a box begins
             before the first element of an axis.
     """
     shape = traffic.grid.shape
-    if wanted is not None and len(wanted) != len(shape):
+    if requested is not None and len(requested) != len(shape):
         raise LanguageError(
-            f"tileweave.granule={wanted} of {traffic.tensor.name} has {len(wanted)} axes; expected "
-            f"{len(shape)}, one for each axis after the rank axis"
+            f"tileweave.granule={requested} of {traffic.tensor.name} has {len(requested)} axes; "
+            f"expected {len(shape)}, one for each axis after the rank axis"
         )
     footprints = list(traffic.footprints.values())
-    if wanted is not None:
-        _verify_choice(traffic, wanted)
-        size = list(wanted)
+    if requested is not None:
+        _verify_choice(traffic, requested)
+        size = list(requested)
     else:
         size = [
             _smallest_size([f.bounds[axis] for f in footprints], extent)
@@ -139,21 +139,21 @@ def choose_granules(traffic: TensorAccesses, wanted: tuple[int, ...] | None = No
     granules = Granules(shape, tuple(size))
     for boxes in footprints:
         _refuse_before(boxes, granules)
-    if wanted is None and np.any(_times_copied(traffic, granules) > 1):
+    if requested is None and np.any(_times_copied(traffic, granules) > 1):
         sizes = (_size_of_copies(traffic, axis, n) for axis, n in enumerate(size))
         return Granules(shape, tuple(sizes))
     return granules
 
 
-def _verify_choice(traffic: TensorAccesses, wanted: tuple[int, ...]) -> None:
+def _verify_choice(traffic: TensorAccesses, requested: tuple[int, ...]) -> None:
     """Refuse granules chosen by the user that divide a box."""
     for axis, extent in enumerate(traffic.grid.shape):
         bounds = [f.bounds[axis] for f in traffic.footprints.values()]
         for access, (low, high) in zip(traffic.footprints, bounds, strict=True):
-            if not _is_within_granules(low, high, wanted[axis]):
+            if not _is_within_granules(low, high, requested[axis]):
                 raise LanguageError(
-                    f"{access.text}: tileweave.granule={wanted} of {traffic.tensor.name} divides "
-                    f"what it accesses on axis {axis}; expected a multiple of "
+                    f"{access.text}: tileweave.granule={requested} of {traffic.tensor.name} "
+                    f"divides what it accesses on axis {axis}; expected a multiple of "
                     f"{_smallest_size(bounds, extent)} there{access.location}"
                 )
 
@@ -164,7 +164,7 @@ def _warn_of_whole_axis(accesses: list[Footprints], axis: int, extent: int, size
     if size < extent or any(np.any(high - low >= extent) for low, high in bounds):
         return
     is_cause = [
-        _smallest_size([b for b in bounds if b is not own], extent) < extent for own in bounds
+        _smallest_size([b for b in bounds if b is not bound], extent) < extent for bound in bounds
     ]
     footprints = accesses[is_cause.index(True)] if True in is_cause else accesses[-1]
     warnings.warn(
@@ -185,17 +185,17 @@ def _refuse_before(footprints: Footprints, granules: Granules) -> None:
             )
 
 
-def _size_of_copies(traffic: TensorAccesses, axis: int, least: int) -> int:
+def _size_of_copies(traffic: TensorAccesses, axis: int, minimum: int) -> int:
     """Return the largest size such that copies begin and end at its multiples.
 
-    Return ``least`` if that size divides a box that the kernel accesses.
+    Return ``minimum`` if that size divides a box that the kernel accesses.
     """
     extent, copies = traffic.grid.shape[axis], traffic.copies
     assert copies is not None
     size = int(np.gcd.reduce(np.concatenate(copies.bounds[axis]) % extent))
     in_kernel = [b for b in traffic.footprints.values() if b is not copies]
     fits = size and all(_is_within_granules(*b.bounds[axis], size) for b in in_kernel)
-    return size if fits else least
+    return size if fits else minimum
 
 
 def _is_within_granules(low: np.ndarray, high: np.ndarray, size: int) -> bool:
@@ -208,7 +208,7 @@ def _smallest_size(bounds: list, extent: int) -> int:
     extents = sorted({int(n) for low, high in bounds for n in np.unique(high - low) if n > 0})
     candidates = set(extents[:8])
     for n in (2, len(extents[:8])):
-        candidates |= {math.lcm(*some) for some in itertools.combinations(extents[:8], n)}
+        candidates |= {math.lcm(*subset) for subset in itertools.combinations(extents[:8], n)}
     for size in sorted(c for c in candidates if c < extent):
         if all(_is_within_granules(low, high, size) for low, high in bounds):
             return size
@@ -298,8 +298,8 @@ def _own_share(traffic: TensorAccesses, granules: Granules) -> int:
     """
     copies = traffic.copies
     assert copies is not None
-    share, rest = divmod(granules.total, traffic.world_size)
-    if rest or not share:
+    share, remainder = divmod(granules.total, traffic.world_size)
+    if remainder or not share:
         return 0
     for copy, numbers in zip(copies.access.copies, granules.numbers_of_copies(copies), strict=True):
         before = copy.before and copy.rank == copy.start[0]

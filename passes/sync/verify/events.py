@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tvm import tirx
-from tvm.tirx.stmt_functor import post_order_visit
 
 from ....builtins.spec import BUILTINS, Builtin, Participants, builtin_of
 from ...ir.memory_order import acquires
-from ...ir.walk import arrows, builtins_in, calls_in, format_expr, line_of, op_name
+from ...ir.walk import arrows, builtins_in, calls_in, format_expr, line_of, nodes_in, op_name
 from ..regions.accesses import AccessCollector, Program
 from ..regions.async_loads import AsyncLoads
 from ..regions.space import Loop
@@ -157,17 +156,10 @@ class _EventCollector(AccessCollector):
 
     def _atomic_in(self, condition: tirx.PrimExpr) -> tirx.Call | None:
         """Return the atomic operation whose result ``condition`` uses, if any."""
-        atomics: list[tirx.Call] = []
-
-        def visit(node) -> None:
-            if isinstance(node, tirx.Var) and node in self.program.values:
-                post_order_visit(self.program.values[node], visit)
-            spec = builtin_of(node)
-            if spec is not None and spec.fetches:
-                atomics.append(node)
-
-        post_order_visit(self._resolve(condition), visit)
-        return atomics[0] if atomics else None
+        condition, values = self._resolve(condition), self.program.values
+        bound = [values[v] for v in self.program.dependencies([condition]) if v in values]
+        calls = (call for expr in (condition, *bound) for call in builtins_in(expr))
+        return next((call for call in calls if builtin_of(call).fetches), None)
 
     def _add_access(self, kind, op, node, extents) -> None:
         count = len(self.program.accesses)
@@ -273,21 +265,15 @@ def _polled(stmt: tirx.While) -> Iterator[tuple[tirx.Call, tirx.PrimExpr]]:
     register that stores its result.
     """
     registers: dict[tirx.Var, tirx.BufferLoad] = {}
-
-    def load(node) -> None:
-        if isinstance(node, tirx.BufferLoad) and node.buffer.scope() == "local.var":
-            registers[node.buffer.data] = node
-
-    def store(node) -> None:
-        if isinstance(node, tirx.BufferStore) and node.buffer.data in registers:
-            for call in builtins_in(node.value):
-                results.append((call, registers[node.buffer.data]))
-
+    for load in nodes_in(stmt.condition, tirx.BufferLoad):
+        if load.buffer.scope() == "local.var":
+            registers[load.buffer.data] = load
     results: list[tuple[tirx.Call, tirx.PrimExpr]] = [
         (call, call) for call in builtins_in(stmt.condition)
     ]
-    post_order_visit(stmt.condition, load)
-    post_order_visit(stmt.body, store)
+    for store in nodes_in(stmt.body, tirx.BufferStore):
+        if store.buffer.data in registers:
+            results += [(c, registers[store.buffer.data]) for c in builtins_in(store.value)]
     for call, result in results:
         if builtin_of(call).loads or builtin_of(call).fetches:
             yield call, result

@@ -222,14 +222,14 @@ class HappensBefore:
             elif event.kind == "fence":
                 fenced[o.block] = scope
                 for wait in relaxed.pop(o.block, ()):
-                    least = min(scope, wait.event.scope, key=_SCOPES.index)
-                    self._waits.append((wait, least, o.position))
+                    narrowest = min(scope, wait.event.scope, key=_SCOPES.index)
+                    self._waits.append((wait, narrowest, o.position))
             elif event.kind == "signal":
                 if event.sem in ("release", "acq_rel") or "sem" in strong:
                     self._signals[o.flag].append((o, scope))
                 elif o.block in fenced:
-                    least = min(scope, fenced[o.block], key=_SCOPES.index)
-                    self._signals[o.flag].append((o, least))
+                    narrowest = min(scope, fenced[o.block], key=_SCOPES.index)
+                    self._signals[o.flag].append((o, narrowest))
                 else:
                     self._signals[o.flag].append((o, ""))
             elif event.sem == "acquire" or "sem" in strong:
@@ -298,18 +298,18 @@ class HappensBefore:
     ) -> list[tuple[Operation, str]]:
         """Return the signals without which ``wait`` would not end."""
         signals = [s for s in signals if s[0].launch <= wait.launch]
-        now = [
+        in_launch = [
             s for s in signals
             if s[0].launch == wait.launch
             and not (s[0].block == wait.block and s[0].position > wait.position)
         ]  # fmt: skip
         if wait.value is None or any(s.value is None for s, _ in signals):
-            return now
+            return in_launch
         if not all(s.event.adds for s, _ in signals):
-            return self._first_sufficient(wait, signals) or now
+            return self._first_sufficient(wait, signals) or in_launch
         if wait.event.relation not in ("reached", "ge", "eq"):
-            return now
-        return self._needed_additions(wait, signals) if signals else now
+            return in_launch
+        return self._needed_additions(wait, signals) if signals else in_launch
 
     def _first_sufficient(self, wait, signals) -> list[tuple[Operation, str]]:
         """Return the first signal of each block whose stored value ends ``wait``."""
@@ -353,5 +353,5 @@ def _reaches(signal: Operation, published: str, wait: Operation, scope: str) -> 
     """Return whether the scopes of a release and an acquire include both operations."""
     if signal.block == wait.block:
         return True
-    least = min(published or "cta", scope, key=_SCOPES.index)
-    return least == "sys" or (least == "gpu" and signal.rank == wait.rank)
+    narrowest = min(published or "cta", scope, key=_SCOPES.index)
+    return narrowest == "sys" or (narrowest == "gpu" and signal.rank == wait.rank)

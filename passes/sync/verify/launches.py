@@ -233,13 +233,13 @@ class Launches:
         if value is not None:
             columns.append(value)
         active, *flat = np.broadcast_arrays(*columns)
-        rank, block, *rest = self._occurrences(event, [c[active] for c in flat])
-        key, rest = rest[: len(key)], rest[len(key) :]
+        rank, block, *fields = self._occurrences(event, [c[active] for c in flat])
+        key, fields = fields[: len(key)], fields[len(key) :]
         n = len(low)
         number = np.full(rank.shape, launch * self._kernels + event.kernel)
         return Rows(
-            event, launch, number, rank, block, key, rest[:n], rest[n : 2 * n],
-            rest[2 * n] if value is not None else None,
+            event, launch, number, rank, block, key, fields[:n], fields[n : 2 * n],
+            fields[2 * n] if value is not None else None,
         )  # fmt: skip
 
     @staticmethod

@@ -175,11 +175,11 @@ class _Verifier:
                 continue
             if event.tensor.name not in self.signalled:
                 continue
-            for word in self._flags(r, blocking_only=True) if r.low else ():
-                if word not in signalled:
-                    flag, rank = f"{word[0]}[{', '.join(map(str, word[2:]))}]", word[1]
+            for key in self._flags(r, blocking_only=True) if r.low else ():
+                if key not in signalled:
+                    flag, rank = f"{key[0]}[{', '.join(map(str, key[2:]))}]", key[1]
                     others = [e for e in self.launches.events if e.kind == "signal"
-                              and e.tensor is not None and e.tensor.name == word[0]]  # fmt: skip
+                              and e.tensor is not None and e.tensor.name == key[0]]  # fmt: skip
                     return (
                         f"{event.shown}: rank {rank} waits for {flag}, which no rank signals; "
                         f"expected a signal of it{_lines([event, *others])}"

@@ -38,6 +38,15 @@ def nothing(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     return {}
 
 
+def zeros_of(program) -> dict[str, np.ndarray]:
+    """Return zeros for each tensor of a program: of a symmetric tensor the part of one rank."""
+    values = {}
+    for buffer in program.buffer_map.values():
+        shape = [int(n) for n in buffer.shape[1 if is_symmetric(buffer) else 0 :]]
+        values[buffer.name] = np.zeros(shape, str(buffer.dtype))
+    return values
+
+
 @dataclass(frozen=True)
 class Case:
     """A faulty program, its correct twin, and the expected report.
@@ -76,12 +85,12 @@ class Case:
 
     def inputs(self, program) -> list[dict[str, np.ndarray]]:
         """Return one dict for each rank, with zeros or the values of ``start``."""
-        values = {}
-        for buffer in program.buffer_map.values():
-            shape = [int(n) for n in buffer.shape[1 if is_symmetric(buffer) else 0 :]]
-            value = self.start.get(buffer.name, 0)
-            if value is not None:
-                values[buffer.name] = np.full(shape, value, str(buffer.dtype))
+        values = zeros_of(program)
+        for name, value in self.start.items():
+            if value is None:
+                del values[name]
+            else:
+                values[name][...] = value
         return [{name: value.copy() for name, value in values.items()} for _ in range(self.ranks)]
 
 

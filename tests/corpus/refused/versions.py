@@ -127,7 +127,7 @@ def versions_and_unordered():
             for _ in T.serial(2):
                 T.copy(X, S[1 - W.rank(), 0])  # HERE
                 T.copy(S[W.rank(), 0:N], Y)
-            W.unordered(S[W.rank(), 0], reason="the last round will do")
+            W.unordered(S[W.rank(), 0], reason="the last iteration will do")
             T.copy(S[W.rank(), 0], Y)
 
     return program

@@ -50,13 +50,13 @@ def differentiate(
     before = attention_backward._SCORES
     attention_backward._SCORES = 200 if some else before
     try:
-        found = sp_attention_backward(grad, *given, out.detach(), lse.detach(), **options)
+        actual = sp_attention_backward(grad, *given, out.detach(), lse.detach(), **options)
     finally:
         attention_backward._SCORES = before
     near = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
     return {
         name: x.dtype == dtype and x.is_contiguous() and torch.allclose(x, y, near, near)
-        for name, x, y in zip("qkv", found, expected, strict=True)
+        for name, x, y in zip("qkv", actual, expected, strict=True)
     }
 
 
@@ -69,6 +69,6 @@ def compiled() -> bool:
     def f(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return sp_attention_backward(*tensors, causal=True)
 
-    found = torch.compile(f, backend="aot_eager", fullgraph=True)(grad, *given, out, lse)
+    actual = torch.compile(f, backend="aot_eager", fullgraph=True)(grad, *given, out, lse)
     expected = f(grad, *given, out, lse)
-    return all(torch.equal(x, y) for x, y in zip(found, expected, strict=True))
+    return all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))

@@ -40,8 +40,8 @@ def expected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) ->
     return out.transpose(1, 2)
 
 
-def length_of(length: int, causal: bool, layout: str, ranks: int, batch: int = BATCH) -> Length:
-    return Length(batch, length, HEADS, KV_HEADS, HEAD_DIM, causal, layout, ranks)
+def length_of(length: int, causal: bool, layout: str, ranks: int) -> Length:
+    return Length(BATCH, length, HEADS, KV_HEADS, HEAD_DIM, causal, layout, ranks)
 
 
 def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[str, float]:
@@ -56,14 +56,14 @@ def errors(length: int, causal: bool, layout: str, group: Any = None) -> dict[st
     q, k, v = (shard_sequence(x, rank, ranks, layout) for x in (q, k, v))
     held = [by_rank(x, group) for x in (k, v)]
     given = Inputs(q, k, v, *held, *(in_order(problem, x) for x in held), right)
-    found = {}
+    results = {}
     for name in BACKENDS["cpu"]:
         for kind in (SDPA, GATHER, RING):
             implementation = IMPLEMENTATIONS[f"{kind}{name}"](Buffers(problem, group, None))
             result = implementation.result(implementation.call(given))
             assert result.shape == q.shape and result.dtype == q.dtype
-            found[f"{kind}{name}"] = row_error(result, right).item()
-    return found
+            results[f"{kind}{name}"] = row_error(result, right).item()
+    return results
 
 
 def right_results(length: int, causal: bool, layout: str) -> dict[str, float]:

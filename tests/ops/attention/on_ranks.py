@@ -50,9 +50,9 @@ def attend_and_differentiate(layout: str, packed: bool) -> dict[str, bool]:
         mine(x.detach(), which).requires_grad_() for x, which in zip(whole, (0, 1, 1), strict=True)
     ]
     out = module(*given, *(begins if packed else ()))
-    found = torch.autograd.grad((out * mine(weight, 0)).sum(), given)
+    grads = torch.autograd.grad((out * mine(weight, 0)).sum(), given)
     right = {"out": torch.allclose(out, mine(expected, 0))}
-    for name, x, y, which in zip("qkv", found, gradients, (0, 1, 1), strict=True):
+    for name, x, y, which in zip("qkv", grads, gradients, (0, 1, 1), strict=True):
         right[name] = torch.allclose(x, mine(y, which))
     return right
 

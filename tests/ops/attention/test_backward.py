@@ -55,10 +55,10 @@ def test_what_flash_attention_gets(monkeypatch, width, v_width, common):
             ((2, 4, 32), torch.float32),
         )
     )  # fmt: skip
-    found = by_flash(Rows(grad, q, grad, lse[..., :16]), k[:, :40], v[:, :40], True, 0.5)
+    actual = by_flash(Rows(grad, q, grad, lse[..., :16]), k[:, :40], v[:, :40], True, 0.5)
     of_q, of_k = (2, 16, 4, common), (2, 40, 2, common)
     assert shapes == [of_q, of_q, of_k, of_k, of_q, (2, 4, 16)]
-    assert [tuple(x.shape) for x in found] == [
+    assert [tuple(x.shape) for x in actual] == [
         (2, 16, 4, width), (2, 40, 2, width), (2, 40, 2, v_width)
     ]  # fmt: skip
 

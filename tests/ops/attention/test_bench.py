@@ -53,16 +53,16 @@ SHARDED = [(causal, layout) for causal in (True, False) for layout in LAYOUTS]
 
 @pytest.mark.parametrize(("causal", "layout"), SHARDED)
 def test_others_are_right_on_three_ranks(three, causal, layout):
-    for found in three.run(bench_attention_on_ranks.errors, 48, causal, layout):
-        assert set(found) == set(NAMES[1:])
-        assert all(error < 1e-5 for error in found.values()), found
+    for completed in three.run(bench_attention_on_ranks.errors, 48, causal, layout):
+        assert set(completed) == set(NAMES[1:])
+        assert all(error < 1e-5 for error in completed.values()), completed
 
 
 @pytest.mark.parametrize(("causal", "layout"), SHARDED)
 def test_what_is_taken_for_right(three, causal, layout):
     """More rows than the reference computes in fp32."""
-    for found in three.run(bench_attention_on_ranks.right_results, 240, causal, layout):
-        assert found["result"] < 1e-5
+    for completed in three.run(bench_attention_on_ranks.right_results, 240, causal, layout):
+        assert completed["result"] < 1e-5
 
 
 @pytest.fixture
@@ -94,9 +94,9 @@ def no_network(monkeypatch):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize(("causal", "layout"), SHARDED)
 def test_others_are_right(no_network, every_rank, causal, layout, ranks):
-    for found in every_rank(lambda group: errors(64, causal, layout, group), ranks):
-        assert isinstance(found, dict), found
-        assert all(error < 1e-5 for error in found.values()), found
+    for actual in every_rank(lambda group: errors(64, causal, layout, group), ranks):
+        assert isinstance(actual, dict), actual
+        assert all(error < 1e-5 for error in actual.values()), actual
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
@@ -134,10 +134,10 @@ def test_the_last_query_sees_the_last_key(ends_together):
         lse = scores.logsumexp(-1, keepdim=True)
         return (scores - lse).exp() @ v.repeat_interleave(2, 1), lse, None
 
-    found = Backend(call, ends_together)(q[:, 16:], k, v, True)
+    actual = Backend(call, ends_together)(q[:, 16:], k, v, True)
     assert calls == ([(24, True)] if ends_together else [(16, False), (8, True)])
-    assert torch.allclose(found.out.transpose(1, 2), right.float(), atol=1e-6)
-    assert found.lse.shape == (2, 4, 8)
+    assert torch.allclose(actual.out.transpose(1, 2), right.float(), atol=1e-6)
+    assert actual.lse.shape == (2, 4, 8)
 
 
 def test_sums_of_rounded_parts():
@@ -165,9 +165,9 @@ def test_pytorch_takes_what_its_back_ends_are_called_with(name, keys):
             torch.empty(2, rows, heads, 128, dtype=torch.bfloat16, device="cuda")
             for rows, heads in ((64, 32), (keys, 8))
         )
-        found = BACKENDS["cuda"][name](q, k, k, True)
-        assert found.out.shape == (2, 32, 64, 128) and found.lse.shape == (2, 32, 64)
-        assert found.lse.dtype == torch.float32
+        actual = BACKENDS["cuda"][name](q, k, k, True)
+        assert actual.out.shape == (2, 32, 64, 128) and actual.lse.shape == (2, 32, 64)
+        assert actual.lse.dtype == torch.float32
 
 
 def test_the_benchmark(three, tmp_path):
@@ -180,9 +180,9 @@ def test_the_benchmark(three, tmp_path):
     rows = [line for line in lines if line.endswith("nccl: the tensors are on cpu; expected cuda")]
     assert [row[22:50].strip() for row in rows] == shapes
     assert said.count("ring/cudnn: -: torch has none on cpu") == 1
-    machine, found = results.load(str(file))
-    assert machine["ranks"] == 3 and results.table(found)[1:] == rows
-    for r in found:
+    machine, loaded = results.load(str(file))
+    assert machine["ranks"] == 3 and results.table(loaded)[1:] == rows
+    for r in loaded:
         assert set(r.ms) == set(NAMES) and all(ms > 0 for ms in r.ms.values())
         assert all(0 < error < r.shape.tolerance for error in r.errors.values()), r.errors
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -214,9 +214,9 @@ def test_the_kernel_alone(causal, layout):
     inputs = [{"Q": x.reshape(1, parts, -1, 2, 64), **held} for x in q]
     out = tw.simulate(plan, 2, inputs, schedules=1, epochs=1)
     q, k, v = (torch.from_numpy(x.astype(np.float32)) for x in (q, k, v))
-    for rank, found in enumerate(out):
-        found = torch.from_numpy(found["OUT"].astype(np.float32)).flatten(1, 2)
-        assert row_error(found, by_exact(problem, rank, q[rank], k, v)) < Length.tolerance
+    for rank, actual in enumerate(out):
+        actual = torch.from_numpy(actual["OUT"].astype(np.float32)).flatten(1, 2)
+        assert row_error(actual, by_exact(problem, rank, q[rank], k, v)) < Length.tolerance
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -242,8 +242,8 @@ def test_the_kernel_alone_finds_all_keys(every_rank, monkeypatch, layout):
         buffers = Buffers(problem, replace(group, device=torch.device("cuda")), room)
         implementation = IMPLEMENTATIONS["local"](buffers)
         implementation.prepare(given[group.rank])
-        found = implementation.result(implementation.call(given[group.rank]))
-        return implementation.error(found, implementation.expected(given[group.rank])).item()
+        actual = implementation.result(implementation.call(given[group.rank]))
+        return implementation.error(actual, implementation.expected(given[group.rank])).item()
 
     for error in every_rank(rank, 2):
         assert isinstance(error, float) and error < 1e-5, error

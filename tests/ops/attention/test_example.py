@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.modules import load_module
 from tileweave import ops
 
 pytestmark = pytest.mark.long
@@ -19,10 +19,7 @@ SMALL = ["--heads", "4", "--kv-heads", "2", "--head-dim", "16", "--runs", "1"]
 
 @pytest.fixture
 def example():
-    spec = importlib.util.spec_from_file_location("example_sp_attention", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(EXAMPLE)
 
 
 def other(q, k, v, *, causal, layout, return_lse, strategy):

@@ -70,7 +70,7 @@ def test_all_ranks_together_attend_as_one(case):
         for x, cu in zip(tensors, (begins[0], begins[1], begins[1]), strict=True)
     ]
     options = {"cu_seqlens_q": begins[0], "cu_seqlens_k": begins[1]}
-    found = []
+    results = []
     for rank in range(ranks):
         q, k, v = (of[rank] for of in shards)
         problem = checked_attention(
@@ -78,10 +78,10 @@ def test_all_ranks_together_attend_as_one(case):
         )
         out, lse = reference_attention(problem, rank, q, *shards[1:], **options)
         assert out.shape == problem.shape and lse.shape == problem.lse_shape
-        found.append((out, lse))
+        results.append((out, lse))
     out, lse = (
         ops.unshard_sequence(parts, layout, axis, begins[0])
-        for parts, axis in zip(zip(*found, strict=True), (dim, dim + 1), strict=True)
+        for parts, axis in zip(zip(*results, strict=True), (dim, dim + 1), strict=True)
     )
     if packed:
         cuts = [[n[0] for n in lengths], *[[n[1] for n in lengths]] * 2]

@@ -100,7 +100,7 @@ def test_schedule_is_all_that_is_seen(data):
     p, j = torch.arange(q_length)[:, None], torch.arange(k_length)
     sees = (j <= p + k_length - q_length) if causal else torch.ones(q_length, k_length).bool()
     rows, columns = q_length // sharding.chunks, k_length // sharding.chunks
-    found = torch.zeros(sharding.chunks, sharding.chunks, dtype=torch.long)
+    actual = torch.zeros(sharding.chunks, sharding.chunks, dtype=torch.long)
     for rank in range(sharding.ranks):
         visits = ops.attention_schedule(
             rank, sharding.ranks, sharding.layout, causal=causal, q_length=q_length,
@@ -111,9 +111,9 @@ def test_schedule_is_all_that_is_seen(data):
         for visit in visits:
             assert visit.query * rows in held(sharding, rank, q_length)
             assert visit.key * columns in held(sharding, visit.owner, k_length)
-            found[visit.query, visit.key] += visit.pairs
+            actual[visit.query, visit.key] += visit.pairs
     blocks = sees.reshape(sharding.chunks, rows, sharding.chunks, columns)
-    assert found.equal(blocks.sum((1, 3)))
+    assert actual.equal(blocks.sum((1, 3)))
 
 
 def test_zigzag_is_the_same_work_for_all():

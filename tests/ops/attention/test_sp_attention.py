@@ -64,15 +64,15 @@ def inputs_of(problem, seed):
 
 def check(problem, tiles, seed=0, schedules=1):
     each, given = inputs_of(problem, seed)
-    found = tw.simulate(
+    actual = tw.simulate(
         sp_attention_plan(problem, tiles), problem.ranks, given, schedules=schedules, epochs=2,
         seed=seed,
     )  # fmt: skip
     ks, vs = [k for _, k, _ in each], [v for _, _, v in each]
     for rank, (q, _, _) in enumerate(each):
         out, lse = reference_attention(problem, rank, q, ks, vs)
-        np.testing.assert_allclose(found[rank]["Out"].reshape(out.shape), out, atol=2e-4)
-        np.testing.assert_allclose(found[rank]["LSE"].reshape(lse.shape), lse, atol=2e-4)
+        np.testing.assert_allclose(actual[rank]["Out"].reshape(out.shape), out, atol=2e-4)
+        np.testing.assert_allclose(actual[rank]["LSE"].reshape(lse.shape), lse, atol=2e-4)
 
 
 @given(
@@ -118,11 +118,11 @@ def check_packed(problem, offsets, tiles, seed=0, schedules=1):
         for rank, (q, k, v) in enumerate(zip(qs, ks, vs, strict=True))
     ]
     plan = sp_attention_plan(problem, tiles)
-    found = tw.simulate(plan, problem.ranks, given, schedules=schedules, epochs=2, seed=seed)
+    actual = tw.simulate(plan, problem.ranks, given, schedules=schedules, epochs=2, seed=seed)
     for rank, q in enumerate(qs):
         out, lse = reference_attention(problem, rank, q, ks, vs, *offsets)
-        np.testing.assert_allclose(found[rank]["Out"].reshape(out.shape), out, atol=2e-4)
-        np.testing.assert_allclose(found[rank]["LSE"].reshape(lse.shape), lse, atol=2e-4)
+        np.testing.assert_allclose(actual[rank]["Out"].reshape(out.shape), out, atol=2e-4)
+        np.testing.assert_allclose(actual[rank]["LSE"].reshape(lse.shape), lse, atol=2e-4)
 
 
 @given(
@@ -250,9 +250,9 @@ def test_without_gpus():
     torch.testing.assert_close(out, right)
     assert lse.shape == (2, 2, 24) and not lse.requires_grad
     weight = torch.randn_like(out)
-    found = torch.autograd.grad((out * weight).sum(), (q, k, v))
+    gradients = torch.autograd.grad((out * weight).sum(), (q, k, v))
     expected = torch.autograd.grad((right * weight).sum(), (q, k, v))
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
     assert torch.equal(SequenceParallelAttention(causal=True)(q, k, v), out)
 
@@ -286,12 +286,14 @@ def test_refused(options, message):
 
 def test_explain_says_what_attention_waits_for():
     problem = asked(4, "zigzag", 64, dim=64, v_dim=64, dtype=torch.bfloat16)
-    found = tw.explain(sp_attention_plan(problem, FlashTiles(64, 64, 2, 128)), 4)
+    explanation = tw.explain(sp_attention_plan(problem, FlashTiles(64, 64, 2, 128)), 4)
     waits = [
-        (o.tensor, o.reason) for o in found.ops if (o.kernel, o.kind) == ("flash_attention", "wait")
+        (o.tensor, o.reason)
+        for o in explanation.ops
+        if (o.kernel, o.kind) == ("flash_attention", "wait")
     ]
     assert waits == [(t, "T.copy reads the result of writes") for t in "KV"]
-    assert found.reuse == dict.fromkeys(
+    assert explanation.reuse == dict.fromkeys(
         "KV", "copies wait until the readers' ranks have begun the same call"
     )
 
@@ -310,6 +312,6 @@ def test_second_gradients_are_refused():
 def test_compiled_for_fp64():
     x = [torch.randn(1, 4, 2, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     compiled = torch.compile(attention, backend="aot_eager", fullgraph=True)
-    found = [torch.autograd.grad(f(*x).pow(3).sum(), x) for f in (attention, compiled)]
-    for right, gradient in zip(*found, strict=True):
+    gradients = [torch.autograd.grad(f(*x).pow(3).sum(), x) for f in (attention, compiled)]
+    for right, gradient in zip(*gradients, strict=True):
         assert torch.allclose(gradient, right)

@@ -78,8 +78,8 @@ def test_autocast_leaves_it_alone(keys, compiled):
     if compiled:
         attend = torch.compile(attend, backend="aot_eager", fullgraph=True)
     with torch.autocast("cpu", torch.bfloat16):
-        found = attend(q, k)
-        assert found.dtype == torch.float32 and torch.allclose(found, right)
+        actual = attend(q, k)
+        assert actual.dtype == torch.float32 and torch.allclose(actual, right)
         assert attend(q.to("meta"), k.to("meta")).dtype == torch.float32
 
 

@@ -69,10 +69,10 @@ def attend(
     *mine, weight = every[me] if me < count else shape.tensors(of=me)
     mine = [x.requires_grad_() for x in mine]
     result = f(*mine)
-    found = [result, *torch.autograd.grad((result * weight).sum(), mine)]
+    gradients = [result, *torch.autograd.grad((result * weight).sum(), mine)]
     return {
         name: torch.allclose(one, all_of_them.chunk(count, 1)[me])
-        for name, one, all_of_them in zip(("out", "q", "k", "v"), found, wholes, strict=True)
+        for name, one, all_of_them in zip(("out", "q", "k", "v"), gradients, wholes, strict=True)
     }
 
 

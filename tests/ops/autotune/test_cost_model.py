@@ -101,11 +101,11 @@ def test_what_is_gathered(M, N, K, us):
 def test_rows_in_pieces(M, N, K, columns, whole, pieces, taken):
     """Between 2 ranks, blocks start with a peer's rows if there are too few own ones."""
     tiles = next(tiles for tiles in PERSISTENT_TILES if tiles.N == columns)
-    found = [
+    actual = [
         estimate_ag_gemm_copy_engine_us(M // 2, N, K, 2, replace(tiles, num_chunks=cut))
         for cut in (1, 4)
     ]
-    assert found == pytest.approx((whole, pieces), rel=0.05)
+    assert actual == pytest.approx((whole, pieces), rel=0.05)
     problem = problem_of("all_gather_matmul", M, 2 * N, K, 2, torch.bfloat16)
     options = OPERATORS["all_gather_matmul"].options(problem).items()
     copied = {choice: us for choice, us in options if choice.program == "copy_engines"}
@@ -183,8 +183,8 @@ def test_what_is_late(M, N, K, summed, shared):
     assert estimate_gemm_rs_persistent_us(M // 2, N, K, 2, PERSISTENT_TILES[0]) == pytest.approx(
         summed, rel=0.02
     )
-    found = estimate_gemm_rs_persistent_us(M // 2, N, K, 2, PERSISTENT_TILES[0], shared=True)
-    assert found == pytest.approx(shared, rel=0.1)
+    actual = estimate_gemm_rs_persistent_us(M // 2, N, K, 2, PERSISTENT_TILES[0], shared=True)
+    assert actual == pytest.approx(shared, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +215,8 @@ def test_what_is_stored(M, N, K, large, small):
 )
 def test_what_the_table_takes(op, shape, program, columns, band, cut):
     choice = OPERATORS[op].table(problem_of(op, *shape, 4, torch.bfloat16))
-    found = choice.program, choice.tiles.N, choice.tiles.group_m, choice.tiles.num_chunks
-    assert found == (program, columns, band, cut)
+    actual = choice.program, choice.tiles.N, choice.tiles.group_m, choice.tiles.num_chunks
+    assert actual == (program, columns, band, cut)
 
 
 FEW_ROWS = {

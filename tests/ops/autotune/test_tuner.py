@@ -20,6 +20,7 @@ import torch
 from tilelang import env
 
 import tileweave as tw
+from tests.groups import one_rank
 from tileweave import ops
 from tileweave.cli.main import main
 from tileweave.ops.autotune import store as measured
@@ -37,7 +38,7 @@ from tileweave.runtime.host.group import Group
 OP = "matmul_all_reduce"
 ASKED = Problem(OP, 24, 16, 8, 2, torch.bfloat16, True)
 HUGE = Tiles(256, 256, 128, stages=4)
-ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+ALONE = one_rank()
 FAST = Measured(Choice("two_shot", SMALL), 0.5, 0.75)
 
 
@@ -143,13 +144,13 @@ def contest(every_rank, monkeypatch, tmp_path):
     return run
 
 
-def alike(found):
+def alike(actual):
     """Return the result of all ranks, which must be equal."""
-    for each in found:
+    for each in actual:
         if isinstance(each, Exception):
             raise each
-    assert found[0] == found[1]
-    return found[0]
+    assert actual[0] == actual[1]
+    return actual[0]
 
 
 def reasons(tuned):
@@ -174,9 +175,9 @@ def test_what_is_as_fast_does_not_replace_the_table(contest, monkeypatch):
 
 
 def test_nccl_may_be_faster(contest):
-    found = alike(contest("slow")).measured
-    assert found == Measured(Choice("two_shot", LARGE), 2.0, 1.5)
-    assert found.strategy == ("nccl", "measured: fused 2.000 ms, nccl 1.500 ms")
+    measured = alike(contest("slow")).measured
+    assert measured == Measured(Choice("two_shot", LARGE), 2.0, 1.5)
+    assert measured.strategy == ("nccl", "measured: fused 2.000 ms, nccl 1.500 ms")
 
 
 @pytest.mark.parametrize("program", ["wrong", "wrong on rank 1", "drifts"])
@@ -229,11 +230,11 @@ def test_what_is_left_out_on_all_ranks(contest, program, reason):
 
 def test_nothing_fused_is_right(contest, monkeypatch):
     monkeypatch.setattr(StandIn, "table", staticmethod(lambda problem: Choice("wrong", LARGE)))
-    found = alike(contest()).measured
-    assert found == Measured(None, None, 1.5) and StandIn.alive == []
-    assert found.strategy == ("nccl", "measured: nccl 1.500 ms, fused never right")
+    measured = alike(contest()).measured
+    assert measured == Measured(None, None, 1.5) and StandIn.alive == []
+    assert measured.strategy == ("nccl", "measured: nccl 1.500 ms, fused never right")
     with pytest.raises(tw.TileWeaveError, match=r"strategy='fused', but measured: nccl 1\.500"):
-        strategy.preferred("fused", ASKED, found)
+        strategy.preferred("fused", ASKED, measured)
 
 
 def test_ranks_whose_times_differ_take_those_of_rank_0(contest):
@@ -256,10 +257,10 @@ def test_only_rank_0_writes(contest, monkeypatch):
     assert writers == [0]
 
 
-def choices(asked="auto"):
+def choices(requested="auto"):
     def choose(group):
-        first = tuner.choice_of(asked, ASKED, group)
-        assert tuner.choice_of(asked, ASKED, group) == first
+        first = tuner.choice_of(requested, ASKED, group)
+        assert tuner.choice_of(requested, ASKED, group) == first
         return first
 
     return choose
@@ -405,24 +406,24 @@ def test_no_place_to_write(disk):
 def test_strategy_of_says_what_was_measured(disk, monkeypatch):
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
     a, b = torch.ones(24, 8).bfloat16(), torch.ones(16, 8).bfloat16().t()
-    asked = replace(ASKED, ranks=1)
+    problem = replace(ASKED, ranks=1)
     said = lambda: ops.strategy_of(ops.matmul_all_reduce, a, b)  # noqa: E731
     assert said() == ("nccl", "predicted: fused 0.005 ms, nccl 0.004 ms")
-    save(asked, ALONE, FAST)
+    save(problem, ALONE, FAST)
     assert said() == ("fused", "measured: fused 0.500 ms, nccl 0.750 ms")
-    monkeypatch.setitem(table_for(ALONE), asked, replace(FAST, nccl=0.25))
+    monkeypatch.setitem(table_for(ALONE), problem, replace(FAST, nccl=0.25))
     assert said() == ("nccl", "measured: fused 0.500 ms, nccl 0.250 ms")
 
 
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", OP])
 def test_candidates_fit(op):
     """They include the choice of the table, have no duplicates, and fit into shared memory."""
-    asked = Problem(op, 1024, 8192, 4096, 4, torch.bfloat16, True)
-    found = list(OPERATORS[op].candidates(asked))
-    assert OPERATORS[op].table(asked) in found and len(set(found)) == len(found) > 5
-    assert all(c.tiles.shared_bytes(2) <= SHARED_BYTES for c in found)
-    assert len({str(c) for c in found}) == len(found)
-    assert {c.program for c in found} <= set(OPERATORS[op].programs)
+    problem = Problem(op, 1024, 8192, 4096, 4, torch.bfloat16, True)
+    choices = list(OPERATORS[op].candidates(problem))
+    assert OPERATORS[op].table(problem) in choices and len(set(choices)) == len(choices) > 5
+    assert all(c.tiles.shared_bytes(2) <= SHARED_BYTES for c in choices)
+    assert len({str(c) for c in choices}) == len(choices)
+    assert {c.program for c in choices} <= set(OPERATORS[op].programs)
     assert {LARGE, SMALL} <= set(CANDIDATES)
 
 

@@ -46,10 +46,10 @@ def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
 
     group, real = group_of(""), StandIn.__mro__[1]
     trial = Trial(problem_of(op, 66, 48, 48, group.world_size, dtype), group)
-    kept, session = OpCache(), types.SimpleNamespace(group=group)
+    cache, session = OpCache(), types.SimpleNamespace(group=group)
     patches = [
         patch.object(tuner, "save", lambda *_: None),
-        patch.object(tuner, "prepared", lambda _: kept),
+        patch.object(tuner, "prepared", lambda _: cache),
         patch.object(tuner, "session", types.SimpleNamespace(current=lambda: session)),
         patch.object(tuner, "obstacle", lambda *_: None),
         patch.object(tuner, "compile_ahead", lambda programs: None),
@@ -61,7 +61,7 @@ def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
             (tuned,) = tuner.tune(op, [(66, 48, 48)], dtype)
             choice = tuner.choice_of("fused", trial.problem, group)
         a, b = trial.inputs()
-        kept.operators[trial.problem, choice](a, b, trial.c)
+        cache.operators[trial.problem, choice](a, b, trial.c)
         return {
             "winner": choice.program,
             "reasons": {a.choice.program: a.reason for a in tuned.attempts},

@@ -40,8 +40,8 @@ def values(op: str, nodes: tuple[tuple[int, ...], ...], where: str) -> dict[str,
     every = [integers(op, rank) for rank in ranks]
     right = torch.cat(every) if op == "all_gather" else sum(every).chunk(len(ranks))[me]
     out = torch.full_like(right, torch.nan) if where == "out" else None
-    found = getattr(ops, op)(every[me], mesh_of(*nodes), out=out)
-    return {"result": torch.equal(found, right), "in out": out is None or found is out}
+    actual = getattr(ops, op)(every[me], mesh_of(*nodes), out=out)
+    return {"result": torch.equal(actual, right), "in out": out is None or actual is out}
 
 
 def same_as_flat(op: str) -> dict[str, bool]:
@@ -50,10 +50,10 @@ def same_as_flat(op: str) -> dict[str, bool]:
     moved = (torch.uint8, torch.float8_e4m3fn, torch.float64)
     for dtype in moved if op == "all_gather" else (torch.float32, torch.float64, torch.int32):
         x = integers(op, dist.get_rank(), dtype)
-        found, flat = (
+        actual, flat = (
             getattr(ops, op)(x, group, transport="nccl") for group in (mesh, dist.group.WORLD)
         )
-        right[str(dtype)] = torch.equal(found.view(torch.uint8), flat.view(torch.uint8))
+        right[str(dtype)] = torch.equal(actual.view(torch.uint8), flat.view(torch.uint8))
     return right
 
 
@@ -65,14 +65,14 @@ def order_of_sums(dtype: torch.dtype) -> bool:
     total = every[me].float()
     for step in range(1, count):
         total = total + every[(me + step) % count].float()
-    found = ops.reduce_scatter(every[me], mesh_of((0,), (1,), (2,), (3,)))
-    return torch.equal(found, total.to(dtype).chunk(count)[me])
+    actual = ops.reduce_scatter(every[me], mesh_of((0,), (1,), (2,), (3,)))
+    return torch.equal(actual, total.to(dtype).chunk(count)[me])
 
 
 def gradients(op: str, nodes: tuple[tuple[int, ...], ...], compiled: bool) -> dict[str, bool]:
     """Compare gradients, weighted by numbers of each rank, with those without nodes."""
     x = numbers(ROWS[op], 5, of=dist.get_rank(), what="x")
-    found = []
+    results = []
     for group in (mesh_of(*nodes), dist.group.WORLD):
         given = x.clone().requires_grad_()
 
@@ -82,8 +82,8 @@ def gradients(op: str, nodes: tuple[tuple[int, ...], ...], compiled: bool) -> di
         f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
         result = f(given)
         weight = numbers(*result.shape, of=dist.get_rank(), what="weight")
-        found.append((result, *torch.autograd.grad((result * weight).sum(), given)))
-    (result, gradient), (right, right_gradient) = found
+        results.append((result, *torch.autograd.grad((result * weight).sum(), given)))
+    (result, gradient), (right, right_gradient) = results
     return {
         "value": torch.allclose(result, right),
         "gradient": torch.allclose(gradient, right_gradient),

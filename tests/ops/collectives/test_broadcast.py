@@ -54,7 +54,7 @@ def test_synchronization_is_inferred(transport):
         ((), torch.float32),
         ((3, 7), torch.uint8),
         ((5, 3), torch.complex64),
-        ((1 << 32,), torch.bool),
+        pytest.param((1 << 32,), torch.bool, marks=pytest.mark.long),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("transport", ["ldst", "copy_engine"])

@@ -41,8 +41,8 @@ class Node:
     def _exchange(self) -> None:
         inputs = [{"x": as_declared(x, self.x).numpy()} for x in self.given]
         with _one_at_a_time:
-            found = tw.simulate(self.steps, LOCAL, inputs, schedules=1)
-        for out, result in zip(self.got, found, strict=True):
+            actual = tw.simulate(self.steps, LOCAL, inputs, schedules=1)
+        for out, result in zip(self.got, actual, strict=True):
             as_declared(out, self.out).copy_(torch.from_numpy(result["out"]))
 
     def move(self, place: int):
@@ -98,6 +98,6 @@ def test_values(mailbox, op, transport):
         return out
 
     with ThreadPoolExecutor(count) as threads:
-        found = list(threads.map(run, ranks))
-    for rank, (out, right) in enumerate(zip(found, rights, strict=True)):
+        actual = list(threads.map(run, ranks))
+    for rank, (out, right) in enumerate(zip(actual, rights, strict=True)):
         assert torch.equal(out, right), rank

@@ -48,8 +48,8 @@ def simulated(program, x, schedules=2):
     """Return the result of each rank; a fault raises."""
     inputs = [{"x": given} for given in x]
     return [
-        found["out"]
-        for found in tw.simulate(program, len(x), inputs, schedules=schedules, epochs=3)
+        actual["out"]
+        for actual in tw.simulate(program, len(x), inputs, schedules=schedules, epochs=3)
     ]
 
 
@@ -71,8 +71,8 @@ def test_all_gather(ranks, count, transport):
         program = all_gather_program(lines, ranks, transport)
     rng = np.random.default_rng(ranks)
     x = [rng.integers(0, 1 << 30, count).astype(np.int32) for _ in range(ranks)]
-    for found in simulated(program, [given.reshape(lines.shape) for given in x]):
-        assert np.array_equal(found.reshape(ranks, count), np.stack(x))
+    for actual in simulated(program, [given.reshape(lines.shape) for given in x]):
+        assert np.array_equal(actual.reshape(ranks, count), np.stack(x))
 
 
 def numbers(ranks, shape, dtype):
@@ -95,8 +95,8 @@ def test_reduce_scatter(ranks, dtype, count, transport):
     else:
         program = reduce_scatter_program(lines, ranks, transport)
     x, total = numbers(ranks, (ranks, *lines.shape), dtype)
-    for rank, found in enumerate(simulated(program, x)):
-        assert np.array_equal(found, total[rank]), rank
+    for rank, actual in enumerate(simulated(program, x)):
+        assert np.array_equal(actual, total[rank]), rank
 
 
 @pytest.mark.parametrize("transport", ["tma", "ldst"])
@@ -105,8 +105,8 @@ def test_reduce_scatter(ranks, dtype, count, transport):
 def test_all_reduce(make, ranks, dtype, count, transport):
     lines = lines_of(count, dtype)
     x, total = numbers(ranks, lines.shape, dtype)
-    for found in simulated(make(lines, ranks, transport), x):
-        assert np.array_equal(found, total)
+    for actual in simulated(make(lines, ranks, transport), x):
+        assert np.array_equal(actual, total)
 
 
 @pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
@@ -114,8 +114,8 @@ def test_all_reduce_by_copy_engines(ranks, dtype, count):
     lines = lines_of(count, dtype)
     x, total = numbers(ranks, (ranks, *lines.shape), dtype)
     program = all_reduce_plan(lines, ranks, in_pieces(lines.rows, lines.height))
-    for found in simulated(program, x):
-        assert np.array_equal(found, total)
+    for actual in simulated(program, x):
+        assert np.array_equal(actual, total)
 
 
 @pytest.mark.parametrize("make", [one_shot_program, two_shot_program])
@@ -160,8 +160,8 @@ def test_all_to_all(shape, scatter, gather, transport):
         program = all_to_all_program(parts, transport)
     rng = np.random.default_rng(ranks)
     x = [rng.integers(0, 1 << 30, shape).astype(np.int32) for _ in range(ranks)]
-    found = simulated(program, [given.reshape(parts.shape(parts.given_behind)) for given in x])
-    for out, right in zip(found, expected_all_to_all(x, scatter, gather), strict=True):
+    actual = simulated(program, [given.reshape(parts.shape(parts.given_behind)) for given in x])
+    for out, right in zip(actual, expected_all_to_all(x, scatter, gather), strict=True):
         assert np.array_equal(out.reshape(result), right)
 
 
@@ -183,17 +183,17 @@ def test_the_tma_moves_what_is_a_multiple_of_16_bytes(shape, scatter, gather, ro
 
 
 ANY_SHAPES = [
-    ("all_to_all", (2, 1), (1, 512, 4, 192), torch.bfloat16),
+    pytest.param("all_to_all", (2, 1), (1, 512, 4, 192), torch.bfloat16, marks=pytest.mark.long),
     ("all_to_all", (2, 1), (2, 250, 4, 80), torch.float16),
-    ("all_to_all", (1, 2), (1, 1016, 1, 80), torch.bfloat16),
-    ("all_to_all", (0, 1), (6, 1, 251), torch.float32),
+    pytest.param("all_to_all", (1, 2), (1, 1016, 1, 80), torch.bfloat16, marks=pytest.mark.long),
+    pytest.param("all_to_all", (0, 1), (6, 1, 251), torch.float32, marks=pytest.mark.long),
     ("all_to_all", (1, 1), (70_000, 6, 5), torch.uint8),
-    ("all_to_all", (0, 0), (2, 999_999), torch.bool),
+    pytest.param("all_to_all", (0, 0), (2, 999_999), torch.bool, marks=pytest.mark.long),
     ("all_gather", (), (37, 99), torch.complex64),
     ("reduce_scatter", (), (6, 1001), torch.bfloat16),
     ("all_reduce", (), (1,), torch.float32),
-    ("all_reduce", (), (3_000_003,), torch.float16),
-    ("all_reduce", (), (1 << 32,), torch.bfloat16),
+    pytest.param("all_reduce", (), (3_000_003,), torch.float16, marks=pytest.mark.long),
+    pytest.param("all_reduce", (), (1 << 32,), torch.bfloat16, marks=pytest.mark.long),
 ]
 """Rows and widths that are no powers of two; more of what lies before them than a grid's second
 axis has blocks; more than 32 bits can count."""
@@ -203,10 +203,10 @@ axis has blocks; more than 32 bits can count."""
 def test_any_shape_compiles(op, axes, shape, dtype):
     """With the choice of ``auto``, and with copy engines."""
     problem = checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, axes)
-    found = [OPERATORS[op].steps(problem, fastest(problem)[-1])]
+    programs = [OPERATORS[op].steps(problem, fastest(problem)[-1])]
     if OPERATORS[op].obstacle(problem, "copy_engine") is None:
-        found += OPERATORS[op].steps(problem, "copy_engine").kernels(2)
-    for program in found:
+        programs += OPERATORS[op].steps(problem, "copy_engine").kernels(2)
+    for program in programs:
         assert not re.search(r"blockIdx\.[yz]", tw.emit(program, world_size=2))
 
 
@@ -266,5 +266,5 @@ def test_lines(count, dtype, shape, tile):
 
 @pytest.mark.parametrize(("ranks", "count", "one_shot"), [(2, 1 << 18, True), (3, 1 << 18, False)])
 def test_small_tensors_are_exchanged_once(ranks, count, one_shot):
-    asked = CollectiveProblem("all_reduce", (count,), (count,), (), ranks, torch.bfloat16)
-    assert is_one_shot(asked) == one_shot
+    problem = CollectiveProblem("all_reduce", (count,), (count,), (), ranks, torch.bfloat16)
+    assert is_one_shot(problem) == one_shot

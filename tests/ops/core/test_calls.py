@@ -210,17 +210,19 @@ def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
 @pytest.mark.parametrize(("dtype", "taken"), [(BF16, "ldst"), (torch.float64, "nccl")])
 def test_what_is_gathered_of_any_type_has_a_gradient(monkeypatch, dtype, taken):
     """The gradient is a sum, which the fused collectives support for some types only."""
-    asked = []
-    monkeypatch.setattr(torch.ops.tileweave, "reduce_scatter", lambda *given: asked.append(given))
+    requests = []
+    monkeypatch.setattr(
+        torch.ops.tileweave, "reduce_scatter", lambda *given: requests.append(given)
+    )
     grad = ones(4, dtype=dtype)
     OPERATORS["all_gather"].gradient(grad, "", "ldst")
-    assert asked == [(grad, "", taken)]
+    assert requests == [(grad, "", taken)]
 
 
 def test_transport_of():
-    found = ops.transport_of(ops.all_to_all, ones(4, 8), 1, 0)
-    assert str(found) == "nccl: the tensors are on cpu; expected cuda"
-    assert ops.transport_of("all_to_all", ones(4, 8)) == found
+    transport_name = ops.transport_of(ops.all_to_all, ones(4, 8), 1, 0)
+    assert str(transport_name) == "nccl: the tensors are on cpu; expected cuda"
+    assert ops.transport_of("all_to_all", ones(4, 8)) == transport_name
 
 
 @pytest.mark.parametrize(
@@ -334,8 +336,8 @@ def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), grou
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     joined = Group(0, ranks, 0, torch.device("cuda", 0), None, None)
     monkeypatch.setattr(strategy.session, "joined", lambda: types.SimpleNamespace(group=joined))
-    asked = Problem("matmul_reduce_scatter", 7, N, K, ranks, dtype, dtype == FP8)
-    return strategy.chosen("auto", asked, torch.device("cuda", 0), group or joined)
+    problem = Problem("matmul_reduce_scatter", 7, N, K, ranks, dtype, dtype == FP8)
+    return strategy.chosen("auto", problem, torch.device("cuda", 0), group or joined)
 
 
 @pytest.mark.parametrize(
@@ -352,16 +354,16 @@ def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), grou
     ],
 )  # fmt: skip
 def test_what_is_left_to_nccl(monkeypatch, options, reason):
-    found = obstacle(monkeypatch, **options)
-    assert found.name == "nccl" and found.reason.startswith(reason)
-    assert str(found) == f"nccl: {found.reason}"
+    obstacle_found = obstacle(monkeypatch, **options)
+    assert obstacle_found.name == "nccl" and obstacle_found.reason.startswith(reason)
+    assert str(obstacle_found) == f"nccl: {obstacle_found.reason}"
 
 
 def test_the_gpu_of_another_rank():
     group = Group(0, 2, 0, torch.device("cuda", 0), None, None)
-    asked = Problem("matmul_reduce_scatter", 8, 8, 8, 2, BF16, False)
+    problem = Problem("matmul_reduce_scatter", 8, 8, 8, 2, BF16, False)
     with pytest.raises(tw.TileWeaveError, match="the tensors are on cuda:1; expected cuda:0, whic"):
-        strategy.chosen("auto", asked, torch.device("cuda", 1), group)
+        strategy.chosen("auto", problem, torch.device("cuda", 1), group)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP8])
@@ -398,14 +400,14 @@ def sized(nbytes):
 def heap(monkeypatch):
     """Return a function that prepares the operator for a problem of these bytes, in a
     heap of ten."""
-    free, kept = [10], OpCache()
+    free, cache = [10], OpCache()
 
     def take(nbytes, captured=False):
         monkeypatch.setattr(prepared, "capturing", lambda: captured)
-        return kept.operator(sized(nbytes), WAY, lambda p, _: Memory(free, p.rows_per_rank))
+        return cache.operator(sized(nbytes), WAY, lambda p, _: Memory(free, p.rows_per_rank))
 
-    take.kept = lambda: [p.rows_per_rank for p, _ in kept.operators]
-    take.free = kept.free
+    take.kept = lambda: [p.rows_per_rank for p, _ in cache.operators]
+    take.free = cache.free
     return take
 
 
@@ -464,9 +466,9 @@ def test_what_the_kernels_get_fits_their_declaration(transposed, biased):
         ("all_gather_matmul", AllGatherMatmul, share, share * ranks, [rows_of_all], None),
         ("matmul_all_reduce", MatmulAllReduce, share, share, [], None),
     ):
-        asked = Problem(op, rows, N, K, ranks, BF16, transposed, biased)
+        problem = Problem(op, rows, N, K, ranks, BF16, transposed, biased)
         operator = object.__new__(make)
-        operator.problem, operator.choice = asked, Choice("copy_engines", LARGE)
+        operator.problem, operator.choice = problem, Choice("copy_engines", LARGE)
         operator.run = lambda *args: seen.append([tuple(x.shape) for x in args])
         operator.memory, operator.given = memory, () if given is None else (given,)
         bias = [ones(N, dtype=BF16)] * biased
@@ -503,8 +505,8 @@ def test_registered_as_torch_wants_it(name, out, biased):
         op, args = f"{name}_out", (*tensors, torch.empty(6, 4), *options)
     else:
         op, args = name, (*(t.requires_grad_() for t in tensors), *options)
-    found = torch.library.opcheck(getattr(torch.ops.tileweave, op).default, args)
-    assert set(found.values()) == {"SUCCESS"}
+    actual = torch.library.opcheck(getattr(torch.ops.tileweave, op).default, args)
+    assert set(actual.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize(
@@ -512,11 +514,11 @@ def test_registered_as_torch_wants_it(name, out, biased):
 )
 def test_fp8_is_registered_as_torch_wants_it(name):
     args = *HALVES, "", "auto", ones(48, dtype=BF16), *SCALES.values(), None
-    found = torch.library.opcheck(
+    actual = torch.library.opcheck(
         getattr(torch.ops.tileweave, name).default, args,
         test_utils=("test_faketensor", "test_aot_dispatch_dynamic"),  # others multiply fp8 on CPUs
     )  # fmt: skip
-    assert set(found.values()) == {"SUCCESS"}
+    assert set(actual.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
@@ -530,10 +532,10 @@ def test_fp8_is_measured_with_scales(op):
 
 
 def test_what_ranks_compare_of_a_problem():
-    asked = checked("matmul_reduce_scatter", *HALVES, 2, None, Epilogue(
+    request = checked("matmul_reduce_scatter", *HALVES, 2, None, Epilogue(
         ones(48, dtype=torch.float16), *SCALES.values(), torch.float16
     ))  # fmt: skip
-    assert str(asked) == (
+    assert str(request) == (
         "matmul_reduce_scatter of (16, 32) x transposed (32, 48) float8_e4m3fn to float16 with bias"
     )
 
@@ -589,10 +591,10 @@ def test_autocast_leaves_operators_alone():
     q = torch.randn(1, 4, 2, 8)
     with torch.autocast("cpu", torch.bfloat16):
         assert (a @ b).dtype == torch.bfloat16
-        found = ops.matmul_reduce_scatter(a, b), ops.all_gather_matmul(a, b)
+        actual = ops.matmul_reduce_scatter(a, b), ops.all_gather_matmul(a, b)
         attended, lse = ops.sp_attention(q, q, q, causal=True, return_lse=True)
-        sum(c.sum() for c in found).backward()
-    assert all(c.dtype == torch.float32 and torch.equal(c, a @ b) for c in found)
+        sum(c.sum() for c in actual).backward()
+    assert all(c.dtype == torch.float32 and torch.equal(c, a @ b) for c in actual)
     assert torch.allclose(a.grad, 2 * b.sum(1).expand(4, 8), atol=1e-5)  # some sums are near 0
     assert attended.dtype == lse.dtype == torch.float32
     assert torch.equal(attended, ops.sp_attention(q, q, q, causal=True))

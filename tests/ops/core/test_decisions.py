@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.groups import one_rank
 from tileweave.ops.core import call, problem, strategy
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.operator import Choice
@@ -15,10 +16,9 @@ from tileweave.ops.core.tiles import LARGE
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import CallCache
 from tileweave.runtime.host import session
-from tileweave.runtime.host.group import Group
 
 WAY = Choice("stores", LARGE)
-ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+ALONE = one_rank()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def decided(monkeypatch, join):
     join()
     problems = []
 
-    def choose(asked, problem, group):
+    def choose(requested, problem, group):
         problems.append(problem)
         return WAY
 
@@ -49,8 +49,8 @@ def bf16(*shape):
     return torch.randn(shape).bfloat16()
 
 
-def made(a, b, out=None, asked="auto", bias=None, op="matmul_reduce_scatter"):
-    return call.call(op, a, b, out, "", asked, Epilogue(bias))
+def made(a, b, out=None, requested="auto", bias=None, op="matmul_reduce_scatter"):
+    return call.call(op, a, b, out, "", requested, Epilogue(bias))
 
 
 def test_only_the_first_call_decides(decided):
@@ -70,11 +70,11 @@ def test_that_nccl_is_faster_is_remembered(decided, monkeypatch):
 
 
 def test_what_keeps_it_from_being_fused_is_asked_for_again(decided, monkeypatch):
-    asked = []
-    monkeypatch.setattr(strategy, "obstacle", lambda *_: asked.append(1) or "it rains")
+    requests = []
+    monkeypatch.setattr(strategy, "obstacle", lambda *_: requests.append(1) or "it rains")
     for _ in range(2):
         assert made(bf16(16, 8), bf16(8, 24)).choice is None
-    assert len(asked) == 2 and not decided
+    assert len(requests) == 2 and not decided
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_keeps_it_from_being_fused_is_asked_for_again(decided, monkeypatch)
         lambda a, b: made(a.half(), b.half()),
         lambda a, b: made(a, b, out=bf16(16, 24)),
         lambda a, b: made(a, b, bias=bf16(24)),
-        lambda a, b: made(a, b, asked="fused"),
+        lambda a, b: made(a, b, requested="fused"),
         lambda a, b: made(a, b, op="matmul_all_reduce"),
     ],
 )
@@ -133,13 +133,13 @@ def test_what_is_refused_is_refused_again(decided):
 
 def test_the_oldest_make_room(monkeypatch):
     monkeypatch.setattr(recorded_calls, "_MAX_CALLS", 2)
-    found = CallCache(types.SimpleNamespace(group=ALONE))
+    cache = CallCache(types.SimpleNamespace(group=ALONE))
     for key in "abbc":
-        found.put(key, key)
-    assert [found.get(key) for key in "abc"] == [None, "b", "c"]
+        cache.put(key, key)
+    assert [cache.get(key) for key in "abc"] == [None, "b", "c"]
 
 
 def test_without_a_session_nothing_is_remembered():
-    found = CallCache(None)
-    found.put("a", "a")
-    assert found.get("a") is None
+    cache = CallCache(None)
+    cache.put("a", "a")
+    assert cache.get("a") is None

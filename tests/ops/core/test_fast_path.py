@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.groups import one_rank
 from tileweave import ops
 from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives import transport
@@ -25,12 +26,11 @@ from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.host import session
 from tileweave.runtime.host.context import Record
-from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.watchdog import Watchdog
 from tileweave.runtime.kernel.kernel import Kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*copied in each call")
-ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
+ALONE = one_rank()
 ROOT = Path(__file__).resolve().parents[3]
 MEMORY = 0xABC0
 """Address of the symmetric tensor that each call works in."""

@@ -27,8 +27,8 @@ HELD_S = 0.2
 
 
 def group_of(backend: str) -> types.SimpleNamespace:
-    found = types.SimpleNamespace(name=lambda: backend)
-    process_group = types.SimpleNamespace(_get_backend=lambda device: found)
+    work_backend = types.SimpleNamespace(name=lambda: backend)
+    process_group = types.SimpleNamespace(_get_backend=lambda device: work_backend)
     return types.SimpleNamespace(process_group=process_group)
 
 
@@ -64,16 +64,16 @@ def test_tensors_are_released_when_a_collective_returns(released, what, backend)
 
 
 def test_a_reference_of_the_caller_is_not_waited_for(monkeypatch):
-    kept = []
+    saved = []
 
     def all_reduce(x: torch.Tensor, group: object, async_op: bool) -> object:
-        kept.append(x)
+        saved.append(x)
         return types.SimpleNamespace(wait=lambda timeout: None)
 
     monkeypatch.setattr(nccl.dist, "all_reduce", all_reduce)
     monkeypatch.setattr(nccl, "_RELEASE_S", 0.1)
     nccl.all_reduce(torch.ones(2), group_of("gloo"))
-    assert len(kept) == 1
+    assert len(saved) == 1
 
 
 @pytest.fixture
@@ -90,9 +90,9 @@ def test_ranks_that_differ_after_known_calls_are_told_within_seconds(two):
             r"(\d+) s: all_reduce: the ranks disagree \(rank 0: all_reduce of \(2, 3\) float32, "
             r"nccl; rank 1: all_reduce of \(2, 4\) float32, nccl\); expected the same shapes"
         )
-        found = re.match(message, str(error))
-        assert found is not None, error
-        assert int(found[1]) < 20
+        match = re.match(message, str(error))
+        assert match is not None, error
+        assert int(match[1]) < 20
 
 
 def test_ranks_that_are_late_are_waited_for(three):

@@ -83,10 +83,10 @@ def on_rank(every_rank, monkeypatch):
             monkeypatch.setattr(session, "_session", world.here.session)
             return function(), world.here.log
 
-        (found,) = every_rank(rank, 1)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        (actual,) = every_rank(rank, 1)
+        if isinstance(actual, Exception):
+            raise actual
+        return actual
 
     return run
 
@@ -100,8 +100,8 @@ def taking(monkeypatch):
         options = kind.options
 
         def of_program(problem):
-            found = {c: us for c, us in options(problem).items() if c.program == program}
-            return found or {operators.Choice(program, stored(problem.itemsize)[0]): 1.0}
+            choices = {c: us for c, us in options(problem).items() if c.program == program}
+            return choices or {operators.Choice(program, stored(problem.itemsize)[0]): 1.0}
 
         monkeypatch.setattr(kind, "options", staticmethod(of_program))
 
@@ -148,7 +148,7 @@ def test_fp8(on_rank, taking, operator, program, out_dtype):
     )  # fmt: skip
     assert result.dtype == wanted
     assert torch.equal(result.float(), a.float() @ b.float().t() / 8 + given["bias"].float())
-    assert all(torch.equal(found.float(), a.float()) for found in rows)
+    assert all(torch.equal(actual.float(), a.float()) for actual in rows)
     assert KERNELS[operator, program] in log
 
 
@@ -176,20 +176,20 @@ def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
     def calls():
         heap, group = session.current().heap, group_of("")
         free = heap._free.largest
-        (found,) = ops.tune(operator, [(40, 24, 16)])
+        (tuned,) = ops.tune(operator, [(40, 24, 16)])
         ((_, choice), kept), *others = prepared.prepared(group).operators.items()
         c = operator(a, b, strategy="fused")
         assert list(prepared.prepared(group).operators.values()) == [kept]
         taken = free - heap._free.largest
         kept.free()
-        return found, choice, others, c, taken, free - heap._free.largest
+        return tuned, choice, others, c, taken, free - heap._free.largest
 
-    (found, choice, others, c, taken, left), _ = on_rank(calls)
-    assert found.measured.choice == choice and others == [] and left == 0
+    (actual, choice, others, c, taken, left), _ = on_rank(calls)
+    assert actual.measured.choice == choice and others == [] and left == 0
     assert (taken > 0) == (choice.program == "copy_engines")  # the fake has no hidden memory
-    assert [a.reason for a in found.attempts] == [""] * len(found.attempts) != [""]
-    table = registry.OPERATORS[operator.__name__].options(found.problem)
-    assert {a.choice.tiles for a in found.attempts} == {LARGE, SMALL, *(c.tiles for c in table)}
+    assert [a.reason for a in actual.attempts] == [""] * len(actual.attempts) != [""]
+    table = registry.OPERATORS[operator.__name__].options(actual.problem)
+    assert {a.choice.tiles for a in actual.attempts} == {LARGE, SMALL, *(c.tiles for c in table)}
     assert torch.equal(c, a @ b)
 
 
@@ -199,15 +199,15 @@ def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
     b = torch.randn(512, 24).bfloat16()
 
     def calls():
-        kept = []
+        saved = []
         for rows in (600, 600, 1200, 600, 800):
             ops.all_gather_matmul(torch.randn(rows, 512).bfloat16(), b, strategy="fused")
-            kept.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
+            saved.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
         with pytest.raises(
             HeapExhausted, match=r"all_gather_matmul of \(4000, 512\) .* 4096000 by"
         ):
             ops.all_gather_matmul(torch.randn(4000, 512).bfloat16(), b, strategy="fused")
-        return kept
+        return saved
 
     kept, _ = on_rank(calls)
     assert kept == [[600], [600], [600, 1200], [600, 1200], [600, 800]]
@@ -235,7 +235,7 @@ def test_exchange(on_rank, op, axes, by, dtype, ran):
         return [op(x, *axes, transport=by), op(x, *axes, out=out, transport=by)]
 
     results, log = on_rank(calls)
-    assert all(torch.equal(found, x) for found in results)
+    assert all(torch.equal(actual, x) for actual in results)
     assert [entry for entry in log if isinstance(entry, str)] == ran * 2
 
 
@@ -248,8 +248,8 @@ def test_an_exchange_that_does_not_fit_leaves_nothing(on_rank):
             ops.all_reduce(x, transport="copy_engine")
         return ops.all_gather(x, transport="copy_engine")
 
-    found, _ = on_rank(calls)
-    assert torch.equal(found, x)
+    actual, _ = on_rank(calls)
+    assert torch.equal(actual, x)
 
 
 def test_products_that_do_not_fit_leave_nothing(on_rank, taking):
@@ -283,12 +283,12 @@ def test_room_is_made_for_what_kernels_of_plans_hide(on_rank, taking, monkeypatc
     b = torch.randn(16, 24).bfloat16()
 
     def calls():
-        kept = []
+        saved = []
         for rows in (40, 48, 40):
             a = torch.randn(rows, 16).bfloat16()
             assert torch.equal(ops.all_gather_matmul(a, b, strategy="fused"), a @ b)
-            kept.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
-        return kept
+            saved.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
+        return saved
 
     kept, _ = on_rank(calls)
     assert kept == [[40], [48], [40]]
@@ -311,6 +311,6 @@ def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
         return [*results, call()]
 
     results, log = on_rank(calls)
-    assert all(torch.equal(found, a @ b) for found in results)
+    assert all(torch.equal(actual, a @ b) for actual in results)
     ran = [entry for entry in log if isinstance(entry, str)]
     assert ran == ["gemm_rs_persistent", "gemm_rs_store", "gemm_rs_persistent"]

@@ -147,10 +147,10 @@ def test_matmul_reduce_scatter(way, ranks, sizes, transposed, dtype, biased):
         program, ranks, (ranks * rows_per_rank, K), (K, N), transposed, dtype, biased
     )
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
-    for rank, found in enumerate(c):
+    for rank, actual in enumerate(c):
         # Each adds its own bias, once.
         right = total.reshape(ranks, rows_per_rank, N)[rank] + bias[rank]
-        assert np.array_equal(found, right.astype(DTYPES[rounded_to(dtype)])), rank
+        assert np.array_equal(actual, right.astype(DTYPES[rounded_to(dtype)])), rank
 
 
 @pytest.mark.parametrize("way", AllGatherMatmul.programs)
@@ -161,10 +161,10 @@ def test_all_gather_matmul(way, ranks, sizes, transposed, dtype, biased):
     config = GemmConfig(M, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype))
     program = AllGatherMatmul.programs[way](config)
     a, b, bias, c = simulated(program, ranks, (rows_per_rank, K), (K, N), transposed, dtype, biased)
-    for rank, found in enumerate(c):
+    for rank, actual in enumerate(c):
         right = exact(np.concatenate(a), b[rank]) + bias[rank]
         right = right.astype(DTYPES[rounded_to(dtype)])
-        assert np.array_equal(found.reshape(right.shape), right), rank
+        assert np.array_equal(actual.reshape(right.shape), right), rank
 
 
 @pytest.mark.parametrize(
@@ -177,9 +177,9 @@ def test_rows_come_in_pieces(ranks, K, num_chunks):
     config = GemmConfig(ranks * rows_per_rank, N, K, ranks, "float16", True, tiles)
     program = AllGatherMatmul.programs["copy_engines"](config)
     a, b, _, c = simulated(program, ranks, (rows_per_rank, K), (K, N), True, "float16", False)
-    for rank, found in enumerate(c):
+    for rank, actual in enumerate(c):
         right = exact(np.concatenate(a), b[rank]).astype(np.float16)
-        assert np.array_equal(found.reshape(right.shape), right), rank
+        assert np.array_equal(actual.reshape(right.shape), right), rank
 
 
 @pytest.mark.parametrize("make", MatmulAllReduce.programs.values())
@@ -201,8 +201,8 @@ def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
     program = make(config)
     a, b, _, c = simulated(program, ranks, (M, K), (K, N), transposed, dtype, False)
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
-    for rank, found in enumerate(c):
-        assert np.array_equal(found, total.astype(DTYPES[rounded_to(dtype)])), rank
+    for rank, actual in enumerate(c):
+        assert np.array_equal(actual, total.astype(DTYPES[rounded_to(dtype)])), rank
 
 
 @pytest.mark.parametrize(
@@ -235,8 +235,8 @@ def test_walks_of_many_turns(
         )
         for r in range(ranks)
     ]
-    for rank, found in enumerate(c):
-        assert np.array_equal(found, summed[rank] if scatters else np.concatenate(summed)), rank
+    for rank, actual in enumerate(c):
+        assert np.array_equal(actual, summed[rank] if scatters else np.concatenate(summed)), rank
 
 
 @pytest.mark.parametrize(("ranks", "N"), [(2, 72), (3, 88), (4, 48)])
@@ -250,8 +250,8 @@ def test_steps_that_add_cross_tiles(ranks, N):
         program, ranks, (ranks * rows_per_rank, K), (K, N), True, "bfloat16", False
     )
     total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).reshape(ranks, rows_per_rank, N)
-    for rank, found in enumerate(c):
-        assert np.array_equal(found, total[rank].astype(DTYPES["bfloat16"])), rank
+    for rank, actual in enumerate(c):
+        assert np.array_equal(actual, total[rank].astype(DTYPES["bfloat16"])), rank
 
 
 @pytest.mark.parametrize("tiles", [*PERSISTENT_TILES, FP8_TILES])
@@ -310,8 +310,8 @@ def test_one_rank_waits_for_nobody(way):
 def test_how_sums_are_exchanged(ranks, rows, expected):
     """In one shot for small sums, of 8192 columns of 2 bytes; by copy engines if the GEMM is long
     enough."""
-    asked = Problem("matmul_all_reduce", rows, 8192, 8192, ranks, torch.bfloat16, False)
-    assert MatmulAllReduce.table(asked).program == expected
+    problem = Problem("matmul_all_reduce", rows, 8192, 8192, ranks, torch.bfloat16, False)
+    assert MatmulAllReduce.table(problem).program == expected
 
 
 @pytest.mark.parametrize(
@@ -411,17 +411,17 @@ def test_strips_that_blocks_send(rows_per_rank, N, K, ranks, tiles, itemsize):
 )  # fmt: skip
 def test_what_keeps_gathered_rows(rows, program, kept):
     """Programs that keep them must be faster than NCCL, which would gather them, too."""
-    asked = Problem("all_gather_matmul", rows, 3584, 4096, 4, torch.bfloat16, True)
-    assert AllGatherMatmul.table(asked).program == program
-    found = _choice_keeping_rows(asked)
-    assert found == kept or found.program == kept
+    problem = Problem("all_gather_matmul", rows, 3584, 4096, 4, torch.bfloat16, True)
+    assert AllGatherMatmul.table(problem).program == program
+    choice = _choice_keeping_rows(problem)
+    assert choice == kept or choice.program == kept
 
 
 def test_one_exchange_is_for_few_rows():
     """With more rows, blocks would wait for blocks that do not run yet."""
-    asked = Problem("matmul_reduce_scatter", 32768, 256, 8192, 4, torch.bfloat16, False)
-    found = [*MatmulReduceScatter.options(asked), *MatmulReduceScatter.candidates(asked)]
-    assert "one_shot" not in {c.program for c in found}
+    problem = Problem("matmul_reduce_scatter", 32768, 256, 8192, 4, torch.bfloat16, False)
+    choices = [*MatmulReduceScatter.options(problem), *MatmulReduceScatter.candidates(problem)]
+    assert "one_shot" not in {c.program for c in choices}
     most = gemm_rs_one_shot(GemmConfig(2048, 256, 64, 4, "bfloat16", False, FEW_ROWS[1]))
     assert tw.explain(most, 4).ops  # not refused
 
@@ -429,12 +429,12 @@ def test_one_exchange_is_for_few_rows():
 @pytest.mark.parametrize("kind", [AllGatherMatmul, MatmulReduceScatter, MatmulAllReduce])
 def test_what_another_version_may_have_chosen(kind):
     (name,) = (name for name, other in OPERATORS.items() if other is kind)
-    asked = Problem(name, 1024, 4096, 4096, 4, torch.bfloat16, False)
+    problem = Problem(name, 1024, 4096, 4096, 4, torch.bfloat16, False)
     for program in kind.programs:
-        for tiles in kind.tiles_tried(asked):
-            assert kind.may_take(asked, operators.Choice(program, tiles))
-    assert not kind.may_take(asked, operators.Choice("three_phase", LARGE))
-    assert not kind.may_take(asked, operators.Choice("copy_engines", replace(LARGE, K=48)))
+        for tiles in kind.tiles_tried(problem):
+            assert kind.may_take(problem, operators.Choice(program, tiles))
+    assert not kind.may_take(problem, operators.Choice("three_phase", LARGE))
+    assert not kind.may_take(problem, operators.Choice("copy_engines", replace(LARGE, K=48)))
 
 
 EVERY_SHAPE = {(t.M, t.N): t for t in (*CANDIDATES, *PERSISTENT_TILES)}
@@ -518,10 +518,10 @@ def test_blocks_walk_over_as_many_tiles(tiles, schedule):
     [(1024, 8192, 4, 256), (1024, 7168, 2, 224), (512, 8192, 2, 256), (64, 512, 2, 64)],
 )
 def test_tiles_of_rows_that_are_gathered(rows, columns, shards, N):
-    asked = Problem("all_gather_matmul", rows, columns, 8192, shards, torch.bfloat16, True)
-    assert AllGatherMatmul.table(asked).tiles.N == N
-    asked = replace(asked, dtype=torch.float8_e4m3fn, result=torch.bfloat16)
-    assert replace(AllGatherMatmul.table(asked).tiles, num_chunks=1) == FP8_TILES
+    problem = Problem("all_gather_matmul", rows, columns, 8192, shards, torch.bfloat16, True)
+    assert AllGatherMatmul.table(problem).tiles.N == N
+    problem = replace(problem, dtype=torch.float8_e4m3fn, result=torch.bfloat16)
+    assert replace(AllGatherMatmul.table(problem).tiles, num_chunks=1) == FP8_TILES
 
 
 def test_parts_of_an_all_reduce_too_large_for_its_indices_are_not_copied():
@@ -538,8 +538,8 @@ def test_all_sms_walk_where_nothing_waits_beside_them():
 
 @pytest.mark.parametrize("operator", [MatmulReduceScatter, MatmulAllReduce])
 def test_small_gpus_get_programs_whose_blocks_need_not_run_at_a_time(operator, monkeypatch):
-    asked = Problem("matmul_reduce_scatter", 4096, 8192, 1024, 4, torch.bfloat16, False)
-    walks = {c.program for c in [operator.table(asked), *operator.candidates(asked)]}
+    problem = Problem("matmul_reduce_scatter", 4096, 8192, 1024, 4, torch.bfloat16, False)
+    walks = {c.program for c in [operator.table(problem), *operator.candidates(problem)]}
     monkeypatch.setattr(operators, "has_room_for_persistent_blocks", lambda: False)
-    small = {c.program for c in [operator.table(asked), *operator.candidates(asked)]}
+    small = {c.program for c in [operator.table(problem), *operator.candidates(problem)]}
     assert walks - small == {"copy_engines"}

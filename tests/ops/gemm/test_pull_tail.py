@@ -30,14 +30,14 @@ def test_strips_cover_the_last_piece_once(rows_per_rank, N, tiles):
     tail = last_chunk(rows_per_rank, N, tiles)
     rows, columns = tiles.chunks(rows_per_rank, N)[-1]
     assert (tail.m, tail.n) == (rows.start, columns.start)
-    found = np.zeros((tail.rows, tail.columns), np.int64)
+    actual = np.zeros((tail.rows, tail.columns), np.int64)
     for strip in range(tail.strips):
         m, top, n = tail.place(strip)
         end = min(m + top + tail.height, m + tiles.M)
         assert m + top < end
-        found[m + top : end, n : n + tiles.N] += 1
-    assert np.all(found == 1)
-    assert found.shape == (rows.stop - rows.start, columns.stop - columns.start)
+        actual[m + top : end, n : n + tiles.N] += 1
+    assert np.all(actual == 1)
+    assert actual.shape == (rows.stop - rows.start, columns.stop - columns.start)
 
 
 @pytest.mark.parametrize("tiles", [*PERSISTENT_TILES, FP8, TINY])

@@ -226,7 +226,7 @@ def alone(monkeypatch, every_rank, function):
         A = torch.arange(32, dtype=torch.int32).reshape(4, 8)
         return function(world.here, A, inbox, flags, torch.tensor([7], dtype=torch.uint32))
 
-    (found,) = every_rank(rank, 1)
-    if isinstance(found, Exception):
-        raise found
-    return found
+    (actual,) = every_rank(rank, 1)
+    if isinstance(actual, Exception):
+        raise actual
+    return actual

@@ -42,8 +42,8 @@ def test_calls(every_rank, monkeypatch):
         group.meet("done")
         return world.here.log, world.here.compiled, inbox.local.clone(), flags.local.tolist()
 
-    found = every_rank(rank, 2)
-    for me, (log, compiled, inbox, flags) in enumerate(found):
+    actual = every_rank(rank, 2)
+    for me, (log, compiled, inbox, flags) in enumerate(actual):
         peer = 1 - me
         once = [
             ("side 1", "wait", "caller 0"),
@@ -69,25 +69,25 @@ def test_a_captured_call_is_cached_apart(every_rank, monkeypatch):
     """Calls during capture are cached apart from other calls with equal arguments."""
     state = {"capturing": False}
     monkeypatch.setattr(plan_streams, "capturing", lambda: state["capturing"])
-    asked, trace = [], exchange.trace
+    requests, trace = [], exchange.trace
 
     def traced(*arguments, recorded=False):
-        asked.append(recorded)
+        requests.append(recorded)
         return trace(*arguments, recorded=recorded)
 
     monkeypatch.setattr(exchange, "trace", traced)
 
     def calls(here, A, inbox, flags, word):
         call = plan_streams.Calls(exchange)
-        found, caller = [], here.caller.name
+        results, caller = [], here.caller.name
         monkeypatch.setattr(
             plan_streams, "current_stream", lambda device: (caller, state["capturing"])
         )
         for state["capturing"] in (False, True, False, True):
             call(A, inbox, flags, word, 0)
-            found.append(asked[:])
-            asked.clear()
-        return found
+            results.append(requests[:])
+            requests.clear()
+        return results
 
     first, captured, *again = alone(monkeypatch, every_rank, calls)
     assert (first[-1], captured[-1]) == (False, True)

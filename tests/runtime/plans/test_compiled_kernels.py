@@ -163,7 +163,7 @@ def test_threads_compile_a_kernel_once(every_rank, monkeypatch):
     """The second thread calls while the first one compiles."""
 
     def calls(here, A, inbox, flags, word):
-        call, mine, found = plan_streams.Calls(shared), dict(vars(here)), []
+        call, mine, results = plan_streams.Calls(shared), dict(vars(here)), []
 
         def slowly(program, pass_configs):
             time.sleep(0.3)
@@ -171,7 +171,7 @@ def test_threads_compile_a_kernel_once(every_rank, monkeypatch):
 
         def elsewhere():
             vars(here).update(mine)
-            found.append(call.recorded_call((A, inbox, flags, word), {})[0].kernels)
+            results.append(call.recorded_call((A, inbox, flags, word), {})[0].kernels)
 
         compiled = plan_streams.compile
         monkeypatch.setattr(plan_streams, "compile", slowly)
@@ -181,7 +181,7 @@ def test_threads_compile_a_kernel_once(every_rank, monkeypatch):
         for thread in threads:
             thread.join()
         assert len(here.compiled) == 1
-        (first,), (second,) = found
+        (first,), (second,) = results
         assert first is second
 
     alone(monkeypatch, every_rank, calls)

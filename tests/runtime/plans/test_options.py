@@ -61,12 +61,12 @@ def test_a_plan_with_delays_is_right():
 def test_explain_uses_options():
     """Options of the caller take precedence over those of the plan."""
     granule = {"parts": [16, 32]}
-    for found in (
+    for actual in (
         tw.explain(reduce_scatter(granule=granule), RANKS),
         tw.explain(reduce_scatter(), RANKS, {"tileweave.granule": granule}),
         tw.explain(reduce_scatter(granule={}), RANKS, {"tileweave.granule": granule}),
     ):
-        assert {o.granule for o in found.ops if o.kind == "signal" and o.granule} == {"16 x 32"}
+        assert {o.granule for o in actual.ops if o.kind == "signal" and o.granule} == {"16 x 32"}
     assert "credit" in tw.explain(reduce_scatter(reuse="credit"), RANKS).reuse["parts"]
     assert tw.explain(all_gather(verify="off"), RANKS).ops == ()
 

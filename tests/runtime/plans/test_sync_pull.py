@@ -40,16 +40,16 @@ def ring(ranks):
     def ring(
         p: tw.PlanBuilder,
         x: T.Tensor((N,), "float32"),
-        found: W.Symmetric((ranks, N), "float32"),
+        actual: W.Symmetric((ranks, N), "float32"),
         out: T.Tensor((ranks, N), "float32"),
     ):
         left = (p.rank - 1) % p.world_size
-        p.copy(found[p.rank, p.rank], x)
+        p.copy(actual[p.rank, p.rank], x)
         for step in range(1, p.world_size):
             source = (p.rank - step) % p.world_size
-            p.copy(found[p.rank, source], found[left, source], stream="fetch")
+            p.copy(actual[p.rank, source], actual[left, source], stream="fetch")
         for source in range(p.world_size):
-            p.copy(out[source], found[p.rank, source], stream="out")
+            p.copy(out[source], actual[p.rank, source], stream="out")
 
     return ring
 
@@ -65,8 +65,8 @@ def inputs_of(ranks):
 def test_every_schedule_is_right(make, ranks):
     inputs = inputs_of(ranks)
     right = np.stack([i["x"] for i in inputs])
-    for found in tw.simulate(make(ranks), ranks, inputs, schedules=5, epochs=3):
-        assert np.array_equal(found["out"], right)
+    for actual in tw.simulate(make(ranks), ranks, inputs, schedules=5, epochs=3):
+        assert np.array_equal(actual["out"], right)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -87,8 +87,8 @@ def test_own_copies_in_two_streams(ranks, wait):
         p.copy(out, given[p.rank], stream="out")
 
     inputs = inputs_of(ranks)
-    for rank, found in enumerate(tw.simulate(through_own_memory, ranks, inputs, schedules=5)):
-        assert np.array_equal(found["out"], inputs[rank]["x"])
+    for rank, actual in enumerate(tw.simulate(through_own_memory, ranks, inputs, schedules=5)):
+        assert np.array_equal(actual["out"], inputs[rank]["x"])
     shapes = {p.name: tuple(map(int, p.shape)) for p in through_own_memory.parameters}
     steps = through_own_memory.trace(0, ranks, shapes, {})
     assert any(isinstance(step, CopyValue) for step in steps) is not wait
@@ -117,14 +117,14 @@ def test_waiting_copies_come_after_copies_that_peers_wait_for():
 
 
 def test_explained():
-    found = tw.explain(gather(3), 3)
-    assert [(op.kind, op.tensor, op.flag, op.per_block) for op in found.ops] == [
+    explanation = tw.explain(gather(3), 3)
+    assert [(op.kind, op.tensor, op.flag, op.per_block) for op in explanation.ops] == [
         ("wait", "given", "started", 2),
         ("signal", "given", "arrived", 4),
         ("wait", "given", "arrived", 4),
     ]
-    assert found.flags == {"started": 12, "launches": 12, "arrived": 24}
-    assert list(found.reuse) == ["given"]
+    assert explanation.flags == {"started": 12, "launches": 12, "arrived": 24}
+    assert list(explanation.reuse) == ["given"]
 
 
 def refused(plan, ranks=2):

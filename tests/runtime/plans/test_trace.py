@@ -231,12 +231,12 @@ def test_threads_launch_one_program(every_rank, monkeypatch):
 
 
 def test_a_plan_may_ask_for_the_steps_of_another():
-    inner, found = declared(lambda p: None), []
-    outer = declared(lambda p: found.append(inner.trace(0, 1, {}, {})))
+    inner, results = declared(lambda p: None), []
+    outer = declared(lambda p: results.append(inner.trace(0, 1, {}, {})))
     thread = threading.Thread(target=outer.trace, args=(0, 1, {}, {}), daemon=True)
     thread.start()
     thread.join(timeout=30)
-    assert found and not thread.is_alive()
+    assert results and not thread.is_alive()
 
 
 def test_explain_lists_values_that_streams_wait_for():

@@ -126,7 +126,7 @@ def inferred(name: str) -> Instance:
 
 
 def ping_pong() -> Instance:
-    inputs = {"flags": np.zeros(1, np.uint32), "start": lambda epoch: 3 * epoch, "rounds": 3}
+    inputs = {"flags": np.zeros(1, np.uint32), "start": lambda epoch: 3 * epoch, "iterations": 3}
     return Instance(module_of("signal_ping_pong.py").ping_pong, RANKS, [inputs] * RANKS)
 
 
@@ -198,14 +198,14 @@ Make = Callable[[], Instance]
 
 def _patterns() -> dict[str, Make]:
     """Return the programs of all files of ``examples/patterns``."""
-    found: dict[str, Make] = {}
+    results: dict[str, Make] = {}
     for file in sorted((EXAMPLES / "patterns").glob("*.py")):
         path = f"patterns/{file.name}"
         examples = getattr(module_of(path), "examples", None)
         for label, program in (examples or {"example": module_of(path).example}).items():
             name = next(n for n, value in vars(module_of(path)).items() if value is program)
-            found[f"{path}:{label}"] = lambda path=path, name=name: pattern(path, name)
-    return found
+            results[f"{path}:{label}"] = lambda path=path, name=name: pattern(path, name)
+    return results
 
 
 _TUTORIALS = {

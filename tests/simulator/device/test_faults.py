@@ -1,11 +1,18 @@
 """Faults of device functions that no tile program shows: each removed operation is reported."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+import tilelang.language as T
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+import tileweave as tw
 from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
+from tests.simulator.mutation.device_programs import gemm, matrices
+from tileweave.simulator.device.program import DeviceProgram
+from tileweave.simulator.machine.executable import Executable
 from tileweave.simulator.report.errors import SimulationError
 
 
@@ -80,6 +87,35 @@ def test_products_in_flight():
     assert error.kind == "race" and "TMA load" in error.report
 
 
+def test_products_without_a_fence():
+    error = reported(dropped("tl.warpgroup_arrive"))
+    assert error.kind == "race" and "no wgmma.fence is between it and the store" in error.report
+
+
+def test_accumulators_in_flight():
+    """A GEMM of one step loads no tile twice, so that only the accumulators show the fault."""
+    make = partial(DeviceProgram, change=dropped("tl.warpgroup_wait"))
+    with pytest.raises(SimulationError) as error:
+        tw.simulate(Executable(gemm(64, 64, 1, 32, 128), 1, make), 1, [matrices(64, 64, 32)])
+    assert error.value.kind == "race"
+    assert "registers are read while a wgmma that writes them is in flight" in error.value.report
+
+
+def test_fence_of_mbarriers():
+    error = reported(dropped("tl.ptx_fence_barrier_init"))
+    assert error.kind == "race" and "no fence.mbarrier_init is after" in error.report
+
+
+def test_any_lane_may_be_elected():
+    """The thread that signals need not be the one that stores by TMA."""
+
+    def without_barrier(call):
+        return None if len(call.args) == 3 and call.args[0].value == "shared" else call
+
+    error = reported(edited("tirx.tvm_storage_sync", without_barrier))
+    assert error.kind == "race" and "parts" in error.report
+
+
 def test_missing_wait_for_cp_async():
     error = reported(dropped("tirx.ptx_wait_group"), arch="sm_80")
     assert error.kind == "race" and "buf_dyn_shmem" in error.report
@@ -109,3 +145,20 @@ def test_uninitialized_accumulator():
 
     error = reported(drop_stores)
     assert error.kind == "poison" and "TMA store to C of uninitialized memory" in error.report
+
+
+def test_uninitialized_vector_and_scalar():
+    """Lowering makes vectors of the elements, whose poison has a lane axis, and of the scalar."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            factor = T.alloc_local((1,), "float32")
+            values = T.alloc_fragment((64,), "float32")
+            for i in T.Parallel(64):
+                values[i] = values[i] * factor[0]
+            T.copy(values, Y)
+
+    with pytest.raises(SimulationError) as error:
+        tw.simulate(program, 1, level="device", arch="sm_80")
+    assert error.value.kind == "poison"

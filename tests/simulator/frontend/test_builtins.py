@@ -244,8 +244,8 @@ def test_program(name):
     out = tw.simulate(program, world_size, inputs, epochs=1, schedules=5)
     for rank in range(world_size):
         for what, value in expected(rank).items():
-            found = eval(what, {}, out[rank])
-            np.testing.assert_array_equal(found, value, f"{what} of rank {rank}")
+            actual = eval(what, {}, out[rank])
+            np.testing.assert_array_equal(actual, value, f"{what} of rank {rank}")
 
 
 _INSERTED = {"tileweave.context", "tileweave.delay"}
@@ -253,13 +253,13 @@ _INSERTED = {"tileweave.context", "tileweave.delay"}
 
 
 def test_every_builtin_is_in_a_program():
-    found = set()
+    observed = set()
     for make in PROGRAMS.values():
         post_order_visit(
             make()[0].body,
-            lambda node: found.add(node.op.name) if builtin_of(node) else None,
+            lambda node: observed.add(node.op.name) if builtin_of(node) else None,
         )
-    assert set(BUILTINS) - _INSERTED - found == set()
+    assert set(BUILTINS) - _INSERTED - observed == set()
 
 
 MULTICAST = [dict(src=np.arange(N, dtype=np.float32) + r) for r in range(2)]

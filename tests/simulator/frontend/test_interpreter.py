@@ -342,7 +342,7 @@ def warps(A: T.Tensor((64,), "int32")):
 
 def test_warps_and_lanes():
     A = run(warps, A=np.full(64, -1, np.int32))["A"]
-    assert A.tolist() == [100] + [-1] * 31 + list(range(32))
+    assert A.tolist() == [-1] * 31 + [100] + list(range(32))
 
 
 @T.prim_func

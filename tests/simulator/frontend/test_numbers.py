@@ -56,12 +56,12 @@ def test_min_and_max_ignore_nan(dtype, propagates):
     @T.prim_func
     def program(A: T.Tensor((rows, 4), dtype), B: T.Tensor((4, rows), dtype)):
         with T.Kernel(rows, threads=32) as row:
-            tile, found = T.alloc_fragment((1, 4), dtype), T.alloc_fragment((1,), dtype)
+            tile, last = T.alloc_fragment((1, 4), dtype), T.alloc_fragment((1,), dtype)
             T.copy(A[row, 0], tile)
-            T.reduce_max(tile, found, dim=1, nan_propagate=propagates)
-            T.copy(found, B[0, row])
-            T.reduce_min(tile, found, dim=1)
-            T.copy(found, B[1, row])
+            T.reduce_max(tile, last, dim=1, nan_propagate=propagates)
+            T.copy(last, B[0, row])
+            T.reduce_min(tile, last, dim=1)
+            T.copy(last, B[1, row])
             if T.get_thread_binding() == 0:
                 B[2, row] = T.max(A[row, 0], A[row, 1])
                 B[3, row] = T.min(A[row, 0], A[row, 1])

@@ -1,6 +1,5 @@
 """Plans on simulated ranks: streams beside kernels, and reports of their faults."""
 
-import importlib.util
 from pathlib import Path
 
 import ml_dtypes
@@ -9,6 +8,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.modules import load_module
 from tests.simulator.machine.checks import N, fault_of, fill, line_of
 from tileweave import language as W
 
@@ -94,8 +94,8 @@ def test_all_gather_gemm(ranks, resident):
     inputs, schedules = gemm_inputs(ranks), 200 if ranks < 4 else 30
     out = tw.simulate(plan, ranks, inputs, schedules=schedules, resident_blocks=resident)
     A = np.concatenate([i["A"] for i in inputs]).astype(np.float32)
-    for given, found in zip(inputs, out, strict=True):
-        assert (found["C"] == A @ given["B"].astype(np.float32)).all()
+    for given, actual in zip(inputs, out, strict=True):
+        assert (actual["C"] == A @ given["B"].astype(np.float32)).all()
 
 
 COPY, OWN = "p.copy(gathered[peer", "p.copy(gathered[p.rank"
@@ -303,11 +303,7 @@ def test_regions_out_of_bounds():
 
 
 def gpu_tests():
-    path = Path(__file__).parents[2] / "gpu" / "plan.py"
-    spec = importlib.util.spec_from_file_location("gpu_plan", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(Path(__file__).parents[2] / "gpu" / "plan.py")
 
 
 @pytest.mark.parametrize("kernels", [1, 2])

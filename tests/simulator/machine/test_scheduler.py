@@ -195,5 +195,5 @@ def copies(given: T.Tensor((4,), "bfloat16"), out: T.Tensor((4,), "bfloat16")):
 
 def test_tensors_of_torch_that_numpy_has_no_type_for():
     given = torch.arange(4).bfloat16().requires_grad_()
-    (found,) = tw.simulate(copies, 1, [{"given": given}])
-    assert found["out"].tolist() == [0, 1, 2, 3]
+    (actual,) = tw.simulate(copies, 1, [{"given": given}])
+    assert actual["out"].tolist() == [0, 1, 2, 3]

@@ -257,9 +257,9 @@ def to_nobody(flags, me, peer, epoch):
 def test_signals_without_a_wait():
     program = between_neighbours(to_nobody)
     inputs = [{"flags": np.zeros(4, np.int32), "epoch": lambda e: e} for _ in range(2)]
-    with pytest.warns(tw.SimulationWarning) as found:
+    with pytest.warns(tw.SimulationWarning) as actual:
         tw.simulate(program, 2, inputs)
-    texts = sorted(str(w.message) for w in found)
+    texts = sorted(str(w.message) for w in actual)
     assert len(texts) == 2
     for text, word in zip(texts, (2, 3), strict=True):
         assert text.startswith(

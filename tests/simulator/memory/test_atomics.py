@@ -10,13 +10,15 @@ from tileweave import language as W
 N = 64
 
 
-def handed_over(symmetric, order, dtype="int32"):
+def handed_over(symmetric, order):
     """A block fills ``data`` and raises a flag by T.atomic_add; another block, of this or the next
     rank, waits for it and reads."""
 
     @T.prim_func
     def between_ranks(
-        data: W.Symmetric((N,), "int32"), flag: W.Symmetric((1,), dtype), out: T.Tensor(N, "int32")
+        data: W.Symmetric((N,), "int32"),
+        flag: W.Symmetric((1,), "int32"),
+        out: T.Tensor(N, "int32"),
     ):
         with T.Kernel(1, threads=N) as _:
             me, peer = W.rank(), (W.rank() + 1) % W.world_size()
@@ -31,7 +33,7 @@ def handed_over(symmetric, order, dtype="int32"):
 
     @T.prim_func
     def between_blocks(
-        data: T.Tensor(N, "int32"), flag: T.Tensor(1, dtype), out: T.Tensor(N, "int32")
+        data: T.Tensor(N, "int32"), flag: T.Tensor(1, "int32"), out: T.Tensor(N, "int32")
     ):
         with T.Kernel(2, threads=N) as block:
             if block == 0:

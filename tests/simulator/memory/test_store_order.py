@@ -7,8 +7,8 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.corpus.faults.case import zeros_of
 from tileweave import language as W
-from tileweave.builtins.symmetric import is_symmetric
 from tileweave.simulator.memory.clock import Clock
 from tileweave.simulator.memory.memory import Access, Memory, Tensor
 from tileweave.simulator.memory.order import SYS, BlockOrder, Layout
@@ -17,16 +17,8 @@ SEEDS = range(200)
 EPOCHS = 3
 
 
-def start(program):
-    values = {}
-    for buffer in program.buffer_map.values():
-        shape = [int(n) for n in buffer.shape[1 if is_symmetric(buffer) else 0 :]]
-        values[buffer.name] = np.zeros(shape, str(buffer.dtype))
-    return values
-
-
 def run(program, ranks=2, schedules=100, epochs=EPOCHS, seed=0):
-    inputs = [start(program) for _ in range(ranks)]
+    inputs = [zeros_of(program) for _ in range(ranks)]
     return tw.simulate(program, ranks, inputs, schedules, seed, epochs)
 
 
@@ -182,11 +174,11 @@ def test_a_spin_lock_by_exchange_excludes_and_is_free_at_the_end():
 class Threads:
     """Threads of different ranks that access the words of one tensor."""
 
-    def __init__(self, seed, count=3):
-        layout = Layout(count, [(None, 1)], 1)
+    def __init__(self, seed):
+        layout = Layout(3, [(None, 1)], 1)
         self.memory = Memory(layout, random.Random(seed))
         begin = Clock.start(layout.count)
-        self.orders = [BlockOrder.start(layout, r, 0, begin) for r in range(count)]
+        self.orders = [BlockOrder.start(layout, r, 0, begin) for r in range(3)]
         self.x = Tensor(self.memory, "x", (2,), np.dtype(np.int32), written=True)
         self.x.give((Ellipsis,), 0)
 

@@ -12,18 +12,18 @@ from tileweave import language as W
 from tileweave.simulator.memory.order import GPU, SYS
 
 
-def words_seen(store, seeds=60):
+def words_seen(store):
     """Return every pair that one load of both words may return after ``store(world,
     word, value)``."""
     seen = set()
-    for seed in range(seeds):
+    for seed in range(60):
         world = World()
         world.memory.rng = random.Random(seed)
         writer, reader = world.blocks[0, 0], world.blocks[1, 0]
         store(world, lambda w=world, o=writer: w.access(o, (0,), SYS))
         words = [(2,), (3,)]
-        found = world.data.load_words(words, world.access(reader, (0,), SYS), False)
-        seen.add(tuple(int(entry.value) for entry in found))
+        entries = world.data.load_words(words, world.access(reader, (0,), SYS), False)
+        seen.add(tuple(int(entry.value) for entry in entries))
     return seen
 
 
@@ -93,27 +93,27 @@ def iriw(sem):
 def outcomes(program, ranks, shapes, seeds):
     """Return the possible values of ``out`` of all ranks, or the fault."""
     inputs = [{n: np.zeros(s, np.int32) for n, s in shapes.items()} for _ in range(ranks)]
-    found = set()
+    observed = set()
     for seed in range(seeds):
         try:
             outputs = tw.simulate(program, ranks, inputs, seed=seed, epochs=1)
-            found.add(tuple(tuple(o["out"].tolist()) for o in outputs))
+            observed.add(tuple(tuple(o["out"].tolist()) for o in outputs))
         except tw.SimulationError as error:
-            found.add(error.kind)
-    return found
+            observed.add(error.kind)
+    return observed
 
 
 @pytest.mark.parametrize(("sem", "kinds"), [("sc", set()), ("acq_rel", {"race"})])
 def test_only_sc_fences_exclude_each_other_by_flags(sem, kinds):
-    found = outcomes(dekker(sem), 2, {"up": (2,), "data": (1,), "out": (1,)}, 40)
-    assert found == {((0,), (1,)), ((1,), (0,)), ((1,), (1,))} | kinds
+    observed = outcomes(dekker(sem), 2, {"up": (2,), "data": (1,), "out": (1,)}, 40)
+    assert observed == {((0,), (1,)), ((1,), (0,)), ((1,), (1,))} | kinds
 
 
 @pytest.mark.parametrize(("sem", "differs"), [("sc", False), ("acq_rel", True)])
 def test_readers_agree_about_the_order_of_independent_writes_only_with_sc(sem, differs):
-    found = {o[2:] for o in outcomes(iriw(sem), 4, {"up": (2,), "out": (2,)}, 80)}
-    assert (((1, 0), (1, 0)) in found) == differs
-    assert ((1, 0), (1, 1)) in found
+    observed = {o[2:] for o in outcomes(iriw(sem), 4, {"up": (2,), "out": (2,)}, 80)}
+    assert (((1, 0), (1, 0)) in observed) == differs
+    assert ((1, 0), (1, 1)) in observed
 
 
 def test_sc_fences_are_ordered_only_if_their_scopes_include_each_other():

@@ -38,10 +38,10 @@ class World:
         access = self.access(self.blocks[place], thread_groups, epoch=epoch)
         return self.data.read((slice(0, 8),), access)[0]
 
-    def release(self, place, level=SYS, thread_groups=(0,)):
+    def release(self, place, level=SYS):
         order = self.blocks[place]
-        access = self.access(order, thread_groups, level)
-        self.flag.store_word((0,), 1, access, order.release(thread_groups[0], level))
+        access = self.access(order, (0,), level)
+        self.flag.store_word((0,), 1, access, order.release(0, level))
 
     def acquire(self, place, level=SYS, thread_groups=(0, 1)):
         order = self.blocks[place]

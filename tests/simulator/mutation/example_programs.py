@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 import tileweave as tw
+from tests.modules import load_module
 from tileweave.simulator import Mutant
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -34,19 +34,15 @@ class Instance(NamedTuple):
 
 
 def _example(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(EXAMPLES / f"{name}.py")
 
 
 def instances() -> Iterator[Instance]:
     """Yield all programs of the examples."""
     zeros, rng = np.zeros, np.random.default_rng(0)
-    flags = [{"flags": zeros(1, np.uint32), "start": lambda e: 3 * e, "rounds": 3}] * 2
+    flags = [{"flags": zeros(1, np.uint32), "start": lambda e: 3 * e, "iterations": 3}] * 2
     ping_pong = _example("signal_ping_pong").ping_pong
-    yield Instance("signal_ping_pong.py: `ping_pong`, 3 rounds", ping_pong, 2, flags)
+    yield Instance("signal_ping_pong.py: `ping_pong`, 3 iterations", ping_pong, 2, flags)
     copied = {"src": rng.integers(0, 256, 901).astype(np.uint8), "dst": zeros(901, np.uint8)}
     bulk = _example("bulk_copy")
     title = "bulk_copy.py: `bulk_copy_with(stages=4, chunk=64, ahead=2)`, 901 bytes"

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.long
 
 INSTANCES = {instance.title: instance for instance in instances()}
 COUNTS = {
-    "signal_ping_pong.py: `ping_pong`, 3 rounds": (17, 18),
+    "signal_ping_pong.py: `ping_pong`, 3 iterations": (17, 18),
     "bulk_copy.py: `bulk_copy_with(stages=4, chunk=64, ahead=2)`, 901 bytes": (8, 1),
     "bulk_copy.py: `load_store_program`, 901 bytes": (0, 0),
     "bulk_copy.py: `multicast_program`, 5 numbers": (0, 4),
@@ -28,7 +28,7 @@ def test_every_instance_is_counted():
 
 @pytest.mark.parametrize("title", COUNTS)
 def test_every_mutant_is_accounted_for(title):
-    found = INSTANCES[title].mutants()
-    assert [(m.line, m.name, m.verdict, m.why) for m in found if not m.is_accounted_for] == []
-    verdicts = [m.verdict for m in found]
+    mutants = INSTANCES[title].mutants()
+    assert [(m.line, m.name, m.verdict, m.why) for m in mutants if not m.is_accounted_for] == []
+    verdicts = [m.verdict for m in mutants]
     assert (verdicts.count("killed"), verdicts.count("explained")) == COUNTS[title]

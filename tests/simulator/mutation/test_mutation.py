@@ -2,7 +2,6 @@
 nothing."""
 
 import functools
-import importlib.util
 import json
 import re
 
@@ -11,6 +10,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.modules import load_module
 from tileweave import language as W
 from tileweave.cli.main import main
 
@@ -122,9 +122,9 @@ def mutants(make, variant):
 
 def outcomes(make, variant, name):
     """Return the outcome of each effective mutant of this name: the fault, or that it survives."""
-    found = [m for m in mutants(make, variant) if m.name == name and "proven" not in m.why]
-    assert found, [m.name for m in mutants(make, variant)]
-    return {m.why.partition(":")[0] if m.verdict == "killed" else m.verdict for m in found}
+    results = [m for m in mutants(make, variant) if m.name == name and "proven" not in m.why]
+    assert results, [m.name for m in mutants(make, variant)]
+    return {m.why.partition(":")[0] if m.verdict == "killed" else m.verdict for m in results}
 
 
 @pytest.mark.parametrize(
@@ -227,25 +227,18 @@ def ping(tmp_path, explanations=None, program=PROGRAM, sidecar="ping.equivalent.
     if explanations is not None:
         (tmp_path / sidecar).write_text(json.dumps(explanations, indent=2))
     inputs = [{"flags": np.zeros(1, np.uint32), "turn": lambda e: e}] * 2
-    found = tw.mutate(load(file).ping, 2, inputs, schedules=3, **arguments)
-    return {m.name: m for m in found if "proven" not in m.why or m.op == "sync_ranks"}
-
-
-def load(file):
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    mutants = tw.mutate(load_module(file).ping, 2, inputs, schedules=3, **arguments)
+    return {m.name: m for m in mutants if "proven" not in m.why or m.op == "sync_ranks"}
 
 
 def test_without_a_sidecar_file_a_survivor_is_unexplained(tmp_path):
-    found = ping(tmp_path)
-    assert found["signal sem=relaxed"].verdict == "survived"
-    assert not found["signal sem=relaxed"].is_accounted_for
-    assert found["sync_ranks drop"].why == "proven: no block of any rank reaches it"
-    assert found["wait_reached turn-1"].verdict == "survived"
-    assert (found["signal drop"].line, found["signal drop"].seed) == (9, 0)
-    assert (found["signal drop"].function, found["signal drop"].statement) == ("ping", SIGNAL)
+    mutants = ping(tmp_path)
+    assert mutants["signal sem=relaxed"].verdict == "survived"
+    assert not mutants["signal sem=relaxed"].is_accounted_for
+    assert mutants["sync_ranks drop"].why == "proven: no block of any rank reaches it"
+    assert mutants["wait_reached turn-1"].verdict == "survived"
+    assert (mutants["signal drop"].line, mutants["signal drop"].seed) == (9, 0)
+    assert (mutants["signal drop"].function, mutants["signal drop"].statement) == ("ping", SIGNAL)
 
 
 @pytest.mark.parametrize(
@@ -258,22 +251,22 @@ def test_without_a_sidecar_file_a_survivor_is_unexplained(tmp_path):
 )
 @pytest.mark.parametrize("statement", [SIGNAL, 'W.signal(flags[peer,0], op="add")'])
 def test_a_sidecar_file_explains(tmp_path, program, statement):
-    found = ping(tmp_path, {"ping": {statement: NO_DATA["ping"][SIGNAL]}}, program)
+    mutants = ping(tmp_path, {"ping": {statement: NO_DATA["ping"][SIGNAL]}}, program)
     for name in ("signal sem=relaxed", "sync_threads drop"):
-        assert (found[name].verdict, found[name].why) == ("explained", "no data")
-    assert found["signal drop"].verdict == "killed"
-    assert found["wait_reached sem=relaxed"].verdict == "survived"
+        assert (mutants[name].verdict, mutants[name].why) == ("explained", "no data")
+    assert mutants["signal drop"].verdict == "killed"
+    assert mutants["wait_reached sem=relaxed"].verdict == "survived"
 
 
 def test_a_sidecar_file_may_have_any_path(tmp_path):
-    found = ping(tmp_path, NO_DATA, sidecar="x.json", equivalent=tmp_path / "x.json")
-    assert found["signal sem=relaxed"].verdict == "explained"
+    mutants = ping(tmp_path, NO_DATA, sidecar="x.json", equivalent=tmp_path / "x.json")
+    assert mutants["signal sem=relaxed"].verdict == "explained"
 
 
 def test_explanation_of_a_killed_mutant_is_wrong(tmp_path):
-    found = ping(tmp_path, {"ping": {SIGNAL: {"signal drop": "who needs it"}}})
-    assert found["signal drop"].verdict == "wrong explanation"
-    assert "who needs it" in found["signal drop"].why and "deadlock" in found["signal drop"].why
+    mutants = ping(tmp_path, {"ping": {SIGNAL: {"signal drop": "who needs it"}}})
+    assert mutants["signal drop"].verdict == "wrong explanation"
+    assert "who needs it" in mutants["signal drop"].why and "deadlock" in mutants["signal drop"].why
 
 
 @pytest.mark.parametrize(
@@ -285,8 +278,8 @@ def test_explanation_of_a_killed_mutant_is_wrong(tmp_path):
     ],
 )
 def test_stale_explanation_is_wrong(tmp_path, function, statement, name, expected):
-    found = ping(tmp_path, {"ping": {}, function: {statement: {name: "no such thing"}}})
-    (wrong,) = [m for m in found.values() if m.verdict == "wrong explanation"]
+    mutants = ping(tmp_path, {"ping": {}, function: {statement: {name: "no such thing"}}})
+    (wrong,) = [m for m in mutants.values() if m.verdict == "wrong explanation"]
     assert wrong.name == name and not wrong.is_accounted_for
     what, _, legal = wrong.why.partition("; expected ")
     assert statement in what and expected in legal
@@ -296,8 +289,8 @@ def test_stale_explanation_is_wrong(tmp_path, function, statement, name, expecte
 
 def test_explanations_of_other_programs_of_the_file_are_not_stale(tmp_path):
     program = PROGRAM + "def pong():\n    pass\n"
-    found = ping(tmp_path, {**NO_DATA, "pong": {SIGNAL: {"signal drop": "its own"}}}, program)
-    assert "wrong explanation" not in {m.verdict for m in found.values()}
+    mutants = ping(tmp_path, {**NO_DATA, "pong": {SIGNAL: {"signal drop": "its own"}}}, program)
+    assert "wrong explanation" not in {m.verdict for m in mutants.values()}
 
 
 @pytest.mark.parametrize(
@@ -349,9 +342,9 @@ def test_mutants_of_a_plan(tmp_path):
         steps.launch(program, mail, flags, state, out)
         steps.launch(program, mail, flags, state, out)
 
-    found = tw.mutate(twice, 2, inputs_of(program, 2), schedules=2, epochs=2)
-    assert [m.name for m in found] == [m.name for m in mutants(exchange, False)]
-    assert {m.verdict for m in found if m.op == "signal"} == {"killed"}
+    outcomes = tw.mutate(twice, 2, inputs_of(program, 2), schedules=2, epochs=2)
+    assert [m.name for m in outcomes] == [m.name for m in mutants(exchange, False)]
+    assert {m.verdict for m in outcomes if m.op == "signal"} == {"killed"}
 
 
 def test_barrier_at_the_words_of_another_rank():
@@ -360,10 +353,10 @@ def test_barrier_at_the_words_of_another_rank():
         with T.Kernel(1, threads=N) as _:
             W.sync_ranks(words[W.rank(), 0])
 
-    found = {m.name: m for m in tw.mutate(program, 2, [{"words": np.zeros(4, np.uint32)}] * 2)}
-    assert found["sync_ranks rank+1"].verdict == "killed"
-    assert found["sync_ranks rank+1"].why.startswith("arrival")
-    assert found["sync_ranks drop"].verdict == "survived"  # there is nothing to order
+    mutants = {m.name: m for m in tw.mutate(program, 2, [{"words": np.zeros(4, np.uint32)}] * 2)}
+    assert mutants["sync_ranks rank+1"].verdict == "killed"
+    assert mutants["sync_ranks rank+1"].why.startswith("arrival")
+    assert mutants["sync_ranks drop"].verdict == "survived"  # there is nothing to order
 
 
 def test_steps_of_a_plan():
@@ -398,8 +391,8 @@ def test_steps_of_a_plan():
             "epoch": lambda e: e,
         }
     ] * 2
-    found = {m.name: m for m in tw.mutate(shift, 2, inputs, schedules=5)}
-    kinds = {name: m.why.partition(":")[0] for name, m in found.items() if m.verdict == "killed"}
+    mutants = {m.name: m for m in tw.mutate(shift, 2, inputs, schedules=5)}
+    kinds = {name: m.why.partition(":")[0] for name, m in mutants.items() if m.verdict == "killed"}
     assert kinds.items() >= {
         ("write_value drop", "deadlock"),
         ("write_value write after", "race"),
@@ -408,7 +401,7 @@ def test_steps_of_a_plan():
         ("wait_stream drop", "race"),
         ("wait_reached drop", "race"),
     }
-    assert {"fork drop", "join drop"} <= found.keys()
+    assert {"fork drop", "join drop"} <= mutants.keys()
 
 
 def test_streams_that_wait_for_values():
@@ -435,15 +428,15 @@ def test_streams_that_wait_for_values():
         p.copy(mail[p.rank], data, stream="away")
 
     inputs = [{"done": np.zeros(1, np.uint32), "epoch": lambda e: e}]
-    found = {m.name: m for m in tw.mutate(send, 1, inputs, schedules=5)}
-    kinds = {name: m.why.partition(":")[0] for name, m in found.items() if m.verdict == "killed"}
+    mutants = {m.name: m for m in tw.mutate(send, 1, inputs, schedules=5)}
+    kinds = {name: m.why.partition(":")[0] for name, m in mutants.items() if m.verdict == "killed"}
     assert kinds.items() >= {
         ("wait_value drop", "race"),
         ("wait_value value+1", "deadlock"),
         ("wait_value value-1", "race"),
         ("write_value drop", "race"),
     }
-    assert not {"wait_value write after", "wait_value rank+1"} & found.keys()
+    assert not {"wait_value write after", "wait_value rank+1"} & mutants.keys()
 
 
 def command(tmp_path, *arguments):

@@ -50,16 +50,16 @@ def inputs(ranks):
     return [{"flags": np.zeros(2, np.int32), "epoch": lambda e: e} for _ in range(ranks)]
 
 
-def recorded(program, ranks=3, epochs=2, seed=0, given=None):
+def recorded(program, ranks=3, epochs=2, given=None):
     """Return the timeline of one schedule, and the machine."""
     case = Case(Executable(program, ranks), given or inputs(ranks), epochs)
-    machine = case.machine(seed, 4, Recorder)
+    machine = case.machine(0, 4, Recorder)
     fault = None
     try:
         machine.run()
     except tw.SimulationError as error:
         fault = error
-    return machine.trace("exchange", seed, fault), machine
+    return machine.trace("exchange", 0, fault), machine
 
 
 def test_bars_signals_waits_and_transfers():
@@ -102,8 +102,8 @@ def test_a_signal_serves_every_wait_after_it():
     timeline, _ = recorded(program, 1, 1, given=given)
     last = max(m.time for m in timeline.signals)
     by_reader = [[a for a in timeline.flows if a.span.label == f"block {b}"] for b in (1, 2)]
-    assert sorted(len(found) for found in by_reader) == [1, 2]
-    assert all(max(a.signal.time for a in found) == last for found in by_reader)
+    assert sorted(len(actual) for actual in by_reader) == [1, 2]
+    assert all(max(a.signal.time for a in actual) == last for actual in by_reader)
 
 
 def test_reads_from_another_rank():

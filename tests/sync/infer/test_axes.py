@@ -50,14 +50,14 @@ def folded(func, world_size, heap_stride):
     """Fold as for a GPU with a TMA, and declare the parameter folded, as the simulator needs it."""
     with Target({"kind": "cuda", "arch": "sm_90a"}) as target:
         func = fold_axes(func, target)
-    found = {}
+    results = {}
 
     def visit(node):
         if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)):
-            found[node.buffer.data] = node.buffer
+            results[node.buffer.data] = node.buffer
 
     post_order_visit(func.body, visit)
-    buffers = {param: found.get(b.data, b) for param, b in func.buffer_map.items()}
+    buffers = {param: results.get(b.data, b) for param, b in func.buffer_map.items()}
     shapes = {b.name: tuple(map(int, b.shape[1:])) for b in buffers.values()}
     assert len(shapes["S"]) == 4
     new = tirx.PrimFunc(func.params, func.body, func.ret_type, buffers, func.attrs, func.span)

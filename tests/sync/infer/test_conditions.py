@@ -69,9 +69,9 @@ def zero_iterations(X, S, block):
 def test_right(write, ranks):
     rng = np.random.default_rng(ranks)
     inputs = [{"X": rng.standard_normal((ROWS, N), np.float32)} for _ in range(ranks)]
-    found = tw.simulate(passed_on(write), ranks, inputs, schedules=3, epochs=3)
+    actual = tw.simulate(passed_on(write), ranks, inputs, schedules=3, epochs=3)
     for rank in range(ranks):
-        np.testing.assert_array_equal(found[rank]["Y"], inputs[rank - 1]["X"])
+        np.testing.assert_array_equal(actual[rank]["Y"], inputs[rank - 1]["X"])
 
 
 def beyond_the_end(rows):
@@ -97,9 +97,9 @@ def beyond_the_end(rows):
 def test_blocks_that_do_nothing(rows):
     """The tensor may have more rows than are written."""
     inputs = [{"X": np.full((ROWS, N), rank + 1, np.float32)} for rank in range(2)]
-    found = tw.simulate(beyond_the_end(rows), 2, inputs, schedules=3, epochs=3)
+    actual = tw.simulate(beyond_the_end(rows), 2, inputs, schedules=3, epochs=3)
     for rank in range(2):
-        np.testing.assert_array_equal(found[rank]["Y"], inputs[1 - rank]["X"])
+        np.testing.assert_array_equal(actual[rank]["Y"], inputs[1 - rank]["X"])
 
 
 @T.macro

@@ -62,8 +62,8 @@ def flags_per_copy(plan, ranks):
 @pytest.mark.parametrize("starts", [[0, 4, 6], [0, 6], [0, 2, 4, 6]])
 def test_right(ranks, starts):
     inputs = given(ranks)
-    for found in tw.simulate(gather(ranks, starts), ranks, inputs, schedules=4, epochs=3):
-        np.testing.assert_array_equal(found["C"], [each["A"] for each in inputs])
+    for actual in tw.simulate(gather(ranks, starts), ranks, inputs, schedules=4, epochs=3):
+        np.testing.assert_array_equal(actual["C"], [each["A"] for each in inputs])
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_copies_of_one_size_set_one_flag_each():
 
 
 def test_each_flag_is_needed():
-    found = tw.mutate(gather(3, [0, 4, 6]), 3, given(3), schedules=4)
-    assert {m.verdict for m in found if m.op == "copy_value"} == {"killed"}
-    assert all(m.is_accounted_for for m in found)
+    mutants = tw.mutate(gather(3, [0, 4, 6]), 3, given(3), schedules=4)
+    assert {m.verdict for m in mutants if m.op == "copy_value"} == {"killed"}
+    assert all(m.is_accounted_for for m in mutants)
 
 
 def test_a_read_of_two_copies():

@@ -117,7 +117,7 @@ def test_a_copy_waits_for_the_kernel_that_writes_its_source():
     assert [type(s) for s in steps] == [Launch, *[Launch, Copy] * 2]
     for half, wait in enumerate(steps[1::2]):
         assert (wait.stream, wait.number) == ("copies", WAIT)
-        assert (wait.arguments["at"], wait.arguments["value"]) == (half, 4)
+        assert (wait.arguments["index"], wait.arguments["value"]) == (half, 4)
 
 
 def launch_first(p, X, S, R, Y):

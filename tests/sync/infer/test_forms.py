@@ -76,8 +76,8 @@ def register_of_some_threads(
 def test_registers_of_inner_loops(program):
     """Registers that change in a loop inside the statement of all threads."""
     inputs = inputs_of(2)
-    for rank, found in enumerate(simulated(program, 2, inputs)):
-        np.testing.assert_allclose(found["Y"], inputs[rank - 1]["X"][::2].sum(0), rtol=1e-5)
+    for rank, actual in enumerate(simulated(program, 2, inputs)):
+        np.testing.assert_allclose(actual["Y"], inputs[rank - 1]["X"][::2].sum(0), rtol=1e-5)
 
 
 @T.macro
@@ -157,8 +157,8 @@ def to_the_first(inputs):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_reads_of_elements_without_additions(program, right, ranks):
     inputs = inputs_of(ranks)
-    for found, y in zip(simulated(program, ranks, inputs), right(inputs), strict=True):
-        np.testing.assert_array_equal(found["Y"], y)
+    for actual, y in zip(simulated(program, ranks, inputs), right(inputs), strict=True):
+        np.testing.assert_array_equal(actual["Y"], y)
 
 
 @T.prim_func
@@ -186,8 +186,8 @@ def test_only_the_caller_reads(program, steps, ranks):
     """Only the caller reads the tensor."""
     inputs = inputs_of(ranks)
     called = Case(lambda _: program, lambda *_: [], lambda _: []).called(ranks)
-    found = tw.simulate(Executable(called, ranks), ranks, inputs, schedules=10, epochs=3)
-    for mine, right in zip(found, to_the_right(inputs, steps), strict=True):
+    actual = tw.simulate(Executable(called, ranks), ranks, inputs, schedules=10, epochs=3)
+    for mine, right in zip(actual, to_the_right(inputs, steps), strict=True):
         np.testing.assert_array_equal(mine["S_after"], right)
 
 
@@ -216,8 +216,8 @@ def test_copies_that_take_sums_and_messages():
             p.copy(R[(p.rank + 1) % p.world_size, rows], S[p.rank, rows], stream="copies")
 
     inputs = inputs_of(3)
-    found = tw.simulate(Executable(plan, 3), 3, inputs, schedules=10, epochs=3)
-    for mine, right in zip(found, to_the_right(inputs, 2), strict=True):
+    actual = tw.simulate(Executable(plan, 3), 3, inputs, schedules=10, epochs=3)
+    for mine, right in zip(actual, to_the_right(inputs, 2), strict=True):
         np.testing.assert_array_equal(mine["Y"], right)
 
 
@@ -310,23 +310,23 @@ def test_jumps_over_accesses(write, name):
 def break_beside(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
     """Break out of a loop without accesses, inside a loop with accesses."""
     with T.Kernel(1, threads=32):
-        found = T.alloc_var("int32")
+        last = T.alloc_var("int32")
         for half in T.serial(2):
             for k in T.serial(5):
-                found = k
+                last = k
                 if k == 3:
                     T.loop_break()
             for i, j in T.Parallel(4, N):
                 row = half * 4 + i
-                S[(W.rank() + 1) % W.world_size(), row, j] = X[row, j] + found
+                S[(W.rank() + 1) % W.world_size(), row, j] = X[row, j] + last
         for i, j in T.Parallel(8, N):
             Y[i, j] = S[W.rank(), i, j]
 
 
 def test_jumps_beside_accesses():
     inputs = inputs_of(2)
-    for found, right in zip(simulated(break_beside, 2, inputs), to_the_right(inputs), strict=True):
-        np.testing.assert_array_equal(found["Y"], right + np.float32(3))
+    for actual, right in zip(simulated(break_beside, 2, inputs), to_the_right(inputs), strict=True):
+        np.testing.assert_array_equal(actual["Y"], right + np.float32(3))
 
 
 def before_the_start(first, read_first, height=8):
@@ -361,8 +361,8 @@ def test_tiles_that_begin_out_of_bounds(first, read_first, text):
 def test_halos_before_the_start():
     """One counter covers the whole axis: the start of a read does not matter."""
     inputs = inputs_of(2, rows=32)
-    found = simulated(before_the_start(0, -1, height=10), 2, inputs)
-    for mine, right in zip(found, to_the_right(inputs), strict=True):
+    actual = simulated(before_the_start(0, -1, height=10), 2, inputs)
+    for mine, right in zip(actual, to_the_right(inputs), strict=True):
         np.testing.assert_array_equal(mine["Y"], np.pad(right, ((1, 0), (0, 0)))[:32])
 
 
@@ -380,9 +380,9 @@ def last_row(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor(
 
 def test_indices_from_the_end():
     inputs = inputs_of(2)
-    for rank, found in enumerate(simulated(last_row, 2, inputs)):
+    for rank, actual in enumerate(simulated(last_row, 2, inputs)):
         right = inputs[rank - 1]["X"][-1], inputs[rank]["X"][-2]
-        np.testing.assert_array_equal(found["Y"], np.stack(right))
+        np.testing.assert_array_equal(actual["Y"], np.stack(right))
 
 
 @T.macro
@@ -427,9 +427,9 @@ def read_by_several(
 
 def test_reads_by_several_threads():
     inputs = inputs_of(2)
-    for rank, found in enumerate(simulated(read_by_several, 2, inputs)):
+    for rank, actual in enumerate(simulated(read_by_several, 2, inputs)):
         right = np.repeat(inputs[rank - 1]["X"].ravel()[: 4 * N], 2)
-        np.testing.assert_array_equal(found["Y"].ravel(), right)
+        np.testing.assert_array_equal(actual["Y"].ravel(), right)
 
 
 def of_threads(write):
@@ -453,8 +453,8 @@ def test_elements_that_several_threads_access(write):
     ]
     assert (told.granule, told.amount) == ("4 x 16", "1 x 64 elements")
     if write is not a_row_a_warp:  # the simulator knows no operands that differ between threads
-        for found, right in zip(simulated(program, 2, inputs), to_the_right(inputs), strict=True):
-            np.testing.assert_array_equal(found["Y"], right)
+        for actual, right in zip(simulated(program, 2, inputs), to_the_right(inputs), strict=True):
+            np.testing.assert_array_equal(actual["Y"], right)
 
 
 @T.macro
@@ -498,8 +498,8 @@ def lanes(X: T.Tensor((64, 4), "uint32"), Y: T.Tensor((64, 4), "uint32")):
 def test_as_many_lanes_as_threads():
     """A vector in registers has one lane for each thread."""
     given = np.arange(256, dtype=np.uint32).reshape(64, 4)
-    (found,) = tw.simulate(lanes, 1, [{"X": given, "Y": np.zeros_like(given)}])
-    np.testing.assert_array_equal(found["Y"][:2, :2], given[:2, :2])
+    (actual,) = tw.simulate(lanes, 1, [{"X": given, "Y": np.zeros_like(given)}])
+    np.testing.assert_array_equal(actual["Y"][:2, :2], given[:2, :2])
 
 
 def summed(add, lanes, dtype):
@@ -527,8 +527,8 @@ def summed(add, lanes, dtype):
 def test_additions_of_several_elements(add, lanes, dtype):
     inputs = [{"X": one["X"].astype(dtype)} for one in inputs_of(2)]
     program = summed(add, lanes, dtype)
-    for found, right in zip(simulated(program, 2, inputs), to_the_right(inputs), strict=True):
-        np.testing.assert_array_equal(found["Y"], right)
+    for actual, right in zip(simulated(program, 2, inputs), to_the_right(inputs), strict=True):
+        np.testing.assert_array_equal(actual["Y"], right)
     assert f"tw::system::atomic_addx{lanes}<" in tw.emit(program, world_size=2)
 
 
@@ -558,11 +558,11 @@ def neighbors(X: T.Tensor((8, N), F32), S: W.Symmetric((10, N), F32), Y: T.Tenso
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_loads_in_one_arm_of_a_choice(ranks):
     inputs = inputs_of(ranks)
-    found = simulated(from_the_left, ranks, inputs)
-    np.testing.assert_array_equal(found[0]["Y"], -1)
-    for mine, left in zip(found[1:], inputs, strict=False):
+    actual = simulated(from_the_left, ranks, inputs)
+    np.testing.assert_array_equal(actual[0]["Y"], -1)
+    for mine, left in zip(actual[1:], inputs, strict=False):
         np.testing.assert_array_equal(mine["Y"], left["X"])
-    found = simulated(neighbors, ranks, inputs)
-    for mine, right in zip(found, to_the_right(inputs), strict=True):
+    actual = simulated(neighbors, ranks, inputs)
+    for mine, right in zip(actual, to_the_right(inputs), strict=True):
         padded = np.pad(right, ((1, 1), (0, 0)))
         np.testing.assert_array_equal(mine["Y"], padded[:-2] + padded[2:])

@@ -90,9 +90,9 @@ def signals_of(write, N):
 def test_right(write, N):
     ranks, rng = 3, np.random.default_rng(N)  # of two ranks, both neighbors are the same
     inputs = [{"X": rng.standard_normal((ROWS, N), np.float32)} for _ in range(ranks)]
-    found = tw.simulate(passed_on(write, N), ranks, inputs, schedules=2, epochs=3)
+    actual = tw.simulate(passed_on(write, N), ranks, inputs, schedules=2, epochs=3)
     for rank in range(ranks):
-        np.testing.assert_array_equal(found[rank]["Y"], inputs[rank - 1]["X"])
+        np.testing.assert_array_equal(actual[rank]["Y"], inputs[rank - 1]["X"])
 
 
 @pytest.mark.parametrize("write", ONCE)

@@ -519,7 +519,7 @@ def test_random_pushes(seed):
 
     numbers = np.random.default_rng(seed)
     inputs = [{"X": numbers.standard_normal((rows, N), np.float32)} for _ in range(ranks)]
-    found = tw.simulate(pushes, ranks, inputs, schedules=3, epochs=3, resident_blocks=64)
+    actual = tw.simulate(pushes, ranks, inputs, schedules=3, epochs=3, resident_blocks=64)
     for (owner, *ends), source in sources.items():
         piece = slice(*ends)
-        assert np.array_equal(found[owner]["Y"][piece], inputs[source]["X"][piece])
+        assert np.array_equal(actual[owner]["Y"][piece], inputs[source]["X"][piece])

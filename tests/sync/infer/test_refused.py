@@ -91,6 +91,6 @@ def test_a_rank_s_own_tensor_may_have_the_stride_of_the_heap():
                 T.copy(S[W.rank(), 0], Y[row, 0:N])
 
     mod = passes.run_group(tvm.IRModule({"p": program}), 2, stride, passes.PREPARE_PASSES)
-    _, found = explained(mod["p"], 2, stride)
-    kinds = {(op.kind, op.tensor) for op in found.ops}
+    _, explanation = explained(mod["p"], 2, stride)
+    kinds = {(op.kind, op.tensor) for op in explanation.ops}
     assert kinds == {("signal", "S"), ("wait", "S"), ("signal", "started")}

@@ -74,12 +74,12 @@ def test_right_in_every_schedule(blocks):
     @tw.plan
     def called(
         p: tw.PlanBuilder, S: W.Symmetric((blocks, N), "int32"), Y: T.Tensor((blocks, N), "int32"),
-        found: T.Tensor((blocks, N), "int32"),
+        actual: T.Tensor((blocks, N), "int32"),
     ):  # fmt: skip
         p.launch(program, S, Y)
-        p.copy(found, S[p.rank])
+        p.copy(actual, S[p.rank])
 
     out = tw.simulate(called, RANKS, schedules=20, epochs=4)
     for rank, tensors in enumerate(out):
-        assert (tensors["found"][:, 0] == (rank - 1) % RANKS).all()
+        assert (tensors["actual"][:, 0] == (rank - 1) % RANKS).all()
         assert (tensors["Y"][:, 0] == (rank + 1) % RANKS).all()

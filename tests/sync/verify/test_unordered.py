@@ -9,18 +9,18 @@ from tileweave import language as W
 from tileweave import passes
 from tileweave.passes.sync.infer.infer_sync import explained
 
-STRIDE = 1 << 40
+RANKS, STRIDE = 2, 1 << 40
 N = 32
 
 
-def explanation(func, ranks=2):
-    mod = passes.run_group(tvm.IRModule({"p": func}), ranks, STRIDE, passes.PREPARE_PASSES)
+def explanation(func):
+    mod = passes.run_group(tvm.IRModule({"p": func}), RANKS, STRIDE, passes.PREPARE_PASSES)
     (func,) = mod.functions.values()
-    return explained(func, ranks, STRIDE)
+    return explained(func, RANKS, STRIDE)
 
 
-def let(region, reason="read between launches only"):
-    return W.unordered(region, reason=reason)
+def let(region):
+    return W.unordered(region, reason="read between launches only")
 
 
 def test_it_is_listed_with_line_tensor_and_reason():
@@ -29,8 +29,8 @@ def test_it_is_listed_with_line_tensor_and_reason():
         with T.Kernel(1, threads=N):
             T.copy(let(S[(W.rank() + 1) % 2, 0]), Y)
 
-    func, found = explanation(program)
-    (one,) = found.ops
+    func, actual = explanation(program)
+    (one,) = actual.ops
     assert (one.kind, one.tensor, one.reason) == ("unordered", "S", "read between launches only")
     assert "test_unordered.py:" in one.line
     assert len(func.params) == 2
@@ -46,8 +46,8 @@ def test_only_the_marked_access_is_left_out():
             T.copy(let(S[1 - me, 1, 0]), S[me, 1, 0])
             T.copy(S[me, 0, 0], Y)
 
-    _, found = explanation(program)
-    kinds = [op.kind for op in found.ops]
+    _, actual = explanation(program)
+    kinds = [op.kind for op in actual.ops]
     assert kinds.count("unordered") == 1 and "signal" in kinds and "wait" in kinds
 
 

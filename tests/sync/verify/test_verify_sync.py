@@ -16,6 +16,7 @@ from tileweave import passes
 from tileweave.passes import dynamic_sizes, with_sizes
 from tileweave.passes.sync.verify import conflicts, launches
 from tileweave.passes.sync.verify.verify_sync import find_fault
+from tileweave.runtime.plans.parameters import shapes_of
 
 STRIDE = 1 << 40
 N = 32
@@ -66,10 +67,10 @@ REFUSED = {
 """Of the faults that the simulator finds, those that need no run, and what is said of them."""
 
 
-def grouped(func, ranks, configs=None, through=passes.GROUP_PASSES):
+def grouped(func, ranks, configs=None):
     func, _ = passes.split_options(func, configs or {})
     mod = tvm.IRModule({"program": func})
-    (func,) = passes.run_group(mod, ranks, STRIDE, through).functions.values()
+    (func,) = passes.run_group(mod, ranks, STRIDE, passes.GROUP_PASSES).functions.values()
     return func
 
 
@@ -93,10 +94,18 @@ def test_twins_are_accepted(case):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_inferred_synchronization_is_accepted(name, ranks):
+    """Verify the kernels, those of plans included. The copies of plans are no part of them: the
+    simulator checks these in ``tests/sync/test_programs.py``."""
     program, sizes = PROGRAMS[name].make(ranks), PROGRAMS[name].sizes[:1]
     if isinstance(program, tirx.PrimFunc):
-        program = with_sizes(program, dict(zip(dynamic_sizes(program), sizes, strict=True)))
-        assert find_fault(grouped(program, ranks), ranks) == ("", [])
+        kernels = [with_sizes(program, dict(zip(dynamic_sizes(program), sizes, strict=True)))]
+    else:
+        inputs, *_ = PROGRAMS[name].inputs(np.random.default_rng(0), ranks)
+        shapes = {tensor: np.shape(value) for tensor, value in inputs.items()}
+        shapes = shapes_of(program.parameters, shapes, name)
+        kernels = [launch.program for launch in program.launches(ranks, shapes, {})]
+    for kernel in kernels:
+        assert find_fault(grouped(kernel, ranks), ranks) == ("", [])
 
 
 def racing():
@@ -300,10 +309,10 @@ def test_too_many_accesses_are_reported(monkeypatch, limit, most, line, text):
     at = first + next(n for n, code in enumerate(lines) if code.endswith(f"# {line}\n"))
     message = f"verify_sync of program: {text}; it is not verified\n --> {__file__}:{at}"
     assert message in [str(one.message) for one in caught]
-    found = tw.explain(program, 2)
-    (told,) = (o for o in found.unverified if o.line == at)
+    explanation = tw.explain(program, 2)
+    (told,) = (o for o in explanation.unverified if o.line == at)
     assert (told.kind, told.reason) == ("unverified", text)
-    _, listed = str(found).split("not verified:\n")
+    _, listed = str(explanation).split("not verified:\n")
     assert f"  test_verify_sync.py:{at}  {told.tensor}: {text}\n" in f"{listed}\n"
 
 
