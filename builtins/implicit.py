@@ -17,7 +17,10 @@ from .spec import Builtin, builtin_of, register_op
 
 CONTEXT = "tileweave.context"
 
+LAUNCH = "tileweave.launch"
+
 register_op(CONTEXT, "address of the runtime's context on this device", 0)
+register_op(LAUNCH, "number of this launch in the trace that is recorded; -1 without a trace", 0)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ def supply(kind: str, spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr
 
 def _context(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
+
+
+def _launch(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    return tirx.call_intrin("int32", tvm.ir.Op.get(LAUNCH))
 
 
 def register_loc(loc: Loc) -> tirx.IntImm:
@@ -95,4 +102,10 @@ def _threads(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.IntImm("int32", math.prod(int(e) for e in get_thread_extents()))
 
 
-_SUPPLIERS = {"context": _context, "loc": _loc, "thread": _thread, "threads": _threads}
+_SUPPLIERS = {
+    "context": _context,
+    "launch": _launch,
+    "loc": _loc,
+    "thread": _thread,
+    "threads": _threads,
+}

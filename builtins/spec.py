@@ -109,6 +109,17 @@ BulkGroup = Literal["", "commit", "wait"]
 Relation = Literal["", "eq", "ne", "ge", "gt", "le", "lt", "reached"]
 """Relation between a flag and the awaited value that ends a wait."""
 
+RELATION_TEXT = {
+    "eq": "==",
+    "ne": "!=",
+    "ge": ">=",
+    "gt": ">",
+    "le": "<=",
+    "lt": "<",
+    "reached": "reached",
+}
+"""Relation -> its sign in texts, before the awaited value."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:

@@ -1,5 +1,6 @@
 """IR-to-IR passes that order memory accesses between ranks. Each file contains one pass."""
 
+from .device.record_events import record_events
 from .device.verify_builtins import verify_builtins
 from .group.specialize_group import heap_tensors
 from .group.specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
@@ -22,7 +23,7 @@ from .pipeline import (
     run,
     run_group,
 )
-from .sync.infer.options import is_chosen, split_options
+from .sync.infer.options import is_chosen, split_options, with_trace
 from .tile.number_builtins import number_builtins
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "is_chosen",
     "needs_sizes",
     "number_builtins",
+    "record_events",
     "run",
     "run_group",
     "specialize_sizes",
@@ -53,4 +55,5 @@ __all__ = [
     "upgrade_ir",
     "verify_builtins",
     "with_sizes",
+    "with_trace",
 ]

@@ -24,6 +24,7 @@ from .device import (
     widen_atomics,
 )
 from .group import (
+    begin_trace,
     drop_unordered,
     insert_delays,
     lift_symmetric,
@@ -96,6 +97,7 @@ VERIFY_PASSES = (
 FINISH_PASSES = (
     Pass(drop_unordered.drop_unordered, "after the passes that read its marks"),
     Pass(insert_delays.insert_delays, "after the inference, whose signals and waits it delays"),
+    Pass(begin_trace.begin_trace, "last: a block begins before all that other passes insert"),
 )
 """Run after inference and verification."""
 
