@@ -47,7 +47,7 @@ class TracedStep:
     host_ns: int
 
 
-class Tracer:
+    """Records of the host, to which all threads of the process append."""
     """What the host records. All threads of the process append to it."""
 
     def __init__(self) -> None:
