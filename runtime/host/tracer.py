@@ -47,8 +47,8 @@ class TracedStep:
     host_ns: int
 
 
+class Tracer:
     """Records of the host, to which all threads of the process append."""
-    """What the host records. All threads of the process append to it."""
 
     def __init__(self) -> None:
         self.launches: list[TracedLaunch] = []
