@@ -83,7 +83,7 @@ class RankClock:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """What one rank recorded.
+    """Records of one rank.
 
     Attributes:
         events: in the order of their slots; dtype ``EVENT``.
