@@ -1,4 +1,4 @@
-"""Bring programs of older TileLang releases into the form that 0.1.15 traces."""
+"""Convert programs of older TileLang releases to the form that 0.1.15 traces."""
 
 from __future__ import annotations
 

@@ -178,11 +178,11 @@ class TimedStep(NamedTuple):
             begin.record(self.stream)
             enqueue(tensors, addresses)
             end.record(self.stream)
-            name = self.tracer.stream(self.stream.cuda_stream)
+            stream = self.tracer.stream(self.stream.cuda_stream)
             address = _address(self.place, addresses)
             self.tracer.steps.append(
                 TracedStep(
-                    kind, step.op, step.loc, name, region.parameter.name, address, value,
+                    kind, step.op, step.loc, stream, region.parameter.name, address, value,
                     self.nbytes, begin, end, host_ns,
                 )
             )  # fmt: skip

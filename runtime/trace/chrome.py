@@ -88,8 +88,8 @@ class _Events:
         has_streams = len({stream for _, stream, _ in self._tid}) > 1
         for (rank, stream, block), tid in self._tid.items():
             suffix = f" of {stream}" if has_streams else ""
-            sm = "" if block is None else self._sm(rank, stream, block)
-            name = stream if block is None else f"block {block}{suffix}{sm}"
+            block_name = f"block {block}{suffix}{self._sm(rank, stream, block)}"
+            name = stream if block is None else block_name
             yield _meta("thread_name", rank, tid, name=name)
             yield _meta("thread_sort_index", rank, tid, sort_index=tid)
 

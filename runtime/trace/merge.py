@@ -83,7 +83,7 @@ class RankClock:
 
 @dataclass(frozen=True)
 class RankRecord:
-    """Events, launches and steps of one rank, with the offsets of its clocks.
+    """Records of one rank.
 
     Attributes:
         events: in the order of their slots; dtype ``EVENT``.
