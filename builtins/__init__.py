@@ -15,7 +15,6 @@ from . import (  # noqa: E402
     multimem,
     put_get,
     ranks,
-    record,
     signals,
 )
 from .spec import BUILTINS  # noqa: E402
@@ -30,6 +29,5 @@ __all__ = [
     "multimem",
     "put_get",
     "ranks",
-    "record",
     "signals",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang import tvm
+from tilelang.language.kernel import get_thread_extents
 from tvm import tirx
 
 from .operands import ref_dtype
@@ -92,13 +93,13 @@ def _loc(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
 
 def _thread(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     index, stride = tirx.IntImm("int32", 0), 1
-    for binding, extent in zip(T.get_thread_bindings(), T.get_thread_extents(), strict=False):
+    for binding, extent in zip(T.get_thread_bindings(), get_thread_extents(), strict=False):
         index, stride = index + binding * stride, stride * extent
     return tvm.arith.Analyzer().simplify(index)
 
 
 def _threads(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
-    return tirx.IntImm("int32", math.prod(int(e) for e in T.get_thread_extents()))
+    return tirx.IntImm("int32", math.prod(int(e) for e in get_thread_extents()))
 
 
 _SUPPLIERS = {

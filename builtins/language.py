@@ -10,7 +10,6 @@ from .memory import *
 from .multimem import *
 from .put_get import *
 from .ranks import *
-from .record import *
 from .signals import *
 from .symmetric import *
 from .tile_order import *

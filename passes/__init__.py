@@ -4,6 +4,7 @@ from .device.record_events import record_events
 from .device.verify_builtins import verify_builtins
 from .group.specialize_group import heap_tensors
 from .group.specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
+from .group.upgrade_ir import downgrade_ir, upgrade_ir
 from .pipeline import (
     ATOMIC_PASSES,
     BARRIER_PASSES,
@@ -12,6 +13,7 @@ from .pipeline import (
     GROUP_PASSES,
     HOST_PASSES,
     PREPARE_PASSES,
+    RELEASE_PASSES,
     SIMULATED_PASSES,
     SPECIALIZED_PASSES,
     SYNC_PASSES,
@@ -32,12 +34,14 @@ __all__ = [
     "GROUP_PASSES",
     "HOST_PASSES",
     "PREPARE_PASSES",
+    "RELEASE_PASSES",
     "SIMULATED_PASSES",
     "SPECIALIZED_PASSES",
     "SYNC_PASSES",
     "TARGET_PASSES",
     "TILE_PASSES",
     "Pass",
+    "downgrade_ir",
     "dynamic_sizes",
     "heap_tensors",
     "is_chosen",
@@ -48,6 +52,7 @@ __all__ = [
     "run_group",
     "specialize_sizes",
     "split_options",
+    "upgrade_ir",
     "verify_builtins",
     "with_sizes",
     "with_trace",

@@ -13,20 +13,23 @@ from tilelang import tvm
 from tvm import IRModule, tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
+from ...builtins.debug import globaltimer
 from ...builtins.memory import ld
-from ...builtins.record import globaltimer
 from ...builtins.spec import ElementOf, Pointer, builtin_of, declaration_of
 from ..group.begin_trace import RECORD, record_call
 from ..ir.memory_order import releases
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.walk import (
     TMA_STORES,
+    bound_in,
     calls_in,
+    children_of,
     flatten,
     line_of,
     op_name,
     rewrite_children,
     statements_of,
+    variables_in,
 )
 from ..tile.bind_runtime import BEGIN_LAUNCH
 from ..tile.number_builtins import NumberedCall, calls_of, mark_of
@@ -176,6 +179,12 @@ class _Recording:
                 return flatten([*body.seq[:-1], self._append(body.seq[-1])])
         return flatten([body, self._point("end", self._leader)])
 
+    def _first_line(self) -> str:
+        """Return the first line of the program that has a builtin; "" if there is none."""
+        numbers = (mark_of(call) for stmt in self._reached for call in calls_of(stmt))
+        lines = (self._calls[mark.number].line for mark in numbers if mark is not None)
+        return next((line for line in lines if line), "")
+
     @property
     def _leader(self) -> tirx.PrimExpr | None:
         """Condition for the first of the main threads, which records the begin and the end."""
@@ -234,8 +243,8 @@ class _Recording:
         return flatten([*head, *stmts, _if(condition, call)])
 
     def _insert(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.SeqStmt):
-            return flatten(self._sequence(list(stmt.seq)))
+        if isinstance(stmt, tirx.SeqStmt) or _tma_store(stmt) is not None:
+            return flatten(self._sequence(statements_of(stmt)))
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == _SPECIALIZED:
             return rewrite_children(stmt, self._specialized)
         if isinstance(stmt, tirx.For) and stmt.loop_var.name in self._loops:
@@ -251,28 +260,29 @@ class _Recording:
             stmt = stmts.pop(0)
             peer = self._peer_of_store(stmt)
             if peer is None:
-                out.append(self._insert(stmt))
+                out.append(stmt if _tma_store(stmt) is not None else self._insert(stmt))
                 continue
             group = [stmt]
             while stmts and op_name(getattr(stmts[0], "value", None)) in _GROUP_ENDS:
                 group.append(stmts.pop(0))
             out.append(
                 self._around(
-                    group, stmt, "transfer", wanted=peer, op="T.copy", loc=line_of(stmt),
-                    tensor=_descriptor(stmt.value), writes=True,
+                    group, stmt, "transfer", wanted=peer, op="T.copy", loc=_line_in(stmt),
+                    tensor=_descriptor(_tma_store(stmt)), writes=True,
                 )
             )  # fmt: skip
         return out
 
     def _peer_of_store(self, stmt: tirx.Stmt) -> tirx.PrimExpr | None:
-        """Return the rank to which a TMA store of a symmetric tensor writes.
+        """Return the rank to which a TMA store of a symmetric tensor writes, or a loop of stores.
 
         The rank is the tensor's outermost axis, which is the last coordinate.
         """
-        call = getattr(stmt, "value", None)
-        if op_name(call) not in TMA_STORES or _descriptor(call) not in self._symmetric:
+        call = _tma_store(stmt)
+        if call is None or _descriptor(call) not in self._symmetric:
             return None
-        return call.args[-3]
+        peer = call.args[-3]
+        return None if bound_in(stmt) & {*variables_in(peer)} else peer
 
     def _specialized(self, stmt: tirx.Stmt) -> tirx.Stmt:
         """Insert the events of a warp-specialized part: producers first, then consumers."""
@@ -297,7 +307,7 @@ class _Recording:
         for call in calls_of(stmt):
             spec = builtin_of(call)
             if spec.op_name == RECORD.op_name:
-                begin = tirx.IntImm("int32", self._number("begin"))
+                begin = tirx.IntImm("int32", self._number("begin", loc=self._first_line()))
                 begin = tirx.Call(call.dtype, call.op, [begin, *call.args[1:]], call.annotations)
                 return _if(self._leader, tirx.Evaluate(begin))
             mark = mark_of(call)
@@ -347,6 +357,19 @@ def _tensor(pointer: tirx.PrimExpr) -> str:
     return ""
 
 
+def _tma_store(stmt: tirx.Stmt) -> tirx.Call | None:
+    """Return the TMA store that ``stmt`` is, or that it repeats in a loop; None for others."""
+    if isinstance(stmt, tirx.For):
+        return _tma_store(stmt.body)
+    call = stmt.value if isinstance(stmt, tirx.Evaluate) else None
+    return call if op_name(call) in TMA_STORES else None
+
+
+def _line_in(stmt: tirx.Stmt) -> str:
+    """Return the line of a statement, or else of one inside of it."""
+    return line_of(stmt) or next(filter(None, map(_line_in, children_of(stmt))), "")
+
+
 def _descriptor(call: tirx.Call) -> str:
     """Return the name of the tensor whose TMA descriptor is the first operand of ``call``."""
     first = call.args[0]
@@ -360,8 +383,6 @@ def _load(flag: tirx.PrimExpr) -> tirx.PrimExpr:
     qualifiers = [tirx.StringImm(q) for q in ("sys", "relaxed")]
     lanes = tirx.IntImm("int32", 1)
     return tirx.call_intrin(dtype, spec.op, flag, lanes, *qualifiers)
-
-
 
 
 def _integer(value: tirx.PrimExpr | None) -> tirx.PrimExpr | None:

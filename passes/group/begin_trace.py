@@ -5,8 +5,8 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 
+from ...builtins.debug import record
 from ...builtins.implicit import CONTEXT, LAUNCH
-from ...builtins.record import record
 from ...builtins.spec import declaration_of
 from ..ir.walk import flatten, rewrite_children
 from ..sync.infer.options import options_of

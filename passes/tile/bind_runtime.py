@@ -88,9 +88,7 @@ def _bindings(
     slots = tirx.Var(name, "handle")
     alloca = tvm.ir.Op.get("tirx.tvm_stack_alloca")
     slot = tvm.ir.Op.get("tirx.tvm_struct_get")
-    allocated = tirx.call_intrin(
-        "handle", alloca, tirx.StringImm("tvm_ffi_any"), len(variables)
-    )
+    allocated = tirx.call_intrin("handle", alloca, tirx.StringImm("tvm_ffi_any"), len(variables))
     bindings = [tirx.Bind(slots, allocated), _call_packed(function, slots, argument)]
     for index, variable in enumerate(variables):
         value = tirx.call_intrin("int64", slot, slots, index, _FFI_ANY_VALUE)

@@ -17,8 +17,9 @@ from ...passes.ir.sizes import named
 from ..compiler import compile
 from ..host.heap import SymmetricTensor
 from ..host.session import Session, current
+from ..host.tracer import active
 from ..kernel.dynamic import DynamicKernel, Turns
-from ..kernel.kernel import Kernel, capturing
+from ..kernel.kernel import Kernel, capturing, recorded
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
 from ..plans.steps import Launch
 from ..plans.sync_push import ENTRY_STREAM, implicit_name
@@ -153,10 +154,10 @@ class Calls:
         self._event(0, caller)
         streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
         operations = Operations(
-            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller)
+            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller), active()
         ).of(steps, kernels)  # fmt: skip
         native = None
-        if has_driver(session.group.device):
+        if has_driver(session.group.device) and active() is None:
             native = enqueuer(operations, list(tensors.values()))
         distinct = {id(kernel): kernel for kernel in kernels.values()}
         return RecordedCall(session.watchdog, operations, distinct.values(), native)
@@ -217,7 +218,11 @@ class Calls:
         return TileWeaveError(f"{self.plan.name}: {what}; expected {expected}")
 
     def _kernel(self, step: Launch) -> Kernel:
-        """Return the compiled kernel of a step. Collective the first time."""
+        """Return the compiled kernel of a step, traced during a trace. Collective the first
+        time."""
+        return recorded(self._compiled(step))
+
+    def _compiled(self, step: Launch) -> Kernel:
         if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
             step.kernel.require(self._here())
             return step.kernel

@@ -48,7 +48,7 @@ class TracedStep:
 
 
 class Tracer:
-    """What the host records. All threads of the process append to it."""
+    """Records of the host, to which all threads of the process append."""
 
     def __init__(self) -> None:
         self.launches: list[TracedLaunch] = []

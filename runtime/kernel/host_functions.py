@@ -60,7 +60,11 @@ def _begin_launch(slots: ctypes.c_void_p, events: str) -> None:
     """Write the number of a launch with this table of events to the slot; -1 if it is not recorded:
     there is no trace, or a CUDA graph is captured."""
     tracer = active()
-    number = -1 if tracer is None or torch.cuda.is_current_stream_capturing() else tracer.begin_launch(events)
+    number = (
+        -1
+        if tracer is None or torch.cuda.is_current_stream_capturing()
+        else tracer.begin_launch(events)
+    )
     ctypes.cast(slots, _Words)[1] = number
 
 

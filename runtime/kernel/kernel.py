@@ -108,7 +108,8 @@ class Kernel:
         """The same program, which also records events, with the same implicit memory. Collective at
         the first use."""
         session = current()
-        kernel = _loaded(passes.with_trace(self.program), self._options, session)
+        func = passes.with_trace(self.program)
+        kernel = _loaded(func, for_group(func, session), self._options, session)
         return Kernel(kernel, self.program, self.implicit, session, self._options)
 
     def free(self) -> None:
@@ -136,9 +137,9 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     Args:
         options: options of ``tilelang.compile``.
     """
-    kernel = _loaded(func, options, session)
-    memories = _memories(implicit_of(for_group(func, session)), session)
-    return Kernel(kernel, func, memories, session, options)
+    program = for_group(func, session)
+    kernel = _loaded(func, program, options, session)
+    return Kernel(kernel, func, _memories(implicit_of(program), session), session, options)
 
 
 def recorded(kernel: Kernel) -> Kernel:
@@ -157,10 +158,12 @@ def recorded(kernel: Kernel) -> Kernel:
     return kernel.traced
 
 
-def _loaded(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) -> JITKernel:
-    """Compile ``func`` for the group, and load it onto this GPU. Collective."""
+def _loaded(
+    func: tirx.PrimFunc, program: tirx.PrimFunc, options: Mapping[str, Any], session: Session
+) -> JITKernel:
+    """Compile ``program``, which is ``func`` for the group, and load it onto this GPU.
+    Collective."""
     name = str(func.attrs["global_symbol"])
-    program = for_group(func, session)
     if uses_multicast(program.body):
         require_multicast(name)
     label = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"

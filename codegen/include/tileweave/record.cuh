@@ -1,4 +1,4 @@
-// Events for traces. Declarations: builtins/record.py.
+// Events for traces. Declarations: builtins/debug.py.
 // PTX ISA: special registers %globaltimer and %smid; atom.
 #pragma once
 #include "context.cuh"
