@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from ..lifecycle import init
 from .clocks import Clocks, Reading, combined
 from .merge import EVENT, RankClock, RankRecord, TimedCall, Word, merge
 from .render import writer
+from .trace import Trace
 
 EVENTS = 1 << 18
 """Default number of events for which a rank has memory; one needs 56 bytes."""
@@ -52,8 +53,8 @@ def trace(path: str | Path, *, events: int = EVENTS) -> Iterator[None]:
             and not recorded.
 
     Raises:
-        TileWeaveError: a trace is being recorded, a CUDA graph is being captured, or an argument is
-            not legal.
+        TileWeaveError: a trace is being recorded, a CUDA graph is being captured, an argument is
+            not legal, or rank 0 cannot write the file.
     """
     write = writer(path, "trace:")
     if type(events) is not int or events < 1:
@@ -88,10 +89,7 @@ def trace(path: str | Path, *, events: int = EVENTS) -> Iterator[None]:
     clock = combined(first.clock, second.clock)
     record = _record(session, tracer, buffer, clock, first)
     clocks.free()
-    records = _gathered(session, record)
-    if records:
-        write(merge(records, Path(path).stem))
-    session.group.meet("trace: written")
+    _write(session, _gathered(session, record), Path(path).stem, write)
 
 
 def _begin(session: Session, tracer: Tracer, buffer: torch.Tensor) -> None:
@@ -118,6 +116,21 @@ def _record(
         session.group.rank, events, count - kept, tracer.launches, steps,
         words_of(session, addresses), clock,
     )  # fmt: skip
+
+
+def _write(
+    session: Session, records: list[RankRecord], name: str, write: Callable[[Trace], None]
+) -> None:
+    """Write the trace of all ranks on rank 0. Collective: all ranks raise the error of rank 0."""
+    failure = ""
+    if records:
+        try:
+            write(merge(records, name))
+        except TileWeaveError as error:
+            failure = str(error)
+    failure = session.group.exchange("trace: written", failure)[0]
+    if failure:
+        raise TileWeaveError(failure)
 
 
 def words_of(session: Session, addresses: Iterable[int]) -> dict[int, Word]:

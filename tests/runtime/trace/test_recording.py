@@ -98,6 +98,7 @@ def session(monkeypatch):
     group = SimpleNamespace(
         rank=0, world_size=1, device=torch.device("cpu"), process_group=None,
         synchronize=lambda: None, meet=lambda topic: None,
+        exchange=lambda topic, value: [value],
     )  # fmt: skip
     context = SimpleNamespace(set_trace=lambda address: setattr(context, "trace", address))
     context.trace = 0
@@ -168,6 +169,22 @@ def test_an_error_in_the_body_writes_nothing(session, tmp_path):
         raise ZeroDivisionError
     assert tracer.active() is None and not session.context.trace
     assert not (tmp_path / "run.json").exists()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_all_ranks_raise_the_error_of_rank_0(session, tmp_path, rank, monkeypatch):
+    monkeypatch.setattr(recording, "_gathered", lambda session, record: [record][rank:])
+    failure, path = "trace: x.json: disk full", tmp_path / "run.json"
+
+    def exchange(topic, value):
+        """Return the values of two ranks: this one and another one, which is rank 0 or writes
+        nothing."""
+        return [value, ""] if rank == 0 else [failure, value]
+
+    session.group.exchange = exchange
+    expected = "run.json: Is a directory" if rank == 0 else failure
+    with pytest.raises(tw.TileWeaveError, match=expected), tw.trace(path):
+        path.mkdir()
 
 
 def test_a_capture_is_refused(session, tmp_path, monkeypatch):

@@ -99,6 +99,18 @@ def test_the_table_of_events(arch, roles, monkeypatch):
     assert all("test_traced_kernels.py:" in line for line in lines)
 
 
+def test_ptx_of_a_traced_kernel(ptxas, monkeypatch):
+    """Each event reserves one slot of the buffer, and no register is spilled."""
+    events = len(table_of(gemm_reduce_scatter(), "sm_90a", monkeypatch))
+    ptx = tw.emit(
+        gemm_reduce_scatter(), stage="ptx", world_size=RANKS,
+        pass_configs={"tileweave.trace": True},
+    )  # fmt: skip
+    assert ptx.count("atom.relaxed.gpu.global.add.u64") == events
+    report = ptxas(ptx)
+    assert " 0 bytes spill stores, 0 bytes spill loads" in report, report
+
+
 def test_host_code_passes_the_table():
     import tilelang
     from tilelang import tvm
