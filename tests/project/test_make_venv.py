@@ -97,6 +97,7 @@ def test_torch_of_the_parent_is_used_and_stays(parent, checkout):
     assert newer.returncode != 0 and f"constraint) torch=={CUDA}" in newer.stdout
 
 
+@pytest.mark.long
 def test_a_torch_for_the_cpu_is_not_used(parent, checkout):
     install_torch(parent, CPU)
     made = run(parent / "bin" / "python", "tools/make_venv.py", ".venv", at=checkout)

@@ -213,7 +213,7 @@ SHARED = "tileweave: 2 ranks on 1 GPU(s)"[:29]
 @pytest.mark.parametrize(
     ("uuids", "visible", "said"),
     [
-        ("ab", 2, ("cuda:{} " + BOTH, "False", "None")),
+        pytest.param("ab", 2, ("cuda:{} " + BOTH, "False", "None"), marks=pytest.mark.long),
         ("ab", 1, ("cuda:0 " + BOTH, "False", "1")),  # each process sees its own
         ("aa", 1, ("shared gloo", "True " + SHARED, "1")),
     ],

@@ -79,7 +79,10 @@ def test_pipelined_programs_compile_with_delays(name):
         assert "tw::delay<" in tw.emit(kernel, world_size=2, pass_configs=DELAYS)
 
 
-@pytest.mark.parametrize(("name", "delays"), [("gemm_all_reduce", {}), ("packed_gather", DELAYS)])
+@pytest.mark.parametrize(
+    ("name", "delays"),
+    [pytest.param("gemm_all_reduce", {}, marks=pytest.mark.long), ("packed_gather", DELAYS)],
+)
 def test_producer_and_consumers_may_wait(name, delays, ptxas):
     """The time-out path of a wait must fit into the registers of producers and of consumers."""
     program = PROGRAMS[name].make(2)

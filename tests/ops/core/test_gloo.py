@@ -95,5 +95,6 @@ def test_ranks_that_differ_after_known_calls_are_told_within_seconds(two):
         assert int(match[1]) < 20
 
 
+@pytest.mark.long
 def test_ranks_that_are_late_are_waited_for(three):
     assert three.run(on_ranks.late_after_known_calls, 2.5) == [48.0] * 3

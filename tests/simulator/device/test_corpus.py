@@ -24,7 +24,7 @@ WRONG = ("tutorial/04_simulate_a_bug.py",)
 SHORT = (
     "corpus:ring_shift", "corpus:gemm_reduce_scatter", "corpus:bulk_transfers",
     "corpus:data_decides", "patterns/pipeline_parallel.py:example",
-    "MatmulReduceScatter:copy_engines:mma", "all_to_all:tma",
+    "all_to_all:tma",
 )  # fmt: skip
 """Programs of ``make test``; ``make test-long`` validates all others."""
 
