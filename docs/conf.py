@@ -21,6 +21,7 @@ NAVIGATION = {
         "guides/synchronization",
         "guides/plans",
         "guides/simulator",
+        "guides/groups",
         "guides/zoo",
         "guides/troubleshooting",
         "guides/cluster",

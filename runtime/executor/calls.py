@@ -15,6 +15,7 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.sizes import named
 from ..compiler import compile
+from ..host.group_argument import process_group_of
 from ..host.heap import SymmetricTensor
 from ..host.session import Session, current
 from ..kernel.dynamic import DynamicKernel, Turns
@@ -32,21 +33,25 @@ _FIRST = -1
 
 
 class Calls:
-    """Calls of one plan, with the kernels, side streams and events that they share."""
+    """Calls of one plan by one group, with the kernels, side streams and events that they share."""
 
-    def __init__(self, plan: TracedPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: TracedPlan, group: Any = None) -> None:
+        """
+        Args:
+            group: ranks that call it; see ``tw.init``.
+        """
+        self.plan, self._group = plan, process_group_of(group)
         self._dynamic = bool(dynamic_extents(plan.parameters))
         self._preparing = threading.RLock()  # one thread compiles for all
-        self._reset(None)
+        self._session: Session | None = None
 
-    def _reset(self, session: Session | None) -> None:
+    def _reset(self, session: Session) -> None:
         """Drop everything that belongs to another session."""
         self._session = session
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._thread = _Thread()
-        self._turns = Turns()
+        self._turns = Turns(session)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         call, tensors, addresses = self.recorded_call(args, kwargs)
@@ -66,12 +71,12 @@ class Calls:
         if kwargs or len(args) != len(self.plan.parameters):
             values = bound(self.plan.name, self.plan.parameters, args, kwargs)
         key, tensors, addresses = self._key(values)
-        call = recorded_calls(session).get(key)
+        call = recorded_calls().get(key)
         if call is None or not call.is_valid:
             session.watchdog.raise_if_deadlocked()  # before compiling with ranks that hang
             with self._preparing:
                 call = self._record(values, session)
-            recorded_calls(session).put(key, call)
+            recorded_calls().put(session, key, call)
         return call, tensors, addresses
 
     def compile(self) -> None:
@@ -84,8 +89,8 @@ class Calls:
             failed.pop_all()
 
     def _here(self) -> Session:
-        """Return the current session; drop what belongs to an earlier one."""
-        session = current()
+        """Return the session of the group; drop what belongs to an earlier one."""
+        session = current(self._group)
         if session is not self._session:
             self._reset(session)
         return session
@@ -159,13 +164,14 @@ class Calls:
         if has_driver(session.group.device):
             native = enqueuer(operations, list(tensors.values()))
         distinct = {id(kernel): kernel for kernel in kernels.values()}
-        return RecordedCall(session.watchdog, operations, distinct.values(), native)
+        return RecordedCall(session, (caller, recorded), operations, distinct.values(), native)
 
     def free(self) -> None:
         """See ``Plan.free``."""
-        for _, kernel in self._kernels.values():
-            kernel.free()
-        self._kernels.clear()
+        if self._session is not None:
+            for _, kernel in self._kernels.values():
+                kernel.free()
+            self._kernels.clear()
         drop_calls(self)
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
@@ -190,6 +196,9 @@ class Calls:
         group, heap = session.group, session.heap
         if p.symmetric:
             if isinstance(value, SymmetricTensor):
+                if not value.belongs_to(heap):
+                    legal = f"one of {session.label}"
+                    raise self._refused(f"{p.name} is a tensor of another group", legal)
                 value = value.all
             elif not (isinstance(value, torch.Tensor) and heap.is_view_of_all(value)):
                 raise self._refused(f"{p.name}={_shown(value)}", "a tw.symmetric tensor")
@@ -219,10 +228,12 @@ class Calls:
     def _kernel(self, step: Launch) -> Kernel:
         """Return the compiled kernel of a step. Collective the first time."""
         if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
-            step.kernel.require(self._here())
+            step.kernel.require(self._session)
             return step.kernel
         if isinstance(step.kernel, DynamicKernel) and step.kernel.runs(step.program):
-            return step.kernel.at(**step.sizes)
+            kernel = step.kernel.at(**step.sizes)
+            kernel.require(self._session)
+            return kernel
         entry = self._kernels.get(id(step.program))
         if entry is None:
             if capturing():
@@ -230,7 +241,7 @@ class Calls:
                     f"{self.plan.name}: {named(step.program)} is not compiled yet; expected one "
                     "call of the plan before it is captured in a CUDA graph"
                 )
-            kernel = compile(step.program, pass_configs=self.plan.pass_configs)
+            kernel = compile(step.program, group=self._group, pass_configs=self.plan.pass_configs)
             assert not isinstance(kernel, DynamicKernel)  # steps have fixed sizes
             entry = self._kernels[id(step.program)] = step.program, kernel
         return entry[1]

@@ -22,11 +22,13 @@ from ...codegen.names import names_kept
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
 from ...passes.ir.walk import uses_multicast
+from ..host import session as sessions
 from ..host.heap import HeapExhausted, SymmetricTensor
-from ..host.session import Session, current
+from ..host.session import Session, current, require_open
 from ..plans.parameters import Parameter, bound, parameters_of
 from .compile_once import compile_once
 from .host_functions import require_multicast
+from .launch_order import prepare_launch
 from .warm import warm
 
 
@@ -59,7 +61,7 @@ class Kernel:
         _, self.implicit_tensors = tensors_of((), dict(implicit))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        session = current()
+        session = self._session or current()
         self.require(session)
         watchdog = session.watchdog
         watchdog.raise_if_deadlocked()
@@ -67,18 +69,34 @@ class Kernel:
             args = bound(str(self.program.attrs["global_symbol"]), self._inputs, args, kwargs)
         try:
             positional, _ = tensors_of(args, {})
+            if sessions.only is not session:
+                self._require_heap(args, session)
+                stream = torch.cuda.current_stream(session.group.device)
+                prepare_launch(session, stream, capturing())
             return self.launch(*positional, *self.implicit_tensors.values())
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
 
     def require(self, session: Session) -> None:
-        """Raise TileWeaveError if it was compiled in another session than ``session``."""
-        if self._session is not None and self._session is not session:
-            raise TileWeaveError(
-                f"{self.program.attrs['global_symbol']}: compiled before tw.finalize; expected "
-                "tw.compile after the last tw.init"
-            )
+        """Raise TileWeaveError if it was compiled for another group than that of ``session``, or in
+        a session that has ended."""
+        if self._session is None:
+            return
+        name = str(self.program.attrs["global_symbol"])
+        require_open(self._session, name)
+        if self._session is not session:
+            ours, theirs = self._session.label, session.label
+            raise TileWeaveError(f"{name}: compiled for {ours}; expected a kernel for {theirs}")
+
+    def _require_heap(self, args: Iterable[Any], session: Session) -> None:
+        """Refuse symmetric tensors of another group."""
+        for argument in args:
+            if isinstance(argument, SymmetricTensor) and not argument.belongs_to(session.heap):
+                raise TileWeaveError(
+                    f"{self.program.attrs['global_symbol']}: {argument} is memory of another "
+                    f"group; expected tw.symmetric of {session.label}"
+                )
 
     @cached_property
     def _inputs(self) -> list[Parameter]:
