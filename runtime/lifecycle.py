@@ -25,12 +25,14 @@ from .host.session import (
     leave,
     open_with,
     opened,
+    session_label,
     session_name,
 )
 from .host.settings import require_equal, settings
 from .host.watchdog import Watchdog
 from .kernel import host_functions
 from .kernel.barrier import prepare
+from .kernel.kernel import capturing
 from .kernel.launch_order import forget_launches
 
 HEAP_BYTES = (RESERVED_BYTES, 1 << 50)
@@ -62,6 +64,11 @@ def init(group: Any = None, *, heap_bytes: int | None = None) -> Session:
     process_group = process_group_of(group)
     if (session := find(process_group)) is not None:
         return session
+    if capturing():
+        raise TileWeaveError(
+            f"init: {session_label(session_name(process_group))} is not joined yet; expected "
+            "tw.init of it, or a call, before a CUDA graph is captured"
+        )
     if reason := unsupported_torch(torch.__version__):
         raise TileWeaveError(f"init: {reason}")
     if heap_bytes is None:

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ...builtins.errors import TileWeaveError
-from .group_argument import require_member
+from .group_argument import is_alive, require_member
 
 LOOK_EVERY_S = 1.0
 """Interval at which a waiting rank calls ``look``."""
@@ -61,10 +61,12 @@ class Group:
         unless the group is the default group."""
         if self.process_group is None or self.process_group is dist.group.WORLD:
             return f"rank {rank}"
-        global_rank = dist.get_global_rank(self.process_group, rank)
         name = self.process_group.group_desc
         if name in ("", "undefined"):
             name = self.process_group.group_name
+        if not is_alive(self.process_group):
+            return f"rank {rank} of group {name!r}, which was destroyed"
+        global_rank = dist.get_global_rank(self.process_group, rank)
         return f"rank {rank} of group {name!r} (global rank {global_rank})"
 
     def exchange(

@@ -52,10 +52,10 @@ def process_group_of(group: Any) -> dist.ProcessGroup | None:
     Raises:
         TileWeaveError: as in ``name_of``, or there is no such group.
     """
-    if group is None or isinstance(group, dist.ProcessGroup):
-        return group
-    name = name_of(group)
-    return process_group_named(name) if name else None
+    if not isinstance(group, dist.ProcessGroup):
+        name = name_of(group)
+        group = process_group_named(name) if name else None
+    return None if group is dist.group.WORLD else group
 
 
 def process_group_named(name: str) -> dist.ProcessGroup:

@@ -38,7 +38,7 @@ class Session:
     @property
     def label(self) -> str:
         """Name of the group in messages."""
-        return f"group {self.name!r}" if self.name else "the default group"
+        return session_label(self.name)
 
     def close(self) -> None:
         """Release the resources. Kernels that use them must have ended on all ranks."""
@@ -142,6 +142,11 @@ def session_name(process_group: dist.ProcessGroup | None) -> str:
     if process_group is None or process_group is dist.group.WORLD:
         return ""
     return process_group.group_name
+
+
+def session_label(name: str) -> str:
+    """Return the name of a session's group in messages."""
+    return f"group {name!r}" if name else "the default group"
 
 
 def require_open(session: Session, user: str) -> None:
