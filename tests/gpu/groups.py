@@ -29,7 +29,7 @@ from tileweave import ops
 CHECKS = ("memory", "one_stream", "two_streams", "graph")
 RANKS, SIDE = 4, 2
 """Number of processes, and of ranks along each axis."""
-LAUNCHES, REPLAYS = (200, 20) if GPU else (40, 0)
+LAUNCHES, REPLAYS = 200, 20
 INPUTS = 4
 """Number of input sets used in turn."""
 ROWS, K, N, M = (128, 128, 256, 256) if GPU else (8, 16, 16, 16)
