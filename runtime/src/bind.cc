@@ -56,9 +56,7 @@ int64_t OpenSession(ffi::Map<ffi::String, int64_t> values) {
 }
 
 /*! \brief Close a session: threads that have bound it use the default session. */
-void CloseSession(int64_t handle) {
-  reinterpret_cast<SessionValues *>(handle)->is_open = false;
-}
+void CloseSession(int64_t handle) { reinterpret_cast<SessionValues *>(handle)->is_open = false; }
 
 /*! \brief Bind a session to the later launches of this thread. */
 void BindSession(int64_t handle) {
