@@ -20,10 +20,11 @@ gpu_programs := $(wildcard tests/gpu/*.py)
 # The checkout works without being installed: see tileweave/__init__.py.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help test test-long lit pytest headers test-gpu demo lint format docs docs-site clean
+.PHONY: help test test-long test-versions lit pytest headers test-gpu demo lint format docs docs-site clean
 help:
 	@echo "make test      all that needs no GPU: linters, the site, device headers, lit, pytest"
 	@echo "make test-long many programs, shapes and seeds, and validation of all device functions"
+	@echo "make test-versions  pairs of TileLang and torch; writes docs/guides/versions.md"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
 	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most;"
 	@echo "               RANKS=8 for more ranks than GPUs, which share these in time slices"
@@ -42,6 +43,10 @@ pytest: .venv/ready-test
 test-long: .venv/ready-test
 	@$(with_cuda) OMP_NUM_THREADS=1 $(python) -m pytest -q -m long -n $(jobs) --maxprocesses=8 \
 	  --dist=worksteal tests
+
+# Six environments, kept in ~/.cache/tileweave; torch for CUDA needs 5 GB each.
+test-versions: .venv/ready-test
+	@$(with_cuda) $(python) tools/test_versions.py --write
 
 lit: .venv/ready-test
 	@$(with_cuda) .venv/bin/lit -sv lit_tests

@@ -6,7 +6,17 @@ require_supported_tilelang()  # before TileLang is imported
 
 import tilelang  # noqa: E402, F401  (its import makes TVM importable)
 
-from . import atomics, barriers, bulk, debug, memory, multimem, put_get, ranks, signals  # noqa: E402
+from . import (  # noqa: E402
+    atomics,
+    barriers,
+    bulk,
+    debug,
+    memory,
+    multimem,
+    put_get,
+    ranks,
+    signals,
+)
 from .spec import BUILTINS  # noqa: E402
 
 __all__ = [

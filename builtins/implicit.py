@@ -9,6 +9,7 @@ from typing import Any
 
 import tilelang.language as T
 from tilelang import tvm
+from tilelang.language.kernel import get_thread_extents
 from tvm import tirx
 
 from .operands import ref_dtype
@@ -16,7 +17,10 @@ from .spec import Builtin, builtin_of, register_op
 
 CONTEXT = "tileweave.context"
 
+LAUNCH = "tileweave.launch"
+
 register_op(CONTEXT, "address of the runtime's context on this device", 0)
+register_op(LAUNCH, "number of this launch in the trace that is recorded; -1 without a trace", 0)
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ def _context(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
 
 
+def _launch(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    return tirx.call_intrin("int32", tvm.ir.Op.get(LAUNCH))
+
+
 def register_loc(loc: Loc) -> tirx.IntImm:
     """Record ``loc``, and return the number that device code reports for it."""
     number = zlib.crc32(str(loc).encode()) & 0x7FFFFFFF
@@ -85,13 +93,19 @@ def _loc(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
 
 def _thread(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     index, stride = tirx.IntImm("int32", 0), 1
-    for binding, extent in zip(T.get_thread_bindings(), T.get_thread_extents(), strict=False):
+    for binding, extent in zip(T.get_thread_bindings(), get_thread_extents(), strict=False):
         index, stride = index + binding * stride, stride * extent
     return tvm.arith.Analyzer().simplify(index)
 
 
 def _threads(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
-    return tirx.IntImm("int32", math.prod(int(e) for e in T.get_thread_extents()))
+    return tirx.IntImm("int32", math.prod(int(e) for e in get_thread_extents()))
 
 
-_SUPPLIERS = {"context": _context, "loc": _loc, "thread": _thread, "threads": _threads}
+_SUPPLIERS = {
+    "context": _context,
+    "launch": _launch,
+    "loc": _loc,
+    "thread": _thread,
+    "threads": _threads,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .declare import builtin
-from .implicit import CONTEXT
+from .implicit import CONTEXT, LAUNCH
 from .spec import Int32, declaration_of
 
 __all__ = ["rank", "world_size"]
@@ -30,5 +30,5 @@ def world_size() -> Int32:
 RANK = declaration_of(rank).op_name
 WORLD_SIZE = declaration_of(world_size).op_name
 
-HOST_VALUES = frozenset({RANK, WORLD_SIZE, CONTEXT})
+HOST_VALUES = frozenset({RANK, WORLD_SIZE, CONTEXT, LAUNCH})
 """Operators whose value the host binds at each launch. The value is the same for all threads."""

@@ -109,6 +109,17 @@ BulkGroup = Literal["", "commit", "wait"]
 Relation = Literal["", "eq", "ne", "ge", "gt", "le", "lt", "reached"]
 """Relation between a flag and the awaited value that ends a wait."""
 
+RELATION_TEXT = {
+    "eq": "==",
+    "ne": "!=",
+    "ge": ">=",
+    "gt": ">",
+    "le": "<=",
+    "lt": "<",
+    "reached": "reached",
+}
+"""Relation -> its sign in texts, before the awaited value."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Roles:
@@ -319,8 +330,12 @@ def declaration_of(function: Callable[..., tirx.PrimExpr]) -> Builtin:
 _OPS = set(tvm.ir.Op.list_op_names())
 
 
-def register_op(name: str, doc: str, num_inputs: int) -> None:
-    """Register an opaque TIR operator once; a second call is a no-op."""
+def register_op(name: str, doc: str, num_inputs: int, printed: str = "") -> None:
+    """Register an opaque TIR operator once; a second call is a no-op.
+
+    Args:
+        printed: its name after ``T.`` in a script; by default ``name``.
+    """
     if name in _OPS:
         return
     _OPS.add(name)
@@ -328,4 +343,4 @@ def register_op(name: str, doc: str, num_inputs: int) -> None:
     op = tvm.ir.Op.get(name)
     op.set_num_inputs(num_inputs)
     op.set_attr("TCallEffectKind", tirx.CallEffectKind.Opaque)
-    op.set_attr("TScriptPrinterName", name)
+    op.set_attr("TScriptPrinterName", printed or name)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from tilelang import tvm
-from tilelang.backend import module as tilelang_backends
-from tilelang.backend.pass_pipeline import PassPipeline
 from tilelang.cache.kernel_cache import KernelCache
 from tilelang.transform import PassConfigKey
 from tvm import IRModule, tirx
@@ -23,7 +20,9 @@ from ..passes.device.widen_atomics import SYSTEM_ATOMIC
 from ..passes.ir.hold import HOLD
 from ..passes.ir.walk import builtins_in, uses_tileweave
 from ..passes.tile.order_releases import COMPLETE
+from .backends import lower_of_cuda, replace_lower_of_cuda
 from .headers import include_headers, stamp
+from .limits import limits, with_config
 from .lower import lowered_call
 from .reserved_names import rename_reserved
 
@@ -54,29 +53,43 @@ def _register_lowering(name: str, lowering: Callable[[tirx.Call], tirx.PrimExpr]
 
 
 def _wrap_pipeline() -> None:
-    stock = tilelang_backends._BACKENDS["cuda"]
-    stock_pipeline = stock.pipelines["cuda"]
-    if _is_wrapper(stock_pipeline._lower):
+    registered = lower_of_cuda()
+    if _is_wrapper(registered):
         return
+
+    def stock(mod: IRModule, target: Target) -> IRModule:
+        return registered(_map_functions(passes.downgrade_ir, mod), target)
 
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_uses_extension(f) for f in mod.functions.values()):
-            return stock_pipeline._lower(mod, target)
+            return stock(mod, target)
+        with limits(mod, target):
+            return extended(mod, target)
+
+    def extended(mod: IRModule, target: Target) -> IRModule:
         symmetric = _symmetric_names(mod)
+        mod = passes.run(passes.RELEASE_PASSES, mod, target, all_functions=True)
         mod = passes.run(passes.TARGET_PASSES, mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
         tile, calls = passes.number_builtins(mod)
         with _without_shared_reuse(tile):
-            mod = stock_pipeline._lower(tile, target)
+            mod = stock(tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
         mod = passes.run(passes.DEVICE_PASSES, mod)
+        mod = passes.record_events(mod, calls, tile, symmetric)
         mod = passes.verify_builtins(mod, calls, tile)
         return include_headers(rename_reserved(mod))
 
-    pipelines = {**stock.pipelines, "cuda": PassPipeline(stock_pipeline.name, lower)}
-    tilelang_backends._BACKENDS["cuda"] = dataclasses.replace(stock, pipelines=pipelines)
+    replace_lower_of_cuda(lower)
+
+
+def _map_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc], mod: IRModule) -> IRModule:
+    functions = {
+        n: change(f) if isinstance(f, tirx.PrimFunc) else f for n, f in mod.functions.items()
+    }
+    return IRModule(functions, attrs=mod.attrs)
 
 
 def _without_shared_reuse(mod: IRModule) -> contextlib.AbstractContextManager:
@@ -88,14 +101,7 @@ def _without_shared_reuse(mod: IRModule) -> contextlib.AbstractContextManager:
     calls = [call for f in mod.functions.values() for call in builtins_in(f.body)]
     if not any(builtin_of(call).is_async_store for call in calls):
         return contextlib.nullcontext()
-    context = tvm.transform.PassContext.current()
-    return tvm.transform.PassContext(
-        opt_level=context.opt_level,
-        required_pass=context.required_pass,
-        disabled_pass=context.disabled_pass,
-        instruments=context.instruments,
-        config={**context.config, PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE: True},
-    )
+    return with_config({PassConfigKey.TL_DISABLE_SHARED_MEMORY_REUSE: True})
 
 
 def _wrap_cache_key() -> None:

@@ -23,7 +23,14 @@ from .device import (
     wait_once,
     widen_atomics,
 )
-from .group import drop_unordered, insert_delays, lift_symmetric, specialize_group
+from .group import (
+    begin_trace,
+    drop_unordered,
+    insert_delays,
+    lift_symmetric,
+    specialize_group,
+    upgrade_ir,
+)
 from .ir.walk import uses_tileweave
 from .sync.infer import infer_sync
 from .sync.verify import verify_sync
@@ -35,6 +42,7 @@ from .tile import (
     fold_axes,
     free_async_tiles,
     hoist_waits,
+    keep_strides,
     linear_bulk_tiles,
     order_releases,
     pin_pipelined,
@@ -67,8 +75,12 @@ class Pass:
 
 PREPARE_PASSES = (
     Pass(
+        upgrade_ir.upgrade_ir,
+        "first: all other passes and the simulator see the form of one release",
+    ),
+    Pass(
         lift_symmetric.lift_symmetric,
-        "first: its tensors are specialized like those of the program",
+        "before specialize_group: its tensors are specialized like those of the program",
     ),
     Pass(
         specialize_group.specialize_group,
@@ -85,6 +97,7 @@ VERIFY_PASSES = (
 FINISH_PASSES = (
     Pass(drop_unordered.drop_unordered, "after the passes that read its marks"),
     Pass(insert_delays.insert_delays, "after the inference, whose signals and waits it delays"),
+    Pass(begin_trace.begin_trace, "last: a block begins before all that other passes insert"),
 )
 """Run after inference and verification."""
 
@@ -101,6 +114,19 @@ GROUP_PASSES = (
 SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p not in VERIFY_PASSES)
 """Group passes of the simulator, which itself reports races. With ``tileweave.verify`` it runs
 ``VERIFY_PASSES``, too."""
+
+RELEASE_PASSES = (
+    Pass(
+        upgrade_ir.upgrade_ir,
+        "first: a program that is not compiled for a group still has the form of its release",
+    ),
+    Pass(
+        keep_strides.keep_strides,
+        "before the passes that look for copies by the TMA, which it may disable",
+    ),
+)
+"""Passes for differences between TileLang's releases. They need the target, and run first, for
+every kernel of a program with a builtin or a symmetric tensor."""
 
 TARGET_PASSES = (
     Pass(require_arch.require_arch, "first: its errors name lines of the unchanged program"),

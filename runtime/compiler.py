@@ -51,6 +51,7 @@ def compile(
         raise TileWeaveError(f"compile: {', '.join(unknown)}; expected {', '.join(_OPTIONS)}")
     outputs = _own_outputs(options.get("out_idx"), parameters_of(func))
     session = init(group)
+    func = passes.upgrade_ir(func)
     func, options["pass_configs"] = passes.split_options(func, options.get("pass_configs") or {})
     options["out_idx"] = outputs
     if passes.needs_sizes(func):

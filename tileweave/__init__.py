@@ -41,6 +41,7 @@ from .runtime import (  # noqa: E402
 
 if _TYPE_CHECKING:  # at run time __getattr__ imports them
     from .ops import tune
+    from .runtime.trace.recording import trace
     from .simulator import SimulationError, SimulationWarning, mutate, simulate, validate
 
 _activate()
@@ -69,6 +70,7 @@ __all__ = [
     "rank",
     "simulate",
     "symmetric",
+    "trace",
     "tune",
     "validate",
     "world_size",
@@ -80,6 +82,7 @@ _LAZY = {
     "SimulationWarning": ".simulator",
     "mutate": ".simulator",
     "simulate": ".simulator",
+    "trace": ".runtime.trace.recording",
     "tune": ".ops",
     "validate": ".simulator",
 }
@@ -91,7 +94,7 @@ _RENAMED = {"Steps": "PlanBuilder"}
 
 
 def __getattr__(name: str):
-    """Import the simulator or the operators at the first use of one of their names."""
+    """Import the simulator, the recorder or the operators when one of their names is used."""
     if name in _RENAMED:
         message = f"tileweave.{name} is deprecated; use tileweave.{_RENAMED[name]}"
         _warn(message, DeprecationWarning, stacklevel=2)

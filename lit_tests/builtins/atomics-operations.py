@@ -6,17 +6,24 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 
-OPERATIONS = ("add", "min", "max", "and", "or", "xor", "exch")
-
 
 @T.prim_func
 def operations(S: T.Tensor((16,), "int64"), Y: T.Tensor((16,), "int64")):
     with T.Kernel(1, threads=32):
-        for index, name in enumerate(OPERATIONS):
-            Y[index] = getattr(W, f"atom_{name}")(S[index], 5, scope="sys", sem="acquire")
+        Y[0] = W.atom_add(S[0], 5, scope="sys", sem="acquire")
+        Y[1] = W.atom_min(S[1], 5, scope="sys", sem="acquire")
+        Y[2] = W.atom_max(S[2], 5, scope="sys", sem="acquire")
+        Y[3] = W.atom_and(S[3], 5, scope="sys", sem="acquire")
+        Y[4] = W.atom_or(S[4], 5, scope="sys", sem="acquire")
+        Y[5] = W.atom_xor(S[5], 5, scope="sys", sem="acquire")
+        Y[6] = W.atom_exch(S[6], 5, scope="sys", sem="acquire")
         Y[7] = W.atom_cas(S[7], 1, 2)
-        for index, name in enumerate(OPERATIONS[:6]):
-            getattr(W, f"red_{name}")(S[8 + index], 7, scope="cta")
+        W.red_add(S[8], 7, scope="cta")
+        W.red_min(S[9], 7, scope="cta")
+        W.red_max(S[10], 7, scope="cta")
+        W.red_and(S[11], 7, scope="cta")
+        W.red_or(S[12], 7, scope="cta")
+        W.red_xor(S[13], 7, scope="cta")
 
 
 # CHECK: Y[0] = tw::atom_add<tw::Type::s64, tw::Scope::sys, tw::Sem::acquire>((&(S[0])), (int64_t)5);

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """Pairs of half-precision values are elements of a tensor of pairs, or slices of a tensor of halves."""
 

@@ -23,7 +23,7 @@ def refuse(name, call, dtype="uint32"):
 
 # CHECK-LABEL: TEST: add_type
 # CHECK: atom_add: S has type float16; expected uint32, int32, uint64, int64, float32, float64, float16x2, bfloat16x2
-# CHECK-NEXT: --> {{.*}}atomics-refused.py:18
+# LINE: CHECK-NEXT: --> {{.*}}atomics-refused.py:18
 refuse("add_type", lambda S, x: W.atom_add(S[0], 1), "float16")
 
 # CHECK-LABEL: TEST: add_lanes

@@ -47,7 +47,7 @@ def pipelined(name, first, last):
 
 
 # CHECK: after_loads: the wait that the compiler inserts for the read of S: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a call before the loads, or T.serial (the compiler keeps it beside the read of S, which you can move)
-# CHECK-NEXT: --> {{.*}}inserted.py:42
+# LINE: CHECK-NEXT: --> {{.*}}inserted.py:42
 refused(pipelined("after_loads", False, True))
 
 # CHECK: before_loads: accepted

@@ -23,7 +23,7 @@ def refuse(name, call, dtype="float32"):
 
 # CHECK-LABEL: TEST: ld_wide
 # CHECK: ld: S has type float32, and an access of 8 lanes has 256 bits; expected an element of 8, 16, 32 or 64 bits, or a vector of 32, 64 or 128 bits
-# CHECK-NEXT: --> {{.*}}memory-refused.py:18
+# LINE: CHECK-NEXT: --> {{.*}}memory-refused.py:18
 refuse("ld_wide", lambda S, x, n: W.ld(S[0], 8))
 
 # CHECK-LABEL: TEST: ld_odd

@@ -23,7 +23,7 @@ def refuse(name, call, dtype):
 
 # CHECK-LABEL: TEST: load_min_float
 # CHECK: multimem_ld_reduce: op='min': M has type float32, lanes=1; expected uint32, int32, uint64, int64, float16x2, float16x4, float16x8, bfloat16x2, bfloat16x4, bfloat16x8
-# CHECK-NEXT: --> {{.*}}multimem-refused.py:18
+# LINE: CHECK-NEXT: --> {{.*}}multimem-refused.py:18
 refuse("load_min_float", lambda M, x: W.multimem_ld_reduce(M[0], op="min"), "float32")
 
 # CHECK-LABEL: TEST: load_half

@@ -30,7 +30,7 @@ def register(F: W.Symmetric((8,), "uint32"), n: T.int32):
 
 
 # CHECK: register: signal: called under a condition on a register, which may differ between threads; expected a call that the whole block reaches, or a condition on the thread index
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(register)
 
 
@@ -89,7 +89,7 @@ def put_warp(S, F):
 
 # Each thread would arrive at the barrier separately.
 # CHECK: first_warp: sync_grid: 32 threads call it separately under a condition on the thread index; expected a call that the whole block reaches, or a condition that holds in one thread, such as if T.get_thread_binding() == 0
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(chosen(lambda tx, n: tx < 32, sync_grid, "first_warp"))
 
 # CHECK: unknown_count: sync_ranks: up to 128 threads call it
@@ -118,7 +118,7 @@ refused(chosen(lambda tx, n: n > 3, sync_grid, "on_block"))
 refused(chosen(lambda tx, n: tx < 32, signal, "signals"))
 
 # CHECK: half_warp: put_warp: threads 0 to 15 call it under a condition on the thread index; expected whole warps
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(chosen(lambda tx, n: tx < 16, put_warp, "half_warp"))
 
 # CHECK: two_warps: accepted
@@ -156,7 +156,7 @@ def in_index(A: T.Tensor((8,), "uint32")):
 
 
 # CHECK: in_index: atom_add: called in an index, which may be evaluated more than once; expected a call before, with its value in a variable
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(in_index)
 
 
@@ -178,7 +178,7 @@ def in_bound(A: T.Tensor((8,), "int32")):
 
 
 # CHECK: in_bound: ld: called in the bound of a loop, which may be evaluated more than once; expected a call before, with its value in a variable
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(in_bound)
 
 
@@ -189,7 +189,7 @@ def in_remainder(A: T.Tensor((8,), "int32")):
 
 
 # CHECK: in_remainder: atom_add: called in a signed quotient or remainder, which may be evaluated
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(in_remainder)
 
 
@@ -224,7 +224,7 @@ def beside_fragment(F: T.Tensor((64,), "float32"), D: T.Tensor((16,), "float32")
 
 
 # CHECK: beside_fragment: atom_add: called in a parallel loop that fills the fragment o, whose elements several
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(beside_fragment)
 
 
@@ -305,7 +305,7 @@ def acquire(S, F, k):
 
 
 # CHECK: acquiring_atomic: T.atomic_load: acquires in T.Pipelined, so loads overtake it; expected W.wait_ge or another wait before the loads, memory_order='relaxed', or T.serial
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(acquire, "acquiring_atomic"))
 
 
@@ -316,7 +316,7 @@ def poll(S, F, k):
 
 
 # CHECK: polling_atomic: T.atomic_load: polled by a while loop in T.Pipelined, so loads overtake it; expected W.wait_ge or another wait before the loads, or T.serial
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(poll, "polling_atomic"))
 
 
@@ -332,12 +332,12 @@ def look(S, F, k):
 refused(gemm(look, "relaxed_atomic"))
 
 # CHECK: kept_back: wait_ge: loads of T.Pipelined overtake it, because st before it keeps it in the consumer warps; expected st after the loads
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(send_and_wait, "kept_back"))
 
 
 # CHECK: late_wait: wait_ge: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a call before the loads, or T.serial
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(nothing, "late_wait", wait))
 
 
@@ -375,7 +375,7 @@ def fetch(S, F, k):
 
 
 # CHECK: own_fetch: get_block: writes S, which T.Pipelined loads iterations ahead; expected another tensor, or T.serial
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(gemm(fetch, "own_fetch"))
 
 # CHECK: late_fetch: get_block: writes S, which T.Pipelined loads iterations ahead
@@ -426,7 +426,7 @@ def scheduled(stage):
 
 
 # CHECK: own_schedule: wait_ge: in stage 2 of T.Pipelined, with order 0, runs after a load that it guards, in stage 0 with order 1; expected a stage and an order that do not exceed those of the loads after it
-# CHECK-NEXT: --> {{.*}}placement.py:
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(scheduled([2, 0, 2]), arch="sm_80")
 
 # CHECK: own_schedule: accepted

@@ -28,7 +28,7 @@ def refused(name, statement, dtype="float32"):
 
 
 # CHECK: put type: put_block: src=A has type float32; expected type float16, as dst=S
-# CHECK-NEXT: --> {{.*}}put_get-bulk.py:
+# LINE: CHECK-NEXT: --> {{.*}}put_get-bulk.py:
 refused("put type", lambda A, S, P, t, f: W.put_block(A, S, 3, peer=1), "float16")
 
 # CHECK: put small: put_warp: src=P has type float4_e2m1fn; expected elements of 1, 2, 4, 8 or 16 bytes

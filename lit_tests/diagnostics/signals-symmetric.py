@@ -23,7 +23,7 @@ def refused(name, statement):
 
 
 # CHECK: type: signal: A has type float32; expected uint32, int32, uint64, int64
-# CHECK-NEXT: --> {{.*}}signals-symmetric.py:
+# LINE: CHECK-NEXT: --> {{.*}}signals-symmetric.py:
 refused("type", lambda F, A, t, n: W.signal(A[0]))
 
 # CHECK: space: wait_eq: ref=tile is in shared.dyn memory; expected a global-memory tensor

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """The tile programs of operators contain no synchronization; their kernels do."""
 

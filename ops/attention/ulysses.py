@@ -99,7 +99,7 @@ def _aligned_at_ends(rows: int, keys: int) -> torch.Tensor:
     # This imports torch._dynamo, which needs more time than the import of this package.
     from torch.nn.attention.bias import CausalBias, CausalVariant
 
-    bias = torch.Tensor._make_subclass(CausalBias, _EMPTY)
+    bias = _EMPTY.as_subclass(CausalBias)
     bias.variant = CausalVariant.LOWER_RIGHT
     bias.seq_len_q, bias.seq_len_kv = rows, keys
     return bias

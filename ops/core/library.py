@@ -107,7 +107,7 @@ def concerns_torch(args: Iterable[Any]) -> bool:
         _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
         or _C._functorch.peek_interpreter_stack()
-        or _C._is_tracing()
+        or torch.jit.is_tracing()
         or _C._autograd._profiler_enabled()
     ):
         return True

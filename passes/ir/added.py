@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 
 from ...builtins.memory import fence_proxy_async
@@ -15,6 +14,7 @@ from ..tile.order_releases import is_placeholder
 from .block_barrier import is_sync_threads
 from .leaves import Leaf, leaves_of, tensor_of
 from .memory_order import acquires, releases
+from .spans import get_stmt_span
 from .walk import effects_in, op_name
 
 _FENCES = ("tl.fence_proxy_async", declaration_of(fence_proxy_async).op_name)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 
 from ...builtins.spec import Pointer, builtin_of
+from .spans import get_stmt_span
 from .walk import builtins_in, op_name, rewrite_children
 
 

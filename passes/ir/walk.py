@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilelang import tvm
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
+from .spans import get_stmt_span, set_stmt_span
 
 TMA_LOADS = frozenset(
     {

@@ -6,7 +6,7 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ...builtins.implicit import CONTEXT
+from ...builtins.implicit import CONTEXT, LAUNCH
 from ...builtins.ranks import RANK, WORLD_SIZE
 from ..group.specialize_group import GROUP_SIZE
 from ..ir.walk import calls_in, op_name, uses_multicast
@@ -21,6 +21,10 @@ _PARAMETERS = {
 BIND = "tileweave.bind"
 """Global function of the runtime: ``bind(slots, names)`` writes the value of each name to its slot.
 """
+
+BEGIN_LAUNCH = "tileweave.begin_launch"
+"""Global function of the runtime: ``begin_launch(slots, events)`` writes the number of the launch
+in the trace to the slot. ``record_events`` replaces the name of the kernel by its events."""
 
 REQUIRE_MULTICAST = "tileweave.require_multicast"
 """Global function of the runtime that raises an error if the machine has no multicast."""
@@ -42,7 +46,9 @@ def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
     rank: T.int32 = slots[0]; T.assume(rank >= 0); ... rank ...``
     """
     used = sorted({op_name(c) for c in calls_in(func.body, lambda c: op_name(c) in _PARAMETERS)})
+    launched = [LAUNCH] if calls_in(func.body, lambda c: op_name(c) == LAUNCH) else []
     variables = {name: tirx.Var(*_PARAMETERS[name]) for name in used}
+    variables |= {name: tirx.Var("tileweave_launch", "int32") for name in launched}
 
     def bound(node):
         return variables.get(op_name(node))
@@ -57,22 +63,37 @@ def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
         body = tirx.AttrStmt(is_in_range, "tl.assume", tirx.StringImm(RANK), body)
     head: list[tirx.Stmt] = []
     if uses_multicast(func.body):
-        kernel = tirx.StringImm(str(func.attrs["global_symbol"]))
-        head.append(_call_packed(REQUIRE_MULTICAST, kernel))
+        head.append(_call_packed(REQUIRE_MULTICAST, _name(func)))
     if used:
-        slots = tirx.Var("tileweave_slots", "handle")
-        alloca = tvm.ir.Op.get("tirx.tvm_stack_alloca")
-        slot = tvm.ir.Op.get("tirx.tvm_struct_get")
-        head += [
-            tirx.Bind(
-                slots, tirx.call_intrin("handle", alloca, tirx.StringImm("tvm_ffi_any"), len(used))
-            ),
-            _call_packed(BIND, slots, tirx.StringImm(",".join(used))),
-        ]
-        for index, variable in enumerate(variables.values()):
-            value = tirx.call_intrin("int64", slot, slots, index, _FFI_ANY_VALUE)
-            head.append(tirx.Bind(variable, tirx.Cast(variable.dtype, value)))
+        bindings = [variables[name] for name in used]
+        head += _bindings("tileweave_slots", bindings, BIND, tirx.StringImm(",".join(used)))
+    if launched:
+        head += _bindings("tileweave_launches", [variables[LAUNCH]], BEGIN_LAUNCH, _name(func))
     return func.with_body(tirx.SeqStmt([*head, body])) if head else func
+
+
+def _name(func: tirx.PrimFunc) -> tirx.StringImm:
+    return tirx.StringImm(str(func.attrs["global_symbol"]))
+
+
+def _bindings(
+    name: str, variables: list[tirx.Var], function: str, argument: tirx.PrimExpr
+) -> list[tirx.Stmt]:
+    """Return statements that bind ``variables`` to the values which ``function`` writes to slots.
+
+    Args:
+        name: of the slots.
+        argument: of ``function``, after the slots.
+    """
+    slots = tirx.Var(name, "handle")
+    alloca = tvm.ir.Op.get("tirx.tvm_stack_alloca")
+    slot = tvm.ir.Op.get("tirx.tvm_struct_get")
+    allocated = tirx.call_intrin("handle", alloca, tirx.StringImm("tvm_ffi_any"), len(variables))
+    bindings = [tirx.Bind(slots, allocated), _call_packed(function, slots, argument)]
+    for index, variable in enumerate(variables):
+        value = tirx.call_intrin("int64", slot, slots, index, _FFI_ANY_VALUE)
+        bindings.append(tirx.Bind(variable, tirx.Cast(variable.dtype, value)))
+    return bindings
 
 
 def _call_packed(name: str, *args: tirx.PrimExpr) -> tirx.Stmt:

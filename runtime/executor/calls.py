@@ -18,8 +18,9 @@ from ..compiler import compile
 from ..host.group_argument import process_group_of
 from ..host.heap import SymmetricTensor
 from ..host.session import Session, current
+from ..host.tracer import tracer_of
 from ..kernel.dynamic import DynamicKernel, Turns
-from ..kernel.kernel import Kernel, capturing
+from ..kernel.kernel import Kernel, capturing, recorded
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
 from ..plans.steps import Launch
 from ..plans.sync_push import ENTRY_STREAM, implicit_name
@@ -157,11 +158,12 @@ class Calls:
         # Makes the GPU's context current in this thread, as the driver requires.
         self._event(0, caller)
         streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
+        tracer = tracer_of(session)
         operations = Operations(
-            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller)
+            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller), tracer
         ).of(steps, kernels)  # fmt: skip
         native = None
-        if has_driver(session.group.device):
+        if has_driver(session.group.device) and tracer is None:
             native = enqueuer(operations, list(tensors.values()))
         distinct = {id(kernel): kernel for kernel in kernels.values()}
         return RecordedCall(session, (caller, recorded), operations, distinct.values(), native)
@@ -226,7 +228,11 @@ class Calls:
         return TileWeaveError(f"{self.plan.name}: {what}; expected {expected}")
 
     def _kernel(self, step: Launch) -> Kernel:
-        """Return the compiled kernel of a step. Collective the first time."""
+        """Return the compiled kernel of a step, traced during a trace. Collective the first
+        time."""
+        return recorded(self._compiled(step), self._session)
+
+    def _compiled(self, step: Launch) -> Kernel:
         if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
             step.kernel.require(self._session)
             return step.kernel

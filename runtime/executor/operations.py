@@ -4,6 +4,7 @@ addresses of tensors are unknown."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..host.driver import driver, function
+from ..host.tracer import TracedStep, Tracer
 from ..kernel.kernel import Kernel
 from ..plans.regions import Region, Rows
 from ..plans.steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
@@ -141,7 +143,54 @@ class KernelLaunch(NamedTuple):
         return in_callers_stream if self.stream is self.caller else in_own_stream
 
 
-Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch
+class TimedStep(NamedTuple):
+    """Operation of a step between two events of its stream, for a trace.
+
+    Attributes:
+        place: of the word, or of the end of a copy that ``tracer`` describes.
+    """
+
+    operation: DriverCall | StreamMemOps | RowsCopy
+    step: Copy | CopyValue | WriteValue | WaitValue
+    stream: torch.cuda.Stream
+    place: int | Place
+    nbytes: int
+    tracer: Tracer
+
+    @property
+    def name(self) -> str:
+        return self.operation.name
+
+    def arguments(self, addresses: Sequence[int]) -> tuple[Any, ...]:
+        """Return the arguments of a call whose tensors are at ``addresses``."""
+        return self.operation.arguments(addresses)
+
+    def action(self) -> Action:
+        """Return the function that enqueues it and lets the tracer record it."""
+        enqueue, step = self.operation.action(), self.step
+        kind = {WriteValue: "write", CopyValue: "write", WaitValue: "wait"}.get(type(step), "copy")
+        region = step.flag if isinstance(step, WaitValue) else step.dst
+        value = getattr(step, "value", None)
+
+        def timed(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            host_ns = time.monotonic_ns()
+            begin.record(self.stream)
+            enqueue(tensors, addresses)
+            end.record(self.stream)
+            stream = self.tracer.stream(self.stream.cuda_stream)
+            address = _address(self.place, addresses)
+            self.tracer.steps.append(
+                TracedStep(
+                    kind, step.op, step.loc, stream, region.parameter.name, address, value,
+                    self.nbytes, begin, end, host_ns,
+                )
+            )  # fmt: skip
+
+        return timed
+
+
+Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch | TimedStep
 
 
 class Operations:
@@ -153,6 +202,7 @@ class Operations:
         implicit: name -> tensor that the compiler added to a kernel.
         streams: name -> stream; None is the caller's stream.
         event: n -> the driver's handle of the n-th event that calls share.
+        tracer: records the steps, if there is one.
     """
 
     def __init__(
@@ -162,8 +212,10 @@ class Operations:
         implicit: Mapping[str, torch.Tensor],
         streams: Mapping[str | None, torch.cuda.Stream],
         event: Callable[[int], int],
+        tracer: Tracer | None = None,
     ) -> None:
         self._tensors, self._streams, self._event = {**call_tensors, **implicit}, streams, event
+        self._tracer = tracer
         self._indices = {name: i for i, name in enumerate(call_tensors)}
         self._fixed = {*fixed, *implicit}
         self._events = 0
@@ -180,14 +232,20 @@ class Operations:
         for step in steps:
             match step:
                 case Copy():
-                    operations.append(self._copy(step, step.rows))
+                    copy = self._copy(step, step.rows)
+                    elements = step.rows.count * step.rows.width
+                    remote = step.dst if step.dst.parameter.symmetric else step.src
+                    operations.append(self._timed(copy, step, remote, elements))
                 case CopyValue():
                     count = math.prod(step.dst.extent)
-                    operations.append(self._copy(step, Rows(1, count, count, count)))
+                    copy = self._copy(step, Rows(1, count, count, count))
+                    operations.append(self._timed(copy, step, step.dst))
                 case WriteValue():
-                    operations.append(self._word(_WRITE, step, step.dst))
+                    word = self._word(_WRITE, step, step.dst)
+                    operations.append(self._timed(word, step, step.dst))
                 case WaitValue():
-                    operations.append(self._word(_WAIT, step, step.flag))
+                    word = self._word(_WAIT, step, step.flag)
+                    operations.append(self._timed(word, step, step.flag))
                 case WaitStream():
                     operations += self._wait(step)
                 case Launch():
@@ -195,7 +253,23 @@ class Operations:
             self._recorded.pop(step.stream, None)
         return list(_batched(operations))
 
-    def _copy(self, step: Copy | CopyValue, rows: Rows) -> Operation:
+    def _timed(
+        self,
+        operation: DriverCall | StreamMemOps | RowsCopy,
+        step: Copy | CopyValue | WriteValue | WaitValue,
+        region: Region,
+        elements: int = 0,
+    ) -> Operation:
+        """Return ``operation``; the tracer records it if there is one."""
+        if self._tracer is None:
+            return operation
+        size = self._tensors[region.parameter.name].itemsize
+        return TimedStep(
+            operation, step, self._streams[step.stream], self._place(region), elements * size,
+            self._tracer,
+        )  # fmt: skip
+
+    def _copy(self, step: Copy | CopyValue, rows: Rows) -> DriverCall | RowsCopy:
         stream = self._handle(step.stream)
         dst, src = self._place(step.dst), self._place(step.src)
         size = self._tensors[step.dst.parameter.name].itemsize

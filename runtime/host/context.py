@@ -36,7 +36,30 @@ class DeviceContext(ctypes.Structure):
         ("barrier", ctypes.c_uint64),
         ("heap_stride", ctypes.c_uint64),
         ("record", ctypes.c_uint64),
+        ("trace", ctypes.c_uint64),
     )
+
+
+class TraceEvent(ctypes.Structure):
+    """One event of a trace, in device memory."""
+
+    _fields_ = (
+        ("begin", ctypes.c_uint64),
+        ("end", ctypes.c_uint64),
+        ("flag", ctypes.c_uint64),
+        ("seen", ctypes.c_int64),
+        ("wanted", ctypes.c_int64),
+        ("launch", ctypes.c_int32),
+        ("event", ctypes.c_int32),
+        ("block", ctypes.c_uint32),
+        ("sm", ctypes.c_uint32),
+    )
+
+
+class TraceBuffer(ctypes.Structure):
+    """Head of the buffer of a trace; the events follow it."""
+
+    _fields_ = (("count", ctypes.c_uint64), ("capacity", ctypes.c_uint64))
 
 
 class Context:
@@ -64,3 +87,12 @@ class Context:
         )
         self._memory = torch.frombuffer(bytearray(fields), dtype=torch.uint8).to(device)
         self.address = self._memory.data_ptr()
+
+    def set_trace(self, buffer: int) -> None:
+        """Let all later kernels record their events in the buffer at this address; 0: in none.
+
+        The caller synchronizes with the kernels before and after.
+        """
+        offset = DeviceContext.trace.offset
+        value = torch.tensor([buffer], dtype=torch.int64).view(torch.uint8)
+        self._memory[offset : offset + value.numel()].copy_(value)

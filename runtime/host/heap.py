@@ -214,18 +214,38 @@ class Heap:
 
     def describe(self, address: int) -> str:
         """Return a description of the element at an address."""
+        if (found := self._element_at(address)) is not None:
+            tensor, index = found
+            return f"{index} of {tensor!r}"
+        if (place := self.place_of(address)) is not None:
+            return f"byte {place[1]} of rank {place[0]}'s heap"
+        return f"{address:#x}"
+
+    def place_of(self, address: int) -> tuple[int, int] | None:
+        """Return the rank whose heap has this address, and the byte in it; None if no heap has."""
         rank, offset = divmod(address - self.base, self.stride)
-        if not 0 <= rank < self.group.world_size:
-            return f"{address:#x}"
+        return (rank, offset) if 0 <= rank < self.group.world_size else None
+
+    def index_of(self, address: int) -> list[int] | None:
+        """Return the index of the element at an address, the rank first; None if no live tensor has
+        it."""
+        found = self._element_at(address)
+        return None if found is None else found[1]
+
+    def _element_at(self, address: int) -> tuple[SymmetricTensor, list[int]] | None:
+        """Return the tensor that has this address, and the index in it, the rank first."""
+        if (place := self.place_of(address)) is None:
+            return None
+        rank, offset = place
         for tensor in self._live:
             if tensor.offset <= offset < tensor.offset + tensor.nbytes:
                 element = (offset - tensor.offset) // tensor.dtype.itemsize
-                place: list[int] = []
+                index: list[int] = []
                 for extent in reversed(tensor.shape):
-                    element, index = divmod(element, extent)
-                    place.insert(0, index)
-                return f"{[rank, *place]} of {tensor!r}"
-        return f"byte {offset} of rank {rank}'s heap"
+                    element, position = divmod(element, extent)
+                    index.insert(0, position)
+                return tensor, [rank, *index]
+        return None
 
     def close(self) -> None:
         """Unmap the memory. Kernels that use it must have ended on every rank."""

@@ -10,14 +10,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import tvm_ffi
 
 from ...builtins.errors import TileWeaveError
 from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK, WORLD_SIZE
-from ...passes.tile.bind_runtime import BIND, REQUIRE_MULTICAST
+from ...passes.tile.bind_runtime import BEGIN_LAUNCH, BIND, REQUIRE_MULTICAST
 from ..host.native import library
 from ..host.session import Session, current, joined, opened
+from ..host.tracer import active
 
 _Words = ctypes.POINTER(ctypes.c_int64)
 """A TVMFFIAny is two 64-bit words; the second one holds the value."""
@@ -43,6 +45,7 @@ def register() -> None:
     """Register the functions to which ``bind_runtime`` inserts calls."""
     tvm_ffi.register_global_func(BIND, f=_bind, override=True)
     tvm_ffi.register_global_func(REQUIRE_MULTICAST, f=require_multicast, override=True)
+    tvm_ffi.register_global_func(BEGIN_LAUNCH, f=_begin_launch, override=True)
 
 
 def open_session(session: Session) -> None:
@@ -89,6 +92,18 @@ def _bind(slots: ctypes.c_void_p, names: str) -> None:
     words = ctypes.cast(slots, _Words)
     for index, name in enumerate(names.split(",")):
         words[2 * index + 1] = _VALUES[name](session)
+
+
+def _begin_launch(slots: ctypes.c_void_p, events: str) -> None:
+    """Write the number of a launch with this table of events to the slot; -1 if it is not recorded:
+    there is no trace, or a CUDA graph is captured."""
+    tracer = active()
+    number = (
+        -1
+        if tracer is None or torch.cuda.is_current_stream_capturing()
+        else tracer.begin_launch(events)
+    )
+    ctypes.cast(slots, _Words)[1] = number
 
 
 def require_multicast(kernel: str) -> None:

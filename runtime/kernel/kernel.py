@@ -25,6 +25,7 @@ from ...passes.ir.walk import uses_multicast
 from ..host import session as sessions
 from ..host.heap import HeapExhausted, SymmetricTensor
 from ..host.session import Session, current, require_open
+from ..host.tracer import tracer_of
 from ..plans.parameters import Parameter, bound, parameters_of
 from .compile_once import compile_once
 from .host_functions import require_multicast
@@ -51,12 +52,14 @@ class Kernel:
         program: tirx.PrimFunc,
         implicit: Mapping[str, torch.Tensor | SymmetricTensor] = MappingProxyType({}),
         session: Session | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """
         Args:
             session: in which it is compiled; the end of the session frees its memory.
+            options: of ``tilelang.compile``.
         """
-        self._session = session
+        self._session, self._options = session, options
         self.kernel, self.program, self.implicit = kernel, program, implicit
         _, self.implicit_tensors = tensors_of((), dict(implicit))
 
@@ -73,7 +76,8 @@ class Kernel:
                 self._require_heap(args, session)
                 stream = torch.cuda.current_stream(session.group.device)
                 prepare_launch(session, stream, capturing())
-            return self.launch(*positional, *self.implicit_tensors.values())
+            launch = recorded(self, session).launch
+            return launch(*positional, *self.implicit_tensors.values())
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
@@ -117,6 +121,15 @@ class Kernel:
         compiled = adapter.get_exportable_executable()
         return (compiled.jit() if isinstance(compiled, Executable) else compiled)["main"]
 
+    @cached_property
+    def traced(self) -> Kernel:
+        """The same program, which also records events, with the same implicit memory. Collective at
+        the first use."""
+        session = self._session or current()
+        func = passes.with_trace(self.program)
+        kernel = _loaded(func, for_group(func, session), self._options, session)
+        return Kernel(kernel, self.program, self.implicit, session, self._options)
+
     def free(self) -> None:
         """Free the implicit memory; no launch may follow. Collective, in the same order on all
         ranks.
@@ -127,6 +140,8 @@ class Kernel:
             if isinstance(memory, SymmetricTensor) and memory.is_live:
                 memory.free()
         self.implicit, self.implicit_tensors = {}, {}
+        if (traced := self.__dict__.pop("traced", None)) is not None:
+            traced.implicit, traced.implicit_tensors = {}, {}
 
     def __getattr__(self, name: str) -> Any:
         if name == "kernel":  # of a copy whose attributes are not set yet
@@ -140,15 +155,41 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     Args:
         options: options of ``tilelang.compile``.
     """
-    name = str(func.attrs["global_symbol"])
     program = for_group(func, session)
+    kernel = _loaded(func, program, options, session)
+    return Kernel(kernel, func, _memories(implicit_of(program), session), session, options)
+
+
+def recorded(kernel: Kernel, session: Session) -> Kernel:
+    """Return the kernel to launch: ``kernel``, or its traced twin while ``tw.trace`` records the
+    group of ``session``.
+
+    Raises:
+        TileWeaveError: ``tw.trace`` records, and a CUDA graph is being captured.
+    """
+    if tracer_of(session) is None:
+        return kernel
+    if capturing():
+        raise TileWeaveError(
+            f"{kernel.program.attrs['global_symbol']}: a CUDA graph is captured inside of "
+            "tw.trace; expected the capture before it: its replays would record events later"
+        )
+    return kernel.traced
+
+
+def _loaded(
+    func: tirx.PrimFunc, program: tirx.PrimFunc, options: Mapping[str, Any], session: Session
+) -> JITKernel:
+    """Compile ``program``, which is ``func`` for the group, and load it onto this GPU.
+    Collective."""
+    name = str(func.attrs["global_symbol"])
     if uses_multicast(program.body):
         require_multicast(name)
     label = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
     with names_kept(program):
         kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), label)
     warm(kernel, session)
-    return Kernel(kernel, func, _memories(implicit_of(program), session), session)
+    return kernel
 
 
 def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:

@@ -6,18 +6,31 @@ import json
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...builtins.errors import TileWeaveError
-from .trace import UNITS, Fault, Flow, Signal, Span, Trace, Transfer, Wait, place
+from .trace import (
+    UNITS,
+    Clock,
+    Fault,
+    Flow,
+    Phase,
+    Signal,
+    Span,
+    Trace,
+    Transfer,
+    Wait,
+    place,
+)
 
 FORMAT, VERSION = "tileweave-trace", 1
 _LAST = {"steps": 1.0, "us": 0.001}
 """Distance of the finish of a flow from the end of its wait: the finish must be within it."""
 _SIGNAL_FIELDS = ("op", "flag", "tensor", "before", "after", "loc", "text")
 _WAIT_FIELDS = ("op", "flag", "tensor", "seen", "wanted", "loc", "text")
+_PHASE_FIELDS = ("kernel", "launch", "stream", "block", "loc")
 _TRANSFER_FIELDS = ("op", "tensor", "peer", "writes", "loc", "text")
 
 Event = dict[str, Any]
@@ -31,6 +44,7 @@ def to_json(trace: Trace) -> str:
         "format": FORMAT, "version": VERSION, "name": trace.name, "unit": trace.unit,
         "time": UNITS[trace.unit], "world_size": trace.world_size, "seed": trace.seed,
         "end": trace.end, "fault": fault and {"kind": fault.kind, "report": fault.report},
+        "clocks": [asdict(clock) for clock in trace.clocks], "lost": trace.lost,
     }  # fmt: skip
     return (
         f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(meta)},\n'
@@ -50,7 +64,10 @@ class _Events:
         self._trace = trace
         self._tid: dict[tuple[int, str, int | None], int] = {}
         """Track by rank, stream and block. The stream's own track is before its blocks."""
-        tracks = {(s.rank, s.stream, s.block) for s in trace.spans}
+        tracks = {(s.rank, s.stream, s.block) for s in (*trace.spans, *trace.phases)}
+        self._sms: dict[tuple[int, str, int | None], set[int | None]] = defaultdict(set)
+        for span in trace.spans:
+            self._sms[span.rank, span.stream, span.block].add(span.sm)
         for rank in range(trace.world_size):
             rank_tracks = sorted((s, -1 if b is None else b) for r, s, b in tracks if r == rank)
             for tid, (stream, block) in enumerate(rank_tracks):
@@ -59,7 +76,9 @@ class _Events:
     def all(self) -> Iterator[Event]:
         """Yield the metadata, then all events by time; those that contain others come first."""
         yield from self._names()
-        timed = [*self._spans(), *self._accesses(), *self._flows(), *self._fault()]
+        timed = [
+            *self._spans(), *self._phases(), *self._accesses(), *self._flows(), *self._fault()
+        ]  # fmt: skip
         yield from sorted(timed, key=lambda e: (e["ts"], -e.get("dur", 0)))
 
     def _names(self) -> Iterator[Event]:
@@ -69,16 +88,22 @@ class _Events:
         has_streams = len({stream for _, stream, _ in self._tid}) > 1
         for (rank, stream, block), tid in self._tid.items():
             suffix = f" of {stream}" if has_streams else ""
-            name = stream if block is None else f"block {block}{suffix}"
+            block_name = f"block {block}{suffix}{self._sm(rank, stream, block)}"
+            name = stream if block is None else block_name
             yield _meta("thread_name", rank, tid, name=name)
             yield _meta("thread_sort_index", rank, tid, sort_index=tid)
+
+    def _sm(self, rank: int, stream: str, block: int) -> str:
+        """Return the SM of a track, if all its spans ran on one."""
+        sms = self._sms[rank, stream, block]
+        return f" (SM {min(sms)})" if len(sms) == 1 and None not in sms else ""
 
     def _spans(self) -> Iterator[Event]:
         for span in self._trace.spans:
             args = {
                 "kernel": span.kernel, "launch": span.launch, "stream": span.stream,
                 "block": span.block, "label": span.label, "loc": span.loc,
-                "ended": span.end is not None, "failed_at": span.failed_at,
+                "ended": span.end is not None, "failed_at": span.failed_at, "sm": span.sm,
             }  # fmt: skip
             yield self._complete("span", _at(span.kernel, span.loc), span, span, args)
             for wait in span.waits:
@@ -86,6 +111,15 @@ class _Events:
                 args["ended"] = wait.end is not None
                 name = _at(f"wait {wait.flag or wait.op}", wait.loc)
                 yield self._complete("wait", name, span, wait, args)
+
+    def _phases(self) -> Iterator[Event]:
+        for phase in self._trace.phases:
+            args = {name: getattr(phase, name) for name in _PHASE_FIELDS}
+            yield {
+                "ph": "X", "cat": "phase", "name": _at(phase.name, phase.loc),
+                **self._track(phase), "ts": phase.start, "dur": phase.end - phase.start,
+                "args": {"name": phase.name, **args},
+            }  # fmt: skip
 
     def _accesses(self) -> Iterator[Event]:
         for signal in self._trace.signals:
@@ -120,7 +154,7 @@ class _Events:
             yield {**common, "name": "earlier access", **self._track(fault.other.span),
                    "ts": fault.other.time, "s": "t", "args": args}  # fmt: skip
 
-    def _track(self, span: Span) -> Event:
+    def _track(self, span: Span | Phase) -> Event:
         return {"pid": span.rank, "tid": self._tid[span.rank, span.stream, span.block]}
 
     def _complete(self, cat: str, name: str, span: Span, item: Span | Wait, args: Event) -> Event:
@@ -173,7 +207,8 @@ def from_json(text: str, source: str = "trace") -> Trace:
         is_ours = False
     if not is_ours:
         raise TileWeaveError(
-            f"{source}; expected a trace that `tileweave simulate --timeline X.json` wrote"
+            f"{source}; expected a trace that `tileweave simulate --timeline X.json` or tw.trace "
+            "wrote"
         )
     try:
         return _read(meta, content["traceEvents"])
@@ -230,6 +265,8 @@ def _read(meta: Event, events: list[Event]) -> Trace:
         meta["name"], meta["world_size"], meta["unit"], meta["end"],
         sorted(spans, key=lambda s: s.start), signals,
         list(_read_flows(by_cat["flow"], signals, span_at)), transfers, meta["seed"], fault,
+        [_phase(event) for event in by_cat["phase"]],
+        [Clock(**clock) for clock in meta["clocks"]], meta["lost"],
     )  # fmt: skip
 
 
@@ -256,7 +293,13 @@ def _span(event: Event) -> Span:
     return Span(
         event["pid"], args["kernel"], args["stream"], args["block"], args["label"],
         args["launch"], args["loc"], event["ts"], _end(event), failed_at=args["failed_at"],
+        sm=args["sm"],
     )  # fmt: skip
+
+
+def _phase(event: Event) -> Phase:
+    times = {"start": event["ts"], "end": event["ts"] + event["dur"]}
+    return Phase(rank=event["pid"], **times, **event["args"])
 
 
 def _signal(event: Event, span: Span) -> Signal:

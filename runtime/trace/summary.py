@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .trace import Flow, Signal, Span, Trace, Wait, place
@@ -80,7 +80,8 @@ class Summary:
         fault = trace.fault and {"kind": trace.fault.kind, "report": trace.fault.report}
         return {
             "name": trace.name, "unit": trace.unit, "end": trace.end, "seed": trace.seed,
-            "fault": fault, "shares": [_share_json(s) for s in self.shares],
+            "fault": fault, "lost": trace.lost, "clocks": [asdict(c) for c in trace.clocks],
+            "shares": [_share_json(s) for s in self.shares],
             "critical_path": [_hop_json(hop) for hop in self.path],
         }  # fmt: skip
 
@@ -181,6 +182,9 @@ def _previous_wait(
 def _lines(summary: Summary) -> Iterator[str]:
     trace = summary.trace
     yield f"{trace.title}, {_time(trace.end, trace)}"
+    for rank, lost in enumerate(trace.lost):
+        if lost:
+            yield f"rank {rank}: {lost} events lost, for which its buffer had no room"
     width = max([len("kernel"), *(len(s.kernel) for s in summary.shares)])
     yield f"rank  {'kernel':{width}}  spans  computing  waiting  publishing"
     for share in summary.shares:

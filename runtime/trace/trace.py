@@ -10,10 +10,11 @@ JSON (Chrome's trace-event format, which Perfetto opens)::
       "displayTimeUnit": "ms",
       "traceEvents": [...],
       "otherData": {"format": "tileweave-trace", "version": 1, "name", "unit", "time",
-                    "world_size", "seed", "end", "fault"}
+                    "world_size", "seed", "end", "fault", "clocks", "lost"}
     }
 
-``unit`` is ``steps`` or ``us``. Viewers read each ``ts`` and ``dur`` as microseconds, so one step
+``clocks`` and ``lost`` are of GPUs: see ``Clock`` and ``Trace.lost``. ``unit`` is ``steps`` or
+``us``. Viewers read each ``ts`` and ``dur`` as microseconds, so one step
 is shown as one microsecond; ``time`` says what a unit is. The process (``pid``) is the rank. A
 track (``tid``) is one block of a stream, or one stream, and has a ``thread_name``. Events:
 
@@ -21,7 +22,8 @@ track (``tid``) is one block of a stream, or one stream, and has a ``thread_name
 cat      ph       name                                      args
 ======== ======== ========================================= =======================================
 span     X        kernel or step, with its line             kernel, launch, stream, block, label,
-                                                            loc, ended, failed_at
+                                                            loc, ended, failed_at, sm
+phase    X        ``loop k (gemm.py:30)``, ``enqueue gemm`` kernel, launch, stream, block, loc
 wait     X        ``wait flags[1, 0] (ring.py:22)``         op, flag, tensor, seen, wanted, loc,
                                                             text, ended
 signal   X        ``signal flags[1, 0] (ring.py:20)``       op, flag, tensor, before, after, loc,
@@ -32,7 +34,8 @@ fault    i        the kind, or ``earlier access``           text
 ======== ======== ========================================= =======================================
 
 Complete events (``X``) nest: spans of a track do not overlap, and waits, signals and transfers are
-within their span. A flow starts at the ``ts`` of its signal, and finishes within its wait, at
+within their span. A phase is a part of a span, such as a pipelined loop, or a launch on the track
+``host``. A flow starts at the ``ts`` of its signal, and finishes within its wait, at
 ``ts + dur - LAST`` of the wait. ``ended`` is false if the schedule ended before the span or wait.
 """
 
@@ -83,6 +86,7 @@ class Span:
         label: the block or the step, for people.
         end: None if the span does not end.
         failed_at: time at which it met the fault.
+        sm: the SM of a GPU on which the block ran.
     """
 
     rank: int
@@ -96,6 +100,7 @@ class Span:
     end: float | None = None
     waits: list[Wait] = field(default_factory=list)
     failed_at: float | None = None
+    sm: int | None = None
 
     @property
     def group(self) -> str:
@@ -144,6 +149,41 @@ class Transfer:
 
 
 @dataclass(eq=False)
+class Phase:
+    """A part of a span, such as a pipelined loop, or the enqueueing of a launch by the host.
+
+    Attributes:
+        stream, block: the track; ``host`` and None for the host.
+    """
+
+    rank: int
+    stream: str
+    block: int | None
+    name: str
+    kernel: str
+    launch: int
+    start: float
+    end: float
+    loc: str = ""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Clock of a rank's GPU and of its host, in microseconds, for a trace of GPUs.
+
+    Attributes:
+        offset: of the clock of this rank's GPU from that of rank 0, which the trace has subtracted.
+        error: largest error of the offset.
+        host_error: largest error of the times of the host, and of the steps of streams.
+    """
+
+    rank: int
+    offset: float
+    error: float
+    host_error: float
+
+
+@dataclass(eq=False)
 class Fault:
     """The fault that ended the program.
 
@@ -164,6 +204,9 @@ class Trace:
         unit: ``steps`` of the simulator, or ``us``.
         seed: seed of a simulated schedule; None on GPUs.
         end: time at which the run ended.
+        clocks: of the ranks; empty for a simulation.
+        lost: number of events of each rank for which its buffer had no room; empty for a
+            simulation.
     """
 
     name: str
@@ -176,13 +219,17 @@ class Trace:
     transfers: list[Transfer]
     seed: int | None = None
     fault: Fault | None = None
+    phases: list[Phase] = field(default_factory=list)
+    clocks: list[Clock] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
 
     @property
     def title(self) -> str:
         """``ring: 3 ranks, seed 0, no fault``."""
         seed = "" if self.seed is None else f", seed {self.seed}"
         verdict = f"{self.fault.kind} fault" if self.fault else "no fault"
-        return f"{self.name}: {self.world_size} ranks{seed}, {verdict}"
+        lost = f", {sum(self.lost)} events lost" if any(self.lost) else ""
+        return f"{self.name}: {self.world_size} ranks{seed}, {verdict}{lost}"
 
     def until(self, item: Span | Wait) -> float:
         """Return when a span or wait ended, at the latest with the run."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import tirx
 
-from ...builtins.implicit import CONTEXT
+from ...builtins.implicit import CONTEXT, LAUNCH
 from ...builtins.ranks import RANK
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
@@ -111,6 +111,8 @@ class DeviceProgram(Program):
                 c.slots[param] = self.rank_slot
             elif name == CONTEXT.replace(".", "_"):
                 c.pending[param] = tirx.IntImm("int64", 0)
+            elif name == LAUNCH.replace(".", "_"):
+                c.pending[param] = tirx.IntImm("int32", -1)
             elif name in named:
                 c.slots[param] = named[name]
             else:

@@ -30,14 +30,10 @@ class ProxyView(View):
         self._view, self._fenced, self._layout = view, fenced, layout
 
     def covers(self, agents: Any, times: Any) -> Any:
-        agents, times = np.asarray(agents), np.asarray(times)
-        ordered = self._view.covers(agents, times)
-        fenced = self._fenced.covers(np.atleast_1d(agents), np.atleast_1d(times))
-        fenced = fenced.reshape(agents.shape) | self._is_asynchronous(agents)
-        out = np.asarray(ordered & fenced)
-        return out if out.ndim else bool(out)
+        fenced = self._fenced.covers(agents, times) | self._is_asynchronous(agents)
+        return self._view.covers(agents, times) & fenced
 
-    def _is_asynchronous(self, agents: np.ndarray) -> np.ndarray:
+    def _is_asynchronous(self, agents: Any) -> Any:
         _, block, kind = self._layout.place(agents)
         streams = np.isin(block, list(self._layout.first.values()))
         return (kind >= self._layout.thread_groups + SETS) & ~streams & (agents > 0)

@@ -77,6 +77,27 @@ def select(
     return tuple(np.broadcast_to(i, space)[covered] for i in index), covered, space
 
 
+def _ranges(frame: Frame, shape: tuple, index: list) -> tuple | None:
+    """Return these indices as slices and integers if they are inside of ``shape`` and each axis of
+    the T.Parallel is the index of one axis, in the same order; else None."""
+    if frame.space is None or frame.active is not None:
+        return None
+    key: list[Any] = []
+    axes = 0
+    for i, extent in zip(index, shape, strict=True):
+        if isinstance(i, np.ndarray):
+            axis, part = frame.ranges.get(id(i), (-1, None))
+            if part is None or axis != axes or not 0 <= part.start <= part.stop <= extent:
+                return None
+            axes += 1
+            key.append(part)
+        elif 0 <= i < extent:
+            key.append(int(i))
+        else:
+            return None
+    return tuple(key) if axes == len(frame.space) else None
+
+
 def _active(frame: Frame, space: tuple) -> np.ndarray | None:
     """Return the mask of active elements of a vector of shape ``space``; None: all."""
     lanes = frame.lanes()
@@ -263,11 +284,16 @@ def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any
             return _load_by_thread(frame, tile, index, loc)
         else:
             data, poison = tile.agreed(frame.mask.threads)
+    box = _ranges(frame, tile.shape, index)
+    if box is not None:
+        bad = None if poison is None else poison[box].copy()
+        require_one_value(frame, tile, bad, loc)
+        return data[box].copy(), bad if bad is not None and bad.any() else None
     key, covered, _ = select(frame, tile.name, tile.shape, index, loc)
     if covered is None:
         bad = None if poison is None else poison[key]
         require_one_value(frame, tile, bad, loc)
-        return data[key], bad if np.any(bad) else None
+        return data[key], bad if bad is not None and bad.any() else None
     values, bad = np.zeros(covered.shape, tile.dtype), np.zeros(covered.shape, np.bool_)
     values[covered] = data[key]
     if poison is not None:
@@ -345,6 +371,10 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
     ):  # fmt: skip
         _store_of_points(frame, tile, index, values, poison, loc)
         return
+    box = _ranges(frame, tile.shape, index) if np.shape(values) in ((), frame.space) else None
+    if box is not None:
+        _put(frame, tile, box, values, poison, loc)
+        return
     if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
         space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
         index = [np.broadcast_to(i, space) if isinstance(i, np.ndarray) else i for i in index]
@@ -360,6 +390,10 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
     if covered is not None:
         values = np.broadcast_to(values, covered.shape)[covered]
         poison = None if poison is None else np.broadcast_to(poison, covered.shape)[covered]
+    _put(frame, tile, key, values, poison, loc)
+
+
+def _put(frame: Frame, tile: Tile, key: tuple, values: Any, poison: Any, loc: str) -> None:
     frame.block.overwrite(tile)
     if frame.block.stores:
         frame.block.require_unread(tile, key, loc)

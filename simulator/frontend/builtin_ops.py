@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from tvm import tirx
 
-from ...builtins.debug import delay
+from ...builtins.debug import delay, globaltimer, record
 from ...builtins.memory import st
-from ...builtins.spec import BUILTINS, Builtin, builtin_of, declaration_of
+from ...builtins.spec import BUILTINS, RELATION_TEXT, Builtin, builtin_of, declaration_of
 from ..machine.steps import Step, Waiting, WaitTarget
-from ..memory.arrivals import RELATION_TEXT, has_reached, is_passed, story
+from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
 from ..memory.values import convert, is_float
@@ -217,6 +218,7 @@ def _wait(spec: Builtin):
                     yield Waiting(
                         ready, text, passed, targets, word=(tensor, index),
                         holds=lambda seen, expected=expected: holds(tensor, seen, expected),
+                        history=partial(tensor.history, index),
                     )  # fmt: skip
                 word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, expected)
@@ -404,10 +406,17 @@ def _any_or_all(f: Any):
     return compile
 
 
+def _events_so_far(c: Statements, call: tirx.Call, loc: str) -> Expr:
+    """Return the number of events of the schedule, which is the simulator's time."""
+    return Expr(lambda frame: np.int64(len(frame.block.machine.memory.events.what)))
+
+
 def register(c: Statements) -> None:
     """Register the builtins."""
     c.steps[declaration_of(st).op_name] = store
     c.steps[declaration_of(delay).op_name] = nothing
+    c.steps[declaration_of(record).op_name] = nothing
+    c.calls[declaration_of(globaltimer).op_name] = _events_so_far
     for spec in BUILTINS.values():
         if spec.fetches or spec.combines:
             c.calls[spec.op_name] = _atomic(spec)

@@ -28,6 +28,8 @@ class Expr(NamedTuple):
 
     value: Value
     poison: Value | None = None
+    varies: bool = True
+    """Whether the value may differ between the threads of a block, outside of T.Parallel."""
 
 
 def either(*poisons: Value | None) -> Value | None:
@@ -71,6 +73,10 @@ class Expressions:
 
     def __init__(self) -> None:
         self.slots: dict[tirx.Var, int] = {}
+        self.uniform: set[tirx.Var] = set()
+        """Variables whose value does not differ between threads."""
+        self.sound: set[tirx.Var] = set()
+        """Variables whose value is never poison."""
         self.pending: dict[tirx.Var, tirx.PrimExpr] = {}
         """Bindings whose values use variables that are bound later."""
         self.globals: dict[tirx.Var, str] = {}
@@ -90,6 +96,12 @@ class Expressions:
 
     def new_slot(self, var: tirx.Var) -> int:
         return self.slots.setdefault(var, len(self.slots))
+
+    def new_uniform_slot(self, var: tirx.Var) -> int:
+        """Return the slot of a variable that never differs between threads and is never poison."""
+        self.uniform.add(var)
+        self.sound.add(var)
+        return self.new_slot(var)
 
     def node(self) -> int:
         self._nodes += 1
@@ -117,7 +129,11 @@ class Expressions:
         left, right = a.value, b.value
         if kind in _DIVISIONS and not is_float(numpy_dtype(expr.b.dtype)):
             right = self._defined(expr.b, right, lambda divisor: divisor == 0, "a division by", loc)
-        return Expr(lambda frame: f(left(frame), right(frame)), either(a.poison, b.poison))
+        poison = either(a.poison, b.poison)
+        if self.constant(expr.b):
+            constant = right(None)
+            return Expr(lambda frame: f(left(frame), constant), poison, a.varies)
+        return Expr(lambda frame: f(left(frame), right(frame)), poison, a.varies or b.varies)
 
     def _defined(
         self, expr: tirx.PrimExpr, value: Value, undefined: Callable[[Any], Any], what: str,
@@ -143,11 +159,11 @@ class Expressions:
         value = int(expr.value) if dtype in ("int32", "int64") else (
             bool(expr.value) if dtype == "bool" else convert(int(expr.value), numpy_dtype(dtype))
         )  # fmt: skip
-        return Expr(lambda frame: value)
+        return Expr(lambda frame: value, varies=False)
 
     def _FloatImm(self, expr, loc: str) -> Expr:
         value = np.float64(expr.value).astype(numpy_dtype(expr.dtype))
-        return Expr(lambda frame: value)
+        return Expr(lambda frame: value, varies=False)
 
     def _StringImm(self, expr, loc: str) -> Expr:
         value = expr.value
@@ -169,7 +185,12 @@ class Expressions:
         def poison(frame):
             return frame.block.poisoned[slot] if frame.block is not None else None
 
-        return Expr(value, poison)
+        varies = var not in self.uniform
+        return Expr(
+            value if varies else lambda frame: frame.env[slot],
+            None if var in self.sound else poison,
+            varies,
+        )
 
     _SizeVar = _Var
 
@@ -177,12 +198,12 @@ class Expressions:
         inner, dtype = self.compile(expr.value, loc), numpy_dtype(expr.dtype)
         value = inner.value
         if str(expr.dtype) in ("int32", "int64") and str(expr.value.dtype) in ("int32", "bool"):
-            return Expr(lambda f: _integer(value(f), dtype), inner.poison)
-        return Expr(lambda frame: convert(value(frame), dtype), inner.poison)
+            return Expr(lambda f: _integer(value(f), dtype), inner.poison, inner.varies)
+        return Expr(lambda frame: convert(value(frame), dtype), inner.poison, inner.varies)
 
     def _Not(self, expr, loc: str) -> Expr:
         inner = self.compile(expr.a, loc)
-        return Expr(lambda frame: np.logical_not(inner.value(frame)), inner.poison)
+        return Expr(lambda frame: np.logical_not(inner.value(frame)), inner.poison, inner.varies)
 
     def _And(self, expr, loc: str) -> Expr:
         return self._short_circuit(expr, loc, np.logical_and, stops_at=False)
@@ -209,7 +230,7 @@ class Expressions:
                 return None
             return b.poison(frame)
 
-        return Expr(value, poison if a.poison or b.poison else None)
+        return Expr(value, poison if a.poison or b.poison else None, a.varies or b.varies)
 
     def _Select(self, expr, loc: str) -> Expr:
         return self.select(expr.condition, expr.true_value, expr.false_value, loc)
@@ -245,7 +266,8 @@ class Expressions:
             first, second = (False if s is None else s for s in sides)
             return np.where(_beside(chosen, first, second), first, second)
 
-        return Expr(value, either(a.poison, b.poison, c.poison) and poison)
+        varies = a.varies or b.varies or c.varies
+        return Expr(value, either(a.poison, b.poison, c.poison) and poison, varies)
 
     def _Let(self, expr, loc: str) -> Expr:
         inner = self.compile(expr.value, loc)
@@ -282,9 +304,15 @@ class Expressions:
         is_scalar = [not isinstance(i, (tirx.Ramp, tirx.Broadcast)) for i in indices]
         checked = range(len(exprs)) if not all(is_scalar) else ()
         poison = either(*(e.poison for e in exprs))
+        of_exprs = [e.value for e in exprs]
+        if all(self.constant(i) is not None for i in indices):
+            constants = [value(None) for value in of_exprs]
+            return lambda frame: constants
+        if all(is_scalar) and poison is None:
+            return lambda frame: [value(frame) for value in of_exprs]
 
         def values(frame):
-            evaluated = [e.value(frame) for e in exprs]
+            evaluated = [value(frame) for value in of_exprs]
             for n in checked:
                 if is_scalar[n] and isinstance(evaluated[n], np.ndarray):
                     evaluated[n] = evaluated[n][..., None]
@@ -393,7 +421,8 @@ class Expressions:
                     f"a shift of {bits} bits by", loc,
                 )  # fmt: skip
             return Expr(lambda frame: f(*(v(frame) for v in values)),
-                        either(*(a.poison for a in args)))  # fmt: skip
+                        either(*(a.poison for a in args)),
+                        any(a.varies for a in args))  # fmt: skip
         raise unsupported(f"call of {full}", loc)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 
 import numpy as np
@@ -27,21 +28,21 @@ def _choose(of_ints, f):
 
 
 BINARY = {
-    tirx.Add: lambda a, b: a + b,
-    tirx.Sub: lambda a, b: a - b,
-    tirx.Mul: lambda a, b: a * b,
+    tirx.Add: operator.add,
+    tirx.Sub: operator.sub,
+    tirx.Mul: operator.mul,
     tirx.Div: _div,
     tirx.Mod: lambda a, b: a - b * _truncdiv(a, b),
-    tirx.FloorDiv: lambda a, b: a // b,
-    tirx.FloorMod: lambda a, b: a % b,
+    tirx.FloorDiv: operator.floordiv,
+    tirx.FloorMod: operator.mod,
     tirx.Min: _choose(min, np.fmin),
     tirx.Max: _choose(max, np.fmax),
-    tirx.EQ: lambda a, b: a == b,
-    tirx.NE: lambda a, b: a != b,
-    tirx.LT: lambda a, b: a < b,
-    tirx.LE: lambda a, b: a <= b,
-    tirx.GT: lambda a, b: a > b,
-    tirx.GE: lambda a, b: a >= b,
+    tirx.EQ: operator.eq,
+    tirx.NE: operator.ne,
+    tirx.LT: operator.lt,
+    tirx.LE: operator.le,
+    tirx.GT: operator.gt,
+    tirx.GE: operator.ge,
 }
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from tilelang import tvm
-from tilelang.ir import get_stmt_span
 from tvm import tirx
 
 from ... import passes
@@ -20,8 +19,9 @@ from ...builtins.spec import builtin_of
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
+from ...passes.ir.spans import get_stmt_span
 from ...passes.ir.walk import builtins_in, line_of_span, nodes_in
-from ..machine.block import Block
+from ..machine.block import Block, Mask
 from ..machine.steps import Step
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype
@@ -57,7 +57,8 @@ class Kernel:
     body: Step
     signals: dict[str, dict[str, str]]
     """Operations that change words of a parameter atomically, by parameter and line."""
-    group_of: np.ndarray = field(default_factory=lambda: np.zeros(0, int))
+    mask: Mask = field(init=False)
+    """All threads of a block."""
     thread_groups: list[np.ndarray] = field(default_factory=list)
     """Threads of each thread group."""
     block: type[Block] = Block
@@ -119,7 +120,9 @@ class Program:
         for ops in operations:
             ops.register(c)
         self.rank_slot = c.new_slot(tirx.Var("rank", "int32"))
-        c.calls[RANK] = lambda c, call, loc: Expr(lambda frame: frame.env[self.rank_slot])
+        c.calls[RANK] = lambda c, call, loc: Expr(
+            lambda frame: frame.env[self.rank_slot], varies=False
+        )
         c.calls[CONTEXT] = lambda c, call, loc: Expr(lambda frame: 0)
         self.scalars: dict[str, tuple[int, np.dtype]] = {}
         """Slot and type of each scalar, by name."""
@@ -136,9 +139,9 @@ class Program:
     def divide(self, group_of: np.ndarray) -> None:
         """Set the thread groups of the blocks."""
         for kernel in self.kernels:
-            kernel.group_of = group_of[: kernel.threads_in_block]
-            num_groups = int(kernel.group_of.max()) + 1
-            kernel.thread_groups = [np.flatnonzero(kernel.group_of == i) for i in range(num_groups)]
+            own = group_of[: kernel.threads_in_block]
+            kernel.mask = Mask(np.ones(kernel.threads_in_block, np.bool_), own)
+            kernel.thread_groups = [np.flatnonzero(own == i) for i in range(int(own.max()) + 1)]
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -174,7 +177,7 @@ class Program:
         c.symmetric = {tensor.data for tensor in heap_tensors(func)}
         for param in func.params:
             if param not in func.buffer_map:
-                self.scalars[param.name] = c.new_slot(param), numpy_dtype(param.dtype)
+                self.scalars[param.name] = c.new_uniform_slot(param), numpy_dtype(param.dtype)
                 continue
             buffer = func.buffer_map[param]
             (c.multicasts if buffer.data in multicast else c.globals)[buffer.data] = buffer.name
@@ -183,7 +186,7 @@ class Program:
                 self.written.add(buffer.name)
             for axis, extent in enumerate(buffer.shape):
                 if isinstance(extent, tirx.Var):
-                    self.sizes[c.new_slot(extent)] = buffer.name, axis
+                    self.sizes[c.new_uniform_slot(extent)] = buffer.name, axis
 
     def _split(self, stmt: tirx.Stmt) -> None:
         if isinstance(stmt, tirx.SeqStmt):
@@ -206,7 +209,7 @@ class Program:
         c, grid = self.compiler, []
         while isinstance(stmt, tirx.For) and stmt.thread_binding is not None:
             extent = c.indices([stmt.extent], "the grid", self.name)
-            grid.append((c.new_slot(stmt.loop_var), extent))
+            grid.append((c.new_uniform_slot(stmt.loop_var), extent))
             stmt = stmt.body
         if isinstance(stmt, tirx.For):
             raise unsupported("a loop outside a kernel", first_line(stmt) or self.name)

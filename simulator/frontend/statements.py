@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..machine.steps import SPIN, Step, go, leave, sequence, together
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
-from .expressions import Expressions, narrowed
+from .expressions import Expr, Expressions, narrowed
 
 _MOST_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
@@ -150,7 +151,24 @@ class Statements(Expressions):
             self.pending[stmt.var] = stmt.value
             return Step(lambda frame: None)
         expr, slot = self.compile(stmt.value, loc), self.new_slot(stmt.var)
+        if not expr.varies:
+            self.uniform.add(stmt.var)
+        if expr.poison is None:
+            self.sound.add(stmt.var)
+        bind = self._bind_uniform if not expr.varies and expr.poison is None else self._bind
+        return self.preempted(bind(expr, slot), stmt.value)
 
+    @staticmethod
+    def _bind_uniform(expr: Expr, slot: int) -> Callable[[Frame], None]:
+        value = expr.value
+
+        def run(frame):
+            frame.env[slot] = value(frame)
+
+        return run
+
+    @staticmethod
+    def _bind(expr: Expr, slot: int) -> Callable[[Frame], None]:
         def run(frame):
             value = expr.value(frame)
             block = frame.block
@@ -159,7 +177,7 @@ class Statements(Expressions):
                 block.by_thread[slot] = frame.space is None and isinstance(value, np.ndarray)
                 block.poisoned[slot] = expr.poison(frame) if expr.poison else None
 
-        return self.preempted(run, stmt.value)
+        return run
 
     def _mentions_later(self, expr) -> bool:
         return any(
@@ -170,6 +188,7 @@ class Statements(Expressions):
     def _bind_thread(self, var: tirx.Var, axis: int) -> Step:
         slot = self.new_slot(var)
         self.thread_slots.add(var)
+        self.sound.add(var)
 
         def run(frame):
             frame.env[slot] = frame.block.kernel.thread_index(axis)
@@ -251,10 +270,11 @@ class Statements(Expressions):
         if stmt.kind == tirx.ForKind.THREAD_BINDING:
             raise unsupported(f"thread binding {stmt.thread_binding.thread_tag} here", loc)
         slot = self.new_slot(stmt.loop_var)
-        first, extent, step = (
-            self.indices([e], "a loop", loc)
-            for e in (stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1))
-        )
+        bounds = stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1)
+        first, extent, step = (self.indices([e], "a loop", loc) for e in bounds)
+        if not any(self.compile(e, loc).varies for e in bounds):
+            self.uniform.add(stmt.loop_var)
+        self.sound.add(stmt.loop_var)
         was_pipelined, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
         body = self.statement(stmt.body, loc)
         self.pipelined = was_pipelined
@@ -300,7 +320,7 @@ class Statements(Expressions):
     def _parallel(self, stmt, loc: str) -> Step:
         loops, inner = [], stmt
         while isinstance(inner, tirx.For) and inner.kind == tirx.ForKind.PARALLEL:
-            slot = self.new_slot(inner.loop_var)
+            slot = self.new_uniform_slot(inner.loop_var)
             extent = self.indices([inner.extent], "T.Parallel", loc)
             first = self.indices([inner.min], "T.Parallel", loc)
             loops.append((slot, first, extent))
@@ -315,12 +335,13 @@ class Statements(Expressions):
                 raise unsupported("T.Parallel inside a T.Parallel with statements between", loc)
             frame.block.barrier_before(read)
             sizes = [int(extent(frame)[0]) for _, _, extent in loops]
+            frame.ranges = {}
             for axis, (slot, first, _) in enumerate(loops):
-                shape = [1] * len(sizes)
-                shape[axis] = sizes[axis]
-                steps = np.arange(sizes[axis], dtype=np.int32).reshape(shape)
-                frame.env[slot] = steps + int(first(frame)[0])
+                low = int(first(frame)[0])
+                values = _points(low, sizes[axis], axis, len(sizes))
+                frame.env[slot] = values
                 frame.block.by_thread[slot] = False
+                frame.ranges[id(values)] = axis, slice(low, low + sizes[axis])
             frame.space = tuple(sizes)
             frame.loop = frame.mask.loop(frame.space) if has_known_executors else None
             return 0 not in sizes
@@ -376,11 +397,26 @@ class Statements(Expressions):
         self._note_cuts(expr)
         compiled = self.compile(expr, loc)
 
+        if compiled.poison is None:
+            return self._once_per_mask(compiled) if self._is_of_threads(expr) else compiled.value
+
         def value(frame):
             chosen = compiled.value(frame)
-            if compiled.poison is not None and is_poisoned(compiled.poison(frame), frame):
+            if is_poisoned(compiled.poison(frame), frame):
                 raise uninitialized("a condition is computed from", frame.block, loc)
             return chosen
+
+        return value
+
+    def _once_per_mask(self, expr: Expr) -> Callable[[Frame], Any]:
+        """Evaluate a condition on the thread once for each mask."""
+        node = self.node()
+
+        def value(frame):
+            known, key = frame.mask.conditions, (node, frame.space is None)
+            if key not in known:
+                known[key] = expr.value(frame)
+            return known[key]
 
         return value
 
@@ -443,6 +479,14 @@ class Statements(Expressions):
 def nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
     """Compile an operation that has no effect in the simulator."""
     return Step(lambda frame: None)
+
+
+@lru_cache
+def _points(first: int, count: int, axis: int, axes: int) -> np.ndarray:
+    """Return the values of a variable of T.Parallel, along its axis of the space."""
+    values = np.arange(count, dtype=np.int32) + first
+    values.flags.writeable = False
+    return values.reshape([count if a == axis else 1 for a in range(axes)])
 
 
 def _uses_fragments(stmt: tirx.Stmt) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,34 @@ from .accesses import GlobalRef, out_of_bounds, require_one_value
 from .statements import Statements
 
 
+class Box(NamedTuple):
+    """Elements of a region that are inside its tensor or tile."""
+
+    inside: tuple[slice, ...]
+    """The part of the tensor."""
+    part: tuple[slice, ...]
+    """The same part of the region."""
+    shape: tuple[int, ...]
+    """Shape of the region."""
+    is_whole: bool
+    """Whether the region is inside the tensor."""
+
+    def cut(self, values: Any) -> Any:
+        """Return the part of an array of the region, or a scalar as it is."""
+        return values if self.is_whole or not np.ndim(values) else values[self.part]
+
+
+@lru_cache(maxsize=1 << 16)
+def _clipped(starts: tuple[int, ...], extents: tuple[int, ...], shape: tuple[int, ...]) -> Box:
+    inside, part = [], []
+    for start, extent, size in zip(starts, extents, shape, strict=True):
+        low, high = min(max(start, 0), size), min(max(start + extent, 0), size)
+        inside.append(slice(low, max(low, high)))
+        part.append(slice(low - start, max(low, high) - start))
+    is_whole = all(s.stop - s.start == n for s, n in zip(inside, extents, strict=True))
+    return Box(tuple(inside), tuple(part), extents, is_whole)
+
+
 class Region(NamedTuple):
     """Box of a tensor or tile, by starts and extents."""
 
@@ -32,55 +61,59 @@ class Region(NamedTuple):
     view: tuple[int, ...] | None = None
     """Shape of a reshaped view, which the box covers entirely."""
 
-    def box(self, frame: Frame, shape: tuple, symmetric: bool) -> tuple[tuple, tuple, tuple]:
-        """Return the part inside the tensor, the same part of the box, and the shape of the box."""
-        starts = [_uniform_start(s, self, frame) for s in self.starts(frame)]
-        extents = [int(n) for n in self.extents(frame)]
+    def box(self, frame: Frame, shape: tuple, symmetric: bool) -> Box:
+        """Return the elements inside a tensor or tile of this shape."""
+        starts, extents = self.starts(frame), tuple(map(int, self.extents(frame)))
+        for start in starts:
+            if type(start) is not int:
+                starts = [_uniform_start(s, self, frame) for s in starts]
+                break
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
             raise out_of_bounds(frame, self.name, shape, starts, self.loc)
-        bounds, part = [], []
-        for start, extent, size in zip(starts, extents, shape, strict=True):
-            low, high = min(max(start, 0), size), min(max(start + extent, 0), size)
-            bounds.append(slice(low, max(low, high)))
-            part.append(slice(low - start, max(low, high) - start))
-        return tuple(bounds), tuple(part), tuple(extents)
+        return _clipped(tuple(starts), extents, shape)
 
     def read(
-        self, frame: Frame, op: str, access: Access | None = None, divided: bool = False
-    ) -> tuple[np.ndarray, Any]:
+        self, frame: Frame, op: str, start: Callable[[], Access] | None = None,
+        divided: bool = False,
+    ) -> tuple[np.ndarray, Any]:  # fmt: skip
         """Return values, which are zero outside of the tensor, and poison.
 
         Args:
-            access: the access to record; None: one by all active threads.
+            start: starts the access to record, if the program writes the tensor; None: an access
+                by all active threads.
             divided: whether the threads divide the box as in T.Parallel.
         """
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.use(tile, frame.mask.overlapping)
-            bounds, part, shape = self.box(frame, tile.shape, False)
-            contents = _read_all(tile, frame, bounds)
-            require_one_value(frame, tile, contents[1], self.loc)
+            box = self.box(frame, tile.shape, False)
+            values, bad = _read_all(tile, frame, box.inside)
+            if tile.parted:
+                require_one_value(frame, tile, bad, self.loc)
             dtype = tile.dtype
         else:
             tensor = self.ref.tensor(frame)
-            bounds, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
-            if access is None:
-                accessed = self._accessed(frame, tensor, bounds, part, shape) if divided else None
+            box, dtype = self.box(frame, tensor.shape, tensor.symmetric), tensor.dtype
+            if not tensor.written:
+                values, bad = tensor.contents(box.inside)
+            elif start is not None:
+                values, bad = tensor.read(box.inside, start())
+            else:
+                accessed = self._accessed(frame, tensor, box) if divided else None
                 thread_groups = frame.mask.overlapping
                 access = frame.block.access(thread_groups, op, self.loc, accessed=accessed)
-            contents, dtype = tensor.read(bounds, access), tensor.dtype
-        values, bad = contents
-        if bad is not None and not np.any(bad):
+                values, bad = tensor.read(box.inside, access)
+        if bad is not None and not bad.any():
             bad = None
         if self.view is not None:
             return values.reshape(self.view), None if bad is None else bad.reshape(self.view)
-        if values.shape == shape:
+        if box.is_whole:
             return values, bad
-        full, poison = np.zeros(shape, dtype), None
-        full[part] = values
+        full, poison = np.zeros(box.shape, dtype), None
+        full[box.part] = values
         if bad is not None:
-            poison = np.zeros(shape, np.bool_)
-            poison[part] = bad
+            poison = np.zeros(box.shape, np.bool_)
+            poison[box.part] = bad
         return full, poison
 
     def write(
@@ -96,37 +129,37 @@ class Region(NamedTuple):
         if self.ref is None:
             tile = frame.tile(self.slot)
             frame.block.overwrite(tile)
-            bounds, part, shape = self.box(frame, tile.shape, False)
+            box = self.box(frame, tile.shape, False)
             if frame.block.stores:
-                frame.block.require_unread(tile, bounds, self.loc)
-            values, poison = _fit(values, shape, self), _fit(poison, shape, self)
-            values = convert(values, tile.dtype)
-            tile.data[_rows(tile, bounds)] = values[part] if np.ndim(values) else values
-            bad = poison[part] if poison is not None and np.ndim(poison) else poison
-            tile.set_poison(_rows(tile, bounds), bad)
+                frame.block.require_unread(tile, box.inside, self.loc)
+            values, bad = self._fitted(box, values, poison, tile.dtype)
+            key = _rows(tile, box.inside)
+            tile.data[key] = values
+            tile.set_poison(key, bad)
             return
         tensor = self.ref.tensor(frame)
-        bounds, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
-        values, poison = _fit(values, shape, self), _fit(poison, shape, self)
-        values = convert(values, tensor.dtype)
-        values = values[part] if np.ndim(values) else values
-        bad = poison[part] if poison is not None and np.ndim(poison) else poison
+        box = self.box(frame, tensor.shape, tensor.symmetric)
+        values, bad = self._fitted(box, values, poison, tensor.dtype)
         if bad is not None and np.any(bad) and not tensor.symmetric:
             raise uninitialized(f"{op} to {self.name} of", frame.block, self.loc)
-        accessed = self._accessed(frame, tensor, bounds, part, shape) if divided else None
+        accessed = self._accessed(frame, tensor, box) if divided else None
         access = self._access(frame, op, bulk, bulk_source, 0, accessed)
-        tensor.write(bounds, values, access, bad)
+        tensor.write(box.inside, values, access, bad)
+
+    def _fitted(self, box: Box, values: Any, poison: Any, dtype: np.dtype) -> tuple[Any, Any]:
+        """Return the values and the poison of the elements inside the tensor."""
+        values = box.cut(convert(_fit(values, box.shape, self), dtype))
+        return values, None if poison is None else box.cut(_fit(poison, box.shape, self))
 
     def update(
         self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int
     ) -> None:
         """Combine values with the elements atomically."""
         tensor = self.ref.tensor(frame)
-        bounds, part, shape = self.box(frame, tensor.shape, tensor.symmetric)
-        values = convert(_fit(values, shape, self), tensor.dtype)
-        values = values[part] if np.ndim(values) else values
+        box = self.box(frame, tensor.shape, tensor.symmetric)
+        values, _ = self._fitted(box, values, None, tensor.dtype)
         access = self._access(frame, op, bulk, None, scope)
-        tensor.update(bounds, ufunc, values, access)
+        tensor.update(box.inside, ufunc, values, access)
 
     def _access(
         self, frame: Frame, op: str, bulk: bool, source: Any, scope: int, accessed: Any = None
@@ -140,17 +173,15 @@ class Region(NamedTuple):
         return access
 
     @staticmethod
-    def _accessed(
-        frame: Frame, tensor: Tensor, bounds: tuple, part: tuple, shape: tuple
-    ) -> Callable[[], Accessed] | None:
+    def _accessed(frame: Frame, tensor: Tensor, box: Box) -> Callable[[], Accessed] | None:
         """Return the elements inside the tensor, and the point of the box that accesses each."""
-        loop = frame.mask.loop(tuple(n for n in shape if n != 1))
+        loop = frame.mask.loop(tuple(n for n in box.shape if n != 1))
         if loop is None or frame.space is not None:
             return None
 
         def accessed() -> Accessed:
-            points = np.arange(int(np.prod(shape))).reshape(shape)[part]
-            return Accessed(loop, tensor.flat[bounds].reshape(-1), points.reshape(-1))
+            points = np.arange(int(np.prod(box.shape))).reshape(box.shape)[box.part]
+            return Accessed(loop, tensor.flat[box.inside].reshape(-1), points.reshape(-1))
 
         return accessed
 
@@ -179,7 +210,7 @@ def _uniform_start(start: Any, region: Region, frame: Frame) -> int:
 
 def _fit(values: Any, shape: tuple, region: Region) -> Any:
     """Reshape ``values`` to the shape of the box. Axes of extent 1 may differ."""
-    if values is None or np.shape(values) == shape or not np.ndim(values):
+    if np.shape(values) == shape or not np.ndim(values):
         return values
     if region.view is not None and np.size(values) == np.prod(shape):
         return values.reshape(shape)
@@ -245,7 +276,7 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
         source = None
         if bulk and op == "T.tma_copy":  # T.copy itself waits until its source has been read
             tile = frame.tile(src.slot)
-            source = tile, src.box(frame, tile.shape, False)[0]
+            source = tile, src.box(frame, tile.shape, False).inside
         dst.write(frame, values, poison, op, source, bulk, divided)
 
     return c.preempted(run, call)
@@ -255,9 +286,10 @@ def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str)
     """Compile a load that TileLang makes asynchronous, with a wait before the tile's first use."""
 
     def run(frame):
-        access = frame.block.load_access(frame.mask.overlapping, op, src.loc, None)
-        dst.write(frame, *src.read(frame, op, access), op)
-        frame.tile(dst.slot).loaded = access.time
+        block, groups = frame.block, frame.mask.overlapping
+        start = partial(block.load_access, groups, op, src.loc, None)
+        dst.write(frame, *src.read(frame, op, start), op)
+        frame.tile(dst.slot).loaded = block.order.last_load(0)
 
     return c.preempted(run, call)
 
@@ -272,10 +304,10 @@ def _async_load(
     def run(frame):
         block, full = frame.block, barrier(frame) if barrier is not None else None
         access = block.load_access(frame.mask.overlapping, op, src.loc, full)
-        values, poison = src.read(frame, op, access)
+        values, poison = src.read(frame, op, lambda: access)
         values = np.array(values)
         tile = frame.tile(dst.slot)
-        tile.set_poison(dst.box(frame, tile.shape, False)[0], True)
+        tile.set_poison(dst.box(frame, tile.shape, False).inside, True)
 
         def deliver() -> None:
             dst.write(frame, values, poison, op)
@@ -309,9 +341,11 @@ def gemm(c: Statements, call: tirx.Call, loc: str) -> Step:
 
     def matrix(source, frame, transpose):
         values, poison = source.read(frame, "T.gemm")
-        shape = [n for n in values.shape if n != 1] if values.ndim > 2 else values.shape
-        values = values.reshape(shape).astype(wide)
-        poison = None if poison is None else poison.reshape(shape)
+        if values.ndim > 2:
+            shape = [n for n in values.shape if n != 1]
+            values = values.reshape(shape)
+            poison = None if poison is None else poison.reshape(shape)
+        values = values.astype(wide)
         return (values.T, None if poison is None else poison.T) if transpose else (values, poison)
 
     def run(frame):

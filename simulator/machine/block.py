@@ -20,12 +20,21 @@ if TYPE_CHECKING:
     from .streams import Launch
 
 
-class Mask:
-    """Active threads of a block."""
+_MOST_MASKS = 4096
+"""Largest number of masks that blocks of a kernel share."""
 
-    def __init__(self, on: np.ndarray, group_of: np.ndarray) -> None:
+
+class Mask:
+    """Active threads of a block. All blocks of a kernel share their masks."""
+
+    def __init__(
+        self, on: np.ndarray, group_of: np.ndarray, shared: dict[bytes, Mask] | None = None
+    ) -> None:
         self.on, self.group_of = on, group_of
         self.count = int(np.count_nonzero(on))
+        self.conditions: dict[tuple, Any] = {}
+        """Values of conditions that depend on the thread only."""
+        self._shared = {} if shared is None else shared
 
     @cached_property
     def threads(self) -> np.ndarray:
@@ -87,7 +96,13 @@ class Mask:
         return ParallelLoop(extents, first, self.count)
 
     def where(self, condition: np.ndarray) -> Mask:
-        return Mask(self.on & condition, self.group_of)
+        on, shared = self.on & condition, self._shared
+        key = on.tobytes()
+        if key not in shared:
+            if len(shared) >= _MOST_MASKS:
+                shared.clear()
+            shared[key] = Mask(on, self.group_of, shared)
+        return shared[key]
 
 
 class Tile:
@@ -289,7 +304,8 @@ class Block:
 
     def use(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
         """Note that these threads read a tile, after a wait for its loads."""
-        self.order.complete_loads(thread_groups, 0, tile.loaded)
+        if tile.loaded:
+            self.order.complete_loads(thread_groups, 0, tile.loaded)
         if tile.is_shared:
             threads = self.order.threads
             if tile.written == threads.barriers:
@@ -379,7 +395,7 @@ class Frame:
 
     __slots__ = (
         "active", "block", "broken", "cache", "env", "loop", "mask", "newest", "points", "polls",
-        "space",
+        "ranges", "space",
     )  # fmt: skip
 
     def __init__(self, block: Block, mask: Mask) -> None:
@@ -390,6 +406,8 @@ class Frame:
         """Mask of the active points of the space; None: all."""
         self.loop: ParallelLoop | None = None
         """Executors of the points of the space; None if they are not known."""
+        self.ranges: dict[int, tuple[int, slice]] = {}
+        """Axis of the space and values of its loop variable, by ``id`` of their array."""
         self.points: dict[Tile, Tile] = {}
         """Registers written in the T.Parallel, with a copy for each point."""
         self.broken: Mask | None = None
@@ -403,6 +421,7 @@ class Frame:
         frame = Frame(self.block, mask)
         frame.polls = self.polls
         frame.space, frame.active, frame.loop = self.space, self.active, self.loop
+        frame.ranges = self.ranges
         return frame
 
     def lanes(self) -> np.ndarray | None:

@@ -50,6 +50,8 @@ class Machine:
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
         self._checked = -1
+        self._idled = -1
+        """Version of the memory when a polling loop last became idle."""
         self._active: list[list[Work]] = [[] for _ in range(world_size)]
         """Running work of the streams of each rank, in the order in which it was enqueued."""
         self._resident = [0] * world_size
@@ -131,18 +133,23 @@ class Machine:
             self._checked = -1
         else:
             if event is SPIN:
-                coroutine.spin(self.memory.version)
+                version = self.memory.version
+                coroutine.spin(version)
+                if coroutine.is_idle(version):
+                    self._idled = version
             self._ready.append(coroutine)
 
     def _pick(self) -> Coroutine | None:
         version = self.memory.version
         if self._held and self._checked != version:
             self._checked = version
-            for coroutine in [c for c in self._held if c.waiting.ready()]:
+            for coroutine in [c for c in self._held if c.waiting.may_end()]:
                 coroutine.waiting = None
                 self._held.remove(coroutine)
                 self._ready.append(coroutine)
-        able = [c for c in self._ready if not c.is_idle(version)]
+        able = self._ready
+        if self._idled == version:
+            able = [c for c in able if not c.is_idle(version)]
         polls = not able
         if polls:
             able = self._ready

@@ -54,6 +54,18 @@ class Waiting:
     """Tensor and index of the only word on which the condition depends."""
     holds: Callable[[Any], bool] = lambda value: True
     """Whether the condition is true for a value of the word, or a phase of the barrier."""
+    history: Callable[[], Any] = lambda: None
+    """Values of the word that decides the condition: another list after each change; or None."""
+    seen: Any = None
+    """History when the condition was last evaluated."""
+
+    def may_end(self) -> bool:
+        """Return whether the condition is true. Evaluate it only after a change of its word."""
+        history = self.history()
+        if history is not None and history is self.seen:
+            return False
+        self.seen = history
+        return self.ready()
 
 
 def go(step: Step, frame: Frame) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..memory.shadow import text_of_region
 from ..memory.threads import ThreadOrder
 from ..memory.values import convert
 from ..report.errors import SimulationError
-from .block import Frame, Mask
+from .block import Frame
 from .steps import Waiting, WaitTarget, go
 
 if TYPE_CHECKING:
@@ -205,8 +206,7 @@ class Launch(Work):
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i
         block = kernel.block(machine, self, number, order, env)
-        mask = Mask(np.ones(kernel.threads_in_block, np.bool_), kernel.group_of)
-        frame = Frame(block, mask)
+        frame = Frame(block, kernel.mask)
         return Coroutine(block.name(), self, order, frame, _run_block(kernel, frame), pace)
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
@@ -284,6 +284,7 @@ class Await(ByStream):
             yield Waiting(
                 ready, text, targets=targets, word=(flag, index),
                 holds=lambda seen: has_reached(flag, seen, want),
+                history=partial(flag.history, index),
             )  # fmt: skip
         entry = flag.load_word(index, self._access(order, SYS), newest=True, polls=True)
         order.acquire((0,), entry.sync, SYS)

@@ -16,15 +16,6 @@ from ...builtins.spec import declaration_of
 from ..report.errors import SimulationError
 from .memory import Awaited, Change, Memory, Tensor
 
-RELATION_TEXT = {
-    "eq": "==",
-    "ne": "!=",
-    "ge": ">=",
-    "gt": ">",
-    "le": "<=",
-    "lt": "<",
-    "reached": "reached",
-}
 _COUNTS = ("eq", "ge", "gt", "reached")
 """Relations of waits for a number of arrivals."""
 _SIGNALS = (declaration_of(signal).text, "p.write_value", "p.copy_value")

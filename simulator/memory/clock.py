@@ -7,7 +7,6 @@ all its blocks and are stored in one base. Pages store what a block has observed
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,9 +60,14 @@ class Clock(NamedTuple):
         return Clock(Base(times), {})
 
     def time(self, agent: int) -> int:
-        page = self.pages.get(agent // _PAGE)
-        time = self.base.times[agent]
-        return int(time if page is None else max(time, page[agent % _PAGE]))
+        page, at = self.pages.get(agent // _PAGE), self.base.times.item(agent)
+        return at if page is None else max(at, page.item(agent % _PAGE))
+
+    def range(self, first: int, count: int) -> list[int]:
+        """Return the last time of each of ``count`` consecutive agents."""
+        if self.pages:
+            return self.times(np.arange(first, first + count)).tolist()
+        return self.base.times[first : first + count].tolist()
 
     def times(self, agents: np.ndarray) -> np.ndarray:
         """Return the last time of each of these agents."""
@@ -77,7 +81,7 @@ class Clock(NamedTuple):
 
     def covers(self, agents: Any, times: Any) -> Any:
         """Return whether these times happen before the point, for one agent or for an array."""
-        if not np.ndim(agents):
+        if not isinstance(agents, np.ndarray):
             return times <= self.time(int(agents))
         covered = times <= self.base.times[agents]
         if self.pages and not covered.all():
@@ -126,27 +130,33 @@ class View:
 
     def __init__(self, parts: list[tuple[Clock, int]], own: tuple[int, ...]) -> None:
         self.parts, self.own = parts, own
+        self._clocks: list[tuple[Clock, int]] | None = None
 
-    @cached_property
+    @property
     def _distinct(self) -> list[tuple[Clock, int]]:
         """Distinct clocks, each with its agent, or -1 if several thread groups share the clock."""
-        distinct: dict[tuple[int, int], tuple[Clock, int]] = {}
-        for clock, agent in self.parts:
-            key = (id(clock.base), id(clock.pages))
-            distinct[key] = (clock, -1 if key in distinct else agent)
-        return list(distinct.values())
+        if self._clocks is None:
+            distinct: dict[tuple[int, int], tuple[Clock, int]] = {}
+            for clock, agent in self.parts:
+                key = (id(clock.base), id(clock.pages))
+                distinct[key] = (clock, -1 if key in distinct else agent)
+            self._clocks = list(distinct.values())
+        return self._clocks
 
     def covers(self, agents: Any, times: Any) -> Any:
         """Return whether what these agents did at these times happens before the access, for one
         agent or for an array."""
-        if not np.ndim(agents):
-            agent, time = int(agents), int(times)
-            return agent in self.own or all(
-                agent == own or time <= clock.time(agent) for clock, own in self._distinct
-            )
+        if not isinstance(agents, np.ndarray):
+            return agents in self.own or self._covers(int(agents), int(times))
         covered: Any = True
         for clock, agent in self._distinct:
             covered = covered & (clock.covers(agents, times) | (agents == agent))
         for agent in self.own:
             covered = covered | (agents == agent)
         return covered
+
+    def _covers(self, agent: int, time: int) -> bool:
+        for clock, own in self._distinct:
+            if agent != own and time > clock.time(agent):
+                return False
+        return True

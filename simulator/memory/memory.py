@@ -137,11 +137,14 @@ class Memory:
                     break
         return "\n".join(["last events of these blocks:", *reversed(lines)])
 
-    def compatible(self, event: np.ndarray, access: Access) -> np.ndarray:
+    def compatible(self, event: int | np.ndarray, access: Access) -> Any:
         """Return whether events and the access are atomic at scopes that include each other."""
-        other = self.events.agent[event]
-        rank, block, _ = self.layout.place(other)
         own_rank, own_block, _ = self.layout.place(access.agent)
+        if isinstance(event, int):
+            rank, block, _ = self.layout.place(self.events.agent.item(event))
+            needed = SYS if rank != own_rank else GPU if block != own_block else 1
+            return min(self.events.scope.item(event), access.scope) >= needed
+        rank, block, _ = self.layout.place(self.events.agent[event])
         needed = np.where(rank != own_rank, SYS, np.where(block != own_block, GPU, 1))
         return np.minimum(self.events.scope[event], access.scope) >= needed
 
@@ -173,7 +176,7 @@ class Memory:
         """Explain why two atomic accesses conflict."""
         if not (self.events.scope[event] and access.scope):
             return ""
-        if not self.compatible(np.asarray(event), access):
+        if not self.compatible(event, access):
             return "\nboth are atomic, but not at scopes that include each other"
         return (
             "\nboth are atomic, but what followed the load led to the store, and no release and "
@@ -223,6 +226,10 @@ class Tensor:
             event = self.memory.note(self, key, access)
             self.reads.note(key, event, access)
             self._note_threads(key, event, access, writes=False)
+        return self.contents(key)
+
+    def contents(self, key: Any) -> tuple[Any, Any]:
+        """Return values and poison as ``read`` does, without an access."""
         return self.data[key], self._poison(key)
 
     def write(self, key: Any, values: Any, access: Access, poison: Any = None) -> None:
@@ -256,7 +263,7 @@ class Tensor:
     def look_words(self, indices: list[tuple], access: Access, polls: bool = False) -> list[int]:
         """Load consecutive words by one atomic access. Return the flat index of each."""
         event = self.look(_region_of(indices), access)
-        flats = [int(np.ravel_multi_index(index, self.shape)) for index in indices]
+        flats = [self._flat(index) for index in indices]
         if not polls:
             for flat in flats:
                 self._looked.setdefault(flat, []).append(event)
@@ -292,7 +299,7 @@ class Tensor:
     ) -> None:
         """Note that agents observed these values of the words at these times."""
         for index, entry in zip(indices, entries, strict=True):
-            self._note_observed(int(np.ravel_multi_index(index, self.shape)), entry, times)
+            self._note_observed(self._flat(index), entry, times)
 
     def _note_observed(self, flat: int, entry: Entry, times: Mapping[int, int]) -> None:
         if flat in self.words:
@@ -317,7 +324,7 @@ class Tensor:
         """
         events: list[int] = []
         for number, index in enumerate(indices):
-            flat = int(np.ravel_multi_index(index, self.shape))
+            flat = self._flat(index)
             entries = self.words.get(flat, ())
             if all(entry.replaces for entry in entries[1:]):
                 return None
@@ -356,7 +363,7 @@ class Tensor:
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
         causes: Clock | None, replaces: bool, adds: bool, before: int | None,
     ) -> None:  # fmt: skip
-        words = [(index, int(np.ravel_multi_index(index, self.shape))) for index in indices]
+        words = [(index, self._flat(index)) for index in indices]
         for index, flat in words:
             if not self.words.get(flat):
                 self.words[flat] = [self._without_history(index)]
@@ -381,7 +388,7 @@ class Tensor:
     def count(self, index: tuple, value: Any) -> None:
         """Change a word that a barrier uses. The barrier itself orders this change."""
         self.data[index] = value
-        self.words.pop(int(np.ravel_multi_index(index, self.shape)), None)
+        self.words.pop(self._flat(index), None)
         self.memory.version += 1
         self.memory.on_write(self)
 
@@ -389,18 +396,23 @@ class Tensor:
         """Note that the last load of this word ended a wait for ``expected`` by ``relation``."""
         seen = self.newest(index).value
         awaited = Awaited(int(self.reads.last[index]), relation, expected, seen)
-        self.waits.setdefault(int(np.ravel_multi_index(index, self.shape)), []).append(awaited)
+        self.waits.setdefault(self._flat(index), []).append(awaited)
 
     def newest(self, index: tuple, before: int | None = None) -> Entry:
         """Return the newest value of a word, or the one just before a change, without an access."""
-        entries = self.words.get(int(np.ravel_multi_index(index, self.shape)))
+        entries = self.words.get(self._flat(index))
         if entries:
             return entries[_place(entries, before) - 1]
         return self._without_history(index)
 
+    def history(self, index: tuple) -> list[Entry] | None:
+        """Return the modification order of a word, in another list after each change; None if no
+        atomic access has changed the word."""
+        return self.words.get(self._flat(index))
+
     def overtakings(self, index: tuple) -> Iterator[tuple[int, int]]:
         """Yield each change that landed late, with an earlier change before which it landed."""
-        entries = self.words.get(int(np.ravel_multi_index(index, self.shape)), ())
+        entries = self.words.get(self._flat(index), ())
         for position, entry in enumerate(entries):
             earlier = [e.event for e in entries[position + 1 :] if e.event < entry.event]
             if earlier:
@@ -484,7 +496,7 @@ class Tensor:
         if not self.may_be_poison:
             return None
         poison = self.poison[key]
-        return poison if np.any(poison) else None
+        return poison if poison.any() else None
 
     def _poisoned(self, key: Any, access: Access) -> SimulationError:
         return SimulationError(
@@ -502,6 +514,13 @@ class Tensor:
                 del self.words[flat]
         self.memory.version += 1
         self.memory.on_write(self)
+
+    def _flat(self, index: tuple) -> int:
+        """Return the flat index of an element."""
+        flat = 0
+        for i, extent in zip(index, self.shape, strict=True):
+            flat = flat * extent + int(i)
+        return flat
 
 
 def _region_of(indices: list[tuple]) -> tuple:

@@ -71,8 +71,8 @@ class Layout:
 
     def place(self, agent: Any) -> tuple[Any, Any, Any]:
         """Return rank, block and number within the block of an agent. The host is rank -1."""
-        block, kind = np.divmod(np.asarray(agent) - 1, self.stride)
-        rank, block = np.divmod(block, self.blocks)
+        block, kind = divmod(agent - 1, self.stride)
+        rank, block = divmod(block, self.blocks)
         return rank, block, kind
 
 
@@ -127,10 +127,10 @@ class BlockOrder:
         """Return the clocks of a block at its start, which follows all before the launch. Each
         thread group has one thread unless ``threads`` is given."""
         base, n = layout.base(rank, block), layout.thread_groups
+        times = launch.range(base, layout.stride)
         return BlockOrder(
-            layout, rank, block, [launch] * n, [launch.time(base + i) + 1 for i in range(n)],
-            [launch.time(base + n + i) + 1 for i in range(SETS)],
-            [launch.time(base + n + SETS + i) for i in range(layout.copies)], base,
+            layout, rank, block, [launch] * n, [time + 1 for time in times[:n]],
+            [time + 1 for time in times[n : n + SETS]], times[n + SETS :], base,
             launch, [{} for _ in range(n)], [{} for _ in range(n)],
             threads=threads or ThreadOrder(np.arange(n)[:, None]),
         )  # fmt: skip
@@ -209,6 +209,10 @@ class BlockOrder:
     def complete_loads(self, thread_groups: tuple[int, ...], mbarrier: int, time: int) -> None:
         """Order the loads up to ``time`` before the next accesses of these thread groups."""
         self._complete(thread_groups, self.loads(mbarrier), time)
+
+    def last_load(self, mbarrier: int) -> int:
+        """Return the time of the last load that completes on an mbarrier; see ``loads``."""
+        return self.copy_time[self.layout.thread_groups + mbarrier]
 
     def _next_time(self, copying: int) -> int:
         self.copy_time[copying - self._copying] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -42,15 +43,14 @@ def widened(dtype: np.dtype) -> np.dtype:
 
 def unwritten(shape: Any, dtype: np.dtype) -> np.ndarray:
     """Return uninitialized memory: NaN, or a byte pattern."""
+    return np.full(shape, _unwritten_element(dtype), dtype)
+
+
+@lru_cache
+def _unwritten_element(dtype: np.dtype) -> Any:
     if is_float(dtype):
-        return np.full(shape, np.nan, np.float32).astype(dtype)
-    return (
-        np.frombuffer(
-            np.full(int(np.prod(shape)) * dtype.itemsize, _CANARY, np.uint8).tobytes(), dtype
-        )
-        .reshape(shape)
-        .copy()
-    )
+        return np.float32(np.nan).astype(dtype)
+    return np.frombuffer(bytes([_CANARY] * dtype.itemsize), dtype)[0]
 
 
 def convert(value: Any, dtype: np.dtype) -> Any:

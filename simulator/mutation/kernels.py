@@ -13,6 +13,7 @@ from tvm import tirx
 
 from ...builtins.spec import register_op
 from ...builtins.symmetric import is_symmetric
+from ...passes.group.upgrade_ir import upgrade_ir
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.walk import flatten, rewrite_children
@@ -65,7 +66,7 @@ class Kernel:
         self, func: tirx.PrimFunc, world_size: int, program: tirx.PrimFunc,
         functions: list[tirx.PrimFunc],
     ) -> None:  # fmt: skip
-        self.func, self.world_size = func, world_size
+        self.func, self.world_size = upgrade_ir(func), world_size
         self.program, self.functions = program, functions
         self.operations = [
             (number, op)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ...builtins.spec import Builtin, Pointer, builtin_of
+from ...builtins.memory import fence_proxy_async
+from ...builtins.spec import Builtin, Pointer, builtin_of, declaration_of
 from ...passes.ir.accesses import READS, WRITES, touches_in
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.memory_order import acquires, releases
+from ...passes.ir.spans import get_stmt_span, set_stmt_span
 from ...passes.ir.walk import calls_in, children_of, flatten, op_name, rewrite_children
 from ...passes.tile.order_releases import COMPLETE
 
@@ -69,7 +70,7 @@ DEVICE = Instructions(
     {
         **_SHARED_NAMES,
         "tl.sync_warp": "sync_warp",
-        "tl.fence_proxy_async": "fence_proxy_async",
+        "tl.fence_proxy_async": declaration_of(fence_proxy_async).name,
         "tl.ptx_fence_barrier_init": "mbarrier_init_fence",
         "tirx.ptx_init_barrier_thread_count": "mbarrier_init",
         "tirx.ptx_arrive_barrier_expect_tx": "mbarrier_arrive_expect_tx",

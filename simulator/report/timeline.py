@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from ...builtins.signals import signal
-from ...builtins.spec import declaration_of
+from ...builtins.spec import RELATION_TEXT, declaration_of
 from ...runtime.plans.steps import name_of_stream
 from ...runtime.trace.trace import Fault, Flow, Signal, Span, Trace, Transfer, Wait
 from ..machine.machine import Machine
 from ..machine.steps import Waiting, WaitTarget
 from ..machine.streams import Coroutine, Launch
-from ..memory.arrivals import RELATION_TEXT
 from ..memory.memory import Awaited, Tensor
 from ..memory.shadow import text_of_region
 from .errors import SimulationError

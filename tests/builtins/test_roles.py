@@ -15,7 +15,7 @@ from tileweave.builtins.spec import BUILTINS
 ROOT = Path(tileweave.builtins.__file__).resolve().parents[1]
 PRODUCT = ("codegen", "ops", "passes", "runtime", "simulator", "tileweave")
 NAMES = {spec.name for spec in BUILTINS.values()}
-KINDS = {"bulk_wait", "fence", "rank", "signal", "world_size"}
+KINDS = {"bulk_wait", "fence", "rank", "record", "signal", "world_size"}
 """Names that are also kinds of events or parameters; they must not be compared with a name."""
 
 

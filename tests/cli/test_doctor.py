@@ -1,11 +1,13 @@
 """``tileweave doctor``: problems of a machine, and their report."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 import tileweave
+from tileweave.builtins.versions import SUPPORTED_TILELANG
 from tileweave.cli.doctor import MISSING, Nvcc, Problem, Report, find_nvcc, problems
 from tileweave.cli.main import main
 from tileweave.runtime.host.topology import Gpu, Topology
@@ -16,13 +18,15 @@ def test_doctor_prints(capsys):
     out = capsys.readouterr().out
     assert f"tileweave       {tileweave.__version__}" in out
     assert "GPUs: " in out
+    (torch,) = re.findall(r"^torch .*", out, re.M)
+    assert torch.endswith(" (supported: 2.11 to 2.15)")
 
 
 def test_doctor_as_json(capsys):
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report) == {"versions", "nvcc", "topology", "problems"}
-    assert report["versions"]["tilelang"] == "0.1.15"
+    assert set(report) == {"versions", "supported", "nvcc", "topology", "problems"}
+    assert report["versions"]["tilelang"] in SUPPORTED_TILELANG
     assert len(report["topology"]["nvlinks"]) == len(report["topology"]["gpus"])
 
 
@@ -65,7 +69,7 @@ def test_nothing_to_complain_about():
             {"torch": "2.10.1+cu128"},
             NVCC,
             machine(H200, H200),
-            Problem("tw.init", "torch is 2.10.1+cu128; expected 2.11 to 2.13"),
+            Problem("tw.init", "torch is 2.10.1+cu128; expected 2.11 to 2.15"),
         ),
         (
             {"cuda-bindings": MISSING},
@@ -128,7 +132,7 @@ def test_problem(versions, nvcc, topology, expected):
 
 
 def test_report_for_people():
-    shown = str(Report(VERSIONS, NVCC, machine(H200, H200, driver="580.95.05"), ()))
+    shown = str(Report(VERSIONS, {}, NVCC, machine(H200, H200, driver="580.95.05"), ()))
     assert "driver          580.95.05" in shown
     assert "  1  NVIDIA H200, 140 GiB, sm_90, a" in shown
     assert "NVLink links between two GPUs\n           0    1\n      0    -   18\n" in shown

@@ -1,13 +1,22 @@
-"""``tileweave trace``: output, files and messages."""
+"""``tileweave trace``: output, files, messages, and the calls that it records."""
 
 import json
 import re
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 
+import ml_dtypes
+import numpy as np
 import pytest
+import tilelang.language as T
+import torch
 
+from tileweave import language as W
+from tileweave.cli import generated_call
 from tileweave.cli.main import main
+from tileweave.cli.program_files import load_programs
+from tileweave.runtime.plans.parameters import Parameter
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "simulator.md"
 PROGRAM = """
@@ -61,7 +70,7 @@ def test_a_drawing(run_file, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("{}", [], "expected a trace that `tileweave simulate --timeline X.json` wrote"),
+        ("{}", [], "expected a trace that `tileweave simulate --timeline X.json` or tw.trace"),
         (None, [], "No such file or directory; expected a readable file"),
         ("{}", ["--timeline", "a.pdf"], "trace: --timeline a.pdf; expected a name that ends in"),
     ],
@@ -86,3 +95,63 @@ def test_example_of_the_guide(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     assert main(["trace", "run.json"]) == 0
     assert capsys.readouterr().out == output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["missing.py"], "trace: there is no file missing.py; expected FILE or FILE:NAME"),
+        (["ring.py", "--launches", "0"], "trace: --launches 0; expected 1 or more"),
+        (["ring.py", "--out", "a.html"], "trace: --out a.html; expected a name that ends in .json"),
+        (["ring.py", "--set", "steps=3"], "trace: --set steps, of ring; expected epoch"),
+        (["two.py"], "trace: ring, again of two.py; expected one program, FILE:NAME"),
+    ],
+)
+def test_refuses_to_record(tmp_path, capsys, monkeypatch, options, message):
+    (tmp_path / "ring.py").write_text(PROGRAM)
+    again = PROGRAM + "\n\n" + PROGRAM.partition("\n\n")[2].replace("def ring", "def again")
+    (tmp_path / "two.py").write_text(again)
+    monkeypatch.chdir(tmp_path)
+    assert main(["trace", *options]) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err and not captured.out
+
+
+def test_arguments_of_a_recorded_call(monkeypatch):
+    memory = {}
+
+    def allocate(shape, dtype):
+        memory["S"] = SimpleNamespace(local=torch.empty(shape, dtype=dtype))
+        return memory["S"]
+
+    monkeypatch.setattr(generated_call, "symmetric", allocate)
+    device = torch.device("cpu")
+    values = np.arange(6).reshape(2, 3).astype(ml_dtypes.bfloat16)
+    tensor = Parameter.of("A", T.Tensor((2, 3), "bfloat16"))
+    made = generated_call.argument(tensor, (2, 3), values, device)
+    assert made.dtype == torch.bfloat16 and made.tolist() == [[0, 1, 2], [3, 4, 5]]
+    empty = generated_call.argument(tensor, (2, 3), None, device)
+    assert empty.tolist() == [[0] * 3] * 2
+    shared = Parameter.of("S", W.Symmetric((2,), "uint32"))
+    found = generated_call.argument(shared, (2,), np.array([7, 8], np.uint32), device)
+    assert found is memory["S"] and found.local.tolist() == [7, 8]
+
+
+def test_a_recorded_call(monkeypatch, tmp_path):
+    calls = []
+    (tmp_path / "ring.py").write_text(PROGRAM)
+    options = SimpleNamespace(command="trace", program=str(tmp_path / "ring.py"))
+    (program,) = load_programs(options).values()
+    monkeypatch.setattr(generated_call, "symmetric", lambda shape, dtype: SimpleNamespace(
+        local=torch.empty(shape, dtype=dtype)))  # fmt: skip
+    monkeypatch.setattr(generated_call, "compile", lambda func: lambda *args: calls.append(args))
+    group = SimpleNamespace(
+        world_size=3, rank=1, device=torch.device("cpu"), synchronize=lambda: None,
+        meet=lambda topic: None,
+    )  # fmt: skip
+    session = SimpleNamespace(group=group)
+    call = generated_call.GeneratedCall(program, session, {}, {"epoch": lambda epoch: epoch}, 0)
+    for launch in range(2):
+        call(launch)
+    assert [args[1] for args in calls] == [0, 1]
+    assert calls[0][0].local.tolist() == [0]

@@ -44,7 +44,13 @@ BY_SIZE = ("uint8", "bfloat16", "float32", "float64")
 """One type of each size, for what does not depend on the type."""
 VECTOR_CXX = {32: "uint1", 64: "uint2", 128: "uint4"}
 """Types TileLang prints for vectors, one a size."""
-HIDDEN_CXX = {"context": "int64_t", "loc": "int32_t", "thread": "int32_t", "threads": "int32_t"}
+HIDDEN_CXX = {
+    "context": "int64_t",
+    "launch": "int32_t",
+    "loc": "int32_t",
+    "thread": "int32_t",
+    "threads": "int32_t",
+}
 PRELUDE = """#include <tileweave/tileweave.cuh>
 struct half_t { uint16_t bits; };
 struct bfloat16_t { uint16_t bits; };
@@ -197,6 +203,10 @@ def instruction(row: Row) -> str | None:
         return f"{name}{order}.global{width}"
     if name == "fence":
         return f"fence{order};"
+    if name == "globaltimer":
+        return "%globaltimer;"
+    if name == "record":
+        return "atom.relaxed.gpu.global.add.u64"
     if name == "fence_proxy_async":
         return "fence.proxy.async;"
     if name == "signal":
@@ -257,4 +267,5 @@ def test_no_builtin_is_left_out() -> None:
     expected = {
         s.name for s in BUILTINS.values() if s.name.startswith(families) and s.combines in _SINGLE
     }
-    assert single == expected | {"ld", "st", "fence", "fence_proxy_async", "signal"}
+    others = {"ld", "st", "fence", "fence_proxy_async", "globaltimer", "record", "signal"}
+    assert single == expected | others

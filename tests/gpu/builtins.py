@@ -48,6 +48,17 @@ def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
 def atomics_program(ranks: int, dtype: str):
     names = list(COMBINE) if "float" not in dtype else ["add"]
 
+    @T.macro
+    def apply(index, by_atom, by_red, peer, value):
+        """Apply ``names[index:]``: a macro calls itself, because only TileLang 0.1.15 unrolls
+        loops over Python lists."""
+        if index < len(names):
+            getattr(W, f"atom_{names[index]}")(by_atom[peer, index], value, scope="sys")
+            getattr(W, f"red_{names[index]}")(
+                by_red[peer, index], value, scope="sys", sem="release"
+            )
+            apply(index + 1, by_atom, by_red, peer, value)
+
     @T.prim_func
     def atomics(
         values: T.Tensor((THREADS,), dtype),
@@ -57,11 +68,7 @@ def atomics_program(ranks: int, dtype: str):
         with T.Kernel(1, threads=THREADS) as _:
             thread = T.get_thread_binding()
             for peer in T.serial(ranks):
-                for index, name in enumerate(names):
-                    getattr(W, f"atom_{name}")(by_atom[peer, index], values[thread], scope="sys")
-                    getattr(W, f"red_{name}")(
-                        by_red[peer, index], values[thread], scope="sys", sem="release"
-                    )
+                apply(0, by_atom, by_red, peer, values[thread])
 
     return atomics, names
 

@@ -9,9 +9,14 @@ import subprocess
 import pytest
 
 from tileweave.codegen.headers import INCLUDE_DIR
-from tileweave.runtime.host.context import DeviceContext, Record
+from tileweave.runtime.host.context import DeviceContext, Record, TraceBuffer, TraceEvent
 
-TWINS = {"Record": Record, "Context": DeviceContext}
+TWINS = {
+    "Record": Record,
+    "Context": DeviceContext,
+    "TraceEvent": TraceEvent,
+    "TraceBuffer": TraceBuffer,
+}
 
 
 def layout_in_cxx(name: str, fields: list[str], folder) -> list[list[str]]:

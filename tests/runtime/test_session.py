@@ -42,13 +42,13 @@ def test_init_without_a_gpu_says_so():
     )
 
 
-@pytest.mark.parametrize("release", ["2.10.1+cu128", "2.14.0", "2.14.0a0+git1", "3.0", "unknown"])
+@pytest.mark.parametrize("release", ["2.10.1+cu128", "2.16.0", "2.16.0a0+git1", "3.0", "unknown"])
 def test_torch_that_is_not_supported(monkeypatch, release):
     monkeypatch.setattr(torch, "__version__", release)
-    assert message_of(tw.init) == f"init: torch is {release}; expected 2.11 to 2.13"
+    assert message_of(tw.init) == f"init: torch is {release}; expected 2.11 to 2.15"
 
 
-@pytest.mark.parametrize("release", ["2.11.0", "2.13.0+cu130", "2.13.1rc2", "2.12.0a0+git1"])
+@pytest.mark.parametrize("release", ["2.11.0", "2.15.0+cu132", "2.13.1rc2", "2.12.0a0+git1"])
 def test_torch_that_is_supported(monkeypatch, release):
     monkeypatch.setattr(torch, "__version__", release)
     assert "sees no CUDA device" in message_of(tw.init)

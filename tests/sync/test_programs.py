@@ -53,7 +53,7 @@ def instances():
             yield pytest.param(name, ranks, marks=marks)
 
 
-@pytest.mark.parametrize(("name", "ranks"), instances())
+@pytest.mark.parametrize(("name", "ranks"), list(instances()))
 def test_every_schedule_is_right(name, ranks):
     run(name, ranks, range(SCHEDULES or 8 // ranks))
 

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import combinations
 
 from .. import __version__
-from ..builtins.versions import unsupported_torch
+from ..builtins.versions import SUPPORTED, unsupported_torch
 from ..runtime.host.topology import Topology, topology
 
 PACKAGES = ("torch", "tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-ml-py")
@@ -64,6 +64,7 @@ class Report:
     """Software, GPUs and problems of a machine."""
 
     versions: dict[str, str]
+    supported: dict[str, str]
     nvcc: Nvcc
     topology: Topology
     problems: tuple[Problem, ...]
@@ -83,7 +84,8 @@ class Report:
 
     def _software(self) -> Iterator[str]:
         for name, number in self.versions.items():
-            yield f"{name:<16}{number}"
+            supported = f" (supported: {self.supported[name]})" if name in self.supported else ""
+            yield f"{name:<16}{number}{supported}"
         yield f"{'nvcc':<16}{self.nvcc.version} {self.nvcc.path}".rstrip()
         yield f"{'driver':<16}{self.topology.driver or 'not found'}"
 
@@ -113,7 +115,7 @@ def examine() -> Report:
     versions = {"tileweave": __version__, "python": platform.python_version()}
     versions |= {package: _version(package) for package in PACKAGES}
     nvcc, machine = find_nvcc(), topology()
-    return Report(versions, nvcc, machine, tuple(problems(versions, nvcc, machine)))
+    return Report(versions, SUPPORTED, nvcc, machine, tuple(problems(versions, nvcc, machine)))
 
 
 def problems(versions: dict[str, str], nvcc: Nvcc, machine: Topology) -> list[Problem]:

@@ -119,8 +119,7 @@ def run_each(
 
     if options.seed < 0:
         raise TileWeaveError(f"{options.command}: --seed {options.seed}; expected 0 or more")
-    scalars = dict(_parse_scalar(options.command, pair) for pair in options.set)
-    _require_parameters(options.command, programs, scalars)
+    scalars = parsed_scalars(options, programs)
     sizes = sizes_of(options, programs)
     outcomes: list[Outcome] = []
     launched: set[int] = set()
@@ -135,6 +134,13 @@ def run_each(
         outcomes.append(run(name, executable, scalars | sizes[name], options))
         launched |= executable.launched
     return outcomes
+
+
+def parsed_scalars(options: argparse.Namespace, programs: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of ``--set`` by name; refuse those of unknown parameters."""
+    scalars = dict(_parse_scalar(options.command, pair) for pair in options.set)
+    _require_parameters(options.command, programs, scalars)
+    return scalars
 
 
 def fault_of(error: Any) -> Outcome:

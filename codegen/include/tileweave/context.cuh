@@ -21,6 +21,25 @@ struct Record {
   uint32_t thread;
 };
 
+// One event of a trace; see record.cuh.
+struct TraceEvent {
+  uint64_t begin; // ns of the GPU's clock
+  uint64_t end;
+  uint64_t flag; // address; 0 if the event has none
+  int64_t seen;
+  int64_t wanted;
+  int32_t launch;
+  int32_t event;
+  uint32_t block;
+  uint32_t sm;
+};
+
+// In device memory, followed by `capacity` events, while a trace is recorded.
+struct TraceBuffer {
+  uint64_t count; // events so far, also those that had no room
+  uint64_t capacity;
+};
+
 // In device memory, one for each process.
 struct Context {
   uint64_t timeout_ns; // 0: wait without limit
@@ -29,6 +48,7 @@ struct Context {
   uint64_t barrier;     // address of this rank's barrier words
   uint64_t heap_stride; // bytes from one rank's heap to the next
   Record *record;
+  TraceBuffer *trace; // null: no trace is recorded
 };
 
 #ifdef __CUDACC__

@@ -11,5 +11,6 @@
 #include "multimem.cuh"
 #include "put_get.cuh"
 #include "qualifiers.cuh"
+#include "record.cuh"
 #include "signals.cuh"
 #include "system_atomics.cuh"

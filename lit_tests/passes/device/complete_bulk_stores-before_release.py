@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """TMA and bulk stores complete before a release; without stores in flight, no wait is added."""
 

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """Builtins around T.Pipelined in an outer loop run in the program's threads, in all parts."""
 

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """A builtin that is lost or that other threads execute is refused; dead code and copies are legal."""
 
@@ -83,7 +84,7 @@ check("signal", gemm(128, "signal"))
 
 # Such a guard selects none of the consumers, or half of them.
 # CHECK: signal_below: signal: after TileLang's lowering no thread executes it; expected thread 0 of the program, as with tl.disable_warp_specialized
-# CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
+# LINE: CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
 check("signal_below", gemm(128, "signal"), below(128))
 
 # CHECK: red_below: red_add: after TileLang's lowering threads 0 to 127 of the program execute it; expected threads 0 to 255 of the program
@@ -108,7 +109,7 @@ def plain(F: W.Symmetric((8,), "uint32")):
 
 
 # CHECK: removed: wait_ge: after TileLang's lowering no thread executes it; expected threads 0 to 127 of the program
-# CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
+# LINE: CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
 check("removed", plain, on_builtins(lambda stmt, tx: tirx.Evaluate(0)))
 
 # Fewer threads may execute a wait.

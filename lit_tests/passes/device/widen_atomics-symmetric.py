@@ -90,7 +90,7 @@ def refused(name, dtype, operation):
 
 # CHECK: bytes: T.atomic_add: symmetric tensor S has type int8; expected uint32, int32, uint64,
 refused("bytes", "int8", lambda S, A, tx: T.atomic_add(S[0, tx], 1))
-# CHECK: old vector: T.atomic_addx2: return_prev=True for symmetric tensor S; expected T.atomic_add of
+# SINCE_0_1_13: CHECK: old vector: T.atomic_addx2: return_prev=True for symmetric tensor S; expected T.atomic_add of
 refused(
     "old vector", "float32",
     lambda S, A, tx: T.evaluate(T.atomic_addx2(S[0, tx * 2], A[tx * 2], return_prev=True)),

@@ -1,3 +1,4 @@
+# REQUIRES: spans
 # RUN: %python %s | %filecheck %s
 """Each kind of exchange has its signals and waits, with their counters, granules and numbers."""
 

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """The inference inserts statements at the right accesses, for the right ranks, outside of loops."""
 
@@ -135,16 +136,16 @@ def replied(whom):
 # A block that has data of the right neighbor knows that its launch has started: S is free there.
 # CHECK-LABEL: TEST: replied
 # CHECK-NOT: started
-# CHECK: T.tileweave.wait_reached(T.access_ptr(asked_arrived[rank
-# CHECK-NEXT: T.copy({{.*}}T.region(asked[rank
+# CHECK: T.tileweave.wait_reached(T.access_ptr(requested_arrived[rank
+# CHECK-NEXT: T.copy({{.*}}T.region(requested[rank
 # CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 1) % 4
 show(replied(1))
 
 # It does not know this of the second rank to the right.
 # CHECK-LABEL: TEST: replied
 # CHECK: started = T.match_buffer(
-# CHECK: T.tileweave.wait_reached(T.access_ptr(asked_arrived[rank
-# CHECK-NEXT: T.copy({{.*}}T.region(asked[rank
+# CHECK: T.tileweave.wait_reached(T.access_ptr(requested_arrived[rank
+# CHECK-NEXT: T.copy({{.*}}T.region(requested[rank
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(started[rank, (rank + 2) % 4]
 # CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 2) % 4
 show(replied(2))

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """A wait for a flag with data-dependent indices: the producer warp waits in each iteration, before
 its TMA loads."""

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """Initializations before loops around T.Pipelined run once; TileLang alone runs them in each
 iteration, because warp specialization moves them next to the pipelined loop."""
@@ -134,7 +135,7 @@ def read_overwritten(q, k, flags, Q, acc):
 # CHECK-LABEL: TEST: overwritten sm_90a
 # CHECK-NEXT: T.copy: reads Q before T.Pipelined, but warp specialization moves it after T.copy
 # CHECK-SAME: which writes Q; expected another buffer for one of the two
-# CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
+# LINE: CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
 show(attention(read_overwritten, serial, "overwritten"))
 
 
@@ -238,7 +239,7 @@ def two_uses(dtype, name):
 # CHECK-LABEL: TEST: two_uses sm_90a
 # CHECK-NEXT: T.copy: copies tile and kept before T.Pipelined, which also uses tile, so
 # CHECK-SAME: producer threads would copy to wrong places; expected another fragment for
-# CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
+# LINE: CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
 show(two_uses("bfloat16", "two_uses"))
 
 # TileLang guards the stores of other copies.

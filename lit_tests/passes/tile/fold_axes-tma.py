@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """Axes of a symmetric tensor are folded until the TMA supports their number."""
 
@@ -97,7 +98,7 @@ def unknown_sum(S, tile, me, bx, order):
 
 # CHECK-LABEL: TEST: unknown_sum sm_90a
 # CHECK-NEXT: atomic_add with use_tma=True: S has 6 axes, with those for the rank, buffers and versions: shape (4, 2, 3, 4, 32, 32); expected at most 5, or indices that are provably inside of the inner axes
-# CHECK-NEXT: --> {{.*}}fold_axes-tma.py:95
+# LINE: CHECK-NEXT: --> {{.*}}fold_axes-tma.py:96
 show("unknown_sum", unknown_sum, own=(2, 3, 4))
 
 

@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """A T.clear of an accumulator in a pipelined loop keeps no wait back: the wait runs in the producer
 before its load, the clear in the consumers, in each iteration."""
@@ -149,7 +150,7 @@ def put_then_wait(q, k, flags, scores, j):
 # CHECK-LABEL: TEST: builtin_before sm_90a
 # CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, because st before it keeps it in the consumer
 # CHECK-SAME: warps; expected st after the loads
-# CHECK-NEXT: --> {{.*}}hoist_waits-clear.py:[[#]]
+# LINE: CHECK-NEXT: --> {{.*}}hoist_waits-clear.py:[[#]]
 show(attention(put_then_wait, nothing, "builtin_before"))
 
 

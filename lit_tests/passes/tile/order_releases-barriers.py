@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """One block barrier precedes a release, at a place that the whole block reaches."""
 

@@ -46,13 +46,13 @@ def plain_sum(X: T.Tensor((16, 16), "float32"), Y: W.Symmetric((16, 16), "float3
 
 
 # CHECK-LABEL: TEST: pairs sm_80
-# CHECK-NEXT: red_add of bf16x2: compiled for sm_80; expected sm_90 or later
-# CHECK-NEXT: --> {{.*}}require_arch-missing.py:23
+# SINCE_0_1_13: CHECK-NEXT: red_add of bf16x2: compiled for sm_80; expected sm_90 or later
+# LINE: CHECK-NEXT: --> {{.*}}require_arch-missing.py:23
 show(pairs, "sm_80")
 
 # CHECK-LABEL: TEST: pairs sm_90a
-# CHECK-NOT: expected
-# CHECK: tw::red_add<tw::Type::bf16x2,
+# SINCE_0_1_13: CHECK-NOT: expected
+# SINCE_0_1_13: CHECK: tw::red_add<tw::Type::bf16x2,
 show(pairs, "sm_90a")
 
 # CHECK-LABEL: TEST: fence sm_80
@@ -65,7 +65,7 @@ show(fence, "sm_100a")
 
 # CHECK-LABEL: TEST: tma_sum sm_80
 # CHECK-NEXT: atomic_add with use_tma=True: compiled for sm_80, which has no TMA; expected sm_90 or later, or use_tma=False
-# CHECK-NEXT: --> {{.*}}require_arch-missing.py:37
+# LINE: CHECK-NEXT: --> {{.*}}require_arch-missing.py:37
 show(tma_sum, "sm_80")
 
 # CHECK-LABEL: TEST: tma_sum sm_90a

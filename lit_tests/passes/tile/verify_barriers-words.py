@@ -28,7 +28,7 @@ def show(name, program, ranks=2):
 
 
 # CHECK: few: sync_ranks: barrier=B[W.rank(), 3] has 3 words up to the end of B; expected 4
-# CHECK-NEXT: --> {{.*}}verify_barriers-words.py:16
+# LINE: CHECK-NEXT: --> {{.*}}verify_barriers-words.py:16
 refused("few", lambda B, U, me, n, block: W.sync_ranks(B[me, 3]))
 
 # CHECK: enough: accepted
@@ -75,8 +75,8 @@ def two(name, one, other):
 
 
 # CHECK: overlap: sync_ranks: barrier=B[W.rank(), 1] (4 words) overlaps the words of sync_grid, B[W.rank(), 2] (1 word); expected separate words, or the same first word
-# CHECK-NEXT: barrier --> {{.*}}verify_barriers-words.py
-# CHECK-NEXT: other barrier --> {{.*}}verify_barriers-words.py
+# LINE: CHECK-NEXT: barrier --> {{.*}}verify_barriers-words.py
+# LINE: CHECK-NEXT: other barrier --> {{.*}}verify_barriers-words.py
 two("overlap", lambda B, U, me: W.sync_grid(B[me, 2]), lambda B, U, me: W.sync_ranks(B[me, 1]))
 
 # CHECK: apart: accepted
@@ -101,8 +101,8 @@ def written(name, write):
 
 
 # CHECK: signalled: signal: writes B[{{.*}}, 4], a word of barrier_blocks with barrier=B[W.rank(), 1] (4 words); expected only barriers to change it in this kernel
-# CHECK-NEXT: write --> {{.*}}verify_barriers-words.py
-# CHECK-NEXT: barrier --> {{.*}}verify_barriers-words.py:
+# LINE: CHECK-NEXT: write --> {{.*}}verify_barriers-words.py
+# LINE: CHECK-NEXT: barrier --> {{.*}}verify_barriers-words.py:
 written("signalled", lambda B, U, me: W.signal(B[1 - me, 4]))
 
 # CHECK: added: red_add: writes B[W.rank(), 1], a word of barrier_blocks with

@@ -133,22 +133,25 @@ def add_tile(total, tile):
 
 
 @T.macro
-def store(buffers, *targets):
+def store(buffers, target, second=None):
     """Round ``buffers.total`` and store it, as many columns at a time as ``buffers.C`` has.
 
     Args:
-        targets: tensors, each with the indices up to the first row and with the first column.
+        target: a tensor with the indices up to the first row and with the first column.
+        second: another target.
     """
     columns = buffers.C.shape[1]
     if columns == buffers.total.shape[1]:
         T.copy(buffers.total, buffers.C)
-        for target in targets:
-            T.copy(buffers.C, _element(target, 0))
+        T.copy(buffers.C, _element(target, 0))
+        if second is not None:
+            T.copy(buffers.C, _element(second, 0))
     else:
         for first in T.unroll(0, buffers.total.shape[1], columns):
             T.copy(buffers.total[:, first : first + columns], buffers.C)
-            for target in targets:
-                T.copy(buffers.C, _element(target, first))
+            T.copy(buffers.C, _element(target, first))
+            if second is not None:
+                T.copy(buffers.C, _element(second, first))
 
 
 def _element(target: tuple, column: Any) -> Any:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from tilelang.ir import get_stmt_span, set_stmt_span
 from tvm import tirx
 
+from ...ir.spans import get_stmt_span, set_stmt_span
 from ...ir.walk import flatten, rewrite_children
 from ..regions.accesses import Access, Program
 from ..regions.footprints import Footprints

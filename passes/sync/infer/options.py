@@ -35,6 +35,7 @@ class Options:
         resident_blocks: number of blocks of a launch that run on a GPU at the same time.
         version_bytes: maximum memory on a rank for the versions of one tensor.
         delays: seed of random sleeps before signals and after waits, for tests.
+        trace: whether the kernel records events; ``tw.trace`` sets it.
     """
 
     reuse: str = "auto"
@@ -43,6 +44,7 @@ class Options:
     resident_blocks: int = 132
     version_bytes: int = 1 << 28
     delays: int | None = None
+    trace: bool = False
 
 
 def split_options(
@@ -58,6 +60,13 @@ def split_options(
     if not own_configs:
         return func, others
     return func.with_attr(OPTIONS, tirx.StringImm(json.dumps(own_configs, sort_keys=True))), others
+
+
+def with_trace(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``func`` with the option ``trace``, beside the options that it has."""
+    text = func.attrs[OPTIONS].value if func.attrs and OPTIONS in func.attrs else "{}"
+    fields = json.dumps({**json.loads(text), "trace": True}, sort_keys=True)
+    return func.with_attr(OPTIONS, tirx.StringImm(fields))
 
 
 def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,4 +141,5 @@ _LEGAL: dict[str, tuple] = {
     "resident_blocks": (lambda value: type(value) is int and value > 0, "a positive integer"),
     "version_bytes": (lambda value: type(value) is int and value >= 0, "bytes, 0 or more"),
     "delays": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
+    "trace": (lambda value: type(value) is bool, "True or False"),
 }

@@ -7,7 +7,7 @@ import pytest
 from tileweave.runtime.trace.chrome import from_json, to_json
 from tileweave.runtime.trace.drawing import Text, draw
 from tileweave.runtime.trace.summary import summarize
-from tileweave.runtime.trace.trace import Flow, Signal, Span, Trace, Transfer, Wait
+from tileweave.runtime.trace.trace import Clock, Flow, Signal, Span, Trace, Transfer, Wait
 
 STREAM = "the caller's stream"
 
@@ -46,6 +46,18 @@ def test_shares_of_time(chain):
     assert [s.publishing for s in shares] == [5.5, 0.5, 0]  # the write and the signal; no read
     assert [s.computing for s in shares] == [44.5, 68.5, 48]
     assert shares[2].by_wait == {("parts", "/x/gemm.py:50"): 72}
+
+
+def test_lost_events_and_clocks_of_each_rank(chain):
+    assert "lost" not in str(summarize(chain))
+    chain.lost, chain.clocks = [0, 3, 0], [Clock(rank, 2.0 * rank, 0.5, 10.0) for rank in range(3)]
+    lines = str(summarize(chain)).splitlines()
+    assert lines[0].startswith("gemm: 3 ranks, no fault, 3 events lost")
+    assert lines[1] == "rank 1: 3 events lost, for which its buffer had no room"
+    assert lines[2].startswith("rank  kernel")
+    content = summarize(chain).as_json()
+    assert content["lost"] == [0, 3, 0]
+    assert content["clocks"][1] == {"rank": 1, "offset": 2.0, "error": 0.5, "host_error": 10.0}
 
 
 def test_waits_that_overlap_count_once(chain):

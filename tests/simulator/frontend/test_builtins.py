@@ -67,6 +67,23 @@ def ranks():
     return program, 3, [{}] * 3, lambda r: {"out": [r, 3]}
 
 
+def recorded():
+    """Times, which only grow, and events, which change nothing."""
+
+    @T.prim_func
+    def program(flags: W.Symmetric((1,), "int32"), out: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=N) as _:
+            if T.get_thread_binding() == 0:
+                begin = W.globaltimer()
+                W.record(1)
+                W.signal(flags[1 - W.rank(), 0])
+                W.wait_ge(flags[W.rank(), 0], 1)
+                W.record(2, begin, flags[W.rank(), 0], 0, 1)
+                out[0] = T.Cast("int32", W.globaltimer() > begin)
+
+    return program, 2, [{"flags": np.zeros(1, np.int32)}] * 2, lambda r: {"out": [1]}
+
+
 def signals():
     """Flags of all relations; each rank signals the next."""
 
@@ -212,6 +229,7 @@ PROGRAMS = {
     "red_xor": lambda: atomic("red_xor", lambda t: t, 12 ^ int(np.bitwise_xor.reduce(range(N)))),
     "words": words,
     "ranks": ranks,
+    "recorded": recorded,
     "signals": signals,
     "barriers": barriers,
     "put_and_get": put_and_get,

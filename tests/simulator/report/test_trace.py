@@ -25,7 +25,7 @@ REQUIRED = {
 }
 """Fields of an event by phase, of the trace-event format."""
 ARGS = {
-    "span": {"kernel", "launch", "stream", "block", "label", "loc", "ended", "failed_at"},
+    "span": {"kernel", "launch", "stream", "block", "label", "loc", "ended", "failed_at", "sm"},
     "wait": {"op", "flag", "tensor", "seen", "wanted", "loc", "text", "ended"},
     "signal": {"op", "flag", "tensor", "before", "after", "loc", "text"},
     "transfer": {"op", "tensor", "peer", "writes", "loc", "text"},
@@ -272,7 +272,7 @@ META = '{"format": "tileweave-trace", "version": 1, "unit": "steps", "fault": nu
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "expected a trace that `tileweave simulate --timeline X.json` wrote"),
+        ("{", "expected a trace that `tileweave simulate --timeline X.json` or tw.trace wrote"),
         ("[]", "expected a trace that"),
         ('{"traceEvents": []}', "expected a trace that"),
         (f'{{"otherData": {META.replace("1", "9")}}}', "expected a trace that"),

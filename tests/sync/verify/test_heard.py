@@ -81,5 +81,5 @@ def test_right_in_every_schedule(blocks):
 
     out = tw.simulate(called, RANKS, schedules=20, epochs=4)
     for rank, tensors in enumerate(out):
-        assert (tensors["found"][:, 0] == (rank - 1) % RANKS).all()
+        assert (tensors["actual"][:, 0] == (rank - 1) % RANKS).all()
         assert (tensors["Y"][:, 0] == (rank + 1) % RANKS).all()

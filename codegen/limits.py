@@ -1,0 +1,107 @@
+"""Limits of older TileLang releases. They are avoided, or refused with a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from tilelang import tvm
+from tilelang.transform import PassConfigKey
+from tvm import IRModule, tirx
+from tvm.target import Target
+
+from ..builtins.errors import LanguageError
+from ..builtins.spec import builtin_of
+from ..builtins.versions import SUPPORTED_TILELANG, installed_tilelang, numbers_of
+from ..passes.ir.walk import builtins_in, nodes_in
+from ..passes.tile.require_arch import may_have_producer
+
+NEWEST = SUPPORTED_TILELANG[-1]
+SPECIALIZES_NESTED = (0, 1, 13)
+"""First release that specializes warps of a ``T.Pipelined`` in another loop. Before it, TileLang
+fails: its pass finds the loop, but does not replace it (``ReplacePipelineLoopInStmt``)."""
+
+
+POINTS_TO_VECTORS = (0, 1, 13)
+"""First release that takes the address of an element of a tensor whose elements are vectors."""
+
+
+@contextlib.contextmanager
+def limits(mod: IRModule, target: Target) -> Iterator[None]:
+    """Compile ``mod`` inside, as the installed release can.
+
+    Raises:
+        LanguageError: the installed release, which is not the newest, fails.
+    """
+    if installed_tilelang() < POINTS_TO_VECTORS:
+        _refuse_vectors(mod)
+    names = [str(n.name_hint) for n, f in mod.functions.items() if _has_nested_pipeline(f)]
+    config: dict[str, bool] = {}
+    if names and installed_tilelang() < SPECIALIZES_NESTED and may_have_producer(target):
+        config[PassConfigKey.TL_DISABLE_WARP_SPECIALIZED] = True
+        warnings.warn(
+            f"{', '.join(names)}: TileLang {version('tilelang')} cannot specialize warps for a "
+            "T.Pipelined in another loop; compiled without specialization, which is slower "
+            f"(tilelang=={'.'.join(map(str, SPECIALIZES_NESTED))} can)",
+            stacklevel=2,
+        )
+    try:
+        with with_config(config) if config else contextlib.nullcontext():
+            yield
+    except (tvm.error.InternalError, IndexError) as error:
+        if installed_tilelang() >= numbers_of(NEWEST):
+            raise
+        raise LanguageError(
+            f"{', '.join(str(n.name_hint) for n in mod.functions)}: TileLang "
+            f"{version('tilelang')} cannot compile it ({str(error).strip().splitlines()[-1]}); "
+            f"expected a program that this release supports, or tilelang=={NEWEST}"
+        ) from error
+
+
+def _refuse_vectors(mod: IRModule) -> None:
+    """Refuse builtins that operate on a tensor of vectors: the CUDA would not compile."""
+    for func in mod.functions.values():
+        for call in builtins_in(func.body) if isinstance(func, tirx.PrimFunc) else ():
+            for load in nodes_in(call, tirx.BufferLoad):
+                dtype = str(load.buffer.dtype)
+                if load.buffer.scope() == "global" and tvm.DataType(dtype).lanes > 1:
+                    release = ".".join(map(str, POINTS_TO_VECTORS))
+                    raise LanguageError(
+                        f"{builtin_of(call).name}: {load.buffer.name} has type {dtype}, whose "
+                        f"elements have no address in TileLang {version('tilelang')}; expected a "
+                        f"tensor of scalars, or tilelang=={release}"
+                    )
+
+
+def with_config(config: dict[str, bool]) -> tvm.transform.PassContext:
+    """Return the current context of passes with more options."""
+    context = tvm.transform.PassContext.current()
+    return tvm.transform.PassContext(
+        opt_level=context.opt_level,
+        required_pass=context.required_pass,
+        disabled_pass=context.disabled_pass,
+        instruments=context.instruments,
+        config={**context.config, **config},
+    )
+
+
+def _has_nested_pipeline(func: object) -> bool:
+    """Return whether a pipelined loop is in another loop of a kernel."""
+    if not isinstance(func, tirx.PrimFunc):
+        return False
+    loops = [
+        loop
+        for loop in nodes_in(func.body, tirx.For, tirx.While)
+        if isinstance(loop, tirx.While) or loop.thread_binding is None
+    ]
+    return any(
+        inner is not loop and _is_pipelined(inner)
+        for loop in loops
+        for inner in nodes_in(loop.body, tirx.For)
+    )
+
+
+def _is_pipelined(loop: tirx.For) -> bool:
+    return int(loop.annotations.get("num_stages", 0)) > 0

@@ -1,0 +1,231 @@
+"""Private names of torch that TileWeave uses exist in the installed release, as it calls them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed._symmetric_memory
+
+from tileweave.builtins.versions import unsupported_torch
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("builtins", "codegen", "ops", "passes", "runtime", "simulator", "tileweave")
+UNDOCUMENTED = "torch.ops.symm_mem."
+"""Names below it have no underscore, but torch does not document them."""
+
+
+def returns(kind: type | tuple[type, ...], *arguments: Any) -> Callable[[Any], None]:
+    """Return a check that calls a function, which must return a ``kind``."""
+
+    def check(function: Any) -> None:
+        assert isinstance(function(*arguments), kind)
+
+    return check
+
+
+def accepts(*arguments: Any, **options: Any) -> Callable[[Any], None]:
+    """Return a check that a Python function accepts these arguments, without a call."""
+
+    def check(function: Any) -> None:
+        inspect.signature(function).bind(*arguments, **options)
+
+    return check
+
+
+def schema(*names: str) -> Callable[[Any], None]:
+    """Return a check that an operator has these arguments first; after ``*``, in any order."""
+    star = names.index("*") if "*" in names else len(names)
+
+    def check(operator: Any) -> None:
+        declared = [argument.name for argument in operator._schema.arguments]
+        assert declared[:star] == list(names[:star])
+        assert set(names[star + 1 :]) <= set(declared)
+
+    return check
+
+
+def stub(*parameters: str) -> Callable[[Any], None]:
+    """Return a check of a function that only CUDA builds have: of its declaration in torch."""
+
+    def check(_: Any) -> None:
+        text = Path(torch.__file__).with_name("_C").joinpath("__init__.pyi").read_text()
+        functions = {f.name: f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
+        declared = functions["_cuda_getCurrentStream"].args.args
+        assert [p.arg for p in declared] == list(parameters)
+
+    return check
+
+
+def fails_for_an_unknown_name(function: Any) -> None:
+    with pytest.raises((RuntimeError, ValueError, KeyError)):
+        function("no group has this name")
+
+
+def shares_memory(construct: Any) -> None:
+    memory = torch.arange(4, dtype=torch.int32)
+    storage = construct(memory.data_ptr(), torch.device("cpu"), memory.nbytes)
+    view = torch.empty(0, dtype=torch.int32).set_(storage, 1, (2,), (2,))
+    assert view.tolist() == [1, 3]
+
+
+def parses(function: Any) -> None:
+    (first, second) = function("tileweave::f(Tensor a, Tensor(b!) b) -> Tensor").arguments
+    assert first.alias_info is None and second.alias_info.is_write
+    assert [first.name, second.name] == ["a", "b"]
+
+
+def asserts(function: Any) -> None:
+    function(torch.tensor(True), "message")
+    with pytest.raises(RuntimeError, match="message"):
+        function(torch.tensor(False), "message")
+
+
+def has_attributes(*names: str) -> Callable[[Any], None]:
+    def check(_: Any) -> None:
+        handle = torch._C._distributed_c10d._SymmetricMemory
+        assert all(hasattr(handle, name) for name in names)
+
+    return check
+
+
+_SCALED_MM = (
+    "self", "mat2", "scale_a", "scale_b", "bias", "*", "out_dtype"
+)  # fmt: skip
+_FLASH_BACKWARD = (
+    "grad_out", "query", "key", "value", "out", "logsumexp", "cum_seq_q", "cum_seq_k", "max_q",
+    "max_k", "dropout_p", "is_causal", "rng_state", "unused", "*", "scale",
+)  # fmt: skip
+
+NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "torch._C._autograd._profiler_enabled": ("ops/core/library.py", returns(bool)),
+    "torch._C._construct_storage_from_data_pointer": ("runtime/host/heap.py", shares_memory),
+    "torch._C._cuda_getCurrentStream": ("runtime/executor/recorded_calls.py", stub("device")),
+    "torch._C._functorch.peek_interpreter_stack": ("ops/core/library.py", returns(type(None))),
+    "torch._C._is_any_autocast_enabled": ("ops/core/library.py", returns(bool)),
+    "torch._C._len_torch_dispatch_stack": ("ops/core/library.py", returns(int)),
+    "torch._C._len_torch_function_stack": ("ops/core/library.py", returns(int)),
+    "torch._C.parse_schema": ("ops/core/library.py", parses),
+    "torch._assert_async": ("ops/attention", asserts),
+    "torch._scaled_mm": (
+        "ops/core/epilogue.py",
+        lambda _: schema(*_SCALED_MM)(torch.ops.aten._scaled_mm.out),
+    ),
+    "torch.cuda._sleep": ("runtime/host/measure.py", accepts(1)),
+    "torch.distributed._symmetric_memory": (
+        "runtime/host/memory.py",
+        has_attributes("buffer_ptrs", "offset", "multicast_ptr"),
+    ),
+    "torch.distributed._symmetric_memory.empty": (
+        "runtime/host/memory.py",
+        accepts(1, dtype=torch.uint8, device=torch.device("cpu")),
+    ),
+    "torch.distributed._symmetric_memory.rendezvous": (
+        "runtime/host/memory.py",
+        accepts(torch.empty(0), None),
+    ),
+    "torch.distributed.distributed_c10d._get_default_store": ("runtime/host/group.py", accepts()),
+    "torch.distributed.distributed_c10d._resolve_process_group": (
+        "ops/core/groups.py",
+        fails_for_an_unknown_name,
+    ),
+    "torch.ops.aten._flash_attention_backward": (
+        "ops/attention/backward.py",
+        lambda operator: schema(*_FLASH_BACKWARD)(operator.default),
+    ),
+    "torch.ops.symm_mem.fused_all_gather_matmul": (
+        "tileweave/bench/gemm.py",
+        lambda o: schema("A", "Bs", "gather_dim", "group_name", "*", "return_A")(o.default),
+    ),
+    "torch.ops.symm_mem.fused_matmul_reduce_scatter": (
+        "tileweave/bench/gemm.py",
+        lambda o: schema("A", "B", "reduce_op", "scatter_dim", "group_name")(o.default),
+    ),
+}
+"""Each private name, with the file or folder that uses it and the check of a call."""
+
+
+def private_names(source: str) -> set[str]:
+    """Return the full names of private attributes and modules of torch in a file."""
+    tree, names = ast.parse(source), set()
+    modules = {"torch": "torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "torch":
+                    modules[alias.asname or "torch"] = alias.name if alias.asname else "torch"
+                    names.add(alias.name)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            for alias in node.names:
+                modules[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                names.add(f"{node.module}.{alias.name}")
+    inner = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and id(node) not in inner:
+            parts: list[str] = []
+            while isinstance(node, ast.Attribute):
+                parts.insert(0, node.attr)
+                node = node.value
+            if isinstance(node, ast.Name) and node.id in modules:
+                names.add(".".join([modules[node.id], *parts]))
+    return {name for name in names if _is_private(name)}
+
+
+def _is_private(name: str) -> bool:
+    if name == "torch._C":  # its names are listed
+        return False
+    return name.startswith(UNDOCUMENTED) or any(
+        p.startswith("_") and not p.startswith("__") for p in name.split(".")
+    )
+
+
+def test_private_names_are_found():
+    source = """
+import torch, torch.distributed as dist
+import torch.distributed._symmetric_memory as symm
+from torch import _C as c
+from torch.fx import _pytree
+torch.cuda._sleep(1); dist.distributed_c10d._get_default_store().x; symm.empty(); c._x.y()
+torch.ops.symm_mem.f(0); torch.zeros(1)._private; torch.__version__
+"""
+    assert private_names(source) == {
+        "torch.cuda._sleep",
+        "torch.distributed.distributed_c10d._get_default_store",
+        "torch.distributed._symmetric_memory",
+        "torch.distributed._symmetric_memory.empty",
+        "torch._C._x.y",
+        "torch.fx._pytree",
+        "torch.ops.symm_mem.f",
+    }
+
+
+def test_the_table_has_all_names():
+    used: dict[str, list[str]] = {}
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for name in private_names(file.read_text()):
+                used.setdefault(name, []).append(str(file.relative_to(ROOT)))
+    assert used.keys() == NAMES.keys()
+    for name, (where, _) in NAMES.items():
+        assert any(file.startswith(where) for file in used[name]), (name, used[name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exists_as_it_is_called(name):
+    _, check = NAMES[name]
+    target: Any = torch
+    for part in name.split(".")[1:]:
+        if part == "_cuda_getCurrentStream" and torch.version.cuda is None:
+            target = None  # builds without CUDA only declare it
+        else:
+            target = getattr(target, part)
+    check(target)
+
+
+def test_the_installed_torch_is_supported():
+    assert not unsupported_torch(torch.__version__)

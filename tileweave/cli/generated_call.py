@@ -1,0 +1,71 @@
+"""Calls of a program on GPUs with generated inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tilelang import tvm
+
+from ..runtime import compile, symmetric
+from ..runtime.host.session import Session
+from ..runtime.kernel.configured import configured
+from ..runtime.plans.parameters import Parameter
+from ..runtime.plans.traced_plan import TracedPlan
+from ..simulator import described_inputs, executable_at
+from ..simulator.simulate import Case
+
+
+class GeneratedCall:
+    """Call of a kernel or plan with the inputs that the simulator generates. Collective."""
+
+    def __init__(
+        self,
+        program: Any,
+        session: Session,
+        configs: Mapping[str, Any],
+        scalars: Mapping[str, Any],
+        seed: int,
+    ) -> None:
+        ranks, rank = session.group.world_size, session.group.rank
+        self._run = configured("trace", program, configs)
+        executable = executable_at(self._run, ranks)
+        inputs, _ = described_inputs(executable, seed, scalars)
+        shapes = Case(executable, inputs, 1).shapes[rank]
+        self._arguments = [
+            inputs[rank][p.name]
+            if p.shape is None
+            else argument(p, shapes[p.name], inputs[rank].get(p.name), session.group.device)
+            for p in executable.parameters
+        ]
+        if not isinstance(self._run, TracedPlan):
+            self._run = compile(self._run)
+        session.group.synchronize()
+        session.group.meet("trace: inputs")
+
+    def __call__(self, launch: int) -> None:
+        """Enqueue one call; ``launch`` is its index."""
+        self._run(*(a(launch) if callable(a) else a for a in self._arguments))
+
+
+def argument(
+    p: Parameter, shape: tuple[int, ...], value: np.ndarray | None, device: torch.device
+) -> Any:
+    """Return the tensor for a parameter, of one rank's part if it is symmetric.
+
+    Args:
+        value: its contents; None: zeros.
+    """
+    dtype = tvm.DataType(p.dtype).as_torch()
+    if value is None:
+        tensor = torch.zeros(shape, dtype=dtype)
+    else:
+        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        tensor = torch.from_numpy(raw.copy()).view(dtype).reshape(shape)
+    if not p.symmetric:
+        return tensor.to(device)
+    memory = symmetric(shape, dtype)
+    memory.local.copy_(tensor)
+    return memory
