@@ -35,11 +35,13 @@ _kept: list[torch.Tensor] = []
 
 @contextmanager
 def trace(path: str | Path, *, group: Any = None, events: int = EVENTS) -> Iterator[None]:
-    """Record all calls of a group inside the ``with`` statement, and write one trace of all its ranks.
+    """Record all calls of a group inside the ``with`` statement, and write one trace of all its
+    ranks.
 
-    Collective: all ranks of the group enter and leave it together. Kernels, plans and operators run as traced
-    variants, which are compiled at their first call in a trace; kernels that run outside of it stay
-    as they are. The results do not change; the times do, by roughly a microsecond for each event.
+    Collective: all ranks of the group enter and leave it together. Kernels, plans and operators run
+    as traced variants, which are compiled at their first call in a trace; kernels that run outside
+    of it stay as they are. The results do not change; the times do, by roughly a microsecond for
+    each event.
     At the end all ranks synchronize, and rank 0 writes the file. If the body raises an error,
     nothing is written.
 
