@@ -41,9 +41,8 @@ def trace(path: str | Path, *, group: Any = None, events: int = EVENTS) -> Itera
     Collective: all ranks of the group enter and leave it together. Kernels, plans and operators run
     as traced variants, which are compiled at their first call in a trace; kernels that run outside
     of it stay as they are. The results do not change; the times do, by roughly a microsecond for
-    each event.
-    At the end all ranks synchronize, and rank 0 writes the file. If the body raises an error,
-    nothing is written.
+    each event. At the end all ranks synchronize, and rank 0 writes the file. If the body raises an
+    error, nothing is written.
 
     The trace contains the blocks, pipelined loops, waits, signals and transfers of kernels, the
     steps of plans, and the times at which the host enqueued them. It contains no replay of a CUDA
