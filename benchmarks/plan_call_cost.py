@@ -126,9 +126,10 @@ def enter_stand_in_session(ranks: int) -> None:
     storage = torch.zeros(ranks * block, dtype=torch.uint8)
     memory_ = memory.Memory(storage.data_ptr(), block, block, storage)
     watchdog = types.SimpleNamespace(raise_if_deadlocked=_nothing)
-    session._session = types.SimpleNamespace(
-        group=group, heap=heap.Heap(group, memory_, 1024), watchdog=watchdog
+    stand_in = types.SimpleNamespace(
+        group=group, heap=heap.Heap(group, memory_, 1024), watchdog=watchdog, name=""
     )
+    session.enter(stand_in)
     plan_streams.compile = compile_nothing
     compiled_ops.compile_program = compile_nothing
     strategy.obstacle = transport.obstacle = _nothing

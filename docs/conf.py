@@ -22,6 +22,7 @@ NAVIGATION = {
         "guides/plans",
         "guides/simulator",
         "guides/traces",
+        "guides/groups",
         "guides/zoo",
         "guides/troubleshooting",
         "guides/cluster",

@@ -17,8 +17,11 @@ from .lifecycle import init
 from .plans.parameters import Parameter, parameters_of
 
 
-def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
-    """Compile ``func`` for the group, once per node, and load it onto this rank's GPU. Collective.
+def compile(
+    func: tirx.PrimFunc, group: Any = None, **options: Any
+) -> Kernel | DynamicKernel:  # fmt: skip
+    """Compile ``func`` for a group, once per node, and load it onto this rank's GPU. Collective
+    over the group.
 
     The group's size and the heap's stride become constants of the program. The rank does not, so
     that all ranks use the same kernel. A program whose inferred synchronization depends on dynamic
@@ -26,6 +29,8 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
 
     Args:
         func: a ``@T.prim_func``.
+        group: ranks that run it: None for the default group, a ``ProcessGroup``, its name, or a
+            ``DeviceMesh`` with one axis.
         options: options of ``tilelang.compile``; ``pass_configs`` may contain TileWeave's options:
             ``tileweave.reuse``, ``tileweave.granule``, ``tileweave.verify``,
             ``tileweave.resident_blocks``.
@@ -45,12 +50,12 @@ def compile(func: tirx.PrimFunc, **options: Any) -> Kernel | DynamicKernel:
     if unknown := [f"{n}={v!r}" for n, v in options.items() if n not in _OPTIONS]:
         raise TileWeaveError(f"compile: {', '.join(unknown)}; expected {', '.join(_OPTIONS)}")
     outputs = _own_outputs(options.get("out_idx"), parameters_of(func))
-    session = init()
+    session = init(group)
     func = passes.upgrade_ir(func)
     func, options["pass_configs"] = passes.split_options(func, options.get("pass_configs") or {})
     options["out_idx"] = outputs
     if passes.needs_sizes(func):
-        return DynamicKernel(func, options)
+        return DynamicKernel(func, options, session)
     return compiled(func, options, session)
 
 

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ..builtins.errors import TileWeaveError
 from ..builtins.versions import unsupported_torch
+from .executor.recorded_calls import invalidate
 from .host.context import Context
 from .host.group import join
+from .host.group_argument import process_group_of
 from .host.heap import Heap
 from .host.memory import memory_of
 from .host.native import wanted
-from .host.session import RESERVED_BYTES, Session, enter, joined, leave
+from .host.session import (
+    RESERVED_BYTES,
+    Session,
+    enter,
+    find,
+    leave,
+    open_with,
+    opened,
+    session_label,
+    session_name,
+)
 from .host.settings import require_equal, settings
 from .host.watchdog import Watchdog
 from .kernel import host_functions
 from .kernel.barrier import prepare
+from .kernel.kernel import capturing
+from .kernel.launch_order import forget_launches
 
 HEAP_BYTES = (RESERVED_BYTES, 1 << 50)
 """Legal sizes of a heap, in bytes."""
@@ -27,26 +41,34 @@ TIMEOUT_S = (0, 1e9)
 """Legal time limits of a wait, in seconds; 0 means no limit. In ns it must fit into 64 bits."""
 
 
-def init(
-    process_group: dist.ProcessGroup | None = None, *, heap_bytes: int | None = None
-) -> Session:
-    """Join the group and map the symmetric heap of all ranks. Collective; calling it again does
-    nothing.
+def init(group: Any = None, *, heap_bytes: int | None = None) -> Session:
+    """Join a group and map the symmetric heap of its ranks. Collective over the group; calling it
+    again does nothing.
 
-    With torchrun all processes call it. Without torchrun the group is this process, and the same
-    program runs on the same path. ``torch.distributed`` is initialized if it is not yet.
+    With torchrun all processes call ``tw.init()``. Without torchrun the group is this process, and
+    the same program runs on the same path. ``torch.distributed`` is initialized if it is not yet.
+
+    Each group has a heap of its own. The first use of another group than the default joins it;
+    ``tw.init(group)`` does so ahead, and may set the size of its heap.
 
     Args:
-        process_group: ranks that work together, by default all.
+        group: ranks that work together: None for all, a ``ProcessGroup``, its name, or a
+            ``DeviceMesh`` with one axis.
         heap_bytes: size of each rank's symmetric heap; default ``TILEWEAVE_HEAP_BYTES`` or 1 GiB.
 
     Raises:
-        TileWeaveError: no CUDA device, an unsupported torch, a size or time limit that is not
-            legal, or ranks with different versions, sizes or limits.
+        TileWeaveError: no CUDA device, an unsupported torch, a group without this process, a size
+            or time limit that is not legal, or ranks with different versions, sizes or limits.
         DriverError: mapping a peer's memory failed.
     """
-    if (session := joined()) is not None:
+    process_group = process_group_of(group)
+    if (session := find(process_group)) is not None:
         return session
+    if capturing():
+        raise TileWeaveError(
+            f"init: {session_label(session_name(process_group))} is not joined yet; expected "
+            "tw.init of it, or a call, before a CUDA graph is captured"
+        )
     if reason := unsupported_torch(torch.__version__):
         raise TileWeaveError(f"init: {reason}")
     if heap_bytes is None:
@@ -55,49 +77,58 @@ def init(
         size = _number("heap_bytes", heap_bytes, HEAP_BYTES)
     timeout_s = _variable("TILEWEAVE_TIMEOUT_S", 30, TIMEOUT_S)
     wanted()  # refuses an illegal TILEWEAVE_NATIVE
-    group = join(process_group)
-    require_equal(group, settings(int(size), timeout_s))
-    heap = Heap(group, memory_of(group, int(size)), RESERVED_BYTES)
+    ranks = join(process_group)
+    require_equal(ranks, settings(int(size), timeout_s))
+    heap = Heap(ranks, memory_of(ranks, int(size)), RESERVED_BYTES)
     context = Context(
-        group.device,
-        rank=group.rank,
-        world_size=group.world_size,
-        barrier=heap.base + group.rank * heap.stride,
+        ranks.device,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        barrier=heap.base + ranks.rank * heap.stride,
         heap_stride=heap.stride,
         timeout_s=timeout_s,
     )
-    group.meet("init/heap")
-    session = Session(
-        group, heap, context, Watchdog(group, context.record, heap.describe, timeout_s)
-    )
+    ranks.meet("init/heap")
+    watchdog = Watchdog(ranks, context.record, heap.describe, timeout_s)
+    session = Session(ranks, heap, context, watchdog, session_name(process_group))
     enter(session)
     try:
-        host_functions.bind_session(session)
+        host_functions.open_session(session)
         prepare(session)
     except BaseException:
-        _leave().close()
+        _leave(session)
+        session.close()
         raise
     return session
 
 
+open_with(init)
+
+
 def finalize() -> None:
-    """Leave the group: wait for this GPU and for the peers, then unmap the heap. Collective.
+    """Leave all groups: wait for this GPU and for the peers, then unmap the heaps. Collective.
 
     ``torch.distributed`` stays initialized until the process ends; ``tw.init()`` may follow.
     """
-    if joined() is None:
-        return
-    session = _leave()
-    session.group.synchronize()
-    session.group.meet("finalize")
-    session.close()
+    sessions = opened()
+    for session in sessions:
+        _leave(session)
+        session.group.synchronize()
+    # All groups are told before any is waited for, so ranks may have joined them in any order.
+    for session in sessions:
+        session.group.publish("finalize", "")
+    for session in sessions:
+        session.group.collect("finalize", "")
+    for session in sessions:
+        session.close()
 
 
-def _leave() -> Session:
-    """Leave the session and return it."""
-    session = leave()
-    host_functions.bind_session(None)
-    return session
+def _leave(session: Session) -> None:
+    """Leave a session."""
+    leave(session)
+    host_functions.close_session(session)
+    forget_launches()
+    invalidate()
 
 
 def _variable(name: str, default: float, legal: tuple[float, float]) -> float:

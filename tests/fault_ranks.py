@@ -111,6 +111,21 @@ def never_launches() -> None:
     call()
 
 
+def never_launches_in_group() -> None:
+    """A later call of one group of two waits on the GPU only; the report names the group."""
+    from tileweave import ops
+
+    pair, x = dist.new_group([0, 1], group_desc="pair"), torch.ones(8, 16, device="cuda")
+    for group in (None, pair):
+        ops.all_reduce(x, group)
+    torch.cuda.synchronize()
+    inject()
+    if rank() == 1:
+        time.sleep(60)
+    ops.all_reduce(x, pair)
+    torch.cuda.synchronize()
+
+
 def other_shapes() -> None:
     inject()
     call()
@@ -415,7 +430,8 @@ _OWN_INIT = ("other_version", "other_heap", "other_environment")
 PROGRAMS = {
     f.__name__: f
     for f in (
-        killed_before, killed_in, killed_after, never_calls, never_launches, other_shapes,
+        killed_before, killed_in, killed_after, never_calls, never_launches,
+        never_launches_in_group, other_shapes,
         other_version, other_heap, other_environment, heap_exhausted, compile_failure, disk_full,
         read_only_cache, truncated_kernel, interrupted, exception_between, graph_after_finalize,
         forked_loader, forked_call, two_jobs,

@@ -10,6 +10,7 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
+from tests.groups import open_sessions
 from tileweave import language as W
 from tileweave.runtime import compiler
 from tileweave.runtime.kernel import kernel
@@ -100,7 +101,7 @@ def taken(X: W.Symmetric((8,), "float32"), n: T.int32, Y: T.Tensor((8,), "float3
     ],
 )
 def test_options_that_are_refused(options, message, monkeypatch):
-    monkeypatch.setattr(compiler, "init", lambda: None)
+    monkeypatch.setattr(compiler, "init", lambda group: None)
     with pytest.raises(tw.TileWeaveError, match=message):
         tw.compile(taken, **options)
 
@@ -108,8 +109,8 @@ def test_options_that_are_refused(options, message, monkeypatch):
 def up(monkeypatch):
     """A session with the attributes that calls of kernels use."""
     watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
-    session = types.SimpleNamespace(watchdog=watchdog)
-    monkeypatch.setattr(kernel, "current", lambda: session)
+    session = types.SimpleNamespace(watchdog=watchdog, name="")
+    open_sessions(monkeypatch, session)
     return session
 
 
@@ -140,7 +141,7 @@ def test_kernels_of_an_earlier_session_are_not_launched(monkeypatch):
     session, X = up(monkeypatch), torch.zeros(8)
     assert made(session=session)(X, 3, X) == (X, 3, X)
     with pytest.raises(tw.TileWeaveError, match=r"^taken: compiled before tw\.finalize; expected "):
-        made(session=types.SimpleNamespace())(X, 3, X)
+        made(session=types.SimpleNamespace(name=""))(X, 3, X)
 
 
 def test_a_new_session_compiles_again(monkeypatch):

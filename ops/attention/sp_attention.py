@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
+from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ..core.cache import prepared
 from ..core.compiled import CompiledOp
@@ -105,9 +106,9 @@ class SpAttention(CompiledOp, RegisteredOp, op=OP):
         "log-sum-exps",
     )
 
-    def __init__(self, problem: AttentionProblem, tiles: FlashTiles) -> None:
+    def __init__(self, problem: AttentionProblem, tiles: FlashTiles, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(sp_attention_plan(problem, tiles))
+        super().__init__(sp_attention_plan(problem, tiles), session)
         self.problem, self.tiles = problem, tiles
         self._work: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         """For each cu_seqlens_q and cu_seqlens_k: their versions, copies of both, and the tiles of

@@ -22,7 +22,6 @@ from tqdm import tqdm
 from ...builtins.errors import TileWeaveError
 from ...runtime.executor.compile_ahead import compile_ahead
 from ...runtime.executor.recorded_calls import invalidate
-from ...runtime.host import session
 from ...runtime.host.group import Group
 from ...runtime.host.heap import HeapExhausted
 from ...runtime.host.measure import interleaved, largest
@@ -153,10 +152,10 @@ def tune_problem(problem: Problem, group: Group) -> Tuned:
     Collective.
 
     Args:
-        group: the group of ``tw.init``; opens the session if there is none.
+        group: ranks that compute it; opens their session if it is not open.
     """
     cache = prepared(group)
-    session_group = session.current().group
+    session_group = cache.session.group
     problems = session_group.exchange("tune", str(problem))
     if len(set(problems)) > 1:
         raise TileWeaveError(
@@ -238,7 +237,7 @@ class Autotuner:
                 continue
             with contextlib.suppress(Exception):
                 programs += self.operator.launched(self.problem, choice)
-        compile_ahead(programs)
+        compile_ahead(programs, self.group.process_group)
 
     def _progress(self, choices: Iterable[Choice]) -> Iterable[Choice]:
         """Return ``choices`` with a progress bar on rank 0."""

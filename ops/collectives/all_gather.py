@@ -198,7 +198,7 @@ def all_gather(
 
     Args:
         x: (N, ...), of any type.
-        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+        group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: (ranks * N, ...), contiguous; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or

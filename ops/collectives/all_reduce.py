@@ -213,7 +213,7 @@ def all_reduce(
 
     Args:
         x: of any shape, bf16, fp16 or fp32; with ``nccl`` any type that it adds.
-        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+        group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
         out: of the same shape, contiguous; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or

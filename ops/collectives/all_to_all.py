@@ -312,7 +312,7 @@ def all_to_all(
             number of ranks.
         gather_dim: the axis along which the parts are concatenated in rank order; its extent is
             multiplied by the number of ranks.
-        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+        group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
         out: contiguous, does not overlap ``x``; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or

@@ -194,7 +194,7 @@ def broadcast(
     Args:
         x: of any shape and type; its values matter on the root only.
         root: rank of the root in the group.
-        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+        group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
         out: of the same shape, contiguous; receives the result, and may be ``x``. Not
             differentiable.

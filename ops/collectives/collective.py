@@ -11,7 +11,7 @@ import torch
 from ...runtime import Plan
 from ...runtime.executor.recorded_calls import recorded_calls
 from ...runtime.host.group import Group
-from ...runtime.host.session import joined
+from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
 from ..core.cache import prepared
@@ -40,9 +40,9 @@ class Moved(CompiledOp):
     """Compiled tile program or plan whose parameters are the input, symmetric tensors to work in,
     and the result."""
 
-    def __init__(self, steps: Any) -> None:
+    def __init__(self, steps: Any, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(steps)
+        super().__init__(steps, session)
         parameters = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
         self._x, *_, self._out = parameters
 
@@ -80,9 +80,9 @@ class Collective(Moved, RegisteredOp, ABC):
     reference_in_place: ClassVar[bool] = False
     engines_from_ranks: ClassVar[int | None] = None
 
-    def __init__(self, problem: CollectiveProblem, transport: str) -> None:
+    def __init__(self, problem: CollectiveProblem, transport: str, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(self.steps(problem, transport))
+        super().__init__(self.steps(problem, transport), session)
         self.problem = problem
 
     @staticmethod
@@ -252,7 +252,7 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
         arguments: options, name of the group, and transport.
     """
     key, addresses = signature((name, *arguments), (x,), out)
-    decision = recorded_calls(joined()).get(key)
+    decision = recorded_calls().get(key)
     if decision is not None and decision.fast_path is not None:
         result = decision.fast_path(addresses, out)
         if result is not None:
@@ -273,10 +273,9 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
     move(readable, out)
     if isinstance(move, Collective) and not capturing():
         declared = move.declared(readable, out)
-        decision.fast_path = record_fast_path(
-            (x,), prepared(reachable), move, *declared, out, apart
-        )
-        recorded_calls(joined()).put(key, decision)
+        cache = prepared(reachable)
+        decision.fast_path = record_fast_path((x,), cache, move, *declared, out, apart)
+        recorded_calls().put(cache.session, key, decision)
     return out
 
 

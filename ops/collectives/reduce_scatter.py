@@ -195,7 +195,7 @@ def reduce_scatter(
 
     Args:
         x: (ranks * N, ...), bf16, fp16 or fp32; with ``nccl`` any type that it adds.
-        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+        group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: (N, ...), contiguous; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or

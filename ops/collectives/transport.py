@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...builtins.errors import TileWeaveError
-from ...runtime.host import session
 from ...runtime.host.group import Group
 from ..core.collective_problem import CollectiveProblem
 from ..core.registry import OPERATORS
@@ -89,8 +88,7 @@ def obstacle(
     reason = obstacle_of_ranks(device, group)
     if reason is not None:
         return reason
-    joined = session.joined()
-    if name == "copy_engine" and joined is not None and joined.group.shares_gpus:
+    if name == "copy_engine" and group.shares_gpus:
         return (
             "ranks share a GPU, where a copy needs the SMs of the kernel that waits for it; "
             "expected a GPU for each rank"

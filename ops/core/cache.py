@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import Group
 from ...runtime.host.heap import HeapExhausted
-from ...runtime.host.session import Session
+from ...runtime.host.session import Session, opened
 from ...runtime.kernel.kernel import capturing
 from ...runtime.lifecycle import init
 
@@ -37,10 +37,12 @@ Op = TypeVar("Op", bound=Compiled)
 class OpCache:
     """Operators and collectives of one session.
 
-    All ranks make the same calls in the same order, so they create and free the same operators.
+    All ranks of its group make the same calls in the same order, so they create and free the same
+    operators.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self.operators: dict[tuple[Any, Any], Any] = {}
         """Operators by problem and choice."""
         self._captured: set[tuple[Any, Any]] = set()
@@ -49,7 +51,7 @@ class OpCache:
         """Numbers of uses."""
 
     def operator(
-        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Op]
+        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice, Session], Op]
     ) -> Op:
         """Return the operator for ``problem`` and ``choice``; create it if it is new.
 
@@ -78,12 +80,14 @@ class OpCache:
         """Mark ``operator`` as the most recently used, so that it is evicted last."""
         operator.last_used = next(self.uses)
 
-    def create(self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice], Op]) -> Op:
+    def create(
+        self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice, Session], Op]
+    ) -> Op:
         """Create an operator; evict others if the heap is full. The caller frees it or passes it to
         ``keep``."""
         while True:
             try:
-                return make(problem, choice)
+                return make(problem, choice, self.session)
             except HeapExhausted as error:
                 evictable = self.operators.keys() - self._captured
                 if not evictable:
@@ -109,19 +113,22 @@ class OpCache:
             self.operators.pop(key).free()
 
 
-_session: Session | None = None
-_prepared = OpCache()
+_prepared: dict[str, OpCache] = {}
+"""Caches of the sessions, by the name of the session."""
 
 
 def prepared(group: Group) -> OpCache:
-    """Return the cache of the current session. Open the session for ``group`` if there is none."""
-    global _session, _prepared
+    """Return the cache of the session of ``group``. Open the session if it is not open."""
     session = init(group.process_group)
-    if session is not _session:
-        _session, _prepared = session, OpCache()
-    return _prepared
+    cache = _prepared.get(session.name)
+    if cache is None or cache.session is not session:
+        cache = _prepared[session.name] = OpCache(session)
+    return cache
 
 
 def free_prepared() -> None:
-    """Free the operators of the current session, except those in CUDA graphs. Collective."""
-    _prepared.free()
+    """Free the operators of all open sessions, except those in CUDA graphs. Collective."""
+    for session in opened():
+        cache = _prepared.get(session.name)
+        if cache is not None and cache.session is session:
+            cache.free()

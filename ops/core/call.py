@@ -12,7 +12,7 @@ import torch
 from ...runtime.executor.recorded_calls import current_stream, has_driver, recorded_calls
 from ...runtime.host.group import Group
 from ...runtime.host.native import library
-from ...runtime.host.session import joined
+from ...runtime.host.session import find_named
 from ...runtime.kernel.kernel import capturing
 from ..autotune.store import lookup
 from ..autotune.tuner import choice_of
@@ -202,7 +202,7 @@ def compute(
     """
     *tensors, out_dtype = epilogue
     key, addresses = signature((op, group, requested, out_dtype), (a, b, *tensors), out)
-    decision = recorded_calls(joined()).get(key)
+    decision = recorded_calls().get(key)
     if decision is not None and decision.fast_path is not None:
         c = decision.fast_path(addresses, out)
         if c is not None:
@@ -219,7 +219,7 @@ def compute(
     cache, decision = prepared(request.group), request.decision
     decision.fast_path = record_fast_path(inputs, cache, operator, *declared, request.c, apart)
     if decision.fast_path is not None:  # this call may have opened the session
-        recorded_calls(joined()).put(key, decision)
+        recorded_calls().put(cache.session, key, decision)
     return request.c
 
 
@@ -236,7 +236,7 @@ def call(
     """
     *tensors, out_dtype = epilogue
     key, _ = signature((op, group, requested, out_dtype), (a, b, *tensors), out)
-    decision = recorded_calls(joined()).get(key)
+    decision = recorded_calls().get(key)
     return _call(key, decision, op, a, b, out, group, requested, epilogue)
 
 
@@ -248,7 +248,7 @@ def _call(
     if decision is None:
         decision, cacheable = _decide(op, a, b, out, group, requested, epilogue)
         if cacheable and not capturing():
-            recorded_calls(joined()).put(key, decision)
+            recorded_calls().put(find_named(group), key, decision)
     elif out is not None:
         require_apart_from_operands(op, out, a, b, epilogue)
     problem = decision.problem

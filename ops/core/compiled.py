@@ -11,9 +11,10 @@ import torch
 from tvm import tirx
 
 from ...builtins.errors import SyncWarning
-from ...runtime import Plan, SymmetricTensor, symmetric
+from ...runtime import Plan, SymmetricTensor
 from ...runtime import compile as compile_program
 from ...runtime.executor.recorded_calls import RecordedCall
+from ...runtime.host.session import Session
 
 
 class CompiledOp:
@@ -30,30 +31,37 @@ class CompiledOp:
     given: tuple[torch.Tensor, ...] = ()
     last_used = 0
 
-    def __init__(self, steps: tirx.PrimFunc | Plan) -> None:
+    def __init__(self, steps: tirx.PrimFunc | Plan, session: Session) -> None:
         """Compile, and allocate symmetric memory, that of kernels included. Collective.
+
+        Args:
+            session: of the group that runs it.
 
         Raises:
             HeapExhausted: the heap is too small; nothing stays allocated.
         """
+        self._session = session
         self.memory: list[SymmetricTensor] = []
         with warnings.catch_warnings():
             # Tiles that cross the end of a tensor are meant; the user cannot change the program.
             warnings.simplefilter("ignore", SyncWarning)
             self.run = (
-                compile_program(steps) if not isinstance(steps, Plan) else self._compile(steps)
+                self._compile(steps)
+                if isinstance(steps, Plan)
+                else compile_program(steps, group=session.group.process_group)
             )
 
     def _compile(self, steps: Plan) -> Plan:
         """Return ``steps``, compiled, after the allocation of its symmetric memory."""
+        heap, plan = self._session.heap, steps.on(self._session.group.process_group)
         with ExitStack() as failed:
-            for p in steps.parameters:
+            for p in plan.parameters:
                 if p.symmetric:
-                    self.memory.append(symmetric(p.extents, getattr(torch, p.dtype)))
+                    self.memory.append(heap.allocate(tuple(p.extents), getattr(torch, p.dtype)))
                     failed.callback(self.memory[-1].free)
-            steps.compile()
+            plan.compile()
             failed.pop_all()
-        return steps
+        return plan
 
     def enqueue(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Run the kernel or plan on inputs of the shapes and types that it declares."""
@@ -68,7 +76,9 @@ class CompiledOp:
 
     @cached_property
     def _plan(self) -> Plan:
-        return self.run if isinstance(self.run, Plan) else Plan.of_program(self.run)
+        if isinstance(self.run, Plan):
+            return self.run
+        return Plan.of_program(self.run).on(self._session.group.process_group)
 
     def free(self) -> None:
         """Free its symmetric memory. Collective."""

@@ -6,28 +6,31 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from ...builtins.errors import TileWeaveError
 from ...runtime.host import session
 from ...runtime.host.group import Group, from_torchrun
+from ...runtime.host.group_argument import (
+    BY,
+    is_alive,
+    name_of,
+    process_group_named,
+    require_member,
+)
 
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import GroupName
+__all__ = ["TwoLevels", "group_of", "name_of", "ranks_of"]
 
 _groups: dict[dist.ProcessGroup, Group] = {}
-"""Groups that ``tw.init`` did not join: of CPU tensors, or subsets of the world."""
+"""Groups whose session is not open, such as those of CPU tensors."""
 _pairs: dict[tuple[Group, Group], TwoLevels] = {}
 _ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
 _met: Counter[str] = Counter()
 """Number of groups of a name that have exchanged something. torch reuses the names of destroyed
 groups, and the new group must not read what the old one left in the store."""
-_BY = " by "
-"""Separator between the names of the two groups of a mesh."""
 
 
 @dataclass(frozen=True)
@@ -69,41 +72,13 @@ class TwoLevels:
         return [value for node in values for value in json.loads(node)]
 
 
-def name_of(group: Any, axes: int = 1) -> str:
-    """Return the name of a group for ``torch.ops.tileweave.*``; "" is the default group.
-
-    Args:
-        group: None, a ``ProcessGroup``, its name, or a ``DeviceMesh``.
-        axes: most axes of the mesh, 1 or 2; the first of two is that of nodes.
-
-    Raises:
-        TileWeaveError: anything else.
-    """
-    if group is None:
-        return ""
-    if isinstance(group, DeviceMesh) and group.ndim <= axes:
-        if group.get_coordinate() is None:
-            raise TileWeaveError(
-                f"group={group!r}: this process is not in it; expected only its ranks to call"
-            )
-        return _BY.join(group.get_group(axis).group_name for axis in range(group.ndim))
-    if isinstance(group, dist.ProcessGroup):
-        return group.group_name
-    if isinstance(group, str):
-        return group
-    legal = "one axis" if axes == 1 else "one or two axes"
-    raise TileWeaveError(
-        f"group={group!r}; expected None, a ProcessGroup, its name, or a DeviceMesh with {legal}"
-    )
-
-
 def ranks_of(name: str) -> Group | TwoLevels:
     """Return the group of a name, or both groups of a mesh with two axes.
 
     Raises:
         TileWeaveError: as in ``group_of``.
     """
-    nodes, _, node = name.partition(_BY)
+    nodes, _, node = name.partition(BY)
     if not node:
         return group_of(name)
     pair = group_of(nodes), group_of(node)
@@ -115,19 +90,18 @@ def ranks_of(name: str) -> Group | TwoLevels:
 def group_of(name: str) -> Group:
     """Return the group of a name; this process must be a member.
 
-    The default is the group that ``tw.init`` joined, else torch's default group, else a group of
-    this process only.
+    A group whose session is open is the group of that session. The default is torch's default
+    group, or a group of this process only.
 
     Raises:
         TileWeaveError: no such group, this process is not in it, a rank has forked it, or torchrun
             started several processes that have no process group yet.
     """
     session.require_own_process()
-    joined = session.joined()
-    if joined is not None and name in ("", _name(joined.group.process_group)):
-        return joined.group
+    if (opened := session.find_named(name)) is not None:
+        return opened.group
     if name:
-        return _group(_resolved(name))
+        return _group(process_group_named(name))
     if (world := dist.group.WORLD) is not None:
         return _group(world)
     if from_torchrun("WORLD_SIZE", 1) > 1:
@@ -138,27 +112,9 @@ def group_of(name: str) -> Group:
     return _ALONE
 
 
-def _name(group: dist.ProcessGroup | None) -> str | None:
-    return None if group is None else group.group_name
-
-
-def _resolved(name: str) -> dist.ProcessGroup:
-    try:
-        return dist.distributed_c10d._resolve_process_group(cast("GroupName", name))
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise TileWeaveError(
-            f"group={name!r}: {' '.join(str(error).split())}; expected the name of a process group"
-        ) from None
-
-
 def _group(group: dist.ProcessGroup) -> Group:
     if group not in _groups:
-        rank = dist.get_rank(group)
-        if rank < 0:
-            raise TileWeaveError(
-                f"group={group.group_name!r}: this process is not in it; expected only its ranks "
-                "to call"
-            )
+        rank = require_member(group)
         _forget_destroyed()
         store = cast("dist.Store", _StoreOf(group.group_name))
         local_rank = from_torchrun("LOCAL_RANK", 0)
@@ -190,15 +146,7 @@ class _StoreOf:
 
 def _forget_destroyed() -> None:
     """Drop destroyed groups, so that their sockets are closed."""
-    for group in [group for group in _groups if not _is_alive(group)]:
+    for group in [group for group in _groups if not is_alive(group)]:
         destroyed = _groups.pop(group)
         for pair in [pair for pair in _pairs if destroyed in pair]:
             del _pairs[pair]
-
-
-def _is_alive(group: dist.ProcessGroup) -> bool:
-    try:
-        dist.get_process_group_ranks(group)
-    except (KeyError, ValueError, RuntimeError):
-        return False
-    return True

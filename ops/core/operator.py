@@ -13,6 +13,7 @@ from tvm import tirx
 
 from ...runtime import Plan
 from ...runtime.host.group import Group
+from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ..autotune.cost_model import estimate_unfused_us
 from .compiled import CompiledOp
@@ -60,7 +61,7 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         graph_fallback: by the name of a program whose kernel and copies wait for each other, and
             so must run concurrently: the program that replaces it where they may not.
         extra_inputs: by the name of a program, a function that returns the inputs that no caller
-            passes.
+            passes, on a device.
         problem, choice: the problem, and how it is computed.
         in_graphs: operator that CUDA graphs record instead; None if they record this one.
     """
@@ -71,7 +72,9 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     arguments = ("a", "b")
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
     graph_fallback: ClassVar[Mapping[str, str]] = {}
-    extra_inputs: ClassVar[Mapping[str, Callable[[Problem, Choice], tuple[torch.Tensor, ...]]]] = {}
+    extra_inputs: ClassVar[
+        Mapping[str, Callable[[Problem, Choice, torch.device], tuple[torch.Tensor, ...]]]
+    ] = {}
     in_graphs: Operator | None = None
 
     @classmethod
@@ -79,20 +82,21 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         """Return one of ``programs``, instantiated for a problem."""
         return cls.programs[choice.program](GemmConfig.of(problem, choice.tiles))
 
-    def __init__(self, problem: Problem, choice: Choice) -> None:
+    def __init__(self, problem: Problem, choice: Choice, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective.
 
         Raises:
             HeapExhausted: the heap is too small; nothing stays allocated.
         """
-        super().__init__(self.program(problem, choice))
+        super().__init__(self.program(problem, choice), session)
         self.problem, self.choice = problem, choice
         extra_inputs = self.extra_inputs.get(choice.program)
-        self.given = extra_inputs(problem, choice) if extra_inputs else ()
+        device = session.group.device
+        self.given = extra_inputs(problem, choice, device) if extra_inputs else ()
         with ExitStack() as failed:
             failed.callback(self.free)
             if (recorded := self.recorded(problem, choice)) != choice:
-                self.in_graphs = type(self)(problem, recorded)
+                self.in_graphs = type(self)(problem, recorded, session)
             failed.pop_all()
 
     def __call__(

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ...builtins.errors import TileWeaveError
-from ...runtime.host import session
 from ...runtime.host.group import Group
 from .epilogue import FP8
 from .problem import Problem, fp8_obstacle
@@ -133,7 +132,8 @@ def require_own_device(op: str, device: torch.device, group: Group) -> None:
 
 
 def obstacle_of_ranks(device: torch.device, group: Group) -> str | None:
-    """Return why ranks cannot exchange tensors on a device, with what is expected; else None."""
+    """Return why ranks cannot exchange tensors on a device, with what is expected; else None.
+    Collective for a new group."""
     if device.type != "cuda":
         return f"the tensors are on {device}; expected cuda"
     major, minor = torch.cuda.get_device_capability(device)
@@ -141,9 +141,8 @@ def obstacle_of_ranks(device: torch.device, group: Group) -> str | None:
         return f"{device} is sm_{major}{minor}; expected sm_90"
     if group.world_size > _RANKS:
         return f"there are {group.world_size} ranks; expected at most {_RANKS}"
-    joined = session.joined()
-    if joined is not None and joined.group != group:
-        return f"its {group.world_size} ranks are not the group that tw.init joined; expected that"
+    if len(nodes := dict.fromkeys(group.nodes)) > 1:
+        return f"its ranks are on the nodes {', '.join(nodes)}; expected ranks of one node"
     return None
 
 

@@ -186,7 +186,7 @@ def all_gather_matmul(
     Args:
         a_shard: (M / ranks, K), this rank's rows.
         b: (K, N), different on each rank; row-major, or the transpose of a row-major (N, K).
-        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+        group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
         bias: (N,), added to every row in fp32; different on each rank, as ``b``.
         scale_a, scale_b: one float32 on the device each, for fp8 operands, as in

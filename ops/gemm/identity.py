@@ -4,17 +4,18 @@ from functools import cache
 
 import torch
 
-from ...runtime.host.session import current
 from ..core.gemm_config import GemmConfig
 from ..core.operator import Choice
 from ..core.problem import Problem
 from .kernels.partial_sums import identity_extent
 
 
-def identities(problem: Problem, choice: Choice) -> tuple[torch.Tensor, ...]:
-    """Return the argument for the parameter identity on this rank's device, or nothing."""
+def identities(
+    problem: Problem, choice: Choice, device: torch.device
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Return the argument for the parameter identity on a device, or nothing."""
     extent = identity_extent(GemmConfig.of(problem, choice.tiles))
-    return (_identity(extent, problem.dtype, current().group.device),) if extent else ()
+    return (_identity(extent, problem.dtype, device),) if extent else ()
 
 
 @cache

@@ -215,7 +215,7 @@ def matmul_all_reduce(
     Args:
         a: (M, K), K this rank's part of the inner dimension.
         b: (K, N); row-major, or the transpose of a row-major (N, K).
-        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+        group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
         bias: (N,), the same on every rank; added to the sum once, in fp32.
         scale_a, scale_b: one float32 on the device each, for fp8 operands, as in

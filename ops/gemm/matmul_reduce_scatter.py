@@ -173,7 +173,7 @@ def matmul_reduce_scatter(
         a: (M, K); M is a multiple of the number of ranks, K this rank's part of the inner
             dimension.
         b: (K, N); row-major, or the transpose of a row-major (N, K).
-        group: None for the group of ``tw.init``, a ``ProcessGroup``, its name, or a ``DeviceMesh``
+        group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis.
         bias: (N,), the same on every rank: each adds it in fp32 to the sums that it owns.
         scale_a, scale_b: one float32 on the device each, for fp8 operands, as in

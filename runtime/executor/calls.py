@@ -15,9 +15,10 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.sizes import named
 from ..compiler import compile
+from ..host.group_argument import process_group_of
 from ..host.heap import SymmetricTensor
 from ..host.session import Session, current
-from ..host.tracer import active
+from ..host.tracer import tracer_of
 from ..kernel.dynamic import DynamicKernel, Turns
 from ..kernel.kernel import Kernel, capturing, recorded
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
@@ -33,21 +34,25 @@ _FIRST = -1
 
 
 class Calls:
-    """Calls of one plan, with the kernels, side streams and events that they share."""
+    """Calls of one plan by one group, with the kernels, side streams and events that they share."""
 
-    def __init__(self, plan: TracedPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: TracedPlan, group: Any = None) -> None:
+        """
+        Args:
+            group: ranks that call it; see ``tw.init``.
+        """
+        self.plan, self._group = plan, process_group_of(group)
         self._dynamic = bool(dynamic_extents(plan.parameters))
         self._preparing = threading.RLock()  # one thread compiles for all
-        self._reset(None)
+        self._session: Session | None = None
 
-    def _reset(self, session: Session | None) -> None:
+    def _reset(self, session: Session) -> None:
         """Drop everything that belongs to another session."""
         self._session = session
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._thread = _Thread()
-        self._turns = Turns()
+        self._turns = Turns(session)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         call, tensors, addresses = self.recorded_call(args, kwargs)
@@ -67,12 +72,12 @@ class Calls:
         if kwargs or len(args) != len(self.plan.parameters):
             values = bound(self.plan.name, self.plan.parameters, args, kwargs)
         key, tensors, addresses = self._key(values)
-        call = recorded_calls(session).get(key)
+        call = recorded_calls().get(key)
         if call is None or not call.is_valid:
             session.watchdog.raise_if_deadlocked()  # before compiling with ranks that hang
             with self._preparing:
                 call = self._record(values, session)
-            recorded_calls(session).put(key, call)
+            recorded_calls().put(session, key, call)
         return call, tensors, addresses
 
     def compile(self) -> None:
@@ -85,8 +90,8 @@ class Calls:
             failed.pop_all()
 
     def _here(self) -> Session:
-        """Return the current session; drop what belongs to an earlier one."""
-        session = current()
+        """Return the session of the group; drop what belongs to an earlier one."""
+        session = current(self._group)
         if session is not self._session:
             self._reset(session)
         return session
@@ -153,20 +158,22 @@ class Calls:
         # Makes the GPU's context current in this thread, as the driver requires.
         self._event(0, caller)
         streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
+        tracer = tracer_of(session)
         operations = Operations(
-            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller), active()
+            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller), tracer
         ).of(steps, kernels)  # fmt: skip
         native = None
-        if has_driver(session.group.device) and active() is None:
+        if has_driver(session.group.device) and tracer is None:
             native = enqueuer(operations, list(tensors.values()))
         distinct = {id(kernel): kernel for kernel in kernels.values()}
-        return RecordedCall(session.watchdog, operations, distinct.values(), native)
+        return RecordedCall(session, (caller, recorded), operations, distinct.values(), native)
 
     def free(self) -> None:
         """See ``Plan.free``."""
-        for _, kernel in self._kernels.values():
-            kernel.free()
-        self._kernels.clear()
+        if self._session is not None:
+            for _, kernel in self._kernels.values():
+                kernel.free()
+            self._kernels.clear()
         drop_calls(self)
 
     def _shapes(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
@@ -191,6 +198,9 @@ class Calls:
         group, heap = session.group, session.heap
         if p.symmetric:
             if isinstance(value, SymmetricTensor):
+                if not value.belongs_to(heap):
+                    legal = f"one of {session.label}"
+                    raise self._refused(f"{p.name} is a tensor of another group", legal)
                 value = value.all
             elif not (isinstance(value, torch.Tensor) and heap.is_view_of_all(value)):
                 raise self._refused(f"{p.name}={_shown(value)}", "a tw.symmetric tensor")
@@ -220,14 +230,16 @@ class Calls:
     def _kernel(self, step: Launch) -> Kernel:
         """Return the compiled kernel of a step, traced during a trace. Collective the first
         time."""
-        return recorded(self._compiled(step))
+        return recorded(self._compiled(step), self._session)
 
     def _compiled(self, step: Launch) -> Kernel:
         if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:
-            step.kernel.require(self._here())
+            step.kernel.require(self._session)
             return step.kernel
         if isinstance(step.kernel, DynamicKernel) and step.kernel.runs(step.program):
-            return step.kernel.at(**step.sizes)
+            kernel = step.kernel.at(**step.sizes)
+            kernel.require(self._session)
+            return kernel
         entry = self._kernels.get(id(step.program))
         if entry is None:
             if capturing():
@@ -235,7 +247,7 @@ class Calls:
                     f"{self.plan.name}: {named(step.program)} is not compiled yet; expected one "
                     "call of the plan before it is captured in a CUDA graph"
                 )
-            kernel = compile(step.program, pass_configs=self.plan.pass_configs)
+            kernel = compile(step.program, group=self._group, pass_configs=self.plan.pass_configs)
             assert not isinstance(kernel, DynamicKernel)  # steps have fixed sizes
             entry = self._kernels[id(step.program)] = step.program, kernel
         return entry[1]

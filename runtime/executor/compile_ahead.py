@@ -20,7 +20,7 @@ from ..kernel.kernel import for_group
 from .plan import Plan
 
 
-def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan]) -> int:
+def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan], group: Any = None) -> int:
     """Fill TileLang's cache with the kernels that ``tw.compile`` and first calls of plans look up.
 
     The ranks of a node divide the programs among themselves, and each rank compiles as many at a
@@ -30,23 +30,24 @@ def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan]) -> int:
     Args:
         programs: programs, and plans without scalars; all extents are integers. Equal programs are
             compiled once.
+        group: ranks that run them; see ``tw.init``.
 
     Returns:
         Number of different kernels.
     """
-    session = current()
-    group = session.group
+    session = current(group)
+    ranks = session.group
     require_private_cache()
     kernels = _kernels(programs, session)
-    hosts = group.exchange("compile ahead", socket.gethostname())
-    local_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[group.rank]]
-    own_kernels = kernels[local_ranks.index(group.rank) :: len(local_ranks)]
+    hosts = ranks.exchange("compile ahead", socket.gethostname())
+    local_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank]]
+    own_kernels = kernels[local_ranks.index(ranks.rank) :: len(local_ranks)]
     workers = max(1, len(os.sched_getaffinity(0)) // len(local_ranks))
-    with ThreadPoolExecutor(workers, "compile", _take_gpu, (group.device,)) as pool:
+    with ThreadPoolExecutor(workers, "compile", _take_gpu, (ranks.device,)) as pool:
         futures = [pool.submit(_compile, kernel, options) for kernel, options in own_kernels]
     for future in futures:
         future.exception()  # the next attempt to compile it raises it
-    group.meet("compiled ahead", timeout_s=3600.0)
+    ranks.meet("compiled ahead", timeout_s=3600.0)
     return len(kernels)
 
 

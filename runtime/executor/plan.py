@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
@@ -9,6 +10,7 @@ from types import CodeType
 from typing import Any
 
 from ...builtins.errors import TileWeaveError
+from ..host.group_argument import process_group_of
 from ..plans.builder import PlanBuilder
 from ..plans.parameters import (
     Parameter,
@@ -26,9 +28,25 @@ _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATO
 class Plan(TracedPlan):
     """Operator whose function appends the steps of each call. Created by ``tw.plan``."""
 
+    _group: Any = None
+    """Ranks that call it; None for the default group."""
+
     @cached_property
     def _calls(self) -> Calls:
-        return Calls(self)
+        return Calls(self, self._group)
+
+    def on(self, group: Any) -> Plan:
+        """Return this plan for calls by another group. It shares the steps; kernels and implicit
+        memory are its own.
+
+        Args:
+            group: ranks that call it: None for the default group, a ``ProcessGroup``, its name, or
+                a ``DeviceMesh`` with one axis.
+        """
+        plan = copy.copy(self)
+        vars(plan).pop("_calls", None)
+        plan._group = process_group_of(group)
+        return plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Enqueue the steps on torch's current stream and on side streams; the host does not wait.
@@ -77,8 +95,9 @@ class Plan(TracedPlan):
 
 
 def plan(
-    function: Callable[..., None] | None = None, *, pass_configs: Mapping[str, Any] | None = None
-) -> Any:
+    function: Callable[..., None] | None = None, *, pass_configs: Mapping[str, Any] | None = None,
+    group: Any = None,
+) -> Any:  # fmt: skip
     """Create a ``tw.Plan`` from a function; a decorator: ``@tw.plan`` or
     ``@tw.plan(pass_configs={...})``.
 
@@ -90,12 +109,13 @@ def plan(
 
     Args:
         pass_configs: options of ``tw.compile`` for each kernel that the plan compiles.
+        group: ranks that call it, by default all; see ``Plan.on``.
 
     Raises:
         TileWeaveError: a parameter has no such annotation, or an option is unknown.
     """
     if function is None:
-        return partial(plan, pass_configs=pass_configs)
+        return partial(plan, pass_configs=pass_configs, group=group)
     if not (inspect.isfunction(function) or inspect.ismethod(function)):
         raise TileWeaveError(f"plan: {function!r}; expected a function")
     first, *others = inspect.signature(function).parameters.values() or [None]
@@ -109,7 +129,7 @@ def plan(
     def body(p: PlanBuilder, *args: Any) -> None:
         function(p, **absent, **{a.name: arg for a, arg in zip(parameters, args, strict=True)})
 
-    return Plan(function.__name__, parameters, body, loc, pass_configs)
+    return Plan(function.__name__, parameters, body, loc, pass_configs).on(group)
 
 
 def _declared(argument: inspect.Parameter, name: str, loc: str) -> Parameter:

@@ -10,16 +10,18 @@ stream; each thread has its own, because a call records events and waits for the
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from ..host import session as sessions
 from ..host.driver import DriverError, driver, failure
 from ..host.session import Session
-from ..host.watchdog import Watchdog
 from ..kernel.kernel import Kernel
+from ..kernel.launch_order import prepare_launch
 from .operations import KernelLaunch, Operation
 
 _MAX_CALLS = 512
@@ -29,18 +31,19 @@ _generation = 0
 
 
 class CallCache(dict[Any, Any]):
-    """Calls of one thread in one session, by key.
+    """Calls of one thread, by key; a key contains the group or what belongs to it.
 
     A value lets a later call with the same key skip checks and decisions.
     """
 
-    def __init__(self, session: Session | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.session, self.generation = session, _generation
+        self.generation = _generation
 
-    def put(self, key: Hashable, value: Any) -> None:
-        """Store a value, if there is a session and a key. The oldest value makes room."""
-        if self.session is None or key is None:
+    def put(self, session: Session | None, key: Hashable, value: Any) -> None:
+        """Store a value, if its group has a session and there is a key. The oldest value makes
+        room."""
+        if session is None or key is None:
             return
         if key not in self and len(self) >= _MAX_CALLS:
             del self[next(iter(self))]
@@ -49,18 +52,17 @@ class CallCache(dict[Any, Any]):
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.cache = CallCache(None)
+        self.cache = CallCache()
 
 
 _here = _Thread()
 
 
-def recorded_calls(session: Session | None) -> CallCache:
-    """Return this thread's calls in ``session``. It is empty in a new session and after
-    ``invalidate``."""
+def recorded_calls() -> CallCache:
+    """Return this thread's calls. It is empty after ``invalidate``, as when a session ends."""
     cache = _here.cache
-    if cache.session is not session or cache.generation != _generation:
-        cache = _here.cache = CallCache(session)
+    if cache.generation != _generation:
+        cache = _here.cache = CallCache()
     return cache
 
 
@@ -75,6 +77,9 @@ def invalidate() -> None:
     """Drop the calls of all threads, because decisions about them may have changed."""
     global _generation
     _generation += 1
+
+
+os.register_at_fork(after_in_child=invalidate)  # the process is no rank, and must be refused
 
 
 def has_driver(device: torch.device) -> bool:
@@ -101,19 +106,21 @@ class RecordedCall:
 
     def __init__(
         self,
-        watchdog: Watchdog,
+        session: Session,
+        place: tuple[torch.cuda.Stream, bool],
         operations: Sequence[Operation],
         kernels: Iterable[Kernel],
         enqueue: Callable[..., int] | None = None,
     ) -> None:
         """
         Args:
+            place: the stream, and whether a CUDA graph captures it.
             enqueue: enqueues all operations in one call; see ``enqueue.enqueuer``.
         """
         self.kernels = list(kernels)
         self.native = enqueue is not None
         self._implicit = [(k, k.implicit) for k in self.kernels]
-        self._watchdog = watchdog
+        self._session, self._watchdog, self._place = session, session.watchdog, place
         self._operations, self._enqueue = operations, enqueue
         self._actions = [] if enqueue else [o.action() for o in operations]
 
@@ -136,6 +143,8 @@ class RecordedCall:
             DeadlockError: a wait of an earlier call timed out.
         """
         self._watchdog.raise_if_deadlocked()
+        if sessions.only is not self._session:
+            prepare_launch(self._session, *self._place)
         try:
             if self._enqueue is None:
                 for action in self._actions:

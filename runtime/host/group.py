@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
 
 from ...builtins.errors import TileWeaveError
+from .group_argument import is_alive, require_member
 
 LOOK_EVERY_S = 1.0
 """Interval at which a waiting rank calls ``look``."""
@@ -34,13 +37,37 @@ class Group:
     process_group: dist.ProcessGroup | None
     store: dist.Store | None
     gpus: tuple[str, ...] = field(default=(), compare=False)
-    """The UUID of each rank's GPU; empty if they are not queried."""
+    """The UUID of each rank's GPU; empty if they are not queried yet."""
     _exchanged: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
 
     @property
     def shares_gpus(self) -> bool:
         """True if several ranks use the same GPU, which runs one of them at a time."""
-        return len(set(self.gpus)) < len(self.gpus)
+        gpus = self.gpus or self._queried_gpus
+        return len(set(gpus)) < len(gpus)
+
+    @cached_property
+    def _queried_gpus(self) -> tuple[str, ...]:
+        """The UUID of each rank's GPU, for a group that has not queried them. Collective."""
+        return _with_gpus(self).gpus if torch.cuda.is_available() else ()
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """The host name of each rank's node. Collective at the first use."""
+        return tuple(self.exchange("nodes", socket.gethostname()))
+
+    def describe_rank(self, rank: int) -> str:
+        """Return the name of a rank in messages: with its group and its rank among all processes,
+        unless the group is the default group."""
+        if self.process_group is None or self.process_group is dist.group.WORLD:
+            return f"rank {rank}"
+        name = self.process_group.group_desc
+        if name in ("", "undefined"):
+            name = self.process_group.group_name
+        if not is_alive(self.process_group):
+            return f"rank {rank} of group {name!r}, which was destroyed"
+        global_rank = dist.get_global_rank(self.process_group, rank)
+        return f"rank {rank} of group {name!r} (global rank {global_rank})"
 
     def exchange(
         self, topic: str, value: str, timeout_s: float = 300.0,
@@ -57,11 +84,27 @@ class Group:
         Raises:
             TileWeaveError: a rank did not make the call within ``timeout_s`` seconds.
         """
+        self.publish(topic, value)
+        return self.collect(topic, value, timeout_s, check)
+
+    def publish(self, topic: str, value: str) -> None:
+        """Give ``value`` to all ranks, which receive it by ``collect``. Does not wait."""
+        if self.store is not None:
+            self._exchanged[topic] += 1
+            self.store.set(f"tileweave/{topic}/{self._exchanged[topic]}/{self.rank}", value)
+
+    def collect(
+        self, topic: str, value: str, timeout_s: float = 300.0,
+        check: Callable[[], None] | None = None,
+    ) -> list[str]:  # fmt: skip
+        """Return what each rank has published for ``topic``, in rank order; see ``exchange``.
+
+        Args:
+            value: what this rank has published.
+        """
         if self.store is None:
             return [value]
-        self._exchanged[topic] += 1
         prefix = f"tileweave/{topic}/{self._exchanged[topic]}"
-        self.store.set(f"{prefix}/{self.rank}", value)
         values = []
         for peer in range(self.world_size):
             self._wait(topic, peer, f"{prefix}/{peer}", timeout_s, check)
@@ -82,7 +125,8 @@ class Group:
             now = time.monotonic()
             if now - start > timeout_s:
                 raise TileWeaveError(
-                    f"{topic}: rank {self.rank} waited {timeout_s:g} s for rank {peer}; "
+                    f"{topic}: {self.describe_rank(self.rank)} waited {timeout_s:g} s for "
+                    f"rank {peer}; "
                     "expected every rank to make the same calls in the same order"
                 )
             if check is not None and now - checked_at > LOOK_EVERY_S:
@@ -112,12 +156,6 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
             "init: this process sees no CUDA device; expected one GPU a rank (programs can still "
             "be looked at with tw.emit and `tileweave emit`)"
         )
-    # torch returns another object for a new group to a rank that is not in it.
-    if process_group is not None and not isinstance(process_group, dist.ProcessGroup):
-        raise TileWeaveError(
-            f"init: process_group={process_group!r}; expected a group of torch.distributed that "
-            "this rank is in"
-        )
     devices = torch.cuda.device_count()
     if "LOCAL_RANK" in os.environ:
         local_rank = from_torchrun("LOCAL_RANK", 0)
@@ -132,14 +170,18 @@ def join(process_group: dist.ProcessGroup | None = None) -> Group:
     if not dist.is_initialized():
         _initialize(local_rank, device)
     process_group = process_group or dist.group.WORLD
-    rank, world_size = dist.get_rank(process_group), dist.get_world_size(process_group)
+    rank, world_size = require_member(process_group), dist.get_world_size(process_group)
     name = process_group.group_name
     _joined[name] += 1
     store = dist.PrefixStore(
         f"tileweave/{name}/{_joined[name]}",
         dist.distributed_c10d._get_default_store(),
     )
-    group = _with_gpus(Group(rank, world_size, local_rank, device, process_group, store))
+    group = Group(rank, world_size, local_rank, device, process_group, store)
+    # One rank of each node compiles first, also in a group without torchrun's first rank.
+    local_rank = group.nodes[:rank].count(group.nodes[rank])
+    group = _with_gpus(replace(group, local_rank=local_rank))
+    _ = group.nodes  # not at a later use, which may be that of one rank
     if group.shares_gpus:
         warnings.warn(
             f"tileweave: {world_size} ranks on {len(set(group.gpus))} GPU(s): ranks share a GPU in "
@@ -191,7 +233,8 @@ def _initialize(local_rank: int, device: torch.device) -> None:
 
 def _with_gpus(group: Group) -> Group:
     """Return ``group`` with the UUIDs of all ranks' GPUs. Collective."""
-    uuid = str(torch.cuda.get_device_properties(group.device).uuid)
+    device = group.device if group.device.type == "cuda" else torch.cuda.current_device()
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
     return replace(group, gpus=tuple(group.exchange("GPUs", uuid)))
 
 

@@ -47,6 +47,10 @@ class SymmetricTensor:
             raise TileWeaveError(f"peer: rank={rank!r}; expected 0 to {ranks[-1]}")
         return self.all[int(rank)]
 
+    def belongs_to(self, heap: Heap) -> bool:
+        """Return whether its memory is part of ``heap``."""
+        return self._heap is heap
+
     def free(self) -> None:
         """Free the memory. Collective: all ranks free the same tensors in the same order."""
         self._heap.free(self)

@@ -99,7 +99,8 @@ class Stopwatch:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         self._larger_than_l2.sum()  # a read leaves no dirty lines in L2
         torch.cuda._sleep(_SLEEP)
-        barrier()  # after the sleep, whose length depends on the GPU's clock
+        # After the sleep, whose length depends on the GPU's clock.
+        barrier(group=self.group.process_group)
         begin.record()
         result = call()
         end.record()

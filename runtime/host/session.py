@@ -1,10 +1,11 @@
-"""The runtime of this process: joined by ``init``, left by ``finalize``."""
+"""Sessions of this process, one per group: opened by ``init``, closed by ``finalize``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,26 +13,32 @@ import torch.distributed as dist
 from ...builtins.errors import TileWeaveError
 from .context import Context
 from .group import Group
+from .group_argument import is_alive, process_group_named
 from .heap import Heap, SymmetricTensor
 from .watchdog import Watchdog
 
 RESERVED_BYTES = 1 << 16
 """Bytes at the start of the heap that the runtime uses, for the words of its barriers."""
-_session: Session | None = None
-_inherited: Session | None = None
-"""The session of the rank that has forked this process."""
-_forked_from: int | None = None
-"""The process id of that rank; None if this process is none that a rank has forked."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Session:
-    """State of the runtime between ``tw.init`` and ``tw.finalize``."""
+    """State of the runtime of one group between ``tw.init`` and ``tw.finalize``.
+
+    Attributes:
+        name: name of the group; "" for the default group.
+    """
 
     group: Group
     heap: Heap
     context: Context
     watchdog: Watchdog
+    name: str = ""
+
+    @property
+    def label(self) -> str:
+        """Name of the group in messages."""
+        return session_label(self.name)
 
     def close(self) -> None:
         """Release the resources. Kernels that use them must have ended on all ranks."""
@@ -39,29 +46,135 @@ class Session:
         self.heap.close()
 
 
+_sessions: dict[str, Session] = {}
+"""Open sessions by name, in the order of opening."""
+_inherited: dict[str, Session] = {}
+"""Sessions of the rank that has forked this process."""
+only: Session | None = None
+"""The open session if there is exactly one."""
+_forked_from: int | None = None
+"""The process id of that rank; None if this process is none that a rank has forked."""
+
+
+def _open(group: Any) -> Session:
+    raise NotImplementedError  # replaced by ``open_with``
+
+
+def open_with(init: Callable[[Any], Session]) -> None:
+    """Set the function that opens the session of a group at its first use."""
+    global _open
+    _open = init
+
+
 def enter(session: Session) -> None:
-    """Make ``session`` the current one."""
-    global _session
-    _session = session
+    """Open ``session``."""
+    _sessions[session.name] = session
+    _changed()
 
 
-def leave() -> Session:
-    """Leave the current session and return it."""
-    global _session
-    session, _session = current(), None
+def leave(session: Session) -> None:
+    """Close ``session``."""
+    del _sessions[session.name]
+    _changed()
+
+
+def _changed() -> None:
+    global only
+    only = next(iter(_sessions.values())) if len(_sessions) == 1 else None
+
+
+def opened() -> list[Session]:
+    """Return the open sessions, in the order of opening."""
+    return list(_sessions.values())
+
+
+def current(group: Any = None) -> Session:
+    """Return the session of ``group``, by default the default group.
+
+    A session of another group is opened if it is not open; this is collective over that group.
+
+    Args:
+        group: None, a ``ProcessGroup``, its name, or a ``DeviceMesh`` with one axis.
+
+    Raises:
+        TileWeaveError: ``tw.init`` has not been called, or ``group`` is no group of this process.
+    """
+    if group is None:
+        session = _sessions.get("")
+        if session is not None:
+            return session
+        require_own_process()
+        raise TileWeaveError("tileweave: the runtime is not up; expected tw.init() before this")
+    return _open(group)
+
+
+def find_named(name: str) -> Session | None:
+    """Return the open session of the group with this name; "" is the default group.
+
+    Raises:
+        TileWeaveError: the group was destroyed since its session was opened.
+    """
+    world = dist.group.WORLD
+    if world is not None and name == world.group_name:
+        name = ""
+    session = _sessions.get(name)
+    if session is not None and name:
+        own = session.group.process_group
+        _require_group(session, process_group_named(name) if _is_alive(own) else None)
     return session
 
 
-def current() -> Session:
-    """Return the current session.
+def find(process_group: dist.ProcessGroup | None) -> Session | None:
+    """Return the open session of a group; None for the default group.
 
     Raises:
-        TileWeaveError: ``tw.init`` has not been called.
+        TileWeaveError: the group was destroyed since its session was opened.
     """
-    require_own_process()
-    if _session is None:
-        raise TileWeaveError("tileweave: the runtime is not up; expected tw.init() before this")
-    return _session
+    name = session_name(process_group)
+    session = _sessions.get(name)
+    if session is not None and name:
+        _require_group(session, process_group)
+    return session
+
+
+def session_name(process_group: dist.ProcessGroup | None) -> str:
+    """Return the name of the session of a group: "" for the default group, else the group's."""
+    if process_group is None or process_group is dist.group.WORLD:
+        return ""
+    return process_group.group_name
+
+
+def session_label(name: str) -> str:
+    """Return the name of a session's group in messages."""
+    return f"group {name!r}" if name else "the default group"
+
+
+def require_open(session: Session, user: str) -> None:
+    """Refuse the use of a session that is not open.
+
+    Args:
+        user: name of the kernel or plan that uses it.
+
+    Raises:
+        TileWeaveError: it is not open, or its group was destroyed.
+    """
+    if _sessions.get(session.name) is not session:
+        require_own_process()
+        raise TileWeaveError(
+            f"{user}: compiled before tw.finalize; expected tw.compile after the last tw.init"
+        )
+    if session.name:
+        _require_group(session, session.group.process_group)
+
+
+def _require_group(session: Session, process_group: dist.ProcessGroup | None) -> None:
+    """Refuse a session whose group was destroyed, or replaced by ``process_group``."""
+    own = session.group.process_group
+    if own is not process_group or not _is_alive(own):
+        raise TileWeaveError(
+            f"group {session.name!r}: it was destroyed while its symmetric heap was mapped; "
+            "expected tw.finalize() before torch.distributed.destroy_process_group"
+        )
 
 
 def require_own_process() -> None:
@@ -80,39 +193,48 @@ def require_own_process() -> None:
         )
 
 
+def _is_alive(group: dist.ProcessGroup | None) -> bool:
+    return group is not None and is_alive(group)
+
+
 def _leave_after_fork() -> None:
-    """Leave the session in a process that a rank has forked. Its memory is that of the rank, so it
-    is not released."""
-    global _session, _inherited, _forked_from
-    if _session is not None or dist.is_initialized():
-        _session, _inherited, _forked_from = None, _session, os.getppid()
+    """Leave the sessions in a process that a rank has forked. Their memory is that of the rank, so
+    it is not released."""
+    global _sessions, _inherited, _forked_from
+    if _sessions or dist.is_initialized():
+        _sessions, _inherited, _forked_from = {}, _sessions, os.getppid()
+        _changed()
 
 
 os.register_at_fork(after_in_child=_leave_after_fork)
 
 
 def joined() -> Session | None:
-    """Return the current session, or None before ``tw.init``."""
-    return _session
+    """Return the session of the default group, or None before ``tw.init``."""
+    return _sessions.get("")
 
 
-def rank() -> int:
-    """Return the rank of this process in the group."""
-    return current().group.rank
+def rank(group: Any = None) -> int:
+    """Return the rank of this process in ``group``, by default the default group."""
+    return current(group).group.rank
 
 
-def world_size() -> int:
-    """Return the number of ranks in the group."""
-    return current().group.world_size
+def world_size(group: Any = None) -> int:
+    """Return the number of ranks in ``group``, by default the default group."""
+    return current(group).group.world_size
 
 
-def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTensor:
-    """Allocate a zeroed symmetric tensor. Collective, with the same shapes and types in
-    the same order on all ranks.
+def symmetric(
+    shape: tuple[int, ...] | int, dtype: torch.dtype, group: Any = None
+) -> SymmetricTensor:
+    """Allocate a zeroed symmetric tensor. Collective over the group, with the same shapes and types
+    in the same order on all its ranks.
 
     Args:
         shape: of one rank's copy, in elements.
         dtype: torch type with elements of 1, 2, 4, 8 or 16 bytes, not a quantized one.
+        group: ranks that have a copy: None for the default group, a ``ProcessGroup``, its name, or
+            a ``DeviceMesh`` with one axis.
 
     Returns:
         The tensor, with ``.all`` (world_size, *shape), ``.local`` and ``.peer(rank)``.
@@ -121,5 +243,5 @@ def symmetric(shape: tuple[int, ...] | int, dtype: torch.dtype) -> SymmetricTens
         HeapExhausted: the heap is full; the error gives the requested and the free bytes.
         TileWeaveError: the ranks' requests differ, or a shape or type is not legal.
     """
-    heap = current().heap
+    heap = current(group).heap
     return heap.allocate(tuple(shape) if isinstance(shape, Sequence) else (shape,), dtype)

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import torch
 
+from .session import Session
+
 
 @dataclass(frozen=True)
 class TracedLaunch:
@@ -48,9 +50,14 @@ class TracedStep:
 
 
 class Tracer:
-    """Records of the host, to which all threads of the process append."""
+    """Records of the host, to which all threads of the process append.
 
-    def __init__(self) -> None:
+    Attributes:
+        session: of the group whose launches it records.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self.launches: list[TracedLaunch] = []
         self.steps: list[TracedStep] = []
         self._streams: dict[int, str] = {}
@@ -72,6 +79,11 @@ _active: Tracer | None = None
 def active() -> Tracer | None:
     """Return the tracer of the trace that is being recorded, or None."""
     return _active
+
+
+def tracer_of(session: Session) -> Tracer | None:
+    """Return the tracer that records the launches of ``session``, or None."""
+    return _active if _active is not None and _active.session is session else None
 
 
 def activate(tracer: Tracer | None) -> None:

@@ -39,6 +39,8 @@ class DeadlockError(TileWeaveError, RuntimeError):
 
 _report = ""
 _delivered = threading.Event()
+_watching: list[Watchdog] = []
+"""Watchdogs of all sessions of this process."""
 
 
 class Watchdog:
@@ -62,10 +64,12 @@ class Watchdog:
         self._stop = threading.Event()
         self._published = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="tileweave-watchdog", daemon=True)
+        _watching.append(self)
         self._thread.start()
 
     def close(self) -> None:
         """Stop watching."""
+        _watching.remove(self)
         self._stop.set()
         self._thread.join()
 
@@ -85,10 +89,11 @@ class Watchdog:
         # The device sign-extends signed values.
         expected, seen = (v if unsigned else ctypes.c_int64(v).value for v in (r.expected, r.seen))
         peer = f"a signal from rank {r.peer}" if r.peer >= 0 else "a signal"
+        who, block = self._group.describe_rank(r.rank), ", ".join(map(str, r.block))
         return (
-            f"tileweave: rank {r.rank} waited {self._timeout_s:g} s for {peer} and gave up: "
-            f"{loc or f'wait {r.loc:#x}'}; flag {self._describe(r.flag)}: seen {seen}, "
-            f"expected {expected}; block ({', '.join(map(str, r.block))}), thread {r.thread}"
+            f"tileweave: {who} waited {self._timeout_s:g} s for "
+            f"{peer} and gave up: {loc or f'wait {r.loc:#x}'}; flag {self._describe(r.flag)}: "
+            f"seen {seen}, expected {expected}; block ({block}), thread {r.thread}"
             + (_ON_ONE_GPU if self._group.shares_gpus else "")
         )
 
@@ -96,14 +101,26 @@ class Watchdog:
         polled = 0.0
         while not self._stop.wait(POLL_S):
             if self._record.state == Record.READY:
-                self._end(self.report(), publish=True)
+                report = self.report()
+                self._end(report, report)
                 return
             if self._store is not None and time.monotonic() - polled > PEERS_EVERY_S:
                 polled = time.monotonic()
                 if report := self._report_of_peers():
-                    message = f"tileweave: rank {self._group.rank} stops: {report}"
-                    self._end(message, publish=False)
+                    own_name = self._group.describe_rank(self._group.rank)
+                    self._end(f"tileweave: {own_name} stops: {report}", report)
                     return
+
+    def publish(self, report: str) -> None:
+        """Publish a report to the peers, unless one is published."""
+        if self._store is None or self._report_of_peers():
+            return
+        try:
+            self._store.set(_KEY, report)
+        except Exception as error:
+            print(
+                f"tileweave: could not publish to the peers: {error}", file=sys.stderr, flush=True
+            )
 
     def _report_of_peers(self) -> str:
         """Return the report that a peer has published; empty if there is none."""
@@ -114,20 +131,14 @@ class Watchdog:
             return ""  # the store has closed: torchrun is ending the group
         return ""
 
-    def _end(self, report: str, publish: bool) -> None:
-        """End the process with a report."""
+    def _end(self, message: str, report: str) -> None:
+        """End the process with a message. Publish the report to the peers in all groups, because
+        they wait for this process too."""
         global _report
-        _report = report
-        print(report, file=sys.stderr, flush=True)
-        if publish and self._store is not None:
-            try:
-                self._store.set(_KEY, report)
-            except Exception as error:
-                print(
-                    f"tileweave: could not publish to the peers: {error}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+        _report = message
+        print(message, file=sys.stderr, flush=True)
+        for watchdog in [self, *(other for other in _watching if other is not self)]:
+            watchdog.publish(report)
         # A lost GPU context can block the end of the process forever: exit before its teardown.
         atexit.register(os._exit, 1)
         main = threading.main_thread()

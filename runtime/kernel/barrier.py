@@ -1,5 +1,7 @@
 """The rank barrier on a stream."""
 
+from typing import Any
+
 import tilelang.language as T
 import torch
 
@@ -7,12 +9,13 @@ from ...builtins.barriers import sync_ranks
 from ..host.session import Session, current
 from .kernel import Kernel, compiled
 
-_kernel: tuple[Session, Kernel] | None = None
+_kernels: dict[str, tuple[Session, Kernel]] = {}
+"""Name of a session -> the session and the kernel of its barrier."""
 
 
-def barrier(stream: torch.cuda.Stream | None = None) -> None:
-    """Let ``stream`` of each rank wait for ``stream`` of all ranks. Collective; the host does not
-    wait.
+def barrier(stream: torch.cuda.Stream | None = None, group: Any = None) -> None:
+    """Let ``stream`` of each rank wait for ``stream`` of all ranks of a group. Collective; the host
+    does not wait.
 
     Work enqueued before the barrier on any rank is complete and visible to work enqueued after it
     on all ranks. The barrier is a kernel of one block, and CUDA graphs can capture it. It times out
@@ -20,8 +23,14 @@ def barrier(stream: torch.cuda.Stream | None = None) -> None:
 
     Args:
         stream: by default torch's current stream.
+        group: ranks that wait: None for the default group, a ``ProcessGroup``, its name, or a
+            ``DeviceMesh`` with one axis.
     """
-    session = current()
+    barrier_in(current(group), stream)
+
+
+def barrier_in(session: Session, stream: torch.cuda.Stream | None = None) -> None:
+    """Enqueue the barrier of ``session``'s group; see ``barrier``."""
     kernel = prepare(session)
     words = session.heap.view(0, (1,), torch.uint32)[session.group.rank]
     with torch.cuda.stream(stream):
@@ -30,10 +39,11 @@ def barrier(stream: torch.cuda.Stream | None = None) -> None:
 
 def prepare(session: Session) -> Kernel:
     """Return the kernel of ``session``'s barrier; ``init`` is the first caller and compiles it."""
-    global _kernel
-    if _kernel is None or _kernel[0] is not session:
-        _kernel = (session, compiled(rank_barrier, {}, session))
-    return _kernel[1]
+    owner, kernel = _kernels.get(session.name, (None, None))
+    if kernel is None or owner is not session:
+        kernel = compiled(rank_barrier, {}, session)
+        _kernels[session.name] = session, kernel
+    return kernel
 
 
 @T.prim_func

@@ -10,9 +10,9 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from ...passes import dynamic_sizes, specialize_sizes, with_sizes
 from ...passes.ir.sizes import format_sizes, named, sizes_of
-from ..host.session import current
+from ..host.session import Session
 from ..plans.parameters import Shape, parameters_of, shapes_of, shown_sizes
-from .barrier import barrier
+from .barrier import barrier_in
 from .kernel import Kernel, capturing, compiled, tensors_of
 
 
@@ -32,8 +32,10 @@ class DynamicKernel:
         kernels: sizes in the order of ``dynamic_sizes`` -> kernel compiled for them.
     """
 
-    def __init__(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> None:
-        self.program = program
+    def __init__(
+        self, program: tirx.PrimFunc, options: Mapping[str, Any], session: Session
+    ) -> None:
+        self.program, self._session = program, session
         self.kernels: dict[tuple[int, ...], Kernel] = {}
         self._options = options
         self._parameters = parameters_of(program)
@@ -41,7 +43,7 @@ class DynamicKernel:
         self._inputs = [p for i, p in enumerate(self._parameters) if i not in outputs]
         self._by_shapes: dict[Hashable, Kernel] = {}
         """Shapes of all arguments -> kernel."""
-        self._turns = Turns()
+        self._turns = Turns(session)
 
     def at(self, **sizes: int) -> Kernel:
         """Return the kernel for these sizes; compile it, collectively, if it is not yet.
@@ -71,7 +73,7 @@ class DynamicKernel:
                 f"{named(program)}: not compiled yet; expected a call or .at(...) with these sizes "
                 "before a CUDA graph is captured"
             )
-        session = current()
+        session = self._session
         programs = session.group.exchange("sizes", named(program))
         if len(set(programs)) > 1:
             raise TileWeaveError(
@@ -98,7 +100,7 @@ class DynamicKernel:
         shapes: dict[str, Shape] = {}
         for p in self._inputs:
             if p.shape is not None and (shape := _shape(arguments.get(p.name))) is not None:
-                world_size = current().group.world_size
+                world_size = self._session.group.world_size
                 if p.symmetric and (len(shape) == 0 or shape[0] != world_size):
                     raise TileWeaveError(
                         f"{name}: {p.name} has shape {shape}; expected a tw.symmetric tensor"
@@ -131,7 +133,8 @@ class Turns:
     Each kernel has its own counters, so nothing else orders these calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._last: Hashable = None
         self._replayed = False
         """Whether a CUDA graph has captured a call; it may be replayed at any time."""
@@ -140,7 +143,7 @@ class Turns:
         """Let torch's current stream wait for all ranks, unless the last call used this kernel."""
         self._replayed |= capturing()
         if self._replayed or self._last not in (None, kernel):
-            barrier()
+            barrier_in(self._session)
         self._last = kernel
 
 

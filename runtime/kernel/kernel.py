@@ -22,12 +22,14 @@ from ...codegen.names import names_kept
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
 from ...passes.ir.walk import uses_multicast
+from ..host import session as sessions
 from ..host.heap import HeapExhausted, SymmetricTensor
-from ..host.session import Session, current
-from ..host.tracer import active
+from ..host.session import Session, current, require_open
+from ..host.tracer import tracer_of
 from ..plans.parameters import Parameter, bound, parameters_of
 from .compile_once import compile_once
 from .host_functions import require_multicast
+from .launch_order import prepare_launch
 from .warm import warm
 
 
@@ -62,7 +64,7 @@ class Kernel:
         _, self.implicit_tensors = tensors_of((), dict(implicit))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        session = current()
+        session = self._session or current()
         self.require(session)
         watchdog = session.watchdog
         watchdog.raise_if_deadlocked()
@@ -70,19 +72,35 @@ class Kernel:
             args = bound(str(self.program.attrs["global_symbol"]), self._inputs, args, kwargs)
         try:
             positional, _ = tensors_of(args, {})
-            launch = recorded(self).launch
+            if sessions.only is not session:
+                self._require_heap(args, session)
+                stream = torch.cuda.current_stream(session.group.device)
+                prepare_launch(session, stream, capturing())
+            launch = recorded(self, session).launch
             return launch(*positional, *self.implicit_tensors.values())
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
 
     def require(self, session: Session) -> None:
-        """Raise TileWeaveError if it was compiled in another session than ``session``."""
-        if self._session is not None and self._session is not session:
-            raise TileWeaveError(
-                f"{self.program.attrs['global_symbol']}: compiled before tw.finalize; expected "
-                "tw.compile after the last tw.init"
-            )
+        """Raise TileWeaveError if it was compiled for another group than that of ``session``, or in
+        a session that has ended."""
+        if self._session is None:
+            return
+        name = str(self.program.attrs["global_symbol"])
+        require_open(self._session, name)
+        if self._session is not session:
+            ours, theirs = self._session.label, session.label
+            raise TileWeaveError(f"{name}: compiled for {ours}; expected a kernel for {theirs}")
+
+    def _require_heap(self, args: Iterable[Any], session: Session) -> None:
+        """Refuse symmetric tensors of another group."""
+        for argument in args:
+            if isinstance(argument, SymmetricTensor) and not argument.belongs_to(session.heap):
+                raise TileWeaveError(
+                    f"{self.program.attrs['global_symbol']}: {argument} is memory of another "
+                    f"group; expected tw.symmetric of {session.label}"
+                )
 
     @cached_property
     def _inputs(self) -> list[Parameter]:
@@ -107,7 +125,7 @@ class Kernel:
     def traced(self) -> Kernel:
         """The same program, which also records events, with the same implicit memory. Collective at
         the first use."""
-        session = current()
+        session = self._session or current()
         func = passes.with_trace(self.program)
         kernel = _loaded(func, for_group(func, session), self._options, session)
         return Kernel(kernel, self.program, self.implicit, session, self._options)
@@ -142,13 +160,14 @@ def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) 
     return Kernel(kernel, func, _memories(implicit_of(program), session), session, options)
 
 
-def recorded(kernel: Kernel) -> Kernel:
-    """Return the kernel to launch: ``kernel``, or its traced twin while ``tw.trace`` records.
+def recorded(kernel: Kernel, session: Session) -> Kernel:
+    """Return the kernel to launch: ``kernel``, or its traced twin while ``tw.trace`` records the
+    group of ``session``.
 
     Raises:
         TileWeaveError: ``tw.trace`` records, and a CUDA graph is being captured.
     """
-    if active() is None:
+    if tracer_of(session) is None:
         return kernel
     if capturing():
         raise TileWeaveError(

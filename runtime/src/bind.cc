@@ -5,6 +5,7 @@
  */
 #include <tvm/ffi/tvm_ffi.h>
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -15,11 +16,10 @@ namespace tileweave {
 
 namespace ffi = tvm::ffi;
 
-/*! \brief Values of the current session by name; empty without a session. */
+/*! \brief Values of a session by name. */
 struct SessionValues {
   std::vector<std::pair<std::string, int64_t>> values;
-  /*! \brief Python function that binds names without a value here, or raises. */
-  ffi::Function fallback;
+  std::atomic<bool> is_open{true};
 
   const int64_t *Find(std::string_view name) const {
     for (const auto &[key, value] : values) {
@@ -30,31 +30,57 @@ struct SessionValues {
   }
 };
 
-/*! \brief Never destroyed: Python owns `fallback` and ends before static variables do. */
-SessionValues &CurrentValues() {
-  static auto *current = new SessionValues;
-  return *current;
+/*! \brief Session of launches of threads that have bound none; null if there is none. */
+std::atomic<const SessionValues *> default_values{nullptr};
+/*! \brief Session of this thread's launches; null if it has bound none. */
+thread_local const SessionValues *thread_values = nullptr;
+
+/*! \brief Python function that binds names without a value here, or raises.
+ *
+ * Never destroyed: Python owns it and ends before static variables do.
+ */
+ffi::Function &Fallback() {
+  static auto *fallback = new ffi::Function;
+  return *fallback;
 }
 
-/*! \brief Bind these values at all later launches; `fallback` binds all other names. */
-void BindSession(ffi::Function fallback, ffi::Map<ffi::String, int64_t> values) {
-  SessionValues &current = CurrentValues();
-  current.fallback = std::move(fallback);
-  current.values.clear();
+/*! \brief Open a session with these values and return its handle.
+ *
+ * Its values are never destroyed, because another thread may have bound them.
+ */
+int64_t OpenSession(ffi::Map<ffi::String, int64_t> values) {
+  auto *session = new SessionValues;
   for (const auto &[name, value] : values)
-    current.values.emplace_back(name, value);
+    session->values.emplace_back(name, value);
+  return reinterpret_cast<int64_t>(session);
+}
+
+/*! \brief Close a session: threads that have bound it use the default session. */
+void CloseSession(int64_t handle) { reinterpret_cast<SessionValues *>(handle)->is_open = false; }
+
+/*! \brief Bind a session to the later launches of this thread. */
+void BindSession(int64_t handle) {
+  thread_values = reinterpret_cast<const SessionValues *>(handle);
+}
+
+/*! \brief Set the default session, 0 for none; `fallback` binds what it has no value for. */
+void SetDefaultSession(ffi::Function fallback, int64_t handle) {
+  Fallback() = std::move(fallback);
+  default_values = reinterpret_cast<const SessionValues *>(handle);
 }
 
 /*! \brief Write the values of `names`, separated by commas, to slots on the host's stack. */
 void Bind(void *slots, ffi::String list) {
-  const SessionValues &current = CurrentValues();
+  const SessionValues *session = thread_values;
+  if (session == nullptr || !session->is_open)
+    session = default_values;
   auto *slot = static_cast<TVMFFIAny *>(slots);
   std::string_view names(list.data(), list.size());
   while (true) {
     size_t end = names.find(',');
-    const int64_t *value = current.Find(names.substr(0, end));
+    const int64_t *value = session == nullptr ? nullptr : session->Find(names.substr(0, end));
     if (value == nullptr) {
-      current.fallback(slots, list);
+      Fallback()(slots, list);
       return;
     }
     (slot++)->v_int64 = *value;
@@ -66,5 +92,8 @@ void Bind(void *slots, ffi::String list) {
 
 } // namespace tileweave
 
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(open_session, tileweave::OpenSession);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(close_session, tileweave::CloseSession);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(bind_session, tileweave::BindSession);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_default_session, tileweave::SetDefaultSession);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(bind, tileweave::Bind);

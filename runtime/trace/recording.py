@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,14 +34,15 @@ _kept: list[torch.Tensor] = []
 
 
 @contextmanager
-def trace(path: str | Path, *, events: int = EVENTS) -> Iterator[None]:
-    """Record all calls inside the ``with`` statement, and write one trace of all ranks.
+def trace(path: str | Path, *, group: Any = None, events: int = EVENTS) -> Iterator[None]:
+    """Record all calls of a group inside the ``with`` statement, and write one trace of all its
+    ranks.
 
-    Collective: all ranks enter and leave it together. Kernels, plans and operators run as traced
-    variants, which are compiled at their first call in a trace; kernels that run outside of it stay
-    as they are. The results do not change; the times do, by roughly a microsecond for each event.
-    At the end all ranks synchronize, and rank 0 writes the file. If the body raises an error,
-    nothing is written.
+    Collective: all ranks of the group enter and leave it together. Kernels, plans and operators run
+    as traced variants, which are compiled at their first call in a trace; kernels that run outside
+    of it stay as they are. The results do not change; the times do, by roughly a microsecond for
+    each event. At the end all ranks synchronize, and rank 0 writes the file. If the body raises an
+    error, nothing is written.
 
     The trace contains the blocks, pipelined loops, waits, signals and transfers of kernels, the
     steps of plans, and the times at which the host enqueued them. It contains no replay of a CUDA
@@ -49,6 +51,8 @@ def trace(path: str | Path, *, events: int = EVENTS) -> Iterator[None]:
     Args:
         path: file of rank 0: ``.json`` for Perfetto and ``tileweave trace``; ``.html``, ``.svg`` or
             ``.png`` for a drawing.
+        group: ranks whose calls are recorded: None for the default group, a ``ProcessGroup``, its
+            name, or a ``DeviceMesh`` with one axis. Calls of other groups run as they are.
         events: number of events of each rank for which there is memory. Later events are counted
             and not recorded.
 
@@ -65,7 +69,8 @@ def trace(path: str | Path, *, events: int = EVENTS) -> Iterator[None]:
         raise TileWeaveError(
             f"trace: {path} while a CUDA graph is captured; expected it around the calls that run"
         )
-    session, tracer = init(), Tracer()
+    session = init(group)
+    tracer = Tracer(session)
     clocks = Clocks(session)
     first = clocks.read()
     nbytes = _HEAD + events * EVENT.itemsize

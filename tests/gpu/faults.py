@@ -69,6 +69,11 @@ FAULTS = {
     "never launches": Fault(
         "never_launches", r"waited 3 s for a signal( from rank 1)? and gave up", needs_gpu=True
     ),
+    "never launches in a group": Fault(
+        "never_launches_in_group",
+        r"rank 0 of group 'pair' \(global rank 0\) waited 3 s for a signal( from rank 1)? and gave",
+        needs_gpu=True,
+    ),
     "other shapes": Fault("other_shapes", r"all_gather: the ranks disagree \(rank 0.*rank 1"),
     "other version": Fault(
         "other_version", r"the ranks differ \(.*tileweave=9\.9\); expected the same tileweave"

@@ -53,8 +53,8 @@ def tamper(name: str) -> None:
         def program(cls, problem, choice):
             return super().program(problem, cls.genuine(problem, choice))
 
-        def __init__(self, problem, choice):
-            super().__init__(problem, self.genuine(problem, choice))
+        def __init__(self, problem, choice, session):
+            super().__init__(problem, self.genuine(problem, choice), session)
             self.is_wrong = choice.program == "wrong"
 
         def __call__(self, a, b, c, *epilogue):

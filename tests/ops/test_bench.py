@@ -466,7 +466,7 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     freed = []
 
     class StandIn(AllReduce):
-        def __init__(self, problem, transport):
+        def __init__(self, problem, transport, session):
             self.transport = transport
 
         def __call__(self, x, out):
@@ -482,7 +482,7 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     size = collectives.size_of(1, 1)
     problem = collectives.problem_of("all_reduce", size, torch.bfloat16)
     group = group_of("")
-    cache = types.SimpleNamespace(create=lambda problem, name, make: make(problem, name))
+    cache = types.SimpleNamespace(create=lambda problem, name, make: make(problem, name, None))
     monkeypatch.setitem(collectives.OPERATORS, "all_reduce", StandIn)
     monkeypatch.setattr(collectives, "prepared", lambda _: cache)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
@@ -510,9 +510,9 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     it."""
     sizes = [Size(4 << 10, 1), Size(16 << 10, 1)]
     heap = FreeList(0, max(collectives.symmetric_bytes("all_gather", size) for size in sizes))
-    cache = OpCache()
+    cache = OpCache(None)
 
-    def take(self, problem, transport):
+    def take(self, problem, transport, session):
         self.nbytes = problem.nbytes * (1 if transport == "copy_engine" else 2)
         self.offset = heap.take(self.nbytes)
         if self.offset is None:

@@ -50,7 +50,7 @@ class Compilers:
         heap = types.SimpleNamespace(stride=1 << 30)
         self._own.session = types.SimpleNamespace(group=group, heap=heap)
 
-    def session(self) -> types.SimpleNamespace:
+    def session(self, group=None) -> types.SimpleNamespace:
         return self._own.session
 
     def compile(self, program, **options):

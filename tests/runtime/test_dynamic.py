@@ -3,7 +3,6 @@
 The compiler is a fake, and ranks are threads; sizes, arguments and agreement are real.
 """
 
-import threading
 import types
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 import tileweave as tw
 from tests.corpus import PROGRAMS
+from tests.groups import open_sessions
 from tileweave import language as W
 from tileweave.passes import dynamic_sizes, needs_sizes, specialize_sizes
 from tileweave.passes.ir.sizes import sizes_of
@@ -51,12 +51,11 @@ def made(monkeypatch):
         return Compiled(program)
 
     monkeypatch.setattr(dynamic_kernel, "compiled", compiled)
-    monkeypatch.setattr(dynamic_kernel, "barrier", lambda: log.append("barrier"))
-    monkeypatch.setattr(dynamic_kernel, "current", lambda: session_of(None))
+    monkeypatch.setattr(dynamic_kernel, "barrier_in", lambda session: log.append("barrier"))
     return log
 
 
-def session_of(group):
+def session_of(group=None):
     alone = types.SimpleNamespace(world_size=RANKS, exchange=lambda topic, value: [value] * RANKS)
     return types.SimpleNamespace(group=group or alone)
 
@@ -66,8 +65,8 @@ def arguments(m, **others):
     return [torch.empty(shape) for shape in shapes.values()]
 
 
-def dynamic(program=PROGRAM, out_idx=None):
-    return DynamicKernel(program, {"out_idx": out_idx})
+def dynamic(program=PROGRAM, out_idx=None, group=None):
+    return DynamicKernel(program, {"out_idx": out_idx}, session_of(group))
 
 
 def test_each_size_is_compiled_once_and_kept_apart(made):
@@ -126,14 +125,11 @@ def test_refused_sizes(made, call, message):
     assert made == []
 
 
-def test_different_sizes_raise_on_all_ranks(made, monkeypatch, every_rank):
+def test_different_sizes_raise_on_all_ranks(made, every_rank):
     """All ranks raise an error before anything is compiled."""
-    here = threading.local()
-    monkeypatch.setattr(dynamic_kernel, "current", lambda: session_of(here.group))
 
     def rank(group):
-        here.group = group
-        dynamic().at(M=20 + group.rank)
+        dynamic(group=group).at(M=20 + group.rank)
 
     for me, error in enumerate(every_rank(rank, 2)):
         assert str(error) == (
@@ -156,7 +152,7 @@ def test_a_graph_knows_only_sizes_compiled_before(made, monkeypatch):
 
 
 def test_calls_beside_a_graph_are_kept_apart_from_its_replays(made, monkeypatch):
-    turns, one = Turns(), object()
+    turns, one = Turns(session_of()), object()
     turns.take(one)
     turns.take(one)
     assert made == []
@@ -172,8 +168,11 @@ def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made, monkeypatch):
         made.clear()
         turn = plan_streams.Calls(plan)
         watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
+        session = types.SimpleNamespace(watchdog=watchdog)
+        open_sessions(monkeypatch, session)
+        turn._reset(session)
         for kernels in calls:
-            recorded = RecordedCall(watchdog, [], kernels)
+            recorded = RecordedCall(session, (None, False), [], kernels)
             monkeypatch.setattr(turn, "recorded_call", lambda *_, call=recorded: (call, [], []))
             turn()
         return made
@@ -186,7 +185,7 @@ def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made, monkeypatch):
 
 def test_compile_waits_for_sizes_where_they_matter(monkeypatch):
     """A program without inference keeps its dynamic extent, as TileLang compiles it."""
-    monkeypatch.setattr(compiler, "init", lambda: None)
+    monkeypatch.setattr(compiler, "init", lambda group: None)
     monkeypatch.setattr(compiler, "compiled", lambda func, options, session: func)
     assert isinstance(tw.compile(PROGRAM), DynamicKernel)
     local, explicit = programs_without_inference()

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import tileweave as tw
 from tests.groups import one_rank
 from tileweave import TileWeaveError
 from tileweave.runtime.host.group import Group, join
@@ -174,10 +175,17 @@ def test_variables_that_torchrun_would_not_set(gpu, monkeypatch, variable, value
         join()
 
 
-@pytest.mark.parametrize("group", ["pair", 3, dist.GroupMember.NON_GROUP_MEMBER])
-def test_groups_without_this_rank_are_refused(gpu, group):
-    with pytest.raises(TileWeaveError, match=r"init: process_group=.*; expected a group of torch"):
-        join(group)
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ("pair", "group='pair': .*; expected the name of a process group"),
+        (3, "group=3; expected None, a ProcessGroup, its name, or a DeviceMesh with one axis"),
+        (dist.GroupMember.NON_GROUP_MEMBER, "this process is not in it; expected only its ranks"),
+    ],
+)
+def test_groups_without_this_rank_are_refused(gpu, group, message):
+    with pytest.raises(TileWeaveError, match=message):
+        tw.init(group)
 
 
 INITIALISE = """

@@ -9,8 +9,10 @@ import pytest
 import tvm_ffi
 
 import tileweave as tw
+from tests.groups import open_sessions
 from tileweave.passes.tile.bind_runtime import BIND
-from tileweave.runtime.host import session, topology
+from tileweave.runtime.host import topology
+from tileweave.runtime.host.session import opened
 from tileweave.runtime.kernel import host_functions
 
 
@@ -28,8 +30,12 @@ def begin(request, monkeypatch):
     monkeypatch.setenv("TILEWEAVE_NATIVE", "1" if request.param == "C++" else "0")
 
     def begin(up):
-        monkeypatch.setattr(session, "_session", up)
-        host_functions.bind_session(up)
+        for ended in opened():
+            open_sessions(monkeypatch)
+            host_functions.close_session(ended)
+        if up is not None:
+            open_sessions(monkeypatch, up)
+            host_functions.open_session(up)
 
     yield begin
     begin(None)

@@ -20,7 +20,7 @@ import tvm_ffi
 from tilelang import env
 
 import tileweave as tw
-from tileweave.runtime.executor import enqueue, operations
+from tileweave.runtime.executor import enqueue, operations, recorded_calls
 from tileweave.runtime.executor.operations import (
     DriverCall,
     KernelLaunch,
@@ -116,6 +116,7 @@ def library(tmp_path_factory) -> Path:
 @pytest.fixture
 def stand_in(library, monkeypatch) -> StandIn:
     monkeypatch.setattr(enqueue, "DRIVER", str(library))
+    monkeypatch.setattr(recorded_calls, "prepare_launch", lambda *_: None)  # one group
     stand_in = StandIn(library)
     stand_in.asked()
     stand_in.fails_at.value = -1
@@ -136,8 +137,9 @@ def made(given, *done) -> RecordedCall:
     call = enqueue.enqueuer(done, given)
     assert call is not None
     watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
+    session = types.SimpleNamespace(watchdog=watchdog)
     return RecordedCall(
-        watchdog, done, [o.kernel for o in done if isinstance(o, KernelLaunch)], call
+        session, (None, False), done, [o.kernel for o in done if isinstance(o, KernelLaunch)], call
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tileweave as tw
-from tests.groups import one_rank
+from tests.groups import one_rank, open_sessions
 from tileweave.runtime import lifecycle
 from tileweave.runtime.host import session
 from tileweave.runtime.host.heap import Heap
@@ -24,7 +24,7 @@ barrier = sys.modules["tileweave.runtime.kernel.barrier"]
 @pytest.fixture(autouse=True)
 def down(monkeypatch):
     """Hide session, GPUs and variables of this machine."""
-    monkeypatch.setattr(session, "_session", None)
+    open_sessions(monkeypatch)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for variable in ("TILEWEAVE_HEAP_BYTES", "TILEWEAVE_TIMEOUT_S"):
         monkeypatch.delenv(variable, raising=False)
@@ -125,7 +125,7 @@ def test_shapes_of_symmetric(monkeypatch, shape, taken):
         class heap:
             allocate = staticmethod(lambda shape, dtype: (shape, dtype))
 
-    monkeypatch.setattr(session, "_session", FakeSession)
+    open_sessions(monkeypatch, FakeSession)
     assert tw.symmetric(shape, torch.int32) == (taken, torch.int32)
 
 
@@ -138,7 +138,7 @@ def test_a_session_that_cannot_compile_is_not_up(monkeypatch):
     monkeypatch.setattr(lifecycle, "Context", lambda *_, **__: types.SimpleNamespace(record=None))
     monkeypatch.setattr(lifecycle, "Watchdog", lambda *_: watchdog)
     monkeypatch.setattr(Heap, "close", lambda heap: closed.append("heap"))
-    monkeypatch.setattr(host_functions, "bind_session", lambda session: None)
+    monkeypatch.setattr(host_functions, "open_session", lambda session: None)
 
     def prepare(session):
         raise tw.TileWeaveError("no nvcc")

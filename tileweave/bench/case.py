@@ -206,7 +206,8 @@ def by_copies(
     own = everyones[rank]
 
     def result(_: Any) -> Tensor:
-        barrier()  # a rank's call ends when it has sent, not when it has received
+        # A rank's call ends when it has sent, not when it has received.
+        barrier(group=buffers.group.process_group)
         return own.view(-1)
 
     return Implementation(

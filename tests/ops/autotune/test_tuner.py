@@ -62,7 +62,7 @@ class StandIn(MatmulAllReduce):
             raise RuntimeError("no program")
         return choice
 
-    def __init__(self, problem, choice):
+    def __init__(self, problem, choice, session):
         self.name, self.calls = choice.program, 0
         if choice.tiles == HUGE:
             raise AssertionError("compiled")
@@ -114,9 +114,9 @@ def contest(every_rank, monkeypatch, tmp_path):
     monkeypatch.setattr(StandIn, "here", here, raising=False)
     monkeypatch.setattr(StandIn, "alive", [], raising=False)
     monkeypatch.setattr(tuner, "prepared", lambda group: here.kept)
-    session = types.SimpleNamespace(current=lambda: types.SimpleNamespace(group=here.group))
-    monkeypatch.setattr(tuner, "session", session)
-    monkeypatch.setattr(tuner, "compile_ahead", lambda programs: run.ahead.append(list(programs)))
+    monkeypatch.setattr(
+        tuner, "compile_ahead", lambda programs, group: run.ahead.append(list(programs))
+    )
 
     def interleaved(contenders, inputs, group, *, warmups, runs, before, after):
         for turn in range(6):
@@ -134,7 +134,7 @@ def contest(every_rank, monkeypatch, tmp_path):
         monkeypatch.setattr(StandIn, "tried", tried, raising=False)
 
         def rank(group):
-            here.group, here.kept = group, OpCache()
+            here.group, here.kept = group, OpCache(types.SimpleNamespace(group=group))
             run.kept.append(here.kept)
             return function(group)
 

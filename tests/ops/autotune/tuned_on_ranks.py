@@ -25,7 +25,7 @@ def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
     class StandIn(OPERATORS[op], op=op):
         programs = dict.fromkeys(("right", "wrong", "as right"))
 
-        def __init__(self, problem: Problem, choice: Choice) -> None:
+        def __init__(self, problem: Problem, choice: Choice, session: Any) -> None:
             self.wrong = choice.program == "wrong"
 
         def __call__(self, a, b, c, *epilogue: torch.Tensor) -> None:
@@ -46,13 +46,12 @@ def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
 
     group, real = group_of(""), StandIn.__mro__[1]
     trial = Trial(problem_of(op, 66, 48, 48, group.world_size, dtype), group)
-    cache, session = OpCache(), types.SimpleNamespace(group=group)
+    cache = OpCache(types.SimpleNamespace(group=group))
     patches = [
         patch.object(tuner, "save", lambda *_: None),
         patch.object(tuner, "prepared", lambda _: cache),
-        patch.object(tuner, "session", types.SimpleNamespace(current=lambda: session)),
         patch.object(tuner, "obstacle", lambda *_: None),
-        patch.object(tuner, "compile_ahead", lambda programs: None),
+        patch.object(tuner, "compile_ahead", lambda programs, group: None),
     ]
     try:
         with contextlib.ExitStack() as stack:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import types
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.groups import on_nodes
 from tileweave import ops
 from tileweave.ops.attention.backward import sp_attention_backward
 from tileweave.ops.autotune.trial import Trial, problem_of
@@ -196,7 +196,6 @@ def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
     cpu = torch.device("cpu")
     group = Group(0, 4, 0, cpu, None, None, tuple(gpus))
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    monkeypatch.setattr(transport.session, "joined", lambda: types.SimpleNamespace(group=group))
     x = torch.empty(1 << 27, dtype=BF16, device="meta")
     problem = exchange.checked("all_gather", x, None, 4, ())
     made = OPERATORS["all_gather"]
@@ -335,7 +334,6 @@ def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), grou
     """Return why a problem on a GPU is not fused."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     joined = Group(0, ranks, 0, torch.device("cuda", 0), None, None)
-    monkeypatch.setattr(strategy.session, "joined", lambda: types.SimpleNamespace(group=joined))
     problem = Problem("matmul_reduce_scatter", 7, N, K, ranks, dtype, dtype == FP8)
     return strategy.chosen("auto", problem, torch.device("cuda", 0), group or joined)
 
@@ -349,8 +347,8 @@ def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), grou
         ({"ranks": 16}, "there are 16 ranks; expected at most 8"),
         ({"dtype": torch.float32}, "the tensors are of torch.float32; expected torch.bfloat16 or"),
         ({"capability": (8, 0)}, "cuda:0 is sm_80; expected sm_90"),
-        ({"group": Group(1, 2, 0, torch.device("cpu"), None, None)},
-         "its 2 ranks are not the group that tw.init joined"),
+        ({"group": on_nodes("rome", "oslo", "rome")},
+         "its ranks are on the nodes rome, oslo; expected ranks of one node"),
     ],
 )  # fmt: skip
 def test_what_is_left_to_nccl(monkeypatch, options, reason):
@@ -400,11 +398,11 @@ def sized(nbytes):
 def heap(monkeypatch):
     """Return a function that prepares the operator for a problem of these bytes, in a
     heap of ten."""
-    free, cache = [10], OpCache()
+    free, cache = [10], OpCache(None)
 
     def take(nbytes, captured=False):
         monkeypatch.setattr(prepared, "capturing", lambda: captured)
-        return cache.operator(sized(nbytes), WAY, lambda p, _: Memory(free, p.rows_per_rank))
+        return cache.operator(sized(nbytes), WAY, lambda p, *_: Memory(free, p.rows_per_rank))
 
     take.kept = lambda: [p.rows_per_rank for p, _ in cache.operators]
     take.free = cache.free

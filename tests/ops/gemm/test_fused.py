@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.groups import open_sessions
 from tests.runtime.plans.fakes import FakeKernel, Ranks
 from tileweave import ops
 from tileweave.ops.autotune import tuner
@@ -80,7 +81,7 @@ def on_rank(every_rank, monkeypatch):
     def run(function):
         def rank(group):
             world.join(group)
-            monkeypatch.setattr(session, "_session", world.here.session)
+            open_sessions(monkeypatch, world.here.session)
             return function(), world.here.log
 
         (actual,) = every_rank(rank, 1)
@@ -169,7 +170,7 @@ def test_gathered_rows_are_a_copy(on_rank, taking, program):
 def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
     """Kernels have real programs and a real heap; a fake multiplies."""
     monkeypatch.setattr(operators, "CANDIDATES", (LARGE, SMALL))
-    monkeypatch.setattr(tuner, "compile_ahead", lambda programs: None)
+    monkeypatch.setattr(tuner, "compile_ahead", lambda programs, group: None)
     monkeypatch.setattr(tuner, "save", lambda *_: None)
     a, b = torch.randn(40, 16).bfloat16(), torch.randn(24, 16).bfloat16().t()
 

@@ -15,7 +15,7 @@ import torch
 import tileweave as tw
 from tileweave import language as W
 from tileweave.runtime.executor import calls as plan_streams
-from tileweave.runtime.executor import operations
+from tileweave.runtime.executor import operations, recorded_calls
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import Heap
 from tileweave.runtime.host.memory import PAGE, Memory
@@ -90,11 +90,13 @@ class Ranks:
         self.ranks, self.here = ranks, threading.local()
         self._bytes = torch.zeros(ranks * 2 * PAGE, dtype=torch.uint8)
         for name, value in (
-            ("current", lambda: self.here.session),
+            ("current", lambda group: self.here.session),
             ("current_stream", lambda device: self.here.caller.name),
             ("compile", self.compile),
         ):
             monkeypatch.setattr(plan_streams, name, value)
+        # Each rank has a session of its own, of the same group.
+        monkeypatch.setattr(recorded_calls, "prepare_launch", lambda *_: None)
         monkeypatch.setattr(operations, "function", self.function)
         monkeypatch.setattr(operations, "driver", lambda: self)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.here.caller)
@@ -118,7 +120,9 @@ class Ranks:
         self.here.caller = self.new_stream("caller")
         heap = Heap(group, Memory(self._bytes.data_ptr(), 2 * PAGE, PAGE, self._bytes), 1 << 16)
         watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
-        self.here.session = types.SimpleNamespace(group=group, heap=heap, watchdog=watchdog)
+        self.here.session = types.SimpleNamespace(
+            group=group, heap=heap, watchdog=watchdog, name="", label="the default group"
+        )
         group.meet("up")
 
     def set_stream(self, stream: FakeStream) -> None:
@@ -166,7 +170,7 @@ class Ranks:
         assert (self.here.streams[stream].name, flags) == (on, 0)
         self.here.log.append((on, "wait", self.here.recorded[event]))
 
-    def compile(self, program: Any, pass_configs: dict[str, Any]) -> FakeKernel:
+    def compile(self, program: Any, group: Any, pass_configs: dict[str, Any]) -> FakeKernel:
         self.here.compiled.append(pass_configs)
         return FakeKernel(program, self.here.log)
 

@@ -45,8 +45,8 @@ def test_steps_of_a_plan(every_rank, monkeypatch):
 
     def calls(here, A, inbox, flags, word):
         monkeypatch.setattr(torch.cuda, "Event", TimedEvent)
-        monkeypatch.setattr(plan_calls, "recorded", lambda kernel: kernel)
-        plan, active = plan_calls.Calls(shared), tracer.Tracer()
+        monkeypatch.setattr(plan_calls, "recorded", lambda kernel, session: kernel)
+        plan, active = plan_calls.Calls(shared), tracer.Tracer(here.session)
         logs = []
         for traced in (False, True, True, False):
             tracer.activate(active if traced else None)
@@ -108,7 +108,7 @@ def session(monkeypatch):
     clocks = SimpleNamespace(
         read=lambda: Reading(RankClock(host_offset=-EPOCH), base, EPOCH), free=lambda: None
     )
-    monkeypatch.setattr(recording, "init", lambda: made)
+    monkeypatch.setattr(recording, "init", lambda group: made)
     monkeypatch.setattr(recording, "Clocks", lambda session: clocks)
     monkeypatch.setattr(recording, "capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
@@ -140,14 +140,14 @@ ROWS = [
 
 
 def test_a_trace_is_written(session, tmp_path):
-    before = recorded_calls(session)
+    before = recorded_calls()
     with tw.trace(tmp_path / "run.json"):
-        assert recorded_calls(session) is not before and session.context.trace
-        inside = recorded_calls(session)
+        assert recorded_calls() is not before and session.context.trace
+        inside = recorded_calls()
         for number in range(2):
             launch(session, ROWS, 1000 * number)
     assert tracer.active() is None and not session.context.trace
-    assert recorded_calls(session) is not inside
+    assert recorded_calls() is not inside
     trace = read(tmp_path / "run.json")
     assert (trace.name, trace.unit, trace.world_size, trace.lost) == ("run", "us", 1, [0])
     assert [(s.launch, s.label) for s in trace.spans] == [(0, "block 0"), (1, "block 0")]

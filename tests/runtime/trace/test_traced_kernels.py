@@ -1,6 +1,7 @@
 """Kernels with events: their results in the simulator, their code, and their tables."""
 
 import ctypes
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -133,7 +134,7 @@ def test_host_code_passes_the_table():
 @pytest.fixture
 def active():
     """A tracer that records."""
-    tracer.activate(tracer.Tracer())
+    tracer.activate(tracer.Tracer(SimpleNamespace()))
     yield tracer.active()
     tracer.activate(None)
 
@@ -165,15 +166,16 @@ def test_a_launch_is_numbered(active, monkeypatch):
     assert slot[1] == -1
 
 
-def test_a_kernel_runs_as_its_twin_only_in_a_trace(active, monkeypatch):
+def test_a_kernel_runs_as_its_twin_only_in_a_trace_of_its_group(active, monkeypatch):
     kernel, twin = Kernel(None, gemm_reduce_scatter()), object()
     kernel.__dict__["traced"] = twin
-    assert recorded(kernel) is twin
+    assert recorded(kernel, active.session) is twin
+    assert recorded(kernel, SimpleNamespace()) is kernel
     monkeypatch.setattr("tileweave.runtime.kernel.kernel.capturing", lambda: True)
     with pytest.raises(TileWeaveError, match=r"program: a CUDA graph is captured inside of tw\.tr"):
-        recorded(kernel)
+        recorded(kernel, active.session)
     tracer.activate(None)
-    assert recorded(kernel) is kernel
+    assert recorded(kernel, active.session) is kernel
 
 
 def test_freed_memory_is_not_used_by_the_twin(active):
