@@ -39,8 +39,8 @@ def runs_here(name: str, need_gpu: Collection[str]) -> bool:
 
 def transports_here(requested: list[str]) -> list[str]:
     """Return the transports that work if ranks share a GPU; print a line for the others."""
-    joined = session.joined()
-    if joined is None or not joined.group.shares_gpus or "copy_engine" not in requested:
+    shared = any(opened.group.shares_gpus for opened in session.opened())
+    if not shared or "copy_engine" not in requested:
         return requested
     say("copy_engine: not run: ranks share a GPU")
     return [transport for transport in requested if transport != "copy_engine"]

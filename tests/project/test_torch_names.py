@@ -131,7 +131,7 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     ),
     "torch.distributed.distributed_c10d._get_default_store": ("runtime/host/group.py", accepts()),
     "torch.distributed.distributed_c10d._resolve_process_group": (
-        "ops/core/groups.py",
+        "runtime/host/group_argument.py",
         fails_for_an_unknown_name,
     ),
     "torch.ops.aten._flash_attention_backward": (
