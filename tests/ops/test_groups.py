@@ -14,6 +14,7 @@ def four():
     ranks.close()
 
 
+@pytest.mark.long
 def test_operators_of_both_axes_in_turns(four):
     assert four.run(groups_on_ranks.interleaved) == [""] * 4
 
