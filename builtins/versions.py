@@ -6,7 +6,7 @@ import functools
 import re
 from importlib.metadata import PackageNotFoundError, version
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 SUPPORTED_TILELANG = ("0.1.12", "0.1.13", "0.1.14", "0.1.15")
 SUPPORTED_TORCH = ((2, 11), (2, 15))
 """The oldest and the newest supported minor release."""
