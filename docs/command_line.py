@@ -31,6 +31,7 @@ COMMAND`. `tileweave --version` prints the version.
 """
 
 EXAMPLES = {
+    "demo": "tileweave demo",
     "emit": "tileweave emit examples/gemm_reduce_scatter.py --stage cuda",
     "explain": "tileweave explain examples/tutorial/02_all_gather.py --ranks 4",
     "simulate": "tileweave simulate examples/tutorial/02_all_gather.py --schedules 100",
@@ -43,6 +44,7 @@ EXAMPLES = {
 }
 
 GUIDES = {
+    "demo": "The program: [gemm_reduce_scatter.py](../../examples/gemm_reduce_scatter.py).",
     "emit": "The stages `tile` and `device` are the IR before and after TileLang's pipeline: "
     "[how it works](../how-it-works.md#from-program-to-kernel).",
     "explain": "How to read it: [synchronization](../guides/synchronization.md#one-program).",
