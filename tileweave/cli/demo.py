@@ -65,7 +65,7 @@ def without_gpu(out: Path) -> int:
     """Compile and simulate the program, and return the exit status."""
     make_folder(out)
     stage = "ptx" if find_nvcc().path else "cuda"
-    example = load_module("demo", files(EXAMPLES) / f"{PROGRAM}.py").example
+    example = load_module("demo", example_file(f"{PROGRAM}.py")).example
     code = emit(example, stage, world_size=RANKS)
     file = out / f"{PROGRAM}.{stage}"
     write_out("demo: --out", file, code)
@@ -74,8 +74,13 @@ def without_gpu(out: Path) -> int:
     if stage == "cuda":
         print("demo: NOT COMPILED TO PTX: there is no nvcc on PATH or in CUDA_HOME")
     print("demo: NOT RUN ON GPUs: torch sees none here; the simulator runs it instead", flush=True)
-    simulation = load_module("demo", files(EXAMPLES) / "without_gpu.py")
+    simulation = load_module("demo", example_file("without_gpu.py"))
     return simulation.main(["--timeline", str(out / PROGRAM)])
+
+
+def example_file(name: str) -> Path:
+    """Return the path of an example, in the checkout or in the installed package."""
+    return Path(str(files(EXAMPLES) / name))
 
 
 def make_folder(folder: Path) -> None:
