@@ -41,6 +41,7 @@ EXAMPLES = {
     "bench": "torchrun --nproc-per-node=4 -m tileweave bench matmul_reduce_scatter",
     "tune": "torchrun --nproc-per-node=4 -m tileweave tune matmul_reduce_scatter",
     "doctor": "tileweave doctor",
+    "completion": "tileweave completion bash",
 }
 
 GUIDES = {
@@ -57,6 +58,7 @@ GUIDES = {
     "bench": "Columns and method: [benchmarks](../guides/benchmarks.md).",
     "tune": "Candidates and stored results: [tuning](../guides/ops.md#tuning).",
     "doctor": "What to do about it: [running on a cluster](../guides/cluster.md).",
+    "completion": "Store it again after an update of TileWeave.",
 }
 
 
