@@ -66,7 +66,7 @@ def test_without_nvcc_and_with_a_wrong_result(program, tmp_path, monkeypatch, ca
     out = capsys.readouterr().out
     assert "demo: NOT COMPILED TO PTX: there is no nvcc" in out
     assert out.endswith("\nwrong: relative error above 1e-2\n")
-    assert "tl::tma_store" in (tmp_path / "gemm_reduce_scatter.cuda").read_text()
+    assert "tl::tma_store" in (tmp_path / "gemm_reduce_scatter.cu").read_text()
 
 
 def test_a_folder_that_cannot_be_created(program, tmp_path, capsys):

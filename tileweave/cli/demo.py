@@ -64,10 +64,10 @@ def on_gpus(gpus: int) -> int:
 def without_gpu(out: Path) -> int:
     """Compile and simulate the program, and return the exit status."""
     make_folder(out)
-    stage = "ptx" if find_nvcc().path else "cuda"
+    stage, suffix = ("ptx", "ptx") if find_nvcc().path else ("cuda", "cu")
     example = load_module("demo", example_file(f"{PROGRAM}.py")).example
     code = emit(example, stage, world_size=RANKS)
-    file = out / f"{PROGRAM}.{stage}"
+    file = out / f"{PROGRAM}.{suffix}"
     write_out("demo: --out", file, code)
     lines = len(code.splitlines())
     print(f"demo: GEMM + reduce-scatter for {RANKS} ranks compiled to {file} ({lines} lines)")
