@@ -4,6 +4,7 @@ Contains the tile programs, one for small tensors and one for large ones, the pl
 with its kernel, and the torch operator with its gradient.
 """
 
+from math import ceil, gcd
 from typing import Any
 
 import tilelang.language as T
@@ -13,10 +14,12 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
+from ..core.groups import TwoLevels
 from ..core.registry import TableRow
-from .all_gather import collect
-from .collective import Collective, exchange, sum_of
-from .reduce_scatter import add_up
+from .all_gather import AllGather, collect
+from .collective import Collective, Move, exchange, sum_of
+from .reduce_scatter import ReduceScatter, add_up
+from .transport import ROW_BYTES
 from .vectors import Lines, alloc_of, copies_to, tile_bytes
 
 NAME = "all_reduce"
@@ -193,8 +196,34 @@ class AllReduce(Collective, op=NAME):
         return 2, 4
 
     @staticmethod
+    def within(x, ranks):
+        return ReduceScatter, (padded_elements(x, ranks) // ranks.nodes.world_size,), ()
+
+    @staticmethod
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels) -> None:
+        """Reduce-scatter over all ranks, then all-gather; zeros fill up the parts."""
+        elements = padded_elements(x, ranks)
+        is_whole = elements == x.numel()
+        given, total = x.reshape(-1), out.view(-1)
+        if not is_whole:
+            given = torch.nn.functional.pad(given, (0, elements - x.numel()))
+            total = torch.empty_like(given)
+        part = given.new_empty(elements // ranks.world_size)
+        ReduceScatter.across(move, given, part, ranks)
+        AllGather.across(move, part, total, ranks)
+        if not is_whole:
+            out.view(-1).copy_(total[: x.numel()])
+
+    @staticmethod
     def gradient(grad, group, transport):
         return grad.clone()
+
+
+def padded_elements(x: torch.Tensor, ranks: TwoLevels) -> int:
+    """Return the elements of ``x`` filled up to equal parts of whole ``ROW_BYTES`` for all
+    ranks."""
+    unit = ranks.world_size * (ROW_BYTES // gcd(ROW_BYTES, x.dtype.itemsize))
+    return ceil(x.numel() / unit) * unit
 
 
 def all_reduce(
@@ -214,7 +243,7 @@ def all_reduce(
     Args:
         x: of any shape, bf16, fp16 or fp32; with ``nccl`` any type that it adds.
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
-            with one axis.
+            with one axis; or with two, nodes and ranks of a node, in that order.
         out: of the same shape, contiguous; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.

@@ -17,10 +17,10 @@ from ...runtime.host.group import Group, from_torchrun
 from ...runtime.host.group_argument import (
     BY,
     is_alive,
-    name_of,
     process_group_named,
     require_member,
 )
+from ...runtime.host.group_argument import name_of as _name_of
 
 __all__ = ["TwoLevels", "group_of", "name_of", "ranks_of"]
 
@@ -44,6 +44,16 @@ class TwoLevels:
 
     nodes: Group
     node: Group
+
+    @property
+    def name(self) -> str:
+        """Name of the mesh, as ``ranks_of`` accepts it."""
+        return BY.join(_name(ranks) for ranks in (self.nodes, self.node))
+
+    @property
+    def node_name(self) -> str:
+        """Name of the group of this node, as ``group_of`` accepts it."""
+        return _name(self.node)
 
     @property
     def world_size(self) -> int:
@@ -70,6 +80,20 @@ class TwoLevels:
                 )
         values = self.nodes.exchange(topic, json.dumps(self.node.exchange(topic, value)))
         return [value for node in values for value in json.loads(node)]
+
+
+def _name(group: Group) -> str:
+    assert group.process_group is not None
+    return group.process_group.group_name
+
+
+def name_of(group: Any) -> str:
+    """Return the name of the ``group`` argument of an operator, a mesh with two axes included.
+
+    Raises:
+        TileWeaveError: as in ``group_argument.name_of``.
+    """
+    return _name_of(group, axes=2)
 
 
 def ranks_of(name: str) -> Group | TwoLevels:

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.ops import groups_on_ranks, on_ranks
-
-
-@pytest.fixture(scope="module")
-def four():
-    ranks = on_ranks.Ranks(4)
-    yield ranks
-    ranks.close()
+from tests.ops import groups_on_ranks
 
 
 def test_operators_of_both_axes_in_turns(four):
