@@ -247,6 +247,16 @@ def in_node(
     return collective, checked(collective.op, part, None, ranks.node.world_size, options)
 
 
+def _move(
+    problem: CollectiveProblem, transport: str, group: Group
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Return the function by which the ranks of a group communicate."""
+    collective = OPERATORS[problem.op]
+    if transport == "nccl":
+        return lambda x, out: collective.unfused(x, out, group, *problem.options)
+    return prepared(group).operator(problem, transport, collective)
+
+
 def _within(ranks: TwoLevels, transport: str) -> Move:
     """Return the function that calls collectives of the ranks of a node, on tensors of any
     alignment."""
@@ -296,14 +306,11 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
     if isinstance(ranks, TwoLevels):
         collective.across(_within(ranks, transport), packed, out, ranks, *problem.options)
         return out
-    if transport == "nccl":
-        collective.unfused(packed, out, ranks, *problem.options)
-        return out
-    cache = prepared(ranks)
-    move = cache.operator(problem, transport, collective)
+    move = _move(problem, transport, ranks)
     move(packed, out)
-    if not capturing():
+    if isinstance(move, Collective) and not capturing():
         declared = move.declared(packed, out)
+        cache = prepared(ranks)
         decision.fast_path = record_fast_path((x,), cache, move, *declared, out, apart)
         recorded_calls().put(cache.session, key, decision)
     return out
