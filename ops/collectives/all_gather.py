@@ -164,8 +164,8 @@ class AllGather(Collective, op=NAME):
         return ranks, 2 * ranks
 
     @staticmethod
-    def within(x, ranks):
-        return AllGather, tuple(x.shape), ()
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        return AllGather, problem.shape, ()
 
     @staticmethod
     def across(move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels) -> None:

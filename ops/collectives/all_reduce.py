@@ -196,13 +196,14 @@ class AllReduce(Collective, op=NAME):
         return 2, 4
 
     @staticmethod
-    def within(x, ranks):
-        return ReduceScatter, (padded_elements(x, ranks) // ranks.nodes.world_size,), ()
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        elements = padded_elements(problem.elements, problem.dtype, ranks)
+        return ReduceScatter, (elements // ranks.nodes.world_size,), ()
 
     @staticmethod
     def across(move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels) -> None:
         """Reduce-scatter over all ranks, then all-gather; zeros fill up the parts."""
-        elements = padded_elements(x, ranks)
+        elements = padded_elements(x.numel(), x.dtype, ranks)
         is_whole = elements == x.numel()
         given, total = x.reshape(-1), out.view(-1)
         if not is_whole:
@@ -219,11 +220,11 @@ class AllReduce(Collective, op=NAME):
         return grad.clone()
 
 
-def padded_elements(x: torch.Tensor, ranks: TwoLevels) -> int:
-    """Return the elements of ``x`` filled up to equal parts of whole ``ROW_BYTES`` for all
+def padded_elements(elements: int, dtype: torch.dtype, ranks: TwoLevels) -> int:
+    """Return a number of elements, increased to equal parts of whole ``ROW_BYTES`` for all
     ranks."""
-    unit = ranks.world_size * (ROW_BYTES // gcd(ROW_BYTES, x.dtype.itemsize))
-    return ceil(x.numel() / unit) * unit
+    unit = ranks.world_size * (ROW_BYTES // gcd(ROW_BYTES, dtype.itemsize))
+    return ceil(elements / unit) * unit
 
 
 def all_reduce(

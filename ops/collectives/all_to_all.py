@@ -287,10 +287,10 @@ class AllToAll(Collective, op=NAME):
         out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(received)
 
     @staticmethod
-    def within(x, ranks, scatter, gather):
-        shape = list(x.shape)
-        shape[scatter] //= ranks.nodes.world_size
-        return AllToAll, tuple(shape), (scatter, gather)
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        shape = list(problem.shape)
+        shape[problem.options[0]] //= ranks.nodes.world_size
+        return AllToAll, tuple(shape), problem.options
 
     @staticmethod
     def across(

@@ -172,8 +172,9 @@ class Broadcast(Collective, op=NAME):
         return 1, 1
 
     @staticmethod
-    def within(x, ranks, root):
-        return Broadcast, tuple(x.shape), (root % ranks.node.world_size,)
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        (root,) = problem.options
+        return Broadcast, problem.shape, (root % ranks.node.world_size,)
 
     @staticmethod
     def across(move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels, root: int) -> None:

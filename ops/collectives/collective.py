@@ -133,7 +133,7 @@ class Collective(Moved, RegisteredOp, ABC):
     @staticmethod
     @abstractmethod
     def within(
-        x: torch.Tensor, ranks: TwoLevels, *options: int
+        problem: CollectiveProblem, ranks: TwoLevels
     ) -> tuple[type[Collective], Shape, tuple[int, ...]]:
         """Return one of the calls within the node that ``across`` makes: the collective, the shape
         of its input, and its options. A transport serves all of them if it serves this one."""
@@ -224,27 +224,27 @@ def transport_of(
     if len(options) != len(names):
         raise refused(name, f"options={options}", f"({', '.join(names)})" if names else "none")
     ranks = ranks_of(name_of(group))
-    return _transport(transport, checked(name, x, None, ranks.world_size, options), x, ranks)
+    problem = checked(name, x, None, ranks.world_size, options)
+    return transport_within(transport, problem, x.device, ranks)
 
 
-def _transport(
-    requested: str, problem: CollectiveProblem, x: torch.Tensor, ranks: Group | TwoLevels
-) -> Transport:
-    """Return the transport of a checked call; on several nodes, the one within a node."""
-    if isinstance(ranks, Group):
-        return chosen(requested, problem, x.device, ranks, OPERATORS[problem.op])
-    collective, part = in_node(problem, x, ranks)
-    named = replace(part, op=problem.op)  # errors name the operator that the user called
-    return chosen(requested, named, x.device, ranks.node, collective)
+def transport_within(
+    requested: str, problem: CollectiveProblem, device: torch.device, ranks: Group | TwoLevels,
+    caller: str | None = None,
+) -> Transport:  # fmt: skip
+    """Return the transport of a checked call; on several nodes, the one within a node.
 
-
-def in_node(
-    problem: CollectiveProblem, x: torch.Tensor, ranks: TwoLevels
-) -> tuple[type[Collective], CollectiveProblem]:
-    """Return the collective of ``within``, and its problem."""
-    collective, shape, options = OPERATORS[problem.op].within(x, ranks, *problem.options)
-    part = torch.empty(shape, dtype=x.dtype, device="meta")
-    return collective, checked(collective.op, part, None, ranks.node.world_size, options)
+    Args:
+        caller: operator that errors name; None for that of the problem.
+    """
+    name = caller or problem.op
+    collective = OPERATORS[problem.op]
+    if isinstance(ranks, TwoLevels):
+        collective, shape, options = collective.within(problem, ranks)
+        part = torch.empty(shape, dtype=problem.dtype, device="meta")
+        ranks = ranks.node
+        problem = checked(collective.op, part, None, ranks.world_size, options)
+    return chosen(requested, replace(problem, op=name), device, ranks, collective)
 
 
 def _move(
@@ -326,7 +326,7 @@ def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: An
     problem = checked(name, x, out, ranks.world_size, options)
     if out is not None:
         check_layout(name, out)
-    transport = _transport(requested, problem, x, ranks).name
+    transport = transport_within(requested, problem, x.device, ranks).name
     agree(ranks, problem, transport)
     return Decision(problem, ranks, transport)
 

@@ -145,8 +145,9 @@ class ReduceScatter(Collective, op=NAME):
         return 1, 2
 
     @staticmethod
-    def within(x, ranks):
-        return ReduceScatter, (x.shape[0] // ranks.nodes.world_size, *x.shape[1:]), ()
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        rows, *others = problem.shape
+        return ReduceScatter, (rows // ranks.nodes.world_size, *others), ()
 
     @staticmethod
     def across(move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels) -> None:
