@@ -83,8 +83,8 @@ class _Arriving(NamedTuple):
 def _start(
     problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, step: int, nodes: Group
 ) -> _Arriving | None:
-    """Begin to send own keys and values ``step`` nodes ahead, and to receive those of the node
-    ``step`` behind; None after the last step."""
+    """Begin to send own keys and values to node ``me + step``, and to receive those of node
+    ``me - step``; None after the last step."""
     me, count = nodes.rank, nodes.world_size
     if step == count:
         return None
