@@ -19,10 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ...runtime.host.group import Group
-from ..core import nccl
-from ..core.across_nodes import wait_for
-from ..core.groups import TwoLevels
+from ..core.across_nodes import Mesh, wait_for
 from ..core.problem import refused
 from .problem import AttentionProblem
 
@@ -81,11 +78,11 @@ class _Arriving(NamedTuple):
 
 
 def _start(
-    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, step: int, nodes: Group
+    problem: AttentionProblem, k: torch.Tensor, v: torch.Tensor, step: int, mesh: Mesh
 ) -> _Arriving | None:
     """Begin to send own keys and values to node ``me + step``, and to receive those of node
     ``me - step``; None after the last step."""
-    me, count = nodes.rank, nodes.world_size
+    me, count = mesh.node, mesh.nodes
     if step == count:
         return None
     target, source = (me + step) % count, (me - step) % count
@@ -97,25 +94,25 @@ def _start(
         received = [x.new_empty(x.shape[0], rows, *x.shape[2:]) for x in (k, v)]
     works = []
     if sent or received:
-        works = nccl.start_exchanges(sent, target, received, source, nodes)
+        works = [*mesh.start(sent, target, received, source)]
     return _Arriving(ours, received, sent, works)
 
 
 def attend_across(
     attend: Attend, problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    ranks: TwoLevels,
+    mesh: Mesh,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the result of this rank, in fp32 or fp64, and the log-sum-exps.
 
     Args:
         attend: attends to keys of one node. Every rank of the node calls it.
     """
-    step, arriving = 1, _start(problem, k, v, 1, ranks.nodes)
+    step, arriving = 1, _start(problem, k, v, 1, mesh)
     out, lse = attend(q, k, v, problem.causal)
     out = out.to(problem.wide_dtype)
     while arriving is not None:
         step, current = step + 1, arriving
-        arriving = _start(problem, k, v, step, ranks.nodes)
+        arriving = _start(problem, k, v, step, mesh)
         wait_for(current.works)
         if current.seen is not None:
             queries = current.seen.queries

@@ -24,6 +24,7 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
+from ..core.across_nodes import Mesh
 from ..core.cache import prepared
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
@@ -245,7 +246,7 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
     agree(ranks, problem, name)
     if isinstance(ranks, TwoLevels):
         attend = partial(_attend_in_node, problem, ranks.node_name, name)
-        out, lse = attend_across(attend, problem, q, k, v, ranks)
+        out, lse = attend_across(attend, problem, q, k, v, Mesh.of(ranks))
         return out.to(q.dtype), lse
     if name == "nccl":
         return attend_gathered(problem, q, k, v, cu_q, cu_k, max_q, max_k, group)

@@ -12,7 +12,7 @@ import torch
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
-from ..core.across_nodes import pieces_of_nodes
+from ..core.across_nodes import Mesh, pieces_of_nodes
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.groups import TwoLevels
 from ..core.problem import shares_memory
@@ -168,13 +168,13 @@ class AllGather(Collective, op=NAME):
         return AllGather, problem.shape, ()
 
     @staticmethod
-    def across(move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels) -> None:
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh) -> None:
         """Send the input to the other nodes, and gather within the node what has arrived while the
         rest is in flight."""
         if shares_memory(x, out):  # out is written while x is sent
             x = x.clone()
-        parts = out.unflatten(0, (ranks.nodes.world_size, -1))
-        for node, part in pieces_of_nodes([x] * len(parts), ranks.nodes):
+        parts = out.unflatten(0, (mesh.nodes, -1))
+        for node, part in pieces_of_nodes([x] * mesh.nodes, mesh):
             move(AllGather, part, parts[node])
 
     @staticmethod

@@ -13,6 +13,7 @@ import torch
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
+from ..core.across_nodes import Mesh
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
@@ -197,21 +198,21 @@ class AllReduce(Collective, op=NAME):
 
     @staticmethod
     def within(problem: CollectiveProblem, ranks: TwoLevels):
-        elements = padded_elements(problem.elements, problem.dtype, ranks)
+        elements = padded_elements(problem.elements, problem.dtype, ranks.world_size)
         return ReduceScatter, (elements // ranks.nodes.world_size,), ()
 
     @staticmethod
-    def across(move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels) -> None:
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh) -> None:
         """Reduce-scatter over all ranks, then all-gather; zeros fill up the parts."""
-        elements = padded_elements(x.numel(), x.dtype, ranks)
+        elements = padded_elements(x.numel(), x.dtype, mesh.world_size)
         is_whole = elements == x.numel()
         given, total = x.reshape(-1), out.view(-1)
         if not is_whole:
             given = torch.nn.functional.pad(given, (0, elements - x.numel()))
             total = torch.empty_like(given)
-        part = given.new_empty(elements // ranks.world_size)
-        ReduceScatter.across(move, given, part, ranks)
-        AllGather.across(move, part, total, ranks)
+        part = given.new_empty(elements // mesh.world_size)
+        ReduceScatter.across(move, given, part, mesh)
+        AllGather.across(move, part, total, mesh)
         if not is_whole:
             out.view(-1).copy_(total[: x.numel()])
 
@@ -220,10 +221,10 @@ class AllReduce(Collective, op=NAME):
         return grad.clone()
 
 
-def padded_elements(elements: int, dtype: torch.dtype, ranks: TwoLevels) -> int:
+def padded_elements(elements: int, dtype: torch.dtype, ranks: int) -> int:
     """Return a number of elements, increased to equal parts of whole ``ROW_BYTES`` for all
     ranks."""
-    unit = ranks.world_size * (ROW_BYTES // gcd(ROW_BYTES, dtype.itemsize))
+    unit = ranks * (ROW_BYTES // gcd(ROW_BYTES, dtype.itemsize))
     return ceil(elements / unit) * unit
 
 

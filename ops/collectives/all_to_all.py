@@ -15,7 +15,7 @@ from tvm import tirx
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
-from ..core.across_nodes import pieces_of_nodes
+from ..core.across_nodes import Mesh, pieces_of_nodes
 from ..core.collective_problem import CollectiveProblem, axis_of, require_exchangeable, shared
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
@@ -294,14 +294,13 @@ class AllToAll(Collective, op=NAME):
 
     @staticmethod
     def across(
-        move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels, scatter: int, gather: int
+        move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh, scatter: int, gather: int
     ) -> None:
         """Send the parts for another node to the rank with this rank's index there; within the
         node, exchange what has arrived while the rest is in flight."""
-        count = ranks.nodes.world_size
-        parts = [part.contiguous() for part in x.chunk(count, scatter)]
-        results = out.chunk(count, gather)
-        for node, part in pieces_of_nodes(parts, ranks.nodes):
+        parts = [part.contiguous() for part in x.chunk(mesh.nodes, scatter)]
+        results = out.chunk(mesh.nodes, gather)
+        for node, part in pieces_of_nodes(parts, mesh):
             move(AllToAll, part, results[node], scatter, gather)
 
     @staticmethod

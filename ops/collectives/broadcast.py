@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
+from ..core.across_nodes import Mesh
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.groups import TwoLevels, ranks_of
 from ..core.problem import refused
@@ -177,18 +178,18 @@ class Broadcast(Collective, op=NAME):
         return Broadcast, problem.shape, (root % ranks.node.world_size,)
 
     @staticmethod
-    def across(move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels, root: int) -> None:
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh, root: int) -> None:
         """Broadcast within the root's node. Its ranks send one part each to the other nodes, which
         gather the parts."""
-        node, local = divmod(root, ranks.node.world_size)
-        if ranks.nodes.rank == node:
+        node, local = divmod(root, mesh.ranks_per_node)
+        if mesh.node == node:
             move(Broadcast, x, out, local)
         flat = out.view(-1).view(torch.uint8)
-        padding = -flat.numel() % (ranks.node.world_size * ROW_BYTES)
+        padding = -flat.numel() % (mesh.ranks_per_node * ROW_BYTES)
         whole = pad(flat, (0, padding)) if padding else flat
-        part = whole.chunk(ranks.node.world_size)[ranks.node.rank].clone()
-        nccl.broadcast(part, node, ranks.nodes)
-        if ranks.nodes.rank != node:
+        part = whole.chunk(mesh.ranks_per_node)[mesh.local].clone()
+        mesh.broadcast(part, node)
+        if mesh.node != node:
             move(AllGather, part, whole)
             if padding:
                 flat.copy_(whole[: flat.numel()])

@@ -15,7 +15,7 @@ from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
-from ..core.across_nodes import readable, writable
+from ..core.across_nodes import Mesh, readable, writable
 from ..core.cache import prepared
 from ..core.call import Decision, record_fast_path, signature
 from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
@@ -140,14 +140,23 @@ class Collective(Moved, RegisteredOp, ABC):
 
     @staticmethod
     @abstractmethod
-    def across(
-        move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels, *options: int
-    ) -> None:
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh, *options: int) -> None:
         """Compute ``out`` on the ranks of several nodes.
 
         Args:
             move: calls a collective of the ranks of a node.
         """
+
+    @staticmethod
+    def in_node(ranks: TwoLevels, transport: str) -> Move:
+        """Return the function that calls collectives of the ranks of this node, on tensors of any
+        alignment."""
+
+        def move(collective: type[Collective], x: torch.Tensor, out: torch.Tensor, *options: int):
+            with writable(out) as memory:
+                _compute(collective.op, readable(x), memory, *options, ranks.node_name, transport)
+
+        return move
 
     @staticmethod
     @abstractmethod
@@ -257,17 +266,6 @@ def _move(
     return prepared(group).operator(problem, transport, collective)
 
 
-def _within(ranks: TwoLevels, transport: str) -> Move:
-    """Return the function that calls collectives of the ranks of a node, on tensors of any
-    alignment."""
-
-    def move(collective: type[Collective], x: torch.Tensor, out: torch.Tensor, *options: int):
-        with writable(out) as memory:
-            _compute(collective.op, readable(x), memory, *options, ranks.node_name, transport)
-
-    return move
-
-
 def checked(
     op: str, x: torch.Tensor, out: torch.Tensor | None, ranks: int, options: Sequence[int]
 ) -> CollectiveProblem:
@@ -304,7 +302,8 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
     packed = dense(name, ARGUMENT, x)
     out = packed.new_empty(problem.result) if out is None else out
     if isinstance(ranks, TwoLevels):
-        collective.across(_within(ranks, transport), packed, out, ranks, *problem.options)
+        move = collective.in_node(ranks, transport)
+        collective.across(move, packed, out, Mesh.of(ranks), *problem.options)
         return out
     move = _move(problem, transport, ranks)
     move(packed, out)

@@ -12,7 +12,7 @@ import torch
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
-from ..core.across_nodes import sum_over_nodes
+from ..core.across_nodes import Mesh, sum_over_nodes
 from ..core.collective_problem import CollectiveProblem, require_exchangeable, shared
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
@@ -150,11 +150,11 @@ class ReduceScatter(Collective, op=NAME):
         return ReduceScatter, (rows // ranks.nodes.world_size, *others), ()
 
     @staticmethod
-    def across(move: Move, x: torch.Tensor, out: torch.Tensor, ranks: TwoLevels) -> None:
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh) -> None:
         """Add the part of another node within this node and send it while the next part is added;
         see ``sum_over_nodes``."""
-        parts = x.unflatten(0, (ranks.nodes.world_size, -1))
-        sum_over_nodes(lambda node, part: move(ReduceScatter, parts[node], part), out, ranks.nodes)
+        parts = x.unflatten(0, (mesh.nodes, -1))
+        sum_over_nodes(lambda node, part: move(ReduceScatter, parts[node], part), out, mesh)
 
     @staticmethod
     def gradient(grad, group, transport):

@@ -20,17 +20,54 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from ...runtime.host.group import Group
 from . import nccl
+from .groups import TwoLevels
 from .problem import is_laid_out
 
 
+@dataclass(frozen=True)
+class Mesh:
+    """Mesh of nodes and ranks of a node, seen by one rank.
+
+    Attributes:
+        node, nodes: index of the rank's node, and number of nodes.
+        local, ranks_per_node: index of the rank in its node, and number of ranks of each node.
+        start: function ``(sent, target, received, source)``: begins to send tensors to the rank
+            with this rank's index in node ``target``, and to receive tensors from that in node
+            ``source``. It returns works for ``wait_for``.
+        broadcast: function ``(tensor, source)``: replaces the values of ``tensor`` by those of the
+            rank with this rank's index in node ``source``.
+    """
+
+    node: int
+    nodes: int
+    local: int
+    ranks_per_node: int
+    start: Callable[..., Sequence[Any]]
+    broadcast: Callable[[torch.Tensor, int], None]
+
+    @classmethod
+    def of(cls, ranks: TwoLevels) -> Mesh:
+        """Return the mesh whose transfers are those of ``torch.distributed``."""
+        nodes, node = ranks.nodes, ranks.node
+        return cls(
+            nodes.rank, nodes.world_size, node.rank, node.world_size,
+            partial(nccl.start_exchanges, group=nodes), partial(nccl.broadcast, group=nodes),
+        )  # fmt: skip
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
 def pieces_of_nodes(
-    pieces: Sequence[torch.Tensor], nodes: Group
+    pieces: Sequence[torch.Tensor], mesh: Mesh
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """Send a piece to each node; yield the number of each node and the piece that it sent.
 
@@ -40,14 +77,13 @@ def pieces_of_nodes(
     Args:
         pieces: the piece for each node, contiguous and of equal shapes; this node's own piece is
             not sent.
-        nodes: the ranks with this rank's index in their nodes.
     """
-    me, count = nodes.rank, nodes.world_size
+    me, count = mesh.node, mesh.nodes
     arriving = []
     for step in range(1, count):
         target, source = (me - step) % count, (me + step) % count
         received = torch.empty_like(pieces[me])
-        works = nccl.start_exchange(pieces[target], target, received, source, nodes)
+        works = mesh.start([pieces[target]], target, [received], source)
         arriving.append((source, received, works))
     yield me, pieces[me]
     for source, received, works in arriving:
@@ -56,7 +92,7 @@ def pieces_of_nodes(
 
 
 def sum_over_nodes(
-    produce: Callable[[int, torch.Tensor], None], out: torch.Tensor, nodes: Group,
+    produce: Callable[[int, torch.Tensor], None], out: torch.Tensor, mesh: Mesh,
     bias: torch.Tensor | None = None,
 ) -> None:  # fmt: skip
     """Write to ``out`` the sum of what all nodes produce for this one.
@@ -69,13 +105,13 @@ def sum_over_nodes(
         produce: writes the node's sum for the node with the given number to the given tensor.
         bias: added to the result in fp32.
     """
-    me, count = nodes.rank, nodes.world_size
+    me, count = mesh.node, mesh.nodes
     arriving = []
     for step in range(1, count):
         target, source = (me - step) % count, (me + step) % count
         sent, received = torch.empty_like(out), torch.empty_like(out)
         produce(target, sent)
-        works = nccl.start_exchange(sent, target, received, source, nodes)
+        works = mesh.start([sent], target, [received], source)
         arriving.append((works, sent, received))
     produce(me, out)
     is_narrow = out.dtype.is_floating_point and out.dtype.itemsize < 4

@@ -16,7 +16,7 @@ from ...runtime.host.session import find_named
 from ...runtime.kernel.kernel import capturing
 from ..autotune.store import lookup
 from ..autotune.tuner import choice_of
-from .across_nodes import readable, writable
+from .across_nodes import Mesh, readable, writable
 from .cache import OpCache, prepared
 from .compiled import CompiledOp
 from .epilogue import NOTHING, Epilogue
@@ -212,7 +212,9 @@ def compute(
     if isinstance(request.group, TwoLevels):
         operands = request.a, request.b, request.c, request.epilogue
         multiply = _within(request.group.node_name, requested)
-        OPERATORS[op].across(multiply, *operands, request.group, requested)
+        transport = "nccl" if requested == "nccl" else "auto"
+        move = OPERATORS[op].collective.in_node(request.group, transport)
+        OPERATORS[op].across(multiply, move, *operands, Mesh.of(request.group))
         return request.c
     if request.choice is None:
         OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)

@@ -46,14 +46,10 @@ class TwoLevels:
     node: Group
 
     @property
-    def name(self) -> str:
-        """Name of the mesh, as ``ranks_of`` accepts it."""
-        return BY.join(_name(ranks) for ranks in (self.nodes, self.node))
-
-    @property
     def node_name(self) -> str:
         """Name of the group of this node, as ``group_of`` accepts it."""
-        return _name(self.node)
+        assert self.node.process_group is not None
+        return self.node.process_group.group_name
 
     @property
     def world_size(self) -> int:
@@ -80,11 +76,6 @@ class TwoLevels:
                 )
         values = self.nodes.exchange(topic, json.dumps(self.node.exchange(topic, value)))
         return [value for node in values for value in json.loads(node)]
-
-
-def _name(group: Group) -> str:
-    assert group.process_group is not None
-    return group.process_group.group_name
 
 
 def name_of(group: Any) -> str:

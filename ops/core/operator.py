@@ -31,7 +31,8 @@ from .tiles import (
 )
 
 if TYPE_CHECKING:
-    from ..collectives.collective import Collective
+    from ..collectives.collective import Collective, Move
+    from .across_nodes import Mesh
 
 
 Multiply: TypeAlias = Callable[..., None]
@@ -139,14 +140,14 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     @staticmethod
     @abstractmethod
     def across(
-        multiply: Multiply, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, epilogue: Epilogue,
-        ranks: TwoLevels, strategy: str,
+        multiply: Multiply, move: Move, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        epilogue: Epilogue, mesh: Mesh,
     ) -> None:  # fmt: skip
         """Compute ``c`` on the ranks of several nodes.
 
         Args:
             multiply: calls an operator of the ranks of a node.
-            strategy: the strategy that the caller asks for.
+            move: calls a collective of the ranks of a node.
         """
 
     @classmethod

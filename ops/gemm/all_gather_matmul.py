@@ -29,8 +29,9 @@ from ..autotune.cost_model import (
     estimate_ag_gemm_push_us,
 )
 from ..collectives.all_gather import AllGather
+from ..collectives.collective import Move
 from ..core import nccl
-from ..core.across_nodes import pieces_of_nodes, readable, writable
+from ..core.across_nodes import Mesh, pieces_of_nodes, readable, writable
 from ..core.call import Call, call
 from ..core.epilogue import NOTHING, SCHEMA, Epilogue
 from ..core.gemm_config import GemmConfig
@@ -135,12 +136,12 @@ class AllGatherMatmul(Operator, op=NAME):
 
     @staticmethod
     def across(
-        multiply: Multiply, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, epilogue: Epilogue,
-        ranks: TwoLevels, strategy: str,
+        multiply: Multiply, move: Move, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        epilogue: Epilogue, mesh: Mesh,
     ) -> None:  # fmt: skip
         """Send the rows to the other nodes, and multiply the rows of one node after the other."""
-        parts = c.unflatten(0, (ranks.nodes.world_size, -1))
-        for node, rows in pieces_of_nodes([a] * len(parts), ranks.nodes):
+        parts = c.unflatten(0, (mesh.nodes, -1))
+        for node, rows in pieces_of_nodes([a] * mesh.nodes, mesh):
             multiply(AllGatherMatmul, rows, b, parts[node], epilogue)
 
     @staticmethod
@@ -260,7 +261,7 @@ def _rows_of_nodes(request: Call, ranks: TwoLevels, requested: str) -> torch.Ten
     rows = request.a.new_empty(problem.M, problem.K).unflatten(0, (count, -1))
     parts = request.c.unflatten(0, (count, -1))
     options = ranks.node_name, requested, request.epilogue
-    for node, shard in pieces_of_nodes([request.a] * count, ranks.nodes):
+    for node, shard in pieces_of_nodes([request.a] * count, Mesh.of(ranks)):
         with writable(parts[node]) as out:
             rows[node] = _computed(readable(shard), request.b, out, *options)[1]
     return rows.flatten(0, 1)

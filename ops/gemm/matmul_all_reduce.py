@@ -32,8 +32,9 @@ from ..autotune.cost_model import (
 )
 from ..collectives.all_gather import AllGather
 from ..collectives.all_reduce import AllReduce
-from ..collectives.collective import exchange
+from ..collectives.collective import Move
 from ..core import nccl
+from ..core.across_nodes import Mesh
 from ..core.epilogue import Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels
@@ -152,20 +153,19 @@ class MatmulAllReduce(Operator, op=NAME):
 
     @staticmethod
     def across(
-        multiply: Multiply, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, epilogue: Epilogue,
-        ranks: TwoLevels, strategy: str,
+        multiply: Multiply, move: Move, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        epilogue: Epilogue, mesh: Mesh,
     ) -> None:  # fmt: skip
         """Add as ``matmul_reduce_scatter`` does, then gather the sums; rows of zeros fill up the
         parts."""
-        missing = -len(a) % ranks.world_size
+        missing = -len(a) % mesh.world_size
         total = c
         if missing:
             a = torch.cat([a, torch.zeros_like(a[:1]).expand(missing, -1)])
             total = c.new_empty(len(a), c.shape[1])
-        rows = c.new_empty(len(a) // ranks.world_size, c.shape[1])
-        MatmulReduceScatter.across(multiply, a, b, rows, epilogue, ranks, strategy)
-        transport = "nccl" if strategy == "nccl" else "auto"
-        exchange(AllGather.op, rows, ranks.name, total, transport)
+        rows = c.new_empty(len(a) // mesh.world_size, c.shape[1])
+        MatmulReduceScatter.across(multiply, move, a, b, rows, epilogue, mesh)
+        AllGather.across(move, rows, total, mesh)
         if missing:
             c.copy_(total[: len(c)])
 

@@ -26,9 +26,10 @@ from ..autotune.cost_model import (
     estimate_gemm_rs_store_us,
     estimate_one_shot_us,
 )
+from ..collectives.collective import Move
 from ..collectives.reduce_scatter import ReduceScatter
 from ..core import nccl
-from ..core.across_nodes import sum_over_nodes
+from ..core.across_nodes import Mesh, sum_over_nodes
 from ..core.epilogue import NOTHING, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels
@@ -117,17 +118,17 @@ class MatmulReduceScatter(Operator, op=NAME):
 
     @staticmethod
     def across(
-        multiply: Multiply, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, epilogue: Epilogue,
-        ranks: TwoLevels, strategy: str,
+        multiply: Multiply, move: Move, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        epilogue: Epilogue, mesh: Mesh,
     ) -> None:  # fmt: skip
         """Send the sums for another node while those for the next one are computed; see
         ``sum_over_nodes``."""
-        parts = a.unflatten(0, (ranks.nodes.world_size, -1))
+        parts = a.unflatten(0, (mesh.nodes, -1))
 
         def produce(node: int, out: torch.Tensor) -> None:
             multiply(MatmulReduceScatter, parts[node], b, out, epilogue.without_bias)
 
-        sum_over_nodes(produce, c, ranks.nodes, epilogue.bias)
+        sum_over_nodes(produce, c, mesh, epilogue.bias)
 
     @staticmethod
     def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+
+from tileweave.ops.core.across_nodes import Mesh
 
 Nodes = tuple[tuple[int, ...], ...]
 """The ranks of each node."""
@@ -29,3 +33,13 @@ def in_order(nodes: Nodes) -> tuple[int, int]:
     """Return the index of this rank in the order of results, and the number of ranks."""
     ranks = [rank for node in nodes for rank in node]
     return ranks.index(dist.get_rank()), len(ranks)
+
+
+def recorded_mesh(log: list[str]) -> Mesh:
+    """Return a mesh of 3 x 2 ranks whose transfers and waits are only written to ``log``."""
+
+    def start(sent, target, received, source) -> list[SimpleNamespace]:
+        log.append("start")
+        return [SimpleNamespace(wait=lambda: log.append("wait"))]
+
+    return Mesh(1, 3, 0, 2, start, lambda *_: log.append("broadcast"))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.ops.attention import mesh_on_ranks
 from tests.ops.core.test_torch import assert_right
-from tests.ops.meshes import NODES, THREE
+from tests.ops.meshes import NODES, THREE, recorded_mesh
 from tileweave.ops.attention.across_nodes import attend_across, seen
 from tileweave.ops.attention.problem import checked_attention
-from tileweave.ops.core import nccl
 
 MASKS = [(True, "contiguous"), (True, "zigzag"), (False, "contiguous"), (False, "zigzag")]
 NAMES = ["causal, contiguous", "causal, zigzag", "full, contiguous", "full, zigzag"]
@@ -98,21 +96,15 @@ def test_seen_is_what_the_mask_shows(shape, causal, layout):
             assert shown == expected
 
 
-def test_keys_arrive_while_the_node_attends(monkeypatch):
+def test_keys_arrive_while_the_node_attends():
     """The next keys are in flight during each part, and no more than those."""
-    done = []
-
-    def start(sent, target, received, source, nodes):
-        done.append(f"start {target} {source}")
-        return [SimpleNamespace(wait=lambda: done.append("wait"))]
+    log = []
 
     def attend(q, k, v, causal):
-        done.append("causal" if causal else "full")
+        log.append("causal" if causal else "full")
         return torch.zeros_like(q), torch.zeros(1, 2, q.shape[1])
 
-    monkeypatch.setattr(nccl, "start_exchanges", start)
     problem = replace(problem_of(True, "zigzag", 6), dtype=torch.float32)
-    ranks = SimpleNamespace(nodes=SimpleNamespace(rank=1, world_size=3))
     q = torch.zeros(1, 4, 2, 8)
-    attend_across(attend, problem, q, q, q, ranks)
-    assert " ".join(done) == "start 2 0 causal start 0 2 wait full wait full"
+    attend_across(attend, problem, q, q, q, recorded_mesh(log))
+    assert " ".join(log) == "start causal start wait full wait full"

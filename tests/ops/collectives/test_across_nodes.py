@@ -7,16 +7,14 @@ transports run in test_nodes_simulated.py, and with NCCL in tests/gpu/two_levels
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.ops.collectives import mesh_on_ranks
 from tests.ops.core.test_torch import assert_right
-from tests.ops.meshes import NODES, THREE
+from tests.ops.meshes import NODES, THREE, recorded_mesh
 from tests.ops.on_ranks import EXCHANGES
-from tileweave.ops.core import nccl
 from tileweave.ops.core.across_nodes import readable, writable
 from tileweave.ops.core.problem import is_laid_out
 from tileweave.ops.core.registry import OPERATORS
@@ -107,21 +105,14 @@ SCATTERS = "move start move start move wait wait"
         ("all_reduce", (24,), (24,), f"{SCATTERS} {GATHERS}"),
     ],
 )
-def test_nodes_exchange_while_ranks_of_a_node_do(monkeypatch, op, x, out, expected):
+def test_nodes_exchange_while_ranks_of_a_node_do(op, x, out, expected):
     """No wait comes before the last transfer that does not need it."""
-    done = []
-
-    def start(*given):
-        done.append("start")
-        return [SimpleNamespace(wait=lambda: done.append("wait"))]
-
-    monkeypatch.setattr(nccl, "start_exchange", start)
-    levels = SimpleNamespace(nodes=SimpleNamespace(rank=1, world_size=3), world_size=6)
-    options = (0, 0) if op == "all_to_all" else ()
+    log, options = [], (0, 0) if op == "all_to_all" else ()
     OPERATORS[op].across(
-        lambda *_: done.append("move"), torch.zeros(x), torch.zeros(out), levels, *options
-    )
-    assert " ".join(done) == expected
+        lambda *_: log.append("move"), torch.zeros(x), torch.zeros(out), recorded_mesh(log),
+        *options,
+    )  # fmt: skip
+    assert " ".join(log) == expected
 
 
 @pytest.mark.parametrize("first", [0, 4])

@@ -18,11 +18,9 @@ import torch
 import tileweave as tw
 from tileweave.ops.collectives.collective import checked
 from tileweave.ops.collectives.vectors import as_declared
-from tileweave.ops.core import nccl
-from tileweave.ops.core.groups import TwoLevels
+from tileweave.ops.core.across_nodes import Mesh
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime import Plan
-from tileweave.runtime.host.group import Group
 from tileweave.runtime.plans.parameters import parameters_of
 
 NODES, LOCAL, PATIENCE_S = 3, 2, 60
@@ -58,26 +56,34 @@ class Node:
         return move
 
 
-@pytest.fixture
-def mailbox(monkeypatch):
-    """Replace exchanges: ``start_exchange`` stores the data that ``wait`` returns."""
+def meshes() -> list[Mesh]:
+    """Return the mesh of each rank, in the order of the result. Between nodes data is put into a
+    box, from which ``wait`` takes it."""
     boxes = defaultdict(SimpleQueue)
 
-    def start(given, to, got, source, nodes):
-        boxes[nodes.local_rank, nodes.rank, to].put(given.clone())
-        box = boxes[nodes.local_rank, source, nodes.rank]
-        return [SimpleNamespace(wait=lambda: got.copy_(box.get(timeout=PATIENCE_S)))]
+    def start_of(node: int, local: int):
+        def start(sent, target, received, source):
+            for x in sent:
+                boxes[local, node, target].put(x.clone())
+            return [SimpleNamespace(wait=lambda: take(received, source))]
 
-    monkeypatch.setattr(nccl, "start_exchange", start)
+        def take(received, source):
+            for x in received:
+                x.copy_(boxes[local, source, node].get(timeout=PATIENCE_S))
 
+        return start
 
-def ranks_of_nodes() -> list[TwoLevels]:
-    """Return the ranks in the order of the result."""
-    cpu = torch.device("cpu")
+    def broadcast_of(node: int, local: int):
+        def broadcast(x, source):
+            if node == source:
+                for other in range(NODES):
+                    boxes[local, node, other].put(x.clone())
+            x.copy_(boxes[local, source, node].get(timeout=PATIENCE_S))
+
+        return broadcast
+
     return [
-        TwoLevels(
-            Group(node, NODES, local, cpu, None, None), Group(local, LOCAL, local, cpu, None, None)
-        )
+        Mesh(node, NODES, local, LOCAL, start_of(node, local), broadcast_of(node, local))
         for node in range(NODES)
         for local in range(LOCAL)
     ]
@@ -88,8 +94,9 @@ SHAPES = {
     "reduce_scatter": (4 * NODES * LOCAL, 24),
     "all_reduce": (4 * NODES * LOCAL, 24),
     "all_to_all": (NODES * LOCAL, 24),
+    "broadcast": (5, 24),
 }
-AXES = {"all_to_all": (0, 1)}
+OPTIONS = {"all_to_all": (0, 1), "broadcast": (3,)}
 
 
 @pytest.mark.parametrize(
@@ -101,18 +108,20 @@ AXES = {"all_to_all": (0, 1)}
         if op in ("all_gather", "reduce_scatter") or transport == "ldst"
     ],
 )
-def test_values(mailbox, op, transport):
-    collective, ranks, options = OPERATORS[op], ranks_of_nodes(), AXES.get(op, ())
-    every = torch.stack([torch.randint(-9, 9, SHAPES[op]).float() for _ in ranks])
+def test_values(op, transport):
+    collective, every_mesh, options = OPERATORS[op], meshes(), OPTIONS.get(op, ())
+    count = len(every_mesh)
+    every = torch.stack([torch.randint(-9, 9, SHAPES[op]).float() for _ in range(count)])
     nodes = [Node(transport) for _ in range(NODES)]
 
-    def run(me: TwoLevels) -> torch.Tensor:
-        out = torch.full(collective.result(every[0], len(ranks), *options)[0], torch.nan)
-        move = nodes[me.nodes.rank].move(me.node.rank)
-        collective.across(move, every[me.rank], out, me, *options)
+    def run(rank: int) -> torch.Tensor:
+        mesh = every_mesh[rank]
+        out = torch.full(collective.result(every[0], count, *options)[0], torch.nan)
+        move = nodes[mesh.node].move(mesh.local)
+        collective.across(move, every[rank], out, mesh, *options)
         return out
 
-    with ThreadPoolExecutor(len(ranks)) as threads:
-        actual = list(threads.map(run, ranks))
+    with ThreadPoolExecutor(count) as threads:
+        actual = list(threads.map(run, range(count)))
     for rank, out in enumerate(actual):
         assert torch.equal(out, collective.expected(every, rank, *options)), rank

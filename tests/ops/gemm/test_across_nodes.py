@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from tests.ops.core.test_torch import assert_right
 from tests.ops.gemm import mesh_on_ranks
-from tests.ops.meshes import NODES, THREE
-from tileweave.ops.core import nccl
+from tests.ops.meshes import NODES, THREE, recorded_mesh
 from tileweave.ops.core.epilogue import NOTHING
 from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
@@ -76,19 +73,17 @@ def test_refusals(four):
     [
         ("all_gather_matmul", (4, 24), "start start multiply wait multiply wait multiply"),
         ("matmul_reduce_scatter", (24, 4), "multiply start multiply start multiply wait wait"),
+        (
+            "matmul_all_reduce",
+            (23, 23),
+            "multiply start multiply start multiply wait wait start start move wait move wait move",
+        ),
     ],
 )
-def test_nodes_exchange_while_the_node_multiplies(monkeypatch, op, rows, expected):
+def test_nodes_exchange_while_the_node_multiplies(op, rows, expected):
     """No wait comes before the last product that does not need it."""
-    done = []
-
-    def start(*given):
-        done.append("start")
-        return [SimpleNamespace(wait=lambda: done.append("wait"))]
-
-    monkeypatch.setattr(nccl, "start_exchange", start)
-    levels = SimpleNamespace(nodes=SimpleNamespace(rank=1, world_size=3), world_size=6)
-    a, c = (torch.zeros(n, 8) for n in rows)
+    log, (a, c) = [], (torch.zeros(n, 8) for n in rows)
+    calls = (lambda *_: log.append("multiply")), (lambda *_: log.append("move"))
     operands = a, torch.zeros(8, 8), c, NOTHING
-    OPERATORS[op].across(lambda *_: done.append("multiply"), *operands, levels, "auto")
-    assert " ".join(done) == expected
+    OPERATORS[op].across(*calls, *operands, recorded_mesh(log))
+    assert " ".join(log) == expected
