@@ -173,8 +173,14 @@ class Call(NamedTuple):
         return self.decision.problem
 
     @property
-    def group(self) -> Group | TwoLevels:
+    def group(self) -> Group:
         return self.decision.group
+
+    @property
+    def levels(self) -> TwoLevels | None:
+        """Ranks of several nodes; None if ``group`` makes the call."""
+        group = self.decision.group
+        return group if isinstance(group, TwoLevels) else None
 
     @property
     def choice(self) -> Choice | None:
@@ -209,12 +215,12 @@ def compute(
         if c is not None:
             return c
     request = _call(key, decision, op, a, b, out, group, requested, Epilogue(*epilogue))
-    if isinstance(request.group, TwoLevels):
+    if (levels := request.levels) is not None:
         operands = request.a, request.b, request.c, request.epilogue
-        multiply = _within(request.group.node_name, requested)
+        multiply = _in_node(levels, requested)
         transport = "nccl" if requested == "nccl" else "auto"
-        move = OPERATORS[op].collective.in_node(request.group, transport)
-        OPERATORS[op].across(multiply, move, *operands, Mesh.of(request.group))
+        move = OPERATORS[op].collective.in_node(levels, transport)
+        OPERATORS[op].across(multiply, move, *operands, Mesh.of(levels))
         return request.c
     if request.choice is None:
         OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)
@@ -231,17 +237,13 @@ def compute(
     return request.c
 
 
-def _within(node: str, requested: str) -> Multiply:
-    """Return the function that calls operators of the ranks of a node, on tensors of any
-    alignment.
-
-    Args:
-        node: name of the node's group.
-    """
+def _in_node(ranks: TwoLevels, requested: str) -> Multiply:
+    """Return the function that calls operators of the ranks of this node, on tensors of any
+    alignment."""
 
     def multiply(operator: type[Operator], a, b, out, epilogue: Epilogue) -> None:
         with writable(out) as memory:
-            compute(operator.op, readable(a), b, memory, node, requested, epilogue)
+            compute(operator.op, readable(a), b, memory, ranks.node_name, requested, epilogue)
 
     return multiply
 

@@ -239,8 +239,8 @@ def _computed(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the result, which is ``out`` if given, and a copy of the gathered rows."""
     request = call(NAME, a, b, out, group, requested, epilogue)
-    if isinstance(request.group, TwoLevels):
-        return request.c, _rows_of_nodes(request, request.group, requested)
+    if (levels := request.levels) is not None:
+        return request.c, _rows_of_nodes(request, levels, requested)
     choice = request.choice
     if requested == "auto" and choice and choice.program != "copy_engines":
         choice = _choice_keeping_rows(request.problem)
