@@ -191,7 +191,8 @@ def sp_attention(
         max_seqlen_q, max_seqlen_k: rows of the longest whole sequence; with them the host need not
             read ``cu_seqlens_*``.
         softmax_scale: factor of the products; None for 1 / sqrt(D).
-        group: see ``all_gather_matmul``.
+        group: see ``all_gather_matmul``. On several nodes sequences must not be packed, and a
+            causal mask needs as many keys as queries.
         return_lse: whether the logarithms of the sums of exponentials are returned too.
         strategy: ``fused``, ``nccl`` (``torch.distributed``, and plain torch in fp32), or ``auto``:
             fused if possible.

@@ -235,7 +235,7 @@ def all_reduce(
 
     All ranks receive the same bits, and equal inputs give equal bits: values are added in fp32, in
     an order that docs/guides/ops.md defines, and rounded once. ``nccl`` rounds and adds as NCCL
-    does.
+    does. On several nodes the sum of each node is rounded, and these sums are added in fp32.
 
     The gradient is that of a tensor-parallel layer: all ranks compute the same function of the
     result, so its gradient is assumed equal on all ranks, and nothing is communicated.

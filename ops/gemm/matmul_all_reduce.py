@@ -234,7 +234,8 @@ def matmul_all_reduce(
     With the fused program every rank gets the same bits, and equal inputs give equal bits. Products
     are rounded to the type of ``a`` for the transfer and summed in fp32. docs/guides/ops.md
     describes the order, and the result of a row with a product that is not finite. ``nccl`` rounds
-    and sums as NCCL does.
+    and sums as NCCL does. On several nodes the sum of each node is rounded, and these sums are
+    added in fp32.
 
     The gradient is that of a tensor-parallel layer: all ranks compute the same from the result, so
     its gradient is assumed to be equal on all ranks, and nothing is communicated.

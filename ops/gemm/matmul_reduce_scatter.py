@@ -188,7 +188,8 @@ def matmul_reduce_scatter(
     The fused program rounds each product to the type of ``a`` once, except a rank's own products
     for itself, and sums in fp32: first the own product, then the left neighbor's, and so on. Equal
     inputs give equal bits. A product that is not finite may make others of its row NaN, see
-    docs/guides/ops.md. ``nccl`` rounds and sums as NCCL does.
+    docs/guides/ops.md. ``nccl`` rounds and sums as NCCL does. On several nodes the sum of each
+    node is rounded, and these sums are added in fp32.
 
     Every rank calls it with the same shapes. The first call with new shapes compiles, collectively.
 

@@ -28,7 +28,7 @@ from tileweave.ops.core.registry import OPERATORS
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.on_gpus import GPU, transports_here
+from tests.on_gpus import GPU, runs_here, transports_here
 
 TRANSPORTS, STRATEGIES = ["copy_engine", "tma", "ldst", "nccl"], ["fused", "nccl"]
 DEVICE = "cuda" if GPU else "cpu"
@@ -298,12 +298,36 @@ def right_gradients(call: Call) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     return weights[call.rank], rights
 
 
+def check_graph(mesh, engine, replays: int = 20) -> str:
+    """One call of each in one graph, replayed with changing inputs. Transfers must be NCCL's."""
+    calls = calls_of(mesh, engine)
+    for call in calls:
+        call.again()
+    torch.cuda.synchronize()
+    graph, captured = torch.cuda.CUDAGraph(), [call.mine for call in calls]
+    with torch.cuda.graph(graph):
+        results = [call.again() for call in calls]
+    for number in range(replays):
+        for call, operands in zip(calls, captured, strict=True):
+            call.refill(number % SETS)
+            for x, y in zip(operands, call.mine, strict=True):
+                x.copy_(y)
+        graph.replay()
+        for call, result in zip(calls, results, strict=True):
+            if fault := call.fault(result):
+                return f"replay {number}: {fault}"
+    return ""
+
+
 CHECKS = {
     "values": check_values,
     "bits": check_bits,
     "back to back": check_back_to_back,
     "gradients": check_gradients,
+    "graph": check_graph,
 }
+DEFAULT = [name for name in CHECKS if name != "graph"]
+"""Checks that run unless others are named. No run on GPUs has tried the graph yet."""
 
 
 class Staged:
@@ -368,8 +392,8 @@ def main() -> int:
     rank, failed = dist.get_rank(), 0
     if GPU:
         tw.init(mesh.get_group("local"), heap_bytes=HEAP_BYTES)
-    for name in options.checks or CHECKS:
-        for engine in engines_of(options):
+    for name in options.checks or DEFAULT:
+        for engine in engines_of(options) if runs_here(name, ("graph",)) else ():
             fault = CHECKS[name](mesh, engine)
             failed += bool(fault)
             dist.barrier()
