@@ -30,7 +30,8 @@ def test_doctor_prints(capsys):
 def test_doctor_as_json(capsys):
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report) == {"versions", "supported", "nvcc", "topology", "problems"}
+    assert set(report) == {"versions", "supported", "nvcc", "topology", "problems", "mesh"}
+    assert report["mesh"] is None
     assert report["versions"]["tilelang"] in SUPPORTED_TILELANG
     assert len(report["topology"]["nvlinks"]) == len(report["topology"]["gpus"])
 

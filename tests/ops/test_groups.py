@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ops import groups_on_ranks, on_ranks
-
-
-@pytest.fixture(scope="module")
-def four():
-    ranks = on_ranks.Ranks(4)
-    yield ranks
-    ranks.close()
+from tests.ops import groups_on_ranks
 
 
 @pytest.mark.long
