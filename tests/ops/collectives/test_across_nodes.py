@@ -1,7 +1,7 @@
 """Collectives on a mesh of nodes and ranks of a node.
 
 Both levels are gloo's here: that tries the order, the sums and what is refused. A node's own
-transports run in test_nodes_simulated.py, and with NCCL in tests/gpu/two_levels.py.
+transports run in tests/ops/test_nodes_simulated.py, and with NCCL in tests/gpu/two_levels.py.
 """
 
 from __future__ import annotations
