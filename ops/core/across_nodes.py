@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 
+from ...builtins.errors import TileWeaveError
+from ...runtime.host.group import Group
 from . import nccl
 from .groups import TwoLevels
 from .problem import is_laid_out
@@ -58,12 +60,46 @@ class Mesh:
         nodes, node = ranks.nodes, ranks.node
         return cls(
             nodes.rank, nodes.world_size, node.rank, node.world_size,
-            partial(nccl.start_exchanges, group=nodes), partial(nccl.broadcast, group=nodes),
+            partial(_start, nodes), partial(nccl.broadcast, group=nodes),
         )  # fmt: skip
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
+
+
+@contextmanager
+def _naming(target: int, source: int) -> Iterator[None]:
+    """Name the nodes at the other ends of a transfer that fails."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise TileWeaveError(
+            f"transfer to node {target} and from node {source}: {' '.join(str(error).split())}; "
+            "expected both nodes to make the same calls"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Transfer:
+    """Work of a transfer."""
+
+    work: Any
+    target: int
+    source: int
+
+    def wait(self) -> None:
+        with _naming(self.target, self.source):
+            self.work.wait()
+
+
+def _start(
+    nodes: Group, sent: Sequence[torch.Tensor], target: int, received: Sequence[torch.Tensor],
+    source: int,
+) -> list[_Transfer]:  # fmt: skip
+    with _naming(target, source):
+        works = nccl.start_exchanges(sent, target, received, source, nodes)
+    return [_Transfer(work, target, source) for work in works]
 
 
 def pieces_of_nodes(

@@ -14,6 +14,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,8 +24,19 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import tileweave as tw
 from tileweave import ops
+from tileweave.ops.attention.across_nodes import attend_across
+from tileweave.ops.attention.flash import tiles_for
+from tileweave.ops.attention.problem import checked_attention
+from tileweave.ops.attention.sp_attention import sp_attention_plan
+from tileweave.ops.autotune.tuner import choice_of
+from tileweave.ops.collectives.collective import checked
 from tileweave.ops.core import nccl
+from tileweave.ops.core.across_nodes import Mesh
+from tileweave.ops.core.epilogue import NOTHING
+from tileweave.ops.core.groups import TwoLevels, name_of, ranks_of
+from tileweave.ops.core.problem import checked as checked_product
 from tileweave.ops.core.registry import OPERATORS
+from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -213,6 +225,68 @@ def calls_of(mesh: DeviceMesh, engine: str, number: int = 0, large: bool = False
     return calls + (fused(mesh, engine, number) if engine in STRATEGIES else [])
 
 
+class Programs:
+    """Programs that calls within a node run, collected from compositions on tensors without
+    data."""
+
+    def __init__(self, ranks: TwoLevels, engine: str) -> None:
+        self.ranks, self.local, self.engine = ranks, ranks.node.world_size, engine
+        self.found: dict = {}
+
+    def add(self, call: Call) -> None:
+        x, *more = (torch.empty_like(x, device="meta") for x in call.mine)
+        out = torch.empty_like(call.right, device="meta")
+        for node in (0, self.ranks.nodes.world_size - 1):
+            mesh = replace(Mesh.of(self.ranks), node=node, start=lambda *_: (), broadcast=_nothing)
+            if isinstance(call, Exchange):
+                OPERATORS[call.op].across(self.move, x, out, mesh, *call.options)
+            elif isinstance(call, Product):
+                OPERATORS[call.op].across(self.multiply, _nothing, x, *more, out, NOTHING, mesh)
+            else:
+                options = {"causal": call.causal, "layout": call.layout}
+                self.layout = call.layout
+                problem = checked_attention(x, *more, call.ranks, **options)
+                attend_across(self.attend, problem, x, *more, mesh)
+
+    def move(self, collective, x, out, *options) -> None:
+        problem = checked(collective.op, x, None, self.local, options)
+        if problem not in self.found:
+            self.found[problem] = [collective.steps(problem, self.engine)]
+
+    def multiply(self, operator, a, b, out, epilogue) -> None:
+        problem = checked_product(operator.op, a, b, self.local)
+        if problem not in self.found:
+            choice = choice_of("fused", problem, self.ranks.node)
+            self.found[problem] = operator.launched(problem, choice)
+
+    def attend(self, q, k, v, causal) -> tuple[torch.Tensor, torch.Tensor]:
+        layout = self.layout if causal else "contiguous"
+        problem = checked_attention(q, k, v, self.local, causal=causal, layout=layout)
+        if problem not in self.found:
+            self.found[problem] = [sp_attention_plan(problem, tiles_for(problem))]
+        return torch.empty_like(q), q.new_empty(problem.lse_shape)
+
+
+def _nothing(*_) -> None: ...
+
+
+def compile_all(mesh: DeviceMesh, engines: Sequence[str]) -> None:
+    """Compile the programs of most checks in parallel; the nodes divide them, as they share a
+    cache."""
+    ranks = ranks_of(name_of(mesh))
+    if not isinstance(ranks, TwoLevels):
+        return
+    every = []
+    for engine in engines:
+        if engine != "nccl":
+            programs = Programs(ranks, engine)
+            for call in calls_of(mesh, engine, large=True):
+                programs.add(call)
+            every += [program for found in programs.found.values() for program in found]
+    compile_ahead(every[ranks.nodes.rank :: ranks.nodes.world_size], mesh.get_group("local"))
+    dist.barrier()
+
+
 def check_values(mesh, engine) -> str:
     for call in calls_of(mesh, engine, large=True):
         for number in range(SETS):
@@ -392,6 +466,7 @@ def main() -> int:
     rank, failed = dist.get_rank(), 0
     if GPU:
         tw.init(mesh.get_group("local"), heap_bytes=HEAP_BYTES)
+        compile_all(mesh, [*engines_of(options)])
     for name in options.checks or DEFAULT:
         for engine in engines_of(options) if runs_here(name, ("graph",)) else ():
             fault = CHECKS[name](mesh, engine)

@@ -5,6 +5,8 @@ Inputs are numbered by the place of a rank in the order of results, not by its r
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -140,6 +142,15 @@ def other_order(*nodes: tuple[int, ...]) -> str:
     except tw.TileWeaveError as error:
         return str(error)
     return ""
+
+
+def dead_node() -> None:
+    """End the process of node 1 of 2 after a first call."""
+    nodes = ((0,), (1,))
+    ops.all_gather(torch.ones(2), mesh_of(nodes))
+    if dist.get_rank() == 1:
+        os._exit(1)
+    ops.all_gather(torch.ones(2), mesh_of(nodes))
 
 
 def transport() -> str:

@@ -1,16 +1,19 @@
 """Collectives on a mesh of nodes and ranks of a node.
 
 Both levels are gloo's here: that tries the order, the sums and what is refused. A node's own
-transports run in test_nodes_simulated.py, and with NCCL in tests/gpu/two_levels.py.
+transports run in tests/ops/test_nodes_simulated.py, and with NCCL in tests/gpu/two_levels.py.
 """
 
 from __future__ import annotations
 
 import re
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import torch
 
+import tileweave as tw
+from tests.ops import on_ranks
 from tests.ops.collectives import mesh_on_ranks
 from tests.ops.core.test_torch import assert_right
 from tests.ops.meshes import NODES, THREE, recorded_mesh
@@ -84,6 +87,19 @@ def test_refusals(four):
 def test_meshes_in_another_order_than_their_groups(four, nodes):
     for said in four.run(mesh_on_ranks.other_order, *nodes):
         assert re.search("numbers 0, 1 along the other; expected the same order of ranks", said)
+
+
+@pytest.mark.long
+def test_a_dead_node_is_named():
+    two = on_ranks.Ranks(2)
+    outcomes = []
+    for process in two._processes:
+        outcomes.append(process.submit(on_ranks._outcome, mesh_on_ranks.dead_node, ()))
+    error = outcomes[0].result(timeout=60)
+    assert isinstance(error, tw.TileWeaveError), error
+    assert str(error).startswith("transfer to node 1 and from node 1: ")
+    assert isinstance(outcomes[1].exception(timeout=60), BrokenProcessPool)
+    two.close()
 
 
 @pytest.mark.long
