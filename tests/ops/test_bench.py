@@ -511,7 +511,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     it."""
     sizes = [Size(4 << 10, 1), Size(16 << 10, 1)]
     heap = FreeList(0, max(collectives.symmetric_bytes("all_gather", size) for size in sizes))
-    session = types.SimpleNamespace(name="")
+    session = types.SimpleNamespace(name="", group=group_of(""))
     open_sessions(monkeypatch, session)
     cache = OpCache(session)
 
