@@ -43,7 +43,7 @@ processes."""
 
 @dataclass(frozen=True)
 class Ended:
-    """What a schedule without a fault leaves."""
+    """Results of a schedule without a fault."""
 
     signals: dict[tuple, str]
     """Signals that it neither waits for nor reads, each with a warning."""

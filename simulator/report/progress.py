@@ -42,7 +42,9 @@ class Progress:
     ) -> None:  # fmt: skip
         self._name, self._schedules, self._shown = name, schedules, shown
         self._most, self._jobs, self._clock = most_seconds, jobs, clock
-        self._start = self._last = clock()
+        self._start = clock()
+        self._next = self._start + _SILENT
+        """Time of the next update."""
         self._done, self._left, self._has_printed = 0, schedules, False
         self._blocks = 0
         """Number of blocks of a schedule."""
@@ -58,7 +60,7 @@ class Progress:
 
         def watch() -> None:
             now = self._clock()
-            if self._is_due(now):
+            if now >= self._next:
                 ended, running, blocks = machine.block_counts()
                 self._update(now, ended, ended + running, blocks)
 
@@ -82,17 +84,14 @@ class Progress:
         self._done += self._blocks
         self._left -= 1
         now = self._clock()
-        if self._is_due(now):
+        if now >= self._next:
             self._update(now, 0, self._blocks, self._blocks)
         if self._bar is not None and not self._left:
             self._bar.close()
 
-    def _is_due(self, now: float) -> bool:
-        return now - self._last >= _PERIOD and now - self._start >= _SILENT
-
     def _update(self, now: float, ended: int, begun: int, blocks: int) -> None:
         """Print the estimate and the bar, with the blocks of the running schedule."""
-        self._last = now
+        self._next = now + _PERIOD
         seconds = self._estimate(now, begun, blocks)
         self._refuse(seconds, blocks)
         self._show(ended, blocks, seconds)
