@@ -10,9 +10,9 @@ import numpy as np
 from ...runtime.plans.parameters import dynamic_extents
 from ...runtime.plans.regions import Region
 from ...runtime.plans.steps import Launch
+from ..case import Case
 from ..machine.executable import Executable
 from ..memory.values import is_float, numpy_dtype
-from ..simulate import Case
 from .arguments import check_extent
 from .index_ranges import Range, index_ranges
 from .inputs import scalar_of

@@ -276,7 +276,7 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     assert main([*shlex.split(command), "--schedules", "10"]) == 0
     assert capsys.readouterr().out == "sums_of_all: 10 schedules of 4 ranks, no fault\n"
     assert "tw::wait_reached<" in tw.emit(load_module(file).add_up)
-    steps = {name for name in vars(tw.PlanBuilder) if not name.startswith("_")} - {"peers"}
+    steps = {name for name in dir(tw.PlanBuilder) if not name.startswith("_")} - {"peers"}
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
 
 
