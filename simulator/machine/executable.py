@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -210,6 +210,13 @@ class Executable:
     def _stream(self, call: Call, name: str | None) -> str | None:
         """Return the name of a stream of the plan among all streams of the rank."""
         return call.stream if name is None else self._label + name
+
+    def launches(self, call: Call) -> Iterator[tuple[Launch, int, Mapping[str, str]]]:
+        """Yield each launch of a call, the number of its ranks, and the names of the caller's
+        tensors by the plan's parameters."""
+        for step, _ in call.steps:
+            if isinstance(step, Launch):
+                yield step, self.world_size, call.names
 
     def enqueue(self, machine: Machine, rank: int, calls: Sequence[Call]) -> None:
         """Add the streams of a rank to ``machine``, with all that its host enqueues in them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ...runtime.kernel.launch_order import Run
 from ...runtime.plans.mesh_plan import GroupCall, MeshPlan, ranks_of
 from ...runtime.plans.parameters import Parameter, Shape
 from ...runtime.plans.regions import Region
-from ...runtime.plans.steps import Step, WaitStream
+from ...runtime.plans.steps import Launch, Step, WaitStream
 from ...runtime.plans.traced_plan import TracedPlan
 from ..frontend.program import Program
 from ..memory.order import Lane, Layout
@@ -190,6 +190,12 @@ class MeshExecutable:
                     lanes += executable.lanes(call)
             launches.append(sum(len(call.steps) for *_, call in steps if call is not None))
         return layout(self.world_size, lanes, self.programs, max(launches))
+
+    def launches(self, call: MeshCall) -> Iterator[tuple[Launch, int, Mapping[str, str]]]:
+        """Yield each launch of a call, as ``Executable.launches``."""
+        for _, executable, of_group in call.steps:
+            if executable is not None and of_group is not None:
+                yield from executable.launches(of_group)
 
     def enqueue(self, machine: Machine, rank: int, calls: Sequence[MeshCall]) -> None:
         """Add the streams of a rank to ``machine``, with all that its host enqueues in them.
