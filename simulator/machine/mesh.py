@@ -68,7 +68,7 @@ class MeshExecutable:
 
     @property
     def executables(self) -> list[Executable]:
-        """Those of the calls so far."""
+        """Executables of the plans that the calls so far use."""
         return [executable for _, executable in self._executables.values()]
 
     @property
