@@ -34,7 +34,7 @@ from .report.progress import Progress
 from .report.timeline import Recorder
 
 if TYPE_CHECKING:
-    from .simulate import Case
+    from .case import Case
 
 _WORTH = 1.0
 """Seconds of estimated work from which it is shared out, unless the caller chooses the number of

@@ -12,6 +12,7 @@ from tvm import tirx
 
 from ..passes.ir.walk import nodes_in
 from ..runtime.kernel.configured import configured
+from .case import Case
 from .inputs.arguments import check_numbers
 from .inputs.default_inputs import random_inputs
 from .inputs.inputs import Inputs, checked_inputs
@@ -22,7 +23,7 @@ from .memory.values import is_float, numpy_dtype
 from .report.errors import SimulationError, SimulationWarning
 from .report.progress import Progress
 from .schedules import run_schedule
-from .simulate import LEVELS, Case, executable_at
+from .simulate import LEVELS, executable_at
 
 Key = tuple[int, str]
 """Number of a kernel and name of its implicit tensor; or 0 and the name of a parameter."""

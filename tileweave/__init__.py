@@ -26,6 +26,8 @@ from .explain.explanation import Explanation  # noqa: E402
 from .jit import jit  # noqa: E402
 from .runtime import (  # noqa: E402
     DeadlockError,
+    MeshBuilder,
+    MeshPlan,
     Plan,
     PlanBuilder,
     SymmetricTensor,
@@ -33,6 +35,7 @@ from .runtime import (  # noqa: E402
     compile,
     finalize,
     init,
+    mesh_plan,
     plan,
     rank,
     symmetric,
@@ -50,6 +53,8 @@ __all__ = [
     "DeadlockError",
     "Explanation",
     "LanguageError",
+    "MeshBuilder",
+    "MeshPlan",
     "Plan",
     "PlanBuilder",
     "SimulationError",
@@ -65,6 +70,7 @@ __all__ = [
     "init",
     "jit",
     "language",
+    "mesh_plan",
     "mutate",
     "plan",
     "rank",

@@ -13,7 +13,9 @@ program, which is the same on all ranks.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -27,20 +29,30 @@ _EAGER = 0
 
 
 @dataclass
-class _Run:
+class Run:
     """Launches of one group between launches of other groups, eager or in one capture.
 
     Attributes:
+        group: identifies the group; None before the first launch.
         before: streams of the launches of the group before, by handle.
         streams: streams of these launches, by handle.
     """
 
-    session: Session | None = None
-    before: dict[int, torch.cuda.Stream] = field(default_factory=dict)
-    streams: dict[int, torch.cuda.Stream] = field(default_factory=dict)
+    group: Any = None
+    before: dict[Hashable, Any] = field(default_factory=dict)
+    streams: dict[Hashable, Any] = field(default_factory=dict)
+
+    def launched(self, group: Any, handle: Hashable, stream: Any) -> tuple[Run, dict]:
+        """Return the run to which a launch belongs that follows this run, and the streams for
+        which the launch waits, by handle."""
+        run = self if self.group is group else Run(group, self.streams)
+        is_first = handle not in run.streams
+        waits = {h: s for h, s in run.before.items() if is_first and h != handle}
+        run.streams[handle] = stream
+        return run, waits
 
 
-_runs: dict[int, _Run] = {}
+_runs: dict[int, Run] = {}
 """Latest run of eager launches, and of those in the latest capture, by the number of the capture.
 Threads share it: the order of launches is that of the process."""
 
@@ -55,24 +67,19 @@ def prepare_launch(session: Session, stream: torch.cuda.Stream, is_captured: boo
         return
     bind_session(session)
     capture = _capture_of(stream.cuda_stream) if is_captured else _EAGER
-    run = _runs.get(capture)
-    if run is None:
-        run = _new_capture(capture)
-    if run.session is not session:
-        run = _runs[capture] = _Run(session, run.streams)
-    if stream.cuda_stream not in run.streams:
-        for handle, earlier in run.before.items():
-            if handle != stream.cuda_stream and _capture_of(handle) == capture:
-                stream.wait_event(earlier.record_event())
-        run.streams[stream.cuda_stream] = stream
+    run = _runs.get(capture) or _new_capture(capture)
+    _runs[capture], waits = run.launched(session, stream.cuda_stream, stream)
+    for handle, earlier in waits.items():
+        if _capture_of(handle) == capture:
+            stream.wait_event(earlier.record_event())
 
 
-def _new_capture(capture: int) -> _Run:
+def _new_capture(capture: int) -> Run:
     """Return the first run of eager launches, or of a capture. Runs of older captures are dropped:
     these have ended."""
     for older in [number for number in _runs if number != _EAGER and capture != _EAGER]:
         del _runs[older]
-    return _runs.setdefault(capture, _Run())
+    return _runs.setdefault(capture, Run())
 
 
 def forget_launches() -> None:

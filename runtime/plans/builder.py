@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 from tvm import tirx
 
-from ...builtins.errors import TileWeaveError
 from ..kernel.dynamic import DynamicKernel
 from ..kernel.kernel import Kernel
-from .parameters import (
-    Parameter,
-    parameters_of,
-    shapes_of,
-    shown_sizes,
-)
-from .regions import Region, Rows, at_loc, loc
-from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
+from .parameters import parameters_of
+from .regions import Region, Rows
+from .step_list import StepList
+from .steps import Copy, CopyValue, Launch, WaitValue, WriteValue
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
 
 
-class PlanBuilder:
+class PlanBuilder(StepList):
     """First argument of a plan's function: each method appends a step of this rank.
 
     Each method accepts ``stream``: the name of a side stream, or None for the caller's stream. Side
@@ -35,10 +29,6 @@ class PlanBuilder:
     Attributes:
         rank, world_size: of the group, as integers.
     """
-
-    def __init__(self, rank: int, world_size: int) -> None:
-        self.rank, self.world_size = rank, world_size
-        self.steps: list[Step] = []
 
     def peers(self) -> Iterator[int]:
         """Iterate over the other ranks, each rank's right neighbor first, so that no two ranks
@@ -146,72 +136,17 @@ class PlanBuilder:
                 which runs only on GPUs.
             args: its arguments in order: parameters of the plan and numbers. None is skipped.
         """
-        args = tuple(value for value in args if value is not None)
         compiled = isinstance(kernel, (Kernel, DynamicKernel))
         program = kernel.program if compiled else kernel
         if not isinstance(program, tirx.PrimFunc):
             raise self._refused("launch", f"kernel={kernel!r}", "a T.prim_func or a tw.compile()d")
         op = f"launch of {program.attrs['global_symbol']}"
         parameters = parameters_of(program)
-        if len(args) != len(parameters):
-            names = ", ".join(p.name for p in parameters)
-            raise self._refused(op, f"{len(args)} arguments", f"{len(parameters)}: {names}")
-        args = tuple(map(partial(self._argument, op), parameters, args))
-        arguments = dict(zip((p.name for p in parameters), args, strict=True))
-        self._require_distinct(op, parameters, arguments)
+        arguments = self._arguments(op, parameters, args)
         sizes = self._sizes(op, parameters, arguments)
         self._add(
             Launch, stream, kernel=kernel, program=program, arguments=arguments, sizes=sizes
         )  # fmt: skip
-
-    def _require_distinct(
-        self, op: str, parameters: Iterable[Parameter], arguments: Mapping[str, Any]
-    ) -> None:
-        """Refuse a symmetric tensor that is the argument of two parameters of a kernel."""
-        names: dict[str, str] = {}
-        """Name of a symmetric tensor of the plan -> name of the kernel's parameter."""
-        for p in parameters:
-            if not p.symmetric:
-                continue
-            tensor = arguments[p.name].parameter.name
-            if names.setdefault(tensor, p.name) != p.name:
-                raise self._refused(
-                    op, f"{names[tensor]} and {p.name} are both {tensor}",
-                    "a tensor for each, because each is synchronized by itself",
-                )  # fmt: skip
-
-    def _sizes(
-        self, op: str, parameters: Sequence[Parameter], arguments: Mapping[str, Any]
-    ) -> dict[str, int]:
-        """Return the dynamic extents of a kernel; refuse shapes that are not the declared ones."""
-        shapes = {
-            p.name: arguments[p.name].shape[1:] if p.symmetric else arguments[p.name].shape
-            for p in parameters
-            if p.shape is not None
-        }
-        for name, expected in shapes_of(parameters, shapes, op).items():
-            if shapes[name] != expected:
-                raise self._refused(op, f"{name} has shape {shapes[name]}", str(expected))
-        return shown_sizes(parameters, shapes)
-
-    def wait_stream(self, other: str | None, *, stream: str | None = None) -> None:
-        """Let ``stream`` wait for the operations enqueued in ``other`` so far.
-
-        Args:
-            other: a stream that has steps; None is the caller's stream.
-        """
-        if other is not None and other not in [s.stream for s in self.steps]:
-            raise self._refused("wait_stream", f"other={other!r} has no steps", "one that has")
-        self._add(WaitStream, stream, other=other)
-
-    def _add(self, kind: type[Step], stream: str | None, **fields: Any) -> None:
-        if not (stream is None or (isinstance(stream, str) and stream)):
-            raise self._refused(kind.op[2:], f"stream={stream!r}", "a name, or None")
-        self.steps.append(kind(stream, loc(), len(self.steps) + 1, **fields))
-
-    def _require_region(self, op: str, side: str, region: Any) -> None:
-        if not isinstance(region, Region):
-            raise self._refused(op, f"{side}={region!r}", "a tensor of the plan, or a part of it")
 
     def _require_word(self, op: str, side: str, region: Any) -> None:
         self._require_region(op, side, region)
@@ -230,24 +165,3 @@ class PlanBuilder:
             return operator.index(value)
         except TypeError:
             raise self._refused(op, f"value={value!r}", "an integer") from None
-
-    def _argument(self, op: str, p: Parameter, value: Any) -> Any:
-        if p.shape is None:
-            try:
-                return p.number(value)
-            except ValueError as error:
-                raise self._refused(op, f"{p.name}={value!r}", str(error)) from None
-        self._require_region(op, p.name, value)
-        if not value.is_whole:
-            raise self._refused(op, f"{p.name}={value}", "a whole tensor of the plan")
-        if value.parameter.symmetric != p.symmetric:
-            raise self._refused(
-                op, f"{p.name}={value.parameter.name}",
-                f"a {'W.Symmetric' if p.symmetric else 'T.Tensor'} parameter",
-            )  # fmt: skip
-        if value.dtype != p.dtype:
-            raise self._refused(op, f"{p.name}={value} of {value.dtype}", p.dtype)
-        return value
-
-    def _refused(self, op: str, what: str, expected: str) -> TileWeaveError:
-        return TileWeaveError(f"{op}: {what}; expected {expected}{at_loc()}")

@@ -15,7 +15,7 @@ from .machine import ExplorationRecorder, ExploringMachine
 from .search import CutShort, Search
 
 if TYPE_CHECKING:
-    from ..simulate import Case
+    from ..case import Case
 
 MOST_INTERLEAVINGS = 2000
 """Default of ``max_interleavings``."""

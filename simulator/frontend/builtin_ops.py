@@ -262,7 +262,8 @@ def _barrier(spec: Builtin):
                 if tensor.symmetric and index[0] != block.rank:
                     raise SimulationError(
                         "arrival",
-                        f"{spec.text} at {tensor.name}{list(index)}, words of rank {index[0]}, by "
+                        f"{spec.text} at {tensor.name}{list(index)}, words of rank "
+                        f"{tensor.ranks[index[0]]}, by "
                         f"{block.name()} in launch {block.epoch}; expected its own rank's"
                         f"\n --> {loc}",
                     )

@@ -9,24 +9,24 @@ import numpy as np
 
 from ...runtime.plans.parameters import dynamic_extents
 from ...runtime.plans.regions import Region
-from ...runtime.plans.steps import Launch
+from ..case import Case
 from ..machine.executable import Executable
+from ..machine.mesh import MeshExecutable
 from ..memory.values import is_float, numpy_dtype
-from ..simulate import Case
 from .arguments import check_extent
 from .index_ranges import Range, index_ranges
 from .inputs import scalar_of
 
 
 def random_inputs(
-    executable: Executable, seed: int, scalars: Mapping[str, Any]
+    executable: Executable | MeshExecutable, seed: int, scalars: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return inputs for every rank, without the text of ``described_inputs``."""
     return described_inputs(executable, seed, scalars)[0]
 
 
 def described_inputs(
-    executable: Executable, seed: int, scalars: Mapping[str, Any]
+    executable: Executable | MeshExecutable, seed: int, scalars: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return inputs for every rank, and how each of their tensors was made, by name.
 
@@ -75,17 +75,14 @@ def _ranges(case: Case) -> dict[str, Range]:
     """Return the ranges of the integers that every kernel shows which reads them, by parameter."""
     ranges: dict[str, Range] = {}
     for rank, calls in enumerate(case.calls):
-        for step, _ in calls[0].steps:
-            if not isinstance(step, Launch):
-                continue
+        for step, world_size, names in case.executable.launches(calls[0]):
             regions = {n: v for n, v in step.arguments.items() if isinstance(v, Region)}
             shapes = {name: region.shape for name, region in regions.items()}
-            for name, (low, high) in index_ranges(
-                step.program, case.executable.world_size, shapes
-            ).items():
+            for name, (low, high) in index_ranges(step.program, world_size, shapes).items():
                 if name not in regions:
                     continue
                 parameter = regions[name].parameter.name
+                parameter = names.get(parameter, parameter)
                 previous = ranges.get(parameter, (low, high))
                 ranges[parameter] = max(low, previous[0]), min(high, previous[1])
         if rank == 0 and not ranges:

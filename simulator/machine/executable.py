@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
@@ -12,6 +12,7 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.implicit import Implicit
 from ...passes.sync.infer.options import Options, options_of
+from ...runtime.plans.mesh_plan import MeshPlan
 from ...runtime.plans.parameters import Parameter, Shape
 from ...runtime.plans.regions import Region, RegionError
 from ...runtime.plans.steps import (
@@ -22,46 +23,73 @@ from ...runtime.plans.steps import (
     WaitStream,
     WaitValue,
     WriteValue,
-    name_of_stream,
 )
 from ...runtime.plans.sync_push import implicit_name
 from ...runtime.plans.traced_plan import TracedPlan
 from ..frontend.program import Program
 from ..inputs.arguments import check_blocks
-from ..memory.order import Layout
+from ..memory.memory import Tensor
+from ..memory.order import Lane, Layout, of_group
 from ..memory.threads import cut, finer, names_of
 from ..report.errors import SimulationError
+from .group import Group
+from .host import Host
 from .machine import Machine
-from .streams import Await, Event, Record, Transfer, WaitEvent
+from .streams import Await, Transfer
 from .streams import Launch as KernelLaunch
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the plan on one rank: its steps, each with its kernel launches."""
+    """A call of the plan on one rank: its steps, each with its kernel launches.
+
+    Attributes:
+        stream: the caller's stream.
+        names: names of the caller's tensors, by parameter; empty if they are the plan's.
+    """
 
     epoch: int
     steps: list[tuple[Step, list[tuple]]]
+    stream: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+class ImplicitSet(NamedTuple):
+    """Implicit parameters of one kernel, each with its name in steps."""
+
+    groups: Sequence[Group]
+    parameters: list[tuple[str, Implicit]]
 
 
 class Executable:
-    """A plan compiled for ``world_size`` ranks. A ``T.prim_func`` is a plan of one launch.
+    """A plan compiled for the ranks of a group. A ``T.prim_func`` is a plan of one launch.
 
     Args:
+        world_size: number of ranks of the group.
         make: compiles a kernel for this number of ranks.
+        label: distinguishes its side streams and implicit tensors from those of other executables.
+        groups: groups that call it, each with its own memory; None: the group of all ranks.
 
     Raises:
         TileWeaveError: neither a plan nor a ``T.prim_func`` is given.
     """
 
     def __init__(
-        self, what: Any, world_size: int, make: Callable[[tirx.PrimFunc, int], Program] = Program
-    ) -> None:
+        self, what: Any, world_size: int, make: Callable[[tirx.PrimFunc, int], Program] = Program,
+        label: str = "", groups: Sequence[Group] | None = None,
+    ) -> None:  # fmt: skip
         if isinstance(what, tirx.PrimFunc):
             what = TracedPlan.of_program(what)
+        if isinstance(what, MeshPlan):
+            raise TileWeaveError(
+                f"simulate: {what!r} on {world_size} ranks; expected the axes of a mesh with their "
+                "sizes, such as {'cp': 2, 'tp': 2}"
+            )
         if not isinstance(what, TracedPlan):
             raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
-        self.plan, self.world_size, self._make = what, world_size, make
+        self.plan, self.world_size, self._make, self._label = what, world_size, make, label
+        self.groups = groups or [Group("", tuple(range(world_size)))]
+        self._group_at = {rank: group for group in self.groups for rank in group.ranks}
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
         self._group_of: np.ndarray | None = None
         """Thread group of each thread of a block."""
@@ -92,30 +120,43 @@ class Executable:
         return min(o.resident_blocks for o in options)
 
     @property
-    def implicit(self) -> dict[int, list[tuple[str, Implicit]]]:
-        """Implicit parameters of each kernel, with their names in steps, by ``id`` of the
-        ``T.prim_func``."""
+    def implicit(self) -> dict[tuple, ImplicitSet]:
+        """Implicit parameters of each kernel."""
         return {
-            key: [(implicit_name(func, h.name), h) for h in program.implicit]
+            (self._label, key): ImplicitSet(
+                self.groups,
+                [(self._label + implicit_name(func, h.name), h) for h in program.implicit],
+            )
             for key, (func, program) in self._programs.items()
         }
 
+    def groups_of(self, name: str) -> Sequence[Group]:
+        """Return the groups of which each has a copy of a symmetric tensor."""
+        return self.groups
+
     def call(
-        self, rank: int, epoch: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
-    ) -> Call:
+        self, rank: int, epoch: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any],
+        stream: str | None = None, names: Mapping[str, str] | None = None,
+    ) -> Call:  # fmt: skip
         """Trace one call of the plan.
+
+        Args:
+            rank: among all ranks.
+            stream, names: of the call.
 
         Raises:
             SimulationError: a region is out of bounds, or an operation is not simulated.
         """
+        number = self._group_at[rank].ranks.index(rank)
         try:
-            steps = self.plan.trace(rank, self.world_size, shapes, scalars)
+            steps = self.plan.trace(number, self.world_size, shapes, scalars)
         except RegionError as error:
             where = f"rank {rank} in launch {epoch}"
             raise SimulationError(
                 "bounds", f"{error}\nin plan {self.plan.name} of {where}"
             ) from None
-        return Call(epoch, [(step, self._launches(step, rank)) for step in steps])
+        launches = [(step, self._launches(step, number)) for step in steps]
+        return Call(epoch, launches, stream, names or {})
 
     def written(self, calls: Sequence[Call]) -> set[str]:
         """Return the names of the tensors that these calls write."""
@@ -147,14 +188,7 @@ class Executable:
         Args:
             parts: numbers of sets of threads that act separately.
         """
-        if self._group_of is None:
-            self._group_of = cut({0, 1}.union(*(p.cuts for p in self.programs)))
-        if parts is not None:
-            wide = np.full(len(self._group_of), -1)
-            wide[: len(parts)] = parts
-            self._group_of = finer(self._group_of, wide)
-        for program in self.programs:
-            program.divide(self._group_of)
+        self._group_of = divide(self.programs, self._group_of, parts)
         return names_of(self._group_of)
 
     def layout(self, calls: Sequence[Sequence[Call]]) -> Layout:
@@ -163,64 +197,81 @@ class Executable:
         Raises:
             TileWeaveError: their clocks would not fit into memory.
         """
-        blocks: dict[str | None, int] = {None: 0}
-        for step, launches in (s for rank in calls for call in rank for s in call.steps):
-            most = max((_blocks(extents) for _, _, extents in launches), default=0)
-            blocks[step.stream] = max(blocks.get(step.stream, 0), most)
-        thread_groups = max((p.thread_groups for p in self.programs), default=1)
+        lanes = [lane for rank in calls for call in rank for lane in self.lanes(call)]
         launches = max((sum(len(call.steps) for call in rank) for rank in calls), default=0)
-        check_blocks(sum(blocks.values()), thread_groups, launches, self.world_size)
-        mbarriers = max((p.mbarriers for p in self.programs), default=0)
-        return Layout(self.world_size, list(blocks.items()), thread_groups, mbarriers)
+        return layout(self.world_size, [(Lane(), 0), *lanes], self.programs, launches)
+
+    def lanes(self, call: Call) -> Iterable[tuple[Lane, int]]:
+        """Yield the lane of each step of a call, with its largest number of blocks."""
+        for step, launches in call.steps:
+            most = max((_blocks(extents) for _, _, extents in launches), default=0)
+            yield Lane(self._stream(call, step.stream), self.groups[0].name), most
+
+    def _stream(self, call: Call, name: str | None) -> str | None:
+        """Return the name of a stream of the plan among all streams of the rank."""
+        return call.stream if name is None else self._label + name
+
+    def launches(self, call: Call) -> Iterator[tuple[Launch, int, Mapping[str, str]]]:
+        """Yield each launch of a call, the number of its ranks, and the names of the caller's
+        tensors by the plan's parameters."""
+        for step, _ in call.steps:
+            if isinstance(step, Launch):
+                yield step, self.world_size, call.names
 
     def enqueue(self, machine: Machine, rank: int, calls: Sequence[Call]) -> None:
         """Add the streams of a rank to ``machine``, with all that its host enqueues in them."""
-        queues: dict[str | None, list[Any]] = {name: [] for name in machine.layout.first}
-        enqueue_index = 0
+        host = Host(machine, rank)
         for call in calls:
-            for step, launches in call.steps:
-                enqueue_index += 1
-                if isinstance(step, WaitStream):
-                    event = Event(name_of_stream(step.other))
-                    queues[step.other].append(Record(event, call.epoch))
-                    queues[step.stream].append(WaitEvent(event, call.epoch, step.loc))
-                    continue
-                of = f" of {step.name}" if isinstance(step, Launch) else ""
-                common: dict[str, Any] = {
-                    "epoch": call.epoch, "enqueue_index": enqueue_index, "loc": step.loc,
-                    "title": f"{step.op}{of} (step {step.number})",
-                }  # fmt: skip
-                if isinstance(step, Launch):
-                    tensors = {
-                        name: machine.named[value.parameter.name][rank]
-                        for name, value in step.arguments.items()
-                        if isinstance(value, Region)
-                    }
-                    implicit = machine.implicit.get(id(step.program), {})
-                    tensors |= {name: of_ranks[rank] for name, of_ranks in implicit.items()}
-                    queues[step.stream] += [
-                        KernelLaunch(kernel=k, env=env, extents=extents, tensors=tensors, **common)
-                        for k, env, extents in launches
-                    ]
-                    continue
-                make = self._await if isinstance(step, WaitValue) else self._transfer
-                queues[step.stream].append(make(machine, step, rank, common))
-        for name, items in queues.items():
-            machine.add_stream(rank, name, items)
+            self.enqueue_call(host, call)
+        host.close()
 
-    def _transfer(self, machine: Machine, step: Any, rank: int, common: dict) -> Transfer:
-        dst, src = step.dst, getattr(step, "src", None)
+    def enqueue_call(self, host: Host, call: Call) -> None:
+        """Enqueue the steps of one call."""
+        group = self._group_at[host.rank]
+        for step, launches in call.steps:
+            host.enqueue_index += 1
+            stream = self._stream(call, step.stream)
+            if isinstance(step, WaitStream):
+                host.wait(stream, self._stream(call, step.other), call.epoch, step.loc)
+                continue
+            of = f" of {step.name}" if isinstance(step, Launch) else ""
+            common: dict[str, Any] = {
+                "epoch": call.epoch, "enqueue_index": host.enqueue_index, "loc": step.loc,
+                "title": f"{step.op}{of} (step {step.number}){of_group(group.name)}",
+                "group": group,
+            }  # fmt: skip
+            if isinstance(step, Launch):
+                tensors = {
+                    name: self._tensor(host, call, value)
+                    for name, value in step.arguments.items()
+                    if isinstance(value, Region)
+                }
+                implicit = host.machine.implicit.get((self._label, id(step.program)), {})
+                tensors |= {name: of_ranks[host.rank] for name, of_ranks in implicit.items()}
+                host.queue(stream).extend(
+                    KernelLaunch(kernel=k, env=env, extents=extents, tensors=tensors, **common)
+                    for k, env, extents in launches
+                )
+            elif isinstance(step, WaitValue):
+                flag = self._tensor(host, call, step.flag)
+                work = Await(step=step, flag=flag, takes_room=False, **common)
+                host.queue(stream).append(work)
+            else:
+                host.queue(stream).append(self._transfer(host, call, step, common))
+
+    def _transfer(self, host: Host, call: Call, step: Any, common: dict) -> Transfer:
+        src, rank = getattr(step, "src", None), common["group"].ranks.index(host.rank)
         return Transfer(
             step=step,
-            dst=machine.named[dst.parameter.name][rank],
-            src=None if src is None else machine.named[src.parameter.name][rank],
+            dst=self._tensor(host, call, step.dst),
+            src=None if src is None else self._tensor(host, call, src),
             takes_room=isinstance(step, Copy) and _owner(step.dst, rank) == _owner(step.src, rank),
             **common,
         )
 
-    def _await(self, machine: Machine, step: Any, rank: int, common: dict) -> Await:
-        flag = machine.named[step.flag.parameter.name][rank]
-        return Await(step=step, flag=flag, takes_room=False, **common)
+    def _tensor(self, host: Host, call: Call, region: Region) -> Tensor:
+        name = region.parameter.name
+        return host.machine.named[call.names.get(name, self._label + name)][host.rank]
 
     def _launches(self, step: Step, rank: int) -> list[tuple]:
         if not isinstance(step, Launch):
@@ -231,6 +282,48 @@ class Executable:
         program, shapes = self.program(step.program), {n: v.shape for n, v in regions.items()}
         self.counted |= _tensors(step, program.counted)
         return list(program.launches(rank, shapes, values))
+
+
+def divide(
+    programs: Iterable[Program], group_of: np.ndarray | None, parts: np.ndarray | None
+) -> np.ndarray:
+    """Divide the threads of all blocks of ``programs`` into the same thread groups; return the
+    group of each thread.
+
+    Args:
+        group_of: earlier groups, which the new ones divide; None before the first time.
+        parts: numbers of sets of threads that act separately.
+    """
+    if group_of is None:
+        group_of = cut({0, 1}.union(*(p.cuts for p in programs)))
+    if parts is not None:
+        wide = np.full(len(group_of), -1)
+        wide[: len(parts)] = parts
+        group_of = finer(group_of, wide)
+    for program in programs:
+        program.divide(group_of)
+    return group_of
+
+
+def layout(
+    world_size: int, lanes: Iterable[tuple[Lane, int]], programs: Sequence[Program], launches: int
+) -> Layout:
+    """Return the numbering of the agents.
+
+    Args:
+        lanes: lanes with numbers of blocks; a lane may occur several times.
+        launches: number of launches of one rank.
+
+    Raises:
+        TileWeaveError: the clocks would not fit into memory.
+    """
+    blocks: dict[Lane, int] = {}
+    for lane, count in lanes:
+        blocks[lane] = max(blocks.get(lane, 0), count)
+    thread_groups = max((p.thread_groups for p in programs), default=1)
+    check_blocks(sum(blocks.values()), thread_groups, launches, world_size)
+    mbarriers = max((p.mbarriers for p in programs), default=0)
+    return Layout(world_size, list(blocks.items()), thread_groups, mbarriers)
 
 
 def _tensors(launch: Launch, parameters: Set[str]) -> set[str]:

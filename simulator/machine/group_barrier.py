@@ -10,6 +10,7 @@ from ..memory.clock import Clock
 from ..memory.order import SYS
 from ..report.errors import SimulationError
 from .block import Block, Frame
+from .group import Group
 from .steps import Waiting, WaitTarget
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class GroupBarrier:
 
     machine: Machine
     participants: str
+    group: Group
     phase: Phase = field(default_factory=lambda: Phase(0, {}))
     arrived_in: dict[Any, int] = field(default_factory=dict)
     """Block of a rank that arrived, by launch, if one block of each rank participates."""
@@ -48,7 +50,8 @@ class GroupBarrier:
             raise SimulationError(
                 "arrival",
                 f"{op} is reached by blocks {self.arrived_in[launch]} and {block.number} of rank "
-                f"{block.rank} in launch {block.epoch}; expected one block a launch\n --> {loc}",
+                f"{block.global_rank} in launch {block.epoch}; expected one block a launch\n"
+                f" --> {loc}",
             )
         if not self.phase.missing:
             self.phase = Phase(self.phase.number + 1, dict.fromkeys(self._members(block)))
@@ -60,7 +63,7 @@ class GroupBarrier:
         self.machine.note_sync(name, True, 0)
 
         def text() -> str:
-            members = "; ".join(_member_name(m) for m in list(phase.missing)[:8])
+            members = "; ".join(self._member_name(m) for m in list(phase.missing)[:8])
             return (
                 f"{block.name()} in launch {block.epoch} waits at {op}, phase {phase.number}: "
                 f"not arrived: {members} --> {loc}"
@@ -76,13 +79,13 @@ class GroupBarrier:
         block.order.join(frame.mask.thread_groups, phase.clock)
 
     def _members(self, block: Block) -> list[tuple]:
-        ranks = range(self.machine.world_size)
+        ranks = range(self.group.size)
         if self.per_rank:
             return [(r,) for r in ranks]
         if self.participants == "grid":
             ranks = range(block.rank, block.rank + 1)
         return [(r, b) for r in ranks for b in range(block.launch.blocks)]
 
-
-def _member_name(member: tuple) -> str:
-    return f"rank {member[0]}" + (f", block {member[1]}" if len(member) > 1 else "")
+    def _member_name(self, member: tuple) -> str:
+        rank = f"rank {self.group.ranks[member[0]]}"
+        return rank + (f", block {member[1]}" if len(member) > 1 else "")

@@ -40,13 +40,13 @@ class Machine:
         self.tensors: dict[str, list[Tensor]] = {}
         self.named: dict[str, list[Tensor]] = {}
         """All tensors by their names in steps."""
-        self.implicit: dict[int, dict[str, list[Tensor]]] = {}
+        self.implicit: dict[Any, dict[str, list[Tensor]]] = {}
         """Implicit tensors of each rank, by kernel and name."""
         self.streams: list[Stream] = []
         self._enqueued: list[Work] = []
         self._start = Clock.start(layout.count)
         self._barriers: dict[Any, GroupBarrier] = {}
-        self.barrier_words = WordsOfBarriers(world_size)
+        self.barrier_words = WordsOfBarriers()
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
         self._checked = -1
@@ -82,7 +82,7 @@ class Machine:
         """Return the barrier at which ``block`` arrives. A grid barrier belongs to one launch."""
         key = (participants, words, block.launch if participants == "grid" else None)
         if key not in self._barriers:
-            self._barriers[key] = GroupBarrier(self, participants)
+            self._barriers[key] = GroupBarrier(self, participants, block.group)
         return self._barriers[key]
 
     def fork(self, parts: Sequence[tuple[Iterator[Any], Frame]]) -> Waiting | None:
@@ -233,7 +233,7 @@ def outputs_of(machine: Machine) -> list[dict[str, np.ndarray]]:
     """Return the tensors of each rank."""
     return [
         {
-            name: (tensors[rank].data[rank] if tensors[rank].symmetric else tensors[rank].data)
+            name: tensors[rank].data[tensors[rank].part(rank)]
             for name, tensors in machine.tensors.items()
         }
         for rank in range(machine.world_size)

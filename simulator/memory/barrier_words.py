@@ -21,6 +21,7 @@ from .shadow import text_of_region
 
 if TYPE_CHECKING:
     from ..machine.block import Block, Frame
+    from ..machine.group import Group
     from ..machine.streams import Launch, Stream
     from .clock import View
 
@@ -168,7 +169,8 @@ class BarrierWords:
         for p, arrivals in zip(peers, seen, strict=True):
             expected = (calls + int(self._ahead[me, p])) % _BITS
             if arrivals != expected:
-                meaning = f"the arrivals of rank {p} after {calls} calls of the barrier"
+                peer = block.group.ranks[p]
+                meaning = f"the arrivals of rank {peer} after {calls} calls of the barrier"
                 raise self._unexpected(block, access, 2 + p, arrivals, expected, meaning)
         self._write(me, 1, calls + 1)
         self._ahead[me] -= 1
@@ -227,9 +229,8 @@ class BarrierWords:
 class WordsOfBarriers:
     """The words of all barriers of one schedule, by tensor and first element."""
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
-        self._all: dict[Tensor | None, dict[int, BarrierWords]] = defaultdict(dict)
+    def __init__(self) -> None:
+        self._all: dict[Tensor | Group, dict[int, BarrierWords]] = defaultdict(dict)
 
     def at(
         self, tensor: Tensor | None, index: tuple[int, ...], block: Block, barrier: Barrier
@@ -244,10 +245,11 @@ class WordsOfBarriers:
             axes = int(tensor.symmetric)
             shape = tensor.shape[axes:]
             first, size = int(np.ravel_multi_index(index[axes:], shape)), int(np.prod(shape))
-        of_tensor = self._all[tensor]
+        group = block.group
+        of_tensor = self._all[tensor or group]
         if first not in of_tensor:
-            of_tensor[first] = BarrierWords(tensor, first, self.world_size)
-        words, count = of_tensor[first], words_of(barrier.participants, self.world_size)
+            of_tensor[first] = BarrierWords(tensor, first, group.size)
+        words, count = of_tensor[first], words_of(barrier.participants, group.size)
         if count > words.count:
             words.count, words.loc = count, barrier.loc
             start = f"{barrier.op} by {block.name()} in launch {block.epoch} counts in {count} word"

@@ -210,7 +210,16 @@ class Tensor:
         loops, because what follows these depends on the value."""
         self._observed: dict[int, dict[int, dict[int, int]]] = {}
         """Time at which each agent first observed a value, by word and event of the store."""
-        self.symmetric = False
+        self.ranks: tuple[int, ...] = ()
+        """Rank of each index of the first axis, if the tensor is symmetric."""
+
+    @property
+    def symmetric(self) -> bool:
+        return bool(self.ranks)
+
+    def part(self, rank: int) -> tuple:
+        """Return the index of the part of a rank; of all elements if the tensor is its own."""
+        return (self.ranks.index(rank),) if self.ranks else (Ellipsis,)
 
     @property
     def flat(self) -> np.ndarray:

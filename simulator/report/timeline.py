@@ -177,9 +177,10 @@ class Recorder(Machine):
             if tensor is None or not tensor.symmetric or _is_word(tensor, key):
                 continue
             for peer in np.unique(np.arange(tensor.shape[0])[key[0]]):
-                if peer != ranks[event]:
+                rank = tensor.ranks[peer]
+                if rank != ranks[event]:
                     yield Transfer(
-                        self._span(event), self._time(event), 1, int(peer), writes, op,
+                        self._span(event), self._time(event), 1, rank, writes, op,
                         tensor.name, loc, self.memory.describe(event),
                     )  # fmt: skip
 

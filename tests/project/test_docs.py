@@ -276,8 +276,29 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     assert main([*shlex.split(command), "--schedules", "10"]) == 0
     assert capsys.readouterr().out == "sums_of_all: 10 schedules of 4 ranks, no fault\n"
     assert "tw::wait_reached<" in tw.emit(load_module(file).add_up)
-    steps = {name for name in vars(tw.PlanBuilder) if not name.startswith("_")} - {"peers"}
+    steps = {name for name in dir(tw.PlanBuilder) if not name.startswith("_")} - {"peers"}
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
+
+
+def test_mesh_plan_of_the_page_about_groups(tmp_path, capsys):
+    page = (CHECKOUT / "docs" / "guides" / "groups.md").read_text()
+    (program,) = [p for p in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "share" in p]
+    imports = (
+        "import numpy as np\nimport tilelang.language as T\nimport tileweave as tw\n"
+        "from tileweave import language as W\nN = 64\n"
+    )
+    file = tmp_path / "page.py"
+    file.write_text(imports + program)
+    outputs = load_module(file).outputs
+    assert [out["heads"][:, 0].tolist() for out in outputs] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert [out["tokens"][:, 0].tolist() for out in outputs] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    command = re.search(r"`tileweave (simulate FILE --mesh.*?)`", page)[1].replace(
+        "FILE", str(file)
+    )
+    assert main([*shlex.split(command), "--schedules", "2"]) == 0
+    assert capsys.readouterr().out == "step: 2 schedules of 4 ranks, no fault\n"
+    methods = {name for name in dir(tw.MeshBuilder) if not name.startswith("_")}
+    assert methods == set(re.findall(r"^\| `m\.(\w+)\(", page, re.MULTILINE))
 
 
 SYNCHRONIZATION = CHECKOUT / "docs" / "guides" / "synchronization.md"

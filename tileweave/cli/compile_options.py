@@ -10,7 +10,7 @@ from typing import Any
 from .. import passes
 from ..builtins.errors import TileWeaveError
 from ..passes.ir.sizes import LARGEST, MOST_RANKS
-from ..runtime import Plan
+from ..runtime import MeshPlan, Plan
 from ..runtime.plans.parameters import dynamic_extents
 
 DEFAULT_RANKS = 4
@@ -83,7 +83,7 @@ def _parse_size(command: str, pair: str) -> tuple[str, int]:
 
 
 def _dynamic_extents(program: Any) -> Iterable[str]:
-    if isinstance(program, Plan):
+    if isinstance(program, Plan | MeshPlan):
         return dynamic_extents(program.parameters)
     return passes.dynamic_sizes(program)
 

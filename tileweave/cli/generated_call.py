@@ -15,7 +15,7 @@ from ..runtime.kernel.configured import configured
 from ..runtime.plans.parameters import Parameter
 from ..runtime.plans.traced_plan import TracedPlan
 from ..simulator import described_inputs, executable_at
-from ..simulator.simulate import Case
+from ..simulator.case import Case
 
 
 class GeneratedCall:

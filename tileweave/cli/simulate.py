@@ -9,6 +9,8 @@ import warnings
 from typing import Any
 
 from ..builtins.errors import SyncWarning, TileWeaveError
+from ..runtime import MeshPlan
+from ..runtime.plans.mesh_plan import ranks_of
 from .compile_options import add_config, configs_of
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import ranks_hint, relative_paths
@@ -30,6 +32,12 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "simulate", help="run the programs of a file on simulated ranks; needs no GPU"
     )
     add_simulation(parser)
+    parser.add_argument(
+        "--mesh",
+        type=_mesh,
+        metavar="AXIS=N,...",
+        help="simulate the tw.mesh_plans of FILE on a mesh, such as cp=2,tp=2, instead of --ranks",
+    )
     add_level(parser)
     add_json(parser)
     add_force(parser)
@@ -64,7 +72,9 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Print the verdict of each program; the exit status is 1 if one has a fault."""
-    programs = load_programs(options, PLANS_AND_KERNELS)
+    if options.mesh:
+        _resolve_mesh(options)
+    programs = load_programs(options, (MeshPlan,) if options.mesh else PLANS_AND_KERNELS)
     if options.timeline and len(programs) > 1:
         raise TileWeaveError(
             f"simulate: --timeline of {', '.join(programs)}; expected one program, FILE:NAME"
@@ -78,6 +88,28 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(outcome) if options.json else relative_paths(_text(outcome, options)))
     if any(outcome["fault"] or not outcome.get("complete", True) for outcome in outcomes):
         raise SystemExit(1)
+
+
+def _mesh(text: str) -> dict[str, int]:
+    """Return the axes of a mesh, given as ``cp=2,tp=2``."""
+    mesh: dict[str, int] = {}
+    for axis in text.split(","):
+        name, _, size = axis.partition("=")
+        if not name or not size.isdecimal() or name in mesh:
+            raise argparse.ArgumentTypeError(f"{text!r}; expected axes, such as cp=2,tp=2")
+        mesh[name] = int(size)
+    return mesh
+
+
+def _resolve_mesh(options: argparse.Namespace) -> None:
+    """Set the number of ranks to that of the mesh."""
+    ranks = ranks_of("simulate --mesh", options.mesh)
+    if not options.ranks_by_default and options.ranks != ranks:
+        raise TileWeaveError(
+            f"simulate: --ranks {options.ranks} with a --mesh of {ranks} ranks; expected one of "
+            "the two options"
+        )
+    options.ranks, options.ranks_by_default = ranks, False
 
 
 def _simulate(
@@ -99,7 +131,7 @@ def _simulate(
                 explored = _explore(program, inputs, options)
             else:
                 simulate(
-                    program, options.ranks, inputs, options.schedules, options.seed,
+                    program, options.mesh or options.ranks, inputs, options.schedules, options.seed,
                     options.epochs, options.resident_blocks, progress=True,
                     timeline=options.timeline,
                     most_seconds=most_seconds(options), jobs=options.jobs,
@@ -127,7 +159,7 @@ def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
     from ..simulator import simulate
 
     result = simulate(
-        program, options.ranks, inputs, epochs=options.epochs,
+        program, options.mesh or options.ranks, inputs, epochs=options.epochs,
         resident_blocks=options.resident_blocks, timeline=options.timeline,
         exhaustive=True, max_interleavings=options.max_interleavings,
     )  # fmt: skip

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..builtins.errors import TileWeaveError
-from ..runtime import Plan
 from ..runtime.kernel.configured import configured
 from ..runtime.plans.parameters import dynamic_extents, parameters_of
 from .compile_options import add_ranks, add_size, sizes_of
-from .program_files import PLANS_AND_KERNELS, add_program
+from .program_files import PLANS_AND_KERNELS, PrimFunc, add_program
 
 _MOST_SECONDS = 600
 """Longest estimated time without ``--force``."""
@@ -128,7 +127,8 @@ def run_each(
             continue
         options.running = name, program
         executable = executable_at(
-            configured(options.command, program, configs), options.ranks,
+            configured(options.command, program, configs),
+            getattr(options, "mesh", None) or options.ranks,
             getattr(options, "level", "tile"), getattr(options, "arch", ""),
         )  # fmt: skip
         outcomes.append(run(name, executable, scalars | sizes[name], options))
@@ -164,7 +164,8 @@ def _require_parameters(command: str, programs: dict[str, Any], scalars: dict[st
     """Raise an error for a value of a parameter that no program has."""
     legal: set[str] = set()
     for program in programs.values():
-        parameters = program.parameters if isinstance(program, Plan) else parameters_of(program)
+        is_kernel = isinstance(program, PrimFunc)
+        parameters = parameters_of(program) if is_kernel else program.parameters
         legal |= {p.name for p in parameters if p.shape is None} | set(dynamic_extents(parameters))
     for name in scalars.keys() - legal:
         expected = " or ".join(sorted(legal)) or "none, as there are no scalars"

@@ -13,10 +13,10 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 from tileweave.simulator import Executable
+from tileweave.simulator.case import Case
 from tileweave.simulator.explore.exhaustive import Exploring
 from tileweave.simulator.explore.search import Node, Search
 from tileweave.simulator.inputs.inputs import checked_inputs
-from tileweave.simulator.simulate import Case
 
 from ..memory.test_store_order import two_plus_two
 from ..memory.test_weak_memory import iriw

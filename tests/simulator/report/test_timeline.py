@@ -14,8 +14,8 @@ from tileweave import language as W
 from tileweave.runtime.trace import drawing
 from tileweave.runtime.trace.drawing import FAULTS, Line, Text, draw
 from tileweave.simulator import Executable, simulate
+from tileweave.simulator.case import Case
 from tileweave.simulator.report.timeline import Recorder
-from tileweave.simulator.simulate import Case
 
 N = 32
 

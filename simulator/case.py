@@ -1,0 +1,158 @@
+"""Case: a plan, its inputs and its calls, which each schedule runs on a machine of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..builtins.errors import TileWeaveError
+from ..passes.ir.implicit import Implicit
+from ..runtime.plans.parameters import Parameter, dynamic_extents, shapes_of
+from .inputs.arguments import check_tensors, scalars_at
+from .inputs.inputs import check_aliases
+from .machine.executable import Executable
+from .machine.group import Group
+from .machine.machine import Machine
+from .machine.mesh import MeshExecutable
+from .memory.memory import Tensor
+from .memory.values import numpy_dtype
+
+
+class Case:
+    """Successive calls of a plan on all ranks, with their inputs, which each schedule runs.
+
+    Attributes:
+        shapes: shapes of all tensors, one dict per rank, of the rank's own part.
+        written: names of the tensors that the calls write.
+    """
+
+    def __init__(
+        self,
+        executable: Executable | MeshExecutable,
+        inputs: Sequence[Mapping[str, Any]],
+        epochs: int,
+    ) -> None:
+        parameters = executable.parameters
+        names = {p.name for p in parameters if p.shape is not None}
+        dynamic = dynamic_extents(parameters)
+        self.executable = executable
+        self.aliases = {n: v for n, v in inputs[0].items() if isinstance(v, str)}
+        """Multicast parameters, with the symmetric tensor at their address."""
+        self.inputs = inputs = [
+            {n: v for n, v in values.items() if n not in self.aliases} for values in inputs
+        ]
+        self.shapes = [
+            shapes_of(
+                parameters, {n: np.shape(v) for n, v in values.items() if n in names}, "simulate",
+                {n: v for n, v in values.items() if n in dynamic},
+            )
+            for values in inputs
+        ]  # fmt: skip
+        check_tensors(parameters, self.shapes)
+        scalars = [{n: v for n, v in i.items() if n not in names | dynamic.keys()} for i in inputs]
+        self.calls = [
+            [
+                executable.call(rank, e, shapes, scalars_at(e, values, parameters))
+                for e in range(epochs)
+            ]
+            for rank, (shapes, values) in enumerate(zip(self.shapes, scalars, strict=True))
+        ]
+        calls = [call for calls in self.calls for call in calls]
+        self.written = executable.written(calls)
+        self.written |= {self.aliases[name] for name in self.written & self.aliases.keys()}
+        self.multicasts = executable.multicasts(calls)
+        check_aliases(self.aliases, self.multicasts, self.shapes[0])
+        self.thread_names = executable.divide()
+
+    def machine(self, seed: int, resident_blocks: int, kind: type[Machine] = Machine) -> Machine:
+        """Return a machine for one schedule."""
+        layout = self.executable.layout(self.calls)
+        machine = kind(self.executable.world_size, layout, seed, resident_blocks, self.thread_names)
+        for p in self.executable.parameters:
+            if p.shape is not None and p.name not in self.aliases:
+                machine.tensors[p.name] = self._tensors(p, machine)
+        for name, target in self.aliases.items():
+            machine.tensors[name] = machine.tensors[target]
+        machine.named |= machine.tensors
+        for kernel, implicit in self.executable.implicit.items():
+            inferred = any(not h.scratch for _, h in implicit.parameters)
+            implicit_tensors = [
+                (name, h.name, _implicit_tensors(h, machine, inferred, implicit.groups))
+                for name, h in implicit.parameters
+            ]
+            machine.implicit[kernel] = {own: tensors for _, own, tensors in implicit_tensors}
+            machine.named |= {name: tensors for name, _, tensors in implicit_tensors}
+        for rank, calls in enumerate(self.calls):
+            self.executable.enqueue(machine, rank, calls)
+        return machine
+
+    def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
+        """Return the tensor of each rank, with its input. A multicast address has all copies."""
+        p = replace(p, symmetric=p.symmetric or p.name in self.multicasts)
+        groups, dtype = self.executable.groups_of(p.name), numpy_dtype(p.dtype)
+        if p.symmetric:
+            for group in groups:
+                self._require_equal(p, group)
+
+        def tensor(group: Group, rank: int) -> Tensor:
+            shape = p.across(self.shapes[rank][p.name], group.size)
+            return Tensor(machine.memory, p.name, shape, dtype, written=p.name in self.written)
+
+        tensors = _of_ranks(groups, p.symmetric, tensor)
+        for rank, values in enumerate(self.inputs):
+            if p.name not in values:
+                continue
+            array, shape = values[p.name], self.shapes[rank][p.name]
+            if array.shape != shape or array.dtype != dtype:
+                raise TileWeaveError(
+                    f"simulate: {p.name} of rank {rank} is {array.dtype} {array.shape}; expected "
+                    f"{dtype} {shape}"
+                )
+            tensors[rank].give(tensors[rank].part(rank), array)
+        return tensors
+
+    def _require_equal(self, p: Parameter, group: Group) -> None:
+        """Refuse a symmetric tensor whose parts differ in shape."""
+        first = group.ranks[0]
+        for rank in group.ranks:
+            if self.shapes[rank][p.name] != self.shapes[first][p.name]:
+                raise TileWeaveError(
+                    f"simulate: {p.name} of rank {rank} has shape {self.shapes[rank][p.name]}; "
+                    f"expected {self.shapes[first][p.name]} as of rank {first}, since it is "
+                    "symmetric"
+                )
+
+
+def _implicit_tensors(
+    h: Implicit, machine: Machine, inferred: bool, groups: Sequence[Group]
+) -> list[Tensor]:
+    """Return an implicit tensor of all ranks, zeroed as on a GPU. Scratch memory of inferred
+    programs stays poison, because they must not read it before a launch has written it."""
+    dtype = numpy_dtype(h.dtype)
+
+    def tensor(group: Group, rank: int) -> Tensor:
+        shape = (group.size, *h.shape) if h.symmetric else h.shape
+        tensor = Tensor(machine.memory, h.name, shape, dtype, written=True)
+        if not (h.scratch and inferred):
+            tensor.give((Ellipsis,), np.zeros(shape, dtype))
+        return tensor
+
+    return _of_ranks(groups, h.symmetric, tensor)
+
+
+def _of_ranks(
+    groups: Sequence[Group], symmetric: bool, make: Callable[[Group, int], Tensor]
+) -> list[Tensor]:
+    """Return the tensor of each rank: one for each rank, or for each group if ``symmetric``."""
+    tensors: dict[int, Tensor] = {}
+    for group in groups:
+        for rank in group.ranks:
+            if symmetric and rank != group.ranks[0]:
+                tensors[rank] = tensors[group.ranks[0]]
+                continue
+            tensors[rank] = make(group, rank)
+            tensors[rank].ranks = group.ranks if symmetric else ()
+    return [tensors[rank] for rank in sorted(tensors)]
