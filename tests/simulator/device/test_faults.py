@@ -9,9 +9,9 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
+from tests.releases import needs_bulk_copies
 from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
 from tests.simulator.mutation.device_programs import gemm, matrices
-from tests.releases import needs_bulk_copies
 from tileweave.simulator.device.program import DeviceProgram
 from tileweave.simulator.machine.executable import Executable
 from tileweave.simulator.report.errors import SimulationError

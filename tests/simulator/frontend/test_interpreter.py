@@ -6,8 +6,8 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.simulator.frontend.launch import normal, rng, run
 from tests.releases import names_line, needs_local_reductions
+from tests.simulator.frontend.launch import normal, rng, run
 from tileweave import language as W
 
 

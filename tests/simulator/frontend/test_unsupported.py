@@ -7,8 +7,8 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.simulator.frontend.launch import N
 from tests.releases import names_line
+from tests.simulator.frontend.launch import N
 
 
 def refused(name):

@@ -7,8 +7,8 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.simulator.memory.world import World, kind_of
 from tests.releases import names_line
+from tests.simulator.memory.world import World, kind_of
 from tileweave import language as W
 from tileweave.simulator.memory.order import CTA, GPU, SYS
 

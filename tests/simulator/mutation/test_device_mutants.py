@@ -7,13 +7,13 @@ import sys
 import pytest
 
 import tileweave as tw
-from tests.simulator.device.programs import RANKS, gemm_reduce_scatter, inputs
 from tests.releases import (
     needs_bulk_copies,
     needs_consumer_barriers,
     needs_device_lines,
     needs_lines,
 )
+from tests.simulator.device.programs import RANKS, gemm_reduce_scatter, inputs
 from tileweave.cli.main import main
 
 from .device_programs import NAMES, exchange, exchanged, instance

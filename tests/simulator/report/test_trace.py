@@ -9,8 +9,8 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.simulator.report.test_timeline import N, exchange, inputs, recorded
 from tests.releases import RECORDS_LINES, needs_lines
+from tests.simulator.report.test_timeline import N, exchange, inputs, recorded
 from tileweave import language as W
 from tileweave.runtime.trace import trace as schema
 from tileweave.runtime.trace.chrome import from_json, read, to_json

@@ -6,8 +6,8 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
-from tests.simulator.memory.test_async_loads import every_load, load, prefetch
 from tests.releases import RECORDS_LINES
+from tests.simulator.memory.test_async_loads import every_load, load, prefetch
 from tileweave import language as W
 from tileweave import passes
 from tileweave.passes.sync.verify.verify_sync import find_fault
