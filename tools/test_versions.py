@@ -4,8 +4,9 @@
 
 Each torch has a virtual environment, and each TileLang a folder that comes first on PYTHONPATH: six
 pairs need three environments and four folders. Both are kept in ``~/.cache/tileweave`` under a hash
-of their requirements. The first pair of each TileLang runs all lit tests, the others the
-tests that depend on torch.
+of their requirements. What depends on TileLang runs in one pair of each TileLang, what depends on
+torch in one pair of each torch. The result of a pair is kept in ``build/versions``: several calls
+with ``--only`` may run all pairs, before ``--write`` writes the table.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -24,27 +26,70 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "guides" / "versions.md"
+RESULTS = ROOT / "build" / "versions"
 BEGIN, END = "<!-- begin of tools/test_versions.py -->\n", "<!-- end -->\n"
 CACHE = Path(
     os.environ.get("TILEWEAVE_VERSIONS", Path.home() / ".cache" / "tileweave" / "versions")
 )
-PAIRS = (
-    ("0.1.12", "2.15.0"),
-    ("0.1.13", "2.11.0"),
-    ("0.1.14", "2.13.0"),
-    ("0.1.15", "2.15.0"),
-    ("0.1.15", "2.11.0"),
-    ("0.1.12", "2.13.0"),
-)
 FFI = {"0.1.12": "0.1.11"}
 """apache-tvm-ffi of a TileLang; by default the newest that is supported."""
 NEWEST_TILELANG, NEWEST_FFI = "0.1.15", "0.1.12"
-TEST_TOOLS = ("pytest", "hypothesis", "filecheck")
+TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis", "filecheck", "matplotlib")
 PTX = ("MatmulReduceScatter:stores:wgmma", "all_gather:tma", "sp_attention:zigzag:causal")
-OF_TORCH = ("lit_tests/emit",)
-"""lit tests of a pair whose TileLang another pair tests in full."""
-NAMES = ("lit", "import", "simulate", "device", "emit", "torch names")
-COLUMNS = ("TileLang", "torch", "tvm-ffi", *NAMES, "minutes")
+
+OF_EACH_PAIR = ("import", "demo", "torch names")
+OF_TILELANG = ("lit", "emit", "simulator")
+OF_TORCH = ("operators",)
+SIMULATOR = (
+    "tests/simulator",
+    "tests/sync",
+    "--ignore=tests/simulator/faults",
+    "--ignore=tests/simulator/mutation",
+    "--ignore=tests/simulator/device/test_faults.py",
+    "--ignore=tests/sync/test_programs.py",
+    "--ignore=tests/sync/infer/test_pieces.py",
+    "--ignore=tests/sync/infer/test_plans.py",
+)
+"""Tests of the simulator, the inference and the verification; without those that take longest."""
+OPERATORS = (
+    "tests/runtime/plans",
+    "tests/runtime/test_group.py",
+    "tests/runtime/test_heap.py",
+    "tests/runtime/test_memory.py",
+    "tests/runtime/test_session.py",
+    "tests/ops/core",
+)
+"""Tests of the runtime and the operators on CPUs: what calls torch."""
+COLUMNS = (
+    "TileLang", "torch", "tvm-ffi", *OF_EACH_PAIR, *OF_TILELANG, *OF_TORCH, "CPU minutes", "commit"
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A release of TileLang with a release of torch, and which parts it tests."""
+
+    tilelang: str
+    torch: str
+    parts: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.tilelang}+{self.torch}"
+
+    @property
+    def result(self) -> Path:
+        return RESULTS / f"{self.name}.json"
+
+
+PAIRS = (
+    Pair("0.1.12", "2.15.0", OF_TILELANG),
+    Pair("0.1.13", "2.11.0", OF_TILELANG),
+    Pair("0.1.14", "2.13.0", OF_TILELANG),
+    Pair("0.1.15", "2.15.0", OF_TILELANG + OF_TORCH),
+    Pair("0.1.15", "2.11.0", OF_TORCH),
+    Pair("0.1.12", "2.13.0", OF_TORCH),
+)
 
 
 @dataclass
@@ -57,80 +102,101 @@ class Result:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="TILELANG+TORCH", help="only these pairs")
+    parser.add_argument("--only", nargs="*", metavar="TILELANG+TORCH", help="only these pairs")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
-    rows, tested, failed = [], set(), False
-    for tilelang, torch in PAIRS:
-        chosen = options.only or [f"{tilelang}+{torch}"]
-        if not any(f"{tilelang}+{torch}".startswith(name) for name in chosen):
-            continue
-        print(f"TileLang {tilelang}, torch {torch}", file=sys.stderr, flush=True)
-        result = run_pair(tilelang, torch, full=tilelang not in tested)
-        tested.add(tilelang)
-        rows.append(result.cells)
+    chosen = [p for p in PAIRS if options.only is None or p.name.startswith(tuple(options.only))]
+    failed = False
+    for pair in chosen:
+        print(f"TileLang {pair.tilelang}, torch {pair.torch}", file=sys.stderr, flush=True)
+        pair.result.unlink(missing_ok=True)
+        result = run_pair(pair)
         for name, output in result.failures.items():
             failed = True
             print(f"--- {name} failed:\n{output[-3000:]}", file=sys.stderr)
-    text = table(rows)
+        if not result.failures:
+            RESULTS.mkdir(parents=True, exist_ok=True)
+            pair.result.write_text(json.dumps(result.cells, indent=1))
+    text = table([row_of(pair) for pair in (PAIRS if options.write else chosen)])
     print(text)
-    if options.write and not failed:
+    if options.write:
         before, rest = PAGE.read_text().split(BEGIN)
         PAGE.write_text(f"{before}{BEGIN}{text}{END}{rest.split(END)[1]}")
     return 1 if failed else 0
 
 
-def run_pair(tilelang: str, torch: str, full: bool) -> Result:
-    """Run all checks of one pair; ``full`` runs all lit tests."""
-    begin = time.monotonic()
-    python, layer = torch_environment(torch), tilelang_folder(tilelang)
+def run_pair(pair: Pair) -> Result:
+    """Run all checks of one pair."""
+    python, layer = torch_environment(pair.torch), tilelang_folder(pair.tilelang)
     env = environment(layer)
     result, installed = Result(), versions_of(python, env)
     result.cells = {
+        **dict.fromkeys(COLUMNS, "-"),
         "TileLang": installed["tilelang"],
         "torch": installed["torch"],
         "tvm-ffi": installed["apache-tvm-ffi"],
+        "commit": run(["git", "rev-parse", "--short=7", "HEAD"], env)[0].strip(),
     }
-    assert installed["tilelang"] == tilelang and installed["torch"].startswith(torch), installed
-    for name in NAMES:
-        output, status = run(command_of(name, python, full), env)
-        result.cells[name] = ("" if status == 0 else "**failed** ") + summary(name, output, full)
+    assert installed["tilelang"] == pair.tilelang and installed["torch"].startswith(pair.torch)
+    begin, total = cpu_seconds(), time.monotonic()
+    for name in (*OF_EACH_PAIR, *pair.parts):
+        output, status = run(command_of(name, python), env)
+        result.cells[name] = ("" if status == 0 else "**failed** ") + summary(name, output)
         if status != 0:
-            result.failures[f"{tilelang}, {torch}: {name}"] = output
+            result.failures[f"{pair.name}: {name}"] = output
         print(f"  {name}: {result.cells[name]}", file=sys.stderr, flush=True)
-    result.cells["minutes"] = f"{(time.monotonic() - begin) / 60:.1f}"
+    result.cells["CPU minutes"] = f"{(cpu_seconds() - begin) / 60:.1f}"
+    minutes = (time.monotonic() - total) / 60
+    print(f"  {minutes:.1f} minutes, {result.cells['CPU minutes']} of CPUs", file=sys.stderr)
     return result
 
 
-def command_of(name: str, python: Path, full: bool) -> list[str]:
+def command_of(name: str, python: Path) -> list[str]:
     """Return the command of one check."""
-    tests = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    lit = [str(Path(sys.executable).with_name("lit")), "-v", "--param", f"python={python}"]
+    tests = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long"]
+    parallel = ["-n", "2", "--dist=worksteal"]
+    lit = str(Path(sys.executable).with_name("lit"))
     return {
-        "lit": [*lit, *(["lit_tests"] if full else OF_TORCH)],
         "import": [str(python), "-c", "import tileweave; print(tileweave.__version__)"],
-        "simulate": [str(python), "examples/without_gpu.py"],
-        "device": [*tests, "-m", "not long", "tests/simulator/device/test_corpus.py"],
-        "emit": [str(python), "tools/emit_programs.py", "--ptx", *PTX],
+        "demo": [str(python), "examples/without_gpu.py"],
         "torch names": [*tests, "tests/project/test_torch_names.py"],
+        "lit": [lit, "-v", "--param", f"python={python}", "lit_tests"],
+        "emit": [str(python), "tools/emit_programs.py", "--jobs", "2", "--ptx", *PTX],
+        "simulator": [*tests, *parallel, *SIMULATOR],
+        "operators": [*tests, *parallel, *OPERATORS],
     }[name]
 
 
-def summary(name: str, output: str, full: bool) -> str:
+def summary(name: str, output: str) -> str:
     """Return the cell of one check."""
     if name == "lit":
         count = {k: int(n) for k, n in re.findall(r"(Passed|Unsupported|Failed) *: *(\d+)", output)}
         text = f"{count.get('Passed', 0)} of {sum(count.values())}"
-        if skipped := count.get("Unsupported"):
-            text += f", {skipped} not run"
-        return text if full else f"{text} ({', '.join(OF_TORCH)})"
+        skipped = count.get("Unsupported")
+        return f"{text}, {skipped} not run" if skipped else text
     if name == "emit" and (found := re.search(r'\{\n "emitted".*', output, re.S)):
         report = json.loads(found[0])
         total = report["emitted"] + len(report["refused"]) + len(report["failed"])
         return f"{report['emitted']} of {total}"
-    if found := re.findall(r"(\d+) passed", output):
-        return found[-1]
-    return "yes" if name in ("import", "simulate") else ""
+    count = {k: int(n) for n, k in re.findall(r"(\d+) (passed|failed|skipped|error)", output)}
+    if name in ("import", "demo"):
+        return "yes"
+    text = f"{count.get('passed', 0)} of {sum(count.values())}"
+    return f"{text}, {count['skipped']} not run" if "skipped" in count else text
+
+
+def row_of(pair: Pair) -> dict[str, str]:
+    """Return the cells of a pair; those of one without a good result say so."""
+    if pair.result.exists():
+        return json.loads(pair.result.read_text())
+    unknown = dict.fromkeys(COLUMNS, "no result")
+    return {**unknown, "TileLang": pair.tilelang, "torch": pair.torch}
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all commands that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def table(rows: list[dict[str, str]]) -> str:
