@@ -1,12 +1,12 @@
 """Test TileWeave with pairs of TileLang and torch, and write the table of docs/guides/versions.md.
 
-    python tools/test_versions.py [--only 0.1.12+2.15 ...] [--write]
+    python tools/test_versions.py [--only 0.1.12+2.15 ...] [--check lit ...] [--write]
 
 Each torch has a virtual environment, and each TileLang a folder that comes first on PYTHONPATH: six
 pairs need three environments and four folders. Both are kept in ``~/.cache/tileweave`` under a hash
 of their requirements. What depends on TileLang runs in one pair of each TileLang, what depends on
-torch in one pair of each torch. The result of a pair is kept in ``build/versions``: several calls
-with ``--only`` may run all pairs, before ``--write`` writes the table.
+torch in one pair of each torch. The results of checks are kept in ``build/versions``: several calls
+with ``--only`` and ``--check`` may run all of them, before ``--write`` writes the table.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import re
 import resource
 import subprocess
 import sys
-import time
 import venv
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "guides" / "versions.md"
@@ -60,9 +61,8 @@ OPERATORS = (
     "tests/ops/core",
 )
 """Tests of the runtime and the operators on CPUs: what calls torch."""
-COLUMNS = (
-    "TileLang", "torch", "tvm-ffi", *OF_EACH_PAIR, *OF_TILELANG, *OF_TORCH, "CPU minutes", "commit"
-)  # fmt: skip
+CHECKS = (*OF_EACH_PAIR, *OF_TILELANG, *OF_TORCH)
+COLUMNS = ("TileLang", "torch", *CHECKS, "CPU minutes", "commit")
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,10 @@ class Pair:
     tilelang: str
     torch: str
     parts: tuple[str, ...]
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        return (*OF_EACH_PAIR, *self.parts)
 
     @property
     def name(self) -> str:
@@ -92,31 +96,14 @@ PAIRS = (
 )
 
 
-@dataclass
-class Result:
-    """Cells of one row, and the output of what failed."""
-
-    cells: dict[str, str] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="*", metavar="TILELANG+TORCH", help="only these pairs")
+    parser.add_argument("--check", nargs="+", choices=CHECKS, default=CHECKS, help="only these")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     chosen = [p for p in PAIRS if options.only is None or p.name.startswith(tuple(options.only))]
-    failed = False
-    for pair in chosen:
-        print(f"TileLang {pair.tilelang}, torch {pair.torch}", file=sys.stderr, flush=True)
-        pair.result.unlink(missing_ok=True)
-        result = run_pair(pair)
-        for name, output in result.failures.items():
-            failed = True
-            print(f"--- {name} failed:\n{output[-3000:]}", file=sys.stderr)
-        if not result.failures:
-            RESULTS.mkdir(parents=True, exist_ok=True)
-            pair.result.write_text(json.dumps(result.cells, indent=1))
+    failed = [name for pair in chosen for name in run_pair(pair, options.check)]
     text = table([row_of(pair) for pair in (PAIRS if options.write else chosen)])
     print(text)
     if options.write:
@@ -125,30 +112,47 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def run_pair(pair: Pair) -> Result:
-    """Run all checks of one pair."""
+def run_pair(pair: Pair, checks: Sequence[str]) -> list[str]:
+    """Run checks of one pair and keep their results; return the names of those that fail."""
+    print(f"TileLang {pair.tilelang}, torch {pair.torch}", file=sys.stderr, flush=True)
     python, layer = torch_environment(pair.torch), tilelang_folder(pair.tilelang)
     env = environment(layer)
-    result, installed = Result(), versions_of(python, env)
-    result.cells = {
-        **dict.fromkeys(COLUMNS, "-"),
-        "TileLang": installed["tilelang"],
-        "torch": installed["torch"],
-        "tvm-ffi": installed["apache-tvm-ffi"],
-        "commit": run(["git", "rev-parse", "--short=7", "HEAD"], env)[0].strip(),
-    }
+    installed = versions_of(python, env)
     assert installed["tilelang"] == pair.tilelang and installed["torch"].startswith(pair.torch)
-    begin, total = cpu_seconds(), time.monotonic()
-    for name in (*OF_EACH_PAIR, *pair.parts):
+    commit = run(["git", "rev-parse", "--short=7", "HEAD"], env)[0].strip()
+    failed = []
+    for name in (c for c in pair.checks if c in checks):
+        begin = cpu_seconds()
         output, status = run(command_of(name, python), env)
-        result.cells[name] = ("" if status == 0 else "**failed** ") + summary(name, output)
-        if status != 0:
-            result.failures[f"{pair.name}: {name}"] = output
-        print(f"  {name}: {result.cells[name]}", file=sys.stderr, flush=True)
-    result.cells["CPU minutes"] = f"{(cpu_seconds() - begin) / 60:.1f}"
-    minutes = (time.monotonic() - total) / 60
-    print(f"  {minutes:.1f} minutes, {result.cells['CPU minutes']} of CPUs", file=sys.stderr)
-    return result
+        cell = summary(name, output)
+        seconds = round(cpu_seconds() - begin)
+        print(f"  {name}: {'failed, ' if status else ''}{cell}, {seconds} s", file=sys.stderr)
+        if status:
+            failed.append(name)
+            print(f"--- {name} failed:\n{output[-3000:]}", file=sys.stderr, flush=True)
+        result = {"cell": "**failed**" if status else cell, "seconds": seconds, "commit": commit}
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        pair.result.write_text(json.dumps(results_of(pair) | {name: result}, indent=1))
+    return failed
+
+
+def results_of(pair: Pair) -> dict[str, dict[str, Any]]:
+    """Return the kept results of a pair, by check."""
+    return json.loads(pair.result.read_text()) if pair.result.exists() else {}
+
+
+def row_of(pair: Pair) -> dict[str, str]:
+    """Return the cells of a pair. A check of the pair without a result says so."""
+    results = results_of(pair)
+    cells = {check: results.get(check, {"cell": "not run"})["cell"] for check in pair.checks}
+    return {
+        **dict.fromkeys(COLUMNS, "-"),
+        **cells,
+        "TileLang": pair.tilelang,
+        "torch": pair.torch,
+        "CPU minutes": f"{sum(r['seconds'] for r in results.values()) / 60:.1f}",
+        "commit": ", ".join(dict.fromkeys(r["commit"] for r in results.values())),
+    }
 
 
 def command_of(name: str, python: Path) -> list[str]:
@@ -183,14 +187,6 @@ def summary(name: str, output: str) -> str:
         return "yes"
     text = f"{count.get('passed', 0)} of {sum(count.values())}"
     return f"{text}, {count['skipped']} not run" if "skipped" in count else text
-
-
-def row_of(pair: Pair) -> dict[str, str]:
-    """Return the cells of a pair; those of one without a good result say so."""
-    if pair.result.exists():
-        return json.loads(pair.result.read_text())
-    unknown = dict.fromkeys(COLUMNS, "no result")
-    return {**unknown, "TileLang": pair.tilelang, "torch": pair.torch}
 
 
 def cpu_seconds() -> float:
