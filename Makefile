@@ -44,7 +44,7 @@ test-long: .venv/ready-test
 	@$(with_cuda) OMP_NUM_THREADS=1 $(python) -m pytest -q -m long -n $(jobs) --maxprocesses=8 \
 	  --dist=worksteal tests
 
-# Six environments, kept in ~/.cache/tileweave; torch for CUDA needs 5 GB each.
+# Three environments and four folders, kept in ~/.cache/tileweave; torch for CUDA needs 5 GB each.
 test-versions: .venv/ready-test
 	@$(with_cuda) $(python) tools/test_versions.py --write
 

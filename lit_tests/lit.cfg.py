@@ -1,6 +1,7 @@
 """Configuration of lit, which tests the code that the compiler emits. No GPU is needed."""
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -11,20 +12,29 @@ import lit.formats
 python = lit_config.params.get("python", sys.executable)
 checkout = Path(__file__).resolve().parent.parent
 scripts = Path(sys.executable).parent
+numbers_of = runpy.run_path(str(checkout / "builtins" / "versions.py"))["numbers_of"]
 
-# TileLang 0.1.12 records no source lines, and has limits that docs/guides/versions.md lists. There,
-# lines such as "# LINE: CHECK-NEXT: --> file:2" and "# SINCE_0_1_13: CHECK: ..." are comments, and
-# tests with "# REQUIRES: spans" or "# REQUIRES: since-0.1.13" do not run.
+# Older releases of TileLang have limits, which docs/guides/versions.md lists. There, lines such as
+# "# SINCE_0_1_13: CHECK: ..." are comments, and tests with "# REQUIRES: since-0.1.13" do not run. The
+# same holds for "# LINE: CHECK-NEXT: --> file:2" and "# REQUIRES: spans" under 0.1.12, which records
+# no source lines.
 release = subprocess.run(
     [python, "-c", "from importlib.metadata import version; print(version('tilelang'))"],
     capture_output=True,
     text=True,
     check=True,
-).stdout
-is_oldest = release.strip() == "0.1.12"
-if not is_oldest:
-    config.available_features.update({"spans", "since-0.1.13"})
-ignored = " --comment-prefixes RUN,COM,LINE,SINCE_0_1_13" if is_oldest else ""
+).stdout.strip()
+ignored = []
+for since in ("0.1.13", "0.1.14"):
+    if numbers_of(release) >= numbers_of(since):
+        config.available_features.add(f"since-{since}")
+    else:
+        ignored.append(f"SINCE_{since.replace('.', '_')}")
+if "SINCE_0_1_13" in ignored:
+    ignored.append("LINE")
+else:
+    config.available_features.add("spans")
+prefixes = f" --comment-prefixes {','.join(['RUN', 'COM', *ignored])}" if ignored else ""
 
 config.name = "TileWeave"
 config.test_format = lit.formats.ShTest(execute_external=False)
@@ -34,7 +44,7 @@ config.test_source_root = str(checkout / "lit_tests")
 config.test_exec_root = str(checkout / "build" / "lit")
 config.substitutions += [
     ("%python", python),
-    ("%filecheck", f"{scripts / 'filecheck'}{ignored}"),
+    ("%filecheck", f"{scripts / 'filecheck'}{prefixes}"),
 ]
 # A test must not import from its own folder: a file could shadow a standard module.
 config.environment["PYTHONSAFEPATH"] = "1"

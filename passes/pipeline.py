@@ -15,6 +15,7 @@ from .device import (
     drop_readonly,
     end_by_producer,
     fence_after_wait,
+    fence_before_wgmma,
     guard_loads,
     keep_to_block,
     sync_before_warps,
@@ -187,6 +188,10 @@ BARRIER_PASSES = (
     Pass(
         sync_before_warps.sync_before_warps,
         "after sync_branches, whose barriers may already order the accesses",
+    ),
+    Pass(
+        fence_before_wgmma.fence_before_wgmma,
+        "after lowering, which chooses cp.async; its fences may follow all barriers",
     ),
 )
 """Passes on lowered device functions, for every kernel of a program with builtins, even for a

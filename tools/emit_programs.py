@@ -1,6 +1,6 @@
 """Compile every operator, corpus program and example to CUDA, and print the counts as JSON.
 
-    python tools/emit_programs.py [--arch sm_90a] [--ptx NAME ...]
+    python tools/emit_programs.py [--arch sm_90a] [--ptx NAME ...] [--jobs 2]
 
 A program that the installed TileLang cannot compile is refused by a LanguageError. Any other error
 is a failure, and the exit status is 1.
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -50,26 +52,41 @@ def programs(instance: Instance) -> Iterator[tuple[Any, dict[str, int]]]:
             yield step.program, {}
 
 
+def emit(name: str, arch: str, stages: tuple[str, ...]) -> tuple[str, str]:
+    """Compile one program; return "emitted", "refused" or "failed", and the message."""
+    warnings.simplefilter("ignore", tw.SyncWarning)
+    try:
+        instance = INSTANCES[name]()
+        for stage in stages:
+            for program, sizes in programs(instance):
+                tw.emit(program, stage, arch, instance.ranks, sizes=sizes)
+    except tw.TileWeaveError as refusal:
+        return "refused", str(refusal)
+    except Exception as error:
+        return "failed", " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return "emitted", ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--arch", default="sm_90a")
     parser.add_argument("--ptx", nargs="*", default=[], help="also compile these programs to PTX")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
     options = parser.parse_args()
-    warnings.simplefilter("ignore", tw.SyncWarning)
     report: dict[str, Any] = {"emitted": 0, "refused": {}, "failed": {}}
-    for name, make in INSTANCES.items():
-        stages = ("cuda", "ptx") if name in options.ptx else ("cuda",)
-        try:
-            instance = make()
-            for stage in stages:
-                for program, sizes in programs(instance):
-                    tw.emit(program, stage, options.arch, instance.ranks, sizes=sizes)
-        except tw.TileWeaveError as refusal:
-            report["refused"][name] = str(refusal)
-        except Exception as error:
-            report["failed"][name] = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        else:
-            report["emitted"] += 1
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        results = {
+            name: pool.submit(
+                emit, name, options.arch, ("cuda", "ptx") if name in options.ptx else ("cuda",)
+            )
+            for name in INSTANCES
+        }
+        for name, result in results.items():
+            verdict, message = result.result()
+            if verdict == "emitted":
+                report["emitted"] += 1
+            else:
+                report[verdict][name] = message
     print(json.dumps(report, indent=1))
     return 1 if report["failed"] else 0
 

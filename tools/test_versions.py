@@ -1,11 +1,12 @@
 """Test TileWeave with pairs of TileLang and torch, and write the table of docs/guides/versions.md.
 
-    python tools/test_versions.py [--only 0.1.12+2.15 ...] [--write]
+    python tools/test_versions.py [--only 0.1.12+2.15 ...] [--check lit ...] [--write]
 
 Each torch has a virtual environment, and each TileLang a folder that comes first on PYTHONPATH: six
 pairs need three environments and four folders. Both are kept in ``~/.cache/tileweave`` under a hash
-of their requirements. The first pair of each TileLang runs all lit tests, the others the
-tests that depend on torch.
+of their requirements. What depends on TileLang runs in one pair of each TileLang, what depends on
+torch in one pair of each torch. The results of checks are kept in ``build/versions``: several calls
+with ``--only`` and ``--check`` may run all of them, before ``--write`` writes the table.
 """
 
 from __future__ import annotations
@@ -15,122 +16,183 @@ import hashlib
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 import venv
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "guides" / "versions.md"
+RESULTS = ROOT / "build" / "versions"
 BEGIN, END = "<!-- begin of tools/test_versions.py -->\n", "<!-- end -->\n"
 CACHE = Path(
     os.environ.get("TILEWEAVE_VERSIONS", Path.home() / ".cache" / "tileweave" / "versions")
 )
-PAIRS = (
-    ("0.1.12", "2.15.0"),
-    ("0.1.13", "2.11.0"),
-    ("0.1.14", "2.13.0"),
-    ("0.1.15", "2.15.0"),
-    ("0.1.15", "2.11.0"),
-    ("0.1.12", "2.13.0"),
-)
 FFI = {"0.1.12": "0.1.11"}
 """apache-tvm-ffi of a TileLang; by default the newest that is supported."""
 NEWEST_TILELANG, NEWEST_FFI = "0.1.15", "0.1.12"
-TEST_TOOLS = ("pytest", "hypothesis", "filecheck")
+TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis", "filecheck", "matplotlib")
 PTX = ("MatmulReduceScatter:stores:wgmma", "all_gather:tma", "sp_attention:zigzag:causal")
-OF_TORCH = ("lit_tests/emit",)
-"""lit tests of a pair whose TileLang another pair tests in full."""
-NAMES = ("lit", "import", "simulate", "device", "emit", "torch names")
-COLUMNS = ("TileLang", "torch", "tvm-ffi", *NAMES, "minutes")
+
+OF_EACH_PAIR = ("import", "demo", "torch names")
+OF_TILELANG = ("lit", "emit", "simulator")
+OF_TORCH = ("operators",)
+SIMULATOR = (
+    "tests/simulator",
+    "tests/sync",
+    "--ignore=tests/simulator/faults",
+    "--ignore=tests/simulator/mutation",
+    "--ignore=tests/simulator/device/test_faults.py",
+    "--ignore=tests/sync/test_programs.py",
+    "--ignore=tests/sync/infer/test_pieces.py",
+    "--ignore=tests/sync/infer/test_plans.py",
+)
+"""Tests of the simulator, the inference and the verification; without those that take longest."""
+OPERATORS = (
+    "tests/runtime/plans",
+    "tests/runtime/test_group.py",
+    "tests/runtime/test_heap.py",
+    "tests/runtime/test_memory.py",
+    "tests/runtime/test_session.py",
+    "tests/ops/core",
+)
+"""Tests of the runtime and the operators on CPUs: what calls torch."""
+CHECKS = (*OF_EACH_PAIR, *OF_TILELANG, *OF_TORCH)
+COLUMNS = ("TileLang", "torch", *CHECKS, "CPU minutes", "commit")
 
 
-@dataclass
-class Result:
-    """Cells of one row, and the output of what failed."""
+@dataclass(frozen=True)
+class Pair:
+    """A release of TileLang with a release of torch, and which parts it tests."""
 
-    cells: dict[str, str] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
+    tilelang: str
+    torch: str
+    parts: tuple[str, ...]
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        return (*OF_EACH_PAIR, *self.parts)
+
+    @property
+    def name(self) -> str:
+        return f"{self.tilelang}+{self.torch}"
+
+    @property
+    def result(self) -> Path:
+        return RESULTS / f"{self.name}.json"
+
+
+PAIRS = (
+    Pair("0.1.12", "2.15.0", OF_TILELANG),
+    Pair("0.1.13", "2.11.0", OF_TILELANG),
+    Pair("0.1.14", "2.13.0", OF_TILELANG),
+    Pair("0.1.15", "2.15.0", OF_TILELANG + OF_TORCH),
+    Pair("0.1.15", "2.11.0", OF_TORCH),
+    Pair("0.1.12", "2.13.0", OF_TORCH),
+)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="TILELANG+TORCH", help="only these pairs")
+    parser.add_argument("--only", nargs="*", metavar="TILELANG+TORCH", help="only these pairs")
+    parser.add_argument("--check", nargs="+", choices=CHECKS, default=CHECKS, help="only these")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
-    rows, tested, failed = [], set(), False
-    for tilelang, torch in PAIRS:
-        chosen = options.only or [f"{tilelang}+{torch}"]
-        if not any(f"{tilelang}+{torch}".startswith(name) for name in chosen):
-            continue
-        print(f"TileLang {tilelang}, torch {torch}", file=sys.stderr, flush=True)
-        result = run_pair(tilelang, torch, full=tilelang not in tested)
-        tested.add(tilelang)
-        rows.append(result.cells)
-        for name, output in result.failures.items():
-            failed = True
-            print(f"--- {name} failed:\n{output[-3000:]}", file=sys.stderr)
-    text = table(rows)
+    chosen = [p for p in PAIRS if options.only is None or p.name.startswith(tuple(options.only))]
+    failed = [name for pair in chosen for name in run_pair(pair, options.check)]
+    text = table([row_of(pair) for pair in (PAIRS if options.write else chosen)])
     print(text)
-    if options.write and not failed:
+    if options.write:
         before, rest = PAGE.read_text().split(BEGIN)
         PAGE.write_text(f"{before}{BEGIN}{text}{END}{rest.split(END)[1]}")
     return 1 if failed else 0
 
 
-def run_pair(tilelang: str, torch: str, full: bool) -> Result:
-    """Run all checks of one pair; ``full`` runs all lit tests."""
-    begin = time.monotonic()
-    python, layer = torch_environment(torch), tilelang_folder(tilelang)
+def run_pair(pair: Pair, checks: Sequence[str]) -> list[str]:
+    """Run checks of one pair and keep their results; return the names of those that fail."""
+    print(f"TileLang {pair.tilelang}, torch {pair.torch}", file=sys.stderr, flush=True)
+    python, layer = torch_environment(pair.torch), tilelang_folder(pair.tilelang)
     env = environment(layer)
-    result, installed = Result(), versions_of(python, env)
-    result.cells = {
-        "TileLang": installed["tilelang"],
-        "torch": installed["torch"],
-        "tvm-ffi": installed["apache-tvm-ffi"],
-    }
-    assert installed["tilelang"] == tilelang and installed["torch"].startswith(torch), installed
-    for name in NAMES:
-        output, status = run(command_of(name, python, full), env)
-        result.cells[name] = ("" if status == 0 else "**failed** ") + summary(name, output, full)
-        if status != 0:
-            result.failures[f"{tilelang}, {torch}: {name}"] = output
-        print(f"  {name}: {result.cells[name]}", file=sys.stderr, flush=True)
-    result.cells["minutes"] = f"{(time.monotonic() - begin) / 60:.1f}"
-    return result
+    installed = versions_of(python, env)
+    assert installed["tilelang"] == pair.tilelang and installed["torch"].startswith(pair.torch)
+    commit = run(["git", "rev-parse", "--short=7", "HEAD"], env)[0].strip()
+    failed = []
+    for name in (c for c in pair.checks if c in checks):
+        begin = cpu_seconds()
+        output, status = run(command_of(name, python), env)
+        cell = summary(name, output)
+        seconds = round(cpu_seconds() - begin)
+        print(f"  {name}: {'failed, ' if status else ''}{cell}, {seconds} s", file=sys.stderr)
+        if status:
+            failed.append(name)
+            print(f"--- {name} failed:\n{output[-3000:]}", file=sys.stderr, flush=True)
+        result = {"cell": "**failed**" if status else cell, "seconds": seconds, "commit": commit}
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        pair.result.write_text(json.dumps(results_of(pair) | {name: result}, indent=1))
+    return failed
 
 
-def command_of(name: str, python: Path, full: bool) -> list[str]:
-    """Return the command of one check."""
-    tests = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    lit = [str(Path(sys.executable).with_name("lit")), "-v", "--param", f"python={python}"]
+def results_of(pair: Pair) -> dict[str, dict[str, Any]]:
+    """Return the kept results of a pair, by check."""
+    return json.loads(pair.result.read_text()) if pair.result.exists() else {}
+
+
+def row_of(pair: Pair) -> dict[str, str]:
+    """Return the cells of a pair. A check of the pair without a result says so."""
+    results = results_of(pair)
+    cells = {check: results.get(check, {"cell": "not run"})["cell"] for check in pair.checks}
     return {
-        "lit": [*lit, *(["lit_tests"] if full else OF_TORCH)],
+        **dict.fromkeys(COLUMNS, "-"),
+        **cells,
+        "TileLang": pair.tilelang,
+        "torch": pair.torch,
+        "CPU minutes": f"{sum(r['seconds'] for r in results.values()) / 60:.1f}",
+        "commit": ", ".join(dict.fromkeys(r["commit"] for r in results.values())),
+    }
+
+
+def command_of(name: str, python: Path) -> list[str]:
+    """Return the command of one check."""
+    tests = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not long"]
+    parallel = ["-n", "2", "--dist=worksteal"]
+    lit = str(Path(sys.executable).with_name("lit"))
+    return {
         "import": [str(python), "-c", "import tileweave; print(tileweave.__version__)"],
-        "simulate": [str(python), "examples/without_gpu.py"],
-        "device": [*tests, "-m", "not long", "tests/simulator/device/test_corpus.py"],
-        "emit": [str(python), "tools/emit_programs.py", "--ptx", *PTX],
+        "demo": [str(python), "examples/without_gpu.py"],
         "torch names": [*tests, "tests/project/test_torch_names.py"],
+        "lit": [lit, "-v", "--param", f"python={python}", "lit_tests"],
+        "emit": [str(python), "tools/emit_programs.py", "--jobs", "2", "--ptx", *PTX],
+        "simulator": [*tests, *parallel, *SIMULATOR],
+        "operators": [*tests, *parallel, *OPERATORS],
     }[name]
 
 
-def summary(name: str, output: str, full: bool) -> str:
+def summary(name: str, output: str) -> str:
     """Return the cell of one check."""
     if name == "lit":
         count = {k: int(n) for k, n in re.findall(r"(Passed|Unsupported|Failed) *: *(\d+)", output)}
         text = f"{count.get('Passed', 0)} of {sum(count.values())}"
-        if skipped := count.get("Unsupported"):
-            text += f", {skipped} not run"
-        return text if full else f"{text} ({', '.join(OF_TORCH)})"
+        skipped = count.get("Unsupported")
+        return f"{text}, {skipped} not run" if skipped else text
     if name == "emit" and (found := re.search(r'\{\n "emitted".*', output, re.S)):
         report = json.loads(found[0])
         total = report["emitted"] + len(report["refused"]) + len(report["failed"])
         return f"{report['emitted']} of {total}"
-    if found := re.findall(r"(\d+) passed", output):
-        return found[-1]
-    return "yes" if name in ("import", "simulate") else ""
+    count = {k: int(n) for n, k in re.findall(r"(\d+) (passed|failed|skipped|error)", output)}
+    if name in ("import", "demo"):
+        return "yes"
+    text = f"{count.get('passed', 0)} of {sum(count.values())}"
+    return f"{text}, {count['skipped']} not run" if "skipped" in count else text
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of all commands that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def table(rows: list[dict[str, str]]) -> str:

@@ -16,6 +16,7 @@ from tqdm import tqdm
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
+from ...passes.group.upgrade_ir import upgrade_ir
 from ...runtime.plans.steps import Step as HostStep
 from ...runtime.plans.traced_plan import TracedPlan
 from ..inputs.arguments import check_numbers
@@ -205,7 +206,7 @@ def changed(program: tirx.PrimFunc, world_size: int, name: str) -> Executable:
     Raises:
         TileWeaveError: there is no such change.
     """
-    names = []
+    names, program = [], upgrade_ir(program)  # as the plan launches it
     plan, kernels = Executable(program, world_size).plan, Kernels(world_size, TileKernel)
     kernels.of(program)
     for op, _, change, *_, mutated in kernels.changes(plan):

@@ -5,6 +5,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.releases import needs_lines
 from tileweave import language as W
 from tileweave.runtime.plans.steps import CopyValue, WaitStream
 from tileweave.runtime.plans.sync_push import WAIT
@@ -94,6 +95,7 @@ def test_own_copies_in_two_streams(ranks, wait):
     assert any(isinstance(step, CopyValue) for step in steps) is not wait
 
 
+@needs_lines
 def test_all_inserted_synchronization_is_needed():
     """Each change of the inserted synchronization is detected, or explained."""
     mutants = tw.mutate(gather(2), 2, inputs_of(2), schedules=3)

@@ -9,6 +9,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
+from tests.releases import needs_bulk_copies
 from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
 from tests.simulator.mutation.device_programs import gemm, matrices
 from tileweave.simulator.device.program import DeviceProgram
@@ -34,17 +35,20 @@ def test_proxy_fence_before_a_tma_store():
     assert "no fence.proxy.async is between" in error.report
 
 
+@needs_bulk_copies
 def test_full_wait_before_a_signal():
     error = reported(dropped("tileweave.complete_bulk_stores"))
     assert error.kind == "race" and "parts" in error.report
 
 
+@needs_bulk_copies
 def test_no_wait_for_a_tma_store():
     change = dropped("tl.tma_store_wait")
     error = reported(lambda kernel: dropped("tileweave.complete_bulk_stores")(change(kernel)))
     assert error.kind in ("race", "reuse")
 
 
+@needs_bulk_copies
 def test_read_wait_is_not_a_full_wait():
     """``tma_store_wait<0, true>`` frees the tile, but the data may not be at the peer yet."""
     read = edited("tl.tma_store_wait", with_argument(1, tirx.const(True)))

@@ -12,6 +12,12 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
+from tests.releases import (
+    RECORDS_DEVICE_LINES,
+    names_line,
+    needs_lines,
+    needs_nested_pipelines,
+)
 from tileweave import passes
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.cli.main import main
@@ -79,6 +85,7 @@ def test_arguments():
         tw.validate(add_ones(), 2, schedules=0)
 
 
+@needs_lines
 def test_other_values(edit):
     """The device function adds 2, not 1, from element 5 on."""
 
@@ -137,7 +144,7 @@ def test_cleared_in_each_step(edit):
     assert error.kind == "translation"
     line = line_of("T.copy(C_tile, C[tile * rows, 0])")
     assert error.report.startswith("C of rank 0 has other values")
-    assert error.report.count(f"programs.py:{line}") == 2
+    assert error.report.count(f"programs.py:{line}") == 2 or not RECORDS_DEVICE_LINES
 
 
 def test_fault_of_one_level(edit):
@@ -149,7 +156,13 @@ def test_fault_of_one_level(edit):
 @pytest.mark.parametrize(
     ("make", "missing", "kind", "options"),
     [
-        ("pipelined_in_a_loop", "defer_initializations", "translation", {}),
+        pytest.param(
+            "pipelined_in_a_loop",
+            "defer_initializations",
+            "translation",
+            {},
+            marks=needs_nested_pipelines,
+        ),
         ("past_a_loop", "sync_branches", "race", {}),
         ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
@@ -163,9 +176,10 @@ def test_without_a_pass(monkeypatch, make, missing, kind, options):
     tw.validate(program, 2, **arguments)
     switch_off(monkeypatch, missing)
     error = reported(program, **arguments)
-    assert error.kind == kind and "miscompiled.py:" in error.report
+    assert error.kind == kind and names_line(error.report, "miscompiled.py:")
 
 
+@needs_nested_pipelines
 def test_without_keep_to_block(monkeypatch):
     """The compiler itself refuses the program."""
     program = miscompiled.counts_in_a_loop()

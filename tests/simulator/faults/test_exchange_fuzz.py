@@ -21,8 +21,9 @@ from tests.corpus.exchange import (
     inputs,
     operations,
 )
+from tests.releases import needs_python_loops
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, needs_python_loops]
 
 SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", "20"))
 EPOCHS = 3

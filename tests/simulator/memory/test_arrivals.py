@@ -8,6 +8,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.releases import needs_lines
 from tileweave import language as W
 
 THREADS = 32
@@ -161,6 +162,7 @@ def twice(flags, me, peer, epoch):
     W.wait_reached(flags[me, 1], epoch + 1)
 
 
+@needs_lines
 def test_a_duplicate_arrival_is_reported_with_its_launch():
     error = fault(between_neighbours(twice), epochs=3)
     assert error.kind == "arrival" and error.seed == 0
@@ -223,6 +225,7 @@ def one_short(flags, me, peer, epoch):
         W.wait_reached(flags[0, 0], 3)
 
 
+@needs_lines
 def test_a_lost_arrival_is_reported_with_possible_senders():
     error = fault(between_neighbours(one_short), ranks=3, epochs=1)
     assert error.kind == "deadlock"
@@ -254,6 +257,7 @@ def to_nobody(flags, me, peer, epoch):
     W.signal(flags[peer, 3])
 
 
+@needs_lines
 def test_signals_without_a_wait():
     program = between_neighbours(to_nobody)
     inputs = [{"flags": np.zeros(4, np.int32), "epoch": lambda e: e} for _ in range(2)]

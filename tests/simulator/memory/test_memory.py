@@ -7,6 +7,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.releases import names_line
 from tests.simulator.memory.world import World, kind_of
 from tileweave import language as W
 from tileweave.simulator.memory.order import CTA, GPU, SYS
@@ -187,7 +188,7 @@ def test_exchange(change, faults):
         with pytest.raises(tw.SimulationError) as error:
             tw.simulate(exchange(**change), 3, inputs, **arguments)
         assert error.value.kind in faults
-        assert "test_memory.py" in error.value.report
+        assert names_line(error.value.report, "test_memory.py")
         assert f"seed={seed}" in error.value.report
 
 

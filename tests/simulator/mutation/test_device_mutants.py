@@ -7,6 +7,12 @@ import sys
 import pytest
 
 import tileweave as tw
+from tests.releases import (
+    needs_bulk_copies,
+    needs_consumer_barriers,
+    needs_device_lines,
+    needs_lines,
+)
 from tests.simulator.device.programs import RANKS, gemm_reduce_scatter, inputs
 from tileweave.cli.main import main
 
@@ -21,7 +27,9 @@ def mutants(name):
     return instance(name).mutants()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=needs_device_lines if n == "exchange" else ()) for n in NAMES]
+)
 def test_every_mutant_is_accounted_for(name):
     found = mutants(name)
     assert [(m.line, m.name, m.verdict, m.why) for m in found if not m.is_accounted_for] == []
@@ -50,13 +58,17 @@ def test_every_mutant_is_accounted_for(name):
         ("gemm sm_90a", "wgmma_wait drop", "race"),
         ("gemm sm_90a", "wgmma_wait n=1", "race"),
         ("gemm sm_90a", "sync_threads drop", "race"),
-        ("gemm sm_90a", "sync_threads threads=96", "deadlock"),
-        ("gemm sm_90a", "sync_threads threads=160", "deadlock"),
+        pytest.param(
+            "gemm sm_90a", "sync_threads threads=96", "deadlock", marks=needs_consumer_barriers
+        ),
+        pytest.param(
+            "gemm sm_90a", "sync_threads threads=160", "deadlock", marks=needs_consumer_barriers
+        ),
         ("gemm sm_90a", "tma_store_wait drop", "reuse"),
         ("gemm sm_90a", "tma_store_wait n=1", "reuse"),
-        ("exchange", "fence_proxy_async drop", "race"),
-        ("exchange", "complete_bulk_stores drop", "race"),
-        ("exchange", "complete_bulk_stores read=True", "race"),
+        pytest.param("exchange", "fence_proxy_async drop", "race", marks=needs_device_lines),
+        pytest.param("exchange", "complete_bulk_stores drop", "race", marks=needs_bulk_copies),
+        pytest.param("exchange", "complete_bulk_stores read=True", "race", marks=needs_bulk_copies),
         ("exchange", "signal drop", "deadlock"),
         ("exchange", "signal sem=relaxed", "race"),
         ("exchange", "signal scope=gpu", "race"),
@@ -74,6 +86,7 @@ def test_fault_is_killed(name, mutant, kind):
     assert kind in {m.why.partition(":")[0] for m in found}
 
 
+@needs_device_lines
 def test_redundant_barriers():
     """One barrier follows another, and nothing follows the last one."""
     found = tw.mutate(exchange(redundant=True), 2, exchanged(), 1, level="device")
@@ -84,6 +97,7 @@ def test_redundant_barriers():
     assert last.verdict == "survived" and not last.is_accounted_for
 
 
+@needs_device_lines
 def test_explanations_of_other_levels_are_not_used(tmp_path):
     case, statement = instance("gemm sm_80"), "T.copy(C_tile, C)"
     reasons = {"gemm.program": {statement: {"sync_threads drop": "wrong"}}}
@@ -156,6 +170,7 @@ def turn(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
 """
 
 
+@needs_lines
 def test_command_line(tmp_path, capsys):
     file = tmp_path / "turn.py"
     file.write_text(PROGRAM)

@@ -11,6 +11,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.modules import load_module
+from tests.releases import needs_lines
 from tileweave import language as W
 from tileweave.cli.main import main
 
@@ -231,6 +232,7 @@ def ping(tmp_path, explanations=None, program=PROGRAM, sidecar="ping.equivalent.
     return {m.name: m for m in mutants if "proven" not in m.why or m.op == "sync_ranks"}
 
 
+@needs_lines
 def test_without_a_sidecar_file_a_survivor_is_unexplained(tmp_path):
     mutants = ping(tmp_path)
     assert mutants["signal sem=relaxed"].verdict == "survived"
@@ -241,6 +243,7 @@ def test_without_a_sidecar_file_a_survivor_is_unexplained(tmp_path):
     assert (mutants["signal drop"].function, mutants["signal drop"].statement) == ("ping", SIGNAL)
 
 
+@needs_lines
 @pytest.mark.parametrize(
     "program",
     [
@@ -258,17 +261,20 @@ def test_a_sidecar_file_explains(tmp_path, program, statement):
     assert mutants["wait_reached sem=relaxed"].verdict == "survived"
 
 
+@needs_lines
 def test_a_sidecar_file_may_have_any_path(tmp_path):
     mutants = ping(tmp_path, NO_DATA, sidecar="x.json", equivalent=tmp_path / "x.json")
     assert mutants["signal sem=relaxed"].verdict == "explained"
 
 
+@needs_lines
 def test_explanation_of_a_killed_mutant_is_wrong(tmp_path):
     mutants = ping(tmp_path, {"ping": {SIGNAL: {"signal drop": "who needs it"}}})
     assert mutants["signal drop"].verdict == "wrong explanation"
     assert "who needs it" in mutants["signal drop"].why and "deadlock" in mutants["signal drop"].why
 
 
+@needs_lines
 @pytest.mark.parametrize(
     ("function", "statement", "name", "expected"),
     [
@@ -293,6 +299,7 @@ def test_explanations_of_other_programs_of_the_file_are_not_stale(tmp_path):
     assert "wrong explanation" not in {m.verdict for m in mutants.values()}
 
 
+@needs_lines
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -445,6 +452,7 @@ def command(tmp_path, *arguments):
     return ["mutate", str(file), "--ranks", "2", "--schedules", "2", "--set", "turn=0", *arguments]
 
 
+@needs_lines
 def test_command_lists_mutants_and_fails_for_an_unexplained_one(tmp_path, capsys):
     with pytest.raises(SystemExit) as status:
         main(command(tmp_path, "--epochs", "1"))

@@ -1,0 +1,33 @@
+"""Make tiles of ``cp.async`` visible to wgmma."""
+
+from __future__ import annotations
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ..ir.walk import calls_in, flatten, op_name
+
+_COPY = "tl.ptx_cp_async"
+_BEGIN = "tl.warpgroup_arrive"
+"""First operation of each product by wgmma."""
+
+
+def fence_before_wgmma(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Insert one ``fence.proxy.async`` before each product of a kernel with ``cp.async``.
+
+    ``cp.async`` writes shared memory by the generic proxy, and wgmma reads it by the async proxy.
+    Pipelined loops without warp specialization copy by ``cp.async`` on sm_90. TileLang fences tiles
+    that threads store, but not all tiles that ``cp.async`` has completed since the last fence.
+
+    Before: ``T.ptx_wait_group(0); T.tvm_storage_sync("shared.dyn"); T.warpgroup_arrive(); ...``
+    After:  the same, with ``T.fence_proxy_async()`` before ``T.warpgroup_arrive()``
+    """
+    if not calls_in(func.body, lambda call: op_name(call) == _COPY):
+        return func
+    fence = tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get("tl.fence_proxy_async")))
+
+    def change(stmt: tirx.Evaluate) -> tirx.Stmt | None:
+        return flatten([fence, stmt]) if op_name(stmt.value) == _BEGIN else None
+
+    return func.with_body(ir_transform(func.body, None, change, ["tirx.Evaluate"]))
