@@ -59,18 +59,7 @@ headers: .venv/ready-test
 	grep 'tests passed' $$log | sed 's/^/headers: /'
 
 demo: .venv/ready
-	@gpus=$$($(python) -c '$(count_gpus)'); \
-	if [ $$gpus -gt 0 ]; then \
-	  echo "demo: GEMM + reduce-scatter on $$gpus GPUs, checked against torch"; \
-	  $(torchrun) --nproc-per-node=$$gpus examples/gemm_reduce_scatter.py \
-	    --shape $$((1024 * gpus)) 8192 $$((7168 * gpus)); \
-	else \
-	  mkdir -p build; out=build/gemm_reduce_scatter.ptx; \
-	  $(python) -m tileweave emit examples/gemm_reduce_scatter.py --stage ptx >$$out; \
-	  echo "demo: GEMM + reduce-scatter for 4 ranks compiled to $$out ($$(wc -l <$$out) lines)"; \
-	  echo "demo: NOT RUN ON GPUs: torch sees none here; the simulator runs it instead"; \
-	  $(python) examples/without_gpu.py; \
-	fi
+	@$(python) -m tileweave demo --out build
 
 # A program that starts torchrun itself is run as it is. One that fails, or takes longer than
 # MINUTES (status 124), does not keep the others from running.

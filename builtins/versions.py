@@ -1,4 +1,4 @@
-"""The releases of TileLang and torch that this TileWeave supports."""
+"""The releases of Python, TileLang and torch that this TileWeave supports."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import functools
 import re
 from importlib.metadata import PackageNotFoundError, version
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 SUPPORTED_TILELANG = ("0.1.12", "0.1.13", "0.1.14", "0.1.15")
 SUPPORTED_TORCH = ((2, 11), (2, 15))
 """The oldest and the newest supported minor release."""
 SUPPORTED_FFI = ("0.1.11", "0.1.12")
+SUPPORTED_PYTHON = ((3, 10), (3, 13))
+"""The oldest and the newest supported minor release."""
 SUPPORTED = {
+    "python": " to ".join(f"{major}.{minor}" for major, minor in SUPPORTED_PYTHON),
     "torch": " to ".join(f"{major}.{minor}" for major, minor in SUPPORTED_TORCH),
     "tilelang": f"{SUPPORTED_TILELANG[0]} to {SUPPORTED_TILELANG[-1]}",
     "apache-tvm-ffi": " to ".join(SUPPORTED_FFI),
 }
-"""Supported releases of each package, for people."""
+"""Supported releases of Python and each package, for people."""
 
 
 def require_supported_tilelang() -> None:

@@ -31,6 +31,7 @@ COMMAND`. `tileweave --version` prints the version.
 """
 
 EXAMPLES = {
+    "demo": "tileweave demo",
     "emit": "tileweave emit examples/gemm_reduce_scatter.py --stage cuda",
     "explain": "tileweave explain examples/tutorial/02_all_gather.py --ranks 4",
     "simulate": "tileweave simulate examples/tutorial/02_all_gather.py --schedules 100",
@@ -40,9 +41,11 @@ EXAMPLES = {
     "bench": "torchrun --nproc-per-node=4 -m tileweave bench matmul_reduce_scatter",
     "tune": "torchrun --nproc-per-node=4 -m tileweave tune matmul_reduce_scatter",
     "doctor": "tileweave doctor",
+    "completion": "tileweave completion bash",
 }
 
 GUIDES = {
+    "demo": "The program: [gemm_reduce_scatter.py](../../examples/gemm_reduce_scatter.py).",
     "emit": "The stages `tile` and `device` are the IR before and after TileLang's pipeline: "
     "[how it works](../how-it-works.md#from-program-to-kernel).",
     "explain": "How to read it: [synchronization](../guides/synchronization.md#one-program).",
@@ -55,6 +58,7 @@ GUIDES = {
     "bench": "Columns and method: [benchmarks](../guides/benchmarks.md).",
     "tune": "Candidates and stored results: [tuning](../guides/ops.md#tuning).",
     "doctor": "What to do about it: [running on a cluster](../guides/cluster.md).",
+    "completion": "Store it again after an update of TileWeave.",
 }
 
 

@@ -19,10 +19,10 @@ from tileweave.simulator.mutation import changed
 RANKS, SIZE, BLOCK = 4, 128, 32
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--timeline", type=Path, default=Path("build/gemm_reduce_scatter"))
-    path = parser.parse_args().timeline
+    path = parser.parse_args(argv).timeline
     path.parent.mkdir(parents=True, exist_ok=True)
     if not simulated():
         print("wrong: relative error above 1e-2")

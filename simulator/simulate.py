@@ -19,16 +19,13 @@ from .case import Case
 from .device.program import ARCHITECTURES, DeviceProgram
 from .explore.exhaustive import MOST_INTERLEAVINGS, Exploration, Exploring
 from .frontend.program import Program
-from .inputs.arguments import check_exhaustive, check_file, check_numbers
+from .inputs.arguments import check_exhaustive, check_file, check_jobs, check_numbers
 from .inputs.inputs import Inputs, checked_inputs
 from .machine.executable import Executable
-from .machine.machine import Machine, outputs_of
 from .machine.mesh import MeshExecutable
-from .memory.arrivals import refuse_surplus, unconsumed
-from .memory.threads import Divided
 from .report.errors import SimulationError, SimulationWarning
 from .report.progress import Progress
-from .report.timeline import Recorder
+from .schedules import Schedules, default_jobs, write_fault
 
 Scalar = float | int | Callable[[int], Any]
 Level = Literal["tile", "device"]
@@ -42,7 +39,7 @@ def simulate(
     progress: bool = ..., timeline: str | Path | None = ...,
     pass_configs: Mapping[str, Any] | None = ...,
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
-    exhaustive: Literal[False] = ..., max_interleavings: int = ...,
+    exhaustive: Literal[False] = ..., max_interleavings: int = ..., jobs: int | None = ...,
 ) -> list[dict[str, np.ndarray]]: ...  # fmt: skip
 
 
@@ -53,7 +50,7 @@ def simulate(
     progress: bool = ..., timeline: str | Path | None = ...,
     pass_configs: Mapping[str, Any] | None = ...,
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
-    *, exhaustive: Literal[True], max_interleavings: int = ...,
+    *, exhaustive: Literal[True], max_interleavings: int = ..., jobs: int | None = ...,
 ) -> Exploration: ...  # fmt: skip
 
 
@@ -73,6 +70,7 @@ def simulate(
     arch: str = "sm_90a",
     exhaustive: bool = False,
     max_interleavings: int = MOST_INTERLEAVINGS,
+    jobs: int | None = None,
 ) -> list[dict[str, np.ndarray]] | Exploration:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -96,8 +94,11 @@ def simulate(
         pass_configs: as for ``tw.compile``; for a plan, they apply to each of its kernels.
         most_seconds, level, arch: longest estimated time; see ``executable_at``.
         exhaustive: explore all interleavings of a small program, instead of random schedules.
-            ``progress`` and ``most_seconds`` have no effect then.
+            ``progress``, ``most_seconds`` and ``jobs`` have no effect then.
         max_interleavings: number of interleavings after which the exploration ends.
+        jobs: number of processes that share the schedules after the first; the result does not
+            depend on it. None: the number of usable cores, if the schedules take longer than a
+            second and this process has no other threads, else 1.
 
     Returns:
         One dict per rank, parameter name -> array, after the last epoch of the last schedule; or
@@ -110,25 +111,25 @@ def simulate(
     """
     ranks = ranks_of("simulate", world_size)
     check_numbers("simulate", ranks, schedules, seed, epochs, resident_blocks)
+    check_jobs(jobs)
     if exhaustive:
         check_exhaustive(schedules, seed, level, max_interleavings)
     write = _checked_writer(timeline)
     if not isinstance(program, Executable | MeshExecutable):
         program = configured("simulate", program, pass_configs)
         program = executable_at(program, world_size, level, arch)
-    case, unread = Case(program, checked_inputs(program, inputs), epochs), {}
+    case = Case(program, checked_inputs(program, inputs), epochs)
     blocks = program.resident_blocks if resident_blocks is None else resident_blocks
     if exhaustive:
         return _explore(Exploring(case, blocks, max_interleavings, write is not None), write)
-    bar = Progress(program.plan.name, schedules, progress, most_seconds)
-    for number in range(seed, seed + schedules):
-        machine = run_schedule(case, number, blocks, bar, write)
-        signals = unconsumed(machine.every_tensor())
-        unread = signals if number == seed else {k: v for k, v in unread.items() if k in signals}
-    _warn(program.plan.name, unread)
-    if write is not None:
-        write(machine.trace(program.plan.name, number))
-    return outputs_of(machine)
+    most_jobs = jobs or default_jobs()
+    bar = Progress(program.plan.name, schedules, progress, most_seconds, jobs=most_jobs)
+    seeds = range(seed, seed + schedules)
+    last = Schedules(case, seeds, blocks, bar, write, jobs).run()
+    _warn(program.plan.name, last.signals)
+    if write is not None and last.machine is not None:
+        write(last.machine.trace(program.plan.name, seeds[-1]))
+    return last.outputs
 
 
 def _explore(exploring: Exploring, write: Callable[[Trace], None] | None) -> Exploration:
@@ -137,7 +138,7 @@ def _explore(exploring: Exploring, write: Callable[[Trace], None] | None) -> Exp
         result = exploring.run()
     except SimulationError as error:
         if write is not None:
-            _write_fault(write, exploring.machine, exploring.name, error)
+            write_fault(write, exploring.machine, exploring.name, error, stacklevel=4)
         raise
     _warn(exploring.name, exploring.unread)
     if write is not None:
@@ -181,50 +182,3 @@ def _checked_writer(timeline: str | Path | None) -> Callable[[Trace], None] | No
         return None
     check_file(timeline)
     return writer(timeline)
-
-
-def run_schedule(
-    case: Case,
-    seed: int,
-    resident_blocks: int,
-    bar: Progress,
-    write: Callable[[Trace], None] | None = None,
-) -> Machine:
-    """Run one schedule and return its machine. ``write`` writes the trace of a fault."""
-    kind = Machine if write is None else Recorder
-    machine = case.machine(seed, resident_blocks, kind)
-    try:
-        while not _ends(machine, case, bar):
-            machine = case.machine(seed, resident_blocks, kind)
-        refuse_surplus(machine.every_tensor())
-    except SimulationError as error:
-        fault = error.in_schedule(seed)
-        if write is not None:
-            _write_fault(write, machine, case.executable.plan.name, fault)
-        raise fault from None
-    return machine
-
-
-def _write_fault(
-    write: Callable[[Trace], None], machine: Any, name: str, fault: SimulationError
-) -> None:
-    """Write the trace of a fault. If that fails, warn: the fault is more important."""
-    try:
-        write(machine.trace(name, fault.seed, fault))
-    except TileWeaveError as error:
-        warnings.warn(str(error), SimulationWarning, stacklevel=4)
-
-
-def _ends(machine: Machine, case: Case, bar: Progress) -> bool:
-    """Run one schedule. Return False if it must restart with finer thread groups."""
-    try:
-        with bar.schedule(machine):
-            machine.run()
-    except Divided as divided:
-        case.thread_names = case.executable.divide(divided.group_of)
-        machine.printed.clear()
-        return False
-    finally:
-        for text in machine.printed:
-            print(text)
-    return True

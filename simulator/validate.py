@@ -17,12 +17,13 @@ from .inputs.arguments import check_numbers
 from .inputs.default_inputs import random_inputs
 from .inputs.inputs import Inputs, checked_inputs
 from .machine.executable import Executable
-from .machine.machine import Machine
+from .machine.machine import Machine, outputs_of
 from .memory.memory import Tensor
 from .memory.values import is_float, numpy_dtype
 from .report.errors import SimulationError, SimulationWarning
 from .report.progress import Progress
-from .simulate import LEVELS, executable_at, outputs_of, run_schedule
+from .schedules import run_schedule
+from .simulate import LEVELS, executable_at
 
 Key = tuple[int, str]
 """Number of a kernel and name of its implicit tensor; or 0 and the name of a parameter."""

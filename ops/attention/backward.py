@@ -16,7 +16,7 @@ import torch
 from torch.nn.functional import pad
 
 from ...runtime.kernel.kernel import capturing
-from ..core.groups import group_of, name_of
+from ..core.groups import name_of, ranks_of
 from ..core.library import define
 from ..core.problem import agree, refused, require_dense, require_dense_or_none, require_like
 from .problem import DTYPES, OP, AttentionProblem, checked_attention, checked_maxima
@@ -241,7 +241,7 @@ def _backward(
     causal: bool, layout: str, softmax_scale: float | None, group: str, transport: str,
 ) -> Gradients:  # fmt: skip
     """Implement ``sp_attention_backward``."""
-    ranks = group_of(group)
+    ranks = ranks_of(group)
     problem = _checked(
         grad_out, q, k, v, out, lse, ranks.world_size, causal=causal, layout=layout,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, softmax_scale=softmax_scale,
@@ -294,7 +294,7 @@ def _fake(
     causal: bool, layout: str, softmax_scale: float | None, group: str, transport: str,
 ) -> Gradients:  # fmt: skip
     _checked(
-        grad_out, q, k, v, out, lse, group_of(group).world_size, causal=causal, layout=layout,
+        grad_out, q, k, v, out, lse, ranks_of(group).world_size, causal=causal, layout=layout,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, softmax_scale=softmax_scale,
     )  # fmt: skip
     grad_q, grad_k, grad_v = (x.new_empty(x.shape) for x in (q, k, v))

@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ..collectives.all_gather import all_gather
-from ..core.groups import group_of, name_of
+from ..core.groups import name_of, ranks_of
 from ..core.problem import agree, require_dense, require_dense_or_none
 from .problem import OP, AttentionProblem, checked_attention, checked_maxima
 from .sequence import shard_sequence, unshard_sequence
@@ -128,7 +128,7 @@ def gathered_attention(
     """
     require_dense(OP, q=q, k=k, v=v)
     require_dense_or_none(OP, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    ranks = group_of(name_of(group))
+    ranks = ranks_of(name_of(group))
     packing = {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
@@ -151,7 +151,7 @@ def attend_gathered(
 
     Offsets are checked here; the host reads them.
     """
-    ranks = group_of(name_of(group))
+    ranks = ranks_of(name_of(group))
     cu_q, cu_k = (None if cu is None else cu.cpu() for cu in (cu_q, cu_k))
     checked_maxima(problem, cu_q, cu_k, max_q, max_k)
     wide = problem.wide_dtype

@@ -12,6 +12,7 @@ one stream copies while one kernel computes, here on rank 1 of 4::
 Causal attention skips the copies that no query of the peer sees.
 """
 
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -23,13 +24,15 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
+from ..core.across_nodes import Mesh
 from ..core.cache import prepared
 from ..core.compiled import CompiledOp
-from ..core.groups import group_of, name_of
+from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
 from ..core.problem import agree, dense, require_dense, require_dense_or_none
 from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import Strategy, obstacle_of_ranks, unless_fused
+from .across_nodes import attend_across, require_supported
 from .backward import NAME as BACKWARD
 from .flash import (
     FlashTiles,
@@ -188,7 +191,8 @@ def sp_attention(
         max_seqlen_q, max_seqlen_k: rows of the longest whole sequence; with them the host need not
             read ``cu_seqlens_*``.
         softmax_scale: factor of the products; None for 1 / sqrt(D).
-        group: see ``all_gather_matmul``.
+        group: see ``all_gather_matmul``. On several nodes sequences must not be packed, and a
+            causal mask needs as many keys as queries.
         return_lse: whether the logarithms of the sums of exponentials are returned too.
         strategy: ``fused``, ``nccl`` (``torch.distributed``, and plain torch in fp32), or ``auto``:
             fused if possible.
@@ -212,19 +216,21 @@ def sp_attention(
 
 def _problem(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group) -> AttentionProblem:
     return checked_attention(
-        q, k, v, group_of(group).world_size, causal=causal, layout=layout, cu_seqlens_q=cu_q,
+        q, k, v, ranks_of(group).world_size, causal=causal, layout=layout, cu_seqlens_q=cu_q,
         cu_seqlens_k=cu_k, max_seqlen_q=max_q, max_seqlen_k=max_k, softmax_scale=scale,
     )  # fmt: skip
 
 
 def chosen(requested: str, problem: AttentionProblem, device: torch.device, group: str) -> Strategy:
-    """Return the strategy for a problem; it is the same on all ranks.
+    """Return the strategy for a problem, on several nodes the one within a node; it is the same on
+    all ranks.
 
     Raises:
         TileWeaveError: ``requested`` is unknown, or is ``fused`` and the problem cannot be fused.
     """
-    ranks = group_of(group)
-
+    ranks = ranks_of(group)
+    if isinstance(ranks, TwoLevels):
+        ranks = ranks.node
     other = unless_fused(
         requested, problem.op, device, ranks,
         lambda: obstacle_of_ranks(device, ranks) or obstacle(problem),
@@ -234,9 +240,15 @@ def chosen(requested: str, problem: AttentionProblem, device: torch.device, grou
 
 def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, strategy):
     options = causal, layout, cu_q, cu_k, max_q, max_k, scale, group
-    problem, ranks = _problem(q, k, v, *options), group_of(group)
+    problem, ranks = _problem(q, k, v, *options), ranks_of(group)
+    if isinstance(ranks, TwoLevels):
+        require_supported(problem)
     name = chosen(strategy, problem, q.device, group).name
     agree(ranks, problem, name)
+    if isinstance(ranks, TwoLevels):
+        attend = partial(_attend_in_node, problem, ranks.node_name, name)
+        out, lse = attend_across(attend, problem, q, k, v, Mesh.of(ranks))
+        return out.to(q.dtype), lse
     if name == "nccl":
         return attend_gathered(problem, q, k, v, cu_q, cu_k, max_q, max_k, group)
     checked_maxima(problem, cu_q, cu_k, max_q, max_k)
@@ -246,6 +258,20 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
     operator = prepared(ranks).operator(problem, tiles_for(problem), SpAttention)
     operator(q, k, v, out, lse, ranks.rank, *packing)
     return out, lse
+
+
+def _attend_in_node(
+    problem: AttentionProblem, node: str, strategy: str, q: torch.Tensor, k: torch.Tensor,
+    v: torch.Tensor, causal: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Attend to the keys of the ranks of a node.
+
+    Args:
+        node: name of the node's group.
+    """
+    layout = problem.layout if causal else "contiguous"
+    packing = None, None, None, None
+    return _eager(q, k, v, causal, layout, *packing, problem.scale, node, strategy)
 
 
 def _fake(q, k, v, *options):

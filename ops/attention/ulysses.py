@@ -7,17 +7,15 @@ DeepSpeed-Ulysses.)
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..collectives.all_to_all import AllToAll
-from ..collectives.collective import checked
-from ..collectives.transport import chosen
+from ..collectives.collective import checked, transport_within
 from ..core.collective_problem import CollectiveProblem
-from ..core.groups import group_of, name_of
+from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
 from ..core.problem import agree, refused, require_dense
 from ..core.registry import RegisteredOp, TableRow
@@ -133,11 +131,11 @@ def _ulysses_attention(
     group: str, transport: str,
 ) -> torch.Tensor:  # fmt: skip
     """Implement ``ulysses_attention``; all arguments are checked before the first exchange."""
-    ranks = group_of(group)
+    ranks = ranks_of(group)
     problem = problem_of(q, k, v, causal, softmax_scale, ranks.world_size)
     # Transport "auto" supports every exchange.
     for exchange in exchanges_of(problem) if transport != "auto" else ():
-        chosen(transport, replace(exchange, op=NAME), q.device, ranks, AllToAll)
+        transport_within(transport, exchange, q.device, ranks, NAME)
     is_traced = any(isinstance(x.numel(), torch.SymInt) for x in (q, k, v))
     if not (torch.compiler.is_compiling() or is_traced):
         agree(ranks, problem, transport)

@@ -23,12 +23,13 @@ from ...builtins.errors import TileWeaveError
 from ...runtime.executor.compile_ahead import compile_ahead
 from ...runtime.executor.recorded_calls import invalidate
 from ...runtime.host.group import Group
+from ...runtime.host.group_argument import name_of
 from ...runtime.host.heap import HeapExhausted
 from ...runtime.host.measure import interleaved, largest
 from ...runtime.host.watchdog import DeadlockError
 from ...runtime.kernel.kernel import capturing
 from ..core.cache import OpCache, prepared
-from ..core.groups import group_of, name_of
+from ..core.groups import group_of
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, operator_name
 from ..core.registry import OPERATORS, operators_of
@@ -94,7 +95,7 @@ def tune(
         op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
         shapes: (M, N, K) of the whole group, as in ``tileweave bench``.
         dtype: type of the operands.
-        group: as for the operator.
+        group: as for the operator; for a mesh of nodes pass the axis within a node.
         transposed: whether b is the transpose of a row-major (N, K), as weights are.
 
     Raises:

@@ -11,13 +11,14 @@ import torch
 
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
-from ...runtime.host.group import Group
 from ..core import nccl
+from ..core.across_nodes import Mesh, pieces_of_nodes
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
+from ..core.groups import TwoLevels
+from ..core.problem import shares_memory
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .across_nodes import AcrossNodes, Move
-from .collective import Collective, exchange
+from .collective import Collective, Move, exchange
 from .transport import SUMMED
 from .vectors import WALKERS, Lines, alloc_of, collected, copies_to, words_of
 
@@ -107,7 +108,7 @@ def all_gather_plan(
     return all_gather
 
 
-class AllGather(AcrossNodes, Collective, op=NAME):
+class AllGather(Collective, op=NAME):
     """All-gather along the first axis."""
 
     row = TableRow(
@@ -163,25 +164,18 @@ class AllGather(AcrossNodes, Collective, op=NAME):
         return ranks, 2 * ranks
 
     @staticmethod
-    def part(x, nodes):
-        return x
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        return AllGather, problem.shape, ()
 
     @staticmethod
-    def across(move: Move, x: torch.Tensor, out: torch.Tensor, nodes: Group) -> None:
-        """Exchange inputs between ranks of equal index in their nodes; gather within the node what
-        has arrived while the rest is in flight."""
-        me, count = nodes.rank, nodes.world_size
-        parts = out.unflatten(0, (count, -1))
-        received = [torch.empty_like(x) for _ in range(count - 1)]
-        coming = [
-            nccl.start_exchange(x, (me - step) % count, part, (me + step) % count, nodes)
-            for step, part in enumerate(received, 1)
-        ]
-        move(x, parts[me])
-        for step, (works, part) in enumerate(zip(coming, received, strict=True), 1):
-            for work in works:
-                work.wait()
-            move(part, parts[(me + step) % count])
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh) -> None:
+        """Send the input to the other nodes, and gather within the node what has arrived while the
+        rest is in flight."""
+        if shares_memory(x, out):  # out is written while x is sent
+            x = x.clone()
+        parts = out.unflatten(0, (mesh.nodes, -1))
+        for node, part in pieces_of_nodes([x] * mesh.nodes, mesh):
+            move(AllGather, part, parts[node])
 
     @staticmethod
     def gradient(grad, group, transport):

@@ -4,6 +4,7 @@ Contains the tile programs, one for small tensors and one for large ones, the pl
 with its kernel, and the torch operator with its gradient.
 """
 
+from math import ceil, gcd
 from typing import Any
 
 import tilelang.language as T
@@ -12,11 +13,14 @@ import torch
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
+from ..core.across_nodes import Mesh
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
+from ..core.groups import TwoLevels
 from ..core.registry import TableRow
-from .all_gather import collect
-from .collective import Collective, exchange, sum_of
-from .reduce_scatter import add_up
+from .all_gather import AllGather, collect
+from .collective import Collective, Move, exchange, sum_of
+from .reduce_scatter import ReduceScatter, add_up
+from .transport import ROW_BYTES
 from .vectors import Lines, alloc_of, copies_to, tile_bytes
 
 NAME = "all_reduce"
@@ -193,8 +197,35 @@ class AllReduce(Collective, op=NAME):
         return 2, 4
 
     @staticmethod
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        elements = padded_elements(problem.elements, problem.dtype, ranks.world_size)
+        return ReduceScatter, (elements // ranks.nodes.world_size,), ()
+
+    @staticmethod
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh) -> None:
+        """Reduce-scatter over all ranks, then all-gather; zeros fill up the parts."""
+        elements = padded_elements(x.numel(), x.dtype, mesh.world_size)
+        is_whole = elements == x.numel()
+        given, total = x.reshape(-1), out.view(-1)
+        if not is_whole:
+            given = torch.nn.functional.pad(given, (0, elements - x.numel()))
+            total = torch.empty_like(given)
+        part = given.new_empty(elements // mesh.world_size)
+        ReduceScatter.across(move, given, part, mesh)
+        AllGather.across(move, part, total, mesh)
+        if not is_whole:
+            out.view(-1).copy_(total[: x.numel()])
+
+    @staticmethod
     def gradient(grad, group, transport):
         return grad.clone()
+
+
+def padded_elements(elements: int, dtype: torch.dtype, ranks: int) -> int:
+    """Return a number of elements, increased to equal parts of whole ``ROW_BYTES`` for all
+    ranks."""
+    unit = ranks * (ROW_BYTES // gcd(ROW_BYTES, dtype.itemsize))
+    return ceil(elements / unit) * unit
 
 
 def all_reduce(
@@ -204,7 +235,7 @@ def all_reduce(
 
     All ranks receive the same bits, and equal inputs give equal bits: values are added in fp32, in
     an order that docs/guides/ops.md defines, and rounded once. ``nccl`` rounds and adds as NCCL
-    does.
+    does. On several nodes the sum of each node is rounded, and these sums are added in fp32.
 
     The gradient is that of a tensor-parallel layer: all ranks compute the same function of the
     result, so its gradient is assumed equal on all ranks, and nothing is communicated.
@@ -214,7 +245,7 @@ def all_reduce(
     Args:
         x: of any shape, bf16, fp16 or fp32; with ``nccl`` any type that it adds.
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
-            with one axis.
+            with one axis; or with two, nodes and ranks of a node, in that order.
         out: of the same shape, contiguous; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.

@@ -15,10 +15,12 @@ from tvm import tirx
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
+from ..core.across_nodes import Mesh, pieces_of_nodes
 from ..core.collective_problem import CollectiveProblem, axis_of, require_exchangeable, shared
+from ..core.groups import TwoLevels
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .collective import Collective, exchange
+from .collective import Collective, Move, exchange
 from .vectors import (
     COLUMNS,
     WALKERS,
@@ -285,6 +287,23 @@ class AllToAll(Collective, op=NAME):
         out.unflatten(gather, (ranks, -1)).movedim(gather, 0).copy_(received)
 
     @staticmethod
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        shape = list(problem.shape)
+        shape[problem.options[0]] //= ranks.nodes.world_size
+        return AllToAll, tuple(shape), problem.options
+
+    @staticmethod
+    def across(
+        move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh, scatter: int, gather: int
+    ) -> None:
+        """Send the parts for another node to the rank with this rank's index there; within the
+        node, exchange what has arrived while the rest is in flight."""
+        parts = [part.contiguous() for part in x.chunk(mesh.nodes, scatter)]
+        results = out.chunk(mesh.nodes, gather)
+        for node, part in pieces_of_nodes(parts, mesh):
+            move(AllToAll, part, results[node], scatter, gather)
+
+    @staticmethod
     def gradient(grad, group, transport, scatter, gather):
         return torch.ops.tileweave.all_to_all(grad, gather, scatter, group, transport)
 
@@ -313,7 +332,7 @@ def all_to_all(
         gather_dim: the axis along which the parts are concatenated in rank order; its extent is
             multiplied by the number of ranks.
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
-            with one axis.
+            with one axis; or with two, nodes and ranks of a node, in that order.
         out: contiguous, does not overlap ``x``; receives the result. Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.

@@ -8,16 +8,20 @@ from typing import Any
 
 import tilelang.language as T
 import torch
+from torch.nn.functional import pad
 
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
+from ..core.across_nodes import Mesh
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
-from ..core.groups import group_of
+from ..core.groups import TwoLevels, ranks_of
 from ..core.problem import refused
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .collective import Collective, exchange
+from .all_gather import AllGather
+from .collective import Collective, Move, exchange
+from .transport import ROW_BYTES
 from .vectors import WALKERS, Lines, alloc_of, copies_to, words_of
 
 NAME = "broadcast"
@@ -169,10 +173,32 @@ class Broadcast(Collective, op=NAME):
         return 1, 1
 
     @staticmethod
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        (root,) = problem.options
+        return Broadcast, problem.shape, (root % ranks.node.world_size,)
+
+    @staticmethod
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh, root: int) -> None:
+        """Broadcast within the root's node. Its ranks send one part each to the other nodes, which
+        gather the parts."""
+        node, local = divmod(root, mesh.ranks_per_node)
+        if mesh.node == node:
+            move(Broadcast, x, out, local)
+        flat = out.view(-1).view(torch.uint8)
+        padding = -flat.numel() % (mesh.ranks_per_node * ROW_BYTES)
+        whole = pad(flat, (0, padding)) if padding else flat
+        part = whole.chunk(mesh.ranks_per_node)[mesh.local].clone()
+        mesh.broadcast(part, node)
+        if mesh.node != node:
+            move(AllGather, part, whole)
+            if padding:
+                flat.copy_(whole[: flat.numel()])
+
+    @staticmethod
     def gradient(grad, group, transport, root):
         adds = "nccl" if transport == "nccl" else "auto"
         total = torch.ops.tileweave.all_reduce(grad, group, adds)
-        return total if group_of(group).rank == root else torch.zeros_like(total)
+        return total if ranks_of(group).rank == root else torch.zeros_like(total)
 
 
 def broadcast(
@@ -195,7 +221,7 @@ def broadcast(
         x: of any shape and type; its values matter on the root only.
         root: rank of the root in the group.
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
-            with one axis.
+            with one axis; or with two, nodes and ranks of a node, in that order.
         out: of the same shape, contiguous; receives the result, and may be ``x``. Not
             differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or

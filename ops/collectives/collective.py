@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 
@@ -14,11 +15,12 @@ from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
+from ..core.across_nodes import Mesh, readable, writable
 from ..core.cache import prepared
 from ..core.call import Decision, record_fast_path, signature
 from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
 from ..core.compiled import CompiledOp
-from ..core.groups import TwoLevels, group_of, name_of, ranks_of
+from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define, refuse_gradients
 from ..core.problem import (
     agree,
@@ -31,9 +33,12 @@ from ..core.problem import (
     require_dense_or_none,
 )
 from ..core.registry import OPERATORS, RegisteredOp, operators_of
-from .across_nodes import AcrossNodes, Move, at_any_place
 from .transport import ROW_BYTES, SUMMED, Transport, chosen
 from .vectors import as_declared
+
+Move: TypeAlias = Callable[..., None]
+"""Function ``(collective, x, out, *options)``: all ranks of a node compute ``out`` by a
+collective."""
 
 
 class Moved(CompiledOp):
@@ -127,6 +132,34 @@ class Collective(Moved, RegisteredOp, ABC):
 
     @staticmethod
     @abstractmethod
+    def within(
+        problem: CollectiveProblem, ranks: TwoLevels
+    ) -> tuple[type[Collective], Shape, tuple[int, ...]]:
+        """Return one of the calls within the node that ``across`` makes: the collective, the shape
+        of its input, and its options. A transport serves all of them if it serves this one."""
+
+    @staticmethod
+    @abstractmethod
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh, *options: int) -> None:
+        """Compute ``out`` on the ranks of several nodes.
+
+        Args:
+            move: calls a collective of the ranks of a node.
+        """
+
+    @staticmethod
+    def in_node(ranks: TwoLevels, transport: str) -> Move:
+        """Return the function that calls collectives of the ranks of this node, on tensors of any
+        alignment."""
+
+        def move(collective: type[Collective], x: torch.Tensor, out: torch.Tensor, *options: int):
+            with writable(out) as memory:
+                _compute(collective.op, readable(x), memory, *options, ranks.node_name, transport)
+
+        return move
+
+    @staticmethod
+    @abstractmethod
     def expected(inputs: torch.Tensor, rank: int, *options: int) -> torch.Tensor:
         """Return the result of a rank by definition, from the inputs of all ranks, (ranks, *shape).
         The benchmark compares results with it."""
@@ -174,7 +207,7 @@ def exchange(
     """Call a collective that ``define_exchange`` registered. Return its result, in ``out`` if
     given."""
     into_new, into_out = _DEFINED[name]
-    group = "" if group is None else _name(name, group)
+    group = "" if group is None else name_of(group)
     if out is None:
         return into_new(x, *options, group, transport)
     into_out(x, out, *options, group, transport)
@@ -199,31 +232,33 @@ def transport_of(
     options = options or (0,) * len(names)
     if len(options) != len(names):
         raise refused(name, f"options={options}", f"({', '.join(names)})" if names else "none")
-    ranks = _ranks(name, _name(name, group))
-    problem, ranks = in_reach(checked(name, x, None, ranks.world_size, options), x, ranks)
-    return chosen(transport, problem, x.device, ranks, OPERATORS[name])
+    ranks = ranks_of(name_of(group))
+    problem = checked(name, x, None, ranks.world_size, options)
+    return transport_within(transport, problem, x.device, ranks)
 
 
-def _name(op: str, group: Any) -> str:
-    return name_of(group, axes=2 if issubclass(OPERATORS[op], AcrossNodes) else 1)
+def transport_within(
+    requested: str, problem: CollectiveProblem, device: torch.device, ranks: Group | TwoLevels,
+    caller: str | None = None,
+) -> Transport:  # fmt: skip
+    """Return the transport of a checked call; on several nodes, the one within a node.
+
+    Args:
+        caller: operator that errors name; None for that of the problem.
+    """
+    name = caller or problem.op
+    collective = OPERATORS[problem.op]
+    if isinstance(ranks, TwoLevels):
+        collective, shape, options = collective.within(problem, ranks)
+        part = torch.empty(shape, dtype=problem.dtype, device="meta")
+        ranks = ranks.node
+        problem = checked(collective.op, part, None, ranks.world_size, options)
+    return chosen(requested, replace(problem, op=name), device, ranks, collective)
 
 
-def _ranks(op: str, group: str) -> Group | TwoLevels:
-    return ranks_of(group) if issubclass(OPERATORS[op], AcrossNodes) else group_of(group)
-
-
-def in_reach(
-    problem: CollectiveProblem, x: torch.Tensor, ranks: Group | TwoLevels
-) -> tuple[CollectiveProblem, Group]:
-    """Return the problem that ranks with access to each other's memory solve at once, and these
-    ranks."""
-    if isinstance(ranks, Group):
-        return problem, ranks
-    part = OPERATORS[problem.op].part(x, ranks.nodes.world_size)
-    return checked(problem.op, part, None, ranks.node.world_size, ()), ranks.node
-
-
-def _move(problem: CollectiveProblem, transport: str, group: Group) -> Move:
+def _move(
+    problem: CollectiveProblem, transport: str, group: Group
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """Return the function by which the ranks of a group communicate."""
     collective = OPERATORS[problem.op]
     if transport == "nccl":
@@ -263,17 +298,18 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
         decision = _decide(name, x, out, *arguments)
     elif out is not None and apart:
         require_apart(name, out, **{ARGUMENT: x})
-    part, reachable = in_reach(decision.problem, x, decision.group)
-    readable = dense(name, ARGUMENT, x)
-    out = readable.new_empty(decision.problem.result) if out is None else out
-    move = _move(part, decision.choice, reachable)
-    if isinstance(decision.group, TwoLevels):
-        collective.across(at_any_place(move), readable, out, decision.group.nodes)
+    problem, ranks, transport = decision.problem, decision.group, decision.choice
+    packed = dense(name, ARGUMENT, x)
+    out = packed.new_empty(problem.result) if out is None else out
+    if isinstance(ranks, TwoLevels):
+        move = collective.in_node(ranks, transport)
+        collective.across(move, packed, out, Mesh.of(ranks), *problem.options)
         return out
-    move(readable, out)
+    move = _move(problem, transport, ranks)
+    move(packed, out)
     if isinstance(move, Collective) and not capturing():
-        declared = move.declared(readable, out)
-        cache = prepared(reachable)
+        declared = move.declared(packed, out)
+        cache = prepared(ranks)
         decision.fast_path = record_fast_path((x,), cache, move, *declared, out, apart)
         recorded_calls().put(cache.session, key, decision)
     return out
@@ -285,12 +321,11 @@ def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: An
     collective, (*options, group, requested) = OPERATORS[name], arguments
     if out is not None and not collective.in_place:
         require_apart(name, out, **{ARGUMENT: x})
-    ranks = _ranks(name, group)
+    ranks = ranks_of(group)
     problem = checked(name, x, out, ranks.world_size, options)
     if out is not None:
         check_layout(name, out)
-    part, reachable = in_reach(problem, x, ranks)
-    transport = chosen(requested, part, x.device, reachable, collective).name
+    transport = transport_within(requested, problem, x.device, ranks).name
     agree(ranks, problem, transport)
     return Decision(problem, ranks, transport)
 
@@ -320,12 +355,12 @@ def define_exchange(collective: type[Collective]) -> None:
 
     def fake(x, *arguments):
         *options, group, _ = arguments
-        ranks = _ranks(name, group).world_size
+        ranks = ranks_of(group).world_size
         return x.new_empty(checked(name, x, None, ranks, options).result)
 
     def fake_out(x, out, *arguments):
         *options, group, _ = arguments
-        checked(name, x, out, _ranks(name, group).world_size, options)
+        checked(name, x, out, ranks_of(group).world_size, options)
 
     def save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
         _, *ctx.options, ctx.group, ctx.transport = inputs

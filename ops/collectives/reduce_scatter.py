@@ -11,13 +11,12 @@ import torch
 
 from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
-from ...runtime.host.group import Group
 from ..core import nccl
+from ..core.across_nodes import Mesh, sum_over_nodes
 from ..core.collective_problem import CollectiveProblem, require_exchangeable, shared
+from ..core.groups import TwoLevels
 from ..core.registry import TableRow
-from .across_nodes import AcrossNodes, Move
-from .collective import Collective, exchange, sum_of
-from .transport import SUMMED
+from .collective import Collective, Move, exchange, sum_of
 from .vectors import Lines, alloc_of, copies_to
 
 NAME = "reduce_scatter"
@@ -103,7 +102,7 @@ def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
     return reduce_scatter
 
 
-class ReduceScatter(AcrossNodes, Collective, op=NAME):
+class ReduceScatter(Collective, op=NAME):
     """Reduce-scatter along the first axis."""
 
     row = TableRow(
@@ -146,36 +145,16 @@ class ReduceScatter(AcrossNodes, Collective, op=NAME):
         return 1, 2
 
     @staticmethod
-    def part(x, nodes):
-        return x[: x.shape[0] // nodes]
+    def within(problem: CollectiveProblem, ranks: TwoLevels):
+        rows, *others = problem.shape
+        return ReduceScatter, (rows // ranks.nodes.world_size, *others), ()
 
     @staticmethod
-    def across(move: Move, x: torch.Tensor, out: torch.Tensor, nodes: Group) -> None:
+    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh) -> None:
         """Add the part of another node within this node and send it while the next part is added;
-        the own part comes last.
-
-        Then the owner adds the sums of the nodes in fp32: its own first, then its right neighbor's,
-        and so on.
-        """
-        me, count = nodes.rank, nodes.world_size
-        parts = x.unflatten(0, (count, -1))
-        arriving = []
-        for step in range(1, count):
-            target, source = (me - step) % count, (me + step) % count
-            sent, received = torch.empty_like(out), torch.empty_like(out)
-            move(parts[target], sent)
-            arriving.append(
-                (nccl.start_exchange(sent, target, received, source, nodes), sent, received)
-            )
-        move(parts[me], out)
-        if not arriving:
-            return
-        total = out.to(torch.float32 if out.dtype in SUMMED else out.dtype, copy=True)
-        for works, _, received in arriving:
-            for work in works:
-                work.wait()
-            total += received
-        out.copy_(total)
+        see ``sum_over_nodes``."""
+        parts = x.unflatten(0, (mesh.nodes, -1))
+        sum_over_nodes(lambda node, part: move(ReduceScatter, parts[node], part), out, mesh)
 
     @staticmethod
     def gradient(grad, group, transport):

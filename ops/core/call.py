@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,11 +16,12 @@ from ...runtime.host.session import find_named
 from ...runtime.kernel.kernel import capturing
 from ..autotune.store import lookup
 from ..autotune.tuner import choice_of
+from .across_nodes import Mesh, readable, writable
 from .cache import OpCache, prepared
 from .compiled import CompiledOp
 from .epilogue import NOTHING, Epilogue
-from .groups import group_of, name_of
-from .operator import Choice, Operator
+from .groups import TwoLevels, name_of, ranks_of
+from .operator import Choice, Multiply, Operator
 from .problem import (
     ALIGNMENT,
     Problem,
@@ -146,9 +147,9 @@ class Decision:
 
     Attributes:
         problem: what they compute, a ``Problem`` or a ``CollectiveProblem``.
-        group: the ranks that take part; ``TwoLevels`` for collectives on several nodes.
-        choice: program and tiles of a fused GEMM, None for NCCL and cuBLAS; or the name of a
-            transport.
+        group: the ranks that take part; ``TwoLevels`` on several nodes.
+        choice: program and tiles of a fused GEMM, None for NCCL and cuBLAS and on several nodes;
+            or the name of a transport.
         fast_path: repeats a call; None if each call needs its operands and memory prepared.
     """
 
@@ -174,6 +175,12 @@ class Call(NamedTuple):
     @property
     def group(self) -> Group:
         return self.decision.group
+
+    @property
+    def levels(self) -> TwoLevels | None:
+        """Ranks of several nodes; None if ``group`` makes the call."""
+        group = self.decision.group
+        return group if isinstance(group, TwoLevels) else None
 
     @property
     def choice(self) -> Choice | None:
@@ -208,6 +215,13 @@ def compute(
         if c is not None:
             return c
     request = _call(key, decision, op, a, b, out, group, requested, Epilogue(*epilogue))
+    if (levels := request.levels) is not None:
+        operands = request.a, request.b, request.c, request.epilogue
+        multiply = _in_node(levels, requested)
+        transport = "nccl" if requested == "nccl" else "auto"
+        move = OPERATORS[op].collective.in_node(levels, transport)
+        OPERATORS[op].across(multiply, move, *operands, Mesh.of(levels))
+        return request.c
     if request.choice is None:
         OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)
         return request.c
@@ -221,6 +235,17 @@ def compute(
     if decision.fast_path is not None:  # this call may have opened the session
         recorded_calls().put(cache.session, key, decision)
     return request.c
+
+
+def _in_node(ranks: TwoLevels, requested: str) -> Multiply:
+    """Return the function that calls operators of the ranks of this node, on tensors of any
+    alignment."""
+
+    def multiply(operator: type[Operator], a, b, out, epilogue: Epilogue) -> None:
+        with writable(out) as memory:
+            compute(operator.op, readable(a), b, memory, ranks.node_name, requested, epilogue)
+
+    return multiply
 
 
 def call(
@@ -268,8 +293,13 @@ def _decide(
     if out is not None:
         require_apart_from_operands(op, out, a, b, epilogue)
         check_layout(op, out)
-    ranks = group_of(group)
+    ranks = ranks_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
+    if isinstance(ranks, TwoLevels):
+        part = OPERATORS[op].within(problem, ranks)
+        not_fused(requested, replace(part, op=op), a.device, ranks.node)
+        agree(ranks, problem, requested)
+        return Decision(problem, ranks, None), False
     other = not_fused(requested, problem, a.device, ranks)
     agree(ranks, problem, other.name if other else requested)
     choice = None if other else choice_of(requested, problem, ranks)
@@ -286,9 +316,14 @@ def strategy_of(
     Args:
         op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
         a, b, group, strategy, bias, scale_a, scale_b, out_dtype: arguments of the operator.
+
+    Returns:
+        The strategy; on several nodes, the one within a node.
     """
-    name, ranks = operator_name("strategy_of", op, operators_of(Operator)), group_of(name_of(group))
+    name, ranks = operator_name("strategy_of", op, operators_of(Operator)), ranks_of(name_of(group))
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     require_operands(name, a, b, None, epilogue)
     problem = checked(name, a, b, ranks.world_size, None, epilogue)
+    if isinstance(ranks, TwoLevels):
+        problem, ranks = OPERATORS[name].within(problem, ranks), ranks.node
     return chosen(strategy, problem, a.device, ranks, lookup(problem, ranks))

@@ -17,10 +17,10 @@ from ...runtime.host.group import Group, from_torchrun
 from ...runtime.host.group_argument import (
     BY,
     is_alive,
-    name_of,
     process_group_named,
     require_member,
 )
+from ...runtime.host.group_argument import name_of as _name_of
 
 __all__ = ["TwoLevels", "group_of", "name_of", "ranks_of"]
 
@@ -44,6 +44,12 @@ class TwoLevels:
 
     nodes: Group
     node: Group
+
+    @property
+    def node_name(self) -> str:
+        """Name of the group of this node, as ``group_of`` accepts it."""
+        assert self.node.process_group is not None
+        return self.node.process_group.group_name
 
     @property
     def world_size(self) -> int:
@@ -70,6 +76,15 @@ class TwoLevels:
                 )
         values = self.nodes.exchange(topic, json.dumps(self.node.exchange(topic, value)))
         return [value for node in values for value in json.loads(node)]
+
+
+def name_of(group: Any) -> str:
+    """Return the name of the ``group`` argument of an operator, a mesh with two axes included.
+
+    Raises:
+        TileWeaveError: as in ``group_argument.name_of``.
+    """
+    return _name_of(group, axes=2)
 
 
 def ranks_of(name: str) -> Group | TwoLevels:

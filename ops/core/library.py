@@ -11,7 +11,7 @@ from torch import _C
 
 from .call import compute
 from .epilogue import FP8, SCHEMA, Epilogue
-from .groups import group_of, name_of
+from .groups import name_of, ranks_of
 from .operator import Operator
 from .problem import checked, refused, require_operands
 
@@ -187,12 +187,12 @@ def define_product(operator: type[Operator]) -> None:
         compute(name, a, b, out, group, strategy, epilogue)
 
     def fake(a, b, group, strategy, *epilogue):
-        ranks = group_of(group).world_size
+        ranks = ranks_of(group).world_size
         problem = checked(name, a, b, ranks, None, Epilogue(*epilogue))
         return a.new_empty(problem.shape, dtype=problem.out_dtype)
 
     def fake_out(a, b, out, group, strategy, *epilogue):
-        checked(name, a, b, group_of(group).world_size, out, Epilogue(*epilogue))
+        checked(name, a, b, ranks_of(group).world_size, out, Epilogue(*epilogue))
 
     def check(a, b, group, strategy, *epilogue):
         check_out(a, b, None, group, strategy, *epilogue)

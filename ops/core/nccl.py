@@ -73,14 +73,6 @@ def all_to_all(sent: torch.Tensor, received: torch.Tensor, group: Group) -> None
         _complete(dist.all_to_all_single, [received, sent], group)
 
 
-def start_exchange(
-    sent: torch.Tensor, target: int, received: torch.Tensor, source: int, group: Group
-) -> list[dist.Work]:
-    """Begin to send ``sent`` to rank ``target`` and to receive ``received`` from rank ``source``.
-    The current stream waits for neither until ``wait`` of the returned works."""
-    return start_exchanges([sent], target, [received], source, group)
-
-
 def start_exchanges(
     sent: Sequence[torch.Tensor],
     target: int,
@@ -88,7 +80,8 @@ def start_exchanges(
     source: int,
     group: Group,
 ) -> list[dist.Work]:
-    """Begin ``start_exchange`` for several tensors at once."""
+    """Begin to send tensors to rank ``target`` and to receive tensors from rank ``source``. The
+    current stream waits for neither until ``wait`` of the returned works."""
     pairs = [(dist.isend, x, target) for x in sent] + [(dist.irecv, x, source) for x in received]
     return dist.batch_isend_irecv([
         dist.P2POp(op, _bytes(tensor), group=group.process_group, group_peer=peer)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from tvm import tirx
@@ -19,6 +19,7 @@ from ..autotune.cost_model import estimate_unfused_us
 from .compiled import CompiledOp
 from .epilogue import Epilogue
 from .gemm_config import GemmConfig
+from .groups import TwoLevels
 from .problem import Problem
 from .registry import RegisteredOp
 from .tiles import (
@@ -30,7 +31,13 @@ from .tiles import (
 )
 
 if TYPE_CHECKING:
-    from ..collectives.collective import Collective
+    from ..collectives.collective import Collective, Move
+    from .across_nodes import Mesh
+
+
+Multiply: TypeAlias = Callable[..., None]
+"""Function ``(operator, a, b, out, epilogue)``: all ranks of a node compute ``out`` by an
+operator."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,24 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
     ) -> Any:
         """Compute ``c`` by ``torch.distributed`` and ``torch.mm``, on any device."""
+
+    @staticmethod
+    @abstractmethod
+    def within(problem: Problem, ranks: TwoLevels) -> Problem:
+        """Return the problem of the calls within the node that ``across`` makes."""
+
+    @staticmethod
+    @abstractmethod
+    def across(
+        multiply: Multiply, move: Move, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        epilogue: Epilogue, mesh: Mesh,
+    ) -> None:  # fmt: skip
+        """Compute ``c`` on the ranks of several nodes.
+
+        Args:
+            multiply: calls an operator of the ranks of a node.
+            move: calls a collective of the ranks of a node.
+        """
 
     @classmethod
     def recorded(cls, problem: Problem, choice: Choice) -> Choice:

@@ -299,10 +299,14 @@ def check_layout(op: str, out: torch.Tensor) -> None:
 def require_apart(op: str, out: torch.Tensor, **tensors: torch.Tensor | None) -> None:
     """Refuse an ``out`` that overlaps an argument in memory: it is written while the argument is
     read."""
-    begin, end = out.data_ptr(), out.data_ptr() + out.nbytes
     for name, x in tensors.items():
-        if x is not None and x.data_ptr() < end and begin < x.data_ptr() + x.nbytes:
+        if x is not None and shares_memory(out, x):
             raise refused(op, f"out shares memory with {name}", "memory of its own")
+
+
+def shares_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether two contiguous tensors overlap in memory."""
+    return y.data_ptr() < x.data_ptr() + x.nbytes and x.data_ptr() < y.data_ptr() + y.nbytes
 
 
 def require_apart_from_operands(

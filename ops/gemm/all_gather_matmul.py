@@ -29,13 +29,15 @@ from ..autotune.cost_model import (
     estimate_ag_gemm_push_us,
 )
 from ..collectives.all_gather import AllGather
+from ..collectives.collective import Move
 from ..core import nccl
-from ..core.call import call
+from ..core.across_nodes import Mesh, pieces_of_nodes, readable, writable
+from ..core.call import Call, call
 from ..core.epilogue import NOTHING, SCHEMA, Epilogue
 from ..core.gemm_config import GemmConfig
-from ..core.groups import group_of, name_of
+from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define, product, refuse_gradients
-from ..core.operator import Choice, Operator
+from ..core.operator import Choice, Multiply, Operator
 from ..core.problem import Problem, checked, require_operands
 from ..core.registry import TableRow
 from ..core.tiles import persistent_tiles, stored
@@ -129,6 +131,20 @@ class AllGatherMatmul(Operator, op=NAME):
         return gathered
 
     @staticmethod
+    def within(problem: Problem, ranks: TwoLevels) -> Problem:
+        return replace(problem, ranks=ranks.node.world_size)
+
+    @staticmethod
+    def across(
+        multiply: Multiply, move: Move, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        epilogue: Epilogue, mesh: Mesh,
+    ) -> None:  # fmt: skip
+        """Send the rows to the other nodes, and multiply the rows of one node after the other."""
+        parts = c.unflatten(0, (mesh.nodes, -1))
+        for node, rows in pieces_of_nodes([a] * mesh.nodes, mesh):
+            multiply(AllGatherMatmul, rows, b, parts[node], epilogue)
+
+    @staticmethod
     def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
         """Gather the rows again, which is cheaper than keeping them, and return the gradients."""
         a, b = ctx.saved_tensors
@@ -187,7 +203,7 @@ def all_gather_matmul(
         a_shard: (M / ranks, K), this rank's rows.
         b: (K, N), different on each rank; row-major, or the transpose of a row-major (N, K).
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
-            with one axis.
+            with one axis; or with two, nodes and ranks of a node, in that order.
         bias: (N,), added to every row in fp32; different on each rank, as ``b``.
         scale_a, scale_b: one float32 on the device each, for fp8 operands, as in
             ``torch._scaled_mm``. ``scale_a`` applies to all rows and is the same on every rank.
@@ -223,6 +239,8 @@ def _computed(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the result, which is ``out`` if given, and a copy of the gathered rows."""
     request = call(NAME, a, b, out, group, requested, epilogue)
+    if (levels := request.levels) is not None:
+        return request.c, _rows_of_nodes(request, levels, requested)
     choice = request.choice
     if requested == "auto" and choice and choice.program != "copy_engines":
         choice = _choice_keeping_rows(request.problem)
@@ -235,6 +253,18 @@ def _computed(
         a = request.a
         rows = AllGatherMatmul.unfused(a, request.b, request.c, request.group, request.epilogue)
     return request.c, rows.clone() if rows is a else rows
+
+
+def _rows_of_nodes(request: Call, ranks: TwoLevels, requested: str) -> torch.Tensor:
+    """Compute the result on several nodes as ``across`` does, and return the rows of all ranks."""
+    problem, count = request.problem, ranks.nodes.world_size
+    rows = request.a.new_empty(problem.M, problem.K).unflatten(0, (count, -1))
+    parts = request.c.unflatten(0, (count, -1))
+    options = ranks.node_name, requested, request.epilogue
+    for node, shard in pieces_of_nodes([request.a] * count, Mesh.of(ranks)):
+        with writable(parts[node]) as out:
+            rows[node] = _computed(readable(shard), request.b, out, *options)[1]
+    return rows.flatten(0, 1)
 
 
 def _choice_keeping_rows(problem: Problem) -> Choice | None:
@@ -258,13 +288,13 @@ def _eager_out(a_shard, b, out, group, strategy, *epilogue):
 
 
 def _fake(a_shard, b, group, strategy, *epilogue):
-    ranks = group_of(group).world_size
+    ranks = ranks_of(group).world_size
     problem = checked(NAME, a_shard, b, ranks, None, Epilogue(*epilogue))
     return a_shard.new_empty(problem.shape, dtype=problem.out_dtype), _fake_rows(a_shard, problem)
 
 
 def _fake_out(a_shard, b, out, group, strategy, *epilogue):
-    ranks = group_of(group).world_size
+    ranks = ranks_of(group).world_size
     return _fake_rows(a_shard, checked(NAME, a_shard, b, ranks, out, Epilogue(*epilogue)))
 
 

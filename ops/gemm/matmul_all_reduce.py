@@ -30,12 +30,16 @@ from ..autotune.cost_model import (
     estimate_one_shot_us,
     estimate_two_shot_us,
 )
+from ..collectives.all_gather import AllGather
 from ..collectives.all_reduce import AllReduce
+from ..collectives.collective import Move
 from ..core import nccl
+from ..core.across_nodes import Mesh
 from ..core.epilogue import Epilogue
 from ..core.gemm_config import GemmConfig
+from ..core.groups import TwoLevels
 from ..core.library import product
-from ..core.operator import Choice, Operator
+from ..core.operator import Choice, Multiply, Operator
 from ..core.problem import Problem
 from ..core.registry import TableRow
 from ..core.tiles import Tiles, persistent_tiles, stored
@@ -43,6 +47,7 @@ from .identity import identities
 from .kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
 from .kernels.gemm_persistent import copied_sums_of, gemm_ar_persistent
 from .kernels.partial_sums import identity_of
+from .matmul_reduce_scatter import MatmulReduceScatter
 
 NAME = "matmul_all_reduce"
 HOPELESS_BYTES = 32 << 20
@@ -141,6 +146,30 @@ class MatmulAllReduce(Operator, op=NAME):
         epilogue.add_to(c)
 
     @staticmethod
+    def within(problem: Problem, ranks: TwoLevels) -> Problem:
+        rows = ceil(problem.rows / ranks.world_size) * ranks.world_size
+        summed = replace(problem, op=MatmulReduceScatter.op, rows=rows)
+        return MatmulReduceScatter.within(summed, ranks)
+
+    @staticmethod
+    def across(
+        multiply: Multiply, move: Move, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        epilogue: Epilogue, mesh: Mesh,
+    ) -> None:  # fmt: skip
+        """Add as ``matmul_reduce_scatter`` does, then gather the sums; rows of zeros fill up the
+        parts."""
+        missing = -len(a) % mesh.world_size
+        total = c
+        if missing:
+            a = torch.cat([a, torch.zeros_like(a[:1]).expand(missing, -1)])
+            total = c.new_empty(len(a), c.shape[1])
+        rows = c.new_empty(len(a) // mesh.world_size, c.shape[1])
+        MatmulReduceScatter.across(multiply, move, a, b, rows, epilogue, mesh)
+        AllGather.across(move, rows, total, mesh)
+        if missing:
+            c.copy_(total[: len(c)])
+
+    @staticmethod
     def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
         a, b = ctx.saved_tensors
         grad_a = grad_c @ b.t() if ctx.needs_input_grad[0] else None
@@ -205,7 +234,8 @@ def matmul_all_reduce(
     With the fused program every rank gets the same bits, and equal inputs give equal bits. Products
     are rounded to the type of ``a`` for the transfer and summed in fp32. docs/guides/ops.md
     describes the order, and the result of a row with a product that is not finite. ``nccl`` rounds
-    and sums as NCCL does.
+    and sums as NCCL does. On several nodes the sum of each node is rounded, and these sums are
+    added in fp32.
 
     The gradient is that of a tensor-parallel layer: all ranks compute the same from the result, so
     its gradient is assumed to be equal on all ranks, and nothing is communicated.
@@ -216,7 +246,7 @@ def matmul_all_reduce(
         a: (M, K), K this rank's part of the inner dimension.
         b: (K, N); row-major, or the transpose of a row-major (N, K).
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
-            with one axis.
+            with one axis; or with two, nodes and ranks of a node, in that order.
         bias: (N,), the same on every rank; added to the sum once, in fp32.
         scale_a, scale_b: one float32 on the device each, for fp8 operands, as in
             ``torch._scaled_mm``; different on each rank.

@@ -12,6 +12,7 @@ A copy starts when all tiles of its chunk are computed. With few tiles, the kern
 products for the last peer (here 0) in that peer's ``last_peer_buf``: a copy would start too late.
 """
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -25,12 +26,15 @@ from ..autotune.cost_model import (
     estimate_gemm_rs_store_us,
     estimate_one_shot_us,
 )
+from ..collectives.collective import Move
 from ..collectives.reduce_scatter import ReduceScatter
 from ..core import nccl
+from ..core.across_nodes import Mesh, sum_over_nodes
 from ..core.epilogue import NOTHING, Epilogue
 from ..core.gemm_config import GemmConfig
+from ..core.groups import TwoLevels
 from ..core.library import product
-from ..core.operator import Choice, Operator
+from ..core.operator import Choice, Multiply, Operator
 from ..core.problem import Problem
 from ..core.registry import TableRow
 from ..core.tiles import persistent_tiles, stored
@@ -108,6 +112,25 @@ class MatmulReduceScatter(Operator, op=NAME):
         epilogue.add_to(c)
 
     @staticmethod
+    def within(problem: Problem, ranks: TwoLevels) -> Problem:
+        rows = problem.rows // ranks.nodes.world_size
+        return replace(problem, rows=rows, ranks=ranks.node.world_size, biased=False)
+
+    @staticmethod
+    def across(
+        multiply: Multiply, move: Move, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        epilogue: Epilogue, mesh: Mesh,
+    ) -> None:  # fmt: skip
+        """Send the sums for another node while those for the next one are computed; see
+        ``sum_over_nodes``."""
+        parts = a.unflatten(0, (mesh.nodes, -1))
+
+        def produce(node: int, out: torch.Tensor) -> None:
+            multiply(MatmulReduceScatter, parts[node], b, out, epilogue.without_bias)
+
+        sum_over_nodes(produce, c, mesh, epilogue.bias)
+
+    @staticmethod
     def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
         a, b = ctx.saved_tensors
         arguments = grad_c.contiguous(), b.t(), ctx.group, ctx.strategy, *NOTHING
@@ -165,7 +188,8 @@ def matmul_reduce_scatter(
     The fused program rounds each product to the type of ``a`` once, except a rank's own products
     for itself, and sums in fp32: first the own product, then the left neighbor's, and so on. Equal
     inputs give equal bits. A product that is not finite may make others of its row NaN, see
-    docs/guides/ops.md. ``nccl`` rounds and sums as NCCL does.
+    docs/guides/ops.md. ``nccl`` rounds and sums as NCCL does. On several nodes the sum of each
+    node is rounded, and these sums are added in fp32.
 
     Every rank calls it with the same shapes. The first call with new shapes compiles, collectively.
 
@@ -174,7 +198,7 @@ def matmul_reduce_scatter(
             dimension.
         b: (K, N); row-major, or the transpose of a row-major (N, K).
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
-            with one axis.
+            with one axis; or with two, nodes and ranks of a node, in that order.
         bias: (N,), the same on every rank: each adds it in fp32 to the sums that it owns.
         scale_a, scale_b: one float32 on the device each, for fp8 operands, as in
             ``torch._scaled_mm``; different on each rank.

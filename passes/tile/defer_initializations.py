@@ -115,7 +115,7 @@ def _sort_statements(path: list[tirx.Stmt], levels: list[_Level]) -> None:
     They write memory that the loop or a statement after it reads, and no statement that stays in
     place needs this memory.
     """
-    needed = _private_reads(path[-1], *(s for x in levels for s in x.seq[x.index + 1 :]))
+    needed = _names_in(path[-1], *(s for x in levels for s in x.seq[x.index + 1 :]))
     headers = [_header(s) for s in path[:-1]]
     stay = _private_reads(*(h for h in headers if h is not None))
     for level in reversed(levels):
@@ -124,6 +124,8 @@ def _sort_statements(path: list[tirx.Stmt], levels: list[_Level]) -> None:
                 if level.crosses and (has_loads(stmt.value) or effects_in(stmt.value)):
                     level.held.append(stmt.var)
                     stay |= _private_reads(stmt.value)
+                elif stmt.var in needed:
+                    needed |= _names_in(stmt.value)
                 continue
             accesses = accesses_of(stmt)
             reads = {v for v, b in accesses.reads.items() if is_private(b)}
@@ -134,11 +136,13 @@ def _sort_statements(path: list[tirx.Stmt], levels: list[_Level]) -> None:
             ):
                 stay |= reads
                 _refuse_matrix_copy(stmt, needed)
-                if level.crosses and not writes.keys().isdisjoint(needed):
-                    level.held += [tirx.BufferLoad(b, [0] * len(b.shape)) for b in values]
+                if not writes.keys().isdisjoint(needed):
+                    needed |= _names_in(stmt)
+                    if level.crosses:
+                        level.held += [tirx.BufferLoad(b, [0] * len(b.shape)) for b in values]
             else:
                 level.moved.insert(0, stmt)
-                needed |= reads
+                needed |= _names_in(stmt)
 
 
 def _refuse_matrix_copy(stmt: tirx.Stmt, needed: set[tirx.Var]) -> None:
@@ -160,6 +164,16 @@ def _refuse_matrix_copy(stmt: tirx.Stmt, needed: set[tirx.Var]) -> None:
                     f"also uses {fragment.name}, so producer threads would copy to wrong places; "
                     f"expected another fragment for T.Pipelined{location(stmt)}"
                 )
+
+
+def _names_in(*nodes) -> set[tirx.Var]:
+    """Return the private memory that the nodes read, and the names that they use."""
+    names = _private_reads(*nodes)
+    for node in nodes:
+        tirx.stmt_functor.post_order_visit(
+            node, lambda n: names.add(n) if isinstance(n, tirx.Var) else None
+        )
+    return names
 
 
 def _private_reads(*nodes) -> set[tirx.Var]:

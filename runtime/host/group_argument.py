@@ -16,6 +16,8 @@ BY = " by "
 def name_of(group: Any, axes: int = 1) -> str:
     """Return the name of a group, as ``torch.ops.tileweave.*`` accept it; "" is the default group.
 
+    A mesh of one node is its node.
+
     Args:
         group: None, a ``ProcessGroup``, its name, or a ``DeviceMesh``.
         axes: most axes of the mesh, 1 or 2; the first of two is that of nodes.
@@ -30,7 +32,8 @@ def name_of(group: Any, axes: int = 1) -> str:
             raise TileWeaveError(
                 f"group={group!r}: this process is not in it; expected only its ranks to call"
             )
-        return BY.join(group.get_group(axis).group_name for axis in range(group.ndim))
+        first = 1 if group.ndim == 2 and group.size(0) == 1 else 0
+        return BY.join(group.get_group(axis).group_name for axis in range(first, group.ndim))
     if isinstance(group, dist.ProcessGroup):
         return group.group_name
     if isinstance(group, str):

@@ -127,15 +127,17 @@ def _write(
     session: Session, records: list[RankRecord], name: str, write: Callable[[Trace], None]
 ) -> None:
     """Write the trace of all ranks on rank 0. Collective: all ranks raise the error of rank 0."""
-    failure = ""
+    failure, cause = "", None
     if records:
         try:
             write(merge(records, name))
-        except TileWeaveError as error:
-            failure = str(error)
+        except Exception as error:  # the other ranks wait for the outcome
+            failure, cause = str(error), error
+            if not isinstance(error, TileWeaveError):
+                failure = f"trace: {name}: rank 0 failed: {type(error).__name__}: {error}"
     failure = session.group.exchange("trace: written", failure)[0]
     if failure:
-        raise TileWeaveError(failure)
+        raise TileWeaveError(failure) from cause
 
 
 def words_of(session: Session, addresses: Iterable[int]) -> dict[int, Word]:

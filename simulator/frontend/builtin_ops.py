@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -218,7 +217,7 @@ def _wait(spec: Builtin):
                     yield Waiting(
                         ready, text, passed, targets, word=(tensor, index),
                         holds=lambda seen, expected=expected: holds(tensor, seen, expected),
-                        history=partial(tensor.history, index),
+                        history=tensor.history(index),
                     )  # fmt: skip
                 word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, expected)

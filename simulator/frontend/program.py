@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,10 +71,15 @@ class Kernel:
     def threads_in_block(self) -> int:
         return self.threads[0] * self.threads[1] * self.threads[2]
 
-    def thread_index(self, axis: int) -> np.ndarray:
+    @cached_property
+    def thread_indices(self) -> tuple[np.ndarray, ...]:
+        """Index of each thread of a block, by axis."""
         x, y, z = self.threads
         number = np.arange(x * y * z, dtype=np.int32)
-        return (number % x, number // x % y, number // (x * y))[axis]
+        indices = number % x, number // x % y, number // (x * y)
+        for index in indices:
+            index.flags.writeable = False
+        return indices
 
     def extents(self, frame: Any) -> tuple[int, ...]:
         return tuple(int(extent(frame)[0]) for _, extent in self.grid)

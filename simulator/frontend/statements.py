@@ -191,7 +191,7 @@ class Statements(Expressions):
         self.sound.add(var)
 
         def run(frame):
-            frame.env[slot] = frame.block.kernel.thread_index(axis)
+            frame.env[slot] = frame.block.kernel.thread_indices[axis]
             frame.block.by_thread[slot] = True
 
         return Step(run)

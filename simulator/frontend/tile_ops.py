@@ -52,7 +52,7 @@ class Region(NamedTuple):
     """Box of a tensor or tile, by starts and extents."""
 
     starts: Callable[[Frame], list]
-    extents: Callable[[Frame], list]
+    extents: Callable[[Frame], tuple[int, ...]]
     ref: GlobalRef | None
     slot: int
     name: str
@@ -60,10 +60,14 @@ class Region(NamedTuple):
     loc: str
     view: tuple[int, ...] | None = None
     """Shape of a reshaped view, which the box covers entirely."""
+    constant: Box | None = None
+    """Box of a tile if its starts and extents are constants."""
 
     def box(self, frame: Frame, shape: tuple, symmetric: bool) -> Box:
         """Return the elements inside a tensor or tile of this shape."""
-        starts, extents = self.starts(frame), tuple(map(int, self.extents(frame)))
+        if self.constant is not None:
+            return self.constant
+        starts, extents = self.starts(frame), self.extents(frame)
         for start in starts:
             if type(start) is not int:
                 starts = [_uniform_start(s, self, frame) for s in starts]
@@ -210,7 +214,7 @@ def _uniform_start(start: Any, region: Region, frame: Frame) -> int:
 
 def _fit(values: Any, shape: tuple, region: Region) -> Any:
     """Reshape ``values`` to the shape of the box. Axes of extent 1 may differ."""
-    if np.shape(values) == shape or not np.ndim(values):
+    if not isinstance(values, np.ndarray) or values.shape == shape or not values.ndim:
         return values
     if region.view is not None and np.size(values) == np.prod(shape):
         return values.reshape(shape)
@@ -233,8 +237,8 @@ def region(c: Statements, node: Any, loc: str) -> Region:
         if isinstance(i, tirx.Ramp) and not extents:
             extents = [1] * axis + [i.lanes]
     extents = list(extents) or [1] * len(starts)
-    sizes = c.indices([e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e))
-                       for e in extents], buffer.name, loc)  # fmt: skip
+    extents = [e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e)) for e in extents]
+    sizes = _sizes(c, extents, buffer.name, loc)
     origin = c.indices(starts, buffer.name, loc)
     if buffer.data in c.globals or buffer.data in c.tiles:
         c.require_type(buffer, loc)
@@ -248,13 +252,24 @@ def region(c: Statements, node: Any, loc: str) -> Region:
         if tile_shape != view:
             if [c.constant(e) for e in extents] != list(view):
                 raise unsupported(f"a part of {buffer.name}, a reshaped view", loc)
-            all_extents = [tirx.IntImm("int32", n) for n in tile_shape]
-            sizes = c.indices(all_extents, buffer.name, loc)
-            origin = c.indices([tirx.IntImm("int32", 0) for _ in tile_shape], buffer.name, loc)
-            return Region(origin, sizes, None, slot, buffer.name, buffer.scope(), loc, view)
+            box = _clipped((0,) * len(tile_shape), tile_shape, tile_shape)
+            return Region(origin, sizes, None, slot, buffer.name, buffer.scope(), loc, view, box)
+        literals = [c.constant(e) for e in (*starts, *extents)]
+        if None not in literals:
+            box = _clipped(tuple(literals[: len(starts)]), sizes(None), tile_shape)
+            return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc, None, box)
     else:
         raise unsupported(f"tensor {buffer.name} in {c.memory_of(buffer)} memory", loc)
     return Region(origin, sizes, ref, slot, buffer.name, buffer.scope(), loc)
+
+
+def _sizes(c: Statements, extents: list, name: str, loc: str) -> Callable[[Any], tuple[int, ...]]:
+    """Compile the extents of a region."""
+    values = c.indices(extents, name, loc)
+    if all(c.constant(e) is not None for e in extents):
+        constants = tuple(map(int, values(None)))
+        return lambda frame: constants
+    return lambda frame: tuple(map(int, values(frame)))
 
 
 def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
@@ -345,7 +360,7 @@ def gemm(c: Statements, call: tirx.Call, loc: str) -> Step:
             shape = [n for n in values.shape if n != 1]
             values = values.reshape(shape)
             poison = None if poison is None else poison.reshape(shape)
-        values = values.astype(wide)
+        values = values.astype(wide, copy=False)
         return (values.T, None if poison is None else poison.T) if transpose else (values, poison)
 
     def run(frame):
@@ -360,7 +375,7 @@ def gemm(c: Statements, call: tirx.Call, loc: str) -> Step:
                 poison |= bad_right.any(axis=0)[None]
         if not clear(frame):
             before, bad = out.read(frame, "T.gemm")
-            product = product + before.reshape(product.shape).astype(wide)
+            product += before.reshape(product.shape).astype(wide, copy=False)
             if bad is not None:
                 poison = bad if poison is None else poison | bad.reshape(product.shape)
         out.write(frame, product, poison, "T.gemm")

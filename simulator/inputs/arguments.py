@@ -49,6 +49,16 @@ def check_numbers(
         )
 
 
+def check_jobs(jobs: Any) -> None:
+    """Refuse a number of processes that is no integer from 1 on, or None.
+
+    Raises:
+        TileWeaveError: names the value.
+    """
+    if jobs is not None and (not _is_integer(jobs) or jobs < 1):
+        raise TileWeaveError(f"simulate: jobs={jobs!r}; expected at least 1, an integer, or None")
+
+
 def check_exhaustive(schedules: Any, seed: Any, level: str, max_interleavings: Any) -> None:
     """Refuse arguments that an exhaustive simulation does not use.
 
@@ -162,7 +172,7 @@ def check_blocks(
 
 
 def _require_memory(need: int, what: str, world_size: int, free: int | None) -> None:
-    free = _free_memory() if free is None else free
+    free = free_memory() if free is None else free
     if need > free:
         raise TileWeaveError(
             f"simulate: {what} on {world_size} ranks take {_size(need)} of memory; expected at "
@@ -170,7 +180,7 @@ def _require_memory(need: int, what: str, world_size: int, free: int | None) -> 
         )
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Return the bytes that can be allocated without swapping."""
     try:
         with open("/proc/meminfo") as file:

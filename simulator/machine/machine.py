@@ -160,7 +160,8 @@ class Machine:
         chosen = able[int(self.rng.random() * len(able))]
         if self._uneven and len(able) > 1 and self.rng.random() < 0.9:
             other = able[int(self.rng.random() * len(able))]
-            chosen = max(chosen, other, key=lambda c: c.pace)
+            if other.pace > chosen.pace:
+                chosen = other
         chosen.frame.newest = polls  # all poll: they must observe the newest values
         return chosen
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -287,7 +286,7 @@ class Await(ByStream):
             yield Waiting(
                 ready, text, targets=targets, word=(flag, index),
                 holds=lambda seen: has_reached(flag, seen, want),
-                history=partial(flag.history, index),
+                history=flag.history(index),
             )  # fmt: skip
         entry = flag.load_word(index, self._access(order, SYS), newest=True, polls=True)
         order.acquire((0,), entry.sync, SYS)

@@ -60,8 +60,11 @@ class Clock(NamedTuple):
         return Clock(Base(times), {})
 
     def time(self, agent: int) -> int:
-        page, at = self.pages.get(agent // _PAGE), self.base.times.item(agent)
-        return at if page is None else max(at, page.item(agent % _PAGE))
+        time, page = self.base.times.item(agent), self.pages.get(agent // _PAGE)
+        if page is not None:
+            later = page.item(agent % _PAGE)
+            return later if later > time else time
+        return time
 
     def range(self, first: int, count: int) -> list[int]:
         """Return the last time of each of ``count`` consecutive agents."""
@@ -116,7 +119,8 @@ class Clock(NamedTuple):
                 copied.add(number)
                 page = pages.get(number)
                 pages[number] = np.zeros(_PAGE, np.int32) if page is None else page.copy()
-            pages[number][agent % _PAGE] = max(time, pages[number][agent % _PAGE])
+            if time > pages[number].item(agent % _PAGE):
+                pages[number][agent % _PAGE] = time
         return Clock(self.base, pages)
 
 
@@ -132,7 +136,6 @@ class View:
         self.parts, self.own = parts, own
         self._clocks: list[tuple[Clock, int]] | None = None
 
-    @property
     def _distinct(self) -> list[tuple[Clock, int]]:
         """Distinct clocks, each with its agent, or -1 if several thread groups share the clock."""
         if self._clocks is None:
@@ -149,14 +152,14 @@ class View:
         if not isinstance(agents, np.ndarray):
             return agents in self.own or self._covers(int(agents), int(times))
         covered: Any = True
-        for clock, agent in self._distinct:
+        for clock, agent in self._distinct():
             covered = covered & (clock.covers(agents, times) | (agents == agent))
         for agent in self.own:
             covered = covered | (agents == agent)
         return covered
 
     def _covers(self, agent: int, time: int) -> bool:
-        for clock, own in self._distinct:
+        for clock, own in self._clocks or self._distinct():
             if agent != own and time > clock.time(agent):
                 return False
         return True

@@ -8,9 +8,12 @@ before earlier changes that are not ordered before it.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,6 +192,7 @@ class Tensor:
 
     def __init__(self, memory: Memory, name: str, shape: tuple, dtype: np.dtype, *, written: bool):
         self.memory, self.name, self.shape, self.dtype = memory, name, shape, dtype
+        self._strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         self.data = unwritten(shape, dtype)
         self.poison = np.ones(shape, np.bool_)
         self.may_be_poison = True
@@ -414,10 +418,10 @@ class Tensor:
             return entries[_place(entries, before) - 1]
         return self._without_history(index)
 
-    def history(self, index: tuple) -> list[Entry] | None:
-        """Return the modification order of a word, in another list after each change; None if no
-        atomic access has changed the word."""
-        return self.words.get(self._flat(index))
+    def history(self, index: tuple) -> Callable[[], list[Entry] | None]:
+        """Return a function of the modification order of a word: another list after each change;
+        None if no atomic access has changed the word."""
+        return partial(self.words.get, self._flat(index))
 
     def overtakings(self, index: tuple) -> Iterator[tuple[int, int]]:
         """Yield each change that landed late, with an earlier change before which it landed."""
@@ -526,10 +530,7 @@ class Tensor:
 
     def _flat(self, index: tuple) -> int:
         """Return the flat index of an element."""
-        flat = 0
-        for i, extent in zip(index, self.shape, strict=True):
-            flat = flat * extent + int(i)
-        return flat
+        return sum(map(mul, map(int, index), self._strides))
 
 
 def _region_of(indices: list[tuple]) -> tuple:

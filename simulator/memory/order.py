@@ -157,6 +157,8 @@ class BlockOrder:
         all_groups = self.threads.thread_groups
         self._sets = {(all_groups, False): 0, (all_groups, True): 1}
         """Number of each set of thread groups that acted together, and whether it copied."""
+        self._inside: dict[tuple[int, ...], list[int]] = {}
+        """Numbers of the sets inside these thread groups."""
         self._is_mixed = False
         """Whether further sets share the numbers of all thread groups."""
 
@@ -169,6 +171,7 @@ class BlockOrder:
         """Return the number of a set of thread groups."""
         number = self._sets.get((thread_groups, copies))
         if number is None:
+            self._inside.clear()
             if len(self._sets) == SETS:
                 self._is_mixed = True
                 return int(copies)
@@ -335,18 +338,22 @@ class BlockOrder:
         times = {first + number: self.set_time[number] for number in self._sets_of(thread_groups)}
         joined = self.clock[next(iter(thread_groups))]
         for i in thread_groups:
-            joined = joined.joined(self.clock[i])
+            if self.clock[i] is not joined:
+                joined = joined.joined(self.clock[i])
             times[self.base + i] = self.time[i]
         return joined.with_times(times)
 
     def _sets_of(self, thread_groups: Iterable[int]) -> list[int]:
         """Return the numbers of the sets that contain only these thread groups."""
-        among = set(thread_groups)
-        return [
-            number
-            for (members, _), number in self._sets.items()
-            if among.issuperset(members) or (self._is_mixed and number < 2)
-        ]
+        among = tuple(thread_groups)
+        numbers = self._inside.get(among)
+        if numbers is None:
+            numbers = self._inside[among] = [
+                number
+                for (members, _), number in self._sets.items()
+                if set(among).issuperset(members) or (self._is_mixed and number < 2)
+            ]
+        return numbers
 
     def _advance(self, thread_groups: tuple[int, ...], f: Callable[[Clock], Clock]) -> None:
         """Apply ``f`` to the clocks of these thread groups, once for each shared clock."""

@@ -207,9 +207,11 @@ class ShadowMemory:
         if len(key) != len(self.shape):
             return None
         for part, extent in zip(key, self.shape, strict=True):
-            if not isinstance(part, int | np.integer):
-                return None
-            element = element * extent + int(part)
+            if type(part) is not int:
+                if not isinstance(part, (int, np.integer)):
+                    return None
+                part = int(part)
+            element = element * extent + part
         return element
 
     def _records_at(self, element: int) -> list[RangeRecord]:
@@ -224,7 +226,9 @@ class ShadowMemory:
         record = self._others_of.get(element)
         if record is not None:
             kept = []
-            if access is not None:
+            if access is not None and len(record.events) < _SINGLY:
+                kept = [pair for pair in record.events if not self._before(pair[1], access)]
+            elif access is not None:
                 before = self._before(np.array([event for _, event in record.events]), access)
                 pairs = zip(record.events, before.tolist(), strict=True)
                 kept = [event for event, drop in pairs if not drop]

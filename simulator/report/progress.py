@@ -18,6 +18,12 @@ _PERIOD = 0.5
 """Seconds between two updates."""
 
 
+class _Bar(tqdm):
+    """Progress bar without tqdm's thread: a process with threads should not fork."""
+
+    monitor_interval = 0
+
+
 class Progress:
     """Count of the blocks that have ended in all schedules, and an estimate of the total time.
 
@@ -27,17 +33,22 @@ class Progress:
             that is a terminal.
         most_seconds: refuse a simulation that is estimated to take longer; None for no limit.
         clock: returns the current time in seconds.
+        jobs: largest number of schedules that run at the same time.
     """
 
     def __init__(
         self, name: str, schedules: int, shown: bool, most_seconds: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, jobs: int = 1,
     ) -> None:  # fmt: skip
         self._name, self._schedules, self._shown = name, schedules, shown
-        self._most, self._clock = most_seconds, clock
-        self._start = self._last = clock()
+        self._most, self._jobs, self._clock = most_seconds, jobs, clock
+        self._start = clock()
+        self._next = self._start + _SILENT
+        """Time of the next update."""
         self._done, self._left, self._has_printed = 0, schedules, False
-        self._bar: tqdm | None = None
+        self._blocks = 0
+        """Number of blocks of a schedule."""
+        self._bar: _Bar | None = None
 
     @contextmanager
     def schedule(self, machine: Machine) -> Iterator[None]:
@@ -49,26 +60,47 @@ class Progress:
 
         def watch() -> None:
             now = self._clock()
-            if now - self._last >= _PERIOD and now - self._start >= _SILENT:
-                self._last = now
+            if now >= self._next:
                 ended, running, blocks = machine.block_counts()
-                seconds = self._estimate(now, ended + running, blocks)
-                self._refuse(seconds, blocks)
-                self._show(ended, blocks, seconds)
+                self._update(now, ended, ended + running, blocks)
 
         machine.watch = watch
         left_before = self._left
         try:
             yield
-            self._done += machine.block_counts()[2]
+            self._blocks = machine.block_counts()[2]
+            self._done += self._blocks
             self._left -= 1
         finally:
             if self._bar is not None and self._left in (0, left_before):  # last, or a fault
                 self._bar.close()
 
+    def ended(self) -> None:
+        """Count a schedule that has ended in another process, while others may run there.
+
+        Raises:
+            TileWeaveError: all schedules together are estimated to take too long.
+        """
+        self._done += self._blocks
+        self._left -= 1
+        now = self._clock()
+        if now >= self._next:
+            self._update(now, 0, self._blocks, self._blocks)
+        if self._bar is not None and not self._left:
+            self._bar.close()
+
+    def _update(self, now: float, ended: int, begun: int, blocks: int) -> None:
+        """Print the estimate and the bar, with the blocks of the running schedule."""
+        self._next = now + _PERIOD
+        seconds = self._estimate(now, begun, blocks)
+        self._refuse(seconds, blocks)
+        self._show(ended, blocks, seconds)
+
     def _estimate(self, now: float, begun: int, blocks: int) -> float:
-        """Return a lower bound of the seconds of all schedules: running blocks count as done."""
-        return (now - self._start) * blocks * self._schedules / max(1, self._done + begun)
+        """Return a lower bound of the seconds of all schedules: running blocks count as done, and
+        as many of each schedule that may run at the same time."""
+        done = self._done + begun * min(self._jobs, self._left)
+        return (now - self._start) * blocks * self._schedules / max(1, done)
 
     def _refuse(self, seconds: float, blocks: int) -> None:
         if self._most is not None and seconds > self._most:
@@ -83,7 +115,7 @@ class Progress:
             return
         if self._bar is None:
             total = blocks * self._schedules
-            self._bar = tqdm(
+            self._bar = _Bar(
                 total=total, desc=self._name, leave=False, unit="block", disable=None,
                 mininterval=_PERIOD,
             )  # fmt: skip

@@ -18,14 +18,20 @@ def test_doctor_prints(capsys):
     out = capsys.readouterr().out
     assert f"tileweave       {tileweave.__version__}" in out
     assert "GPUs: " in out
-    (torch,) = re.findall(r"^torch .*", out, re.M)
-    assert torch.endswith(" (supported: 2.11 to 2.15)")
+    supported = dict(re.findall(r"^(\S+) +\d\S* \(supported: (.*)\)$", out, re.M))
+    assert supported == {
+        "python": "3.10 to 3.13",
+        "torch": "2.11 to 2.15",
+        "tilelang": "0.1.12 to 0.1.15",
+        "apache-tvm-ffi": "0.1.11 to 0.1.12",
+    }
 
 
 def test_doctor_as_json(capsys):
     assert main(["doctor", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report) == {"versions", "supported", "nvcc", "topology", "problems"}
+    assert set(report) == {"versions", "supported", "nvcc", "topology", "problems", "mesh"}
+    assert report["mesh"] is None
     assert report["versions"]["tilelang"] in SUPPORTED_TILELANG
     assert len(report["topology"]["nvlinks"]) == len(report["topology"]["gpus"])
 

@@ -1,136 +1,395 @@
-"""All-gather and reduce-scatter on several nodes: P2P in a node, NCCL between nodes.
+"""Operators on several nodes: fused kernels and P2P in a node, NCCL between nodes.
 
     torchrun --nproc-per-node=4 tests/gpu/two_levels.py [CHECK ...] [--local-world-size 2]
 
-One machine's GPUs are taken for nodes of ``--local-world-size`` GPUs, by default two nodes. Results
-are compared with those of torch.distributed without nodes. Without a GPU the same checks run with
-gloo: that tries this file, not the transports. Four ranks on two GPUs are two nodes whose ranks
-share one in time slices.
+One machine's GPUs are taken for nodes of ``--local-world-size`` GPUs, by default two nodes. Every
+rank makes the inputs of all ranks and computes the right results alone. Without a GPU the same
+checks run with gloo: that tries this file, not the kernels. Four ranks on two GPUs are two nodes
+whose ranks share one in time slices. On one GPU all of them do, and gloo transfers between nodes
+through host memory, because NCCL accepts a GPU once.
 """
 
 import argparse
+import hashlib
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.functional import scaled_dot_product_attention
 
 import tileweave as tw
 from tileweave import ops
+from tileweave.ops.attention.across_nodes import attend_across
+from tileweave.ops.attention.flash import tiles_for
+from tileweave.ops.attention.problem import checked_attention
+from tileweave.ops.attention.sp_attention import sp_attention_plan
+from tileweave.ops.autotune.tuner import choice_of
+from tileweave.ops.collectives.collective import checked
+from tileweave.ops.core import nccl
+from tileweave.ops.core.across_nodes import Mesh
+from tileweave.ops.core.epilogue import NOTHING
+from tileweave.ops.core.groups import TwoLevels, name_of, ranks_of
+from tileweave.ops.core.problem import checked as checked_product
+from tileweave.ops.core.registry import OPERATORS
+from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.on_gpus import GPU, transports_here
+from tests.on_gpus import GPU, runs_here, transports_here
 
-TRANSPORTS = ["copy_engine", "tma", "ldst", "nccl"]
+TRANSPORTS, STRATEGIES = ["copy_engine", "tma", "ldst", "nccl"], ["fused", "nccl"]
+DEVICE = "cuda" if GPU else "cpu"
 HEAP_BYTES = 4 << 30
-SHAPES = [(1024, 256), (7, 8), (3, 5), (5 << 20, 4)]
-"""Shapes of a rank's result or input; parts of ``(3, 5)`` are unaligned."""
+SETS = 3
+"""Number of input sets used in turn."""
 
 
-class Exchange:
-    """One collective with its input and reference."""
+class Call:
+    """One operator with the inputs of all ranks and the right result of this one.
 
-    def __init__(self, op: str, shape, transport: str, mesh) -> None:
-        self.op, self.mesh, self.transport = op, mesh, transport if GPU else "nccl"
-        rows = shape[0] * (dist.get_world_size() if op == "reduce_scatter" else 1)
-        self.x = torch.empty(
-            rows, *shape[1:], dtype=torch.bfloat16, device="cuda" if GPU else "cpu"
-        )
-        self.name = f"{op} of {tuple(self.x.shape)} by {self.transport}"
-        self.refill()
-        self.out = self.call(self.x)
+    Attributes:
+        exact: whether results of integers must be equal to the right ones.
+        is_equal: whether all ranks receive the same bits.
+        engine: transport or strategy.
+        tolerance: largest relative error, by norms, of random numbers and of gradients.
+    """
 
-    def refill(self) -> None:
-        """Fill the input with integers whose sums are exact in any order and type."""
-        self.x.copy_(torch.randint(0, 9, self.x.shape, device=self.x.device))
+    exact, is_equal, tolerance = True, False, 1e-2
 
-    def call(self, x, out=None) -> torch.Tensor:
-        return getattr(ops, self.op)(x, self.mesh, out=out, transport=self.transport)
+    def __init__(self, op: str, engine: str, mesh: DeviceMesh, number: int = 0) -> None:
+        self.op, self.engine, self.mesh = op, engine, mesh
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.refill(number)
+        self.out = torch.empty_like(self.right)
+
+    def refill(self, number: int) -> None:
+        """Make the inputs with a number, equal in all processes, and the right result."""
+        self.every = [self.operands(rank, number) for rank in range(self.ranks)]
+        self.right = self.by_one(self.every, self.rank).to(torch.bfloat16)
+
+    def operands(self, rank: int, number: int) -> list[torch.Tensor]:
+        generator = torch.Generator(DEVICE).manual_seed(1000 * number + rank)
+        return [
+            self.draw(torch.empty(shape, device=DEVICE), generator).to(torch.bfloat16)
+            for shape in self.shapes
+        ]
+
+    def draw(self, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return x.random_(0, 3, generator=generator).sub_(1)
+
+    @property
+    def mine(self) -> list[torch.Tensor]:
+        return self.every[self.rank]
 
     def again(self) -> torch.Tensor:
         """Return the result of one more call in ``out``, which is overwritten with 77 first."""
-        return self.call(self.x, self.out.fill_(77))
+        return self.call(*self.mine, out=self.out.fill_(77))
 
-    def flat(self, x) -> torch.Tensor:
-        return getattr(ops, self.op)(x, dist.group.WORLD, transport="nccl")
-
-    def fault(self, actual, right=None) -> str:
+    def fault(self, actual: torch.Tensor, right: torch.Tensor | None = None) -> str:
         """Return what is wrong, or ""."""
-        right = self.flat(self.x) if right is None else right
+        right = self.right if right is None else right
         if actual.shape != right.shape:
-            return f"{self.name}: shape {tuple(actual.shape)}; expected {tuple(right.shape)}"
-        wrong = int((actual != right).sum())
-        return f"{self.name}: {wrong} of {right.numel()} elements are wrong" if wrong else ""
+            return f"{self}: shape {tuple(actual.shape)}; expected {tuple(right.shape)}"
+        if self.exact:
+            wrong = int((actual != right).sum())
+            return f"{self}: {wrong} of {right.numel()} elements are wrong" if wrong else ""
+        error = error_of(actual, right)
+        return "" if error <= self.tolerance else f"{self}: relative error {error:.1e}"
+
+    def __str__(self) -> str:
+        shapes = " x ".join(str(tuple(x.shape)) for x in self.mine)
+        return f"{self.op} of {shapes} by {self.engine}"
 
 
-def exchanges(mesh, transport, shapes=SHAPES) -> list[Exchange]:
-    return [
-        Exchange(op, shape, transport, mesh)
-        for op in ("all_gather", "reduce_scatter")
-        for shape in (shapes if GPU else shapes[:3])
-        if transport != "tma" or shape != (3, 5)
+def error_of(actual: torch.Tensor, right: torch.Tensor) -> float:
+    error = ((actual.float() - right.float()).norm() / right.float().norm()).item()
+    return error if error == error else float("inf")
+
+
+class Exchange(Call):
+    """A collective."""
+
+    def __init__(self, op, shape, options, engine, mesh, number=0) -> None:
+        self.shapes, self.options = [shape], options
+        self.is_equal = op in ("all_gather", "all_reduce", "broadcast")
+        super().__init__(op, engine, mesh, number)
+
+    def call(self, x, out=None):
+        return getattr(ops, self.op)(x, *self.options, self.mesh, out=out, transport=self.engine)
+
+    def by_one(self, every, rank):
+        x = torch.stack([x for (x,) in every])
+        return OPERATORS[self.op].expected(x, rank, *self.options)
+
+    @property
+    def is_legal(self) -> bool:
+        try:
+            ops.transport_of(
+                self.op, *self.mine, *self.options, group=self.mesh, transport=self.engine
+            )
+        except tw.TileWeaveError:
+            return False
+        return True
+
+
+class Product(Call):
+    """A GEMM operator. Sums are integers below 256, which bf16 represents exactly."""
+
+    def __init__(self, op, rows, engine, mesh, number=0) -> None:
+        N, K = (136, 72) if GPU else (16, 8)
+        self.shapes = [(rows, K), (K, N)]
+        self.is_equal = op == "matmul_all_reduce"
+        super().__init__(op, engine, mesh, number)
+
+    def call(self, a, b, out=None):
+        return getattr(ops, self.op)(a, b, self.mesh, out=out, strategy=self.engine)
+
+    def by_one(self, every, rank):
+        if self.op == "all_gather_matmul":
+            return torch.cat([a for a, _ in every]).float() @ every[rank][1].float()
+        total = sum(a.float() @ b.float() for a, b in every)
+        return total if self.is_equal else total.chunk(self.ranks)[rank]
+
+
+class Attention(Call):
+    """Attention over a sharded sequence."""
+
+    exact, tolerance = False, 2e-2
+
+    def __init__(self, causal, layout, engine, mesh, number=0) -> None:
+        rows, heads, dim = (256, 4, 64) if GPU else (8, 2, 8)
+        self.causal, self.layout = causal, layout
+        self.shapes = [(2, rows, heads, dim)] * 3
+        super().__init__("sp_attention", engine, mesh, number)
+
+    def draw(self, x, generator):
+        return x.normal_(generator=generator)
+
+    def call(self, q, k, v, out=None):
+        options = {"causal": self.causal, "layout": self.layout, "group": self.mesh}
+        return ops.sp_attention(q, k, v, **options, strategy=self.engine)
+
+    def by_one(self, every, rank):
+        q, k, v = (
+            ops.unshard_sequence(shards, self.layout).float().transpose(1, 2)
+            for shards in zip(*every, strict=True)
+        )
+        out = scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2)
+        return ops.shard_sequence(out, rank, self.ranks, self.layout)
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return f"{super().__str__()}, {mask}, {self.layout}"
+
+
+def exchanges(mesh: DeviceMesh, engine: str, number: int, large: bool) -> list[Call]:
+    """Return a call of each collective and shape that the transport serves.
+
+    Parts of (3, 5) are unaligned.
+    """
+    W = dist.get_world_size()
+    shapes = [(1024, 256), (7, 8), (3, 5)] + ([(5 << 20, 4)] if GPU and large else [])
+    calls = [Exchange("all_gather", shape, (), engine, mesh, number) for shape in shapes]
+    calls += [
+        Exchange("reduce_scatter", (W * rows, n), (), engine, mesh, number) for rows, n in shapes
     ]
+    calls += [Exchange("all_reduce", shape, (), engine, mesh, number) for shape in shapes]
+    calls += [
+        Exchange("all_to_all", (W * 16, W * 4, 24), axes, engine, mesh, number)
+        for axes in ((0, 1), (1, 0), (0, 0))
+    ]
+    calls += [Exchange("broadcast", shape, (W - 1,), engine, mesh, number) for shape in shapes[:3]]
+    return [call for call in calls if call.is_legal]
 
 
-def check_values(mesh, transport) -> str:
-    for one in exchanges(mesh, transport):
-        for _ in range(3):
-            one.refill()
-            if fault := one.fault(one.again()):
+def fused(mesh: DeviceMesh, engine: str, number: int) -> list[Call]:
+    """Return a call of each GEMM operator and each kind of attention."""
+    W = dist.get_world_size()
+    rows = 200 if GPU else 3
+    products = {
+        "all_gather_matmul": rows, "matmul_reduce_scatter": W * rows, "matmul_all_reduce": 5 * rows
+    }  # fmt: skip
+    calls = [Product(op, n, engine, mesh, number) for op, n in products.items()]
+    masks = (True, "contiguous"), (True, "zigzag"), (False, "contiguous")
+    return [*calls, *(Attention(*mask, engine, mesh, number) for mask in masks)]
+
+
+def calls_of(mesh: DeviceMesh, engine: str, number: int = 0, large: bool = False) -> list[Call]:
+    """Return the calls that an engine serves; ``nccl`` is a transport and a strategy."""
+    calls = exchanges(mesh, engine, number, large) if engine in TRANSPORTS else []
+    return calls + (fused(mesh, engine, number) if engine in STRATEGIES else [])
+
+
+class Programs:
+    """Programs that calls within a node run, collected from compositions on tensors without
+    data."""
+
+    def __init__(self, ranks: TwoLevels, engine: str) -> None:
+        self.ranks, self.local, self.engine = ranks, ranks.node.world_size, engine
+        self.found: dict = {}
+
+    def add(self, call: Call) -> None:
+        x, *more = (torch.empty_like(x, device="meta") for x in call.mine)
+        out = torch.empty_like(call.right, device="meta")
+        for node in (0, self.ranks.nodes.world_size - 1):
+            mesh = replace(Mesh.of(self.ranks), node=node, start=lambda *_: (), broadcast=_nothing)
+            if isinstance(call, Exchange):
+                OPERATORS[call.op].across(self.move, x, out, mesh, *call.options)
+            elif isinstance(call, Product):
+                OPERATORS[call.op].across(self.multiply, _nothing, x, *more, out, NOTHING, mesh)
+            else:
+                options = {"causal": call.causal, "layout": call.layout}
+                self.layout = call.layout
+                problem = checked_attention(x, *more, call.ranks, **options)
+                attend_across(self.attend, problem, x, *more, mesh)
+
+    def move(self, collective, x, out, *options) -> None:
+        problem = checked(collective.op, x, None, self.local, options)
+        if problem not in self.found:
+            self.found[problem] = [collective.steps(problem, self.engine)]
+
+    def multiply(self, operator, a, b, out, epilogue) -> None:
+        problem = checked_product(operator.op, a, b, self.local)
+        if problem not in self.found:
+            choice = choice_of("fused", problem, self.ranks.node)
+            self.found[problem] = operator.launched(problem, choice)
+
+    def attend(self, q, k, v, causal) -> tuple[torch.Tensor, torch.Tensor]:
+        layout = self.layout if causal else "contiguous"
+        problem = checked_attention(q, k, v, self.local, causal=causal, layout=layout)
+        if problem not in self.found:
+            self.found[problem] = [sp_attention_plan(problem, tiles_for(problem))]
+        return torch.empty_like(q), q.new_empty(problem.lse_shape)
+
+
+def _nothing(*_) -> None: ...
+
+
+def compile_all(mesh: DeviceMesh, engines: Sequence[str]) -> None:
+    """Compile the programs of most checks in parallel; the nodes divide them, as they share a
+    cache."""
+    ranks = ranks_of(name_of(mesh))
+    if not isinstance(ranks, TwoLevels):
+        return
+    every = []
+    for engine in engines:
+        if engine != "nccl":
+            programs = Programs(ranks, engine)
+            for call in calls_of(mesh, engine, large=True):
+                programs.add(call)
+            every += [program for found in programs.found.values() for program in found]
+    compile_ahead(every[ranks.nodes.rank :: ranks.nodes.world_size], mesh.get_group("local"))
+    dist.barrier()
+
+
+def check_values(mesh, engine) -> str:
+    for call in calls_of(mesh, engine, large=True):
+        for number in range(SETS):
+            call.refill(number)
+            if fault := call.fault(call.again()):
                 return fault
     return ""
 
 
-def check_bits(mesh, transport) -> str:
-    """Equal inputs give equal bits even if sums depend on the order."""
-    for one in exchanges(mesh, transport, SHAPES[:2]):
-        if one.op == "all_gather":
-            continue
-        one.x.normal_()
-        first = one.call(one.x)
-        if any(not torch.equal(one.again(), first) for _ in range(10)):
-            return f"{one.name}: not the same in each call"
-        total = ops.reduce_scatter(one.x.float(), dist.group.WORLD, transport="nccl")
-        error = ((first.float() - total).norm() / total.norm()).item()
-        if not error < 1e-2:
-            return f"{one.name}: relative error {error:.1e}"
+def check_bits(mesh, engine) -> str:
+    """Equal inputs give equal bits even if sums depend on the order, on all ranks of a sum."""
+    for call in calls_of(mesh, engine):
+        generator = torch.Generator(DEVICE).manual_seed(0)
+        for x in (x for operands in call.every for x in operands):
+            x.normal_(generator=generator)
+        first = call.again().clone()
+        if any(not torch.equal(call.again(), first) for _ in range(10)):
+            return f"{call}: not the same in each call"
+        error = error_of(first, call.by_one(call.every, call.rank))
+        if not error <= call.tolerance:
+            return f"{call}: relative error {error:.1e}"
+        if call.is_equal and len(digests(first)) > 1:
+            return f"{call}: not the same on all ranks"
     return ""
 
 
-def check_back_to_back(mesh, transport, calls: int = 100) -> str:
+def digests(x: torch.Tensor) -> set[str]:
+    """Return the different digests of a tensor on all ranks."""
+    digest = hashlib.sha256(x.cpu().view(torch.uint8).numpy().tobytes()).hexdigest()
+    every = [""] * dist.get_world_size()
+    dist.all_gather_object(every, digest)
+    return set(every)
+
+
+def check_back_to_back(mesh, engine, calls: int = 100) -> str:
     """Many calls without host synchronization, with random delays of ranks."""
+    every = [calls_of(mesh, engine, number) for number in range(SETS)]
     torch.manual_seed(1)
-    every = [exchanges(mesh, transport, SHAPES[:2]) for _ in range(3)]
     choice = torch.randint(len(every[0]), (calls,)).tolist()
-    rights = [[one.flat(one.x) for one in given] for given in every]
     torch.manual_seed(100 + dist.get_rank())
     results = []
     for number, which in enumerate(choice):
         if GPU and torch.rand(()) < 0.3:
             torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        results.append((number % 3, which, every[number % 3][which].again().clone()))
-    for given, which, result in results:
-        if fault := every[given][which].fault(result, rights[given][which]):
-            return fault
+        call = every[number % SETS][which]
+        results.append((call, call.again().clone()))
+    return next((fault for call, result in results if (fault := call.fault(result))), "")
+
+
+def check_gradients(mesh, engine) -> str:
+    """Gradients are those of one process, eager and compiled."""
+    for call in calls_of(mesh, engine):
+        weights, rights = right_gradients(call)
+        torch.compiler.reset()
+        compiled = torch.compile(call.call, backend="aot_eager", fullgraph=True)
+        for what, function in (("eager", call.call), ("compiled", compiled)):
+            operands = [x.clone().requires_grad_() for x in call.mine]
+            result = function(*operands)
+            actual = torch.autograd.grad((result * weights).sum(), operands)
+            for number, (x, y) in enumerate(zip(actual, rights, strict=True)):
+                if not (error_of(x, y) <= call.tolerance or torch.equal(x.float(), y)):
+                    return f"{call}: {what}: the gradient of argument {number} is wrong"
     return ""
 
 
-def check_gradients(mesh, transport) -> str:
-    """Gradients equal those without nodes, eager and compiled."""
-    for one in exchanges(mesh, transport, SHAPES[:1]):
-        weight = torch.randint(0, 5, one.out.shape, device=one.x.device).to(one.x.dtype)
-        torch.compiler.reset()
-        compiled = torch.compile(one.call, backend="aot_eager", fullgraph=True)
-        results = []
-        for call in (one.flat, one.call, compiled):
-            x = one.x.clone().requires_grad_()
-            results.append(torch.autograd.grad((call(x) * weight).sum(), x)[0])
-        for what, gradient in zip(("eager", "compiled"), results[1:], strict=True):
-            if not torch.equal(gradient, results[0]):
-                return f"{one.name}: {what}: gradients are wrong"
+def right_gradients(call: Call) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """Return weights of the result of this rank, and the gradients of its inputs.
+
+    The weights of a sum that all ranks receive are equal, see ``all_reduce``.
+    """
+    every = [[x.float().requires_grad_() for x in operands] for operands in call.every]
+    same = call.op in ("all_reduce", "matmul_all_reduce")
+    weights = [
+        torch.empty_like(call.right).random_(
+            0, 3, generator=torch.Generator(DEVICE).manual_seed(7 + (0 if same else rank))
+        ).sub_(1)
+        for rank in range(call.ranks)
+    ]  # fmt: skip
+    results = [call.by_one(every, rank) for rank in range(call.ranks)]
+    loss = sum((y * w.float()).sum() for y, w in zip(results, weights, strict=True))
+    loss = loss / call.ranks if same else loss
+    rights = torch.autograd.grad(loss, every[call.rank], materialize_grads=True)
+    return weights[call.rank], rights
+
+
+def check_graph(mesh, engine, replays: int = 20) -> str:
+    """One call of each in one graph, replayed with changing inputs. Transfers must be NCCL's."""
+    calls = calls_of(mesh, engine)
+    for call in calls:
+        call.again()
+    torch.cuda.synchronize()
+    graph, captured = torch.cuda.CUDAGraph(), [call.mine for call in calls]
+    with torch.cuda.graph(graph):
+        results = [call.again() for call in calls]
+    for number in range(replays):
+        for call, operands in zip(calls, captured, strict=True):
+            call.refill(number % SETS)
+            for x, y in zip(operands, call.mine, strict=True):
+                x.copy_(y)
+        graph.replay()
+        for call, result in zip(calls, results, strict=True):
+            if fault := call.fault(result):
+                return f"replay {number}: {fault}"
     return ""
 
 
@@ -139,29 +398,66 @@ CHECKS = {
     "bits": check_bits,
     "back to back": check_back_to_back,
     "gradients": check_gradients,
+    "graph": check_graph,
 }
+DEFAULT = [name for name in CHECKS if name != "graph"]
+"""Checks that run unless others are named. No run on GPUs has tried the graph yet."""
+
+
+class Staged:
+    """Transfers between CPUs, of tensors that are copied to the GPU when they have arrived."""
+
+    def __init__(self, works: list, arrived: list, received: Sequence[torch.Tensor]) -> None:
+        self.works, self.arrived, self.received = works, arrived, received
+
+    def wait(self) -> None:
+        for work in self.works:
+            work.wait()
+        for x, y in zip(self.received, self.arrived, strict=True):
+            x.copy_(y)
+
+
+def transfer_through_host() -> None:
+    """Replace transfers between nodes: gloo has none between GPUs."""
+    start = nccl.start_exchanges
+
+    def start_exchanges(sent, target, received, source, group) -> list[Staged]:
+        arrived = [torch.empty_like(x, device="cpu") for x in received]
+        works = start([x.cpu() for x in sent], target, arrived, source, group)
+        return [Staged(works, arrived, received)]
+
+    nccl.start_exchanges = start_exchanges
 
 
 def mesh_of(shape: tuple[int, int]) -> DeviceMesh:
-    names = ("node", "local")
-    if torch.cuda.device_count() >= shape[0] * shape[1] or not GPU:
-        return init_device_mesh("cuda" if GPU else "cpu", shape, mesh_dim_names=names)
-    if torch.cuda.device_count() < shape[0]:
-        sys.exit(f"{torch.cuda.device_count()} GPU(s) for {shape[0]} nodes; expected one each")
+    names, gpus = ("node", "local"), torch.cuda.device_count()
+    if gpus >= shape[0] * shape[1] or not GPU:
+        return init_device_mesh(DEVICE, shape, mesh_dim_names=names)
     # NCCL, between nodes, takes a GPU once.
-    node = int(os.environ["LOCAL_RANK"]) // shape[1]
-    os.environ["LOCAL_RANK"] = str(node)
-    torch.cuda.set_device(node)
+    gpu = int(os.environ["LOCAL_RANK"]) // shape[1] % gpus
+    os.environ["LOCAL_RANK"] = str(gpu)
+    torch.cuda.set_device(gpu)
     dist.init_process_group("gloo")
-    backends = {"node": "nccl", "local": "gloo"}
+    backends = {"node": "nccl" if gpus >= shape[0] else "gloo", "local": "gloo"}
+    if gpus < shape[0]:
+        transfer_through_host()
     return init_device_mesh("cuda", shape, mesh_dim_names=names, backend_override=backends)
+
+
+def engines_of(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the engines that work here."""
+    if not GPU:
+        yield "nccl"
+        return
+    yield from dict.fromkeys([*transports_here(options.transports), *options.strategies])
 
 
 def main() -> int:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("checks", nargs="*", metavar="CHECK", help=", ".join(CHECKS))
-    parser.add_argument("--transports", nargs="+", default=TRANSPORTS, choices=TRANSPORTS)
+    parser.add_argument("--transports", nargs="*", default=TRANSPORTS, choices=TRANSPORTS)
+    parser.add_argument("--strategies", nargs="*", default=STRATEGIES, choices=STRATEGIES)
     parser.add_argument("--local-world-size", type=int, default=max(1, ranks // 2))
     options = parser.parse_args()
     local = options.local_world_size
@@ -170,14 +466,13 @@ def main() -> int:
     rank, failed = dist.get_rank(), 0
     if GPU:
         tw.init(mesh.get_group("local"), heap_bytes=HEAP_BYTES)
-    torch.manual_seed(rank)
-    transports = transports_here(options.transports) if GPU else TRANSPORTS[-1:]
-    for name in options.checks or CHECKS:
-        for transport in transports:
-            fault = CHECKS[name](mesh, transport)
+        compile_all(mesh, [*engines_of(options)])
+    for name in options.checks or DEFAULT:
+        for engine in engines_of(options) if runs_here(name, ("graph",)) else ():
+            fault = CHECKS[name](mesh, engine)
             failed += bool(fault)
             dist.barrier()
-            where = f"{shape[0]} x {local}, {transport if GPU else 'gloo'}"
+            where = f"{shape[0]} x {local}, {engine if GPU else 'gloo'}"
             print(f"rank {rank}: {name} ({where}): {fault or 'right'}", flush=True)
     if GPU:
         tw.finalize()

@@ -13,3 +13,10 @@ def three():
     ranks = on_ranks.Ranks(3)
     yield ranks
     ranks.close()
+
+
+@pytest.fixture(scope="session")
+def four():
+    ranks = on_ranks.Ranks(4)
+    yield ranks
+    ranks.close()

@@ -42,7 +42,7 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory()
         place = f"file://{self._folder.name}/store"
         context = get_context("forkserver")  # what all ranks import is imported once
-        context.set_forkserver_preload(["tests.ops.mesh_on_ranks"])
+        context.set_forkserver_preload(["tests.ops.on_ranks"])
         self._processes = [
             ProcessPoolExecutor(1, context, _join, (place, rank, count)) for rank in range(count)
         ]

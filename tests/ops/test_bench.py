@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.groups import open_sessions
 from tests.ops import on_ranks
 from tests.runtime.plans.fakes import Ranks
 from tileweave.bench import case, collectives, gemm, results
@@ -417,7 +418,7 @@ def test_copies_alone_bring_the_rows_of_all(every_rank, monkeypatch):
 
     def rank(group):
         world.join(group)
-        monkeypatch.setattr(case, "barrier", lambda: world.here.session.group.meet("b"))
+        monkeypatch.setattr(case, "barrier", lambda group: world.here.session.group.meet("b"))
         problem = problem_of("all_gather_matmul", 48, 32, 16, 2, torch.bfloat16)
         room = world.here.session.heap.allocate((rows.numel() + 24,), torch.bfloat16)
         room.local.fill_(7)
@@ -447,7 +448,7 @@ def test_copies_alone_exchange(op, every_rank, monkeypatch):
 
     def rank(group):
         world.join(group)
-        monkeypatch.setattr(case, "barrier", lambda: world.here.session.group.meet("b"))
+        monkeypatch.setattr(case, "barrier", lambda group: world.here.session.group.meet("b"))
         room = world.here.session.heap.allocate((problem.result[0] + 24,), torch.bfloat16)
         room.local.fill_(7)
         buffers = case.Buffers(problem, group, room)
@@ -510,7 +511,9 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     it."""
     sizes = [Size(4 << 10, 1), Size(16 << 10, 1)]
     heap = FreeList(0, max(collectives.symmetric_bytes("all_gather", size) for size in sizes))
-    cache = OpCache(None)
+    session = types.SimpleNamespace(name="", group=group_of(""))
+    open_sessions(monkeypatch, session)
+    cache = OpCache(session)
 
     def take(self, problem, transport, session):
         self.nbytes = problem.nbytes * (1 if transport == "copy_engine" else 2)
@@ -529,7 +532,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     monkeypatch.setattr(AllGather, "free", lambda self: heap.give(self.offset, self.nbytes))
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     monkeypatch.setattr(collectives, "prepared", lambda _: cache)
-    monkeypatch.setattr(prepared, "_prepared", cache)
+    monkeypatch.setattr(prepared, "_prepared", {"": cache})
     monkeypatch.setitem(collectives.IMPLEMENTATIONS, "ours", ours)
     group, wanted = group_of(""), bench.Wanted((), (), (), warmups=1, runs=1, sizes=[1])
     (whole,) = collectives.cases(AllGather, wanted, 1)

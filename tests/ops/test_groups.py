@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ops import groups_on_ranks, on_ranks
+from tests.ops import groups_on_ranks
 
 
-@pytest.fixture(scope="module")
-def four():
-    ranks = on_ranks.Ranks(4)
-    yield ranks
-    ranks.close()
-
-
+@pytest.mark.long
 def test_operators_of_both_axes_in_turns(four):
     assert four.run(groups_on_ranks.interleaved) == [""] * 4
 

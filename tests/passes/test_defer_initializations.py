@@ -6,6 +6,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave.passes.group.upgrade_ir import upgrade_ir
 from tileweave.passes.tile.defer_initializations import defer_initializations
 
@@ -82,6 +83,37 @@ def test_it_computes_the_same(counts):
         inputs = [{"A": A, "counts": counts, "out": np.zeros((3, 3 * N), "float32")}]
         (result,) = tw.simulate(one, 1, inputs, epochs=1)
         np.testing.assert_array_equal(result["out"], expected(A, counts))
+
+
+@T.prim_func
+def listed(
+    A: W.Symmetric((256, 64), "float16"),
+    rows: T.Tensor((4,), "int32"),
+    count: T.Tensor((1,), "int32"),
+    out: T.Tensor((256, 64), F32),
+):
+    with T.Kernel(2, threads=128) as block:
+        tile = T.alloc_shared((64, 64), "float16")
+        total = T.alloc_fragment((64, 64), F32)
+        tiles = T.alloc_var("int32")
+        tiles = count[0]
+        for turn in T.serial(T.ceildiv(tiles - block, 2)):
+            row = T.alloc_var("int32")
+            last = tiles - 1
+            row = rows[last - turn * 2 - block]
+            T.clear(total)
+            for step in T.Pipelined(2, num_stages=2):
+                T.copy(A[W.rank(), row + step, 0], tile)
+                T.gemm(tile, tile, total, transpose_B=True)
+            T.copy(total, out[row, 0])
+
+
+def test_a_variable_of_a_loop_and_of_a_definition_inside_stays_before_the_loop():
+    """Warp specialization moves it with the definition, and the loop would read 0."""
+    A = np.arange(256 * 64, dtype="float16").reshape(256, 64) % 3
+    inputs = {"A": A, "rows": np.array([128, 0, 64, 9], "int32"), "count": np.array([3], "int32")}
+    inputs["out"] = np.zeros((256, 64), "float32")
+    tw.validate(listed, 1, [inputs], "sm_90a")
 
 
 def test_without_warp_specialization_nothing_changes():

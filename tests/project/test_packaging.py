@@ -9,6 +9,7 @@ import pytest
 
 import tileweave
 from tileweave.builtins.versions import (
+    SUPPORTED_PYTHON,
     SUPPORTED_TILELANG,
     SUPPORTED_TORCH,
     numbers_of,
@@ -28,7 +29,7 @@ def project() -> dict:
 
 
 def test_every_package_folder_is_in_the_wheel(project):
-    folders = {p.parent.name for p in CHECKOUT.glob("*/__init__.py")}
+    folders = {"examples", *(p.parent.name for p in CHECKOUT.glob("*/__init__.py"))}
     mapped = project["tool"]["scikit-build"]["wheel"]["packages"]
     assert mapped == {
         "tileweave" if f == "tileweave" else f"tileweave/{f}": f for f in sorted(folders)
@@ -57,3 +58,10 @@ def test_torch_bounds_agree(project):
     pins = (CHECKOUT / "constraints.txt").read_text().splitlines()
     (pin,) = [p.removeprefix("torch==") for p in pins if p.startswith("torch==")]
     assert not unsupported_torch(pin)
+
+
+def test_python_bounds_agree(project):
+    (major, oldest), (_, newest) = SUPPORTED_PYTHON
+    assert project["project"]["requires-python"] == f">={major}.{oldest},<{major}.{newest + 1}"
+    named = [c.rpartition(" :: ")[2] for c in project["project"]["classifiers"] if "3." in c]
+    assert named == [f"{major}.{minor}" for minor in range(oldest, newest + 1)]

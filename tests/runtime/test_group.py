@@ -75,6 +75,8 @@ import torch
 import torch.distributed as dist
 from tileweave.runtime.host.group import Group
 
+# A shell lets its background processes ignore the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 group = Group(0, 2, 0, torch.device("cpu"), None, dist.FileStore(sys.argv[1], 2))
 threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 start = time.monotonic()

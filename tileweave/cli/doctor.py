@@ -1,10 +1,13 @@
-"""``tileweave doctor``: report the software and GPUs of a machine, and what does not work."""
+"""``tileweave doctor``: report the software and GPUs of a machine, and what does not work.
+
+Under torchrun it also reports the mesh of the processes."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+import os
 import platform
 import re
 import subprocess
@@ -15,7 +18,9 @@ from itertools import combinations
 
 from .. import __version__
 from ..builtins.versions import SUPPORTED, unsupported_torch
+from ..runtime.host.group import from_torchrun
 from ..runtime.host.topology import Topology, topology
+from .mesh_report import Mesh, as_dict, find_mesh
 
 PACKAGES = ("torch", "tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-ml-py")
 MISSING = "not installed"
@@ -31,8 +36,15 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the report of this machine."""
+    """Print the report of this machine; of several processes, rank 0 prints its own and the
+    mesh."""
     report = examine()
+    if "LOCAL_RANK" in os.environ and from_torchrun("WORLD_SIZE", 1) > 1:
+        problems = [f"{problem.feature}: {problem.reason}" for problem in report.problems]
+        mesh = find_mesh(report.topology, problems)
+        if mesh is None:
+            return
+        report = dataclasses.replace(report, mesh=mesh)
     print(report.as_json() if options.json else report)
 
 
@@ -61,17 +73,24 @@ class Problem:
 
 @dataclass(frozen=True)
 class Report:
-    """Software, GPUs and problems of a machine."""
+    """Software, GPUs and problems of a machine.
+
+    Attributes:
+        mesh: the processes, if there are several.
+    """
 
     versions: dict[str, str]
     supported: dict[str, str]
     nvcc: Nvcc
     topology: Topology
     problems: tuple[Problem, ...]
+    mesh: Mesh | None = None
 
     def as_json(self) -> str:
         """Return one JSON object."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        fields = dataclasses.asdict(self)
+        fields["mesh"] = as_dict(self.mesh) if self.mesh else None
+        return json.dumps(fields, indent=2)
 
     def __str__(self) -> str:
         lines = [*self._software(), "", *self._hardware(), ""]
@@ -80,6 +99,8 @@ class Report:
             lines += [f"  {problem.feature}: {problem.reason}" for problem in self.problems]
         else:
             lines.append("Everything works here.")
+        if self.mesh is not None:
+            lines += ["", str(self.mesh)]
         return "\n".join(lines)
 
     def _software(self) -> Iterator[str]:

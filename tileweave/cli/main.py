@@ -8,13 +8,14 @@ import sys
 
 from .. import __version__
 from ..builtins.errors import TileWeaveError
-from . import bench, doctor, emit, explain, mutate, simulate, trace, tune, validate
+from . import bench, demo, doctor, emit, explain, mutate, simulate, trace, tune, validate
 from .compile_options import resolve_ranks
+from .completion import command as completion
 from .failures import failure
 from .program_files import split_location
 from .reports import ranks_hint, relative_paths
 
-COMMANDS = (emit, explain, simulate, validate, mutate, trace, bench, tune, doctor)
+COMMANDS = (demo, emit, explain, simulate, validate, mutate, trace, bench, tune, doctor, completion)
 """Commands in the order of ``--help``. ``add_parser`` declares the arguments of a command and
 ``run`` executes it."""
 

@@ -45,7 +45,7 @@ def load_programs(
         raise TileWeaveError(
             f"{options.command}: there is no file {path}; expected FILE or FILE:NAME"
         )
-    programs = _programs_in(_load(options.command, path), kinds)
+    programs = _programs_in(load_module(options.command, path), kinds)
     if not programs or (name and name not in programs):
         legal_kinds = " or ".join(_KINDS[kind] for kind in kinds)
         missing = f"{path} has no {legal_kinds}{f' {name}' if name else ''}"
@@ -87,7 +87,7 @@ def _legal(path: Path, name: str, programs: dict[str, Any]) -> str:
     return f"one at module level, so that a builder must be called there: {calls}"
 
 
-def _load(command: str, path: Path) -> ModuleType:
+def load_module(command: str, path: Path) -> ModuleType:
     """Run a Python file as a module that can import its neighbors."""
     spec = importlib.util.spec_from_file_location(path.stem.replace("-", "_"), path)
     if spec is None or spec.loader is None:

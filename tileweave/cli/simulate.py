@@ -59,6 +59,13 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         metavar="N",
         help="end --exhaustive after this number, with exit status 1; default: %(default)s",
     )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="number of processes that share the schedules; default: the usable cores, if the "
+        "schedules take longer than a second",
+    )
     add_config(parser)
     return parser
 
@@ -127,7 +134,7 @@ def _simulate(
                     program, options.mesh or options.ranks, inputs, options.schedules, options.seed,
                     options.epochs, options.resident_blocks, progress=True,
                     timeline=options.timeline,
-                    most_seconds=most_seconds(options),
+                    most_seconds=most_seconds(options), jobs=options.jobs,
                 )  # fmt: skip
         except SimulationError as error:
             fault = fault_of(error)

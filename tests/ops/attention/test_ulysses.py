@@ -147,7 +147,7 @@ def test_heads_that_several_ranks_get(kv_heads, copies):
 def test_all_exchanges_are_looked_at_before_the_first(monkeypatch):
     """The TMA moves at least 16 bytes: q has enough, k has not."""
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    monkeypatch.setattr(ulysses, "group_of", lambda _: Group(0, 2, 0, CPU, None, None))
+    monkeypatch.setattr(ulysses, "ranks_of", lambda _: Group(0, 2, 0, CPU, None, None))
     q, k = ones(1, 4, 8, 2), ones(1, 4, 2, 2)
     with pytest.raises(tw.TileWeaveError) as error:
         ops.ulysses_attention(q, k, k, causal=True, transport="tma")

@@ -1,55 +1,61 @@
-"""Functions that test_across_nodes.py runs: four processes on a CPU are the ranks of
-several nodes."""
+"""Functions that test_across_nodes.py runs: processes on a CPU are the ranks of several nodes.
+
+Inputs are numbered by the place of a rank in the order of results, not by its rank.
+"""
 
 from __future__ import annotations
+
+import os
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import tileweave as tw
-from tests.ops.on_ranks import numbers
+from tests.ops.meshes import NODES, Nodes, in_order, mesh_of
+from tests.ops.on_ranks import EXCHANGES, exchange_by_one, numbers
 from tileweave import ops
 
 OPERATORS = ("all_gather", "reduce_scatter")
-ROWS = {"all_gather": 3, "reduce_scatter": 12}
-_meshes: dict[tuple[tuple[int, ...], ...], DeviceMesh] = {}
+TWO_BY_TWO = NODES["2 x 2"]
 
 
-def mesh_of(*nodes: tuple[int, ...]) -> DeviceMesh:
-    """Return a mesh with nodes of these ranks."""
-    if nodes not in _meshes:
-        _meshes[nodes] = DeviceMesh("cpu", torch.tensor(nodes), mesh_dim_names=("node", "local"))
-    return _meshes[nodes]
-
-
-def in_order(nodes: tuple[tuple[int, ...], ...]) -> tuple[list[int], int]:
-    """Return the ranks in the order of the result, and the index of this rank."""
-    ranks = [rank for node in nodes for rank in node]
-    return ranks, ranks.index(dist.get_rank())
-
-
-def integers(op: str, of: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def integers(count: int, of: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Return a rank's input: parts are unaligned, and sums are exact."""
-    return (numbers(ROWS[op], 5, of=of, what="x") * 4).round().to(dtype)
+    return (numbers(3 * count, count, 5, of=of, what="x") * 4).round().to(dtype)
 
 
-def values(op: str, nodes: tuple[tuple[int, ...], ...], where: str) -> dict[str, bool]:
+def values(what: str, nodes: Nodes, where: str) -> dict[str, bool]:
     """Compare a collective of several nodes with one process that has all inputs."""
-    ranks, me = in_order(nodes)
-    every = [integers(op, rank) for rank in ranks]
-    right = torch.cat(every) if op == "all_gather" else sum(every).chunk(len(ranks))[me]
+    me, count = in_order(nodes)
+    every = [integers(count, place) for place in range(count)]
+    right = exchange_by_one(every, what)[me]
     out = torch.full_like(right, torch.nan) if where == "out" else None
-    actual = getattr(ops, op)(every[me], mesh_of(*nodes), out=out)
+    op, options = getattr(ops, what.split()[0]), EXCHANGES[what]
+    actual = op(every[me], *options, mesh_of(nodes), out=out)
     return {"result": torch.equal(actual, right), "in out": out is None or actual is out}
+
+
+def in_place() -> dict[str, bool]:
+    """Results that overlap the input, where an operator allows it."""
+    me, count = in_order(TWO_BY_TWO)
+    every, mesh = [integers(count, place) for place in range(count)], mesh_of(TWO_BY_TWO)
+    rows = torch.cat(every)
+    shifted = rows.chunk(count)[(me + 1) % count].copy_(every[me])
+    results = {
+        "all_gather": (ops.all_gather(shifted, mesh, out=rows), torch.cat(every)),
+        "all_reduce": (ops.all_reduce(x := every[me].clone(), mesh, out=x), sum(every)),
+        "broadcast": (ops.broadcast(x := every[me].clone(), 2, mesh, out=x), every[2]),
+    }
+    return {name: torch.equal(actual, right) for name, (actual, right) in results.items()}
 
 
 def same_as_flat(op: str) -> dict[str, bool]:
     """Compare all supported types with ``torch.distributed`` without nodes."""
-    mesh, right = mesh_of((0, 1), (2, 3)), {}
+    mesh, right = mesh_of(TWO_BY_TWO), {}
     moved = (torch.uint8, torch.float8_e4m3fn, torch.float64)
     for dtype in moved if op == "all_gather" else (torch.float32, torch.float64, torch.int32):
-        x = integers(op, dist.get_rank(), dtype)
+        x = integers(4, dist.get_rank(), dtype)
         actual, flat = (
             getattr(ops, op)(x, group, transport="nccl") for group in (mesh, dist.group.WORLD)
         )
@@ -65,47 +71,61 @@ def order_of_sums(dtype: torch.dtype) -> bool:
     total = every[me].float()
     for step in range(1, count):
         total = total + every[(me + step) % count].float()
-    actual = ops.reduce_scatter(every[me], mesh_of((0,), (1,), (2,), (3,)))
+    actual = ops.reduce_scatter(every[me], mesh_of(NODES["4 x 1"]))
     return torch.equal(actual, total.to(dtype).chunk(count)[me])
 
 
-def gradients(op: str, nodes: tuple[tuple[int, ...], ...], compiled: bool) -> dict[str, bool]:
-    """Compare gradients, weighted by numbers of each rank, with those without nodes."""
-    x = numbers(ROWS[op], 5, of=dist.get_rank(), what="x")
-    results = []
-    for group in (mesh_of(*nodes), dist.group.WORLD):
-        given = x.clone().requires_grad_()
+def gradients(what: str, nodes: Nodes, compiled: bool) -> dict[str, bool]:
+    """Compare results and gradients with one process.
 
-        def f(x, group=group):
-            return getattr(ops, op)(x.relu(), group)
+    Weights differ between ranks; for an all-reduce they are equal.
+    """
+    (me, count), op = in_order(nodes), getattr(ops, what.split()[0])
+    every = [
+        numbers(3 * count, count, 5, of=place, what="x").requires_grad_() for place in range(count)
+    ]
+    results = exchange_by_one([x.relu() for x in every], what)
+    is_equal = what == "all_reduce"
+    weights = [
+        numbers(*y.shape, of=0 if is_equal else place, what="weight")
+        for place, y in enumerate(results)
+    ]
+    loss = sum((y * w).sum() for y, w in zip(results, weights, strict=True))
+    loss = loss / count if is_equal else loss
+    (right,) = torch.autograd.grad(loss, every[me], materialize_grads=True)
+    mesh = mesh_of(nodes)
 
-        f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
-        result = f(given)
-        weight = numbers(*result.shape, of=dist.get_rank(), what="weight")
-        results.append((result, *torch.autograd.grad((result * weight).sum(), given)))
-    (result, gradient), (right, right_gradient) = results
+    def f(x):
+        return op(x.relu(), *EXCHANGES[what], mesh)
+
+    torch.compiler.reset()
+    f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
+    x = every[me].detach().clone().requires_grad_()
+    result = f(x)
+    (gradient,) = torch.autograd.grad((result * weights[me]).sum(), x)
     return {
-        "value": torch.allclose(result, right),
-        "gradient": torch.allclose(gradient, right_gradient),
+        "value": torch.allclose(result, results[me]),
+        "gradient": torch.allclose(gradient, right),
     }
 
 
 def differ() -> None:
     """Call with another shape on one rank."""
-    ops.all_gather(torch.ones(2, 3 + (dist.get_rank() == 3)), mesh_of((0, 1), (2, 3)))
+    ops.all_gather(torch.ones(2, 3 + (dist.get_rank() == 3)), mesh_of(TWO_BY_TWO))
 
 
 def refusals() -> list[str]:
     """Return the messages of illegal calls."""
-    mesh, said = mesh_of((0, 1), (2, 3)), []
+    mesh, said = mesh_of(TWO_BY_TWO), []
     cube = DeviceMesh("cpu", torch.arange(4).reshape(2, 2, 1))
     for call in (
         lambda: ops.reduce_scatter(torch.ones(6, 2), mesh),
         lambda: ops.all_gather(torch.ones(2), cube),
-        lambda: ops.all_reduce(torch.ones(4), mesh),
-        lambda: ops.matmul_reduce_scatter(torch.ones(8, 2), torch.ones(2, 2), mesh),
         lambda: ops.all_gather(torch.ones(2), mesh, transport="ldst"),
+        lambda: ops.all_reduce(torch.ones(2), mesh, transport="tma"),
         lambda: ops.all_gather(torch.ones(2), mesh, out=torch.ones(4)),
+        lambda: ops.broadcast(torch.ones(2), 4, mesh),
+        lambda: tw.tune(ops.matmul_all_reduce, [(8, 8, 8)], group=mesh),
     ):
         try:
             call()
@@ -118,11 +138,20 @@ def refusals() -> list[str]:
 def other_order(*nodes: tuple[int, ...]) -> str:
     """Return the message for a mesh whose ranks rise along one axis and not along the other."""
     try:
-        ops.all_gather(torch.ones(2), mesh_of(*nodes))
+        ops.all_gather(torch.ones(2), mesh_of(nodes))
     except tw.TileWeaveError as error:
         return str(error)
     return ""
 
 
+def dead_node() -> None:
+    """End the process of node 1 of 2 after a first call."""
+    nodes = ((0,), (1,))
+    ops.all_gather(torch.ones(2), mesh_of(nodes))
+    if dist.get_rank() == 1:
+        os._exit(1)
+    ops.all_gather(torch.ones(2), mesh_of(nodes))
+
+
 def transport() -> str:
-    return str(ops.transport_of(ops.all_gather, torch.ones(4), group=mesh_of((0, 1), (2, 3))))
+    return str(ops.transport_of(ops.all_gather, torch.ones(4), group=mesh_of(TWO_BY_TWO)))

@@ -187,6 +187,19 @@ def test_all_ranks_raise_the_error_of_rank_0(session, tmp_path, rank, monkeypatc
         path.mkdir()
 
 
+def test_all_ranks_learn_of_any_error_of_rank_0(session, tmp_path, monkeypatch):
+    def broken(records, name):
+        raise IndexError("list index out of range")
+
+    told = []
+    session.group.exchange = lambda topic, value: told.append(value) or [value]
+    monkeypatch.setattr(recording, "merge", broken)
+    expected = "trace: run: rank 0 failed: IndexError: list index out of range"
+    with pytest.raises(tw.TileWeaveError, match=expected), tw.trace(tmp_path / "run.json"):
+        pass
+    assert told == [expected]
+
+
 def test_a_capture_is_refused(session, tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "capturing", lambda: True)
     with pytest.raises(tw.TileWeaveError, match="while a CUDA graph is captured"):

@@ -69,6 +69,19 @@ def test_limit(clock):
     )
 
 
+def test_schedules_in_other_processes(clock, capsys):
+    progress, machine = Progress("gemm", 10, True, 600, clock, jobs=3), Blocks()
+    with progress.schedule(machine):
+        clock.set(100)
+        machine.counts = 50, 25, 100
+        machine.watch()  # 75 blocks in 100 s, and as many in each of the other processes
+        machine.counts = 100, 0, 100
+    assert "estimated 7 min or more for 10 schedules" in capsys.readouterr().err
+    clock.set(310)
+    with pytest.raises(tw.TileWeaveError, match="takes an estimated 10 min or more"):
+        progress.ended()  # 200 blocks have ended and 300 run: 620 s
+
+
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.setattr("tileweave.simulator.report.progress._SILENT", 0)

@@ -1,0 +1,1 @@
+"""``tileweave completion``: ``arguments`` reads the parsers; each shell has a file."""
