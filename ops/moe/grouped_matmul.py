@@ -1,0 +1,281 @@
+"""Grouped GEMM of one GPU: rows that are sorted by expert, each times the weight of its expert.
+
+The kernels are compiled for the extents and the memory order of the weights. The number of rows may
+change in each call. A first kernel lists the row tiles of all experts on the GPU, so that the host
+does not wait for the offsets.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import tilelang
+import torch
+
+from ..core.library import define, refuse_gradients
+from ..core.problem import (
+    ALIGNMENT,
+    check_layout,
+    dense,
+    packed,
+    refused,
+    require_apart,
+    require_dense,
+    require_dense_or_none,
+    require_like,
+)
+from ..core.registry import RegisteredOp, TableRow
+from . import reference as by_torch
+from .kernels.expert_tiles import expert_tiles, most_tiles
+from .kernels.grouped_gemm import GroupedConfig, grouped_gemm
+from .kernels.grouped_wgrad import grouped_wgrad
+
+NAME = "grouped_matmul"
+WGRAD = "grouped_wgrad"
+"""Name of the gradient of the weights in ``torch.ops.tileweave``."""
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""Types of the kernels, as TileLang writes them."""
+
+
+class GroupedMatmul(RegisteredOp, op=NAME):
+    """Grouped GEMM of one GPU. No rank communicates."""
+
+    arguments = ("x", "w", "offsets")
+    row = TableRow(
+        inputs="`x` (rows, K), sorted by expert; `w` (E, N, K); `offsets` (E,), int32: the end of "
+        "the rows of each expert",
+        result="the rows times the transposed weights of their experts, (rows, N)",
+        gradient="of `x`: `grouped_matmul` with the other memory order of `w`. Of `w`: a grouped "
+        "GEMM over the rows of each expert",
+    )
+
+
+def is_transposed(w: torch.Tensor) -> bool:
+    """Return whether (E, N, K) weights are stored in this order; otherwise it is (E, K, N)."""
+    return w.is_contiguous() or not w.transpose(1, 2).is_contiguous()
+
+
+def check(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> None:
+    """Refuse arguments that do not fit each other.
+
+    Raises:
+        TileWeaveError: shapes, types or devices are invalid.
+    """
+    if x.ndim != 2 or x.shape[1] == 0:
+        raise refused(NAME, f"x has shape {tuple(x.shape)}", "(rows, K) with K > 0")
+    if not x.is_floating_point() or x.dtype.itemsize == 1:
+        raise refused(NAME, f"x is of {x.dtype}", "a floating-point type of 16 bits or more")
+    if w.ndim != 3 or 0 in w.shape:
+        raise refused(NAME, f"w has shape {tuple(w.shape)}", "three positive extents (E, N, K)")
+    if w.shape[2] != x.shape[1]:
+        expected = f"(E, N, {x.shape[1]}) for x of shape {tuple(x.shape)}"
+        raise refused(NAME, f"w has shape {tuple(w.shape)}", expected)
+    require_like(NAME, "w", w, "x", x)
+    if tuple(offsets.shape) != (w.shape[0],):
+        expected = f"({w.shape[0]},) for w of shape {tuple(w.shape)}"
+        raise refused(NAME, f"offsets has shape {tuple(offsets.shape)}", expected)
+    require_like(NAME, "offsets", offsets, "x", x, torch.int32)
+
+
+def check_out(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> None:
+    """Refuse a tensor that cannot receive the result."""
+    shape = x.shape[0], w.shape[1]
+    if tuple(out.shape) != shape:
+        raise refused(NAME, f"out has shape {tuple(out.shape)}", f"{shape}")
+    require_like(NAME, "out", out, "x", x)
+    if out.device.type != "meta":
+        check_layout(NAME, out)
+        require_apart(NAME, out, x=x, w=w, offsets=offsets)
+
+
+def has_kernel(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Return whether the kernels accept the operands; otherwise plain torch computes."""
+    return (
+        x.is_cuda
+        and x.dtype in _DTYPES
+        and all(extent * x.itemsize % ALIGNMENT == 0 for extent in w.shape[1:])
+        and torch.cuda.get_device_capability(x.device) == (9, 0)
+    )
+
+
+class Kernels:
+    """Compiled kernels for weights of one shape, type and memory order."""
+
+    def __init__(self, config: GroupedConfig) -> None:
+        self.config = config
+        self.tiles = tilelang.compile(expert_tiles(config.experts, config.tiles.M), target="cuda")
+        self.gemm = tilelang.compile(grouped_gemm(config), target="cuda")
+
+    def __call__(
+        self, x: torch.Tensor, stored: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Enqueue both kernels. ``stored`` is w in the order in which it is in memory."""
+        most = most_tiles(len(x), self.config.experts, self.config.tiles.M)
+        row_tiles, counts = offsets.new_empty(most, 3), offsets.new_empty(2)
+        self.tiles(offsets, len(x), row_tiles, counts)
+        self.gemm(x, stored, row_tiles, counts, out)
+
+
+def _config(w: torch.Tensor, transposed: bool, device: torch.device) -> GroupedConfig:
+    experts, N, K = w.shape
+    blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    return GroupedConfig(experts, N, K, _DTYPES[w.dtype], transposed, blocks=blocks)
+
+
+@cache
+def _kernels(config: GroupedConfig) -> Kernels:
+    return Kernels(config)
+
+
+@cache
+def _wgrad_kernel(config: GroupedConfig) -> Any:
+    return tilelang.compile(grouped_wgrad(config), target="cuda")
+
+
+def _compute(x, w, offsets, out, reference: bool) -> None:
+    if reference or not has_kernel(x, w):
+        by_torch.grouped_matmul(NAME, x, w, offsets, out)
+    elif len(x):
+        transposed = is_transposed(w)
+        stored = w if transposed else w.transpose(1, 2)
+        operands = dense(NAME, "x", x), dense(NAME, "w", stored), dense(NAME, "offsets", offsets)
+        with torch.cuda.device(x.device):
+            _kernels(_config(w, transposed, x.device))(*operands, packed(out))
+
+
+def _eager(x, w, offsets, reference: bool):
+    out = _fake(x, w, offsets, reference)
+    _compute(x, w, offsets, out, reference)
+    return out
+
+
+def _eager_out(x, w, offsets, out, reference: bool) -> None:
+    _fake_out(x, w, offsets, out, reference)
+    _compute(x, w, offsets, out, reference)
+
+
+def _fake(x, w, offsets, reference: bool):
+    check(x, w, offsets)
+    return x.new_empty(x.shape[0], w.shape[1])
+
+
+def _fake_out(x, w, offsets, out, reference: bool) -> None:
+    check(x, w, offsets)
+    check_out(out, x, w, offsets)
+
+
+def _refuse(x, w, offsets, out, reference: bool) -> None:
+    refuse_gradients(NAME, out, x, w)
+
+
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    *tensors, ctx.reference = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
+    x, w, offsets = ctx.saved_tensors
+    grad, grad_x, grad_w = grad.contiguous(), None, None
+    ops = torch.ops.tileweave
+    if ctx.needs_input_grad[0]:
+        grad_x = ops.grouped_matmul(grad, w.transpose(1, 2), offsets, ctx.reference)
+    if ctx.needs_input_grad[1]:
+        grad_w = ops.grouped_wgrad(grad, x, offsets, is_transposed(w), ctx.reference)
+    return grad_x, grad_w, None, None
+
+
+def _eager_wgrad(grad, x, offsets, transposed: bool, reference: bool):
+    if not transposed:  # the gradient of (E, K, N) weights has exchanged operands
+        return _eager_wgrad(x, grad, offsets, True, reference).transpose(1, 2)
+    out = _fake_wgrad(grad, x, offsets, transposed, reference)
+    if reference or not has_kernel(x, out):
+        by_torch.grouped_wgrad(WGRAD, grad, x, offsets, out)
+    elif len(x):
+        grad, x, offsets = (
+            dense(WGRAD, name, operand)
+            for name, operand in (("grad", grad), ("x", x), ("offsets", offsets))
+        )
+        with torch.cuda.device(x.device):
+            _wgrad_kernel(_config(out, True, x.device))(grad, x, offsets, out)
+    else:
+        out.zero_()
+    return out
+
+
+def _fake_wgrad(grad, x, offsets, transposed: bool, reference: bool):
+    N, K = grad.shape[1], x.shape[1]
+    if transposed:
+        return x.new_empty(len(offsets), N, K)
+    return x.new_empty(len(offsets), K, N).transpose(1, 2)
+
+
+def _save_wgrad(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    *tensors, ctx.transposed, ctx.reference = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients_of_wgrad(ctx: Any, grad_w: torch.Tensor) -> tuple:
+    """Return the second derivatives: ``grouped_wgrad`` is linear in both operands."""
+    grad, x, offsets = ctx.saved_tensors
+    ops, of_grad, of_x = torch.ops.tileweave, None, None
+    if ctx.needs_input_grad[0]:
+        of_grad = ops.grouped_matmul(x, grad_w, offsets, ctx.reference)
+    if ctx.needs_input_grad[1]:
+        of_x = ops.grouped_matmul(grad, grad_w.transpose(1, 2), offsets, ctx.reference)
+    return of_grad, of_x, None, None, None
+
+
+_TENSORS = "Tensor x, Tensor w, Tensor offsets"
+_into_new = define(
+    f"{NAME}({_TENSORS}, bool reference) -> Tensor", _eager, _fake, (_save, _gradients)
+)
+_into_out = define(
+    f"{NAME}_out({_TENSORS}, Tensor(a!) out, bool reference) -> ()",
+    _eager_out, _fake_out, check=_refuse,
+)  # fmt: skip
+define(
+    f"{WGRAD}(Tensor grad, Tensor x, Tensor offsets, bool transposed, bool reference) -> Tensor",
+    _eager_wgrad, _fake_wgrad, (_save_wgrad, _gradients_of_wgrad),
+)  # fmt: skip
+
+
+def grouped_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    offsets: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    reference: bool = False,
+) -> torch.Tensor:
+    """Multiply rows that are sorted by expert by the weights of their experts, on one GPU.
+
+    Row i of expert e becomes ``x[i] @ w[e].t()``. The host does not wait for ``offsets``. The first
+    call with new weight shapes compiles. It needs no ``tw.init()``.
+
+    The kernels accept bf16 and fp16 on sm_90, with N and K multiples of 8. Otherwise plain torch
+    computes; the host then waits for ``offsets``.
+
+    Args:
+        x: (rows, K). Rows of expert e are ``x[offsets[e - 1] : offsets[e]]``, from 0 for the first.
+        w: (E, N, K), contiguous or the transpose of contiguous (E, K, N). Neither is copied.
+        offsets: (E,), int32, on the device of x: the end of the rows of each expert, as ``offs`` of
+            ``torch.nn.functional.grouped_mm``. They ascend from 0 or more to at most ``rows``;
+            equal neighbors are experts without rows. The kernels do not check the values: with
+            others the result is undefined, but no memory outside of it is written.
+        out: (rows, N), receives the result; there is no gradient then.
+        reference: compute in plain torch, also if the kernels accept the operands.
+
+    Returns:
+        (rows, N), in the type of x. Sums are added in fp32 and rounded once. Rows from
+        ``offsets[-1]`` are zero. It has a gradient with respect to x and w.
+
+    Raises:
+        TileWeaveError: arguments are invalid. Nothing is launched.
+    """
+    require_dense(NAME, x=x, w=w, offsets=offsets)
+    require_dense_or_none(NAME, out=out)
+    if out is None:
+        return _into_new(x, w, offsets, reference)
+    _into_out(x, w, offsets, out, reference)
+    return out
