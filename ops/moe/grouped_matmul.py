@@ -7,12 +7,14 @@ does not wait for the offsets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import tilelang
 import torch
 
+from ...runtime.host.cache_folder import require_private_cache
 from ..core.library import define, refuse_gradients
 from ..core.problem import (
     ALIGNMENT,
@@ -99,38 +101,28 @@ def has_kernel(x: torch.Tensor, w: torch.Tensor) -> bool:
     )
 
 
-class Kernels:
-    """Compiled kernels for weights of one shape, type and memory order."""
-
-    def __init__(self, config: GroupedConfig) -> None:
-        self.config = config
-        self.tiles = tilelang.compile(expert_tiles(config.experts, config.tiles.M), target="cuda")
-        self.gemm = tilelang.compile(grouped_gemm(config), target="cuda")
-
-    def __call__(
-        self, x: torch.Tensor, stored: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        """Enqueue both kernels. ``stored`` is w in the order in which it is in memory."""
-        most = most_tiles(len(x), self.config.experts, self.config.tiles.M)
-        row_tiles, counts = offsets.new_empty(most, 3), offsets.new_empty(2)
-        self.tiles(offsets, len(x), row_tiles, counts)
-        self.gemm(x, stored, row_tiles, counts, out)
+@cache
+def compiled(build: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the kernel of the program that ``build(*arguments)`` returns. It belongs to no
+    group."""
+    require_private_cache()
+    return tilelang.compile(build(*arguments), target="cuda")
 
 
-def _config(w: torch.Tensor, transposed: bool, device: torch.device) -> GroupedConfig:
+def config_of(w: torch.Tensor, transposed: bool, device: torch.device) -> GroupedConfig:
+    """Return the parameters of the kernels for (E, N, K) weights and a GPU."""
     experts, N, K = w.shape
     blocks = torch.cuda.get_device_properties(device).multi_processor_count
     return GroupedConfig(experts, N, K, _DTYPES[w.dtype], transposed, blocks=blocks)
 
 
-@cache
-def _kernels(config: GroupedConfig) -> Kernels:
-    return Kernels(config)
-
-
-@cache
-def _wgrad_kernel(config: GroupedConfig) -> Any:
-    return tilelang.compile(grouped_wgrad(config), target="cuda")
+def _enqueue(config: GroupedConfig, x, stored, offsets, out) -> None:
+    """Enqueue both kernels; ``stored`` are the weights in the order in which they are stored."""
+    tile_rows = config.tiles.M
+    row_tiles = offsets.new_empty(most_tiles(len(x), config.experts, tile_rows), 3)
+    counts = offsets.new_empty(2)
+    compiled(expert_tiles, config.experts, tile_rows)(offsets, len(x), row_tiles, counts)
+    compiled(grouped_gemm, config)(x, stored, row_tiles, counts, out)
 
 
 def _compute(x, w, offsets, out, reference: bool) -> None:
@@ -141,7 +133,7 @@ def _compute(x, w, offsets, out, reference: bool) -> None:
         stored = w if transposed else w.transpose(1, 2)
         operands = dense(NAME, "x", x), dense(NAME, "w", stored), dense(NAME, "offsets", offsets)
         with torch.cuda.device(x.device):
-            _kernels(_config(w, transposed, x.device))(*operands, packed(out))
+            _enqueue(config_of(w, transposed, x.device), *operands, packed(out))
 
 
 def _eager(x, w, offsets, reference: bool):
@@ -197,7 +189,7 @@ def _eager_wgrad(grad, x, offsets, transposed: bool, reference: bool):
             for name, operand in (("grad", grad), ("x", x), ("offsets", offsets))
         )
         with torch.cuda.device(x.device):
-            _wgrad_kernel(_config(out, True, x.device))(grad, x, offsets, out)
+            compiled(grouped_wgrad, config_of(out, True, x.device))(grad, x, offsets, out)
     else:
         out.zero_()
     return out
