@@ -8,13 +8,13 @@ does not wait for the offsets.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import tilelang
 import torch
 
 from ...runtime.host.cache_folder import require_private_cache
+from ...runtime.kernel.kernel import capturing
 from ..core.library import define, refuse_gradients
 from ..core.problem import (
     ALIGNMENT,
@@ -38,6 +38,8 @@ WGRAD = "grouped_wgrad"
 """Name of the gradient of the weights in ``torch.ops.tileweave``."""
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Types of the kernels, as TileLang writes them."""
+_KERNELS: dict[tuple, Any] = {}
+"""Compiled kernels by the function that builds the program, and its arguments."""
 
 
 class GroupedMatmul(RegisteredOp, op=NAME):
@@ -101,12 +103,20 @@ def has_kernel(x: torch.Tensor, w: torch.Tensor) -> bool:
     )
 
 
-@cache
 def compiled(build: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the kernel of the program that ``build(*arguments)`` returns. It belongs to no
-    group."""
-    require_private_cache()
-    return tilelang.compile(build(*arguments), target="cuda")
+    """Return the kernel of the program that ``build(*arguments)`` returns. It belongs to no group.
+
+    Raises:
+        TileWeaveError: it is not compiled yet, and a CUDA graph is being captured.
+    """
+    key = build, *arguments
+    if key not in _KERNELS:
+        if capturing():
+            expected = "one call before it is captured in a CUDA graph"
+            raise refused(NAME, "not compiled yet", expected)
+        require_private_cache()
+        _KERNELS[key] = tilelang.compile(build(*arguments), target="cuda")
+    return _KERNELS[key]
 
 
 def config_of(w: torch.Tensor, transposed: bool, device: torch.device) -> GroupedConfig:

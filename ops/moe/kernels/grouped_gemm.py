@@ -41,6 +41,12 @@ class GroupedConfig:
         extents = (self.N, self.K) if self.transposed else (self.K, self.N)
         return T.Tensor((self.experts, *extents), self.dtype)
 
+    @property
+    def w_tile(self) -> tuple[int, int]:
+        """Shape of a tile of the weights."""
+        tiles = self.tiles
+        return (tiles.N, tiles.K) if self.transposed else (tiles.K, tiles.N)
+
 
 def grouped_gemm(config: GroupedConfig) -> Any:
     """Build the kernel: Y (M, N) is X (M, K), each row times the weight of its expert.
@@ -52,7 +58,6 @@ def grouped_gemm(config: GroupedConfig) -> Any:
     rows, limit = T.dynamic("rows"), T.dynamic("limit")
     N, K, tiles, dtype, blocks = config.N, config.K, config.tiles, config.dtype, config.blocks
     columns, group_m, transposed = ceil(N / tiles.N), tiles.group_m, config.transposed
-    w_tile = (tiles.N, tiles.K) if transposed else (tiles.K, tiles.N)
 
     @T.prim_func
     def grouped_gemm(
@@ -64,7 +69,7 @@ def grouped_gemm(config: GroupedConfig) -> Any:
     ):
         with T.Kernel(blocks, threads=tiles.threads) as block:
             X_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
-            W_tile = T.alloc_shared(w_tile, dtype)
+            W_tile = T.alloc_shared(config.w_tile, dtype)
             Y_tile = T.alloc_shared((tiles.M, tiles.width), dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
             # The extent reads memory itself: see "variables before an outer loop" in

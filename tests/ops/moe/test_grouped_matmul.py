@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import types
-from functools import cache
 from itertools import pairwise
 
 import ml_dtypes
@@ -204,7 +203,7 @@ def as_numpy(tensor):
 def simulated(monkeypatch):
     """Let the kernels run in the simulator, for tensors of the CPU."""
     properties = types.SimpleNamespace(multi_processor_count=3)
-    monkeypatch.setattr(module, "compiled", cache(module.compiled.__wrapped__))
+    monkeypatch.setattr(module, "_KERNELS", {})
     monkeypatch.setattr(module, "has_kernel", lambda x, w: x.dtype in module._DTYPES)
     monkeypatch.setattr(module.tilelang, "compile", Simulated)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
@@ -239,3 +238,15 @@ def test_other_layouts_are_copied_with_a_warning(simulated):
     with pytest.warns(UserWarning, match="grouped_matmul: x of shape .* is copied in each call"):
         y = ops.grouped_matmul(x[:, :40], w, offsets_of([10, 20, 30, 40]))
     assert (y == 40).all()
+
+
+def test_graphs_need_an_earlier_call(simulated, monkeypatch):
+    x, w = torch.ones(40, 40).bfloat16(), torch.ones(E, 24, 40).bfloat16()
+    offsets = offsets_of([10, 20, 30, 40])
+    monkeypatch.setattr(module, "capturing", lambda: True)
+    with pytest.raises(tw.TileWeaveError, match=r"^grouped_matmul: not compiled yet; expected one"):
+        ops.grouped_matmul(x, w, offsets)
+    monkeypatch.setattr(module, "capturing", lambda: False)
+    ops.grouped_matmul(x, w, offsets)
+    monkeypatch.setattr(module, "capturing", lambda: True)
+    assert (ops.grouped_matmul(x, w, offsets) == 40).all()
