@@ -5,7 +5,7 @@ by TMA. No barrier of all warps is in the loop over tiles."""
 
 import tileweave as tw
 from tileweave.ops.moe.kernels.expert_tiles import expert_tiles
-from tileweave.ops.moe.kernels.grouped_gemm import GroupedConfig, grouped_gemm
+from tileweave.ops.moe.kernels.grouped_gemm import GROUPED_FP8, GroupedConfig, grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 
 
@@ -27,7 +27,7 @@ def show(name, program):
 # CHECK: } else {
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, 256, 16, false, false
 # CHECK-NOT: __syncthreads();
-# CHECK: if ((row + 128) <= end) {
+# CHECK: + 128) <= end{{.*}} {
 # CHECK: tl::tma_store(Y_desc
 # CHECK: } else {
 # CHECK: Y[
@@ -44,6 +44,26 @@ show(
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 64, 256, 16, false, true
 # CHECK: tl::tma_store(Y_desc
 show("grouped_gemm (E, K, N)", grouped_gemm(GroupedConfig(8, 4096, 7168, "float16", False)))
+
+# CUDA cores add the products of each step, times the scales of each row and step.
+# CHECK-LABEL: TEST: grouped_gemm fp8
+# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: tl::tma_load(X_desc, {{.*}}, (step * 128), row);
+# CHECK: tl::tma_load(W_desc, {{.*}}, (step * 128), n, expert);
+# CHECK: } else {
+# CHECK: = scale_x[
+# CHECK: = scale_w[
+# CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32, 64, 128, 32
+# CHECK: *(float2*)(total +
+# CHECK: tl::tma_store(Y_desc
+show(
+    "grouped_gemm fp8",
+    grouped_gemm(
+        GroupedConfig(
+            32, 4096, 7168, "float8_e4m3fn", True, GROUPED_FP8, scales="block", out_dtype="bfloat16"
+        )
+    ),
+)
 
 # Rows from the last whole step on are loaded by threads, with zeros for those of the next expert.
 # CHECK-LABEL: TEST: grouped_wgrad

@@ -15,29 +15,29 @@ import torch
 
 from ...runtime.host.cache_folder import require_private_cache
 from ...runtime.kernel.kernel import capturing
+from ..core.epilogue import FP8
 from ..core.library import define, refuse_gradients
 from ..core.problem import (
     ALIGNMENT,
-    check_layout,
     dense,
     packed,
     refused,
-    require_apart,
     require_dense,
     require_dense_or_none,
-    require_like,
 )
 from ..core.registry import RegisteredOp, TableRow
 from . import reference as by_torch
 from .kernels.expert_tiles import expert_tiles, most_tiles
-from .kernels.grouped_gemm import GroupedConfig, grouped_gemm
+from .kernels.grouped_gemm import GROUPED, GROUPED_FP8, GroupedConfig, grouped_gemm
 from .kernels.grouped_wgrad import grouped_wgrad
+from .problem import NAME, Scales, check, check_out, is_transposed
 
-NAME = "grouped_matmul"
 WGRAD = "grouped_wgrad"
 """Name of the gradient of the weights in ``torch.ops.tileweave``."""
-_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", FP8: "float8_e4m3fn"}
 """Types of the kernels, as TileLang writes them."""
+_UNSCALED = None, None, None
+"""Scales and type of the result of gradients."""
 _KERNELS: dict[tuple, Any] = {}
 """Compiled kernels by the function that builds the program, and its arguments."""
 
@@ -53,44 +53,6 @@ class GroupedMatmul(RegisteredOp, op=NAME):
         gradient="of `x`: `grouped_matmul` with the other memory order of `w`. Of `w`: a grouped "
         "GEMM over the rows of each expert",
     )
-
-
-def is_transposed(w: torch.Tensor) -> bool:
-    """Return whether (E, N, K) weights are stored in this order; otherwise it is (E, K, N)."""
-    return w.is_contiguous() or not w.transpose(1, 2).is_contiguous()
-
-
-def check(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> None:
-    """Refuse arguments that do not fit each other.
-
-    Raises:
-        TileWeaveError: shapes, types or devices are invalid.
-    """
-    if x.ndim != 2 or x.shape[1] == 0:
-        raise refused(NAME, f"x has shape {tuple(x.shape)}", "(rows, K) with K > 0")
-    if not x.is_floating_point() or x.dtype.itemsize == 1:
-        raise refused(NAME, f"x is of {x.dtype}", "a floating-point type of 16 bits or more")
-    if w.ndim != 3 or 0 in w.shape:
-        raise refused(NAME, f"w has shape {tuple(w.shape)}", "three positive extents (E, N, K)")
-    if w.shape[2] != x.shape[1]:
-        expected = f"(E, N, {x.shape[1]}) for x of shape {tuple(x.shape)}"
-        raise refused(NAME, f"w has shape {tuple(w.shape)}", expected)
-    require_like(NAME, "w", w, "x", x)
-    if tuple(offsets.shape) != (w.shape[0],):
-        expected = f"({w.shape[0]},) for w of shape {tuple(w.shape)}"
-        raise refused(NAME, f"offsets has shape {tuple(offsets.shape)}", expected)
-    require_like(NAME, "offsets", offsets, "x", x, torch.int32)
-
-
-def check_out(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor) -> None:
-    """Refuse a tensor that cannot receive the result."""
-    shape = x.shape[0], w.shape[1]
-    if tuple(out.shape) != shape:
-        raise refused(NAME, f"out has shape {tuple(out.shape)}", f"{shape}")
-    require_like(NAME, "out", out, "x", x)
-    if out.device.type != "meta":
-        check_layout(NAME, out)
-        require_apart(NAME, out, x=x, w=w, offsets=offsets)
 
 
 def has_kernel(x: torch.Tensor, w: torch.Tensor) -> bool:
@@ -119,61 +81,82 @@ def compiled(build: Callable[..., Any], *arguments: Any) -> Any:
     return _KERNELS[key]
 
 
-def config_of(w: torch.Tensor, transposed: bool, device: torch.device) -> GroupedConfig:
+def config_of(
+    w: torch.Tensor, transposed: bool, device: torch.device, scales: str = "",
+    out_dtype: torch.dtype | None = None,
+) -> GroupedConfig:  # fmt: skip
     """Return the parameters of the kernels for (E, N, K) weights and a GPU."""
-    experts, N, K = w.shape
     blocks = torch.cuda.get_device_properties(device).multi_processor_count
-    return GroupedConfig(experts, N, K, _DTYPES[w.dtype], transposed, blocks=blocks)
+    return GroupedConfig(
+        *w.shape, _DTYPES[w.dtype], transposed, GROUPED_FP8 if scales else GROUPED, blocks, scales,
+        _DTYPES[out_dtype or w.dtype],
+    )  # fmt: skip
 
 
-def _enqueue(config: GroupedConfig, x, stored, offsets, out) -> None:
+def _enqueue(config: GroupedConfig, x, stored, offsets, scales: Scales, out) -> None:
     """Enqueue both kernels; ``stored`` are the weights in the order in which they are stored."""
     tile_rows = config.tiles.M
     row_tiles = offsets.new_empty(most_tiles(len(x), config.experts, tile_rows), 3)
     counts = offsets.new_empty(2)
     compiled(expert_tiles, config.experts, tile_rows)(offsets, len(x), row_tiles, counts)
-    compiled(grouped_gemm, config)(x, stored, row_tiles, counts, out)
+    compiled(grouped_gemm, config)(
+        x, stored, row_tiles, counts, *_dense_scales(config, scales), out
+    )
 
 
-def _compute(x, w, offsets, out, reference: bool) -> None:
+def _dense_scales(config: GroupedConfig, scales: Scales) -> list[torch.Tensor]:
+    """Return the scales as the kernel declares them."""
+    if scales.x is None or scales.w is None:
+        return []
+    if scales.kind == "tensor":
+        scales = Scales(scales.x.reshape(1), scales.w.expand(config.experts).contiguous())
+    return [dense(NAME, f"scale_{name}", s) for name, s in scales._asdict().items()]
+
+
+def _compute(x, w, offsets, scales: Scales, out, reference: bool) -> None:
     if reference or not has_kernel(x, w):
-        by_torch.grouped_matmul(NAME, x, w, offsets, out)
+        by_torch.grouped_matmul(NAME, x, w, offsets, scales, out)
     elif len(x):
         transposed = is_transposed(w)
         stored = w if transposed else w.transpose(1, 2)
         operands = dense(NAME, "x", x), dense(NAME, "w", stored), dense(NAME, "offsets", offsets)
+        config = config_of(w, transposed, x.device, scales.kind, out.dtype)
         with torch.cuda.device(x.device):
-            _enqueue(config_of(w, transposed, x.device), *operands, packed(out))
+            _enqueue(config, *operands, scales, packed(out))
 
 
-def _eager(x, w, offsets, reference: bool):
-    out = _fake(x, w, offsets, reference)
-    _compute(x, w, offsets, out, reference)
+def _eager(x, w, offsets, scale_x, scale_w, out_dtype, reference: bool):
+    out = _fake(x, w, offsets, scale_x, scale_w, out_dtype, reference)
+    _compute(x, w, offsets, Scales(scale_x, scale_w), out, reference)
     return out
 
 
-def _eager_out(x, w, offsets, out, reference: bool) -> None:
-    _fake_out(x, w, offsets, out, reference)
-    _compute(x, w, offsets, out, reference)
+def _eager_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool) -> None:
+    _fake_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference)
+    _compute(x, w, offsets, Scales(scale_x, scale_w), out, reference)
 
 
-def _fake(x, w, offsets, reference: bool):
-    check(x, w, offsets)
-    return x.new_empty(x.shape[0], w.shape[1])
+def _fake(x, w, offsets, scale_x, scale_w, out_dtype, reference: bool):
+    dtype = check(x, w, offsets, Scales(scale_x, scale_w), out_dtype)
+    return x.new_empty(x.shape[0], w.shape[1], dtype=dtype)
 
 
-def _fake_out(x, w, offsets, out, reference: bool) -> None:
-    check(x, w, offsets)
-    check_out(out, x, w, offsets)
+def _fake_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool) -> None:
+    scales = Scales(scale_x, scale_w)
+    check_out(out, check(x, w, offsets, scales, out_dtype), x, w, offsets, scales)
 
 
-def _refuse(x, w, offsets, out, reference: bool) -> None:
+def _refuse(x, w, offsets, *_) -> None:
+    refuse_gradients(NAME, None, x, w)
+
+
+def _refuse_out(x, w, offsets, out, *_) -> None:
     refuse_gradients(NAME, out, x, w)
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    *tensors, ctx.reference = inputs
-    ctx.save_for_backward(*tensors)
+    ctx.reference = inputs[-1]
+    ctx.save_for_backward(*inputs[:3])
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
@@ -181,10 +164,10 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
     grad, grad_x, grad_w = grad.contiguous(), None, None
     ops = torch.ops.tileweave
     if ctx.needs_input_grad[0]:
-        grad_x = ops.grouped_matmul(grad, w.transpose(1, 2), offsets, ctx.reference)
+        grad_x = ops.grouped_matmul(grad, w.transpose(1, 2), offsets, *_UNSCALED, ctx.reference)
     if ctx.needs_input_grad[1]:
         grad_w = ops.grouped_wgrad(grad, x, offsets, is_transposed(w), ctx.reference)
-    return grad_x, grad_w, None, None
+    return grad_x, grad_w, *(None for _ in range(5))
 
 
 def _eager_wgrad(grad, x, offsets, transposed: bool, reference: bool):
@@ -222,19 +205,21 @@ def _gradients_of_wgrad(ctx: Any, grad_w: torch.Tensor) -> tuple:
     grad, x, offsets = ctx.saved_tensors
     ops, of_grad, of_x = torch.ops.tileweave, None, None
     if ctx.needs_input_grad[0]:
-        of_grad = ops.grouped_matmul(x, grad_w, offsets, ctx.reference)
+        of_grad = ops.grouped_matmul(x, grad_w, offsets, *_UNSCALED, ctx.reference)
     if ctx.needs_input_grad[1]:
-        of_x = ops.grouped_matmul(grad, grad_w.transpose(1, 2), offsets, ctx.reference)
+        grad_w = grad_w.transpose(1, 2)
+        of_x = ops.grouped_matmul(grad, grad_w, offsets, *_UNSCALED, ctx.reference)
     return of_grad, of_x, None, None, None
 
 
 _TENSORS = "Tensor x, Tensor w, Tensor offsets"
+_OPTIONS = "Tensor? scale_x, Tensor? scale_w, ScalarType? out_dtype, bool reference"
 _into_new = define(
-    f"{NAME}({_TENSORS}, bool reference) -> Tensor", _eager, _fake, (_save, _gradients)
+    f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients), _refuse
 )
 _into_out = define(
-    f"{NAME}_out({_TENSORS}, Tensor(a!) out, bool reference) -> ()",
-    _eager_out, _fake_out, check=_refuse,
+    f"{NAME}_out({_TENSORS}, Tensor(a!) out, {_OPTIONS}) -> ()",
+    _eager_out, _fake_out, check=_refuse_out,
 )  # fmt: skip
 define(
     f"{WGRAD}(Tensor grad, Tensor x, Tensor offsets, bool transposed, bool reference) -> Tensor",
@@ -247,6 +232,9 @@ def grouped_matmul(
     w: torch.Tensor,
     offsets: torch.Tensor,
     *,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     reference: bool = False,
 ) -> torch.Tensor:
@@ -255,29 +243,35 @@ def grouped_matmul(
     Row i of expert e becomes ``x[i] @ w[e].t()``. The host does not wait for ``offsets``. The first
     call with new weight shapes compiles. It needs no ``tw.init()``.
 
-    The kernels accept bf16 and fp16 on sm_90, with N and K multiples of 8. Otherwise plain torch
-    computes; the host then waits for ``offsets``.
+    The kernels accept bf16 and fp16 on sm_90, with N and K multiples of 8, and fp8 (e4m3), with N
+    and K multiples of 16. Otherwise plain torch computes; the host then waits for ``offsets``.
 
     Args:
         x: (rows, K). Rows of expert e are ``x[offsets[e - 1] : offsets[e]]``, from 0 for the first.
-        w: (E, N, K), contiguous or the transpose of contiguous (E, K, N). Neither is copied.
+        w: (E, N, K), contiguous or the transpose of contiguous (E, K, N). Neither is copied. fp8
+            weights are contiguous.
         offsets: (E,), int32, on the device of x: the end of the rows of each expert, as ``offs`` of
             ``torch.nn.functional.grouped_mm``. They ascend from 0 or more to at most ``rows``;
             equal neighbors are experts without rows. The kernels do not check the values: with
             others the result is undefined, but no memory outside of it is written.
+        scale_x, scale_w: float32 factors of fp8 operands, either one for x, and one for w or one
+            for each expert, (E,); or (rows, K / 128) and (E, N / 128, K / 128), rounded up: one for
+            each 128 elements of a row, and for each 128 x 128 weights.
+        out_dtype: type of the result of fp8 operands: bf16, the default, or fp16.
         out: (rows, N), receives the result; there is no gradient then.
         reference: compute in plain torch, also if the kernels accept the operands.
 
     Returns:
-        (rows, N), in the type of x. Sums are added in fp32 and rounded once. Rows from
-        ``offsets[-1]`` are zero. It has a gradient with respect to x and w.
+        (rows, N), in the type of x, or ``out_dtype``. Sums are added in fp32 and rounded once. Rows
+        from ``offsets[-1]`` are zero. It has a gradient with respect to x and w, but not for fp8.
 
     Raises:
         TileWeaveError: arguments are invalid. Nothing is launched.
     """
     require_dense(NAME, x=x, w=w, offsets=offsets)
-    require_dense_or_none(NAME, out=out)
+    require_dense_or_none(NAME, scale_x=scale_x, scale_w=scale_w, out=out)
+    options = scale_x, scale_w, out_dtype, reference
     if out is None:
-        return _into_new(x, w, offsets, reference)
-    _into_out(x, w, offsets, out, reference)
+        return _into_new(x, w, offsets, *options)
+    _into_out(x, w, offsets, out, *options)
     return out

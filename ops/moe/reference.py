@@ -7,6 +7,8 @@ from itertools import pairwise
 import torch
 
 from ..core.problem import refused
+from .kernels.grouped_gemm import SCALED
+from .problem import Scales
 
 
 def slices_of(op: str, offsets: torch.Tensor, rows: int) -> list[slice]:
@@ -22,16 +24,34 @@ def slices_of(op: str, offsets: torch.Tensor, rows: int) -> list[slice]:
 
 
 def grouped_matmul(
-    op: str, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor
-) -> None:
+    op: str, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, scales: Scales,
+    out: torch.Tensor,
+) -> None:  # fmt: skip
     """Write the rows of x, (rows, K), times the weights of their experts, (E, N, K), to ``out``.
 
     Rows after those of all experts become zero.
     """
     slices = slices_of(op, offsets, len(x))
-    for weight, rows in zip(w, slices, strict=True):
-        torch.mm(x[rows], weight.t(), out=out[rows])
+    for e, rows in enumerate(slices):
+        if scales.kind:
+            a, b = scaled(x, scales.x)[rows], scaled(w, scales.w, e)
+            out[rows] = torch.mm(a, b.t())
+        else:
+            torch.mm(x[rows], w[e].t(), out=out[rows])
     out[slices[-1].stop :] = 0
+
+
+def scaled(x: torch.Tensor, scale: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+    """Return fp8 numbers times their scales, in fp32: all of x, or the weights of an expert."""
+    if expert is not None:
+        scale = scale.expand(len(x)) if scale.numel() == 1 else scale
+        x, scale = x[expert], scale[expert]
+    if scale.numel() == 1 and scale.ndim < 2:
+        return x.float() * scale
+    columns = scale.repeat_interleave(SCALED, -1)[..., : x.shape[-1]]
+    if expert is not None:
+        columns = columns.repeat_interleave(SCALED, 0)[: len(x)]
+    return x.float() * columns
 
 
 def grouped_wgrad(

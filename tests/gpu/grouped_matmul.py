@@ -29,6 +29,7 @@ from tileweave.ops.moe.kernels.grouped_gemm import GROUPED, grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 
 DEVICE = "cuda" if GPU else "cpu"
+FP8 = torch.float8_e4m3fn
 DTYPES = (torch.bfloat16, torch.float16)
 SHAPES = (
     (4, 72, 136, DTYPES[0]),
@@ -159,6 +160,30 @@ def noise(options: argparse.Namespace) -> Verdicts:
         yield f"noise, {dtype}", wrong, f"relative errors {', '.join(f'{e:.1e}' for e in errors)}"
 
 
+def fp8(options: argparse.Namespace) -> Verdicts:
+    """Compare fp8 products with scales with the reference: powers of two as scales are exact."""
+    draw, (experts, N, K) = Draw(options.seed), (8, 336, 1072)
+    for kind in ("tensor", "expert", "block"):
+        wrong, number = "", max(1, options.count // 10)
+        for _ in range(number):
+            counts = counts_of(draw, experts)
+            x = integers(sum(counts) + draw.choice((0, 7)), K, dtype=FP8)
+            w = integers(experts, N, K, dtype=FP8)
+            parts = -(-K // 128)
+            shapes = {
+                "tensor": ((1,), (1,)),
+                "expert": ((1,), (experts,)),
+                "block": ((len(x), parts), (experts, -(-N // 128), parts)),
+            }
+            scales = [2.0 ** torch.randint(-1, 2, s, device=DEVICE).float() for s in shapes[kind]]
+            named = {"scale_x": scales[0], "scale_w": scales[1]}
+            y = ops.grouped_matmul(x, w, offsets_of(counts), **named)
+            wanted = ops.grouped_matmul(x, w, offsets_of(counts), **named, reference=True)
+            found = fault(y, wanted)
+            wrong = wrong or (found and f"{found}, counts={counts}")
+        yield f"fp8, one scale for each {kind}, {number} calls", wrong
+
+
 def launches(options: argparse.Namespace) -> Verdicts:
     """Launch many times in a row, with other offsets each time; the host does not wait."""
     draw = Draw(options.seed)
@@ -268,6 +293,7 @@ def compiled(options: argparse.Namespace) -> Verdicts:
 CHECKS: dict[str, Callable[[argparse.Namespace], Verdicts]] = {
     "values": values,
     "noise": noise,
+    "fp8": fp8,
     "launches": launches,
     "graphs": graphs,
     "nan": nan,

@@ -12,7 +12,7 @@ import pytest
 import tileweave as tw
 from tileweave.ops.core.tiles import Tiles
 from tileweave.ops.moe.kernels.expert_tiles import expert_tiles, most_tiles
-from tileweave.ops.moe.kernels.grouped_gemm import GroupedConfig, grouped_gemm
+from tileweave.ops.moe.kernels.grouped_gemm import GROUPED_FP8, GroupedConfig, grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 
 BF16 = ml_dtypes.bfloat16
@@ -184,6 +184,34 @@ def test_gemm_of_fp16():
     np.testing.assert_array_equal(y.astype(BF16), expected)
 
 
+FP8_TILES = Tiles(64, 64, 128, stages=2, threads=128, group_m=2)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "block"])
+def test_gemm_of_fp8(scales):
+    """Scales are powers of two, so that sums are exact."""
+    n, k, counts, rng = 144, 272, [64, 0, 33], np.random.default_rng(0)
+    config = GroupedConfig(3, n, k, "float8_e4m3fn", True, FP8_TILES, 3, scales, "bfloat16")
+    x = rng.integers(-2, 3, (ROWS, k)).astype(ml_dtypes.float8_e4m3fn)
+    w = rng.integers(-2, 3, (3, n, k)).astype(ml_dtypes.float8_e4m3fn)
+    is_block = scales == "block"
+    scale_x = 2.0 ** rng.integers(-2, 3, (ROWS, 3) if is_block else (1,))
+    scale_w = 2.0 ** rng.integers(-2, 3, (3, 2, 3) if is_block else (3,))
+    if is_block:
+        x_wide = x.astype(float) * scale_x.repeat(128, 1)[:, :k]
+        w_wide = w.astype(float) * scale_w.repeat(128, 1)[:, :n].repeat(128, 2)[..., :k]
+    else:
+        x_wide, w_wide = x.astype(float) * scale_x, w.astype(float) * scale_w[:, None, None]
+    expected = np.zeros((ROWS, n))
+    for weight, (begin, end) in zip(w_wide, pairwise([0, *offsets_of(counts)]), strict=True):
+        expected[begin:end] = x_wide[begin:end] @ weight.T
+    tiles, numbers = list_tiles(offsets_of(counts), ROWS)
+    inputs = {"X": x, "W": w, "row_tiles": tiles, "counts": numbers}
+    inputs |= {"scale_x": scale_x.astype(np.float32), "scale_w": scale_w.astype(np.float32)}
+    (outputs,) = tw.validate(grouped_gemm(config), 1, [inputs])
+    np.testing.assert_array_equal(outputs["Y"], expected.astype(BF16))
+
+
 @pytest.mark.parametrize("level", BOTH)
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_wgrad(counts, level):
@@ -214,6 +242,15 @@ def test_wgrad_does_not_read_nan_of_the_next_expert():
 @pytest.mark.parametrize("transposed", [True, False], ids=["(E, N, K)", "(E, K, N)"])
 def test_gemm_spills_no_registers(ptxas, transposed):
     config = GroupedConfig(32, 4096, 7168, "bfloat16", transposed)
+    report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
+
+
+@pytest.mark.parametrize("scales", ["tensor", "block"])
+def test_fp8_spills_no_registers(ptxas, scales):
+    config = GroupedConfig(
+        32, 4096, 7168, "float8_e4m3fn", True, GROUPED_FP8, scales=scales, out_dtype="bfloat16"
+    )
     report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
     assert "0 bytes spill stores, 0 bytes spill loads" in report
 

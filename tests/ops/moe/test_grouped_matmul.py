@@ -22,6 +22,7 @@ ENDS = {
     "last": [0, 0, 0, ROWS],
     "all": [4, 9, 22, 23],
 }
+FP8 = torch.float8_e4m3fn
 ORDERS = ["(E, N, K)", "(E, K, N)"]
 
 
@@ -99,7 +100,8 @@ def test_compiled(order):
 def test_opcheck():
     x, w = operands(ORDERS[1], torch.float32, grad=True)
     torch.library.opcheck(
-        torch.ops.tileweave.grouped_matmul, (x, w, offsets_of(ENDS["mixed"]), False)
+        torch.ops.tileweave.grouped_matmul,
+        (x, w, offsets_of(ENDS["mixed"]), None, None, None, False),
     )
     grad = torch.randn(ROWS, N, requires_grad=True)
     for transposed in (True, False):
@@ -123,7 +125,7 @@ REFUSED = {
     "offsets=[1]; expected a dense torch.Tensor": (X, W, [1]),
     r"x has shape (10,); expected (rows, K) with K > 0": (X[0], W, OFFSETS),
     r"x has shape (23, 0); expected (rows, K) with K > 0": (X[:, :0], W, OFFSETS),
-    "x is of torch.int32; expected a floating-point type of 16 bits or more": (
+    "x is of torch.int32; expected a floating-point type": (
         X.int(), W.int(), OFFSETS,
     ),
     "w has shape (6, 10); expected three positive extents (E, N, K)": (X, W[0], OFFSETS),
@@ -150,6 +152,82 @@ def test_refused(message):
     with pytest.raises(tw.TileWeaveError) as error:
         ops.grouped_matmul(*REFUSED[message])
     assert str(error.value) == f"grouped_matmul: {message}"
+
+
+def fp8(*shape):
+    return torch.randint(-3, 4, shape).to(FP8)
+
+
+X8, W8 = fp8(ROWS, 144), fp8(E, 160, 144)
+ONE, EACH = torch.tensor(0.5), torch.tensor([1.0, 2.0, 4.0, 0.5])
+BLOCKS = torch.rand(ROWS, 2), torch.rand(E, 2, 2)
+REFUSED_FP8 = {
+    "scale_x is None; expected float32 for x of torch.float8_e4m3fn": (X8, W8, None, ONE),
+    "scale_w is given; expected none for x of torch.float32": (X, W, None, ONE),
+    "scale_w is of torch.float64; expected torch.float32": (X8, W8, ONE, ONE.double()),
+    "scale_x has shape (4,); expected () or (1,)": (X8, W8, EACH, EACH),
+    "scale_w has shape (3,); expected () or (1,) or (4,)": (X8, W8, ONE, EACH[:3]),
+    "scale_x has shape (23, 1); expected (23, 2)": (X8, W8, BLOCKS[0][:, :1], BLOCKS[1]),
+    "scale_w has shape (4, 1, 2); expected (4, 2, 2)": (X8, W8, BLOCKS[0], BLOCKS[1][:, :1]),
+    "w is of torch.float8_e4m3fn and (E, K, N) in memory; expected (E, N, K)": (
+        X8, fp8(E, 144, 160).transpose(1, 2), ONE, ONE,
+    ),
+    "N=159; expected a multiple of 16 for torch.float8_e4m3fn": (
+        X8, W8[:, :159].contiguous(), ONE, ONE,
+    ),
+    "out_dtype=torch.float32; expected torch.bfloat16 or torch.float16 for x of": (
+        X8, W8, ONE, ONE, torch.float32,
+    ),
+    "out_dtype=torch.float16; expected torch.float32 as x": (X, W, None, None, torch.float16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED_FP8)
+def test_refused_fp8(message):
+    x, w, scale_x, scale_w, *out_dtype = REFUSED_FP8[message]
+    options = {"scale_x": scale_x, "scale_w": scale_w, "out_dtype": (*out_dtype, None)[0]}
+    with pytest.raises(tw.TileWeaveError) as error:
+        ops.grouped_matmul(x, w, OFFSETS, **options)
+    assert str(error.value).startswith(f"grouped_matmul: {message}")
+
+
+def dequantized(scale_x, scale_w):
+    """Return x and w in fp32 by definition, element by element."""
+    x, w = X8.float(), W8.float()
+    if scale_w.ndim < 3:
+        return x * scale_x, w * scale_w.expand(E).view(E, 1, 1)
+    n, k = torch.arange(160), torch.arange(144)
+    return x * scale_x[:, k // 128], w * scale_w[:, (n // 128)[:, None], (k // 128)[None]]
+
+
+SCALES = {"one": (ONE, ONE), "each": (ONE.view(1), EACH), "blocks": BLOCKS}
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float16])
+@pytest.mark.parametrize("scales", SCALES.values(), ids=SCALES)
+def test_fp8(scales, out_dtype):
+    scale_x, scale_w = scales
+    options = {"scale_x": scale_x, "scale_w": scale_w, "out_dtype": out_dtype}
+    y = ops.grouped_matmul(X8, W8, OFFSETS, **options)
+    assert y.dtype == (out_dtype or torch.bfloat16)
+    expected = by_loop(*dequantized(scale_x, scale_w), OFFSETS.tolist()).to(y.dtype)
+    torch.testing.assert_close(y, expected)
+    call = torch.compile(ops.grouped_matmul, backend="aot_eager", fullgraph=True)
+    assert torch.equal(call(X8, W8, OFFSETS, **options), y)
+
+
+@pytest.mark.parametrize("scales", SCALES.values(), ids=SCALES)
+def test_fp8_kernels_are_called_with_what_they_declare(simulated, scales):
+    scale_x, scale_w = scales
+    y = ops.grouped_matmul(X8, W8, OFFSETS, scale_x=scale_x, scale_w=scale_w)
+    expected = by_loop(*dequantized(scale_x, scale_w), OFFSETS.tolist())
+    torch.testing.assert_close(y, expected.to(y.dtype))
+
+
+def test_fp8_has_no_gradient():
+    x = X8.clone().requires_grad_()
+    with pytest.raises(tw.TileWeaveError, match=r"operands are of torch\.float8_e4m3fn and an"):
+        ops.grouped_matmul(x, W8, OFFSETS, scale_x=ONE, scale_w=ONE)
 
 
 REFUSED_OUT = {
@@ -196,6 +274,8 @@ def as_numpy(tensor):
     """Return a view of a tensor."""
     if tensor.dtype is torch.bfloat16:
         return tensor.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    if tensor.dtype is FP8:
+        return tensor.view(torch.int8).numpy().view(ml_dtypes.float8_e4m3fn)
     return tensor.detach().numpy()
 
 
