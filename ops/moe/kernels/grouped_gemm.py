@@ -46,7 +46,7 @@ class GroupedConfig:
 
     @property
     def scaled(self) -> bool:
-        """Whether the operands have scales."""
+        """True if the operands have scales."""
         return self.scales != ""
 
     @property

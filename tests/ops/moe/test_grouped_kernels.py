@@ -239,14 +239,14 @@ def test_wgrad_does_not_read_nan_of_the_next_expert():
     assert np.isnan(outputs["dW"][1].astype(float)).all() and not outputs["dW"][2].any()
 
 
-@pytest.mark.parametrize("transposed", [True, False], ids=["(E, N, K)", "(E, K, N)"])
+@pytest.mark.parametrize("transposed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_gemm_spills_no_registers(ptxas, transposed):
     config = GroupedConfig(32, 4096, 7168, "bfloat16", transposed)
     report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
     assert "0 bytes spill stores, 0 bytes spill loads" in report
 
 
-@pytest.mark.parametrize("scales", ["tensor", "block"])
+@pytest.mark.parametrize("scales", [pytest.param("tensor", marks=pytest.mark.long), "block"])
 def test_fp8_spills_no_registers(ptxas, scales):
     config = GroupedConfig(
         32, 4096, 7168, "float8_e4m3fn", True, GROUPED_FP8, scales=scales, out_dtype="bfloat16"
