@@ -14,6 +14,7 @@ from tileweave.ops.attention.ulysses import Ulysses
 from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import RegisteredOp, operators_of
+from tileweave.ops.moe.grouped_matmul import GroupedMatmul
 
 DOCS = Path(__file__).resolve().parent
 MARKED = re.compile(
@@ -48,6 +49,7 @@ GRADIENTS: list[Column] = [
     ("operator", name_of),
     ("gradient", lambda operator: operator.row.gradient),
 ]
+LOCAL_CALLS: list[Column] = [*CALLS[:2], ("result", CALLS[2][1]), *GRADIENTS[1:]]
 MEMORY: list[Column] = [
     ("operator", name_of),
     ("symmetric memory", lambda operator: operator.row.memory),
@@ -65,6 +67,7 @@ TABLES: dict[str, tuple[tuple[type[RegisteredOp], ...], list[Column]]] = {
     "memory of collectives": ((Collective,), MEMORY),
     "bytes of collectives": ((Collective,), SENT),
     "attention": ((SpAttention, Ulysses), CALLS),
+    "operators of one GPU": ((GroupedMatmul,), LOCAL_CALLS),
 }
 """Base classes and columns of each table by the name in its marker."""
 

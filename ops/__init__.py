@@ -1,4 +1,4 @@
-"""GEMMs and attention fused with communication, and collectives.
+"""GEMMs and attention fused with communication, collectives, and grouped GEMMs.
 
 Each operator is a tile kernel without explicit synchronization, its plan, and a function of
 ``torch.ops.tileweave`` with a gradient.
@@ -24,6 +24,7 @@ from .core.strategy import Strategy
 from .gemm.all_gather_matmul import all_gather_matmul
 from .gemm.matmul_all_reduce import matmul_all_reduce
 from .gemm.matmul_reduce_scatter import matmul_reduce_scatter
+from .moe.grouped_matmul import grouped_matmul
 
 __all__ = [
     "SequenceParallelAttention",
@@ -36,6 +37,7 @@ __all__ = [
     "all_to_all",
     "attention_schedule",
     "broadcast",
+    "grouped_matmul",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "reduce_scatter",

@@ -238,6 +238,8 @@ class Expressions:
     def select(self, condition, then, other, loc: str) -> Expr:
         """Compile ``then if condition else other``. Each side is evaluated only where chosen."""
         c, a, b = (self.compile(e, loc) for e in (condition, then, other))
+        # Vectors that are equal for all threads have no axis of threads.
+        of_vectors = then.dtype.lanes > condition.dtype.lanes
 
         def value(frame):
             chosen = c.value(frame)
@@ -247,7 +249,8 @@ class Expressions:
                 first = a.value(frame)
             with narrowed(frame, ~chosen):
                 second = b.value(frame)
-            merged = np.where(_beside(chosen, first, second), first, second)
+            wide = chosen[..., None] if of_vectors else _beside(chosen, first, second)
+            merged = np.where(wide, first, second)
             if isinstance(first, int) and isinstance(second, int):
                 return merged.astype(numpy_dtype(then.dtype), copy=False)
             return merged

@@ -1,0 +1,200 @@
+"""Time ops.grouped_matmul beside torch.nn.functional.grouped_mm and a dense GEMM by cuBLAS.
+
+    python benchmarks/grouped_matmul.py [--gradients] [--fp8] [--even] [--rep 200]
+        [--case E M N K ...]
+
+Times of triton's ``do_bench`` on one GPU: the caches are cold, and the kernel that lists the tiles
+is included. The dense GEMM has the same number of rows and one weight. ``ours`` reads weights
+(E, N, K), ``(E, K, N)`` the other memory order. With ``--gradients`` the rows are repeated for the
+gradient of the weights, beside the 2-d forms of both. With ``--fp8`` they are repeated for fp8
+operands: ``ours`` with scales of blocks, ``(E, K, N)`` with one scale for each expert, beside bf16.
+
+Rows choose their experts at random, or with ``--even`` all experts have equally many. Every result
+is compared with that of torch. Without a GPU, small sizes run by plain torch once, which only tests
+this file.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from tileweave import ops
+from tileweave.ops.moe import grouped_matmul as operator
+from tileweave.ops.moe.kernels.grouped_gemm import grouped_gemm
+from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+CASES = (
+    (32, 35456, 4096, 7168),
+    (32, 36992, 7168, 2048),
+    (16, 32256, 3072, 4096),
+    (32, 9728, 4096, 7168),
+    (32, 3136, 4096, 7168),
+    (32, 2048, 7168, 2048),
+)
+"""E, M, N and K of the entry of 2026-11-25, 09:33 in LOG.md."""
+READ_TBPS = 4.2
+"""Rate at which an H200 reads memory, in TB/s: the least time is that of reading the weights."""
+FP8 = torch.float8_e4m3fn
+ERROR = 5e-3
+"""Largest relative error; results are of the type of the operands."""
+Times = dict[str, float]
+
+
+def milliseconds(call: Callable[[], torch.Tensor], rep: int) -> float:
+    """Return the time of a call in ms."""
+    if not GPU:
+        started = time.perf_counter()
+        call()
+        return (time.perf_counter() - started) * 1e3
+    from triton.testing import do_bench
+
+    return do_bench(call, warmup=50, rep=rep)
+
+
+def check(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
+    error = ((actual.float() - expected.float()).norm() / expected.float().norm()).item()
+    if not error <= ERROR:
+        raise SystemExit(f"{name}: relative error {error:.1e}")
+
+
+def counts_of(experts: int, rows: int, even: bool) -> torch.Tensor:
+    if even:
+        return torch.full((experts,), rows // experts)
+    return torch.bincount(torch.randint(0, experts, (rows,)), minlength=experts)
+
+
+def forward(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
+    """Time the result."""
+    E, _, N, K = case
+    rows, offsets = int(counts.sum()), counts.cumsum(0).int().to(DEVICE)
+    x = torch.randn(rows, K, device=DEVICE, dtype=torch.bfloat16)
+    w = torch.randn(E, N, K, device=DEVICE, dtype=torch.bfloat16) * K**-0.5
+    other_order = w.transpose(1, 2).contiguous().transpose(1, 2)
+    calls = {
+        "grouped_mm": lambda: torch.nn.functional.grouped_mm(x, w.transpose(1, 2), offs=offsets),
+        "dense": lambda: x @ w[0].t(),
+        "ours": lambda: ops.grouped_matmul(x, w, offsets),
+        "(E, K, N)": lambda: ops.grouped_matmul(x, other_order, offsets),
+    }
+    expected = calls["grouped_mm"]()
+    for name in ("ours", "(E, K, N)"):
+        check(name, calls[name](), expected)
+    return {name: milliseconds(call, rep) for name, call in calls.items()}
+
+
+def fp8(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
+    """Time fp8 operands with one scale for each expert, and with those of blocks.
+
+    ``grouped_mm`` and ``dense`` are of bf16.
+    """
+    E, _, N, K = case
+    rows, offsets = int(counts.sum()), counts.cumsum(0).int().to(DEVICE)
+    x = torch.randn(rows, K, device=DEVICE, dtype=torch.bfloat16)
+    w = torch.randn(E, N, K, device=DEVICE, dtype=torch.bfloat16)
+    x8, w8, parts = x.to(FP8), w.to(FP8), -(-K // 128)
+    by_expert = {"scale_x": torch.ones(1, device=DEVICE), "scale_w": torch.ones(E, device=DEVICE)}
+    by_block = {
+        "scale_x": torch.ones(rows, parts, device=DEVICE),
+        "scale_w": torch.ones(E, -(-N // 128), parts, device=DEVICE),
+    }
+    calls = {
+        "grouped_mm": lambda: torch.nn.functional.grouped_mm(x, w.transpose(1, 2), offs=offsets),
+        "dense": lambda: x @ w[0].t(),
+        "ours": lambda: ops.grouped_matmul(x8, w8, offsets, **by_block),
+        "one scale": lambda: ops.grouped_matmul(x8, w8, offsets, **by_expert),
+    }
+    x, w = x8.bfloat16(), w8.bfloat16()
+    expected = calls["grouped_mm"]()
+    for name in ("ours", "one scale"):
+        check(f"fp8, {name}", calls[name](), expected)
+    return {name: milliseconds(call, rep) for name, call in calls.items()}
+
+
+def gradient(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
+    """Time the gradient of the weights."""
+    _, _, N, K = case
+    rows, offsets = int(counts.sum()), counts.cumsum(0).int().to(DEVICE)
+    x = torch.randn(rows, K, device=DEVICE, dtype=torch.bfloat16)
+    grad = torch.randn(rows, N, device=DEVICE, dtype=torch.bfloat16)
+    wgrad = torch.ops.tileweave.grouped_wgrad
+    calls = {
+        "grouped_mm": lambda: torch.nn.functional.grouped_mm(grad.t(), x, offs=offsets),
+        "dense": lambda: grad.t() @ x,
+        "ours": lambda: wgrad(grad, x, offsets, True, False),
+        "(E, K, N)": lambda: wgrad(grad, x, offsets, False, False),
+    }
+    expected = calls["grouped_mm"]()
+    for name in ("ours", "(E, K, N)"):
+        check(f"gradient, {name}", calls[name](), expected)
+    return {name: milliseconds(call, rep) for name, call in calls.items()}
+
+
+def row_of(case: tuple[int, ...], rows: int, what: str, times: Times) -> str:
+    """Return a row of the table: TFLOP/s, and ratios of times."""
+    E, _, N, K = case
+    flops = 2 * rows * N * K
+    rates = [f"{flops / ms / 1e9:.0f}" for ms in times.values()]
+    ratios = [times["grouped_mm"] / times["ours"], times["dense"] / times["ours"]]
+    itemsize = 1 if what == "fp8" else 2
+    read_ms = E * N * K * itemsize / READ_TBPS / 1e9
+    cells = [what, f"{E}, {rows}, {N}, {K}", *rates, *(f"{r:.3f}" for r in ratios)]
+    cells.append(f"{times['ours'] / read_ms:.2f}" if GPU else "")
+    return f"| {' | '.join(cells)} |"
+
+
+def compile_ahead(cases: list[tuple[int, ...]], gradients: bool, scaled: bool) -> None:
+    """Compile all kernels in parallel."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    jobs: set[tuple] = set()
+    for E, _, N, K in cases:
+        w = torch.empty(E, N, K, dtype=torch.bfloat16, device="meta")
+        for transposed in (True, False):
+            jobs.add((grouped_gemm, operator.config_of(w, transposed, device)))
+        for scales in ("tensor", "block") if scaled else ():
+            config = operator.config_of(w.to(FP8), True, device, scales, torch.bfloat16)
+            jobs.add((grouped_gemm, config))
+        for out in (w, w.transpose(1, 2)) if gradients else ():
+            jobs.add((grouped_wgrad, operator.config_of(out, True, device)))
+    with ThreadPoolExecutor(
+        16, initializer=torch.cuda.set_device, initargs=(device,)
+    ) as pool:  # fmt: skip
+        for future in [pool.submit(operator.compiled, *job) for job in jobs]:
+            future.result()
+
+
+@torch.no_grad()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--case", type=int, nargs=4, action="append", metavar=("E", "M", "N", "K"))
+    parser.add_argument("--gradients", action="store_true", help="also time gradients of weights")
+    parser.add_argument("--fp8", action="store_true", help="also time fp8")
+    parser.add_argument("--even", action="store_true", help="equally many rows for each expert")
+    parser.add_argument("--rep", type=int, default=200, help="ms of each measurement")
+    options = parser.parse_args()
+    cases = [tuple(case) for case in options.case or (CASES if GPU else [(4, 96, 32, 64)])]
+    if GPU:
+        compile_ahead(cases, options.gradients, options.fp8)
+        print(torch.cuda.get_device_name(), flush=True)
+    print(
+        "| | E, M, N, K | grouped_mm | dense | ours | (E, K, N) | ours / grouped_mm | ours / dense "
+        "| time / reading w |\n" + "|---" * 9 + "|"
+    )
+    for case in cases:
+        torch.manual_seed(0)
+        counts = counts_of(case[0], case[1], options.even)
+        rows = int(counts.sum())
+        print(row_of(case, rows, "result", forward(case, counts, options.rep)), flush=True)
+        if options.gradients:
+            times = gradient(case, counts, options.rep)
+            print(row_of(case, rows, "gradient of w", times), flush=True)
+        if options.fp8:
+            print(row_of(case, rows, "fp8", fp8(case, counts, options.rep)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Grouped GEMM of one GPU: rows that are sorted by expert, each times the weight of its expert.
+
+The kernels are compiled for the extents and the memory order of the weights. The number of rows may
+change in each call. A first kernel lists the row tiles of all experts on the GPU, so that the host
+does not wait for the offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tilelang
+import torch
+
+from ...runtime.host.cache_folder import require_private_cache
+from ...runtime.kernel.kernel import capturing
+from ..core.epilogue import FP8
+from ..core.library import define, refuse_gradients
+from ..core.problem import (
+    ALIGNMENT,
+    dense,
+    packed,
+    refused,
+    require_dense,
+    require_dense_or_none,
+)
+from ..core.registry import RegisteredOp, TableRow
+from . import reference as by_torch
+from .kernels.expert_tiles import expert_tiles, most_tiles
+from .kernels.grouped_gemm import GROUPED, GROUPED_FP8, GroupedConfig, grouped_gemm
+from .kernels.grouped_wgrad import grouped_wgrad
+from .problem import NAME, Scales, check, check_out, is_transposed
+
+WGRAD = "grouped_wgrad"
+"""Name of the gradient of the weights in ``torch.ops.tileweave``."""
+_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", FP8: "float8_e4m3fn"}
+"""Types of the kernels, as TileLang writes them."""
+_UNSCALED = None, None, None
+"""Scales and type of the result of gradients."""
+_KERNELS: dict[tuple, Any] = {}
+"""Compiled kernels by the function that builds the program, and its arguments."""
+
+
+class GroupedMatmul(RegisteredOp, op=NAME):
+    """Grouped GEMM of one GPU. No rank communicates."""
+
+    arguments = ("x", "w", "offsets")
+    row = TableRow(
+        inputs="`x` (rows, K), sorted by expert; `w` (E, N, K); `offsets` (E,), int32: the end of "
+        "the rows of each expert",
+        result="the rows times the transposed weights of their experts, (rows, N)",
+        gradient="of `x`: `grouped_matmul` with the other memory order of `w`. Of `w`: a grouped "
+        "GEMM over the rows of each expert",
+    )
+
+
+def has_kernel(x: torch.Tensor, w: torch.Tensor) -> bool:
+    """Return whether the kernels accept the operands; otherwise plain torch computes."""
+    return (
+        x.is_cuda
+        and x.dtype in _DTYPES
+        and all(extent * x.itemsize % ALIGNMENT == 0 for extent in w.shape[1:])
+        and torch.cuda.get_device_capability(x.device) == (9, 0)
+    )
+
+
+def compiled(build: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the kernel of the program that ``build(*arguments)`` returns. It belongs to no group.
+
+    Raises:
+        TileWeaveError: it is not compiled yet, and a CUDA graph is being captured.
+    """
+    key = build, *arguments
+    if key not in _KERNELS:
+        if capturing():
+            expected = "one call before it is captured in a CUDA graph"
+            raise refused(NAME, "not compiled yet", expected)
+        require_private_cache()
+        _KERNELS[key] = tilelang.compile(build(*arguments), target="cuda")
+    return _KERNELS[key]
+
+
+def config_of(
+    w: torch.Tensor, transposed: bool, device: torch.device, scales: str = "",
+    out_dtype: torch.dtype | None = None,
+) -> GroupedConfig:  # fmt: skip
+    """Return the parameters of the kernels for (E, N, K) weights and a GPU."""
+    blocks = torch.cuda.get_device_properties(device).multi_processor_count
+    return GroupedConfig(
+        *w.shape, _DTYPES[w.dtype], transposed, GROUPED_FP8 if scales else GROUPED, blocks, scales,
+        _DTYPES[out_dtype or w.dtype],
+    )  # fmt: skip
+
+
+def _enqueue(config: GroupedConfig, x, stored, offsets, scales: Scales, out) -> None:
+    """Enqueue both kernels; ``stored`` are the weights in the order in which they are stored."""
+    tile_rows = config.tiles.M
+    row_tiles = offsets.new_empty(most_tiles(len(x), config.experts, tile_rows), 3)
+    counts = offsets.new_empty(2)
+    compiled(expert_tiles, config.experts, tile_rows)(offsets, len(x), row_tiles, counts)
+    compiled(grouped_gemm, config)(
+        x, stored, row_tiles, counts, *_dense_scales(config, scales), out
+    )
+
+
+def _dense_scales(config: GroupedConfig, scales: Scales) -> list[torch.Tensor]:
+    """Return the scales as the kernel declares them."""
+    if scales.x is None or scales.w is None:
+        return []
+    if scales.kind == "tensor":
+        scales = Scales(scales.x.reshape(1), scales.w.expand(config.experts).contiguous())
+    return [dense(NAME, f"scale_{name}", s) for name, s in scales._asdict().items()]
+
+
+def _compute(x, w, offsets, scales: Scales, out, reference: bool) -> None:
+    if reference or not has_kernel(x, w):
+        by_torch.grouped_matmul(NAME, x, w, offsets, scales, out)
+    elif len(x):
+        transposed = is_transposed(w)
+        stored = w if transposed else w.transpose(1, 2)
+        operands = dense(NAME, "x", x), dense(NAME, "w", stored), dense(NAME, "offsets", offsets)
+        config = config_of(w, transposed, x.device, scales.kind, out.dtype)
+        with torch.cuda.device(x.device):
+            _enqueue(config, *operands, scales, packed(out))
+
+
+def _eager(x, w, offsets, scale_x, scale_w, out_dtype, reference: bool):
+    out = _fake(x, w, offsets, scale_x, scale_w, out_dtype, reference)
+    _compute(x, w, offsets, Scales(scale_x, scale_w), out, reference)
+    return out
+
+
+def _eager_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool) -> None:
+    _fake_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference)
+    _compute(x, w, offsets, Scales(scale_x, scale_w), out, reference)
+
+
+def _fake(x, w, offsets, scale_x, scale_w, out_dtype, reference: bool):
+    dtype = check(x, w, offsets, Scales(scale_x, scale_w), out_dtype)
+    return x.new_empty(x.shape[0], w.shape[1], dtype=dtype)
+
+
+def _fake_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool) -> None:
+    scales = Scales(scale_x, scale_w)
+    check_out(out, check(x, w, offsets, scales, out_dtype), x, w, offsets, scales)
+
+
+def _refuse(x, w, offsets, *_) -> None:
+    refuse_gradients(NAME, None, x, w)
+
+
+def _refuse_out(x, w, offsets, out, *_) -> None:
+    refuse_gradients(NAME, out, x, w)
+
+
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    ctx.reference = inputs[-1]
+    ctx.save_for_backward(*inputs[:3])
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
+    x, w, offsets = ctx.saved_tensors
+    grad, grad_x, grad_w = grad.contiguous(), None, None
+    ops = torch.ops.tileweave
+    if ctx.needs_input_grad[0]:
+        grad_x = ops.grouped_matmul(grad, w.transpose(1, 2), offsets, *_UNSCALED, ctx.reference)
+    if ctx.needs_input_grad[1]:
+        grad_w = ops.grouped_wgrad(grad, x, offsets, is_transposed(w), ctx.reference)
+    return grad_x, grad_w, *(None for _ in range(5))
+
+
+def _eager_wgrad(grad, x, offsets, transposed: bool, reference: bool):
+    if not transposed:  # the gradient of (E, K, N) weights has exchanged operands
+        return _eager_wgrad(x, grad, offsets, True, reference).transpose(1, 2)
+    out = _fake_wgrad(grad, x, offsets, transposed, reference)
+    if reference or not has_kernel(x, out):
+        by_torch.grouped_wgrad(WGRAD, grad, x, offsets, out)
+    elif len(x):
+        grad, x, offsets = (
+            dense(WGRAD, name, operand)
+            for name, operand in (("grad", grad), ("x", x), ("offsets", offsets))
+        )
+        with torch.cuda.device(x.device):
+            compiled(grouped_wgrad, config_of(out, True, x.device))(grad, x, offsets, out)
+    else:
+        out.zero_()
+    return out
+
+
+def _fake_wgrad(grad, x, offsets, transposed: bool, reference: bool):
+    N, K = grad.shape[1], x.shape[1]
+    if transposed:
+        return x.new_empty(len(offsets), N, K)
+    return x.new_empty(len(offsets), K, N).transpose(1, 2)
+
+
+def _save_wgrad(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    *tensors, ctx.transposed, ctx.reference = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients_of_wgrad(ctx: Any, grad_w: torch.Tensor) -> tuple:
+    """Return the second derivatives: ``grouped_wgrad`` is linear in both operands."""
+    grad, x, offsets = ctx.saved_tensors
+    ops, of_grad, of_x = torch.ops.tileweave, None, None
+    if ctx.needs_input_grad[0]:
+        of_grad = ops.grouped_matmul(x, grad_w, offsets, *_UNSCALED, ctx.reference)
+    if ctx.needs_input_grad[1]:
+        grad_w = grad_w.transpose(1, 2)
+        of_x = ops.grouped_matmul(grad, grad_w, offsets, *_UNSCALED, ctx.reference)
+    return of_grad, of_x, None, None, None
+
+
+_TENSORS = "Tensor x, Tensor w, Tensor offsets"
+_OPTIONS = "Tensor? scale_x, Tensor? scale_w, ScalarType? out_dtype, bool reference"
+_into_new = define(
+    f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients), _refuse
+)
+_into_out = define(
+    f"{NAME}_out({_TENSORS}, Tensor(a!) out, {_OPTIONS}) -> ()",
+    _eager_out, _fake_out, check=_refuse_out,
+)  # fmt: skip
+define(
+    f"{WGRAD}(Tensor grad, Tensor x, Tensor offsets, bool transposed, bool reference) -> Tensor",
+    _eager_wgrad, _fake_wgrad, (_save_wgrad, _gradients_of_wgrad),
+)  # fmt: skip
+
+
+def grouped_matmul(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    offsets: torch.Tensor,
+    *,
+    scale_x: torch.Tensor | None = None,
+    scale_w: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    reference: bool = False,
+) -> torch.Tensor:
+    """Multiply rows that are sorted by expert by the weights of their experts, on one GPU.
+
+    Row i of expert e becomes ``x[i] @ w[e].t()``. The host does not wait for ``offsets``. The first
+    call with new weight shapes compiles. It needs no ``tw.init()``.
+
+    The kernels accept bf16 and fp16 on sm_90, with N and K multiples of 8, and fp8 (e4m3), with N
+    and K multiples of 16. Otherwise plain torch computes; the host then waits for ``offsets``.
+
+    Args:
+        x: (rows, K). Rows of expert e are ``x[offsets[e - 1] : offsets[e]]``, from 0 for the first.
+        w: (E, N, K), contiguous or the transpose of contiguous (E, K, N). Neither is copied. fp8
+            weights are contiguous.
+        offsets: (E,), int32, on the device of x: the end of the rows of each expert, as ``offs`` of
+            ``torch.nn.functional.grouped_mm``. They ascend from 0 or more to at most ``rows``;
+            equal neighbors are experts without rows. The kernels do not check the values: with
+            others the result is undefined, but no memory outside of it is written.
+        scale_x, scale_w: float32 factors of fp8 operands, either one for x, and one for w or one
+            for each expert, (E,); or (rows, K / 128) and (E, N / 128, K / 128), rounded up: one for
+            each 128 elements of a row, and for each 128 x 128 weights.
+        out_dtype: type of the result of fp8 operands: bf16, the default, or fp16.
+        out: (rows, N), receives the result; there is no gradient then.
+        reference: compute in plain torch, also if the kernels accept the operands.
+
+    Returns:
+        (rows, N), in the type of x, or ``out_dtype``. Sums are added in fp32 and rounded once. Rows
+        from ``offsets[-1]`` are zero. It has a gradient with respect to x and w, but not for fp8.
+
+    Raises:
+        TileWeaveError: arguments are invalid. Nothing is launched.
+    """
+    require_dense(NAME, x=x, w=w, offsets=offsets)
+    require_dense_or_none(NAME, scale_x=scale_x, scale_w=scale_w, out=out)
+    options = scale_x, scale_w, out_dtype, reference
+    if out is None:
+        return _into_new(x, w, offsets, *options)
+    _into_out(x, w, offsets, out, *options)
+    return out

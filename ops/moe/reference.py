@@ -1,0 +1,62 @@
+"""Grouped GEMMs in plain torch: a loop over experts, for tests, CPUs and types without kernels."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+from ..core.problem import refused
+from .kernels.grouped_gemm import SCALED
+from .problem import Scales
+
+
+def slices_of(op: str, offsets: torch.Tensor, rows: int) -> list[slice]:
+    """Return the rows of each expert. The host waits for ``offsets``.
+
+    Raises:
+        TileWeaveError: offsets decrease, or are not in [0, rows].
+    """
+    ends = [0, *offsets.tolist()]
+    if ends != sorted(ends) or ends[-1] > rows:
+        raise refused(op, f"offsets={ends[1:]}", f"ascending ends of rows, from 0 to {rows}")
+    return [slice(*pair) for pair in pairwise(ends)]
+
+
+def grouped_matmul(
+    op: str, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, scales: Scales,
+    out: torch.Tensor,
+) -> None:  # fmt: skip
+    """Write the rows of x, (rows, K), times the weights of their experts, (E, N, K), to ``out``.
+
+    Rows after those of all experts become zero.
+    """
+    slices = slices_of(op, offsets, len(x))
+    for e, rows in enumerate(slices):
+        if scales.kind:
+            a, b = scaled(x, scales.x)[rows], scaled(w, scales.w, e)
+            out[rows] = torch.mm(a, b.t())
+        else:
+            torch.mm(x[rows], w[e].t(), out=out[rows])
+    out[slices[-1].stop :] = 0
+
+
+def scaled(x: torch.Tensor, scale: torch.Tensor, expert: int | None = None) -> torch.Tensor:
+    """Return fp8 numbers times their scales, in fp32: all of x, or the weights of an expert."""
+    if expert is not None:
+        scale = scale.expand(len(x)) if scale.numel() == 1 else scale
+        x, scale = x[expert], scale[expert]
+    if scale.numel() == 1 and scale.ndim < 2:
+        return x.float() * scale
+    columns = scale.repeat_interleave(SCALED, -1)[..., : x.shape[-1]]
+    if expert is not None:
+        columns = columns.repeat_interleave(SCALED, 0)[: len(x)]
+    return x.float() * columns
+
+
+def grouped_wgrad(
+    op: str, grad: torch.Tensor, x: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Write the gradient of the weights, (E, N, K), to ``out``."""
+    for weight, rows in zip(out, slices_of(op, offsets, len(x)), strict=True):
+        torch.mm(grad[rows].t(), x[rows], out=weight)

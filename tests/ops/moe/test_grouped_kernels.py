@@ -1,0 +1,262 @@
+"""Tile programs of the grouped GEMM, in the simulator at both levels, and their machine code."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tileweave as tw
+from tileweave.ops.core.tiles import Tiles
+from tileweave.ops.moe.kernels.expert_tiles import expert_tiles, most_tiles
+from tileweave.ops.moe.kernels.grouped_gemm import GROUPED_FP8, GroupedConfig, grouped_gemm
+from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
+
+BF16 = ml_dtypes.bfloat16
+SMALL = Tiles(64, 64, 32, stages=2, threads=128, group_m=2)
+N, K = 72, 136
+UNUSED = -7
+COUNTS = {
+    "no rows": [0, 0, 0],
+    "one row": [1, 0, 0],
+    "one tile": [0, 64, 0],
+    "all in one": [0, 0, 150],
+    "tails": [63, 65, 1],
+    "mixed": [128, 0, 70],
+}
+"""Rows of each expert. All have the same number of experts, so that programs are compiled once."""
+ROWS = 200
+"""Rows of x, more than those of all experts."""
+BOTH = ["tile", pytest.param("device", marks=pytest.mark.long)]
+
+
+def run(program, inputs, level="tile", **options):
+    (outputs,) = tw.simulate(program, 1, [inputs], level=level, epochs=1, **options)
+    return outputs
+
+
+def offsets_of(counts):
+    return np.cumsum(counts).astype(np.int32)
+
+
+def tiles_of(counts, rows):
+    """Return the list of tiles by definition."""
+    ends = [0, *offsets_of(counts)]
+    return [
+        (max(begin, min(row, end - rows)), end, expert)
+        for expert, (begin, end) in enumerate(pairwise(ends))
+        for row in range(begin, end, rows)
+    ]
+
+
+def list_tiles(offsets, rows, tile_rows=64, level="tile"):
+    """Return the list of tiles and the counts that the kernel writes."""
+    most = most_tiles(rows, len(offsets), tile_rows)
+    inputs = {
+        "offsets": np.asarray(offsets, np.int32),
+        "rows": rows,
+        "tiles": np.full((most, 3), UNUSED, np.int32),
+        "counts": np.full(2, UNUSED, np.int32),
+    }
+    outputs = run(expert_tiles(len(offsets), tile_rows), inputs, level)
+    return outputs["tiles"], outputs["counts"]
+
+
+@pytest.mark.parametrize("level", BOTH)
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+def test_list_of_tiles(counts, level):
+    tiles, (number, used) = list_tiles(offsets_of(counts), ROWS, level=level)
+    expected = tiles_of(counts, 64)
+    assert tiles[:number].tolist() == [list(tile) for tile in expected]
+    assert (tiles[number:] == UNUSED).all() and used == sum(counts)
+
+
+def test_list_of_tiles_at_both_levels():
+    tiles = np.zeros((most_tiles(ROWS, 3, 64), 3), np.int32)
+    inputs = {"offsets": offsets_of([63, 65, 1]), "rows": ROWS, "tiles": tiles}
+    (outputs,) = tw.validate(expert_tiles(3, 64), 1, [inputs])
+    assert outputs["tiles"][: outputs["counts"][0]].tolist() == [
+        list(tile) for tile in tiles_of([63, 65, 1], 64)
+    ]
+
+
+@pytest.mark.parametrize("level", BOTH)
+def test_list_of_tiles_of_many_experts(level):
+    """More experts than threads, and an expert with more tiles than threads."""
+    counts = np.random.default_rng(0).integers(0, 3, 150)
+    counts[70] = 150 * 2 + 1
+    rows = int(counts.sum())
+    tiles, (number, used) = list_tiles(offsets_of(counts), rows, 2, level)
+    assert tiles[:number].tolist() == [list(tile) for tile in tiles_of(counts, 2)]
+    assert used == rows
+
+
+@pytest.mark.parametrize("level", BOTH)
+@pytest.mark.parametrize("seed", range(4))
+def test_invalid_offsets_stay_within_rows(seed, level):
+    """The simulator reports accesses outside of the list and of Y."""
+    rows = 100
+    offsets = np.random.default_rng(seed).integers(-50, 300, 9)
+    tiles, (number, used) = list_tiles(offsets, rows, 16, level)
+    assert 0 <= number <= len(tiles) and 0 <= used <= rows
+    row, end, expert = tiles[:number].T
+    assert (row >= 0).all() and (row < end).all() and (end <= rows).all()
+    assert (expert >= 0).all() and (expert < len(offsets)).all()
+
+
+def integers(rng, *shape):
+    return rng.integers(-4, 5, shape).astype(BF16)
+
+
+@cache
+def gemm(transposed, dtype="bfloat16"):
+    return grouped_gemm(GroupedConfig(3, N, K, dtype, transposed, SMALL, blocks=3))
+
+
+@cache
+def wgrad():
+    return grouped_wgrad(GroupedConfig(3, N, K, "bfloat16", True, SMALL, blocks=3))
+
+
+def operands(counts, transposed):
+    """Return x, w and the product. Rows that no expert has are NaN."""
+    rng = np.random.default_rng(0)
+    x, w = integers(rng, ROWS, K), integers(rng, 3, N, K)
+    expected = np.zeros((ROWS, N))
+    for weight, (begin, end) in zip(w, pairwise([0, *offsets_of(counts)]), strict=True):
+        expected[begin:end] = x[begin:end].astype(float) @ weight.astype(float).T
+    x[sum(counts) :] = np.nan
+    return x, w if transposed else w.swapaxes(1, 2).copy(), expected.astype(BF16)
+
+
+def halves(tiles):
+    """Return tiles without common rows, and tiles that were moved up over others."""
+    is_moved = [n > 0 and e == tiles[n - 1][2] and row < tiles[n - 1][0] + 64
+                for n, (row, _, e) in enumerate(tiles)]  # fmt: skip
+    for moved in (False, True):
+        yield [t for t, m in zip(tiles, is_moved, strict=True) if m == moved]
+
+
+@pytest.mark.parametrize("level", BOTH)
+@pytest.mark.parametrize("transposed", [True, False], ids=["(E, N, K)", "(E, K, N)"])
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+def test_gemm(counts, transposed, level):
+    """Tiles that share rows are in two launches: the simulator reports writes that are not ordered,
+    also of equal values."""
+    x, w, expected = operands(counts, transposed)
+    y, used = np.ones((ROWS, N), BF16), sum(counts)
+    for tiles in halves(tiles_of(counts, 64)):
+        listed = np.full((most_tiles(ROWS, 3, 64), 3), UNUSED, np.int32)
+        listed[: len(tiles)] = tiles or np.zeros((0, 3))
+        numbers = np.array([len(tiles), used], np.int32)
+        inputs = {"X": x, "W": w, "row_tiles": listed, "counts": numbers, "Y": y}
+        y = run(gemm(transposed), inputs, level, schedules=2)["Y"]
+    np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("transposed", [True, False], ids=["(E, N, K)", "(E, K, N)"])
+def test_gemm_at_both_levels(transposed):
+    x, w, expected = operands([64, 0, 33], transposed)
+    tiles, numbers = list_tiles(offsets_of([64, 0, 33]), ROWS)
+    inputs = {"X": x, "W": w, "row_tiles": tiles, "counts": numbers}
+    (outputs,) = tw.validate(gemm(transposed), 1, [inputs])
+    np.testing.assert_array_equal(outputs["Y"], expected)
+
+
+def test_only_common_rows_are_written_twice():
+    """Rows 20 to 63 of an expert with 84 rows are in two tiles, which compute the same bits."""
+    x, w, _ = operands([0, 84, 0], True)
+    tiles, numbers = list_tiles(offsets_of([0, 84, 0]), ROWS)
+    inputs = {"X": x, "W": w, "row_tiles": tiles, "counts": numbers}
+    with pytest.raises(tw.SimulationError, match=r"(?s)^race: .*first at Y\[20, 0\]"):
+        run(gemm(True), inputs)
+
+
+def test_gemm_of_fp16():
+    x, w, expected = operands([64, 0, 33], True)
+    tiles, numbers = list_tiles(offsets_of([64, 0, 33]), ROWS)
+    x, w = x.astype(np.float16), w.astype(np.float16)
+    inputs = {"X": x, "W": w, "row_tiles": tiles, "counts": numbers}
+    y = run(gemm(True, "float16"), inputs)["Y"]
+    np.testing.assert_array_equal(y.astype(BF16), expected)
+
+
+FP8_TILES = Tiles(64, 64, 128, stages=2, threads=128, group_m=2)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "block"])
+def test_gemm_of_fp8(scales):
+    """Scales are powers of two, so that sums are exact."""
+    n, k, counts, rng = 144, 272, [64, 0, 33], np.random.default_rng(0)
+    config = GroupedConfig(3, n, k, "float8_e4m3fn", True, FP8_TILES, 3, scales, "bfloat16")
+    x = rng.integers(-2, 3, (ROWS, k)).astype(ml_dtypes.float8_e4m3fn)
+    w = rng.integers(-2, 3, (3, n, k)).astype(ml_dtypes.float8_e4m3fn)
+    is_block = scales == "block"
+    scale_x = 2.0 ** rng.integers(-2, 3, (ROWS, 3) if is_block else (1,))
+    scale_w = 2.0 ** rng.integers(-2, 3, (3, 2, 3) if is_block else (3,))
+    if is_block:
+        x_wide = x.astype(float) * scale_x.repeat(128, 1)[:, :k]
+        w_wide = w.astype(float) * scale_w.repeat(128, 1)[:, :n].repeat(128, 2)[..., :k]
+    else:
+        x_wide, w_wide = x.astype(float) * scale_x, w.astype(float) * scale_w[:, None, None]
+    expected = np.zeros((ROWS, n))
+    for weight, (begin, end) in zip(w_wide, pairwise([0, *offsets_of(counts)]), strict=True):
+        expected[begin:end] = x_wide[begin:end] @ weight.T
+    tiles, numbers = list_tiles(offsets_of(counts), ROWS)
+    inputs = {"X": x, "W": w, "row_tiles": tiles, "counts": numbers}
+    inputs |= {"scale_x": scale_x.astype(np.float32), "scale_w": scale_w.astype(np.float32)}
+    (outputs,) = tw.validate(grouped_gemm(config), 1, [inputs])
+    np.testing.assert_array_equal(outputs["Y"], expected.astype(BF16))
+
+
+@pytest.mark.parametrize("level", BOTH)
+@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+def test_wgrad(counts, level):
+    """Rows of other experts do not contribute, also if they are NaN."""
+    rng = np.random.default_rng(0)
+    x, grad, offsets = integers(rng, ROWS, K), integers(rng, ROWS, N), offsets_of(counts)
+    expected = np.stack([
+        grad[begin:end].astype(float).T @ x[begin:end].astype(float)
+        for begin, end in pairwise([0, *offsets])
+    ]).astype(BF16)  # fmt: skip
+    x[sum(counts) :] = grad[sum(counts) :] = np.nan
+    inputs = {"dY": grad, "X": x, "offsets": offsets, "dW": np.ones((3, N, K), BF16)}
+    np.testing.assert_array_equal(run(wgrad(), inputs, level, schedules=2)["dW"], expected)
+
+
+def test_wgrad_does_not_read_nan_of_the_next_expert():
+    counts = [33, 40, 0]
+    rng = np.random.default_rng(0)
+    x, grad = integers(rng, ROWS, K), integers(rng, ROWS, N)
+    expected = (grad[:33].astype(float).T @ x[:33].astype(float)).astype(BF16)
+    x[33:] = grad[33:] = np.nan
+    inputs = {"dY": grad, "X": x, "offsets": offsets_of(counts)}
+    (outputs,) = tw.validate(wgrad(), 1, [inputs])
+    np.testing.assert_array_equal(outputs["dW"][0], expected)
+    assert np.isnan(outputs["dW"][1].astype(float)).all() and not outputs["dW"][2].any()
+
+
+@pytest.mark.parametrize("transposed", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_gemm_spills_no_registers(ptxas, transposed):
+    config = GroupedConfig(32, 4096, 7168, "bfloat16", transposed)
+    report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
+
+
+@pytest.mark.parametrize("scales", [pytest.param("tensor", marks=pytest.mark.long), "block"])
+def test_fp8_spills_no_registers(ptxas, scales):
+    config = GroupedConfig(
+        32, 4096, 7168, "float8_e4m3fn", True, GROUPED_FP8, scales=scales, out_dtype="bfloat16"
+    )
+    report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
+
+
+def test_wgrad_spills_no_registers(ptxas):
+    report = ptxas(
+        tw.emit(grouped_wgrad(GroupedConfig(32, 4096, 7168, "bfloat16", True)), "ptx", world_size=1)
+    )
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
