@@ -1,0 +1,1 @@
+"""Operators of mixture-of-experts layers."""
