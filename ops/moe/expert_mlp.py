@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.nn.functional import grouped_mm, silu
+from torch.nn import functional
 
 from ..core.groups import group_of, name_of
 from ..core.library import define_composite
@@ -48,7 +48,7 @@ def grouped(rows: torch.Tensor, weights: torch.Tensor, offsets: torch.Tensor) ->
     """
     widths = {n * rows.itemsize % _ROW_BYTES for n in weights.shape[1:]}
     if rows.is_cuda and rows.dtype in _GROUPED and widths == {0}:
-        return grouped_mm(rows, weights.transpose(-2, -1), offs=offsets)
+        return functional.grouped_mm(rows, weights.transpose(-2, -1), offs=offsets)
     ends = [0, *offsets.tolist()]
     parts = [rows[slice(*ends)] @ w.t() for ends, w in zip(pairwise(ends), weights, strict=True)]
     return torch.cat([*parts, rows.new_zeros(rows.shape[0] - ends[-1], weights.shape[1])])
@@ -84,7 +84,7 @@ def _expert_mlp(
         transport=transport,
     )  # fmt: skip
     gate, up = grouped(rows, w_gate_up, offsets).chunk(2, dim=-1)
-    y = grouped(silu(gate) * up, w_down, offsets)
+    y = grouped(functional.silu(gate) * up, w_down, offsets)
     return combine(y, handle)
 
 

@@ -72,7 +72,10 @@ class RowProblem:
 def check_tokens(op: str, x: Any, topk_ids: Any, topk_weights: Any) -> None:
     """Refuse tokens or choices of a wrong shape, type or device."""
     require_dense(op, x=x, topk_ids=topk_ids, topk_weights=topk_weights)
-    for name, tensor, extents in (("x", x, "(tokens, hidden)"), ("topk_ids", topk_ids, "(tokens, k)")):
+    for name, tensor, extents in (
+        ("x", x, "(tokens, hidden)"),
+        ("topk_ids", topk_ids, "(tokens, k)"),
+    ):
         if tensor.ndim != 2 or 0 in tensor.shape:
             raise refused(
                 op, f"{name} has shape {tuple(tensor.shape)}", f"{extents}, both positive"

@@ -174,9 +174,7 @@ def combine_program(tokens: int, choices: int, capacity: int, layout: RowLayout)
                             if number >= 0:
                                 owner = number // capacity
                                 # See ``dispatch``.
-                                first = T.min(
-                                    number % capacity * vectors, capacity * vectors - 1
-                                )
+                                first = T.min(number % capacity * vectors, capacity * vectors - 1)
                                 for i, j in T.Parallel(padded, width):
                                     if i < vectors:
                                         row[i, j] = rows[owner, first + i, j]

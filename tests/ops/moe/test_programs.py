@@ -1,6 +1,7 @@
 """Tile programs of dispatch and combine on simulated ranks, against NumPy."""
 
 import functools
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,6 @@ import torch
 
 import tileweave as tw
 from tests.ops.moe.by_definition import random_ids
-from tileweave.builtins import language as W
 from tileweave.ops.moe.combine import Combine
 from tileweave.ops.moe.dispatch import Dispatch
 from tileweave.ops.moe.kernels.row_exchange import RowLayout, combine_program, dispatch_program
@@ -22,6 +22,7 @@ from tileweave.simulator.simulate import executable_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*never waited for or read")
 
+LONG = pytest.mark.long
 LAUNCHES = 3
 VECTORS, WIDTHS = 5, {"int32": 4, "bfloat16": 8, "float32": 4}
 DTYPES = {"int32": np.int32, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
@@ -190,3 +191,37 @@ def test_every_mutant_is_accounted_for(name):
 def test_device_functions(name):
     shape = Shape(2, tokens=3, capacity=4)
     tw.validate(shape.program(name, threads=32), 2, inputs_of(shape, name, 4))
+
+
+SIZES = [
+    RowProblem("", 128, 8, 1024, 7168, 8, torch.bfloat16),
+    RowProblem("", 64, 4, 512, 2880, 2, torch.bfloat16),
+    pytest.param(RowProblem("", 8192, 8, 8192 * 64, 7168, 8, torch.bfloat16), marks=LONG),
+    pytest.param(RowProblem("", 64, 2, 128, 20000, 3, torch.float32), marks=LONG),
+    pytest.param(RowProblem("", 5, 2, 7, 7, 2, torch.float16), marks=LONG),
+    pytest.param(RowProblem("", 1, 1, 1, 1, 1, torch.bfloat16), marks=LONG),
+]
+"""Few tokens; rows that threads cannot share evenly; many rows; long, short and shortest rows."""
+
+
+@pytest.mark.parametrize("problem", SIZES)
+@pytest.mark.parametrize("operator", [Dispatch, Combine])
+def test_sizes_compile(operator, problem):
+    """Threads move 16 bytes at a time, where a row is a multiple of that."""
+    assert operator.obstacle(problem) is None
+    source = tw.emit(operator.program(problem), world_size=problem.ranks)
+    is_multiple = problem.columns * problem.dtype.itemsize % 16 == 0
+    loads = re.findall(r"= \*\(u?(?:int|float)4\*\)\(rows", source)
+    assert bool(loads) == is_multiple and "rows_arrived" in source
+
+
+def test_numbers_that_kernels_do_not_have():
+    problem = RowProblem("", 1 << 18, 8, 1 << 22, 7168, 8, torch.bfloat16)
+    for operator in (Dispatch, Combine):
+        assert "rows have numbers up to 3758096384; expected less" in operator.obstacle(problem)
+
+
+def test_types_that_are_not_added():
+    problem = RowProblem("", 8, 2, 16, 64, 2, torch.float64)
+    assert "y is of torch.float64; expected torch.bfloat16" in Combine.obstacle(problem)
+    assert Dispatch.obstacle(problem) is None

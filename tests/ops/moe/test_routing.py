@@ -40,7 +40,9 @@ def test_tables(seed):
     if seed % 2:
         capacity = max(1, capacity // 3)
     for rank in range(ranks):
-        actual = routing_of(ids.to([torch.int32, torch.int64][seed % 2]), rank, num_experts, capacity)
+        actual = routing_of(
+            ids.to([torch.int32, torch.int64][seed % 2]), rank, num_experts, capacity
+        )
         assert all(table.dtype == torch.int32 for table in actual)
         for table, right in zip(actual, expected(ids, rank, num_experts, capacity), strict=True):
             assert table.tolist() == right.tolist()
