@@ -10,8 +10,6 @@ All rows of a rank have one counter. The copy runs at the speed of local memory,
 that of NVLink, and one counter costs less than one for each row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil, gcd
 
@@ -51,7 +49,7 @@ class RowLayout:
     blocks: int
 
     @staticmethod
-    def of(columns: int, dtype: str) -> RowLayout:
+    def of(columns: int, dtype: str) -> "RowLayout":
         """Return the layout of rows with ``columns`` elements."""
         width = gcd(columns, _VECTOR_BYTES // itemsize_of(dtype))
         vectors, (least, most) = columns // width, _THREADS
@@ -61,7 +59,7 @@ class RowLayout:
         return RowLayout(vectors, width, dtype, threads, blocks)
 
     @staticmethod
-    def opaque(columns: int, dtype: torch.dtype) -> RowLayout:
+    def opaque(columns: int, dtype: torch.dtype) -> "RowLayout":
         """Return the layout of rows that are only moved, in the widest type."""
         word, words = words_of(columns * dtype.itemsize)
         return RowLayout.of(words, word)

@@ -148,5 +148,5 @@ def differ(what: str) -> None:
     if what == "columns":
         x = torch.ones(5, 6 + me)
     if what == "tokens":
-        x, ids, weights = (tensor[: 3 + me % 2] for tensor in (x, ids, weights))
+        x, ids, weights = (tensor[: 1 + me] for tensor in (x, ids, weights))
     ops.dispatch(x, ids, weights, num_experts=6, capacity=capacity)
