@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from tests.modules import load_module
 from tests.ops.moe.by_definition import all_rows, kept_ids, mixture, random_ids
 from tests.ops.on_ranks import numbers, part_of_the_world
 from tileweave import ops
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "mixture.py"
 
 
 class Layer(NamedTuple):
@@ -137,6 +141,15 @@ def types(dtype: torch.dtype) -> dict[str, bool]:
         received, _, handle = ops.dispatch(x, ids, weights, num_experts=count * layer.per_rank)
         outs.append(ops.combine(received, handle, out=torch.empty_like(x)))
     return {"sum": torch.equal(outs[0], total.to(dtype)), "again": torch.equal(*outs)}
+
+
+def example() -> dict[str, bool]:
+    """Train the example for a few steps, and compare its losses with those of one process."""
+    module = load_module(EXAMPLE)
+    module.STEPS = 12
+    me, count = dist.get_rank(), dist.get_world_size()
+    losses, right = (torch.tensor(module.train(count, me, parts)) for parts in (True, False))
+    return {"losses": torch.allclose(losses, right, rtol=1e-3), "fall": losses[-1] < losses[0] / 2}
 
 
 def differ(what: str) -> None:

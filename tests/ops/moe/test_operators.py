@@ -64,6 +64,7 @@ def test_sums_in_fp32(three, dtype):
     assert_right(three.run(moe_on_ranks.types, dtype))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "shown"),
     [
@@ -75,6 +76,11 @@ def test_sums_in_fp32(three, dtype):
 def test_ranks_that_disagree_are_told(three, what, shown):
     for error in three.run(moe_on_ranks.differ, what):
         assert f"dispatch: the ranks disagree (rank 0: dispatch of {shown}" in str(error)
+
+
+@pytest.mark.long
+def test_example(three):
+    assert_right(three.run(moe_on_ranks.example))
 
 
 def test_one_process():
