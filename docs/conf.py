@@ -18,6 +18,7 @@ NAVIGATION = {
     "Tutorial": ["tutorial/index", "tutorial/*"],
     "Guides": [
         "guides/ops",
+        "guides/moe",
         "guides/synchronization",
         "guides/plans",
         "guides/simulator",

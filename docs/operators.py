@@ -14,7 +14,9 @@ from tileweave.ops.attention.ulysses import Ulysses
 from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import RegisteredOp, operators_of
+from tileweave.ops.moe.expert_mlp import ExpertMlp
 from tileweave.ops.moe.grouped_matmul import GroupedMatmul
+from tileweave.ops.moe.row_exchange import RowExchange
 
 DOCS = Path(__file__).resolve().parent
 MARKED = re.compile(
@@ -62,6 +64,9 @@ TABLES: dict[str, tuple[tuple[type[RegisteredOp], ...], list[Column]]] = {
     "GEMM operators": ((Operator,), CALLS),
     "gradients of GEMM operators": ((Operator,), GRADIENTS),
     "memory of GEMM operators": ((Operator,), MEMORY),
+    "mixtures of experts": ((RowExchange, ExpertMlp), CALLS),
+    "gradients of mixtures of experts": ((RowExchange, ExpertMlp), GRADIENTS),
+    "memory of mixtures of experts": ((RowExchange, ExpertMlp), MEMORY),
     "collectives": ((Collective,), CALLS),
     "gradients of collectives": ((Collective,), GRADIENTS),
     "memory of collectives": ((Collective,), MEMORY),

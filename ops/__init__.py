@@ -1,4 +1,4 @@
-"""GEMMs and attention fused with communication, collectives, and grouped GEMMs.
+"""GEMMs and attention fused with communication, collectives, and mixtures of experts.
 
 Each operator is a tile kernel without explicit synchronization, its plan, and a function of
 ``torch.ops.tileweave`` with a gradient.
@@ -24,9 +24,13 @@ from .core.strategy import Strategy
 from .gemm.all_gather_matmul import all_gather_matmul
 from .gemm.matmul_all_reduce import matmul_all_reduce
 from .gemm.matmul_reduce_scatter import matmul_reduce_scatter
+from .moe.combine import combine
+from .moe.dispatch import DispatchHandle, dispatch
+from .moe.expert_mlp import expert_mlp
 from .moe.grouped_matmul import grouped_matmul
 
 __all__ = [
+    "DispatchHandle",
     "SequenceParallelAttention",
     "Strategy",
     "Transport",
@@ -37,6 +41,9 @@ __all__ = [
     "all_to_all",
     "attention_schedule",
     "broadcast",
+    "combine",
+    "dispatch",
+    "expert_mlp",
     "grouped_matmul",
     "matmul_all_reduce",
     "matmul_reduce_scatter",

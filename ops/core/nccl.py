@@ -73,6 +73,23 @@ def all_to_all(sent: torch.Tensor, received: torch.Tensor, group: Group) -> None
         _complete(dist.all_to_all_single, [received, sent], group)
 
 
+def all_to_all_rows(
+    sent: torch.Tensor, sent_rows: list[int], received: torch.Tensor, received_rows: list[int],
+    group: Group,
+) -> None:  # fmt: skip
+    """Send ``sent_rows[r]`` rows to rank ``r``, and write ``received_rows[r]`` rows from it to
+    ``received``, in rank order."""
+    if group.process_group is None:
+        received.copy_(sent)
+    else:
+        move = partial(
+            dist.all_to_all_single,
+            output_split_sizes=received_rows, input_split_sizes=sent_rows,
+        )  # fmt: skip
+        received, sent = _bytes(received), _bytes(sent)
+        _complete(move, [received, sent], group)
+
+
 def start_exchanges(
     sent: Sequence[torch.Tensor],
     target: int,

@@ -19,9 +19,10 @@ from .registry import OPERATORS
 
 if TYPE_CHECKING:
     from ..attention.problem import AttentionProblem
+    from ..moe.row_problem import RowProblem
     from .collective_problem import CollectiveProblem
 
-    Agreed: TypeAlias = "Problem | CollectiveProblem | AttentionProblem"
+    Agreed: TypeAlias = "Problem | CollectiveProblem | AttentionProblem | RowProblem"
 
 ALIGNMENT = 16
 """Alignment in bytes that the TMA requires of the base address and of each row."""

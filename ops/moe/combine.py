@@ -1,0 +1,171 @@
+"""Combine: every rank receives the results of its tokens and adds them up.
+
+Contains the torch operator with its gradient. The owner of a token pulls the results of its experts
+from their ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..collectives.transport import SUMMED
+from ..core.library import define, refuse_gradients
+from ..core.problem import refused, require_dense, require_dense_or_none, require_like
+from ..core.registry import TableRow
+from .dispatch import DispatchHandle
+from .kernels.row_exchange import combine_program
+from .nccl_rows import combine_rows as combine_by_nccl
+from .row_exchange import RowExchange, exchange
+
+NAME = "combine"
+
+
+class Combine(RowExchange, op=NAME):
+    """Program that pulls the results of a rank's tokens and adds them."""
+
+    arguments = ("y",)
+    reads = ("y", "topk_weights", "place")
+    row = TableRow(
+        inputs="`y`, (C, N), the results for the rows of `dispatch`; its handle",
+        result="(T, N): the sums of the results of each token, with its weights",
+        gradient="`dispatch` of the gradient, times the weights; its products with `y`",
+        memory="C x N",
+    )
+
+    @staticmethod
+    def program(problem):
+        return combine_program(problem.tokens, problem.choices, problem.capacity, problem.added)
+
+    @staticmethod
+    def obstacle(problem):
+        if problem.dtype not in SUMMED:
+            return f"y is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
+        return problem.size_obstacle(problem.added)
+
+    @staticmethod
+    def inputs(rows, weights, source, place):
+        return rows, weights, place
+
+    @staticmethod
+    def empty(rows, source, place):
+        return rows.new_empty(place.shape[0], rows.shape[1])
+
+    @staticmethod
+    def unfused(rows, weights, source, place, group):
+        return combine_by_nccl(rows, weights, source, place, group)
+
+
+def combine(
+    y: torch.Tensor, handle: DispatchHandle, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the weighted sum of the results of each token's experts.
+
+    It adds in fp32 in the order of the token's choices, so that results are equal, bit by bit, in
+    all calls. Every rank calls it.
+
+    Args:
+        y: (C, N) floating-point, the results for the rows of ``dispatch``. Rows past the last
+            token are not read.
+        handle: what ``dispatch`` returned. It has the group and the transport.
+        out: contiguous, does not overlap ``y``; receives the result. Not differentiable.
+
+    Returns:
+        (T, N), in the type of ``y``. A token without experts is zero. y and ``topk_weights`` have
+        gradients.
+
+    Raises:
+        TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    require_dense(NAME, y=y)
+    require_dense_or_none(NAME, out=out)
+    if not isinstance(handle, DispatchHandle):
+        raise refused(NAME, f"handle={handle!r}", "the handle that dispatch returned")
+    capacity, tokens = handle.source.shape[0], handle.place.shape[0]
+    if y.ndim != 2 or y.shape[0] != capacity or y.shape[1] == 0:
+        raise refused(
+            NAME, f"y has shape {tuple(y.shape)}", f"({capacity}, columns) for this handle"
+        )
+    if not y.is_floating_point() or y.dtype.itemsize < 2:
+        raise refused(NAME, f"y is of {y.dtype}", "a floating-point type of 16 bits or more")
+    require_like(NAME, "y", y, "the handle", handle.source, y.dtype)
+    weights = handle.weights.to(torch.promote_types(y.dtype, torch.float32))
+    arguments = y, weights, handle.source, handle.place
+    if out is None:
+        return _combine(*arguments, handle.group, handle.transport)
+    if tuple(out.shape) != (tokens, y.shape[1]):
+        raise refused(NAME, f"out has shape {tuple(out.shape)}", f"{(tokens, y.shape[1])}")
+    require_like(NAME, "out", out, "y", y)
+    _combine_out(*arguments, out, handle.group, handle.transport)
+    return out
+
+
+def _eager(y, weights, source, place, group, transport):
+    return exchange(NAME, y, weights, source, place, group, transport)
+
+
+def _eager_out(y, weights, source, place, out, group, transport):
+    exchange(NAME, y, weights, source, place, group, transport, out)
+
+
+def _fake(y, weights, source, place, group, transport):
+    return Combine.empty(y, source, place)
+
+
+def _fake_out(*_): ...
+
+
+def _check_out(y, weights, source, place, out, *_):
+    refuse_gradients(NAME, out, y, weights)
+
+
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    *tensors, ctx.group, ctx.transport = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
+    y, weights, source, place = ctx.saved_tensors
+    needs_y, needs_weights, *_ = ctx.needs_input_grad
+    grad_y = grad_weights = None
+    rows = torch.ops.tileweave.dispatch_rows(
+        grad.contiguous(), source, place, ctx.group, ctx.transport
+    )
+    rows = rows.to(weights.dtype)
+    if needs_y:
+        scale = _of_rows(weights, source, place, ctx)
+        grad_y = (rows * scale.unsqueeze(-1)).to(y.dtype)
+    if needs_weights:
+        products = (rows * y).sum(-1)
+        at = _gathered(products, ctx)[place.clamp(min=0)]
+        grad_weights = torch.where(place >= 0, at, 0)
+    return grad_y, grad_weights, None, None, None, None
+
+
+def _of_rows(
+    weights: torch.Tensor, source: torch.Tensor, place: torch.Tensor, ctx: Any
+) -> torch.Tensor:
+    """Return the weight of each row of this rank's experts. A token that names an expert several
+    times adds its weights."""
+    same = place.unsqueeze(-1).eq(place.unsqueeze(-2))
+    of_experts = torch.where(same, weights.unsqueeze(-2), 0).sum(-1)
+    at = _gathered(of_experts.flatten(), ctx)[source.clamp(min=0)]
+    return torch.where(source >= 0, at, 0)
+
+
+def _gathered(values: torch.Tensor, ctx: Any) -> torch.Tensor:
+    """Return the values of all ranks, in rank order."""
+    by = "nccl" if ctx.transport == "nccl" else "auto"
+    return torch.ops.tileweave.all_gather(values, ctx.group, by)
+
+
+_SCHEMA = "Tensor y, Tensor topk_weights, Tensor source, Tensor place"
+_combine = define(
+    f"{NAME}({_SCHEMA}, str group, str transport) -> Tensor", _eager, _fake, (_save, _gradients)
+)
+_combine_out = define(
+    f"{NAME}_out({_SCHEMA}, Tensor(a!) out, str group, str transport) -> ()",
+    _eager_out, _fake_out, check=_check_out,
+)  # fmt: skip

@@ -1,0 +1,184 @@
+"""Dispatch: every rank receives the tokens of its experts, sorted by expert.
+
+Contains the torch operator with its gradient. All ranks learn the experts of all tokens
+(``all_gather``) and compute the same tables from them. Then the rank of an expert pulls its tokens
+from their owners.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ..core.groups import group_of, name_of
+from ..core.library import define, define_composite
+from ..core.problem import agree
+from ..core.registry import TableRow
+from .kernels.row_exchange import dispatch_program
+from .nccl_rows import dispatch_rows as dispatch_by_nccl
+from .routing import is_first_choice, routing_of
+from .row_exchange import RowExchange, chosen, exchange
+from .row_problem import check_tokens, checked
+
+NAME = "dispatch"
+
+
+class DispatchHandle(NamedTuple):
+    """Routing of the tokens of a ``dispatch``, which ``combine`` needs. W ranks with T tokens of k
+    choices each; C is the capacity.
+
+    Attributes:
+        weights: (T, k), ``topk_weights``.
+        source: (C,) int32, the token of each row of this rank's experts, as ``(rank * T + token)
+            * k + choice``; -1 for rows past the last one.
+        place: (T, k) int32, the row of each choice of this rank's tokens, as ``rank * C + row``; -1
+            for a choice that is dropped.
+        dropped: (W,) int32, the rows of each rank's experts for which the capacity has no room.
+        group: name of the group.
+        transport: the argument of ``dispatch``.
+    """
+
+    weights: torch.Tensor
+    source: torch.Tensor
+    place: torch.Tensor
+    dropped: torch.Tensor
+    group: str
+    transport: str
+
+
+class Dispatch(RowExchange, op=NAME):
+    """Program that pulls the tokens of a rank's experts."""
+
+    arguments = ("x", "topk_ids", "topk_weights")
+    reads = ("x", "source")
+    row = TableRow(
+        inputs="the rank's tokens `x`, (T, H), of any type; the k experts of each, `topk_ids`, and "
+        "their weights, `topk_weights`, (T, k)",
+        result="`rows`, (C, H): the tokens of this rank's experts, sorted by expert; `offsets`, "
+        "int32: the end of each expert's rows; a handle for `combine`",
+        gradient="`combine` with weights 1",
+        memory="T x H",
+    )
+
+    @staticmethod
+    def program(problem):
+        return dispatch_program(problem.tokens, problem.choices, problem.capacity, problem.moved)
+
+    @staticmethod
+    def obstacle(problem):
+        return problem.size_obstacle(problem.moved)
+
+    @staticmethod
+    def inputs(rows, weights, source, place):
+        return rows, source
+
+    @staticmethod
+    def empty(rows, source, place):
+        return rows.new_empty(source.shape[0], rows.shape[1])
+
+    @staticmethod
+    def unfused(rows, weights, source, place, group):
+        return dispatch_by_nccl(rows, source, place, group)
+
+
+def _dispatch(
+    x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None, group: str,
+    transport: str,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Return the rows, and the tables; all arguments are checked before the first exchange."""
+    ranks = group_of(group)
+    problem = checked(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
+    chosen(transport, problem, x.device, ranks, Dispatch.obstacle(problem))
+    if not (torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)):
+        agree(ranks, problem, transport)
+    by = "nccl" if transport == "nccl" else "auto"
+    all_ids = torch.ops.tileweave.all_gather(topk_ids.contiguous(), group, by)
+    all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
+    routing = routing_of(all_ids, ranks.rank, num_experts, problem.capacity)
+    rows = _dispatch_rows(x, routing.source, routing.place, group, transport)
+    return rows, *routing
+
+
+def dispatch(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    *,
+    num_experts: int,
+    capacity: int | None = None,
+    group: Any = None,
+    transport: str = "auto",
+) -> tuple[torch.Tensor, torch.Tensor, DispatchHandle]:
+    """Send each token to the ranks of its experts.
+
+    Rank ``r`` has the experts ``r * num_experts / W`` and following; W is the number of ranks.
+    Every rank calls it with the same shapes. The first call with new shapes compiles, collectively.
+    The host does not read the routing, so a CUDA graph may capture the call and replay it with
+    another one.
+
+    Args:
+        x: (T, H), of any type.
+        topk_ids: (T, k) int32 or int64, the experts of each token. A number that is no expert, such
+            as -1, drops the choice. A token that names an expert several times has one row there.
+        topk_weights: (T, k), weights of their results, for ``combine``.
+        num_experts: experts of all ranks, a multiple of W.
+        capacity: C, the rows of a rank's experts. If its experts receive more tokens, the last rows
+            are dropped: they are not in the result and add nothing in ``combine``, and
+            ``handle.dropped`` counts them. None for T * W * min(k, num_experts / W), enough for
+            every routing.
+        group: see ``all_gather_matmul``.
+        transport: ``ldst`` (loads of threads), ``nccl`` (``torch.distributed``; the host reads the
+            number of rows), or ``auto``: ``ldst`` if possible.
+
+    Returns:
+        rows: (C, H), the tokens of this rank's experts, sorted by expert, then by rank and token;
+            zero past the last one. They have a gradient.
+        offsets: (num_experts / W,) int32, the end of each expert's rows, as
+            ``torch.nn.functional.grouped_mm`` expects them.
+        handle: for ``combine``.
+
+    Raises:
+        TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    check_tokens(NAME, x, topk_ids, topk_weights)
+    group = name_of(group)
+    rows, source, place, offsets, dropped = torch.ops.tileweave.dispatch(
+        x, topk_ids, num_experts, capacity, group, transport
+    )
+    return rows, offsets, DispatchHandle(topk_weights, source, place, dropped, group, transport)
+
+
+def _eager(x, source, place, group, transport):
+    return exchange(NAME, x, None, source, place, group, transport)
+
+
+def _fake(x, source, place, group, transport):
+    return Dispatch.empty(x, source, place)
+
+
+def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
+    _, source, place, ctx.group, ctx.transport = inputs
+    ctx.save_for_backward(source, place)
+
+
+def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
+    source, place = ctx.saved_tensors
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    once = is_first_choice(place).to(wide)  # a token has one row at an expert
+    grad_x = torch.ops.tileweave.combine(
+        grad.contiguous(), once, source, place, ctx.group, ctx.transport
+    )
+    return grad_x, None, None, None, None
+
+
+_dispatch_rows = define(
+    f"{NAME}_rows(Tensor x, Tensor source, Tensor place, str group, str transport) -> Tensor",
+    _eager, _fake, (_save, _gradients),
+)  # fmt: skip
+define_composite(
+    f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str group, str transport) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _dispatch,
+)

@@ -1,0 +1,132 @@
+"""Experts of a mixture: dispatch, two grouped GEMMs around SwiGLU, and combine."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from ..core.groups import group_of, name_of
+from ..core.library import define_composite
+from ..core.problem import refused, require_dense, require_like
+from ..core.registry import RegisteredOp, TableRow
+from .combine import combine
+from .dispatch import dispatch
+from .row_problem import check_tokens
+
+NAME = "expert_mlp"
+_GROUPED = (torch.bfloat16,)
+"""Types that ``grouped_mm`` multiplies on all GPUs of sm_90."""
+_ROW_BYTES = 16
+
+
+class ExpertMlp(RegisteredOp, op=NAME):
+    """Gated MLP of the experts of a mixture. It has no program of its own."""
+
+    arguments = ("x", "topk_ids", "topk_weights", "w_gate_up", "w_down")
+    row = TableRow(
+        inputs="the rank's tokens as for `dispatch`; the weights of this rank's experts, "
+        "`w_gate_up`, (E / W, 2 I, H), the gate first, and `w_down`, (E / W, H, I)",
+        result="(T, H): the weighted sums of the experts' MLPs with SwiGLU for the rank's tokens",
+        gradient="of `x`, `topk_weights` and both weights",
+        memory="T x H + C x H",
+    )
+
+
+def grouped(rows: torch.Tensor, weights: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Multiply the rows of each expert by its weights.
+
+    Rows past the last offset are unspecified. The host reads the offsets, unless ``grouped_mm``
+    supports the tensors.
+
+    Args:
+        rows: (C, K), sorted by expert.
+        weights: (experts, N, K).
+        offsets: (experts,) int32, the end of each expert's rows.
+    """
+    widths = {n * rows.itemsize % _ROW_BYTES for n in weights.shape[1:]}
+    if rows.is_cuda and rows.dtype in _GROUPED and widths == {0}:
+        return functional.grouped_mm(rows, weights.transpose(-2, -1), offs=offsets)
+    ends = [0, *offsets.tolist()]
+    parts = [rows[slice(*ends)] @ w.t() for ends, w in zip(pairwise(ends), weights, strict=True)]
+    return torch.cat([*parts, rows.new_zeros(rows.shape[0] - ends[-1], weights.shape[1])])
+
+
+def _check_weights(x: torch.Tensor, w_gate_up: Any, w_down: Any) -> None:
+    require_dense(NAME, w_gate_up=w_gate_up, w_down=w_down)
+    if not x.is_floating_point() or x.dtype.itemsize < 2:
+        raise refused(NAME, f"x is of {x.dtype}", "a floating-point type of 16 bits or more")
+    hidden, shape = x.shape[1], tuple(w_gate_up.shape)
+    if w_gate_up.ndim != 3 or 0 in shape or shape[1] % 2 or shape[2] != hidden:
+        raise refused(
+            NAME, f"w_gate_up has shape {shape}",
+            f"(experts of a rank, 2 * intermediate, {hidden}) for x of shape {tuple(x.shape)}",
+        )  # fmt: skip
+    expected = shape[0], hidden, shape[1] // 2
+    if tuple(w_down.shape) != expected:
+        raise refused(
+            NAME, f"w_down has shape {tuple(w_down.shape)}",
+            f"{expected} for w_gate_up of shape {shape}",
+        )  # fmt: skip
+    require_like(NAME, "w_gate_up", w_gate_up, "x", x)
+    require_like(NAME, "w_down", w_down, "x", x)
+
+
+def _expert_mlp(
+    x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w_gate_up: torch.Tensor,
+    w_down: torch.Tensor, capacity: int | None, group: str, transport: str,
+) -> torch.Tensor:  # fmt: skip
+    num_experts = w_gate_up.shape[0] * group_of(group).world_size
+    rows, offsets, handle = dispatch(
+        x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity, group=group,
+        transport=transport,
+    )  # fmt: skip
+    gate, up = grouped(rows, w_gate_up, offsets).chunk(2, dim=-1)
+    y = grouped(functional.silu(gate) * up, w_down, offsets)
+    return combine(y, handle)
+
+
+def expert_mlp(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+    group: Any = None,
+    *,
+    capacity: int | None = None,
+    transport: str = "auto",
+) -> torch.Tensor:
+    """Apply the gated MLPs of each token's experts and add their results with ``topk_weights``.
+
+    ``dispatch``, ``silu(rows @ gate.T) * (rows @ up.T)``, a product with ``w_down``, and
+    ``combine``, one after the other. Every rank calls it with the same shapes.
+
+    Args:
+        x: (T, H) floating-point.
+        topk_ids, topk_weights: (T, k), see ``dispatch``.
+        w_gate_up: (E / W, 2 I, H), weights of this rank's experts, the gate first.
+        w_down: (E / W, H, I).
+        group, capacity, transport: see ``dispatch``.
+
+    Returns:
+        (T, H), in the type of ``x``. All floating-point arguments have gradients.
+
+    Raises:
+        TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    check_tokens(NAME, x, topk_ids, topk_weights)
+    _check_weights(x, w_gate_up, w_down)
+    return torch.ops.tileweave.expert_mlp(
+        x, topk_ids, topk_weights, w_gate_up, w_down, capacity, name_of(group), transport
+    )
+
+
+define_composite(
+    f"{NAME}(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w_gate_up, Tensor w_down, "
+    "int? capacity, str group, str transport) -> Tensor",
+    _expert_mlp,
+)

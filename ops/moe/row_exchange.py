@@ -1,0 +1,173 @@
+"""Base class and calls of operators that move rows between tokens and experts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from tvm import tirx
+
+from ...builtins.errors import TileWeaveError
+from ...runtime.executor.recorded_calls import recorded_calls
+from ...runtime.host.group import Group
+from ...runtime.host.session import Session
+from ...runtime.kernel.kernel import capturing
+from ...runtime.plans.parameters import parameters_of
+from ..collectives.transport import Transport
+from ..collectives.vectors import as_declared
+from ..core.cache import prepared
+from ..core.call import Decision, record_fast_path, signature
+from ..core.compiled import CompiledOp
+from ..core.groups import group_of
+from ..core.problem import agree, check_layout, dense, refused, require_apart
+from ..core.registry import OPERATORS, RegisteredOp
+from ..core.strategy import obstacle_of_ranks, require_own_device
+from .row_problem import RowProblem
+
+TRANSPORTS = ("auto", "ldst", "nccl")
+
+
+class RowExchange(CompiledOp, RegisteredOp, ABC):
+    """Compiled program that pulls rows by tables. Its parameters are rows, tables and the result.
+
+    Attributes:
+        reads: names of the arguments that the program reads, for errors.
+    """
+
+    reads: ClassVar[tuple[str, ...]]
+
+    def __init__(self, problem: RowProblem, transport: str, session: Session) -> None:
+        """Compile, and allocate symmetric memory. Collective."""
+        program = self.program(problem)
+        super().__init__(program, session)
+        *self._inputs, self._out = parameters_of(program)
+
+    def __call__(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """Compute ``out``. Every rank calls it."""
+        self.enqueue(*self.declared(inputs, out))
+
+    def declared(
+        self, inputs: Sequence[torch.Tensor], out: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Return the arguments of ``enqueue``."""
+        pairs = zip(inputs, self._inputs, strict=True)
+        return [as_declared(tensor, p) for tensor, p in pairs], as_declared(out, self._out)
+
+    @staticmethod
+    @abstractmethod
+    def program(problem: RowProblem) -> tirx.PrimFunc:
+        """Return the tile program."""
+
+    @staticmethod
+    @abstractmethod
+    def obstacle(problem: RowProblem) -> str | None:
+        """Return why the program cannot serve a problem, with what is expected; else None."""
+
+    @staticmethod
+    @abstractmethod
+    def inputs(
+        rows: torch.Tensor, weights: torch.Tensor | None, source: torch.Tensor, place: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Return the arguments that the program reads."""
+
+    @staticmethod
+    @abstractmethod
+    def empty(rows: torch.Tensor, source: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        """Return memory for the result."""
+
+    @staticmethod
+    @abstractmethod
+    def unfused(
+        rows: torch.Tensor, weights: torch.Tensor | None, source: torch.Tensor,
+        place: torch.Tensor, group: Group,
+    ) -> torch.Tensor:  # fmt: skip
+        """Return the result by ``torch.distributed``, on any device."""
+
+
+def chosen(
+    requested: str, problem: RowProblem, device: torch.device, group: Group, obstacle: str | None
+) -> Transport:
+    """Return the transport for a problem. It depends only on values that are equal on all ranks.
+
+    Args:
+        obstacle: why no program serves the problem, with what is expected; else None.
+
+    Raises:
+        TileWeaveError: ``requested`` is no transport, or cannot serve the problem; or the tensors
+            are on another rank's GPU.
+    """
+    op = problem.op
+    if requested not in TRANSPORTS:
+        raise refused(op, f"transport={requested!r}", ", ".join(map(repr, TRANSPORTS)))
+    require_own_device(op, device, group)
+    if requested == "nccl":
+        return Transport("nccl", "asked for")
+    reason = obstacle_of_ranks(device, group) or obstacle
+    if reason is None:
+        return Transport("ldst", "asked for" if requested == "ldst" else "the fastest")
+    if requested == "ldst":
+        raise TileWeaveError(f"{op}: transport='ldst', but {reason}")
+    return Transport("nccl", reason)
+
+
+def problem_of(
+    op: str, rows: torch.Tensor, source: torch.Tensor, place: torch.Tensor, ranks: int
+) -> RowProblem:
+    """Return the problem of a call with tables."""
+    (tokens, choices), capacity = place.shape, source.shape[0]
+    return RowProblem(op, tokens, choices, capacity, rows.shape[1], ranks, rows.dtype)
+
+
+def exchange(
+    op: str, rows: torch.Tensor, weights: torch.Tensor | None, source: torch.Tensor,
+    place: torch.Tensor, group: str, requested: str, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Return the result of an exchange, in ``out`` if given. Collective for each new problem."""
+    operator = OPERATORS[op]
+    inputs = operator.inputs(rows, weights, source, place)
+    key, addresses = signature((op, group, requested, *place.shape, len(source)), inputs, out)
+    decision = recorded_calls().get(key)
+    if decision is not None and decision.fast_path is not None:
+        result = decision.fast_path(addresses, out)
+        if result is not None:
+            return result
+    if decision is None:
+        decision = _decide(operator, rows, source, place, group, requested)
+    if out is not None:
+        _check_out(operator, out, inputs)
+    problem, ranks = decision.problem, decision.group
+    if decision.choice == "nccl":
+        result = operator.unfused(rows, weights, source, place, ranks)
+        return result if out is None else out.copy_(result)
+    readable = [dense(op, name, x) for name, x in zip(operator.reads, inputs, strict=True)]
+    result = operator.empty(rows, source, place) if out is None else out
+    cache = prepared(ranks)
+    compiled = cache.operator(problem, decision.choice, operator)
+    compiled(readable, result)
+    if not capturing():
+        declared = compiled.declared(readable, result)
+        decision.fast_path = record_fast_path(inputs, cache, compiled, *declared, result, inputs)
+        recorded_calls().put(cache.session, key, decision)
+    return result
+
+
+def _decide(
+    operator: type[RowExchange], rows: torch.Tensor, source: torch.Tensor, place: torch.Tensor,
+    group: str, requested: str,
+) -> Decision:  # fmt: skip
+    """Check a call and choose its transport. Collective for each new problem."""
+    ranks = group_of(group)
+    problem = problem_of(operator.op, rows, source, place, ranks.world_size)
+    obstacle = operator.obstacle(problem)
+    transport = chosen(requested, problem, rows.device, ranks, obstacle).name
+    agree(ranks, problem, transport)
+    return Decision(problem, ranks, transport)
+
+
+def _check_out(
+    operator: type[RowExchange], out: torch.Tensor, inputs: Sequence[torch.Tensor]
+) -> None:
+    check_layout(operator.op, out)
+    require_apart(operator.op, out, **dict(zip(operator.reads, inputs, strict=True)))

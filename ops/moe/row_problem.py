@@ -1,0 +1,125 @@
+"""Problem of an exchange of tokens between ranks, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..core.problem import refused, require_dense, require_like
+from .kernels.row_exchange import RowLayout
+from .routing import default_capacity
+
+_IDS = (torch.int32, torch.int64)
+_INDEX_LIMIT = 1 << 31
+"""Numbers of rows, choices and vectors are int32 in kernels."""
+
+
+@dataclass(frozen=True)
+class RowProblem:
+    """Exchange of rows between the owners of tokens and the ranks of their experts. Its program
+    and memory are cached per problem.
+
+    Attributes:
+        op: the operator.
+        tokens, choices: tokens of a rank, and experts of a token.
+        capacity: rows of a rank's experts.
+        columns: elements of a row.
+        num_experts: experts of all ranks; None if only their tables are known.
+    """
+
+    op: str
+    tokens: int
+    choices: int
+    capacity: int
+    columns: int
+    ranks: int
+    dtype: torch.dtype
+    num_experts: int | None = None
+
+    @property
+    def tile_dtype(self) -> str:
+        """Type in TileLang's spelling."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def moved(self) -> RowLayout:
+        """Layout of rows that are only moved."""
+        return RowLayout.opaque(self.columns, self.dtype)
+
+    @property
+    def added(self) -> RowLayout:
+        """Layout of rows that are added."""
+        return RowLayout.of(self.columns, self.tile_dtype)
+
+    def size_obstacle(self, layout: RowLayout) -> str | None:
+        """Return why kernels cannot number the rows, with what is expected; else None."""
+        rows = max(self.tokens, self.capacity) * layout.vectors
+        rows = max(rows, self.ranks * max(self.tokens * self.choices, self.capacity))
+        if rows < _INDEX_LIMIT:
+            return None
+        return f"rows have numbers up to {rows}; expected less than 2**31"
+
+    def __str__(self) -> str:
+        experts = f", {self.num_experts} experts" * (self.num_experts is not None)
+        return (
+            f"{self.op} of {self.tokens} tokens of {self.columns} {self.tile_dtype}, "
+            f"top-{self.choices}{experts}, capacity {self.capacity}"
+        )
+
+
+def check_tokens(op: str, x: Any, topk_ids: Any, topk_weights: Any) -> None:
+    """Refuse tokens or choices of a wrong shape, type or device."""
+    require_dense(op, x=x, topk_ids=topk_ids, topk_weights=topk_weights)
+    for name, tensor, extents in (
+        ("x", x, "(tokens, hidden)"),
+        ("topk_ids", topk_ids, "(tokens, k)"),
+    ):
+        if tensor.ndim != 2 or 0 in tensor.shape:
+            raise refused(
+                op, f"{name} has shape {tuple(tensor.shape)}", f"{extents}, both positive"
+            )
+    tokens, choices = topk_ids.shape
+    if tokens != x.shape[0]:
+        raise refused(
+            op, f"topk_ids has shape {(tokens, choices)}",
+            f"{(x.shape[0], choices)} for x of shape {tuple(x.shape)}",
+        )  # fmt: skip
+    if tuple(topk_weights.shape) != (tokens, choices):
+        raise refused(
+            op, f"topk_weights has shape {tuple(topk_weights.shape)}",
+            f"{(tokens, choices)} as topk_ids",
+        )  # fmt: skip
+    if topk_ids.dtype not in _IDS:
+        raise refused(op, f"topk_ids is of {topk_ids.dtype}", " or ".join(map(str, _IDS)))
+    if not topk_weights.is_floating_point():
+        raise refused(op, f"topk_weights is of {topk_weights.dtype}", "a floating-point type")
+    require_like(op, "topk_ids", topk_ids, "x", x, topk_ids.dtype)
+    require_like(op, "topk_weights", topk_weights, "x", x, topk_weights.dtype)
+
+
+def checked(
+    op: str, x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None,
+    ranks: int,
+) -> RowProblem:  # fmt: skip
+    """Return the problem of a call whose tensors ``check_tokens`` has accepted.
+
+    Raises:
+        TileWeaveError: the number of experts or the capacity is illegal.
+    """
+    if not _is_positive(num_experts) or num_experts % ranks:
+        raise refused(
+            op, f"num_experts={num_experts!r}", f"a positive multiple of {ranks} for {ranks} ranks"
+        )
+    if capacity is not None and not _is_positive(capacity):
+        raise refused(op, f"capacity={capacity!r}", "a positive number of rows, or None")
+    tokens, choices = topk_ids.shape
+    if capacity is None:
+        capacity = default_capacity(tokens, ranks, choices, num_experts // ranks)
+    return RowProblem(op, tokens, choices, capacity, x.shape[1], ranks, x.dtype, num_experts)
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
+    return is_number and value > 0

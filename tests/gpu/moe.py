@@ -1,0 +1,308 @@
+"""tileweave.ops.dispatch, combine and expert_mlp between real GPUs: values, gradients, many calls,
+graphs.
+
+    torchrun --nproc-per-node=4 tests/gpu/moe.py [CHECK ...] [--transports ...]
+
+Each rank compares with the tokens and experts of all ranks, which it gathers. Without a GPU the
+same checks, but for that of graphs, run with gloo, on small shapes: that tries this file.
+"""
+
+import argparse
+import sys
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import silu
+
+from tileweave import ops
+from tileweave.ops.core import nccl
+from tileweave.ops.core.groups import group_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
+
+TRANSPORTS = ["auto", "ldst", "nccl"] if GPU else ["auto"]
+HEAP_BYTES = 4 << 30
+ERROR = 2e-2
+"""Largest relative norm of the error of results and gradients."""
+LAUNCHES = 500 if GPU else 20
+ROUTINGS = "uniform", "skewed", "one expert", "two experts", "dropped", "no experts"
+
+
+class Case(NamedTuple):
+    """Extents of a mixture. Experts are per rank."""
+
+    tokens: int
+    hidden: int
+    width: int
+    choices: int
+    per_rank: int
+    capacity: int | None = None
+    dtype: torch.dtype = torch.bfloat16
+
+
+CASES = [
+    Case(256, 2048, 768, 8, 16),
+    Case(128, 7168, 512, 8, 8),
+    Case(333, 2880, 2880, 4, 4),
+    Case(64, 4096, 1024, 2, 1),
+    Case(200, 1024, 256, 4, 4, capacity=150),
+    Case(1, 2048, 256, 1, 2),
+    Case(48, 520, 64, 3, 3, dtype=torch.float16),
+    Case(48, 514, 64, 3, 3, dtype=torch.float32),
+    Case(16, 77, 32, 2, 2, dtype=torch.float32),
+]
+if not GPU:
+    CASES = [c._replace(tokens=c.tokens // 32 + 1, hidden=c.hidden // 8, width=8) for c in CASES]
+    CASES = [c._replace(dtype=torch.float32, capacity=c.capacity and 9) for c in CASES]
+
+
+class Mixture:
+    """Inputs of a layer on this rank."""
+
+    def __init__(self, case: Case, transport: str, seed: int) -> None:
+        self.case, self.transport, self.group = case, transport, group_of("")
+        self.device = torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu"
+        self.num_experts = case.per_rank * self.group.world_size
+        torch.manual_seed(1000 * seed + self.group.rank)
+        shapes = {
+            "x": (case.tokens, case.hidden),
+            "w_gate_up": (case.per_rank, 2 * case.width, case.hidden),
+            "w_down": (case.per_rank, case.hidden, case.width),
+        }
+        options = {"dtype": case.dtype, "device": self.device}
+        self.x, self.w_gate_up, self.w_down = (
+            (torch.randn(shape, **options) * (1 if name == "x" else shape[-1] ** -0.5))
+            for name, shape in shapes.items()
+        )
+        self.weights = torch.rand(case.tokens, case.choices, device=self.device)
+        self.ids = torch.zeros(case.tokens, case.choices, dtype=torch.int32, device=self.device)
+        self.grad = torch.randn(shapes["x"], **options)
+        self.route(ROUTINGS[seed % len(ROUTINGS)])
+
+    @property
+    def given(self) -> list[torch.Tensor]:
+        return [self.x, self.weights, self.w_gate_up, self.w_down]
+
+    def route(self, routing: str) -> None:
+        """Choose experts, in the memory of ``ids``."""
+        ids, count = self.ids, self.num_experts
+        ids.random_(0, count)
+        if routing == "skewed":
+            ids.copy_((torch.rand(ids.shape, device=self.device) ** 4 * count).int())
+        elif routing == "one expert":
+            ids.fill_(count - 1)
+        elif routing == "two experts":
+            ids.remainder_(2).mul_(count - 1)
+        elif routing == "dropped":
+            ids.random_(-2, count + 2)
+        elif routing == "no experts":
+            ids.fill_(-1)
+
+    def exchange(self) -> tuple[torch.Tensor, torch.Tensor, ops.DispatchHandle, torch.Tensor]:
+        """Dispatch, double the rows, and combine."""
+        rows, offsets, handle = ops.dispatch(
+            self.x, self.ids, self.weights, num_experts=self.num_experts,
+            capacity=self.case.capacity, transport=self.transport,
+        )  # fmt: skip
+        return rows, offsets, handle, ops.combine(rows * 2, handle)
+
+    def __call__(self) -> torch.Tensor:
+        return ops.expert_mlp(
+            self.x, self.ids, self.weights, self.w_gate_up, self.w_down,
+            capacity=self.case.capacity, transport=self.transport,
+        )  # fmt: skip
+
+    def gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all ranks, (W, ...)."""
+        every = nccl.all_gather(x.detach().contiguous(), self.group)
+        return every.view(self.group.world_size, *x.shape)
+
+    def kept(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the experts of all tokens, -1 for dropped choices, and the numbers of the tokens
+        of each expert in the order of the rows."""
+        ids = self.gathered(self.ids).flatten(0, 1)
+        capacity = self.case.capacity or len(ids) * self.case.choices
+        kept, tokens, rows = torch.full_like(ids, -1), [], 0
+        for expert in range(self.num_experts):
+            rows *= expert % self.case.per_rank != 0
+            of_expert = (ids == expert).any(-1).nonzero().flatten()[: capacity - rows]
+            kept[of_expert] = torch.where(ids[of_expert] == expert, expert, kept[of_expert])
+            rows += len(of_expert)
+            tokens.append(of_expert)
+        return kept, tokens
+
+    def fault_of_exchange(self, results: tuple) -> str:
+        """Return what is wrong with the results of ``exchange``, or ""."""
+        rows, offsets, _, out = results
+        kept, tokens = self.kept()
+        me, per_rank = self.group.rank, self.case.per_rank
+        mine = tokens[me * per_rank : (me + 1) * per_rank]
+        ends = torch.tensor([len(of_expert) for of_expert in mine]).cumsum(0).tolist()
+        if offsets.tolist() != ends:
+            return f"{self.case}: offsets {offsets.tolist()}; expected {ends}"
+        x = self.gathered(self.x).flatten(0, 1)
+        if not torch.equal(rows[: ends[-1]], x[torch.cat(mine)]) or rows[ends[-1] :].any():
+            return f"{self.case}: rows are wrong"
+        total = torch.zeros(self.x.shape, device=self.device)
+        own = kept.view(self.group.world_size, *self.ids.shape)[me]
+        for choice in range(self.case.choices):
+            weight = torch.where(own[:, choice] >= 0, self.weights[:, choice], 0)
+            total += weight[:, None] * (self.x * 2).float()
+        error = (out.float() - total).norm() / total.norm().clamp(min=1e-9)
+        return "" if error <= ERROR / 4 else f"{self.case}: combine: relative error {error:.1e}"
+
+    @torch.enable_grad()
+    def right(self) -> list[torch.Tensor]:
+        """Return the result and the gradients, in fp32, from the tokens and experts of all
+        ranks."""
+        x, weights, w_gate_up, w_down = (
+            self.gathered(tensor).flatten(0, 1).float().requires_grad_() for tensor in self.given
+        )
+        kept, tokens = self.kept()
+        out = torch.zeros_like(x)
+        for expert, of_expert in enumerate(tokens):
+            gate, up = (x[of_expert] @ w_gate_up[expert].t()).chunk(2, -1)
+            y = (silu(gate) * up) @ w_down[expert].t()
+            chosen = kept[of_expert] == expert
+            weight = torch.where(chosen, weights[of_expert], 0).sum(-1, keepdim=True)
+            out = out.index_add(0, of_expert, weight * y)
+        grads = self.gathered(self.grad).flatten(0, 1).float()
+        gradients = torch.autograd.grad(
+            out, [x, weights, w_gate_up, w_down], grads, materialize_grads=True
+        )
+        return [
+            whole.detach().chunk(self.group.world_size)[self.group.rank]
+            for whole in (out, *gradients)
+        ]
+
+    def fault(self, actual: torch.Tensor, right: torch.Tensor, what: str = "out") -> str:
+        """Return what is wrong with a result or a gradient, or ""."""
+        error = (actual.float() - right).norm() / right.norm().clamp(min=1e-3)
+        return "" if error <= ERROR else f"{self.case}: {what}: relative error {error:.1e}"
+
+
+def mixtures(transport: str) -> list[Mixture]:
+    """Return all cases, each with two routings; the capacity has room for all or for few rows."""
+    seeds = range(2 * len(CASES))
+    return [Mixture(CASES[seed // 2], transport, 5 * (seed // 2) + seed % 2) for seed in seeds]
+
+
+def check_exchange(transport: str) -> str:
+    with torch.no_grad():
+        for mixture in mixtures(transport):
+            results = mixture.exchange()
+            if fault := mixture.fault_of_exchange(results):
+                return fault
+            if not torch.equal(results[-1], mixture.exchange()[-1]):
+                return f"{mixture.case}: combine differs between calls"
+    return ""
+
+
+def check_mlp(transport: str) -> str:
+    with torch.no_grad():
+        for mixture in mixtures(transport):
+            if fault := mixture.fault(mixture(), mixture.right()[0]):
+                return fault
+    return ""
+
+
+def check_gradients(transport: str) -> str:
+    names = "out", "x", "topk_weights", "w_gate_up", "w_down"
+    for mixture in mixtures(transport):
+        given = [tensor.requires_grad_() for tensor in mixture.given]
+        out = mixture()
+        results = out.detach(), *torch.autograd.grad(out, given, mixture.grad)
+        for name, actual, right in zip(names, results, mixture.right(), strict=True):
+            if fault := mixture.fault(actual, right, name):
+                return fault
+    return ""
+
+
+def check_back_to_back(transport: str) -> str:
+    """Many calls with changing routing, without host synchronization, with random delays."""
+    every = [Mixture(case, transport, 3) for case in CASES[:5]]
+    wrong = torch.zeros(len(every), dtype=torch.int32, device=every[0].device)
+    torch.manual_seed(1)
+    choice = torch.randint(len(every), (LAUNCHES,)).tolist()
+    routings = torch.randint(len(ROUTINGS), (LAUNCHES,)).tolist()
+    torch.manual_seed(100 + group_of("").rank)
+    with torch.no_grad():
+        for number, (which, routing) in enumerate(zip(choice, routings, strict=True)):
+            mixture = every[which]
+            mixture.x.normal_()
+            mixture.route(ROUTINGS[routing])
+            if GPU and torch.rand(()) < 0.3:
+                torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
+            results = mixture.exchange()
+            if number % 25 == 0 and (fault := mixture.fault_of_exchange(results)):
+                return f"launch {number}: {fault}"
+            wrong[which] += _is_wrong(mixture, results[-1])
+    for mixture, count in zip(every, wrong.tolist(), strict=True):
+        if count:
+            return f"{mixture.case}: {count} launches are wrong"
+    return ""
+
+
+def _is_wrong(mixture: Mixture, out: torch.Tensor) -> torch.Tensor | bool:
+    """Return whether the result of ``exchange`` is wrong, without reading it on the host.
+
+    Only ``fault_of_exchange`` knows the rows that a capacity drops.
+    """
+    if mixture.case.capacity is not None:
+        return False
+    is_expert = (mixture.ids >= 0) & (mixture.ids < mixture.num_experts)
+    weight = torch.where(is_expert, mixture.weights, 0).sum(-1, keepdim=True)
+    right = weight * (mixture.x * 2).float()
+    error = (out.float() - right).norm() / right.norm().clamp(min=1e-9)
+    return ~(error <= ERROR / 4)
+
+
+def check_graph(transport: str, replays: int = 20) -> str:
+    """Exchanges and layers of several cases in one graph, replayed with changing routing."""
+    if transport == "nccl":
+        return ""  # the host reads the number of rows
+    given = [Mixture(case, transport, 3) for case in CASES[:5]]
+    with torch.no_grad():
+        for mixture in given:
+            mixture.exchange()
+            mixture()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = [(mixture.exchange(), mixture()) for mixture in given]
+        for number in range(replays):
+            for place, mixture in enumerate(given):
+                mixture.x.normal_()
+                mixture.route(ROUTINGS[(number + place) % len(ROUTINGS)])
+            graph.replay()
+            for mixture, (exchanged, out) in zip(given, results, strict=True):
+                fault = mixture.fault_of_exchange(exchanged)
+                if fault := fault or mixture.fault(out, mixture.right()[0]):
+                    return f"replay {number}: {fault}"
+    return ""
+
+
+CHECKS = {
+    "exchange": check_exchange,
+    "mlp": check_mlp,
+    "gradients": check_gradients,
+    "back to back": check_back_to_back,
+    "graph": check_graph,
+}
+NEED_GPU = ("graph",)
+
+
+def verdicts(options: argparse.Namespace) -> Verdicts:
+    for name, transport in product(options.checks or CHECKS, options.transports):
+        if runs_here(name, NEED_GPU):
+            yield f"{name} by {transport if GPU else 'gloo'}", CHECKS[name](transport)
+
+
+if __name__ == "__main__":
+    parser = parser_of(__doc__, CHECKS)
+    parser.add_argument("--transports", nargs="+", default=TRANSPORTS[:1], choices=TRANSPORTS)
+    sys.exit(main(verdicts, parser, heap_bytes=HEAP_BYTES))

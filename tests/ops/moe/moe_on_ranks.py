@@ -1,0 +1,165 @@
+"""Functions that test_operators.py runs on each rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from tests.modules import load_module
+from tests.ops.moe.by_definition import all_rows, kept_ids, mixture, random_ids
+from tests.ops.on_ranks import numbers, part_of_the_world
+from tileweave import ops
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "mixture.py"
+
+
+class Layer(NamedTuple):
+    """Extents of a mixture, and its routing."""
+
+    routing: int = 0
+    tokens: int = 5
+    choices: int = 2
+    per_rank: int = 2
+    capacity: int | None = None
+    hidden: int = 6
+    width: int = 4
+    transport: str = "auto"
+
+    def ids(self, ranks: int) -> torch.Tensor:
+        """Return the experts of all tokens, (W, T, k)."""
+        generator = torch.Generator().manual_seed(self.routing)
+        return random_ids(ranks, self.tokens, self.choices, self.per_rank * ranks, generator)
+
+    def tensors(self, of: int) -> list[torch.Tensor]:
+        """Return x, the weights of choices and of experts of a rank, and weights for its result."""
+        shapes = {
+            "x": (self.tokens, self.hidden),
+            "topk": (self.tokens, self.choices),
+            "gate and up": (self.per_rank, 2 * self.width, self.hidden),
+            "down": (self.per_rank, self.hidden, self.width),
+            "grad": (self.tokens, self.hidden),
+        }
+        return [numbers(*shape, of=of, what=what) for what, shape in shapes.items()]
+
+
+def _group(form: str | None):
+    group = part_of_the_world(form) if form else None
+    return group, dist.get_rank(), 2 if form else dist.get_world_size()
+
+
+def apply(layer: Layer, form: str | None, compiled: bool) -> dict[str, bool]:
+    """Compare ``expert_mlp`` and its gradients with one process that has all tokens and experts."""
+    group, me, count = _group(form)
+    every = [layer.tensors(of=r) for r in range(count)]
+    x, weights, w_gate_up, w_down, grads = (torch.stack(part) for part in zip(*every, strict=True))
+    given = [x, weights, w_gate_up.flatten(0, 1), w_down.flatten(0, 1)]
+    given = [tensor.requires_grad_() for tensor in given]
+    ids, num_experts = layer.ids(count), count * layer.per_rank
+    kept = ids if layer.capacity is None else kept_ids(ids, num_experts, layer.capacity)
+    whole = mixture(given[0], kept, *given[1:])
+    wholes = [whole, *torch.autograd.grad((whole * grads).sum(), given, materialize_grads=True)]
+
+    def f(x, weights, w_gate_up, w_down):
+        mine = ids[min(me, count - 1)]
+        return ops.expert_mlp(
+            x, mine, weights, w_gate_up, w_down, group, capacity=layer.capacity,
+            transport=layer.transport,
+        )  # fmt: skip
+
+    f = torch.compile(f, backend="aot_eager", dynamic=False) if compiled else f
+    *mine, grad = layer.tensors(of=me)
+    mine = [tensor.requires_grad_() for tensor in mine]
+    out = f(*mine)
+    results = [out, *torch.autograd.grad((out * grad).sum(), mine)]
+    return {
+        name: torch.allclose(one, all_of_them.reshape(count, *one.shape)[me])
+        for name, one, all_of_them in zip(
+            ("out", "x", "weights", "gate and up", "down"), results, wholes, strict=True
+        )
+    }
+
+
+def rows(layer: Layer, dtype: torch.dtype) -> dict[str, bool]:
+    """Compare the rows of ``dispatch``, of any type, and its handle with the definition."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    ids, num_experts = layer.ids(count), count * layer.per_rank
+    x = torch.stack([layer.tensors(of=r)[0] * 9 for r in range(count)]).to(dtype)
+    out, offsets, handle = ops.dispatch(
+        x[me], ids[me], torch.ones(ids[me].shape), num_experts=num_experts, capacity=layer.capacity
+    )
+    every = all_rows(ids, num_experts)
+    kept = every[me][: out.shape[0]]
+    right = torch.stack([x[row.rank, row.token].float() for row in kept] or [torch.empty(0)])
+    last = int(offsets[-1])
+    first = me * layer.per_rank
+    ends = [sum(row.expert <= first + e for row in kept) for e in range(layer.per_rank)]
+    return {
+        "type": out.dtype == dtype,
+        "rows": torch.equal(out[:last].float(), right) if kept else last == 0,
+        "rest": not out[last:].float().any(),
+        "offsets": offsets.tolist() == ends,
+        "dropped": handle.dropped.tolist() == [max(0, len(r) - out.shape[0]) for r in every],
+    }
+
+
+def compiled_exchange(layer: Layer) -> dict[str, bool]:
+    """Compare dispatch and combine in one compiled graph with eager calls, and their gradients."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    ids = layer.ids(count)[me]
+    x, weights, *_, grad = layer.tensors(of=me)
+
+    def f(x, ids, weights):
+        rows, offsets, handle = ops.dispatch(
+            x, ids, weights, num_experts=count * layer.per_rank, capacity=layer.capacity
+        )
+        return ops.combine(rows.square(), handle), offsets
+
+    mine = x.requires_grad_(), weights.requires_grad_()
+    results = []
+    for function in (f, torch.compile(f, backend="aot_eager", fullgraph=True)):
+        out, offsets = function(x, ids, weights)
+        results.append((out, offsets, *torch.autograd.grad((out * grad).sum(), mine)))
+    names = "out", "offsets", "x", "weights"
+    return {n: torch.allclose(a, b) for n, a, b in zip(names, *results, strict=True)}
+
+
+def types(dtype: torch.dtype) -> dict[str, bool]:
+    """Compare dispatch and combine of narrow types with sums in fp32, and repeat them."""
+    me, count, layer = dist.get_rank(), dist.get_world_size(), Layer(tokens=9, choices=3)
+    ids = layer.ids(count)[me]
+    x, weights, *_ = layer.tensors(of=me)
+    x, weights = x.to(dtype), weights.float()
+    is_expert = (ids >= 0) & (ids < count * layer.per_rank)
+    total = torch.zeros(x.shape)
+    for choice in range(layer.choices):
+        total += torch.where(is_expert[:, choice, None], weights[:, choice, None] * x.float(), 0)
+    outs = []
+    for _ in range(2):
+        received, _, handle = ops.dispatch(x, ids, weights, num_experts=count * layer.per_rank)
+        outs.append(ops.combine(received, handle, out=torch.empty_like(x)))
+    return {"sum": torch.equal(outs[0], total.to(dtype)), "again": torch.equal(*outs)}
+
+
+def example() -> dict[str, bool]:
+    """Train the example for a few steps, and compare its losses with those of one process."""
+    module = load_module(EXAMPLE)
+    module.STEPS = 12
+    me, count = dist.get_rank(), dist.get_world_size()
+    losses, right = (torch.tensor(module.train(count, me, parts)) for parts in (True, False))
+    return {"losses": torch.allclose(losses, right, rtol=1e-3), "fall": losses[-1] < losses[0] / 2}
+
+
+def differ(what: str) -> None:
+    """Call with another argument on every rank."""
+    me, layer = dist.get_rank(), Layer()
+    x, weights, *_ = layer.tensors(of=me)
+    ids = layer.ids(3)[me]
+    capacity = 17 + me if what == "capacity" else None
+    if what == "columns":
+        x = torch.ones(5, 6 + me)
+    if what == "tokens":
+        x, ids, weights = (tensor[: 1 + me] for tensor in (x, ids, weights))
+    ops.dispatch(x, ids, weights, num_experts=6, capacity=capacity)

@@ -1,0 +1,173 @@
+"""Dispatch, combine and expert_mlp on ranks that are processes: values and gradients; refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tileweave as tw
+from tests.ops.core.test_torch import assert_right
+from tests.ops.moe import moe_on_ranks
+from tests.ops.moe.moe_on_ranks import Layer
+from tileweave import ops
+from tileweave.ops.moe.row_problem import checked
+
+LAYERS = {
+    "uniform": Layer(routing=4),
+    "repeated": Layer(routing=1, choices=4),
+    "one expert": Layer(routing=0, tokens=4),
+    "too little capacity": Layer(routing=2, capacity=3),
+    "one row": Layer(routing=9, capacity=1, choices=3),
+    "one choice": Layer(routing=5, choices=1),
+    "one expert a rank": Layer(routing=6, per_rank=1, choices=3),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_values_and_gradients(three, layer):
+    assert_right(three.run(moe_on_ranks.apply, layer, None, False))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("routing", range(40))
+def test_many_routings(three, routing):
+    layer = Layer(routing, choices=1 + routing % 4, per_rank=1 + routing % 3)
+    assert_right(three.run(moe_on_ranks.apply, layer, None, False))
+    capacity = 1 + routing % 7
+    assert_right(three.run(moe_on_ranks.apply, layer._replace(capacity=capacity), None, False))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["group", "name", "mesh"])
+def test_part_of_the_world(three, form):
+    *inside, outside = three.run(moe_on_ranks.apply, Layer(), form, False)
+    assert_right(inside)
+    assert isinstance(outside, tw.TileWeaveError) and "expected" in str(outside)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("capacity", [None, 4])
+def test_compiled(three, capacity):
+    assert_right(three.run(moe_on_ranks.compiled_exchange, Layer(capacity=capacity, choices=3)))
+
+
+@pytest.mark.parametrize("capacity", [None, 1, 4])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int8, torch.float8_e4m3fn], ids=str
+)
+def test_rows(three, dtype, capacity):
+    assert_right(three.run(moe_on_ranks.rows, Layer(capacity=capacity, tokens=7), dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_sums_in_fp32(three, dtype):
+    assert_right(three.run(moe_on_ranks.types, dtype))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("what", "shown"),
+    [
+        ("capacity", "5 tokens of 6 float64, top-2, 6 experts, capacity 17, auto; rank 1:"),
+        ("columns", "5 tokens of 6 float32, top-2, 6 experts, capacity 30, auto; rank 1:"),
+        ("tokens", "1 tokens of 6 float64, top-2, 6 experts, capacity 6, auto; rank 1:"),
+    ],
+)
+def test_ranks_that_disagree_are_told(three, what, shown):
+    for error in three.run(moe_on_ranks.differ, what):
+        assert f"dispatch: the ranks disagree (rank 0: dispatch of {shown}" in str(error)
+
+
+@pytest.mark.long
+def test_example(three):
+    assert_right(three.run(moe_on_ranks.example))
+
+
+def test_one_process():
+    """A group of one rank, which has all experts."""
+    x, ids = torch.randn(4, 6), torch.tensor([[0, 1], [1, -1], [2, 2], [-1, -1]])
+    weights = torch.tensor([[1.0, 2.0], [3.0, 9.0], [0.5, 0.25], [9.0, 9.0]])
+    rows, offsets, handle = ops.dispatch(x, ids, weights, num_experts=3)
+    assert offsets.tolist() == [1, 3, 4] and rows.shape == (8, 6)
+    assert torch.equal(rows[:4], x[[0, 0, 1, 2]]) and not rows[4:].any()
+    rows[4:] = torch.nan  # what no token has is not read
+    assert torch.allclose(ops.combine(rows, handle), x * torch.tensor([3, 3, 0.75, 0])[:, None])
+
+
+X, IDS, WEIGHTS = torch.ones(4, 6), torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, 2)
+REFUSED = [
+    ((X[0], IDS, WEIGHTS), {}, "x has shape (6,); expected (tokens, hidden), both positive"),
+    ((X[:0], IDS, WEIGHTS), {}, "x has shape (0, 6); expected (tokens, hidden), both positive"),
+    ((X, IDS[0], WEIGHTS), {}, "topk_ids has shape (2,); expected (tokens, k), both positive"),
+    ((X, IDS[:3], WEIGHTS), {}, "topk_ids has shape (3, 2); expected (4, 2) for x of shape (4, 6)"),
+    ((X, IDS, WEIGHTS[:, :1]), {}, "topk_weights has shape (4, 1); expected (4, 2) as topk_ids"),
+    ((X, IDS.float(), WEIGHTS), {}, "topk_ids is of torch.float32; expected torch.int32 or torch"),
+    ((X, IDS, IDS), {}, "topk_weights is of torch.int32; expected a floating-point type"),
+    ((X, IDS.to("meta"), WEIGHTS), {}, "topk_ids is on meta; expected cpu as x"),
+    ((X, IDS, WEIGHTS.to("meta")), {}, "topk_weights is on meta; expected cpu as x"),
+    ((None, IDS, WEIGHTS), {}, "x=None; expected a dense torch.Tensor"),
+    ((X, [[0]], WEIGHTS), {}, "topk_ids=[[0]]; expected a dense torch.Tensor"),
+    ((X, IDS, WEIGHTS), {"capacity": 0}, "capacity=0; expected a positive number of rows, or None"),
+    ((X, IDS, WEIGHTS), {"num_experts": 0}, "num_experts=0; expected a positive multiple of 1 fo"),
+    ((X, IDS, WEIGHTS), {"transport": "tma"}, "transport='tma'; expected 'auto', 'ldst', 'nccl'"),
+    ((X, IDS, WEIGHTS), {"transport": "ldst"}, "transport='ldst', but the tensors are on cpu; exp"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tensors", "options", "message"), REFUSED)
+def test_refused(tensors, options, message):
+    with pytest.raises(tw.TileWeaveError) as error:
+        ops.dispatch(*tensors, **{"num_experts": 4} | options)
+    assert str(error.value).startswith(f"dispatch: {message}")
+
+
+def test_experts_that_ranks_cannot_share():
+    with pytest.raises(tw.TileWeaveError) as error:
+        checked("dispatch", X, IDS, 6, None, 4)
+    assert (
+        str(error.value) == "dispatch: num_experts=6; expected a positive multiple of 4 for 4 ranks"
+    )
+
+
+_, _, HANDLE = ops.dispatch(X, IDS, WEIGHTS, num_experts=4)
+Y = torch.ones(8, 6)
+COMBINE_REFUSED = [
+    ((Y[:7], HANDLE), {}, "y has shape (7, 6); expected (8, columns) for this handle"),
+    ((Y[:, 0], HANDLE), {}, "y has shape (8,); expected (8, columns) for this handle"),
+    ((Y.int(), HANDLE), {}, "y is of torch.int32; expected a floating-point type of 16 bits or mo"),
+    ((Y.to(torch.float8_e5m2), HANDLE), {}, "y is of torch.float8_e5m2; expected a floating-point"),
+    ((Y.to("meta"), HANDLE), {}, "y is on meta; expected cpu as the handle"),
+    ((None, HANDLE), {}, "y=None; expected a dense torch.Tensor"),
+    ((Y, None), {}, "handle=None; expected the handle that dispatch returned"),
+    ((Y, HANDLE), {"out": Y[:3]}, "out has shape (3, 6); expected (4, 6)"),
+    ((Y, HANDLE), {"out": Y[:4].half()}, "out is of torch.float16; expected torch.float32 as y"),
+    ((Y, HANDLE), {"out": Y[:4]}, "out shares memory with y; expected memory of its own"),
+    ((Y, HANDLE), {"out": torch.ones(6, 4).t()}, "out has strides (1, 4) and begins at"),
+    ((Y.clone().requires_grad_(), HANDLE), {"out": X}, "out is given and an argument requires a g"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "options", "message"), COMBINE_REFUSED)
+def test_combine_refused(arguments, options, message):
+    with pytest.raises(tw.TileWeaveError) as error:
+        ops.combine(*arguments, **options)
+    assert str(error.value).startswith(f"combine: {message}")
+
+
+GATE_UP, DOWN = torch.ones(4, 10, 6), torch.ones(4, 6, 5)
+MLP_REFUSED = [
+    ((X, IDS, WEIGHTS, GATE_UP[0], DOWN), "w_gate_up has shape (10, 6); expected (experts of a ra"),
+    ((X, IDS, WEIGHTS, GATE_UP[:, 1:], DOWN), "w_gate_up has shape (4, 9, 6); expected (experts o"),
+    ((X, IDS, WEIGHTS, GATE_UP, DOWN[:3]), "w_down has shape (3, 6, 5); expected (4, 6, 5) for w_"),
+    ((X, IDS, WEIGHTS, GATE_UP.half(), DOWN), "w_gate_up is of torch.float16; expected torch.floa"),
+    ((X, IDS, WEIGHTS, GATE_UP, DOWN.to("meta")), "w_down is on meta; expected cpu as x"),
+    ((X.int(), IDS, WEIGHTS, GATE_UP, DOWN), "x is of torch.int32; expected a floating-point type"),
+    ((X, IDS.float(), WEIGHTS, GATE_UP, DOWN), "topk_ids is of torch.float32; expected torch.int3"),
+]
+
+
+@pytest.mark.parametrize(("tensors", "message"), MLP_REFUSED)
+def test_expert_mlp_refused(tensors, message):
+    with pytest.raises(tw.TileWeaveError) as error:
+        ops.expert_mlp(*tensors)
+    assert str(error.value).startswith(f"expert_mlp: {message}")

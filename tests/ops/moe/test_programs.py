@@ -1,0 +1,227 @@
+"""Tile programs of dispatch and combine on simulated ranks, against NumPy."""
+
+import functools
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tilelang.language as T
+import torch
+
+import tileweave as tw
+from tests.ops.moe.by_definition import random_ids
+from tileweave.ops.moe.combine import Combine
+from tileweave.ops.moe.dispatch import Dispatch
+from tileweave.ops.moe.kernels.row_exchange import RowLayout, combine_program, dispatch_program
+from tileweave.ops.moe.routing import default_capacity, routing_of
+from tileweave.ops.moe.row_problem import RowProblem
+from tileweave.simulator.simulate import executable_at
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*never waited for or read")
+
+LONG = pytest.mark.long
+LAUNCHES = 3
+VECTORS, WIDTHS = 5, {"int32": 4, "bfloat16": 8, "float32": 4}
+DTYPES = {"int32": np.int32, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+PROGRAMS = {"dispatch": (dispatch_program, "int32"), "combine": (combine_program, "bfloat16")}
+SIDECARS = Path(__file__).with_name("equivalent")
+
+
+class Shape(NamedTuple):
+    """Extents of a simulated exchange."""
+
+    ranks: int = 3
+    tokens: int = 4
+    choices: int = 2
+    per_rank: int = 2
+    capacity: int | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.capacity or default_capacity(
+            self.tokens, self.ranks, self.choices, self.per_rank
+        )
+
+    def program(self, name: str, threads: int = 4) -> Any:
+        """Return the program. Its blocks pull several rows; of four threads, one holds two vectors
+        of a row."""
+        make, dtype = PROGRAMS[name]
+        layout = RowLayout(VECTORS, WIDTHS[dtype], dtype, threads, blocks=3)
+        return make(self.tokens, self.choices, self.rows, layout)
+
+    def tables(self, seed: int) -> list[dict[str, np.ndarray]]:
+        """Return a random routing, as tables of each rank."""
+        num_experts = self.ranks * self.per_rank
+        generator = torch.Generator().manual_seed(seed)
+        ids = random_ids(self.ranks, self.tokens, self.choices, num_experts, generator)
+        routings = [routing_of(ids, r, num_experts, self.rows) for r in range(self.ranks)]
+        return [{"source": r.source.numpy(), "place": r.place.numpy()} for r in routings]
+
+
+def rows_of(rng: np.random.Generator, count: int, dtype: str) -> np.ndarray:
+    shape = count * VECTORS, WIDTHS[dtype]
+    if dtype == "int32":
+        return rng.integers(1, 1 << 30, shape).astype(np.int32)
+    return rng.standard_normal(shape).astype(DTYPES[dtype])
+
+
+def inputs_of(shape: Shape, name: str, seed: int) -> list[dict[str, np.ndarray]]:
+    """Return the inputs of all ranks, for a random routing."""
+    rng = np.random.default_rng(seed)
+    inputs = []
+    for tables in shape.tables(seed):
+        if name == "dispatch":
+            x = rows_of(rng, shape.tokens, "int32")
+            inputs.append({"x": x, "source": tables["source"]})
+        else:
+            y = rows_of(rng, shape.rows, "bfloat16")
+            weights = rng.random((shape.tokens, shape.choices)).astype(np.float32)
+            inputs.append({"y": y, "weights": weights, "place": tables["place"]})
+    return inputs
+
+
+def expected(shape: Shape, name: str, inputs: list[dict[str, np.ndarray]]) -> list[np.ndarray]:
+    """Return the results of all ranks, by definition."""
+    if name == "dispatch":
+        x = np.concatenate([i["x"].reshape(shape.tokens, -1) for i in inputs])
+        sources = [i["source"][:, None] for i in inputs]
+        return [np.where(s >= 0, x[s[:, 0].clip(0) // shape.choices], 0) for s in sources]
+    y = np.concatenate([i["y"].reshape(shape.rows, -1) for i in inputs]).astype(np.float32)
+    results = []
+    for given in inputs:
+        total = np.zeros((shape.tokens, y.shape[1]), np.float32)
+        for place, weight in zip(given["place"].T, given["weights"].T, strict=True):
+            total += np.where(place[:, None] >= 0, weight[:, None] * y[place.clip(0)], 0)
+        results.append(total.astype(ml_dtypes.bfloat16))
+    return results
+
+
+@functools.cache
+def executable(shape: Shape, name: str) -> Any:
+    return executable_at(shape.program(name), shape.ranks, "tile", "sm_90a")
+
+
+def check(shape: Shape, name: str, seed: int, schedules: int = 1) -> None:
+    inputs = inputs_of(shape, name, seed)
+    actual = tw.simulate(
+        executable(shape, name), shape.ranks, inputs, schedules, seed, epochs=LAUNCHES
+    )
+    for out, right in zip(actual, expected(shape, name, inputs), strict=True):
+        assert np.array_equal(out["out"].reshape(right.shape), right)
+
+
+SHAPES = [
+    Shape(1),
+    Shape(2, tokens=5, choices=3),
+    Shape(3, capacity=3),
+    Shape(4, tokens=3, choices=4, per_rank=1),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results(name, shape):
+    for seed in range(4):
+        check(shape, name, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_many_routings(name, ranks):
+    for tokens, choices, per_rank, capacity in [
+        (1, 1, 1, None), (3, 2, 2, None), (5, 4, 3, None), (4, 3, 2, 4), (2, 5, 4, 1),
+    ]:  # fmt: skip
+        shape = Shape(ranks, tokens, choices, per_rank, capacity)
+        for seed in range(9):
+            check(shape, name, 100 + seed)
+
+
+def dispatched_twice(shape: Shape) -> Any:
+    """Return a plan that dispatches twice, with other tokens and another routing."""
+    kernel, width = shape.program("dispatch"), WIDTHS["int32"]
+    tokens, rows = (count * VECTORS for count in (shape.tokens, shape.rows))
+
+    @tw.plan
+    def dispatches(
+        p: tw.PlanBuilder,
+        x0: T.Tensor((tokens, width), "int32"),
+        x1: T.Tensor((tokens, width), "int32"),
+        source0: T.Tensor((shape.rows,), "int32"),
+        source1: T.Tensor((shape.rows,), "int32"),
+        out0: T.Tensor((rows, width), "int32"),
+        out1: T.Tensor((rows, width), "int32"),
+    ):
+        for x, source, out in ((x0, source0, out0), (x1, source1, out1)):
+            p.launch(kernel, x, source, out)
+
+    return dispatches
+
+
+def test_another_routing_in_each_launch():
+    """Four launches back to back: the rows of one are not read in the next."""
+    shape = Shape(3)
+    first, second = (inputs_of(shape, "dispatch", seed) for seed in (4, 0))
+    both = [
+        {f"{n}{i}": given[r][n] for n in ("x", "source") for i, given in enumerate((first, second))}
+        for r in range(shape.ranks)
+    ]
+    actual = tw.simulate(dispatched_twice(shape), shape.ranks, both, schedules=4, epochs=2)
+    for number, given in enumerate((first, second)):
+        for out, right in zip(actual, expected(shape, "dispatch", given), strict=True):
+            assert np.array_equal(out[f"out{number}"].reshape(right.shape), right)
+
+
+@pytest.mark.parametrize("name", ["dispatch", pytest.param("combine", marks=LONG)])
+def test_every_mutant_is_accounted_for(name):
+    shape = Shape(3, tokens=3, capacity=5)
+    mutants = tw.mutate(
+        shape.program(name), 3, inputs_of(shape, name, 4), schedules=5,
+        equivalent=SIDECARS / f"{name}.json",
+    )  # fmt: skip
+    assert [(m.line, m.name, m.verdict, m.why) for m in mutants if not m.is_accounted_for] == []
+    verdicts = [m.verdict for m in mutants]
+    assert (verdicts.count("killed"), verdicts.count("explained")) == (35, 11)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_device_functions(name):
+    shape = Shape(2, tokens=3, capacity=4)
+    tw.validate(shape.program(name, threads=32), 2, inputs_of(shape, name, 4))
+
+
+SIZES = [
+    RowProblem("", 128, 8, 1024, 7168, 8, torch.bfloat16),
+    RowProblem("", 64, 4, 512, 2880, 2, torch.bfloat16),
+    pytest.param(RowProblem("", 8192, 8, 8192 * 64, 7168, 8, torch.bfloat16), marks=LONG),
+    pytest.param(RowProblem("", 64, 2, 128, 20000, 3, torch.float32), marks=LONG),
+    pytest.param(RowProblem("", 5, 2, 7, 7, 2, torch.float16), marks=LONG),
+    pytest.param(RowProblem("", 1, 1, 1, 1, 1, torch.bfloat16), marks=LONG),
+]
+"""Few tokens; rows that threads cannot share evenly; many rows; long, short and shortest rows."""
+
+
+@pytest.mark.parametrize("problem", SIZES)
+@pytest.mark.parametrize("operator", [Dispatch, Combine])
+def test_sizes_compile(operator, problem):
+    """Threads move 16 bytes at a time, where a row is a multiple of that."""
+    assert operator.obstacle(problem) is None
+    source = tw.emit(operator.program(problem), world_size=problem.ranks)
+    is_multiple = problem.columns * problem.dtype.itemsize % 16 == 0
+    loads = re.findall(r"= \*\(u?(?:int|float)4\*\)\(rows", source)
+    assert bool(loads) == is_multiple and "rows_arrived" in source
+
+
+def test_numbers_that_kernels_do_not_have():
+    problem = RowProblem("", 1 << 18, 8, 1 << 22, 7168, 8, torch.bfloat16)
+    for operator in (Dispatch, Combine):
+        assert "rows have numbers up to 3758096384; expected less" in operator.obstacle(problem)
+
+
+def test_types_that_are_not_added():
+    problem = RowProblem("", 8, 2, 16, 64, 2, torch.float64)
+    assert "y is of torch.float64; expected torch.bfloat16" in Combine.obstacle(problem)
+    assert Dispatch.obstacle(problem) is None
