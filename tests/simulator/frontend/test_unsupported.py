@@ -135,4 +135,4 @@ def test_unsupported_operations_are_named_with_their_line(name):
         tw.simulate(REFUSED[name](), 1)
     assert error.value.kind == "unsupported"
     assert re.search(name, error.value.report)
-    assert names_line(error.value.report, f"test_unsupported.py:{here}\n")
+    assert names_line(f"{error.value.report}\n", f"test_unsupported.py:{here}\n")
