@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,12 +13,10 @@ from ..core.problem import refused, require_dense, require_like
 from ..core.registry import RegisteredOp, TableRow
 from .combine import combine
 from .dispatch import dispatch
+from .grouped_matmul import grouped_matmul
 from .row_problem import check_tokens
 
 NAME = "expert_mlp"
-_GROUPED = (torch.bfloat16,)
-"""Types that ``grouped_mm`` multiplies on all GPUs of sm_90."""
-_ROW_BYTES = 16
 
 
 class ExpertMlp(RegisteredOp, op=NAME):
@@ -33,25 +30,6 @@ class ExpertMlp(RegisteredOp, op=NAME):
         gradient="of `x`, `topk_weights` and both weights",
         memory="T x H + C x H",
     )
-
-
-def grouped(rows: torch.Tensor, weights: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Multiply the rows of each expert by its weights.
-
-    Rows past the last offset are unspecified. The host reads the offsets, unless ``grouped_mm``
-    supports the tensors.
-
-    Args:
-        rows: (C, K), sorted by expert.
-        weights: (experts, N, K).
-        offsets: (experts,) int32, the end of each expert's rows.
-    """
-    widths = {n * rows.itemsize % _ROW_BYTES for n in weights.shape[1:]}
-    if rows.is_cuda and rows.dtype in _GROUPED and widths == {0}:
-        return functional.grouped_mm(rows, weights.transpose(-2, -1), offs=offsets)
-    ends = [0, *offsets.tolist()]
-    parts = [rows[slice(*ends)] @ w.t() for ends, w in zip(pairwise(ends), weights, strict=True)]
-    return torch.cat([*parts, rows.new_zeros(rows.shape[0] - ends[-1], weights.shape[1])])
 
 
 def _check_weights(x: torch.Tensor, w_gate_up: Any, w_down: Any) -> None:
@@ -83,8 +61,8 @@ def _expert_mlp(
         x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity, group=group,
         transport=transport,
     )  # fmt: skip
-    gate, up = grouped(rows, w_gate_up, offsets).chunk(2, dim=-1)
-    y = grouped(functional.silu(gate) * up, w_down, offsets)
+    gate, up = grouped_matmul(rows, w_gate_up, offsets).chunk(2, dim=-1)
+    y = grouped_matmul(functional.silu(gate) * up, w_down, offsets)
     return combine(y, handle)
 
 

@@ -69,7 +69,7 @@ def apply(layer: Layer, form: str | None, compiled: bool) -> dict[str, bool]:
             transport=layer.transport,
         )  # fmt: skip
 
-    f = torch.compile(f, backend="aot_eager", dynamic=False) if compiled else f
+    f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
     *mine, grad = layer.tensors(of=me)
     mine = [tensor.requires_grad_() for tensor in mine]
     out = f(*mine)

@@ -46,6 +46,12 @@ def test_part_of_the_world(three, form):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+def test_compiled_layers(three, layer):
+    assert_right(three.run(moe_on_ranks.apply, layer, None, True))
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("capacity", [None, 4])
 def test_compiled(three, capacity):
     assert_right(three.run(moe_on_ranks.compiled_exchange, Layer(capacity=capacity, choices=3)))
