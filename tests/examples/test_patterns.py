@@ -155,6 +155,7 @@ def explained(name: str) -> list[tw.Explanation]:
 SYMMETRIC = re.compile(r"^\s*(\w+)(?:: W\.Symmetric| = W\.alloc_symmetric)\(", re.M)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_explain_names_each_symmetric_tensor_and_prints_what_the_page_shows(name):
     tables = explained(name)

@@ -70,6 +70,7 @@ PIPELINED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PIPELINED)
 def test_pipelined_programs_compile_with_delays(name):
     """Waits stay before the loads that they guard, as ``tests/gpu/inferred.py`` runs them."""

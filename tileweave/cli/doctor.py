@@ -19,8 +19,8 @@ from itertools import combinations
 from .. import __version__
 from ..builtins.versions import SUPPORTED, unsupported_torch
 from ..runtime.host.group import from_torchrun
+from ..runtime.host.mesh_report import Mesh, as_dict, find_mesh
 from ..runtime.host.topology import Topology, topology
-from .mesh_report import Mesh, as_dict, find_mesh
 
 PACKAGES = ("torch", "tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-ml-py")
 MISSING = "not installed"

@@ -51,6 +51,7 @@ def test_is_reported(case):
     assert case.lines and set(case.lines) <= lines, (case.lines, fault.report)
 
 
+@pytest.mark.long
 @every_case
 def test_twin_is_clean(case):
     outputs = simulate(case, faulty=False)

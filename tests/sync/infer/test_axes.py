@@ -85,6 +85,7 @@ def test_simulated(name, fold, monkeypatch):
             assert (out[rank]["Y"] == expected).all()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=needs_bulk_copies)])
 def test_compiles(name, arch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_doctor import H200, L4, machine
-from tileweave.cli.mesh_report import Mesh, gather
+from tileweave.runtime.host.mesh_report import Mesh, gather
 from tileweave.runtime.host.topology import Topology
 
 CHECKOUT = Path(__file__).resolve().parents[2]

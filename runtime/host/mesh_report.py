@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..runtime.host.group import Group, from_torchrun
-from ..runtime.host.topology import Topology
+from .group import Group, from_torchrun
+from .topology import Topology
 
 _PATIENCE_S = 60.0
 """Time in which all processes must have started."""
