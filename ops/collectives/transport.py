@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from .collective import Collective
 
 OWN = ("copy_engine", "tma", "ldst")
-TRANSPORTS = ("auto", *OWN, "nccl")
 ENGINES_FROM = 256 << 20
 """Least bytes per rank from which copy engines are the fastest transport, if a collective declares
 ``engines_from_ranks``; at 64 MiB they are not."""
@@ -61,19 +61,41 @@ def chosen(
         TileWeaveError: ``requested`` is no transport, or cannot serve the problem; or the tensors
             are on another rank's GPU.
     """
-    if requested not in TRANSPORTS:
-        raise TileWeaveError(
-            f"{problem.op}: transport={requested!r}; expected {', '.join(map(repr, TRANSPORTS))}"
-        )
-    require_own_device(problem.op, device, group)
+    return first_possible(
+        requested, problem.op, device, group, OWN, fastest(problem),
+        lambda name: obstacle(name, problem, device, group, collective),
+    )  # fmt: skip
+
+
+def first_possible(
+    requested: str, op: str, device: torch.device, group: Group, own: Sequence[str],
+    preferred: Sequence[str], obstacle: Callable[[str], str | None],
+) -> Transport:  # fmt: skip
+    """Return the transport that is asked for; for ``auto`` the first one without an obstacle, or
+    ``nccl``.
+
+    Args:
+        own: transports of the operator's programs.
+        preferred: those of them that ``auto`` tries, in this order.
+        obstacle: returns why a transport of ``own`` cannot serve the call, with what is expected;
+            else None.
+
+    Raises:
+        TileWeaveError: as in ``chosen``.
+    """
+    legal = ("auto", *own, "nccl")
+    if requested not in legal:
+        expected = ", ".join(map(repr, legal))
+        raise TileWeaveError(f"{op}: transport={requested!r}; expected {expected}")
+    require_own_device(op, device, group)
     if requested == "nccl":
         return Transport("nccl", "asked for")
-    for name in fastest(problem) if requested == "auto" else (requested,):
-        reason = obstacle(name, problem, device, group, collective)
+    for name in preferred if requested == "auto" else (requested,):
+        reason = obstacle(name)
         if reason is None:
             return Transport(name, "asked for" if requested == name else "the fastest")
     if requested != "auto":
-        raise TileWeaveError(f"{problem.op}: transport={requested!r}, but {reason}")
+        raise TileWeaveError(f"{op}: transport={requested!r}, but {reason}")
     return Transport("nccl", reason)
 
 

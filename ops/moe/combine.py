@@ -17,7 +17,7 @@ from ..core.registry import TableRow
 from .dispatch import DispatchHandle
 from .kernels.row_exchange import combine_program
 from .nccl_rows import combine_rows as combine_by_nccl
-from .row_exchange import RowExchange, exchange
+from .row_exchange import RowExchange, exchange, gathered
 
 NAME = "combine"
 
@@ -139,7 +139,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
         grad_y = (rows * scale.unsqueeze(-1)).to(y.dtype)
     if needs_weights:
         products = (rows * y).sum(-1)
-        at = _gathered(products, ctx)[place.clamp(min=0)]
+        at = gathered(products, ctx.group, ctx.transport)[place.clamp(min=0)]
         grad_weights = torch.where(place >= 0, at, 0)
     return grad_y, grad_weights, None, None, None, None
 
@@ -151,14 +151,9 @@ def _of_rows(
     times adds its weights."""
     same = place.unsqueeze(-1).eq(place.unsqueeze(-2))
     of_experts = torch.where(same, weights.unsqueeze(-2), 0).sum(-1)
-    at = _gathered(of_experts.flatten(), ctx)[source.clamp(min=0)]
+    everyones = gathered(of_experts.flatten(), ctx.group, ctx.transport)
+    at = everyones[source.clamp(min=0)]
     return torch.where(source >= 0, at, 0)
-
-
-def _gathered(values: torch.Tensor, ctx: Any) -> torch.Tensor:
-    """Return the values of all ranks, in rank order."""
-    by = "nccl" if ctx.transport == "nccl" else "auto"
-    return torch.ops.tileweave.all_gather(values, ctx.group, by)
 
 
 _SCHEMA = "Tensor y, Tensor topk_weights, Tensor source, Tensor place"

@@ -18,7 +18,7 @@ from ..core.registry import TableRow
 from .kernels.row_exchange import dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
 from .routing import is_first_choice, routing_of
-from .row_exchange import RowExchange, chosen, exchange
+from .row_exchange import RowExchange, chosen, exchange, gathered
 from .row_problem import check_tokens, checked
 
 NAME = "dispatch"
@@ -92,8 +92,7 @@ def _dispatch(
     chosen(transport, problem, x.device, ranks, Dispatch.obstacle(problem))
     if not (torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)):
         agree(ranks, problem, transport)
-    by = "nccl" if transport == "nccl" else "auto"
-    all_ids = torch.ops.tileweave.all_gather(topk_ids.contiguous(), group, by)
+    all_ids = gathered(topk_ids.contiguous(), group, transport)
     all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
     routing = routing_of(all_ids, ranks.rank, num_experts, problem.capacity)
     rows = _dispatch_rows(x, routing.source, routing.place, group, transport)

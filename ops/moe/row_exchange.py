@@ -9,24 +9,24 @@ from typing import ClassVar
 import torch
 from tvm import tirx
 
-from ...builtins.errors import TileWeaveError
 from ...runtime.executor.recorded_calls import recorded_calls
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
-from ..collectives.transport import Transport
+from ..collectives.transport import Transport, first_possible
 from ..collectives.vectors import as_declared
 from ..core.cache import prepared
 from ..core.call import Decision, record_fast_path, signature
 from ..core.compiled import CompiledOp
 from ..core.groups import group_of
-from ..core.problem import agree, check_layout, dense, refused, require_apart
+from ..core.problem import agree, check_layout, dense, require_apart
 from ..core.registry import OPERATORS, RegisteredOp
-from ..core.strategy import obstacle_of_ranks, require_own_device
+from ..core.strategy import obstacle_of_ranks
 from .row_problem import RowProblem
 
-TRANSPORTS = ("auto", "ldst", "nccl")
+OWN = ("ldst",)
+"""Transports of the programs."""
 
 
 class RowExchange(CompiledOp, RegisteredOp, ABC):
@@ -98,18 +98,20 @@ def chosen(
         TileWeaveError: ``requested`` is no transport, or cannot serve the problem; or the tensors
             are on another rank's GPU.
     """
-    op = problem.op
-    if requested not in TRANSPORTS:
-        raise refused(op, f"transport={requested!r}", ", ".join(map(repr, TRANSPORTS)))
-    require_own_device(op, device, group)
-    if requested == "nccl":
-        return Transport("nccl", "asked for")
-    reason = obstacle_of_ranks(device, group) or obstacle
-    if reason is None:
-        return Transport("ldst", "asked for" if requested == "ldst" else "the fastest")
-    if requested == "ldst":
-        raise TileWeaveError(f"{op}: transport='ldst', but {reason}")
-    return Transport("nccl", reason)
+    return first_possible(
+        requested, problem.op, device, group, OWN, OWN,
+        lambda _: obstacle_of_ranks(device, group) or obstacle,
+    )  # fmt: skip
+
+
+def gathered(values: torch.Tensor, group: str, transport: str) -> torch.Tensor:
+    """Return the values of all ranks, in rank order.
+
+    Args:
+        transport: of the exchange of rows that needs them.
+    """
+    by = "nccl" if transport == "nccl" else "auto"
+    return torch.ops.tileweave.all_gather(values, group, by)
 
 
 def problem_of(

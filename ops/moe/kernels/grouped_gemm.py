@@ -7,7 +7,8 @@ from typing import Any
 import tilelang.language as T
 
 from ...core.tiles import DEVICE, Tiles
-from ...gemm.kernels.tile_macros import ROWS
+from ...gemm.kernels import tile_macros
+from ...gemm.kernels.tile_macros import ROWS, TileBuffers
 from .expert_tiles import END, EXPERT, ROW, TILES, USED
 
 GROUPED = Tiles(128, 256, 64, stages=4, group_m=16)
@@ -78,40 +79,34 @@ class GroupedConfig:
 
 
 @T.macro
-def accumulate(config, tiles, total, scales, row, n, expert, step):
-    """Add the products of one step of K to ``total``, in fp32.
+def accumulate(config, buffers, scales, row, n, expert, step):
+    """Add the products of one step of K to ``buffers.total``, in fp32.
 
-    Tensor cores of sm_90 accumulate fp8 products in fewer bits than fp32. So CUDA cores add those
-    of each step, multiplied by the scales of the step.
+    CUDA cores multiply the products of a step by its scales, and add them.
     """
-    X_tile, W_tile = tiles
     scale_x, scale_w = scales
-    if config.scaled:
+    if config.scales == "block":
+        total = buffers.total
         product = T.alloc_fragment(total.shape, "float32")
-        if config.scales == "block":
-            factor = T.alloc_fragment((total.shape[0],), "float32")
-            for i in T.Parallel(total.shape[0]):
-                factor[i] = scale_x[row + i, step] * scale_w[expert, n // SCALED, step]
-        T.gemm(X_tile, W_tile, product, transpose_B=True, policy=ROWS, clear_accum=True)
+        factor = T.alloc_fragment((total.shape[0],), "float32")
+        for i in T.Parallel(total.shape[0]):
+            factor[i] = scale_x[row + i, step] * scale_w[expert, n // SCALED, step]
+        T.gemm(buffers.A, buffers.B, product, transpose_B=True, policy=ROWS, clear_accum=True)
         for i, j in T.Parallel(*total.shape):
-            if config.scales == "block":
-                total[i, j] += product[i, j] * factor[i]
-            else:
-                total[i, j] += product[i, j]
+            total[i, j] += product[i, j] * factor[i]
     else:
-        T.gemm(X_tile, W_tile, total, transpose_B=config.transposed, policy=ROWS)
+        tile_macros.accumulate(config, buffers)
 
 
 @T.macro
-def store(total, Y_tile, Y, row, end, n):
+def store(buffers, Y, row, end, n):
     """Store a tile of the result: by TMA if all of its rows are of one expert."""
-    rows, columns, width = *total.shape, Y_tile.shape[1]
+    total = buffers.total
+    rows, columns = total.shape
     if row + rows <= end:
-        for left in T.unroll(0, columns, width):
-            T.copy(total[:, left : left + width], Y_tile)
-            T.copy(Y_tile, Y[row, n + left])
+        tile_macros.store(buffers, (Y, (row,), n))
     else:
-        # Through Y_tile, TileLang would insert a barrier of all warps in each wave.
+        # Through shared memory, TileLang would insert a barrier of all warps in each wave.
         for i, j in T.Parallel(rows, columns):
             if row + i < end and n + j < Y.shape[1]:
                 Y[row + i, n + j] = total[i, j]
@@ -144,6 +139,7 @@ def grouped_gemm(config: GroupedConfig) -> Any:
             W_tile = T.alloc_shared(config.w_tile, dtype)
             Y_tile = T.alloc_shared((tiles.M, tiles.width), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+            buffers = TileBuffers(X_tile, W_tile, Y_tile, total)
             # The extent reads memory itself: see "variables before an outer loop" in
             # docs/guides/tilelang-traps.md.
             for wave in T.serial(T.ceildiv(counts[TILES] * columns - block, blocks)):
@@ -165,12 +161,11 @@ def grouped_gemm(config: GroupedConfig) -> Any:
                     k = step * tiles.K
                     T.copy(X[row, k], X_tile)
                     T.copy(W[expert, n, k] if transposed else W[expert, k, n], W_tile)
-                    buffers, scales = (X_tile, W_tile), (scale_x, scale_w)
-                    accumulate(config, buffers, total, scales, row, n, expert, step)
+                    accumulate(config, buffers, (scale_x, scale_w), row, n, expert, step)
                 if config.scales == "tensor":
                     for i, j in T.Parallel(tiles.M, tiles.N):
                         total[i, j] *= scale_x[0] * scale_w[expert]
-                store(total, Y_tile, Y, row, end, n)
+                store(buffers, Y, row, end, n)
             for i in T.serial(T.ceildiv(rows - counts[USED] - block, blocks)):
                 for j in T.Parallel(N):
                     Y[counts[USED] + i * blocks + block, j] = 0

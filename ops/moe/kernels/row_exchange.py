@@ -87,6 +87,25 @@ def publish(x, rows, registers, block, chunk):
     T.copy(registers, rows[W.rank(), block * chunk, 0])
 
 
+@T.macro
+def pull(layout, rows, owner, number, row):
+    """Load row ``number`` of a rank into registers."""
+    # The bound hides that rows begin at multiples of their length: the whole axis counts as read,
+    # and has one counter instead of one a row.
+    first = T.min(number * layout.vectors, rows.shape[1] - 1)
+    for i, j in T.Parallel(layout.padded, layout.width):
+        if i < layout.vectors:
+            row[i, j] = rows[owner, first + i, j]
+
+
+@T.macro
+def put(layout, row, out, number):
+    """Store registers in row ``number`` of the result."""
+    for i, j in T.Parallel(layout.padded, layout.width):
+        if i < layout.vectors:
+            out[number * layout.vectors + i, j] = row[i, j]
+
+
 def dispatch_program(tokens: int, choices: int, capacity: int, layout: RowLayout):
     """Return the program that pulls x of the tokens in ``source``; other rows become zero.
 
@@ -121,15 +140,8 @@ def dispatch_program(tokens: int, choices: int, capacity: int, layout: RowLayout
                         if number >= 0:
                             owner = number // (tokens * choices)
                             token = number % (tokens * choices) // choices
-                            # The bound hides that rows begin at multiples of their length: the
-                            # whole axis counts as read, and has one counter instead of one a row.
-                            first = T.min(token * vectors, tokens * vectors - 1)
-                            for i, j in T.Parallel(padded, width):
-                                if i < vectors:
-                                    row[i, j] = rows[owner, first + i, j]
-                        for i, j in T.Parallel(padded, width):
-                            if i < vectors:
-                                out[slot * vectors + i, j] = row[i, j]
+                            pull(layout, rows, owner, token, row)
+                        put(layout, row, out, slot)
 
     return dispatch
 
@@ -171,16 +183,10 @@ def combine_program(tokens: int, choices: int, capacity: int, layout: RowLayout)
                             number, weight = place[token, choice], weights[token, choice]
                             if number >= 0:
                                 owner = number // capacity
-                                # See ``dispatch``.
-                                first = T.min(number % capacity * vectors, capacity * vectors - 1)
-                                for i, j in T.Parallel(padded, width):
-                                    if i < vectors:
-                                        row[i, j] = rows[owner, first + i, j]
+                                pull(layout, rows, owner, number % capacity, row)
                                 for i, j in T.Parallel(padded, width):
                                     if i < vectors:
                                         total[i, j] += weight * row[i, j]
-                        for i, j in T.Parallel(padded, width):
-                            if i < vectors:
-                                out[token * vectors + i, j] = total[i, j]
+                        put(layout, total, out, token)
 
     return combine
