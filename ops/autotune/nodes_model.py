@@ -24,7 +24,7 @@ from ..core.across_nodes import Mesh
 from ..core.collective_problem import CollectiveProblem
 from ..core.epilogue import Epilogue
 from ..core.operator import Operator
-from ..core.problem import Problem
+from ..core.problem import Problem, refused
 from ..core.registry import OPERATORS
 
 
@@ -151,8 +151,15 @@ def predict(
         the last.
 
     Raises:
-        TileWeaveError: attention on several nodes does not support the problem.
+        TileWeaveError: ``nodes`` is not legal, or attention on several nodes does not support the
+            problem.
     """
+    if type(nodes) is not int or nodes < 2 or problem.ranks % nodes:
+        raise refused(
+            "predict",
+            f"nodes={nodes!r}",
+            f"an integer from 2 on that divides {problem.ranks} ranks",
+        )
     rates = rates or Rates()
     is_uneven = isinstance(problem, AttentionProblem) and problem.causal
     predictions = []

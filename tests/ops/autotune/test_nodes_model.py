@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.autotune.nodes_model import Prediction, Rates, predict
 from tileweave.ops.collectives.collective import Collective, checked
@@ -108,3 +109,10 @@ def test_zigzag_is_the_least_work():
         predict(problem_of(name, 8), 8, rates).total for name in ("zigzag", "causal", "full")
     )
     assert [zigzag / full, contiguous / full] == pytest.approx([4 / 8, 7.5 / 8], rel=1e-3)
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 2.0])
+def test_numbers_of_nodes_that_are_refused(nodes):
+    expected = rf"predict: nodes={nodes}; expected an integer from 2 on that divides 8 ranks"
+    with pytest.raises(TileWeaveError, match=expected):
+        predict(problem_of("all_reduce", 2), nodes)
