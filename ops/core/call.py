@@ -204,7 +204,7 @@ def compute(
     """Return the result of a GEMM, in ``out`` if given. Collective for each new problem.
 
     Args:
-        out, group, asked: as in ``call``.
+        out, group, requested: as in ``call``.
         epilogue: fields of an ``Epilogue``.
     """
     *tensors, out_dtype = epilogue
