@@ -10,7 +10,6 @@ import torch
 from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import Group
 from ..core.collective_problem import CollectiveProblem
-from ..core.registry import OPERATORS
 from ..core.strategy import Reasoned, obstacle_of_ranks, require_own_device
 
 if TYPE_CHECKING:
@@ -37,10 +36,10 @@ class Transport(Reasoned):
     """
 
 
-def fastest(problem: CollectiveProblem) -> tuple[str, ...]:
+def fastest(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
     H200 (benchmarks/LOG.md). The last one serves every problem that any of them serves."""
-    min_ranks = OPERATORS[problem.op].engines_from_ranks
+    min_ranks = collective.engines_from_ranks
     engines = min_ranks and problem.ranks >= min_ranks and problem.nbytes >= ENGINES_FROM
     return ("copy_engine", "ldst") if engines else ("ldst",)
 
@@ -62,7 +61,7 @@ def chosen(
             are on another rank's GPU.
     """
     return first_possible(
-        requested, problem.op, device, group, OWN, fastest(problem),
+        requested, problem.op, device, group, OWN, fastest(problem, collective),
         lambda name: obstacle(name, problem, device, group, collective),
     )  # fmt: skip
 

@@ -17,11 +17,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tileweave import ops
 from tileweave.ops.attention.ulysses import exchanges_of, problem_of
+from tileweave.ops.collectives.all_to_all import AllToAll
 from tileweave.ops.collectives.collective import checked
 from tileweave.ops.collectives.transport import fastest
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -133,9 +133,7 @@ def compile_all(transports: list[str]) -> None:
             grad = torch.empty(problem.result, dtype=case.dtype, device="meta")
             results += [problem, checked(problem.op, grad, None, ranks, problem.options[::-1])]
     compile_ahead(
-        OPERATORS[problem.op].steps(
-            problem, fastest(problem)[0] if transport == "auto" else transport
-        )
+        AllToAll.steps(problem, fastest(problem, AllToAll)[0] if transport == "auto" else transport)
         for problem in dict.fromkeys(results)
         for transport in transports
         if transport != "nccl"

@@ -203,9 +203,10 @@ axis has blocks; more than 32 bits can count."""
 def test_any_shape_compiles(op, axes, shape, dtype):
     """With the choice of ``auto``, and with copy engines."""
     problem = checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, axes)
-    programs = [OPERATORS[op].steps(problem, fastest(problem)[-1])]
-    if OPERATORS[op].obstacle(problem, "copy_engine") is None:
-        programs += OPERATORS[op].steps(problem, "copy_engine").kernels(2)
+    collective = OPERATORS[op]
+    programs = [collective.steps(problem, fastest(problem, collective)[-1])]
+    if collective.obstacle(problem, "copy_engine") is None:
+        programs += collective.steps(problem, "copy_engine").kernels(2)
     for program in programs:
         assert not re.search(r"blockIdx\.[yz]", tw.emit(program, world_size=2))
 
