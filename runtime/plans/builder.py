@@ -176,7 +176,7 @@ class PlanBuilder(StepList):
         """
         op, sizes = "collective", {"nodes": self.nodes, "ranks": self.world_size}
         for what, value, legal in (("name", name, COLLECTIVES), ("across", across, sizes)):
-            if value not in legal:
+            if value not in tuple(legal):
                 raise self._refused(op, f"{what}={value!r}", " or ".join(map(repr, legal)))
         for side, region in (("dst", dst), ("src", src)):
             self._require_own_memory(op, side, region)

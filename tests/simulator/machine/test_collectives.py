@@ -351,7 +351,7 @@ def test_all_interleavings():
 
 def test_refused_meshes():
     plan = plan_of(gather)
-    with pytest.raises(tw.TileWeaveError, match=r"expected a tw\.mesh_plan, or a tw\.plan on two axes"):
+    with pytest.raises(tw.TileWeaveError, match=r"expected a tw\.mesh_plan, or a tw\.plan on two"):
         tw.simulate(plan, {"node": 2})
 
     @tw.mesh_plan
