@@ -5,6 +5,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.gpu.collective_steps import sums_over_nodes
 from tests.simulator.machine.checks import line_of
 from tileweave import language as W
 from tileweave.runtime.trace.trace import Trace
@@ -151,6 +152,20 @@ def test_a_mesh_plan_calls_it():
     for rank, out in enumerate(tw.simulate(step, MESH, inputs(), schedules=5)):
         assert (out["again"] == [[101], [1010]]).all(), rank
         assert (out["end"] == 1111).all()
+
+
+def test_the_plan_of_the_gpu_program():
+    """Collectives beside copies and waits that the compiler orders."""
+    plan = sums_over_nodes(NODES, LOCAL, 2, 128)
+    rng = np.random.default_rng(0)
+    given = [{"x": rng.integers(0, 1000, (2, 128)).astype(np.int32)} for _ in range(4)]
+    every = [i["x"] for i in given]
+    for rank, out in enumerate(tw.simulate(plan, MESH, given, schedules=5)):
+        first = rank - rank % LOCAL
+        assert (out["parts"] == every[first : first + LOCAL]).all()
+        assert (out["pieces"] == [every[rank % LOCAL], every[rank % LOCAL + LOCAL]]).all()
+        assert (out["total"] == sum(every)).all()
+        assert (out["own_sums"] == NODES * every[rank]).all()
 
 
 def test_a_source_may_be_overwritten_after_the_collective():
