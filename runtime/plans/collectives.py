@@ -23,7 +23,7 @@ class CollectiveKind:
 
     @property
     def sums(self) -> bool:
-        """Whether the destination is a sum over ranks."""
+        """True if the destination is a sum over ranks."""
         return not self.gathers
 
     def shape(self, dst: Shape, src: Shape, members: int) -> Shape:

@@ -449,12 +449,13 @@ def refuse_collectives(traces: Sequence[Sequence[Step]]) -> None:
     """Refuse collectives of symmetric memory in a call that has inferred synchronization, which
     orders only copies and kernels."""
     for step in (s for s in itertools.chain(*traces) if isinstance(s, Collective)):
+        line = f"\n --> {step.loc}"
         for region in (step.dst, step.src):
             if region.parameter.symmetric:
                 raise TileWeaveError(
                     f"{step.title} accesses {region}, which is symmetric, in a plan whose copies "
-                    "wait by inferred flags; expected a T.Tensor, or explicit flags and waits"
-                    f"\n --> {step.loc}"
+                    "wait by inferred flags; expected a T.Tensor, or explicit flags and "
+                    f"waits{line}"
                 )
 
 

@@ -5,7 +5,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.gpu.collective_steps import sums_over_nodes
+from tests.plan_on_nodes import sums_over_nodes
 from tests.simulator.machine.checks import line_of
 from tileweave import language as W
 from tileweave.runtime.trace.trace import Trace

@@ -1,16 +1,11 @@
 """A plan with collectives of NCCL between nodes, beside copies and a kernel within the node.
 
-    torchrun --nproc-per-node=4 tests/gpu/collective_steps.py [CHECK ...] [--local-world-size 2]
-
-One machine's GPUs are taken for nodes of ``--local-world-size`` GPUs, by default two nodes, or one
-if the number of ranks is odd. Ranks may share GPUs in time slices: with fewer GPUs than nodes the
-nodes use gloo, and a CUDA graph must be refused.
+tests/gpu/two_levels.py runs it on GPUs, the tests of the simulator on CPUs.
 """
 
-import os
-import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import tilelang.language as T
@@ -20,11 +15,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import tileweave as tw
 from tileweave import language as W
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from tests.gpu.two_levels import mesh_of
-from tests.on_gpus import parser_of
 from tileweave.runtime.host.collectives import uses_gloo
 from tileweave.runtime.trace.chrome import read
 
@@ -164,8 +154,9 @@ def check_host(sums: Sums) -> str:
     return ""
 
 
-def check_graph(sums: Sums) -> str:
+def graph_fault(mesh: DeviceMesh) -> str:
     """A captured call, replayed with other inputs; gloo is refused before anything is captured."""
+    sums = Sums(mesh)
     sums.refill(0)
     sums()
     torch.cuda.synchronize()
@@ -211,31 +202,10 @@ def check_trace(sums: Sums) -> str:
     return ""
 
 
-CHECKS = {"values": check_values, "host": check_host, "graph": check_graph, "trace": check_trace}
-
-
-def main() -> int:
-    parser = parser_of(__doc__, CHECKS)
-    parser.add_argument("--local-world-size", type=int)
-    options = parser.parse_args()
-    ranks = int(os.environ["WORLD_SIZE"])
-    local = options.local_world_size or (ranks // 2 if ranks % 2 == 0 else ranks)
-    mesh = mesh_of((ranks // local, local))
-    tw.init(mesh.get_group("local"), heap_bytes=64 << 20)
-    sums, failed = Sums(mesh), 0
-    for name in options.checks or CHECKS:
-        if name == "host" and nodes_use_gloo(mesh):
-            print(f"rank {dist.get_rank()}: {name}: not run: gloo\n", end="", flush=True)
-            continue
-        fault = CHECKS[name](sums)
-        torch.cuda.synchronize()
-        dist.barrier()
-        failed += bool(fault)
-        print(f"rank {dist.get_rank()}: {name}: {fault or 'right'}\n", end="", flush=True)
-    tw.finalize()
-    dist.destroy_process_group()
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def faults(mesh: DeviceMesh) -> Iterator[str]:
+    """Yield the fault of each check that runs without a graph, or ""."""
+    sums = Sums(mesh)
+    yield check_values(sums)
+    yield check_trace(sums)
+    if not nodes_use_gloo(mesh):
+        yield check_host(sums)
