@@ -53,6 +53,12 @@ class Communicator:
         """Return the number of the collective that a rank runs now or next."""
         return self.ended.get(rank, 0)
 
+    def end(self, rank: int, number: int) -> None:
+        """Note that a collective has ended on a rank; forget it if it has ended on all."""
+        self.ended[rank] = number + 1
+        if all(self.turn_of(other) > number for other in self.group.ranks):
+            del self.meetings[number]
+
     def missing(self, number: int) -> list[int]:
         """Return the ranks that have not begun a collective."""
         return [rank for rank in self.group.ranks if rank not in self.meetings[number].parts]
@@ -63,8 +69,9 @@ class Collective(ByStream):
     """Collective of one rank: it begins, waits until all ranks of the group have begun, and writes
     the result.
 
-    The source is read at the begin: a rank may overwrite its own source after its own end, before
-    that of others.
+    NCCL may read the source and write the destination at any time from the begin to the end, so
+    both are accessed at both points. Other ranks end at other times: the collective orders what
+    follows it on one rank after the begin of the others, not after their end.
     """
 
     step: CollectiveStep
@@ -88,14 +95,14 @@ class Collective(ByStream):
         assert meeting.clock is not None
         order.join((0,), meeting.clock)
         yield None
+        self.src.read(self.step.src.key, self._access(order))
         values, poison = self._result(meeting)
         self.dst.write(self.step.dst.key, values, self._access(order), poison)
-        communicator.ended[self._rank] = self.sequence + 1
+        communicator.end(self._rank, self.sequence)
         machine.note_sync(self._turn(self.sequence + 1), True, 0)
-        machine.memory.version += 1
 
     def _begin(self, machine: Machine, communicator: Communicator, order: BlockOrder) -> Meeting:
-        """Publish the source, and all that happens before."""
+        """Publish the source, and all that happens before. The destination keeps its values."""
         meeting = communicator.meetings.setdefault(self.sequence, Meeting())
         for other in list(meeting.works.values())[:1]:
             self._require_equal(other)
@@ -106,11 +113,13 @@ class Collective(ByStream):
                 f"{self.title} in {self.doer} in launch {self.epoch} "
                 f"reads {self.step.src}, which is partly uninitialized --> {self.loc}",
             )
-        meeting.parts[self._rank] = np.array(values), None if poison is None else np.array(poison)
+        meeting.parts[self._rank] = _copied(values, poison)
+        key = self.step.dst.key
+        values, poison = _copied(*self.dst.contents(key))
+        self.dst.write(key, values, self._access(order), poison)
         meeting.works[self._rank] = self
         meeting.clock = order.published((0,), SYS, meeting.clock)
         machine.note_sync(self._arrivals, True, 0)
-        machine.memory.version += 1
         return meeting
 
     def _wait_for_turn(self, machine: Machine, communicator: Communicator) -> Iterator[Any]:
@@ -180,3 +189,7 @@ class Collective(ByStream):
             return data, None
         masks = [np.zeros(v.shape, np.bool_) if p is None else p for v, p in parts]
         return data, np.stack(masks) if gathers else reduce(np.logical_or, masks)
+
+
+def _copied(values: Any, poison: Any) -> tuple[np.ndarray, Any]:
+    return np.array(values), None if poison is None else np.array(poison)

@@ -14,6 +14,7 @@ from tileweave.simulator.inputs.inputs import checked_inputs
 from tileweave.simulator.machine.mesh import MeshExecutable
 from tileweave.simulator.report.timeline import Recorder
 
+UNREAD = pytest.mark.filterwarnings("ignore:.*never waited for:tileweave.SimulationWarning")
 NODES, LOCAL, N = 2, 2, 32
 MESH = {"node": NODES, "local": LOCAL}
 
@@ -154,6 +155,29 @@ def test_a_mesh_plan_calls_it():
         assert (out["end"] == 1111).all()
 
 
+@UNREAD
+def test_it_orders_what_all_ranks_did_before():
+    """A rank reads what its neighbor has copied to it before the collective of both."""
+
+    @tw.plan
+    def plan(
+        p: tw.PlanBuilder,
+        x: T.Tensor((N,), "float32"),
+        inbox: W.Symmetric((N,), "float32"),
+        flag: W.Symmetric((1,), "uint32"),
+        word: T.Tensor((1,), "int32"),
+        out: T.Tensor((N,), "float32"),
+    ):
+        p.write_value(flag[p.rank, 0], 1)  # the plan synchronizes explicitly
+        p.copy(inbox[1 - p.rank], x)
+        p.collective("all_reduce", word, word, across="ranks")
+        p.copy(out, inbox[p.rank])
+
+    given = [i | {"word": np.ones(1, "int32")} for i in inputs()]
+    for rank, out in enumerate(tw.simulate(plan, MESH, given, schedules=10, epochs=1)):
+        assert (out["out"] == 10.0 ** (rank ^ 1)).all() and out["word"] == [LOCAL]
+
+
 def test_the_plan_of_the_gpu_program():
     """Collectives beside copies and waits that the compiler orders."""
     plan = sums_over_nodes(NODES, LOCAL, 2, 128)
@@ -194,6 +218,44 @@ def no_wait_before_the_collective(p, x, pieces, out):
 def source_overwritten_beside_it(p, x, pieces, out):
     p.collective("all_gather", pieces, out, stream="nodes")
     p.launch(double, x, out)
+
+
+def overwrite_the_source_of_a_peer(p, x, inbox, pieces):
+    p.collective("all_gather", pieces[p.rank], inbox[p.rank], across="ranks")
+    if p.rank == 1:
+        p.copy(inbox[0], x)
+
+
+def read_the_result_of_a_peer(p, x, inbox, pieces):
+    if p.rank == 1:
+        p.copy(x, pieces[0, 2])
+    p.collective("all_gather", pieces[p.rank], inbox[p.rank], across="ranks")
+
+
+@pytest.mark.parametrize(
+    ("steps", "tensor"),
+    [(overwrite_the_source_of_a_peer, "inbox[0"), (read_the_result_of_a_peer, "pieces[0")],
+)
+def test_other_ranks_begin_and_end_at_other_times(steps, tensor):
+    """What rank 1 has received, rank 0 may still send to rank 2."""
+
+    @tw.plan
+    def plan(
+        p: tw.PlanBuilder,
+        x: T.Tensor((N,), "float32"),
+        inbox: W.Symmetric((N,), "float32"),
+        flag: W.Symmetric((1,), "uint32"),
+        pieces: W.Symmetric((3, N), "float32"),
+    ):
+        p.write_value(flag[p.rank, 0], 1)  # the plan synchronizes explicitly
+        steps(p, x, inbox, pieces)
+
+    zeros = {"inbox": np.zeros(N, "float32"), "pieces": np.zeros((3, N), "float32")}
+    with pytest.raises(tw.SimulationError) as error:
+        tw.simulate(plan, 3, [i | zeros for i in inputs()[:3]], schedules=30, epochs=1)
+    assert error.value.kind == "race" and tensor in error.value.report
+    assert "p.collective of all_gather" in error.value.report
+    assert "p.copy" in error.value.report
 
 
 @pytest.mark.parametrize(
