@@ -1,4 +1,4 @@
-"""Operators on several nodes: fused kernels and P2P in a node, NCCL between nodes.
+"""Operators and a plan on several nodes: fused kernels and P2P in a node, NCCL between nodes.
 
     torchrun --nproc-per-node=4 tests/gpu/two_levels.py [CHECK ...] [--local-world-size 2]
 
