@@ -34,5 +34,5 @@ def enqueue(
     if uses_gloo(group, dst.device):
         run_by_gloo(collective, tensors, group)
     else:
-        # Without async_op torch may order NCCL's kernel only with its own stream.
+        # NCCL's own stream runs it in all releases of torch, and the current stream waits.
         collective(*tensors, group=group, async_op=True).wait()
