@@ -78,7 +78,8 @@ def simulate(
     fault even if all values are right.
 
     Args:
-        program: a ``@T.prim_func``, a ``@tw.plan`` or, on a mesh, a ``@tw.mesh_plan``.
+        program: a ``@T.prim_func`` or a ``@tw.plan``; on a mesh, a ``@tw.mesh_plan``, or a
+            ``@tw.plan`` on two axes, nodes and ranks of a node.
         world_size: number of ranks; or the axes of a mesh with their sizes, such as
             ``{"cp": 2, "tp": 2}``. The ranks of a mesh are numbered along its last axis first.
         inputs: one dict per rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8).

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
-from ...runtime.host.group import LOOK_EVERY_S, Group
+from ...runtime.host.collectives import (
+    all_gather_single,
+    reduce_scatter_single,
+    run_by_gloo,
+    uses_gloo,
+)
+from ...runtime.host.group import Group
 from .problem import packed, require_same_call
-
-# Renamed in torch 2.13; the old names warn there.
-_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-_RELEASE_S = 1.0
-"""Limit in seconds of the wait for gloo's thread: another thread may hold a reference of its
-own."""
-_RELEASE_POLL_S = 2e-5
 
 
 def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
@@ -40,7 +34,7 @@ def all_gather_into(share: torch.Tensor, rows: torch.Tensor, group: Group) -> No
         rows.copy_(share)
     else:
         rows, share = _bytes(rows), _bytes(share)
-        _complete(_gather, [rows, share], group)
+        _complete(all_gather_single, [rows, share], group)
 
 
 def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
@@ -48,7 +42,7 @@ def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:
     if group.process_group is None:
         out.copy_(rows)
     else:
-        _complete(_reduce, [out, rows], group)
+        _complete(reduce_scatter_single, [out, rows], group)
 
 
 def all_reduce(tensor: torch.Tensor, group: Group) -> None:
@@ -111,42 +105,14 @@ def _complete(
 ) -> None:
     """Run a collective to its end.
 
-    gloo's thread needs Python's lock to release the tensors, and does so after it has reported that
-    the collective is complete. In an interpreter that ends at that moment the thread cannot get the
-    lock: it is unwound inside a destructor, and C++ aborts the process ("terminate called without
-    an active exception"). So this waits until gloo has released them.
-
     Raises:
         TileWeaveError: the ranks make different calls; gloo would wait until its timeout.
     """
     ranks = cast("dist.ProcessGroup", group.process_group)
-    if ranks._get_backend(tensors[0].device).name() != "gloo":
+    if uses_gloo(ranks, tensors[0].device):
+        run_by_gloo(collective, tensors, ranks, partial(require_same_call, group))
+    else:
         collective(*tensors, group=ranks)
-        return
-    before = _references(tensors)
-    work = collective(*tensors, group=ranks, async_op=True)
-    while not _is_over(work):
-        require_same_call(group)
-    del work
-    deadline = time.monotonic() + _RELEASE_S
-    while _references(tensors) > before and time.monotonic() < deadline:
-        time.sleep(_RELEASE_POLL_S)
-
-
-def _is_over(work: dist.Work) -> bool:
-    """Wait for ``LOOK_EVERY_S`` or until gloo's work is over; raise what it raises."""
-    try:
-        work.wait(timedelta(seconds=LOOK_EVERY_S))
-    except RuntimeError:
-        if work.is_completed():
-            raise
-        return False
-    return True
-
-
-def _references(tensors: Sequence[torch.Tensor]) -> int:
-    """Return the number of references from C++ and from Python."""
-    return sum(tensor._use_count() + sys.getrefcount(tensor) for tensor in tensors)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

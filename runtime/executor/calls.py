@@ -9,12 +9,14 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.sizes import named
 from ..compiler import compile
+from ..host.collectives import uses_gloo
 from ..host.group_argument import process_group_of
 from ..host.heap import SymmetricTensor
 from ..host.session import Session, current
@@ -22,7 +24,7 @@ from ..host.tracer import tracer_of
 from ..kernel.dynamic import DynamicKernel, Turns
 from ..kernel.kernel import Kernel, capturing, recorded
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
-from ..plans.steps import Launch
+from ..plans.steps import Collective, Launch, Step
 from ..plans.sync_push import ENTRY_STREAM, implicit_name
 from ..plans.traced_plan import TracedPlan
 from .enqueue import enqueuer
@@ -36,12 +38,15 @@ _FIRST = -1
 class Calls:
     """Calls of one plan by one group, with the kernels, side streams and events that they share."""
 
-    def __init__(self, plan: TracedPlan, group: Any = None) -> None:
+    def __init__(
+        self, plan: TracedPlan, group: Any = None, nodes: dist.ProcessGroup | None = None
+    ) -> None:
         """
         Args:
             group: ranks that call it; see ``tw.init``.
+            nodes: ranks with this rank's index in their nodes; None on one node.
         """
-        self.plan, self._group = plan, process_group_of(group)
+        self.plan, self._group, self._nodes = plan, process_group_of(group), nodes
         self._dynamic = bool(dynamic_extents(plan.parameters))
         self._preparing = threading.RLock()  # one thread compiles for all
         self._session: Session | None = None
@@ -53,6 +58,8 @@ class Calls:
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._thread = _Thread()
         self._turns = Turns(session)
+        self._connected: set[str] = set()
+        """Axes across which collectives have been enqueued outside of CUDA graphs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         call, tensors, addresses = self.recorded_call(args, kwargs)
@@ -147,6 +154,7 @@ class Calls:
             self._kernel(step)
         rank, recorded = session.group.rank, capturing()
         steps = self.plan.trace(rank, ranks, shapes, scalars, recorded=recorded)
+        groups = self._process_groups(steps, session, recorded)
         launches = [s for s in steps if isinstance(s, Launch)]
         kernels = {id(s): self._kernel(s) for s in launches}
         implicit: dict[str, torch.Tensor] = {}
@@ -160,13 +168,39 @@ class Calls:
         streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
         tracer = tracer_of(session)
         operations = Operations(
-            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller), tracer
+            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller), tracer, groups
         ).of(steps, kernels)  # fmt: skip
         native = None
         if has_driver(session.group.device) and tracer is None:
             native = enqueuer(operations, list(tensors.values()))
         distinct = {id(kernel): kernel for kernel in kernels.values()}
         return RecordedCall(session, (caller, recorded), operations, distinct.values(), native)
+
+    def _process_groups(
+        self, steps: Iterable[Step], session: Session, recorded: bool
+    ) -> dict[str, dist.ProcessGroup | None]:
+        """Return the process group of each axis across which ``steps`` make collectives.
+
+        Raises:
+            TileWeaveError: a CUDA graph records the steps, and cannot record a collective.
+        """
+        groups = {"nodes": self._nodes, "ranks": session.group.process_group}
+        for step in (s for s in steps if isinstance(s, Collective)):
+            group = groups[step.across]
+            if group is None or step.members == 1:
+                continue
+            if recorded and uses_gloo(group, session.group.device):
+                raise self._refused(
+                    f"a CUDA graph cannot record {step.title}, which gloo makes",
+                    f"NCCL, or the call outside of the graph\n --> {step.loc}",
+                )
+            if recorded and step.across not in self._connected:
+                raise self._refused(
+                    f"NCCL has not connected the {step.across} for {step.title} yet",
+                    f"one call of the plan before it is captured in a CUDA graph\n --> {step.loc}",
+                )
+            self._connected.add(step.across)
+        return groups
 
     def free(self) -> None:
         """See ``Plan.free``."""

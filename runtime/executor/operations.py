@@ -10,16 +10,34 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
+from ...builtins.errors import TileWeaveError
 from ..host.driver import driver, function
 from ..host.tracer import TracedStep, Tracer
 from ..kernel.kernel import Kernel
 from ..plans.regions import Region, Rows
-from ..plans.steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
+from ..plans.steps import (
+    Collective,
+    Copy,
+    CopyValue,
+    Launch,
+    Step,
+    WaitStream,
+    WaitValue,
+    WriteValue,
+)
+from .collectives import enqueue
 
 _WAIT, _WRITE = 1, 2
 """CU_STREAM_MEM_OP_WAIT_VALUE_32 and CU_STREAM_MEM_OP_WRITE_VALUE_32. Without flags, the wait ends
 when word - value is not negative as a signed integer, and a fence precedes the write."""
+
+_TRACED: dict[type[Step], Any] = {
+    Copy: "copy", CopyValue: "write", WriteValue: "write", WaitValue: "wait",
+    Collective: "collective",
+}  # fmt: skip
+"""Kind of each step in a trace."""
 
 Action = Callable[[Sequence[torch.Tensor], Sequence[int]], Any]
 """Function that enqueues an operation of a call, given its tensors and their addresses."""
@@ -133,14 +151,39 @@ class KernelLaunch(NamedTuple):
                 concrete[i] = tensors[index]
             launch(*concrete)
 
-        def in_own_stream(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            torch.cuda.set_stream(self.stream)
-            try:
-                in_callers_stream(tensors, addresses)
-            finally:
-                torch.cuda.set_stream(self.caller)
+        return _in_stream(self.stream, self.caller, in_callers_stream)
 
-        return in_callers_stream if self.stream is self.caller else in_own_stream
+
+class CollectiveCall(NamedTuple):
+    """Collective of ``torch.distributed`` on parts of two tensors of a call.
+
+    Attributes:
+        dst, src: index of the tensor, and index of the part in it.
+        group: None for this process alone.
+    """
+
+    stream: torch.cuda.Stream
+    caller: torch.cuda.Stream
+    step: Collective
+    dst: tuple[int, tuple]
+    src: tuple[int, tuple]
+    group: dist.ProcessGroup | None
+    name = "collective"
+
+    def action(self) -> Action:
+        """Return the function that enqueues it."""
+        step, (dst, dst_key), (src, src_key) = self.step, self.dst, self.src
+
+        def run(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
+            try:
+                enqueue(step.kind, tensors[dst][dst_key], tensors[src][src_key], self.group)
+            except RuntimeError as error:
+                raise TileWeaveError(
+                    f"{step.title} across {step.across}: {' '.join(str(error).split())}; expected "
+                    f"the same calls on all {step.members} {step.across}\n --> {step.loc}"
+                ) from error
+
+        return _in_stream(self.stream, self.caller, run)
 
 
 class TimedStep(NamedTuple):
@@ -150,8 +193,8 @@ class TimedStep(NamedTuple):
         place: of the word, or of the end of a copy that ``tracer`` describes.
     """
 
-    operation: DriverCall | StreamMemOps | RowsCopy
-    step: Copy | CopyValue | WriteValue | WaitValue
+    operation: DriverCall | StreamMemOps | RowsCopy | CollectiveCall
+    step: Copy | CopyValue | WriteValue | WaitValue | Collective
     stream: torch.cuda.Stream
     place: int | Place
     nbytes: int
@@ -161,14 +204,10 @@ class TimedStep(NamedTuple):
     def name(self) -> str:
         return self.operation.name
 
-    def arguments(self, addresses: Sequence[int]) -> tuple[Any, ...]:
-        """Return the arguments of a call whose tensors are at ``addresses``."""
-        return self.operation.arguments(addresses)
-
     def action(self) -> Action:
         """Return the function that enqueues it and lets the tracer record it."""
         enqueue, step = self.operation.action(), self.step
-        kind = {WriteValue: "write", CopyValue: "write", WaitValue: "wait"}.get(type(step), "copy")
+        kind = _TRACED[type(step)]
         region = step.flag if isinstance(step, WaitValue) else step.dst
         value = getattr(step, "value", None)
 
@@ -182,7 +221,7 @@ class TimedStep(NamedTuple):
             address = _address(self.place, addresses)
             self.tracer.steps.append(
                 TracedStep(
-                    kind, step.op, step.loc, stream, region.parameter.name, address, value,
+                    kind, step.title, step.loc, stream, region.parameter.name, address, value,
                     self.nbytes, begin, end, host_ns,
                 )
             )  # fmt: skip
@@ -190,7 +229,7 @@ class TimedStep(NamedTuple):
         return timed
 
 
-Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch | TimedStep
+Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch | CollectiveCall | TimedStep
 
 
 class Operations:
@@ -203,6 +242,7 @@ class Operations:
         streams: name -> stream; None is the caller's stream.
         event: n -> the driver's handle of the n-th event that calls share.
         tracer: records the steps, if there is one.
+        groups: process group of the collectives across an axis.
     """
 
     def __init__(
@@ -213,9 +253,10 @@ class Operations:
         streams: Mapping[str | None, torch.cuda.Stream],
         event: Callable[[int], int],
         tracer: Tracer | None = None,
+        groups: Mapping[str, dist.ProcessGroup | None] | None = None,
     ) -> None:
         self._tensors, self._streams, self._event = {**call_tensors, **implicit}, streams, event
-        self._tracer = tracer
+        self._tracer, self._groups = tracer, groups or {}
         self._indices = {name: i for i, name in enumerate(call_tensors)}
         self._fixed = {*fixed, *implicit}
         self._events = 0
@@ -246,6 +287,10 @@ class Operations:
                 case WaitValue():
                     word = self._word(_WAIT, step, step.flag)
                     operations.append(self._timed(word, step, step.flag))
+                case Collective():
+                    elements = math.prod(step.dst.extent)
+                    collective = self._collective(step)
+                    operations.append(self._timed(collective, step, step.dst, elements))
                 case WaitStream():
                     operations += self._wait(step)
                 case Launch():
@@ -255,8 +300,8 @@ class Operations:
 
     def _timed(
         self,
-        operation: DriverCall | StreamMemOps | RowsCopy,
-        step: Copy | CopyValue | WriteValue | WaitValue,
+        operation: DriverCall | StreamMemOps | RowsCopy | CollectiveCall,
+        step: Copy | CopyValue | WriteValue | WaitValue | Collective,
         region: Region,
         elements: int = 0,
     ) -> Operation:
@@ -277,6 +322,15 @@ class Operations:
             return DriverCall("cuMemcpyDtoDAsync", stream, (dst, src, rows.width * size, stream))
         rows = Rows(rows.count, rows.width * size, rows.dst_pitch * size, rows.src_pitch * size)
         return RowsCopy(stream, dst, src, rows)
+
+    def _collective(self, step: Collective) -> CollectiveCall:
+        dst, src = (
+            (self._indices[region.parameter.name], region.key) for region in (step.dst, step.src)
+        )
+        group = None if step.members == 1 else self._groups[step.across]
+        return CollectiveCall(
+            self._streams[step.stream], self._streams[None], step, dst, src, group
+        )  # fmt: skip
 
     def _word(self, kind: int, step: WriteValue | WaitValue, word: Region) -> StreamMemOps:
         value = step.value & 0xFFFFFFFF
@@ -323,6 +377,19 @@ def _batched(operations: Iterable[Operation]) -> Iterator[Operation]:
             yield from batch
         else:
             yield StreamMemOps(stream, tuple(word for o in batch for word in o.words))
+
+
+def _in_stream(stream: torch.cuda.Stream, caller: torch.cuda.Stream, action: Action) -> Action:
+    """Return ``action`` with ``stream`` as torch's current stream, which is ``caller`` else."""
+
+    def in_own_stream(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
+        torch.cuda.set_stream(stream)
+        try:
+            action(tensors, addresses)
+        finally:
+            torch.cuda.set_stream(caller)
+
+    return action if stream is caller else in_own_stream
 
 
 def _address(place: int | Place, addresses: Sequence[int]) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
+import torch.distributed as dist
+
 from ...builtins.errors import TileWeaveError
-from ..host.group_argument import process_group_of
+from ..host.group_argument import levels_of, require_member
 from ..plans.declaration import plan_declaration
 from ..plans.parameters import dynamic_extents
 from ..plans.traced_plan import TracedPlan
@@ -21,10 +22,12 @@ class Plan(TracedPlan):
 
     _group: Any = None
     """Ranks that call it; None for the default group."""
+    _nodes: dist.ProcessGroup | None = None
+    """Ranks with this rank's index in their nodes; None on one node."""
 
     @cached_property
     def _calls(self) -> Calls:
-        return Calls(self, self._group)
+        return Calls(self, self._group, self._nodes)
 
     def on(self, group: Any) -> Plan:
         """Return this plan for calls by another group. It shares the steps; kernels and implicit
@@ -32,11 +35,26 @@ class Plan(TracedPlan):
 
         Args:
             group: ranks that call it: None for the default group, a ``ProcessGroup``, its name, or
-                a ``DeviceMesh`` with one axis.
+                a ``DeviceMesh`` with one axis; or a ``DeviceMesh`` with two axes, nodes and ranks
+                of a node: then each node calls it, with its own memory, and ``p.node`` and
+                ``p.nodes`` of the builder are those of the mesh.
         """
-        plan = copy.copy(self)
+        nodes, ranks = levels_of(group)
+        place = (0, 1) if nodes is None else (require_member(nodes), dist.get_world_size(nodes))
+        plan = self.on_node(*place)
         vars(plan).pop("_calls", None)
-        plan._group = process_group_of(group)
+        plan._group, plan._nodes = ranks, nodes
+        return plan
+
+    def with_configs(self, pass_configs: Mapping[str, Any]) -> Plan:
+        """Return a plan with the same steps for the same group, whose kernels are also compiled
+        with ``pass_configs``.
+
+        Raises:
+            TileWeaveError: an option is unknown, or its value is not legal.
+        """
+        plan = super().with_configs(pass_configs)
+        plan._group, plan._nodes = self._group, self._nodes
         return plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:

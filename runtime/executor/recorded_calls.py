@@ -22,7 +22,7 @@ from ..host.driver import DriverError, driver, failure
 from ..host.session import Session
 from ..kernel.kernel import Kernel
 from ..kernel.launch_order import prepare_launch
-from .operations import KernelLaunch, Operation
+from .operations import DriverCall, Operation, RowsCopy, StreamMemOps
 
 _MAX_CALLS = 512
 """Largest number of calls that a thread keeps."""
@@ -159,6 +159,7 @@ class RecordedCall:
         """Return the error that the native part encodes as ``failed``; see ``enqueue.enqueuer``."""
         number, status = divmod(failed, 1 << 32)
         operation = self._operations[number - 1]
-        assert not isinstance(operation, KernelLaunch)  # a launch raises
+        # A launch raises its error itself.
+        assert isinstance(operation, (DriverCall, StreamMemOps, RowsCopy))
         arguments = operation.arguments(addresses)
         return failure(operation.name, arguments, driver().CUresult(status), operation.stream)

@@ -27,16 +27,17 @@ class TracedLaunch:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A copy, a write or a wait of a plan, between two events of its stream.
+    """A copy, a write, a wait or a collective of a plan, between two events of its stream.
 
     Attributes:
-        address: of the word that is written or awaited, or of the remote end of a copy.
+        address: of the word that is written or awaited, of the remote end of a copy, or of the
+            result of a collective.
         value: written or awaited; None if the host does not know it.
-        nbytes: of a copy.
+        nbytes: of a copy, or of the result of a collective.
         begin, end: events of the stream before and after it.
     """
 
-    kind: Literal["copy", "write", "wait"]
+    kind: Literal["copy", "write", "wait", "collective"]
     op: str
     loc: str
     stream: str

@@ -10,10 +10,11 @@ from tvm import tirx
 
 from ..kernel.dynamic import DynamicKernel
 from ..kernel.kernel import Kernel
+from .collectives import COLLECTIVES, SUMMED_TYPES
 from .parameters import parameters_of
 from .regions import Region, Rows
 from .step_list import StepList
-from .steps import Copy, CopyValue, Launch, WaitValue, WriteValue
+from .steps import Collective, Copy, CopyValue, Launch, WaitValue, WriteValue
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
@@ -28,7 +29,13 @@ class PlanBuilder(StepList):
 
     Attributes:
         rank, world_size: of the group, as integers.
+        node, nodes: index of this rank's node, and number of nodes: 0 and 1 unless the plan is on
+            a mesh of nodes.
     """
+
+    def __init__(self, rank: int, world_size: int, node: int = 0, nodes: int = 1) -> None:
+        super().__init__(rank, world_size)
+        self.node, self.nodes = node, nodes
 
     def peers(self) -> Iterator[int]:
         """Iterate over the other ranks, each rank's right neighbor first, so that no two ranks
@@ -147,6 +154,54 @@ class PlanBuilder(StepList):
         self._add(
             Launch, stream, kernel=kernel, program=program, arguments=arguments, sizes=sizes
         )  # fmt: skip
+
+    def collective(
+        self, name: str, dst: Region, src: Region, *, across: str = "nodes",
+        stream: str | None = None,
+    ) -> None:  # fmt: skip
+        """Run a collective of ``torch.distributed``: by NCCL, or by gloo if the group uses it.
+
+        It starts after the earlier steps of the stream, and later steps of the stream observe
+        ``dst``. The host waits only for gloo. All ranks that take part make the same collectives in
+        the same order. NCCL's kernels need SMs: append it before a kernel that waits for peers.
+
+        Args:
+            name: ``all_gather``: ``dst[i]`` becomes the ``src`` of rank ``i`` of the axis;
+                ``reduce_scatter``: ``dst`` becomes the sum of the ranks' ``src[i]``, where ``i``
+                is this rank; ``all_reduce``: ``dst`` becomes the sum of the ranks' ``src``.
+            dst, src: own memory of the same type, contiguous. They do not overlap; in an all-reduce
+                they may be the same region.
+            across: ``nodes``: the ranks with this rank's index in their nodes; ``ranks``: the ranks
+                of this node.
+        """
+        op, sizes = "collective", {"nodes": self.nodes, "ranks": self.world_size}
+        for what, value, legal in (("name", name, COLLECTIVES), ("across", across, sizes)):
+            if value not in tuple(legal):
+                raise self._refused(op, f"{what}={value!r}", " or ".join(map(repr, legal)))
+        for side, region in (("dst", dst), ("src", src)):
+            self._require_own_memory(op, side, region)
+        if dst.dtype != src.dtype:
+            raise self._refused(op, f"src={src} has dtype {src.dtype}", f"{dst.dtype} of dst={dst}")
+        kind, members = COLLECTIVES[name], sizes[across]
+        if kind.sums and src.dtype not in SUMMED_TYPES:
+            raise self._refused(op, f"{name} of {src.dtype}", ", ".join(SUMMED_TYPES))
+        side, region = ("src", src) if kind.scatters else ("dst", dst)
+        shape = kind.shape(dst.shape, src.shape, members)
+        if region.shape != shape:
+            what = f"{side}={region} of {name} across {members} {across} has shape {region.shape}"
+            raise self._refused(op, what, str(shape))
+        if dst.overlaps(src) and dst != src:
+            raise self._refused(op, f"src={src} overlaps dst={dst}", "regions apart")
+        self._add(
+            Collective, stream, kind=kind, dst=dst, src=src, across=across, members=members
+        )  # fmt: skip
+
+    def _require_own_memory(self, op: str, side: str, region: Any) -> None:
+        self._require_region(op, side, region)
+        if region.parameter.symmetric and (0 in region.axes or region.rank != self.rank):
+            raise self._refused(op, f"{side}={region}", f"own memory, of rank {self.rank}")
+        if not region.is_contiguous:
+            raise self._refused(op, f"{side}={region}", "a region that is contiguous in memory")
 
     def _require_word(self, op: str, side: str, region: Any) -> None:
         self._require_region(op, side, region)

@@ -27,12 +27,14 @@ class GroupCall(Step):
     Attributes:
         program: a plan, or a ``T.prim_func`` that the group launches.
         group: axis of the mesh along which the ranks of the group are; None: all ranks.
+        nodes: axis of the mesh along which the nodes of ``program`` are; None: one node.
         ordered: whether the runtime orders it after the calls of other groups.
     """
 
     op = "m.call"
     program: TracedPlan | tirx.PrimFunc
     group: str | None
+    nodes: str | None
     ordered: bool
     arguments: dict[str, Any]
     """Name of a parameter of ``program`` -> region or number."""
@@ -60,8 +62,8 @@ class MeshBuilder(StepList):
         return int(position[list(self.mesh).index(axis)])
 
     def call(
-        self, program: Any, *args: Any, group: str | None, stream: str | None = None,
-        ordered: bool = True,
+        self, program: Any, *args: Any, group: str | None, nodes: str | None = None,
+        stream: str | None = None, ordered: bool = True,
     ) -> None:  # fmt: skip
         """Call a plan, or launch a kernel, by the group of this rank along an axis of the mesh.
 
@@ -72,6 +74,8 @@ class MeshBuilder(StepList):
             program: a ``tw.plan``, or a ``@T.prim_func``.
             args: its arguments in order: tensors of the mesh plan and numbers. None is skipped.
             group: name of the axis; None for the group of all ranks.
+            nodes: name of the axis of nodes, for a plan on a mesh of nodes and ranks of a node;
+                see ``Plan.on``.
             stream: stream that is the caller's stream of ``program``.
             ordered: False for what the runtime does not order: a replay of a CUDA graph, or a
                 kernel outside of TileWeave.
@@ -83,15 +87,17 @@ class MeshBuilder(StepList):
         else:
             raise self._refused("call", f"program={program!r}", "a tw.plan or a T.prim_func")
         op = f"call of {name}"
-        if group is not None:
-            self._require_axis(op, group)
+        for axis in (a for a in (group, nodes) if a is not None):
+            self._require_axis(op, axis)
+        if nodes is not None and group in (None, nodes):
+            raise self._refused(op, f"nodes={nodes!r} of group={group!r}", "two axes of the mesh")
         arguments = self._arguments(op, parameters, args)
         self._sizes(op, parameters, arguments)
         for p in parameters:
             if p.symmetric:
                 self._require_group(op, p, arguments[p.name], group)
         self._add(
-            GroupCall, stream, program=program, group=group, ordered=bool(ordered),
+            GroupCall, stream, program=program, group=group, nodes=nodes, ordered=bool(ordered),
             arguments=arguments,
         )  # fmt: skip
 
@@ -126,6 +132,19 @@ class MeshPlan:
     ) -> None:  # fmt: skip
         self.name, self.parameters, self.body, self.loc = name, parameters, body, loc
         self.pass_configs = dict(pass_configs or {})
+
+    @staticmethod
+    def of_plan(plan: TracedPlan, nodes: str, ranks: str) -> MeshPlan:
+        """Return the mesh plan that only calls ``plan``, by the ranks of each node.
+
+        Args:
+            nodes, ranks: names of the axes.
+        """
+
+        def body(m: MeshBuilder, *args: Any) -> None:
+            m.call(plan, *args, group=ranks, nodes=nodes)
+
+        return MeshPlan(plan.name, plan.parameters, body, plan.loc)
 
     def with_configs(self, pass_configs: Mapping[str, Any]) -> MeshPlan:
         """Return a plan with the same calls, whose kernels are also compiled with

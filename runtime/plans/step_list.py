@@ -78,7 +78,7 @@ class StepList:
                 raise self._refused(op, f"{name} has shape {shapes[name]}", str(expected))
         return shown_sizes(parameters, shapes)
 
-    def _add(self, kind: type[Step], stream: str | None, **fields: Any) -> None:
+    def _add(self, kind: type[Step], stream: str | None, /, **fields: Any) -> None:
         if not (stream is None or (isinstance(stream, str) and stream)):
             raise self._refused(kind.op[2:], f"stream={stream!r}", "a name, or None")
         self.steps.append(kind(stream, loc(), len(self.steps) + 1, **fields))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from tvm import tirx
 
+from .collectives import CollectiveKind
 from .regions import Region, Rows
 
 
@@ -20,9 +21,15 @@ class Step:
         number: of the step in its plan, from 1; 0 for the fork and join that each plan has.
     """
 
+    op: ClassVar[str]
     stream: str | None
     loc: str
     number: int
+
+    @property
+    def title(self) -> str:
+        """The operation and its object, if it has a name: ``p.launch of gemm``."""
+        return self.op
 
     @property
     def where(self) -> str:
@@ -88,6 +95,32 @@ class Launch(Step):
     @property
     def name(self) -> str:
         return str(self.program.attrs["global_symbol"])
+
+    @property
+    def title(self) -> str:
+        return f"{self.op} of {self.name}"
+
+
+@dataclass(frozen=True)
+class Collective(Step):
+    """Run a collective of ``torch.distributed``, by NCCL or gloo.
+
+    Attributes:
+        dst, src: own memory.
+        across: axis of the ranks that take part: ``nodes`` or ``ranks``.
+        members: number of these ranks.
+    """
+
+    op = "p.collective"
+    kind: CollectiveKind
+    dst: Region
+    src: Region
+    across: str
+    members: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.op} of {self.kind.name}"
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, TypeVar
 
 from tvm import tirx
 
@@ -27,13 +28,22 @@ from .parameters import (
 from .regions import Region, RegionError
 from .steps import Launch, Step, WaitStream
 from .sync_pull import PullSync, pulls_of
-from .sync_push import PlanSync, refuse_beside_itself, refuse_pushes, sync_of
+from .sync_push import (
+    PlanSync,
+    refuse_beside_itself,
+    refuse_collectives,
+    refuse_pushes,
+    sync_of,
+)
 
 _TRACES = 256
 """Largest number of traces that a plan caches; a trace is the steps of one call on one rank."""
 _tracing = threading.RLock()
 """Lock for tracing and the caches of traces: several threads may call one plan, and all must launch
 the same program objects. It is reentrant, because a plan's function may trace another plan."""
+
+
+_Plan = TypeVar("_Plan", bound="TracedPlan")
 
 
 class TracedPlan:
@@ -44,7 +54,10 @@ class TracedPlan:
         parameters: of a call.
         body: appends the steps of one call to a ``PlanBuilder``.
         pass_configs: options for compiling its kernels.
+        node, nodes: index of the node whose ranks call it, and number of nodes.
     """
+
+    node, nodes = 0, 1
 
     def __init__(
         self, name: str, parameters: list[Parameter], body: Callable[..., None], loc: str,
@@ -72,7 +85,7 @@ class TracedPlan:
 
         return cls(name, list(parameters_of(program)), body, name)
 
-    def with_configs(self, pass_configs: Mapping[str, Any]) -> TracedPlan:
+    def with_configs(self: _Plan, pass_configs: Mapping[str, Any]) -> _Plan:
         """Return a plan with the same steps, whose kernels are also compiled with ``pass_configs``.
 
         Raises:
@@ -80,7 +93,14 @@ class TracedPlan:
         """
         own_options(pass_configs)
         configs = {**self.pass_configs, **pass_configs}
-        return type(self)(self.name, self.parameters, self.body, self.loc, configs)
+        plan = type(self)(self.name, self.parameters, self.body, self.loc, configs)
+        return plan.on_node(self.node, self.nodes)
+
+    def on_node(self: _Plan, node: int, nodes: int) -> _Plan:
+        """Return this plan for calls by the ranks of a node. It shares the steps."""
+        plan = copy.copy(self)
+        plan.node, plan.nodes = node, nodes
+        return plan
 
     def trace(
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any],
@@ -96,7 +116,8 @@ class TracedPlan:
             scalars: name of a scalar -> value.
             recorded: whether a CUDA graph records the steps.
         """
-        key = rank, world_size, tuple(shapes.items()), _keys(scalars), recorded
+        place = rank, world_size, self.node, self.nodes
+        key = *place, tuple(shapes.items()), _keys(scalars), recorded
         with _tracing:
             steps = self._traces.pop(key, None)
             if steps is None:
@@ -133,7 +154,7 @@ class TracedPlan:
     ) -> PlanSync | PullSync | None:
         """Return the synchronization of a call, if it needs any; calls with equal shapes share
         it."""
-        key = world_size, tuple(shapes.items())
+        key = world_size, self.node, self.nodes, tuple(shapes.items())
         call = key, _keys(scalars)
         if self._last[0] != call:
             ranks = range(world_size)
@@ -144,6 +165,7 @@ class TracedPlan:
             refuse_beside_itself(traces)
             sync = pulls_of(traces) or sync_of(traces)
             if sync is not None:
+                refuse_collectives(traces)
                 self._syncs.setdefault(key, sync)
             elif key in self._syncs:
                 refuse_pushes(traces)
@@ -154,7 +176,7 @@ class TracedPlan:
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> list[Step]:
         """Return the steps that the plan appends, with the fork and join of its streams."""
-        p = PlanBuilder(rank, world_size)
+        p = PlanBuilder(rank, world_size, self.node, self.nodes)
         arguments = [
             scalars[a.name]
             if a.shape is None
@@ -213,7 +235,7 @@ class TracedPlan:
 
     def is_synchronized(self, world_size: int) -> bool:
         """Return whether a call for ``world_size`` ranks has received inferred synchronization."""
-        return any(s is not None for (ranks, _), s in self._syncs.items() if ranks == world_size)
+        return any(s is not None for (ranks, *_), s in self._syncs.items() if ranks == world_size)
 
     def __repr__(self) -> str:
         return f"tw.plan {self.name}({', '.join(p.name for p in self.parameters)})"

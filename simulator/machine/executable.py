@@ -16,6 +16,7 @@ from ...runtime.plans.mesh_plan import MeshPlan
 from ...runtime.plans.parameters import Parameter, Shape
 from ...runtime.plans.regions import Region, RegionError
 from ...runtime.plans.steps import (
+    Collective,
     Copy,
     CopyValue,
     Launch,
@@ -32,6 +33,7 @@ from ..memory.memory import Tensor
 from ..memory.order import Lane, Layout, of_group
 from ..memory.threads import cut, finer, names_of
 from ..report.errors import SimulationError
+from .collectives import Collective as CollectiveWork
 from .group import Group
 from .host import Host
 from .machine import Machine
@@ -69,6 +71,7 @@ class Executable:
         make: compiles a kernel for this number of ranks.
         label: distinguishes its side streams and implicit tensors from those of other executables.
         groups: groups that call it, each with its own memory; None: the group of all ranks.
+        nodes: ranks with the same index in the groups of different nodes; None: one node.
 
     Raises:
         TileWeaveError: neither a plan nor a ``T.prim_func`` is given.
@@ -77,6 +80,7 @@ class Executable:
     def __init__(
         self, what: Any, world_size: int, make: Callable[[tirx.PrimFunc, int], Program] = Program,
         label: str = "", groups: Sequence[Group] | None = None,
+        nodes: Sequence[Group] | None = None,
     ) -> None:  # fmt: skip
         if isinstance(what, tirx.PrimFunc):
             what = TracedPlan.of_program(what)
@@ -90,6 +94,10 @@ class Executable:
         self.plan, self.world_size, self._make, self._label = what, world_size, make, label
         self.groups = groups or [Group("", tuple(range(world_size)))]
         self._group_at = {rank: group for group in self.groups for rank in group.ranks}
+        alone = [Group("", (rank,)) for rank in self._group_at]
+        self._nodes_at = {rank: group for group in nodes or alone for rank in group.ranks}
+        self._plans: dict[int, TracedPlan] = {}
+        """The plan for each node, if there are several."""
         self._programs: dict[int, tuple[tirx.PrimFunc, Program]] = {}
         self._group_of: np.ndarray | None = None
         """Thread group of each thread of a block."""
@@ -149,7 +157,8 @@ class Executable:
         """
         number = self._group_at[rank].ranks.index(rank)
         try:
-            steps = self.plan.trace(number, self.world_size, shapes, scalars)
+            plan = self._plan_of(self._nodes_at[rank], rank)
+            steps = plan.trace(number, self.world_size, shapes, scalars)
         except RegionError as error:
             where = f"rank {rank} in launch {epoch}"
             raise SimulationError(
@@ -158,13 +167,22 @@ class Executable:
         launches = [(step, self._launches(step, number)) for step in steps]
         return Call(epoch, launches, stream, names or {})
 
+    def _plan_of(self, nodes: Group, rank: int) -> TracedPlan:
+        """Return the plan that a rank calls."""
+        if nodes.size == 1:
+            return self.plan
+        node = nodes.ranks.index(rank)
+        if node not in self._plans:
+            self._plans[node] = self.plan.on_node(node, nodes.size)
+        return self._plans[node]
+
     def written(self, calls: Sequence[Call]) -> set[str]:
         """Return the names of the tensors that these calls write."""
         names = set()
         for step, _ in (s for call in calls for s in call.steps):
             if isinstance(step, Launch):
                 names |= _tensors(step, self.program(step.program).written)
-            elif isinstance(step, (Copy, WriteValue, CopyValue)):
+            elif isinstance(step, (Copy, WriteValue, CopyValue, Collective)):
                 names.add(step.dst.parameter.name)
         return names
 
@@ -234,10 +252,9 @@ class Executable:
             if isinstance(step, WaitStream):
                 host.wait(stream, self._stream(call, step.other), call.epoch, step.loc)
                 continue
-            of = f" of {step.name}" if isinstance(step, Launch) else ""
             common: dict[str, Any] = {
                 "epoch": call.epoch, "enqueue_index": host.enqueue_index, "loc": step.loc,
-                "title": f"{step.op}{of} (step {step.number}){of_group(group.name)}",
+                "title": f"{step.title} (step {step.number}){of_group(group.name)}",
                 "group": group,
             }  # fmt: skip
             if isinstance(step, Launch):
@@ -256,6 +273,8 @@ class Executable:
                 flag = self._tensor(host, call, step.flag)
                 work = Await(step=step, flag=flag, takes_room=False, **common)
                 host.queue(stream).append(work)
+            elif isinstance(step, Collective):
+                host.queue(stream).append(self._collective(host, call, step, common))
             else:
                 host.queue(stream).append(self._transfer(host, call, step, common))
 
@@ -268,6 +287,14 @@ class Executable:
             takes_room=isinstance(step, Copy) and _owner(step.dst, rank) == _owner(step.src, rank),
             **common,
         )
+
+    def _collective(self, host: Host, call: Call, step: Collective, common: dict) -> CollectiveWork:
+        among = self._nodes_at[host.rank] if step.across == "nodes" else common["group"]
+        return CollectiveWork(
+            step=step, dst=self._tensor(host, call, step.dst),
+            src=self._tensor(host, call, step.src), among=among,
+            sequence=host.number_collective(among), **common,
+        )  # fmt: skip
 
     def _tensor(self, host: Host, call: Call, region: Region) -> Tensor:
         name = region.parameter.name

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from ...runtime.plans.steps import name_of_stream
+from .group import Group
 from .machine import Machine
 from .streams import Event, Record, WaitEvent
 
@@ -19,6 +21,7 @@ class Host:
 
     def __init__(self, machine: Machine, rank: int) -> None:
         self.machine, self.rank, self.enqueue_index = machine, rank, 0
+        self._collectives: Counter[Group] = Counter()
         self._queues: dict[str | None, list[Any]] = {
             lane.stream: [] for lane in machine.layout.first
         }
@@ -26,6 +29,11 @@ class Host:
     def queue(self, stream: str | None) -> list[Any]:
         """Return the operations of a stream."""
         return self._queues.setdefault(stream, [])
+
+    def number_collective(self, group: Group) -> int:
+        """Return the number of the next collective of a group, from 0."""
+        self._collectives[group] += 1
+        return self._collectives[group] - 1
 
     def wait(self, stream: str | None, other: str | None, epoch: int, loc: str) -> None:
         """Let a stream wait for what another one contains now."""

@@ -49,14 +49,20 @@ class MeshExecutable:
         self, what: Any, mesh: Mapping[str, int],
         make: Callable[[tirx.PrimFunc, int], Program] = Program,
     ) -> None:  # fmt: skip
+        if isinstance(what, TracedPlan) and len(mesh) == 2:
+            what = MeshPlan.of_plan(what, *mesh)
         if not isinstance(what, MeshPlan):
             name = what.attrs["global_symbol"] if isinstance(what, tirx.PrimFunc) else repr(what)
-            raise TileWeaveError(f"simulate: {name} on a mesh; expected a tw.mesh_plan")
+            raise TileWeaveError(
+                f"simulate: {name} on a mesh; expected a tw.mesh_plan, or a tw.plan on two axes: "
+                "nodes, and ranks of a node"
+            )
         self.plan, self.mesh, self._make = what, dict(mesh), make
         self.world_size: int = ranks_of("simulate", mesh)
         self._groups = groups_of(mesh)
-        self._executables: dict[tuple[int, str | None], tuple[Any, Executable]] = {}
-        """Plan or program, kept alive, and its executable, by its ``id`` and its group."""
+        self._executables: dict[tuple[int, str | None, str | None], tuple[Any, Executable]] = {}
+        """Plan or program, kept alive, and its executable, by its ``id``, its group, and its
+        nodes."""
         self._group_of: np.ndarray | None = None
         """Thread group of each thread of a block."""
         self._axis_of: dict[str, str | None] = {}
@@ -134,7 +140,7 @@ class MeshExecutable:
 
     def _executable(self, step: GroupCall) -> Executable:
         """Return the plan of a call, compiled for its group."""
-        key = id(step.program), step.group
+        key = id(step.program), step.group, step.nodes
         if key not in self._executables:
             plan = step.program
             if not isinstance(plan, TracedPlan):
@@ -145,7 +151,8 @@ class MeshExecutable:
             names = [e.plan.name for e in self.executables if e.groups is groups]
             number = f"#{names.count(plan.name) + 1}" if plan.name in names else ""
             label = f"{plan.name}{number} of {step.group or 'all ranks'}: "
-            executable = Executable(plan, groups[0].size, self._make, label, groups)
+            nodes = None if step.nodes is None else self._groups[step.nodes]
+            executable = Executable(plan, groups[0].size, self._make, label, groups, nodes)
             self._executables[key] = step.program, executable
         return self._executables[key][1]
 

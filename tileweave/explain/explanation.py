@@ -18,7 +18,7 @@ class Explanation:
 
     Attributes:
         name: name of the program or plan.
-        world_size: ranks of the group.
+        world_size: ranks of the group, or of each node.
         ops: all operations by line; those of one line in the order in which they run.
         merged: operations that are not inserted because another one covers them; ``reason`` names
             it.
@@ -34,6 +34,7 @@ class Explanation:
             verification.
         sizes: sizes of the dynamic extents that the explanation holds for.
         versions: tensor with several versions in a launch -> how the versions are separated.
+        nodes: number of nodes.
     """
 
     name: str
@@ -49,6 +50,13 @@ class Explanation:
     unverified: tuple[Operation, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    nodes: int = 1
+
+    @property
+    def title(self) -> str:
+        """Name of the program or plan, and its ranks."""
+        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        return f"{self.name}, {ranks}" + (f" on each of {self.nodes} nodes" * (self.nodes > 1))
 
     @property
     def flag_bytes(self) -> int:

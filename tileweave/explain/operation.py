@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["wait", "fence", "bulk_wait", "barrier", "signal", "unordered", "unverified"]
+Kind = Literal[
+    "wait", "fence", "bulk_wait", "barrier", "signal", "collective", "unordered", "unverified"
+]
 KINDS: dict[str, str] = {
     "wait": "waits until a counter has reached a value",
     "fence": "makes the writes that a wait made visible also visible to the TMA",
@@ -15,6 +17,7 @@ KINDS: dict[str, str] = {
     "source",
     "barrier": "synchronizes the threads of the block, before one of them acts for the block",
     "signal": "advances a counter after all earlier writes of the block",
+    "collective": "moves tensors between ranks by torch.distributed, in a stream of a plan",
 }
 """Kinds of inserted operations, in the order in which they run around one access."""
 
@@ -27,8 +30,8 @@ class Operation:
     """An operation that orders memory.
 
     Attributes:
-        kind: ``wait``, ``fence``, ``bulk_wait``, ``barrier`` or ``signal``; ``unordered`` or
-            ``unverified`` for an access without an operation.
+        kind: ``wait``, ``fence``, ``bulk_wait``, ``barrier``, ``signal`` or ``collective``;
+            ``unordered`` or ``unverified`` for an access without an operation.
         tensor: tensor whose data it orders, or the counter itself if it counts launches or belongs
             to the program.
         file: source file of the access that needs it.

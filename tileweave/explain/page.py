@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _COLORS = {
     "wait": "#b5452c", "fence": "#8a6d1d", "bulk_wait": "#6b4fa0", "barrier": "#57708f",
-    "signal": "#2c7a3f",
+    "signal": "#2c7a3f", "collective": "#1f6f8b",
 }  # fmt: skip
 
 _STYLE = """
@@ -35,7 +35,7 @@ pre > span { display: block; white-space: pre; padding-right: 1em; }
 
 def page(explanation: Explanation) -> str:
     """Return one self-contained page."""
-    title = f"{explanation.name}, {explanation.world_size} ranks"
+    title = explanation.title
     rules = "".join(f".{k} {{ color: {c}; border-color: {c}; }}\n" for k, c in _COLORS.items())
     body = "\n".join(_body(explanation))
     return (

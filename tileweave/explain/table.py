@@ -20,7 +20,7 @@ _WIDEST_AMOUNT = 28
 def table_lines(e: Explanation) -> Iterator[str]:
     """Yield the title, one row per operation, and the lists below the table."""
     sizes = f", {format_sizes(e.sizes)}" if e.sizes else ""
-    yield f"{e.name}, {e.world_size} rank{'s' * (e.world_size > 1)}{sizes}"
+    yield f"{e.title}{sizes}"
     if not e.ops:
         yield "  nothing is inserted: no rank reads what another rank writes, or verify is off"
     has_several_kernels = len({op.kernel for op in e.ops}) > 1

@@ -16,6 +16,7 @@ import torch
 
 from tests.ops import on_ranks
 from tileweave.ops.core import nccl
+from tileweave.runtime.host import collectives
 
 COLLECTIVES = {
     "all_gather": lambda x, y, group: nccl.all_gather_into(x[:1], y, group),
@@ -47,7 +48,7 @@ def released(monkeypatch) -> threading.Event:
         thread.start()
         return types.SimpleNamespace(wait=lambda timeout: None)
 
-    for name in ("_gather", "_reduce"):
+    for name in ("all_gather_single", "reduce_scatter_single"):
         monkeypatch.setattr(nccl, name, collective)
     for name in ("all_reduce", "all_to_all_single"):
         monkeypatch.setattr(nccl.dist, name, collective)
@@ -71,7 +72,7 @@ def test_a_reference_of_the_caller_is_not_waited_for(monkeypatch):
         return types.SimpleNamespace(wait=lambda timeout: None)
 
     monkeypatch.setattr(nccl.dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(nccl, "_RELEASE_S", 0.1)
+    monkeypatch.setattr(collectives, "_RELEASE_S", 0.1)
     nccl.all_reduce(torch.ones(2), group_of("gloo"))
     assert len(saved) == 1
 

@@ -1,0 +1,69 @@
+"""Collectives of ``torch.distributed``, and the wait for those of gloo."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .group import LOOK_EVERY_S
+
+# Renamed in torch 2.13; the old names warn there.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_RELEASE_S = 1.0
+"""Limit in seconds of the wait for gloo's thread: another thread may hold a reference of its
+own."""
+_RELEASE_POLL_S = 2e-5
+
+
+def uses_gloo(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Return whether the collectives of ``group`` on tensors of ``device`` are gloo's."""
+    return group._get_backend(device).name() == "gloo"
+
+
+def run_by_gloo(
+    collective: Callable[..., Any], tensors: Sequence[torch.Tensor], group: dist.ProcessGroup,
+    look: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
+    """Run a collective to its end.
+
+    gloo's thread needs Python's lock to release the tensors, and does so after it has reported that
+    the collective is complete. In an interpreter that ends at that moment the thread cannot get the
+    lock: it is unwound inside a destructor, and C++ aborts the process ("terminate called without
+    an active exception"). So this waits until gloo has released them.
+
+    Args:
+        look: called each second while the collective runs; it may raise an error that explains why
+            it will not end.
+    """
+    before = _references(tensors)
+    work = collective(*tensors, group=group, async_op=True)
+    while not _is_over(work):
+        look()
+    del work
+    deadline = time.monotonic() + _RELEASE_S
+    while _references(tensors) > before and time.monotonic() < deadline:
+        time.sleep(_RELEASE_POLL_S)
+
+
+def _is_over(work: dist.Work) -> bool:
+    """Wait for ``LOOK_EVERY_S`` or until gloo's work is over; raise what it raises."""
+    try:
+        work.wait(timedelta(seconds=LOOK_EVERY_S))
+    except RuntimeError:
+        if work.is_completed():
+            raise
+        return False
+    return True
+
+
+def _references(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the number of references from C++ and from Python."""
+    return sum(tensor._use_count() + sys.getrefcount(tensor) for tensor in tensors)
