@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from typing import Any, cast
@@ -12,8 +13,10 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import LOOK_EVERY_S, Group
-from .problem import packed, require_same_call
+from ...runtime.kernel.kernel import capturing
+from .problem import packed, refused, require_same_call
 
 # Renamed in torch 2.13; the old names warn there.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -23,6 +26,61 @@ _RELEASE_S = 1.0
 """Limit in seconds of the wait for gloo's thread: another thread may hold a reference of its
 own."""
 _RELEASE_POLL_S = 2e-5
+
+
+class PeerError(TileWeaveError, RuntimeError):
+    """Failure of ``torch.distributed``, which has lost a rank.
+
+    Attributes:
+        call: what this rank did.
+        group: its group.
+        peers: the ranks of the group with which it did that.
+        reason: what ``torch.distributed`` says.
+    """
+
+    def __init__(self, call: str, group: Group, peers: Sequence[int], reason: str) -> None:
+        self.call, self.group, self.peers, self.reason = call, group, peers, reason
+        who = f"{call} of {global_ranks(group, peers)}"
+        super().__init__(f"{who}: {reason}; expected {EVERY_RANK}")
+
+    def __reduce__(self) -> tuple:  # a process group cannot be pickled
+        return TileWeaveError, (str(self),)
+
+
+EVERY_RANK = "every rank to run and to make the same calls"
+
+
+def global_ranks(group: Group, ranks: Sequence[int]) -> str:
+    """Return the ranks of a group in messages, by their numbers among all processes."""
+    process_group = cast("dist.ProcessGroup", group.process_group)
+    numbers = sorted({dist.get_global_rank(process_group, rank) for rank in ranks})
+    return f"global rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+@contextmanager
+def naming_peers(call: str, group: Group, peers: Sequence[int]) -> Iterator[None]:
+    """Raise a ``PeerError`` instead of an error of ``torch.distributed``."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except RuntimeError as error:
+        raise PeerError(call, group, peers, " ".join(str(error).split())) from error
+
+
+def backend_of(group: Group, device: torch.device) -> str:
+    """Return the backend of a group of several processes, such as ``gloo``."""
+    return cast("dist.ProcessGroup", group.process_group)._get_backend(device).name()
+
+
+def require_capturable(op: str, group: Group, device: torch.device) -> None:
+    """Refuse a group whose transfers a CUDA graph cannot capture."""
+    if group.process_group is not None and backend_of(group, device) == "gloo" and capturing():
+        ranks = global_ranks(group, range(group.world_size))
+        raise refused(
+            op, f"gloo connects the {ranks}, while a CUDA graph is captured",
+            "NCCL between them, or no capture",
+        )  # fmt: skip
 
 
 def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
@@ -117,17 +175,22 @@ def _complete(
     an active exception"). So this waits until gloo has released them.
 
     Raises:
-        TileWeaveError: the ranks make different calls; gloo would wait until its timeout.
+        PeerError: a rank has ended.
+        TileWeaveError: the ranks make different calls; gloo would wait until its timeout. Or a CUDA
+            graph is captured, and gloo would not be part of it.
     """
-    ranks = cast("dist.ProcessGroup", group.process_group)
-    if ranks._get_backend(tensors[0].device).name() != "gloo":
-        collective(*tensors, group=ranks)
-        return
+    ranks, device = cast("dist.ProcessGroup", group.process_group), tensors[0].device
+    name = getattr(collective, "func", collective).__name__
+    require_capturable(name, group, device)
     before = _references(tensors)
-    work = collective(*tensors, group=ranks, async_op=True)
-    while not _is_over(work):
-        require_same_call(group)
-    del work
+    with naming_peers(name, group, range(group.world_size)):
+        if backend_of(group, device) != "gloo":
+            collective(*tensors, group=ranks)
+            return
+        work = collective(*tensors, group=ranks, async_op=True)
+        while not _is_over(work):
+            require_same_call(group)
+        del work
     deadline = time.monotonic() + _RELEASE_S
     while _references(tensors) > before and time.monotonic() < deadline:
         time.sleep(_RELEASE_POLL_S)

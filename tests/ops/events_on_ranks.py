@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from unittest import mock
 
 import torch
@@ -11,12 +11,13 @@ import torch
 from tests.ops.event_order import Recorder, Trace
 from tests.ops.meshes import Nodes, in_order, mesh_of
 from tileweave import ops
+from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.attention import sp_attention
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.collectives import all_gather, all_to_all
 from tileweave.ops.collectives.collective import Collective, checked
 from tileweave.ops.core import call as calls
-from tileweave.ops.core import library
+from tileweave.ops.core import library, nccl
 from tileweave.ops.core.across_nodes import Mesh, pieces_of_nodes
 from tileweave.ops.core.groups import TwoLevels, ranks_of
 from tileweave.ops.core.operator import Operator
@@ -86,6 +87,11 @@ def patches_of(recorder: Recorder) -> Iterator[mock._patch]:
     of, in_node, multiply_of = Mesh.of, Collective.in_node, calls._in_node
     attend, computed = sp_attention._attend_in_node, all_gather_matmul._computed
 
+    @contextmanager
+    def recorded_mesh(*args):
+        with of(*args) as mesh:
+            yield recorder.mesh(mesh)
+
     def computed_in_node(a, b, out, group, *options):
         if isinstance(ranks_of(group), TwoLevels):
             return computed(a, b, out, group, *options)
@@ -94,7 +100,7 @@ def patches_of(recorder: Recorder) -> Iterator[mock._patch]:
 
     # The dispatch mode then sees what operators do, and not only the operators.
     yield mock.patch.object(library, "concerns_torch", lambda args: False)
-    yield mock.patch.object(Mesh, "of", lambda *args: recorder.mesh(of(*args)))
+    yield mock.patch.object(Mesh, "of", recorded_mesh)
     yield mock.patch.object(
         Collective, "in_node", staticmethod(lambda *args: recorder.call(in_node(*args), out=2))
     )
@@ -103,6 +109,29 @@ def patches_of(recorder: Recorder) -> Iterator[mock._patch]:
     )
     yield mock.patch.object(sp_attention, "_attend_in_node", recorder.call(attend))
     yield mock.patch.object(all_gather_matmul, "_computed", computed_in_node)
+
+
+def while_capturing(name: str, nodes: Nodes, backend: str) -> tuple[str, int]:
+    """Return the error of a call while a CUDA graph seems to be captured and the groups seem to
+    have a backend, and the number of transfers and collectives that began."""
+    call, log, start, run = public(name, in_order(nodes)[1], mesh_of(nodes)), [], *_STARTS
+    call()
+    with ExitStack() as patches:
+        for function, value in (
+            ("capturing", lambda: True),
+            ("backend_of", lambda *_: backend),
+            ("start_exchanges", lambda *args: log.append(args) or start(*args)),
+            ("naming_peers", lambda *args: log.append(args) or run(*args)),
+        ):
+            patches.enter_context(mock.patch.object(nccl, function, value))
+        try:
+            call()
+        except TileWeaveError as error:
+            return str(error), len(log)
+    return "", len(log)
+
+
+_STARTS = nccl.start_exchanges, nccl.naming_peers
 
 
 def recorded_with_early_waits(name: str, nodes: Nodes) -> Trace:
