@@ -98,14 +98,28 @@ def _start(
     return _Arriving(ours, received, sent, works)
 
 
+def merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
+    """Add to a result the attention of the same queries to other keys.
+
+    Args:
+        out, lse: (B, rows, Hq, Dv) and (B, Hq, rows); overwritten.
+        part, part_lse: the other result, in the same shapes.
+    """
+    total = torch.logaddexp(lse, part_lse)
+    weight, part_weight = ((x - total).exp().transpose(1, 2).unsqueeze(-1) for x in (lse, part_lse))
+    out.mul_(weight).add_(part * part_weight)
+    lse.copy_(total)
+
+
 def attend_across(
     attend: Attend, problem: AttentionProblem, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
-    mesh: Mesh,
+    mesh: Mesh, merge: Callable[..., None] = merge,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the result of this rank, in fp32 or fp64, and the log-sum-exps.
 
     Args:
         attend: attends to keys of one node. Every rank of the node calls it.
+        merge: adds the results for the keys of another node; the cost model skips this.
     """
     step, arriving = 1, _start(problem, k, v, 1, mesh)
     out, lse = attend(q, k, v, problem.causal)
@@ -119,16 +133,3 @@ def attend_across(
             part = attend(q[:, queries].contiguous(), *current.received, False)
             merge(out[:, queries], lse[..., queries], *part)
     return out, lse
-
-
-def merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
-    """Add to a result the attention of the same queries to other keys.
-
-    Args:
-        out, lse: (B, rows, Hq, Dv) and (B, Hq, rows); overwritten.
-        part, part_lse: the other result, in the same shapes.
-    """
-    total = torch.logaddexp(lse, part_lse)
-    weight, part_weight = ((x - total).exp().transpose(1, 2).unsqueeze(-1) for x in (lse, part_lse))
-    out.mul_(weight).add_(part * part_weight)
-    lse.copy_(total)

@@ -247,7 +247,8 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
     agree(ranks, problem, name)
     if isinstance(ranks, TwoLevels):
         attend = partial(_attend_in_node, problem, ranks.node_name, name)
-        out, lse = attend_across(attend, problem, q, k, v, Mesh.of(ranks))
+        with Mesh.of(OP, ranks, q.device) as mesh:
+            out, lse = attend_across(attend, problem, q, k, v, mesh)
         return out.to(q.dtype), lse
     if name == "nccl":
         return attend_gathered(problem, q, k, v, cu_q, cu_k, max_q, max_k, group)

@@ -1,18 +1,18 @@
 """Cost model of operators on several nodes.
 
-It runs the composition of an operator, ``across``, on tensors without data and in virtual time:
-calls within the node and transfers between nodes last as long as predicted, and a wait lasts until
-its transfer has arrived. So the model has the order of events of the operator itself.
+It runs the composition of an operator, ``across``, on tensors without data, once for each node, and
+records calls within the node, transfers and waits. ``nodes_timeline`` then predicts when each of
+them begins and ends. tests/ops/test_event_order.py compares this order with that of the operators.
 
-All ranks are assumed to do the same at the same time. The predictions of GEMMs are those of
-``cost_model``. No prediction has been compared with a measurement on several nodes.
+The ranks of a node are assumed to do the same at the same time. The predictions of GEMMs are those
+of ``cost_model``. No prediction has been compared with a measurement on several nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import singledispatch
+from dataclasses import dataclass, replace
+from functools import lru_cache, singledispatch
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,8 @@ from ..core.collective_problem import CollectiveProblem
 from ..core.epilogue import Epilogue
 from ..core.operator import Operator
 from ..core.problem import Problem, refused
-from ..core.registry import OPERATORS
+from ..core.registry import OPERATORS, operators_of
+from .nodes_timeline import Action, Call, Prediction, Transfer, Wait, timelines
 
 
 @dataclass(frozen=True)
@@ -48,92 +49,55 @@ class Rates:
     attention: float = 500e6
 
 
-class Phase(NamedTuple):
-    """One call within the node, or one transfer; times in us from the beginning."""
+class _Work(NamedTuple):
+    """Work of a transfer, as ``across`` receives it."""
 
-    what: str
-    begin: float
-    end: float
-
-
-@dataclass
-class Prediction:
-    """Predicted timeline of one rank.
-
-    Attributes:
-        total: time in us until the result is complete.
-        calls: calls within the node.
-        transfers: transfers between nodes, until their data can be used.
-        exposed: time in us in which the node waits for transfers.
-    """
-
-    total: float = 0.0
-    calls: list[Phase] = field(default_factory=list)
-    transfers: list[Phase] = field(default_factory=list)
-    exposed: float = 0.0
-
-    @property
-    def network(self) -> float:
-        """Time in us in which transfers are in flight."""
-        total = end = 0.0
-        for phase in sorted(self.transfers, key=lambda phase: phase.begin):
-            total += max(phase.end - max(phase.begin, end), 0.0)
-            end = max(end, phase.end)
-        return total
-
-    @property
-    def hidden(self) -> float:
-        """Share of ``network`` in which the node works; 1 if nothing is transferred."""
-        return 1.0 - self.exposed / self.network if self.network else 1.0
-
-
-class _Arrival:
-    """Work of a transfer in virtual time."""
-
-    def __init__(self, rank: _Rank, end: float) -> None:
-        self._rank, self._end = rank, end
+    actions: list[Action]
+    transfer: Transfer
 
     def wait(self) -> None:
-        self._rank.wait_until(self._end)
+        self.actions.append(Wait(self.transfer))
 
 
 class _Rank:
-    """One rank in virtual time; its members are the functions that ``across`` calls."""
+    """Rank that records what it does. Its members are the functions that ``across`` calls."""
 
-    def __init__(self, rates: Rates, ranks_per_node: int) -> None:
-        self.rates, self.ranks_per_node = rates, ranks_per_node
-        self.prediction = Prediction()
-        self._network_free = 0.0
+    def __init__(self, rates: Rates, node: int, nodes: int, ranks_per_node: int) -> None:
+        self.rates = rates
+        self.actions: list[Action] = []
+        self.mesh = Mesh(node, nodes, 0, ranks_per_node, self.start, self.broadcast)
 
     def call(self, what: str, us: float) -> None:
-        prediction = self.prediction
-        begin, prediction.total = prediction.total, prediction.total + us
-        prediction.calls.append(Phase(what, begin, prediction.total))
-
-    def wait_until(self, end: float) -> None:
-        self.prediction.exposed += max(end - self.prediction.total, 0.0)
-        self.prediction.total = max(end, self.prediction.total)
+        self.actions.append(Call(what, us))
 
     def start(
         self, sent: Sequence[torch.Tensor], target: int, received: Sequence[torch.Tensor],
         source: int,
-    ) -> list[_Arrival]:  # fmt: skip
-        nbytes = max(sum(x.nbytes for x in tensors) for tensors in (sent, received))
-        return [self._transfer(nbytes / self.rates.network + self.rates.latency)]
+    ) -> list[_Work]:  # fmt: skip
+        return [
+            self._transfer(
+                {target: sum(x.nbytes for x in sent)} if sent else {},
+                {source: sum(x.nbytes for x in received)} if received else {},
+            )
+        ]
 
     def broadcast(self, x: torch.Tensor, source: int) -> None:
-        self._transfer(x.nbytes / self.rates.network + self.rates.latency).wait()
+        """The receivers pass on what has arrived, so that all receive at full rate."""
+        if self.mesh.node == source:
+            others = [node for node in range(self.mesh.nodes) if node != source]
+            self._transfer(dict.fromkeys(others, x.nbytes), {}).wait()
+        else:
+            self._transfer({}, {source: x.nbytes}).wait()
 
-    def _transfer(self, us: float) -> _Arrival:
-        begin = max(self.prediction.total, self._network_free)
-        self._network_free = begin + us - self.rates.latency
-        self.prediction.transfers.append(Phase("transfer", begin, begin + us))
-        return _Arrival(self, begin + us)
+    def _transfer(self, sent: dict[int, int], received: dict[int, int]) -> _Work:
+        transfer = Transfer(sent, received)
+        self.actions.append(transfer)
+        return _Work(self.actions, transfer)
 
     def move(
         self, collective: type[Collective], x: torch.Tensor, out: torch.Tensor, *options: int
     ) -> None:
-        problem = checked(collective.op, x, None, self.ranks_per_node, options)
+        problem = checked(collective.op, x, None, self.mesh.ranks_per_node, options)
         self.call(collective.op, self.rates.call + problem.sent / self.rates.nvlink)
 
 
@@ -147,13 +111,19 @@ def predict(
         nodes: number of nodes, at least 2.
 
     Returns:
-        The prediction of the first node; for causal attention, of the slower one of the first and
-        the last.
+        The prediction of the node that is ready last.
 
     Raises:
         TileWeaveError: ``nodes`` is not legal, or attention on several nodes does not support the
             problem.
     """
+    return max(predict_nodes(problem, nodes, rates), key=lambda prediction: prediction.total)
+
+
+def predict_nodes(
+    problem: Problem | CollectiveProblem | AttentionProblem, nodes: int, rates: Rates | None = None
+) -> list[Prediction]:
+    """Return the prediction of each node; arguments and errors are those of ``predict``."""
     if type(nodes) is not int or nodes < 2 or problem.ranks % nodes:
         raise refused(
             "predict",
@@ -161,46 +131,48 @@ def predict(
             f"an integer from 2 on that divides {problem.ranks} ranks",
         )
     rates = rates or Rates()
-    is_uneven = isinstance(problem, AttentionProblem) and problem.causal
-    predictions = []
-    for node in (0, nodes - 1) if is_uneven else (0,):
-        rank = _Rank(rates, problem.ranks // nodes)
-        mesh = Mesh(node, nodes, 0, rank.ranks_per_node, rank.start, rank.broadcast)
-        _run(problem, mesh, rank)
-        predictions.append(rank.prediction)
-    return max(predictions, key=lambda prediction: prediction.total)
+    ranks = [_Rank(rates, node, nodes, problem.ranks // nodes) for node in range(nodes)]
+    for rank in ranks:
+        _run(problem, rank)
+    return timelines([rank.actions for rank in ranks], rates.network, rates.latency)
 
 
 @singledispatch
-def _run(problem: Any, mesh: Mesh, rank: _Rank) -> None:
+def _run(problem: Any, rank: _Rank) -> None:
     """Run the composition of a problem's operator in virtual time."""
     raise NotImplementedError(type(problem))
 
 
 @_run.register
-def _(problem: CollectiveProblem, mesh: Mesh, rank: _Rank) -> None:
+def _(problem: CollectiveProblem, rank: _Rank) -> None:
     x, out = (
         torch.empty(shape, dtype=problem.dtype, device="meta")
         for shape in (problem.shape, problem.result)
     )
-    OPERATORS[problem.op].across(rank.move, x, out, mesh, *problem.options)
+    OPERATORS[problem.op].across(rank.move, x, out, rank.mesh, *problem.options)
 
 
 @_run.register
-def _(problem: Problem, mesh: Mesh, rank: _Rank) -> None:
+def _(problem: Problem, rank: _Rank) -> None:
     a = torch.empty(problem.rows, problem.K, dtype=problem.dtype, device="meta")
     b = torch.empty(problem.K, problem.N, dtype=problem.dtype, device="meta")
     c = torch.empty(problem.shape, dtype=problem.out_dtype, device="meta")
 
     def multiply(operator: type[Operator], a: torch.Tensor, *_: Any) -> None:
-        part = replace(problem, op=operator.op, rows=len(a), ranks=mesh.ranks_per_node)
-        rank.call(operator.op, min(operator.predicted(part)))
+        part = replace(problem, op=operator.op, rows=len(a), ranks=rank.mesh.ranks_per_node)
+        rank.call(operator.op, _product_us(part))
 
-    OPERATORS[problem.op].across(multiply, rank.move, a, b, c, Epilogue(), mesh)
+    OPERATORS[problem.op].across(multiply, rank.move, a, b, c, Epilogue(), rank.mesh)
+
+
+@lru_cache
+def _product_us(part: Problem) -> float:
+    """Return the predicted time of a GEMM within a node; all nodes have the same one."""
+    return min(operators_of(Operator)[part.op].predicted(part))
 
 
 @_run.register
-def _(problem: AttentionProblem, mesh: Mesh, rank: _Rank) -> None:
+def _(problem: AttentionProblem, rank: _Rank) -> None:
     require_supported(problem)
     q, k, v = (
         torch.empty(problem.batch, *shape, dtype=problem.dtype, device="meta")
@@ -210,17 +182,18 @@ def _(problem: AttentionProblem, mesh: Mesh, rank: _Rank) -> None:
             (problem.k_rows, problem.kv_heads, problem.v_dim),
         )
     )
-    attend_across(_attention(problem, rank), problem, q, k, v, mesh)
+    attend = _attention(problem, rank)
+    attend_across(attend, problem, q, k, v, rank.mesh, merge=lambda *_: None)
 
 
 def _attention(problem: AttentionProblem, rank: _Rank) -> Callable[..., Any]:
     """Return the attention within a node, which gathers while it computes."""
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> tuple:
-        rows, keys = q.shape[1], k.shape[1] * rank.ranks_per_node
+        rows, keys = q.shape[1], k.shape[1] * rank.mesh.ranks_per_node
         pairs = problem.batch * problem.heads * rows * keys * (0.5 if causal else 1.0)
         operations = 2 * pairs * (problem.dim + problem.v_dim)
-        sent = (k.nbytes + v.nbytes) * (rank.ranks_per_node - 1)
+        sent = (k.nbytes + v.nbytes) * (rank.mesh.ranks_per_node - 1)
         rates = rank.rates
         rank.call(problem.op, max(operations / rates.attention, sent / rates.nvlink) + rates.call)
         shape = *q.shape[:3], problem.v_dim

@@ -303,7 +303,8 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
     out = packed.new_empty(problem.result) if out is None else out
     if isinstance(ranks, TwoLevels):
         move = collective.in_node(ranks, transport)
-        collective.across(move, packed, out, Mesh.of(ranks), *problem.options)
+        with Mesh.of(name, ranks, packed.device) as mesh:
+            collective.across(move, packed, out, mesh, *problem.options)
         return out
     move = _move(problem, transport, ranks)
     move(packed, out)

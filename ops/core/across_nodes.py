@@ -25,6 +25,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import Group
@@ -55,41 +56,72 @@ class Mesh:
     broadcast: Callable[[torch.Tensor, int], None]
 
     @classmethod
-    def of(cls, ranks: TwoLevels) -> Mesh:
-        """Return the mesh whose transfers are those of ``torch.distributed``."""
+    @contextmanager
+    def of(cls, op: str, ranks: TwoLevels, device: torch.device) -> Iterator[Mesh]:
+        """Yield the mesh of a call of an operator, whose transfers are those of
+        ``torch.distributed``.
+
+        Raises:
+            TileWeaveError: a rank has ended; the message names the operator and the ranks that made
+                a transfer or a call of their node. Or a CUDA graph is captured, and the transfers
+                cannot be.
+        """
         nodes, node = ranks.nodes, ranks.node
-        return cls(
-            nodes.rank, nodes.world_size, node.rank, node.world_size,
-            partial(_start, nodes), partial(nccl.broadcast, group=nodes),
-        )  # fmt: skip
+        nccl.require_capturable(op, nodes, device)
+        try:
+            yield cls(
+                nodes.rank, nodes.world_size, node.rank, node.world_size,
+                partial(_start, nodes), partial(nccl.broadcast, group=nodes),
+            )  # fmt: skip
+        except nccl.PeerError as error:
+            failure = f"{op}: {error.call} {_named(error, ranks)}: {error.reason}"
+            first = _first_failure(failure)
+            raise TileWeaveError(f"{failure}; expected {nccl.EVERY_RANK}{first}") from error
 
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
 
 
-@contextmanager
-def _naming(target: int, source: int) -> Iterator[None]:
-    """Name the nodes at the other ends of a transfer that fails."""
+def _named(error: nccl.PeerError, ranks: TwoLevels) -> str:
+    """Return the nodes and ranks of a failed call."""
+    members = nccl.global_ranks(error.group, error.peers)
+    if error.group.process_group is ranks.node.process_group:
+        return f"within node {ranks.nodes.rank} ({members})"
+    numbers = sorted(set(error.peers) - {ranks.nodes.rank})
+    return f"with node{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))} ({members})"
+
+
+def _first_failure(failure: str) -> str:
+    """Return what the first rank has reported that lost another one, if this rank is not the first.
+
+    A rank that ends after its report closes the connections of others, which then fail, too.
+    """
     try:
-        yield
-    except RuntimeError as error:
-        raise TileWeaveError(
-            f"transfer to node {target} and from node {source}: {' '.join(str(error).split())}; "
-            "expected both nodes to make the same calls"
-        ) from error
+        store = dist.PrefixStore("tileweave", dist.distributed_c10d._get_default_store())
+        if store.check(["first failure"]):
+            return f" ({store.get('first failure').decode()})"
+        store.set("first failure", f"first failure, on global rank {dist.get_rank()}: {failure}")
+    except RuntimeError:  # the rank that serves the store has ended
+        pass
+    return ""
 
 
 @dataclass(frozen=True)
 class _Transfer:
-    """Work of a transfer."""
+    """Work of a transfer.
+
+    Attributes:
+        nodes: the group of the sender and the receiver.
+        peers: the nodes to which it sends, and from which it receives.
+    """
 
     work: Any
-    target: int
-    source: int
+    nodes: Group
+    peers: tuple[int, int]
 
     def wait(self) -> None:
-        with _naming(self.target, self.source):
+        with nccl.naming_peers("transfer", self.nodes, self.peers):
             self.work.wait()
 
 
@@ -97,9 +129,10 @@ def _start(
     nodes: Group, sent: Sequence[torch.Tensor], target: int, received: Sequence[torch.Tensor],
     source: int,
 ) -> list[_Transfer]:  # fmt: skip
-    with _naming(target, source):
+    peers = target, source
+    with nccl.naming_peers("transfer", nodes, peers):
         works = nccl.start_exchanges(sent, target, received, source, nodes)
-    return [_Transfer(work, target, source) for work in works]
+    return [_Transfer(work, nodes, peers) for work in works]
 
 
 def pieces_of_nodes(

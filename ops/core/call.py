@@ -220,7 +220,8 @@ def compute(
         multiply = _in_node(levels, requested)
         transport = "nccl" if requested == "nccl" else "auto"
         move = OPERATORS[op].collective.in_node(levels, transport)
-        OPERATORS[op].across(multiply, move, *operands, Mesh.of(levels))
+        with Mesh.of(op, levels, request.a.device) as mesh:
+            OPERATORS[op].across(multiply, move, *operands, mesh)
         return request.c
     if request.choice is None:
         OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)

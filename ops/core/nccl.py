@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
+from ...builtins.errors import TileWeaveError
 from ...runtime.host.collectives import (
     all_gather_single,
     reduce_scatter_single,
@@ -16,7 +18,59 @@ from ...runtime.host.collectives import (
     uses_gloo,
 )
 from ...runtime.host.group import Group
-from .problem import packed, require_same_call
+from ...runtime.kernel.kernel import capturing
+from .problem import packed, refused, require_same_call
+
+
+class PeerError(TileWeaveError, RuntimeError):
+    """Failure of ``torch.distributed``, which has lost a rank.
+
+    Attributes:
+        call: what this rank did.
+        group: its group.
+        peers: the ranks of the group with which it did that.
+        reason: what ``torch.distributed`` says.
+    """
+
+    def __init__(self, call: str, group: Group, peers: Sequence[int], reason: str) -> None:
+        self.call, self.group, self.peers, self.reason = call, group, peers, reason
+        who = f"{call} of {global_ranks(group, peers)}"
+        super().__init__(f"{who}: {reason}; expected {EVERY_RANK}")
+
+    def __reduce__(self) -> tuple:  # a process group cannot be pickled
+        return TileWeaveError, (str(self),)
+
+
+EVERY_RANK = "every rank to run and to make the same calls"
+
+
+def global_ranks(group: Group, ranks: Sequence[int]) -> str:
+    """Return the ranks of a group in messages, by their numbers among all processes."""
+    process_group = cast("dist.ProcessGroup", group.process_group)
+    numbers = sorted({dist.get_global_rank(process_group, rank) for rank in ranks})
+    return f"global rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+@contextmanager
+def naming_peers(call: str, group: Group, peers: Sequence[int]) -> Iterator[None]:
+    """Raise a ``PeerError`` instead of an error of ``torch.distributed``."""
+    try:
+        yield
+    except PeerError:
+        raise
+    except RuntimeError as error:
+        raise PeerError(call, group, peers, " ".join(str(error).split())) from error
+
+
+def require_capturable(op: str, group: Group, device: torch.device) -> None:
+    """Refuse a group whose transfers a CUDA graph cannot capture."""
+    ranks = group.process_group
+    if ranks is not None and uses_gloo(ranks, device) and capturing():
+        numbers = global_ranks(group, range(group.world_size))
+        raise refused(
+            op, f"gloo connects the {numbers}, while a CUDA graph is captured",
+            "NCCL between them, or no capture",
+        )  # fmt: skip
 
 
 def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
@@ -106,13 +160,18 @@ def _complete(
     """Run a collective to its end.
 
     Raises:
-        TileWeaveError: the ranks make different calls; gloo would wait until its timeout.
+        PeerError: a rank has ended.
+        TileWeaveError: the ranks make different calls; gloo would wait until its timeout. Or a CUDA
+            graph is captured, and gloo would not be part of it.
     """
-    ranks = cast("dist.ProcessGroup", group.process_group)
-    if uses_gloo(ranks, tensors[0].device):
-        run_by_gloo(collective, tensors, ranks, partial(require_same_call, group))
-    else:
-        collective(*tensors, group=ranks)
+    ranks, device = cast("dist.ProcessGroup", group.process_group), tensors[0].device
+    name = getattr(collective, "func", collective).__name__
+    require_capturable(name, group, device)
+    with naming_peers(name, group, range(group.world_size)):
+        if uses_gloo(ranks, device):
+            run_by_gloo(collective, tensors, ranks, partial(require_same_call, group))
+        else:
+            collective(*tensors, group=ranks)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

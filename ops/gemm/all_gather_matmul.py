@@ -261,9 +261,10 @@ def _rows_of_nodes(request: Call, ranks: TwoLevels, requested: str) -> torch.Ten
     rows = request.a.new_empty(problem.M, problem.K).unflatten(0, (count, -1))
     parts = request.c.unflatten(0, (count, -1))
     options = ranks.node_name, requested, request.epilogue
-    for node, shard in pieces_of_nodes([request.a] * count, Mesh.of(ranks)):
-        with writable(parts[node]) as out:
-            rows[node] = _computed(readable(shard), request.b, out, *options)[1]
+    with Mesh.of(NAME, ranks, request.a.device) as mesh:
+        for node, shard in pieces_of_nodes([request.a] * count, mesh):
+            with writable(parts[node]) as out:
+                rows[node] = _computed(readable(shard), request.b, out, *options)[1]
     return rows.flatten(0, 1)
 
 

@@ -14,7 +14,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -238,7 +237,8 @@ class Programs:
         x, *more = (torch.empty_like(x, device="meta") for x in call.mine)
         out = torch.empty_like(call.right, device="meta")
         for node in (0, self.ranks.nodes.world_size - 1):
-            mesh = replace(Mesh.of(self.ranks), node=node, start=lambda *_: (), broadcast=_nothing)
+            nodes, local = self.ranks.nodes.world_size, self.ranks.node.rank
+            mesh = Mesh(node, nodes, local, self.local, lambda *_: (), _nothing)
             if isinstance(call, Exchange):
                 OPERATORS[call.op].across(self.move, x, out, mesh, *call.options)
             elif isinstance(call, Product):

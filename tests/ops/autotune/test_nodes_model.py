@@ -7,7 +7,15 @@ import torch
 
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.attention.problem import checked_attention
-from tileweave.ops.autotune.nodes_model import Prediction, Rates, predict
+from tileweave.ops.autotune.nodes_model import Rates, predict, predict_nodes
+from tileweave.ops.autotune.nodes_timeline import (
+    Call,
+    Phase,
+    Prediction,
+    Transfer,
+    Wait,
+    timelines,
+)
 from tileweave.ops.collectives.collective import Collective, checked
 from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.problem import Problem
@@ -81,13 +89,17 @@ def test_a_transfer_that_is_shorter_than_a_call_is_hidden():
         assert predict(problem_of(name, 4), 4, rates).exposed == 0
 
 
+def spans(phases: list[Phase]) -> list[tuple[float, float]]:
+    return [(phase.begin, phase.end) for phase in phases]
+
+
 def test_an_all_gather_by_hand():
     """3 nodes of 2 ranks: 1000 bytes to each other rank and node."""
     x = torch.empty(1000, dtype=torch.uint8, device="meta")
     rates = Rates(network=10.0, latency=5.0, nvlink=100.0, call=20.0)
     prediction = predict(checked("all_gather", x, None, 6, ()), 3, rates)
-    assert [tuple(phase[1:]) for phase in prediction.transfers] == [(0, 105), (100, 205)]
-    assert [tuple(phase[1:]) for phase in prediction.calls] == [(0, 30), (105, 135), (205, 235)]
+    assert spans(prediction.transfers) == [(0, 105), (100, 205)]
+    assert spans(prediction.calls) == [(0, 30), (105, 135), (205, 235)]
     assert (prediction.total, prediction.exposed, prediction.network) == (235, 145, 205)
     assert prediction.hidden == pytest.approx(60 / 205)
 
@@ -97,9 +109,48 @@ def test_sums_are_sent_while_the_next_are_added():
     x = torch.empty(6 * 500, dtype=torch.float16, device="meta")
     rates = Rates(network=10.0, latency=5.0, nvlink=100.0, call=20.0)
     prediction = predict(checked("reduce_scatter", x, None, 6, ()), 3, rates)
-    assert [tuple(phase[1:]) for phase in prediction.calls] == [(0, 30), (30, 60), (60, 90)]
-    assert [tuple(phase[1:]) for phase in prediction.transfers] == [(30, 135), (130, 235)]
+    assert spans(prediction.calls) == [(0, 30), (30, 60), (60, 90)]
+    assert spans(prediction.transfers) == [(30, 135), (130, 235)]
     assert (prediction.total, prediction.exposed) == (235, 145)
+
+
+def test_a_broadcast_by_hand():
+    """Node 1 of 3 broadcasts 1024 bytes within the node, then sends half of them from each rank."""
+    x = torch.empty(1024, dtype=torch.uint8, device="meta")
+    rates = Rates(network=10.24, latency=5.0, nvlink=102.4, call=20.0)
+    one, root, other = predict_nodes(checked("broadcast", x, None, 6, (2,)), 3, rates)
+    assert spans(root.calls) == [(0, 30)]
+    for node in (one, root, other):
+        assert spans(node.transfers) == [(30, 85)]
+    assert spans(one.calls) == spans(other.calls) == [(85, 110)]
+    assert (root.transfers[0].targets, one.transfers[0].sources) == ((0, 2), (1,))
+
+
+def test_a_message_begins_when_both_nodes_have_come_to_it():
+    """Node 1 is late; node 0 then is late for the transfer that it started last."""
+    sent, received = Transfer({1: 100}, {}), Transfer({}, {0: 100})
+    later, earlier = Transfer({}, {1: 100}), Transfer({0: 100}, {})
+    late, early = timelines(
+        [
+            [sent, Call("a", 5.0), later, Wait(sent), Wait(later)],
+            [Call("b", 30.0), received, earlier, Wait(received), Wait(earlier)],
+        ],
+        network=10.0, latency=1.0,
+    )  # fmt: skip
+    assert spans(late.transfers) == spans(early.transfers) == [(30, 41), (40, 51)]
+    assert (late.exposed, early.exposed, late.hidden, early.hidden) == (46, 21, 0, 0)
+
+
+def test_nodes_that_wait_for_each_other():
+    nodes = []
+    for other in (1, 0):
+        first, second = Transfer({}, {other: 1}), Transfer({other: 1}, {})
+        nodes.append([first, Wait(first), second, Wait(second)])
+    with pytest.raises(TileWeaveError, match="the nodes 0, 1 wait for each other; expected"):
+        timelines(nodes, 1.0, 0.0)
+    expected = "node 0 sends 1 messages to node 1, which receives 0"
+    with pytest.raises(TileWeaveError, match=expected):
+        timelines([[Transfer({1: 1}, {})], []], 1.0, 0.0)
 
 
 def test_zigzag_is_the_least_work():

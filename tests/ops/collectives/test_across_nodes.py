@@ -97,7 +97,8 @@ def test_a_dead_node_is_named():
         outcomes.append(process.submit(on_ranks._outcome, mesh_on_ranks.dead_node, ()))
     error = outcomes[0].result(timeout=60)
     assert isinstance(error, tw.TileWeaveError), error
-    assert str(error).startswith("transfer to node 1 and from node 1: ")
+    assert str(error).startswith("all_gather: transfer with node 1 (global rank 1): ")
+    assert str(error).endswith("; expected every rank to run and to make the same calls")
     assert isinstance(outcomes[1].exception(timeout=60), BrokenProcessPool)
     two.close()
 
