@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 
+from ...runtime.host.group_argument import BY
 from ..collectives.transport import SUMMED
-from ..core.library import define, refuse_gradients
+from ..core.groups import TwoLevels, ranks_of
+from ..core.library import define, define_composite, refuse_gradients
 from ..core.problem import refused, require_dense, require_dense_or_none, require_like
 from ..core.registry import TableRow
+from . import across_nodes
 from .dispatch import DispatchHandle
 from .kernels.row_exchange import combine_program
 from .nccl_rows import combine_rows as combine_by_nccl
@@ -63,7 +66,8 @@ def combine(
     """Return the weighted sum of the results of each token's experts.
 
     It adds in fp32 in the order of the token's choices, so that results are equal, bit by bit, in
-    all calls. Every rank calls it.
+    all calls. On several nodes, each node adds and rounds, then the sums of the nodes are added in
+    fp32. Every rank calls it.
 
     Args:
         y: (C, N) floating-point, the results for the rows of ``dispatch``. Rows past the last
@@ -93,13 +97,24 @@ def combine(
     require_like(NAME, "y", y, "the handle", handle.source, y.dtype)
     weights = handle.weights.to(torch.promote_types(y.dtype, torch.float32))
     arguments = y, weights, handle.source, handle.place
+    is_across = BY in handle.group
+    combined = torch.ops.tileweave.combine_across if is_across else _combine
     if out is None:
-        return _combine(*arguments, handle.group, handle.transport)
+        return combined(*arguments, handle.group, handle.transport)
     if tuple(out.shape) != (tokens, y.shape[1]):
         raise refused(NAME, f"out has shape {tuple(out.shape)}", f"{(tokens, y.shape[1])}")
     require_like(NAME, "out", out, "y", y)
+    if is_across:
+        refuse_gradients(NAME, out, y, weights)
+        return out.copy_(combined(*arguments, handle.group, handle.transport))
     _combine_out(*arguments, out, handle.group, handle.transport)
     return out
+
+
+def _combine_across(y, weights, source, place, group, transport):
+    levels = ranks_of(group)
+    assert isinstance(levels, TwoLevels)
+    return across_nodes.combine_rows(y, weights, source, place, levels, transport)
 
 
 def _eager(y, weights, source, place, group, transport):
@@ -164,3 +179,4 @@ _combine_out = define(
     f"{NAME}_out({_SCHEMA}, Tensor(a!) out, str group, str transport) -> ()",
     _eager_out, _fake_out, check=_check_out,
 )  # fmt: skip
+define_composite(f"{NAME}_across({_SCHEMA}, str group, str transport) -> Tensor", _combine_across)

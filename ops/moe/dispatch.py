@@ -11,15 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.groups import group_of, name_of
+from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define, define_composite
 from ..core.problem import agree
 from ..core.registry import TableRow
+from . import across_nodes
 from .kernels.row_exchange import dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
 from .routing import is_first_choice, routing_of
 from .row_exchange import RowExchange, chosen, exchange, gathered
-from .row_problem import check_tokens, checked
+from .row_problem import check_tokens, checked, within_node
 
 NAME = "dispatch"
 
@@ -87,15 +88,20 @@ def _dispatch(
     transport: str,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     """Return the rows, and the tables; all arguments are checked before the first exchange."""
-    ranks = group_of(group)
+    ranks = ranks_of(group)
     problem = checked(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
-    chosen(transport, problem, x.device, ranks, Dispatch.obstacle(problem))
+    part, node = within_node(problem, ranks)
+    chosen(transport, part, x.device, node, Dispatch.obstacle(part))
     if not (torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)):
         agree(ranks, problem, transport)
     all_ids = gathered(topk_ids.contiguous(), group, transport)
     all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
     routing = routing_of(all_ids, ranks.rank, num_experts, problem.capacity)
-    rows = _dispatch_rows(x, routing.source, routing.place, group, transport)
+    tables = routing.source, routing.place
+    if isinstance(ranks, TwoLevels):
+        rows = across_nodes.dispatch_rows(x, *tables, ranks, transport)
+    else:
+        rows = _dispatch_rows(x, *tables, group, transport)
     return rows, *routing
 
 
@@ -126,7 +132,7 @@ def dispatch(
             are dropped: they are not in the result and add nothing in ``combine``, and
             ``handle.dropped`` counts them. None for T * W * min(k, num_experts / W), enough for
             every routing.
-        group: see ``all_gather_matmul``.
+        group: see ``all_to_all``. On several nodes, a token crosses to each other node once.
         transport: ``ldst`` (loads of threads), ``nccl`` (``torch.distributed``; the host reads the
             number of rows), or ``auto``: ``ldst`` if possible.
 

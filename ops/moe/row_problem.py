@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ...runtime.host.group import Group
+from ..core.groups import TwoLevels
 from ..core.problem import refused, require_dense, require_like
 from .kernels.row_exchange import RowLayout
 from .routing import default_capacity
@@ -118,6 +120,14 @@ def checked(
     if capacity is None:
         capacity = default_capacity(tokens, ranks, choices, num_experts // ranks)
     return RowProblem(op, tokens, choices, capacity, x.shape[1], ranks, x.dtype, num_experts)
+
+
+def within_node(problem: RowProblem, ranks: Group | TwoLevels) -> tuple[RowProblem, Group]:
+    """Return the exchange between the ranks of a node that a problem contains, and these ranks."""
+    if not isinstance(ranks, TwoLevels):
+        return problem, ranks
+    nodes, node = ranks.nodes.world_size, ranks.node
+    return replace(problem, tokens=nodes * problem.tokens, ranks=node.world_size), node
 
 
 def _is_positive(value: Any) -> bool:

@@ -74,9 +74,9 @@ def test_sums_in_fp32(three, dtype):
 @pytest.mark.parametrize(
     ("what", "shown"),
     [
-        ("capacity", "5 tokens of 6 float64, top-2, 6 experts, capacity 17, auto; rank 1:"),
+        ("capacity", "5 tokens of 10 float64, top-2, 6 experts, capacity 17, auto; rank 1:"),
         ("columns", "5 tokens of 6 float32, top-2, 6 experts, capacity 30, auto; rank 1:"),
-        ("tokens", "1 tokens of 6 float64, top-2, 6 experts, capacity 6, auto; rank 1:"),
+        ("tokens", "1 tokens of 10 float64, top-2, 6 experts, capacity 6, auto; rank 1:"),
     ],
 )
 def test_ranks_that_disagree_are_told(three, what, shown):
