@@ -20,7 +20,8 @@ from . import across_nodes
 from .dispatch import DispatchHandle
 from .kernels.row_exchange import combine_program
 from .nccl_rows import combine_rows as combine_by_nccl
-from .row_exchange import RowExchange, exchange, gathered
+from .routing import Tables
+from .row_exchange import TABLES, RowExchange, exchange, gathered
 
 NAME = "combine"
 
@@ -48,16 +49,16 @@ class Combine(RowExchange, op=NAME):
         return problem.size_obstacle(problem.added)
 
     @staticmethod
-    def inputs(rows, weights, source, place):
-        return rows, weights, place
+    def inputs(rows, weights, tables):
+        return rows, weights, tables.place
 
     @staticmethod
-    def empty(rows, source, place):
-        return rows.new_empty(place.shape[0], rows.shape[1])
+    def empty(rows, tables):
+        return rows.new_empty(len(tables.place), rows.shape[1])
 
     @staticmethod
-    def unfused(rows, weights, source, place, group):
-        return combine_by_nccl(rows, weights, source, place, group)
+    def unfused(rows, weights, tables, group):
+        return combine_by_nccl(rows, weights, tables.source, tables.place, group)
 
 
 def combine(
@@ -87,16 +88,17 @@ def combine(
     require_dense_or_none(NAME, out=out)
     if not isinstance(handle, DispatchHandle):
         raise refused(NAME, f"handle={handle!r}", "the handle that dispatch returned")
-    capacity, tokens = handle.source.shape[0], handle.place.shape[0]
+    source, _, place = handle.tables
+    capacity, tokens = len(source), len(place)
     if y.ndim != 2 or y.shape[0] != capacity or y.shape[1] == 0:
         raise refused(
             NAME, f"y has shape {tuple(y.shape)}", f"({capacity}, columns) for this handle"
         )
     if not y.is_floating_point() or y.dtype.itemsize < 2:
         raise refused(NAME, f"y is of {y.dtype}", "a floating-point type of 16 bits or more")
-    require_like(NAME, "y", y, "the handle", handle.source, y.dtype)
+    require_like(NAME, "y", y, "the handle", source, y.dtype)
     weights = handle.weights.to(torch.promote_types(y.dtype, torch.float32))
-    arguments = y, weights, handle.source, handle.place
+    arguments = y, weights, *handle.tables
     is_across = BY in handle.group
     combined = torch.ops.tileweave.combine_across if is_across else _combine
     if out is None:
@@ -111,28 +113,29 @@ def combine(
     return out
 
 
-def _combine_across(y, weights, source, place, group, transport):
+def _combine_across(y, weights, source, slots, place, group, transport):
     levels = ranks_of(group)
     assert isinstance(levels, TwoLevels)
-    return across_nodes.combine_rows(y, weights, source, place, levels, transport)
+    tables = Tables(source, slots, place)
+    return across_nodes.combine_rows(y, weights, tables, levels, transport)
 
 
-def _eager(y, weights, source, place, group, transport):
-    return exchange(NAME, y, weights, source, place, group, transport)
+def _eager(y, weights, source, slots, place, group, transport):
+    return exchange(NAME, y, weights, Tables(source, slots, place), group, transport)
 
 
-def _eager_out(y, weights, source, place, out, group, transport):
-    exchange(NAME, y, weights, source, place, group, transport, out)
+def _eager_out(y, weights, source, slots, place, out, group, transport):
+    exchange(NAME, y, weights, Tables(source, slots, place), group, transport, out)
 
 
-def _fake(y, weights, source, place, group, transport):
-    return Combine.empty(y, source, place)
+def _fake(y, weights, source, slots, place, group, transport):
+    return Combine.empty(y, Tables(source, slots, place))
 
 
 def _fake_out(*_): ...
 
 
-def _check_out(y, weights, source, place, out, *_):
+def _check_out(y, weights, source, slots, place, out, *_):
     refuse_gradients(NAME, out, y, weights)
 
 
@@ -142,12 +145,11 @@ def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
-    y, weights, source, place = ctx.saved_tensors
+    y, weights, *tables = ctx.saved_tensors
+    source, _, place = tables
     needs_y, needs_weights, *_ = ctx.needs_input_grad
     grad_y = grad_weights = None
-    rows = torch.ops.tileweave.dispatch_rows(
-        grad.contiguous(), source, place, ctx.group, ctx.transport
-    )
+    rows = torch.ops.tileweave.dispatch_rows(grad.contiguous(), *tables, ctx.group, ctx.transport)
     rows = rows.to(weights.dtype)
     if needs_y:
         scale = _of_rows(weights, source, place, ctx)
@@ -156,7 +158,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
         products = (rows * y).sum(-1)
         at = gathered(products, ctx.group, ctx.transport)[place.clamp(min=0)]
         grad_weights = torch.where(place >= 0, at, 0)
-    return grad_y, grad_weights, None, None, None, None
+    return grad_y, grad_weights, *(None for _ in range(5))
 
 
 def _of_rows(
@@ -171,7 +173,7 @@ def _of_rows(
     return torch.where(source >= 0, at, 0)
 
 
-_SCHEMA = "Tensor y, Tensor topk_weights, Tensor source, Tensor place"
+_SCHEMA = f"Tensor y, Tensor topk_weights, {TABLES}"
 _combine = define(
     f"{NAME}({_SCHEMA}, str group, str transport) -> Tensor", _eager, _fake, (_save, _gradients)
 )

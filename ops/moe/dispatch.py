@@ -18,8 +18,8 @@ from ..core.registry import TableRow
 from . import across_nodes
 from .kernels.row_exchange import dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
-from .routing import is_first_choice, routing_of
-from .row_exchange import RowExchange, chosen, exchange, gathered
+from .routing import Tables, is_first_choice, routing_of
+from .row_exchange import TABLES, RowExchange, chosen, exchange, gathered
 from .row_problem import check_tokens, checked, within_node
 
 NAME = "dispatch"
@@ -31,18 +31,17 @@ class DispatchHandle(NamedTuple):
 
     Attributes:
         weights: (T, k), ``topk_weights``.
-        source: (C,) int32, the token of each row of this rank's experts, as ``(rank * T + token)
-            * k + choice``; -1 for rows past the last one.
-        place: (T, k) int32, the row of each choice of this rank's tokens, as ``rank * C + row``; -1
-            for a choice that is dropped.
+        tables: ``source``, (C,) int32, the token of each row of this rank's experts, as ``(rank * T
+            + token) * k + choice``, -1 for rows past the last one; ``slots``, (W * T, k) int32, the
+            rows of each token at this rank's experts; ``place``, (T, k) int32, the row of each
+            choice of this rank's tokens, as ``rank * C + row``, -1 for a choice that is dropped.
         dropped: (W,) int32, the rows of each rank's experts for which the capacity has no room.
         group: name of the group.
         transport: the argument of ``dispatch``.
     """
 
     weights: torch.Tensor
-    source: torch.Tensor
-    place: torch.Tensor
+    tables: Tables
     dropped: torch.Tensor
     group: str
     transport: str
@@ -52,7 +51,7 @@ class Dispatch(RowExchange, op=NAME):
     """Program that pulls the tokens of a rank's experts."""
 
     arguments = ("x", "topk_ids", "topk_weights")
-    reads = ("x", "source")
+    reads = ("x", "source", "slots")
     row = TableRow(
         inputs="the rank's tokens `x`, (T, H), of any type; the k experts of each, `topk_ids`, and "
         "their weights, `topk_weights`, (T, k)",
@@ -64,23 +63,25 @@ class Dispatch(RowExchange, op=NAME):
 
     @staticmethod
     def program(problem):
-        return dispatch_program(problem.tokens, problem.choices, problem.capacity, problem.moved)
+        return dispatch_program(
+            problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.moved
+        )
 
     @staticmethod
     def obstacle(problem):
         return problem.size_obstacle(problem.moved)
 
     @staticmethod
-    def inputs(rows, weights, source, place):
-        return rows, source
+    def inputs(rows, weights, tables):
+        return rows, tables.source, tables.slots
 
     @staticmethod
-    def empty(rows, source, place):
-        return rows.new_empty(source.shape[0], rows.shape[1])
+    def empty(rows, tables):
+        return rows.new_empty(len(tables.source), rows.shape[1])
 
     @staticmethod
-    def unfused(rows, weights, source, place, group):
-        return dispatch_by_nccl(rows, source, place, group)
+    def unfused(rows, weights, tables, group):
+        return dispatch_by_nccl(rows, tables.source, tables.place, group)
 
 
 def _dispatch(
@@ -97,12 +98,11 @@ def _dispatch(
     all_ids = gathered(topk_ids.contiguous(), group, transport)
     all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
     routing = routing_of(all_ids, ranks.rank, num_experts, problem.capacity)
-    tables = routing.source, routing.place
     if isinstance(ranks, TwoLevels):
-        rows = across_nodes.dispatch_rows(x, *tables, ranks, transport)
+        rows = across_nodes.dispatch_rows(x, routing.tables, ranks, transport)
     else:
-        rows = _dispatch_rows(x, *tables, group, transport)
-    return rows, *routing
+        rows = _dispatch_rows(x, *routing.tables, group, transport)
+    return rows, *routing.tables, routing.offsets, routing.dropped
 
 
 def dispatch(
@@ -149,41 +149,40 @@ def dispatch(
     """
     check_tokens(NAME, x, topk_ids, topk_weights)
     group = name_of(group)
-    rows, source, place, offsets, dropped = torch.ops.tileweave.dispatch(
+    rows, *tables, offsets, dropped = torch.ops.tileweave.dispatch(
         x, topk_ids, num_experts, capacity, group, transport
     )
-    return rows, offsets, DispatchHandle(topk_weights, source, place, dropped, group, transport)
+    handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport)
+    return rows, offsets, handle
 
 
-def _eager(x, source, place, group, transport):
-    return exchange(NAME, x, None, source, place, group, transport)
+def _eager(x, source, slots, place, group, transport):
+    return exchange(NAME, x, None, Tables(source, slots, place), group, transport)
 
 
-def _fake(x, source, place, group, transport):
-    return Dispatch.empty(x, source, place)
+def _fake(x, source, slots, place, group, transport):
+    return Dispatch.empty(x, Tables(source, slots, place))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    _, source, place, ctx.group, ctx.transport = inputs
-    ctx.save_for_backward(source, place)
+    _, *tables, ctx.group, ctx.transport = inputs
+    ctx.save_for_backward(*tables)
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
-    source, place = ctx.saved_tensors
+    tables = Tables(*ctx.saved_tensors)
     wide = torch.promote_types(grad.dtype, torch.float32)
-    once = is_first_choice(place).to(wide)  # a token has one row at an expert
-    grad_x = torch.ops.tileweave.combine(
-        grad.contiguous(), once, source, place, ctx.group, ctx.transport
-    )
-    return grad_x, None, None, None, None
+    once = is_first_choice(tables.place).to(wide)  # a token has one row at an expert
+    grad_x = torch.ops.tileweave.combine(grad.contiguous(), once, *tables, ctx.group, ctx.transport)
+    return grad_x, *(None for _ in range(5))
 
 
 _dispatch_rows = define(
-    f"{NAME}_rows(Tensor x, Tensor source, Tensor place, str group, str transport) -> Tensor",
+    f"{NAME}_rows(Tensor x, {TABLES}, str group, str transport) -> Tensor",
     _eager, _fake, (_save, _gradients),
 )  # fmt: skip
 define_composite(
     f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str group, str transport) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _dispatch,
 )

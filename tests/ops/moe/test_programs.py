@@ -50,7 +50,8 @@ class Shape(NamedTuple):
         of a row."""
         make, dtype = PROGRAMS[name]
         layout = RowLayout(VECTORS, WIDTHS[dtype], dtype, threads, blocks=3)
-        return make(self.tokens, self.choices, self.rows, layout)
+        ranks = (self.ranks,) if name == "dispatch" else ()
+        return make(self.tokens, self.choices, self.rows, *ranks, layout)
 
     def tables(self, seed: int) -> list[dict[str, np.ndarray]]:
         """Return a random routing, as tables of each rank."""
@@ -58,7 +59,7 @@ class Shape(NamedTuple):
         generator = torch.Generator().manual_seed(seed)
         ids = random_ids(self.ranks, self.tokens, self.choices, num_experts, generator)
         routings = [routing_of(ids, r, num_experts, self.rows) for r in range(self.ranks)]
-        return [{"source": r.source.numpy(), "place": r.place.numpy()} for r in routings]
+        return [{n: t.numpy() for n, t in r.tables._asdict().items()} for r in routings]
 
 
 def rows_of(rng: np.random.Generator, count: int, dtype: str) -> np.ndarray:
@@ -75,7 +76,7 @@ def inputs_of(shape: Shape, name: str, seed: int) -> list[dict[str, np.ndarray]]
     for tables in shape.tables(seed):
         if name == "dispatch":
             x = rows_of(rng, shape.tokens, "int32")
-            inputs.append({"x": x, "source": tables["source"]})
+            inputs.append({"x": x, "source": tables["source"], "slots": tables["slots"]})
         else:
             y = rows_of(rng, shape.rows, "bfloat16")
             weights = rng.random((shape.tokens, shape.choices)).astype(np.float32)
@@ -152,11 +153,13 @@ def dispatched_twice(shape: Shape) -> Any:
         x1: T.Tensor((tokens, width), "int32"),
         source0: T.Tensor((shape.rows,), "int32"),
         source1: T.Tensor((shape.rows,), "int32"),
+        slots0: T.Tensor((shape.ranks * shape.tokens, shape.choices), "int32"),
+        slots1: T.Tensor((shape.ranks * shape.tokens, shape.choices), "int32"),
         out0: T.Tensor((rows, width), "int32"),
         out1: T.Tensor((rows, width), "int32"),
     ):
-        for x, source, out in ((x0, source0, out0), (x1, source1, out1)):
-            p.launch(kernel, x, source, out)
+        for x, source, slots, out in ((x0, source0, slots0, out0), (x1, source1, slots1, out1)):
+            p.launch(kernel, x, source, slots, out)
 
     return dispatches
 
@@ -166,7 +169,7 @@ def test_another_routing_in_each_launch():
     shape = Shape(3)
     first, second = (inputs_of(shape, "dispatch", seed) for seed in (4, 0))
     both = [
-        {f"{n}{i}": given[r][n] for n in ("x", "source") for i, given in enumerate((first, second))}
+        {f"{n}{i}": v for i, given in enumerate((first, second)) for n, v in given[r].items()}
         for r in range(shape.ranks)
     ]
     actual = tw.simulate(dispatched_twice(shape), shape.ranks, both, schedules=4, epochs=2)
