@@ -1,6 +1,7 @@
 """Tile programs of dispatch and combine on simulated ranks, against NumPy."""
 
 import functools
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,6 +140,24 @@ def test_many_routings(name, ranks):
         shape = Shape(ranks, tokens, choices, per_rank, capacity)
         for seed in range(9):
             check(shape, name, 100 + seed)
+
+
+def test_a_token_is_loaded_once_from_another_rank(tmp_path):
+    """Also if it goes to several experts of a rank."""
+    shape, timeline = Shape(3, tokens=4, choices=3, per_rank=4), tmp_path / "timeline.json"
+    inputs = inputs_of(shape, "dispatch", 5)
+    tw.simulate(shape.program("dispatch"), 3, inputs, epochs=1, timeline=timeline)
+    events = json.loads(timeline.read_text())["traceEvents"]
+    texts = "\n".join(e["args"]["text"] for e in events if e.get("cat") == "transfer")
+    loaded = sorted(re.findall(r"rows\[(\d+)\.\.\d+, (\d+)\.\..* by rank (\d+)", texts))
+    expected, rows = set(), 0
+    for rank, given in enumerate(inputs):
+        for number in given["source"][given["source"] >= 0] // shape.choices:
+            owner, token = divmod(int(number), shape.tokens)
+            if owner != rank:
+                expected.add((str(owner), str(token * VECTORS), str(rank)))
+                rows += 1
+    assert loaded == sorted(expected) and rows > len(expected)
 
 
 def dispatched_twice(shape: Shape) -> Any:
