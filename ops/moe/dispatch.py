@@ -7,7 +7,7 @@ from their owners.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -18,11 +18,14 @@ from ..core.registry import TableRow
 from . import across_nodes
 from .kernels.row_exchange import dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
+from .quant import check_quant, quantized
 from .routing import Tables, is_first_choice, routing_of
 from .row_exchange import TABLES, RowExchange, chosen, exchange, gathered
 from .row_problem import check_tokens, checked, within_node
 
 NAME = "dispatch"
+Rows: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+"""Rows, or e4m3 rows and their scales."""
 
 
 class DispatchHandle(NamedTuple):
@@ -55,8 +58,8 @@ class Dispatch(RowExchange, op=NAME):
     row = TableRow(
         inputs="the rank's tokens `x`, (T, H), of any type; the k experts of each, `topk_ids`, and "
         "their weights, `topk_weights`, (T, k)",
-        result="`rows`, (C, H): the tokens of this rank's experts, sorted by expert; `offsets`, "
-        "int32: the end of each expert's rows; a handle for `combine`",
+        result="`rows`, (C, H): the tokens of this rank's experts, sorted by expert, with `quant` "
+        "`(rows, scales)`; `offsets`, int32: the end of each expert's rows; a handle for `combine`",
         gradient="`combine` with weights 1",
         memory="T x H",
     )
@@ -85,23 +88,26 @@ class Dispatch(RowExchange, op=NAME):
 
 
 def _dispatch(
-    x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None, group: str,
-    transport: str,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Return the rows, and the tables; all arguments are checked before the first exchange."""
+    x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None,
+    quant: str | None, group: str, transport: str,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the rows, with their scales if they have any, and the routing; all arguments are
+    checked before the first exchange."""
     ranks = ranks_of(group)
     problem = checked(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
     part, node = within_node(problem, ranks)
     chosen(transport, part, x.device, node, Dispatch.obstacle(part))
     if not (torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)):
-        agree(ranks, problem, transport)
+        agree(ranks, problem, ", ".join(filter(None, (quant, transport))))
     all_ids = gathered(topk_ids.contiguous(), group, transport)
     all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
     routing = routing_of(all_ids, ranks.rank, num_experts, problem.capacity)
-    if isinstance(ranks, TwoLevels):
-        rows = across_nodes.dispatch_rows(x, routing.tables, ranks, transport)
-    else:
-        rows = _dispatch_rows(x, *routing.tables, group, transport)
+    rows = []
+    for part in (x,) if quant is None else quantized(x):
+        if isinstance(ranks, TwoLevels):
+            rows.append(across_nodes.dispatch_rows(part, routing.tables, ranks, transport))
+        else:
+            rows.append(_dispatch_rows(part, *routing.tables, group, transport))
     return rows, *routing.tables, routing.offsets, routing.dropped
 
 
@@ -112,9 +118,10 @@ def dispatch(
     *,
     num_experts: int,
     capacity: int | None = None,
+    quant: str | None = None,
     group: Any = None,
     transport: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor, DispatchHandle]:
+) -> tuple[Rows, torch.Tensor, DispatchHandle]:
     """Send each token to the ranks of its experts.
 
     Rank ``r`` has the experts ``r * num_experts / W`` and following; W is the number of ranks.
@@ -132,13 +139,17 @@ def dispatch(
             are dropped: they are not in the result and add nothing in ``combine``, and
             ``handle.dropped`` counts them. None for T * W * min(k, num_experts / W), enough for
             every routing.
+        quant: ``fp8_1x128``: tokens are sent as e4m3, with a float32 scale for each 128 columns,
+            as ``grouped_matmul`` accepts them; a quarter to a half of the bytes. x is then of 16
+            bits or more and has no gradient.
         group: see ``all_to_all``. On several nodes, a token crosses to each other node once.
         transport: ``ldst`` (loads of threads), ``nccl`` (``torch.distributed``; the host reads the
             number of rows), or ``auto``: ``ldst`` if possible.
 
     Returns:
         rows: (C, H), the tokens of this rank's experts, sorted by expert, then by rank and token;
-            zero past the last one. They have a gradient.
+            zero past the last one. They have a gradient. With ``quant``, a pair: these rows, and
+            their scales, (C, H / 128), rounded up.
         offsets: (num_experts / W,) int32, the end of each expert's rows, as
             ``torch.nn.functional.grouped_mm`` expects them.
         handle: for ``combine``.
@@ -148,12 +159,13 @@ def dispatch(
         HeapExhausted: the symmetric heap is too small.
     """
     check_tokens(NAME, x, topk_ids, topk_weights)
+    check_quant(NAME, quant, x)
     group = name_of(group)
     rows, *tables, offsets, dropped = torch.ops.tileweave.dispatch(
-        x, topk_ids, num_experts, capacity, group, transport
+        x, topk_ids, num_experts, capacity, quant, group, transport
     )
     handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport)
-    return rows, offsets, handle
+    return rows[0] if quant is None else tuple(rows), offsets, handle
 
 
 def _eager(x, source, slots, place, group, transport):
@@ -182,7 +194,7 @@ _dispatch_rows = define(
     _eager, _fake, (_save, _gradients),
 )  # fmt: skip
 define_composite(
-    f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str group, str transport) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str? quant, str group, "
+    "str transport) -> (Tensor[], Tensor, Tensor, Tensor, Tensor, Tensor)",
     _dispatch,
 )

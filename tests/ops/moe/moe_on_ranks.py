@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.modules import load_module
 from tests.ops.meshes import Nodes, in_order, mesh_of
-from tests.ops.moe.by_definition import all_rows, kept_ids, mixture, random_ids
+from tests.ops.moe.by_definition import all_rows, kept_ids, mixture, quantized, random_ids
 from tests.ops.on_ranks import numbers, part_of_the_world
 from tileweave import ops
 
@@ -116,6 +116,37 @@ def rows(layer: Layer, dtype: torch.dtype, form: Form = None) -> dict[str, bool]
     }
 
 
+def quantized_rows(layer: Layer, dtype: torch.dtype, form: Form = None) -> dict[str, bool]:
+    """Compare rows of e4m3 and their scales with the definition, and combine them."""
+    group, me, count = _group(form)
+    ids, num_experts = layer.ids(count), count * layer.per_rank
+    x = torch.stack([layer.tensors(of=r)[0] for r in range(count)]).to(dtype)
+    x[:, 1] = 0
+    weights = torch.ones(ids[me].shape)
+    (values, scales), offsets, handle = ops.dispatch(
+        x[me], ids[me], weights, num_experts=num_experts, capacity=layer.capacity,
+        quant="fp8_1x128", group=group,
+    )  # fmt: skip
+    kept = all_rows(ids, num_experts)[me][: len(values)]
+    last = int(offsets[-1])
+    right = [quantized(x[row.rank, row.token]) for row in kept]
+    by_value = zip(*right, strict=True) if kept else ((), ())
+    right_values, right_scales = (torch.stack([*v]) if v else torch.empty(0) for v in by_value)
+    products = values.float() * scales.repeat_interleave(128, 1)[:, : layer.hidden]
+    out = ops.combine(products, handle)
+    all_kept = kept_ids(ids, num_experts, layer.capacity or 1 << 30)[me]
+    is_kept = (all_kept >= 0) & (all_kept < num_experts)
+    error = (out - is_kept.sum(-1, keepdim=True) * x[me].float()).abs().amax()
+    return {
+        "type": values.dtype == torch.float8_e4m3fn and scales.dtype == torch.float32,
+        "shape": scales.shape == (len(values), -(-layer.hidden // 128)),
+        "values": torch.equal(values[:last].float().flatten(), right_values.float().flatten()),
+        "scales": torch.equal(scales[:last].flatten(), right_scales.flatten()),
+        "rest": not (values[last:].float().any() or scales[last:].any()),
+        "sum": bool(error <= 0.07 * layer.choices * x[me].float().abs().amax()),
+    }
+
+
 def compiled_exchange(layer: Layer) -> dict[str, bool]:
     """Compare dispatch and combine in one compiled graph with eager calls, and their gradients."""
     me, count = dist.get_rank(), dist.get_world_size()
@@ -126,7 +157,11 @@ def compiled_exchange(layer: Layer) -> dict[str, bool]:
         rows, offsets, handle = ops.dispatch(
             x, ids, weights, num_experts=count * layer.per_rank, capacity=layer.capacity
         )
-        return ops.combine(rows.square(), handle), offsets
+        (values, scales), *_ = ops.dispatch(
+            x.detach(), ids, weights, num_experts=count * layer.per_rank, quant="fp8_1x128"
+        )
+        total = values.float().sum() + scales.sum()
+        return ops.combine(rows.square() * total, handle), offsets
 
     mine = x.requires_grad_(), weights.requires_grad_()
     results = []

@@ -41,6 +41,11 @@ def test_rows(four, dtype, capacity):
     assert_right(four.run(moe_on_ranks.rows, layer, dtype, TWO_BY_TWO))
 
 
+def test_quantized_rows(four):
+    layer = Layer(routing=4, hidden=300, choices=3, capacity=9)
+    assert_right(four.run(moe_on_ranks.quantized_rows, layer, torch.bfloat16, TWO_BY_TWO))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_sums_in_fp32(four, dtype):
     assert_right(four.run(moe_on_ranks.types, dtype, TWO_BY_TWO))
