@@ -21,7 +21,7 @@ from .nccl_rows import dispatch_rows as dispatch_by_nccl
 from .quant import check_quant, quantized
 from .routing import Tables, is_first_choice, routing_of
 from .row_exchange import TABLES, RowExchange, chosen, exchange, gathered
-from .row_problem import check_tokens, checked, within_node
+from .row_problem import check_ids, check_tokens, checked, checks_ids, within_node
 
 NAME = "dispatch"
 Rows: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -97,10 +97,14 @@ def _dispatch(
     problem = checked(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
     part, node = within_node(problem, ranks)
     chosen(transport, part, x.device, node, Dispatch.obstacle(part))
-    if not (torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)):
-        agree(ranks, problem, ", ".join(filter(None, (quant, transport))))
+    is_traced = torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)
+    checks = not is_traced and checks_ids()
+    if not is_traced:
+        agree(ranks, problem, ", ".join(filter(None, (quant, transport, "ids checked" * checks))))
     all_ids = gathered(topk_ids.contiguous(), group, transport)
     all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
+    if checks:
+        check_ids(NAME, all_ids, num_experts)
     routing = routing_of(all_ids, ranks.rank, num_experts, problem.capacity)
     rows = []
     for part in (x,) if quant is None else quantized(x):
@@ -132,7 +136,8 @@ def dispatch(
     Args:
         x: (T, H), of any type.
         topk_ids: (T, k) int32 or int64, the experts of each token. A number that is no expert, such
-            as -1, drops the choice. A token that names an expert several times has one row there.
+            as -1, drops the choice; with ``TILEWEAVE_CHECK_IDS=1`` others than -1 are refused. A
+            token that names an expert several times has one row there.
         topk_weights: (T, k), weights of their results, for ``combine``.
         num_experts: experts of all ranks, a multiple of W.
         capacity: C, the rows of a rank's experts. If its experts receive more tokens, the last rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from tests.ops.meshes import Nodes, in_order, mesh_of
 from tests.ops.moe.by_definition import all_rows, kept_ids, mixture, quantized, random_ids
 from tests.ops.on_ranks import numbers, part_of_the_world
 from tileweave import ops
+from tileweave.ops.moe.row_problem import CHECK_IDS
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "mixture.py"
 
@@ -206,15 +208,51 @@ def example() -> dict[str, bool]:
     return {"losses": torch.allclose(losses, right, rtol=1e-3), "fall": losses[-1] < losses[0] / 2}
 
 
+def illegal_ids(value: str, form: Form = None) -> None:
+    """Let rank 1 name numbers that are no expert, with and without a check."""
+    group, me, count = _group(form)
+    x, ids = torch.ones(3, 4), torch.tensor([[0, -1], [1, 0], [1, 1]])
+    if me == 1:
+        ids[1, 1], ids[2, 0] = 2 * count, -2
+    for os.environ[CHECK_IDS] in ("0", value):
+        try:
+            ops.dispatch(x, ids, torch.ones(3, 2), num_experts=2 * count, group=group)
+        finally:
+            del os.environ[CHECK_IDS]
+
+
+def other_results() -> None:
+    """Combine rows with another number of columns on every rank."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    ids = torch.zeros(3, 2).int()
+    rows, _, handle = ops.dispatch(torch.ones(3, 4), ids, torch.ones(3, 2), num_experts=2 * count)
+    ops.combine(torch.ones(len(rows), 5 + me), handle)
+
+
 def differ(what: str, form: Form = None) -> None:
     """Call with another argument on every rank, and with a new problem: a rank that knows its
     problem does not compare it."""
     (group, me, count), layer = _group(form), Layer(hidden=10)
     x, weights, *_ = layer.tensors(of=me)
     ids = layer.ids(count)[me]
-    capacity = 17 + me if what == "capacity" else None
+    options: dict[str, Any] = {"num_experts": 2 * count}
+    if what == "capacity":
+        options["capacity"] = 17 + me
     if what == "columns":
         x = torch.ones(5, 6 + me)
     if what == "tokens":
         x, ids, weights = (tensor[: 1 + me] for tensor in (x, ids, weights))
-    ops.dispatch(x, ids, weights, num_experts=2 * count, capacity=capacity, group=group)
+    if what == "choices":
+        ids, weights = (tensor.repeat(1, 1 + me) for tensor in (ids, weights))
+    if what == "experts":
+        options["num_experts"] *= 2 + me
+    if what == "quant":
+        options["quant"] = "fp8_1x128" if me else None
+    if what == "transport":
+        options["transport"] = "nccl" if me else "auto"
+    if what == "check":
+        os.environ[CHECK_IDS] = str(me % 2)
+    try:
+        ops.dispatch(x, ids, weights, group=group, **options)
+    finally:
+        os.environ.pop(CHECK_IDS, None)

@@ -101,18 +101,46 @@ def test_sums_in_fp32(three, dtype):
     assert_right(three.run(moe_on_ranks.types, dtype))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "shown"),
     [
         ("capacity", "5 tokens of 10 float64, top-2, 6 experts, capacity 17, auto; rank 1:"),
         ("columns", "5 tokens of 6 float32, top-2, 6 experts, capacity 30, auto; rank 1:"),
         ("tokens", "1 tokens of 10 float64, top-2, 6 experts, capacity 6, auto; rank 1:"),
+        ("choices", "5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto; rank 1:"),
+        ("experts", "5 tokens of 10 float64, top-2, 12 experts, capacity 30, auto; rank 1:"),
+        ("quant", "5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto; rank 1: dispatch "
+         "of 5 tokens of 10 float64, top-2, 6 experts, capacity 30, fp8_1x128, auto; rank 2:"),
+        ("transport", "5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto; rank 1:"),
+        ("check", "5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto; rank 1: dispatch "
+         "of 5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto, ids checked; rank 2:"),
     ],
-)
+)  # fmt: skip
 def test_ranks_that_disagree_are_told(three, what, shown):
     for error in three.run(moe_on_ranks.differ, what):
         assert f"dispatch: the ranks disagree (rank 0: dispatch of {shown}" in str(error)
+
+
+def test_ranks_that_combine_other_results_are_told(three):
+    for error in three.run(moe_on_ranks.other_results):
+        assert str(error).startswith(
+            "combine: the ranks disagree (rank 0: combine of 3 tokens of 5 float32, top-2, capacity"
+            " 18, nccl; rank 1: combine of 3 tokens of 6 float32, top-2, capacity 18, nccl; rank 2:"
+        )
+
+
+def test_numbers_that_are_no_expert(three):
+    """They drop the choice, or are refused on all ranks if the environment says so."""
+    for error in three.run(moe_on_ranks.illegal_ids, "1"):
+        assert str(error) == (
+            "dispatch: topk_ids of rank 1 has 6 for choice 1 of token 1, the first of 2 numbers "
+            "that are no expert; expected 0 to 5, or -1 for a dropped choice"
+        )
+
+
+def test_unknown_value_of_the_check(three):
+    for error in three.run(moe_on_ranks.illegal_ids, "yes"):
+        assert str(error) == "TILEWEAVE_CHECK_IDS='yes'; expected 0 or 1"
 
 
 @pytest.mark.long
@@ -212,3 +240,8 @@ def test_expert_mlp_refused(tensors, message):
     with pytest.raises(tw.TileWeaveError) as error:
         ops.expert_mlp(*tensors)
     assert str(error.value).startswith(f"expert_mlp: {message}")
+
+
+def test_capacity_of_expert_mlp():
+    with pytest.raises(tw.TileWeaveError, match="capacity=0; expected a positive number of rows"):
+        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, capacity=0)
