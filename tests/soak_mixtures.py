@@ -153,7 +153,7 @@ class MixtureData(Data):
             at = integers(seed, len(x), 1, high=drawn.hidden).long()
             x = torch.zeros(shape, device=DEVICE).scatter_(1, at, 1.0).to(drawn.dtype)
         ids = routing(drawn, seed)
-        weights = integers(seed + 1, *ids.shape, high=4)
+        weights = integers(seed + 1, *ids.shape, high=3)
         gate_up, down = self._experts(seed + 2)
         has_row, tokens = kept(drawn, ids)
         rows = x[torch.cat(tokens[me * drawn.per_rank : (me + 1) * drawn.per_rank])]
