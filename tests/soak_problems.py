@@ -449,14 +449,3 @@ def _put(tensors: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> No
         old.copy_(value)
     else:
         tensors[name] = value
-
-
-KINDS: dict[str, type] = {"gemm": Gemm, "collective": Exchange, "inferred": Inferred}
-NEED_GPU = ("inferred",)
-
-
-def drawn(seed: int, index: int) -> Draw:
-    """Return problem number ``index`` of a seed, the same on all ranks."""
-    rng = random.Random(f"{seed} {index}")
-    kinds = [kind for name, kind in KINDS.items() if GPU or name not in NEED_GPU]
-    return rng.choice(kinds).draw(rng)

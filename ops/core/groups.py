@@ -46,10 +46,14 @@ class TwoLevels:
     node: Group
 
     @property
+    def nodes_name(self) -> str:
+        """Name of the group ``nodes``, as ``group_of`` accepts it."""
+        return _name(self.nodes)
+
+    @property
     def node_name(self) -> str:
         """Name of the group of this node, as ``group_of`` accepts it."""
-        assert self.node.process_group is not None
-        return self.node.process_group.group_name
+        return _name(self.node)
 
     @property
     def world_size(self) -> int:
@@ -76,6 +80,11 @@ class TwoLevels:
                 )
         values = self.nodes.exchange(topic, json.dumps(self.node.exchange(topic, value)))
         return [value for node in values for value in json.loads(node)]
+
+
+def _name(group: Group) -> str:
+    assert group.process_group is not None
+    return group.process_group.group_name
 
 
 def name_of(group: Any) -> str:

@@ -10,14 +10,18 @@ from typing import Any
 
 import torch
 
+from ...runtime.host.group_argument import BY
 from ..collectives.transport import SUMMED
-from ..core.library import define, refuse_gradients
+from ..core.groups import TwoLevels, ranks_of
+from ..core.library import define, define_composite, refuse_gradients
 from ..core.problem import refused, require_dense, require_dense_or_none, require_like
 from ..core.registry import TableRow
+from . import across_nodes
 from .dispatch import DispatchHandle
 from .kernels.row_exchange import combine_program
 from .nccl_rows import combine_rows as combine_by_nccl
-from .row_exchange import RowExchange, exchange, gathered
+from .routing import Tables
+from .row_exchange import TABLES, RowExchange, exchange, gathered
 
 NAME = "combine"
 
@@ -45,16 +49,16 @@ class Combine(RowExchange, op=NAME):
         return problem.size_obstacle(problem.added)
 
     @staticmethod
-    def inputs(rows, weights, source, place):
-        return rows, weights, place
+    def inputs(rows, weights, tables):
+        return rows, weights, tables.place
 
     @staticmethod
-    def empty(rows, source, place):
-        return rows.new_empty(place.shape[0], rows.shape[1])
+    def empty(rows, tables):
+        return rows.new_empty(len(tables.place), rows.shape[1])
 
     @staticmethod
-    def unfused(rows, weights, source, place, group):
-        return combine_by_nccl(rows, weights, source, place, group)
+    def unfused(rows, weights, tables, group):
+        return combine_by_nccl(rows, weights, tables.source, tables.place, group)
 
 
 def combine(
@@ -63,7 +67,8 @@ def combine(
     """Return the weighted sum of the results of each token's experts.
 
     It adds in fp32 in the order of the token's choices, so that results are equal, bit by bit, in
-    all calls. Every rank calls it.
+    all calls. On several nodes, each node adds and rounds, then the sums of the nodes are added in
+    fp32. Every rank calls it.
 
     Args:
         y: (C, N) floating-point, the results for the rows of ``dispatch``. Rows past the last
@@ -83,41 +88,54 @@ def combine(
     require_dense_or_none(NAME, out=out)
     if not isinstance(handle, DispatchHandle):
         raise refused(NAME, f"handle={handle!r}", "the handle that dispatch returned")
-    capacity, tokens = handle.source.shape[0], handle.place.shape[0]
+    source, _, place = handle.tables
+    capacity, tokens = len(source), len(place)
     if y.ndim != 2 or y.shape[0] != capacity or y.shape[1] == 0:
         raise refused(
             NAME, f"y has shape {tuple(y.shape)}", f"({capacity}, columns) for this handle"
         )
     if not y.is_floating_point() or y.dtype.itemsize < 2:
         raise refused(NAME, f"y is of {y.dtype}", "a floating-point type of 16 bits or more")
-    require_like(NAME, "y", y, "the handle", handle.source, y.dtype)
+    require_like(NAME, "y", y, "the handle", source, y.dtype)
     weights = handle.weights.to(torch.promote_types(y.dtype, torch.float32))
-    arguments = y, weights, handle.source, handle.place
+    arguments = y, weights, *handle.tables
+    is_across = BY in handle.group
+    combined = torch.ops.tileweave.combine_across if is_across else _combine
     if out is None:
-        return _combine(*arguments, handle.group, handle.transport)
+        return combined(*arguments, handle.group, handle.transport)
     if tuple(out.shape) != (tokens, y.shape[1]):
         raise refused(NAME, f"out has shape {tuple(out.shape)}", f"{(tokens, y.shape[1])}")
     require_like(NAME, "out", out, "y", y)
+    if is_across:
+        refuse_gradients(NAME, out, y, weights)
+        return out.copy_(combined(*arguments, handle.group, handle.transport))
     _combine_out(*arguments, out, handle.group, handle.transport)
     return out
 
 
-def _eager(y, weights, source, place, group, transport):
-    return exchange(NAME, y, weights, source, place, group, transport)
+def _combine_across(y, weights, source, slots, place, group, transport):
+    levels = ranks_of(group)
+    assert isinstance(levels, TwoLevels)
+    tables = Tables(source, slots, place)
+    return across_nodes.combine_rows(y, weights, tables, levels, transport)
 
 
-def _eager_out(y, weights, source, place, out, group, transport):
-    exchange(NAME, y, weights, source, place, group, transport, out)
+def _eager(y, weights, source, slots, place, group, transport):
+    return exchange(NAME, y, weights, Tables(source, slots, place), group, transport)
 
 
-def _fake(y, weights, source, place, group, transport):
-    return Combine.empty(y, source, place)
+def _eager_out(y, weights, source, slots, place, out, group, transport):
+    exchange(NAME, y, weights, Tables(source, slots, place), group, transport, out)
+
+
+def _fake(y, weights, source, slots, place, group, transport):
+    return Combine.empty(y, Tables(source, slots, place))
 
 
 def _fake_out(*_): ...
 
 
-def _check_out(y, weights, source, place, out, *_):
+def _check_out(y, weights, source, slots, place, out, *_):
     refuse_gradients(NAME, out, y, weights)
 
 
@@ -127,12 +145,11 @@ def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
-    y, weights, source, place = ctx.saved_tensors
+    y, weights, *tables = ctx.saved_tensors
+    source, _, place = tables
     needs_y, needs_weights, *_ = ctx.needs_input_grad
     grad_y = grad_weights = None
-    rows = torch.ops.tileweave.dispatch_rows(
-        grad.contiguous(), source, place, ctx.group, ctx.transport
-    )
+    rows = torch.ops.tileweave.dispatch_rows(grad.contiguous(), *tables, ctx.group, ctx.transport)
     rows = rows.to(weights.dtype)
     if needs_y:
         scale = _of_rows(weights, source, place, ctx)
@@ -141,7 +158,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
         products = (rows * y).sum(-1)
         at = gathered(products, ctx.group, ctx.transport)[place.clamp(min=0)]
         grad_weights = torch.where(place >= 0, at, 0)
-    return grad_y, grad_weights, None, None, None, None
+    return grad_y, grad_weights, *(None for _ in range(5))
 
 
 def _of_rows(
@@ -156,7 +173,7 @@ def _of_rows(
     return torch.where(source >= 0, at, 0)
 
 
-_SCHEMA = "Tensor y, Tensor topk_weights, Tensor source, Tensor place"
+_SCHEMA = f"Tensor y, Tensor topk_weights, {TABLES}"
 _combine = define(
     f"{NAME}({_SCHEMA}, str group, str transport) -> Tensor", _eager, _fake, (_save, _gradients)
 )
@@ -164,3 +181,4 @@ _combine_out = define(
     f"{NAME}_out({_SCHEMA}, Tensor(a!) out, str group, str transport) -> ()",
     _eager_out, _fake_out, check=_check_out,
 )  # fmt: skip
+define_composite(f"{NAME}_across({_SCHEMA}, str group, str transport) -> Tensor", _combine_across)

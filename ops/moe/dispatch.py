@@ -7,21 +7,25 @@ from their owners.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from ..core.groups import group_of, name_of
+from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define, define_composite
 from ..core.problem import agree
 from ..core.registry import TableRow
+from . import across_nodes
 from .kernels.row_exchange import dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
-from .routing import is_first_choice, routing_of
-from .row_exchange import RowExchange, chosen, exchange, gathered
-from .row_problem import check_tokens, checked
+from .quant import check_quant, quantized
+from .routing import Tables, is_first_choice, routing_of
+from .row_exchange import TABLES, RowExchange, chosen, exchange, gathered
+from .row_problem import check_ids, check_tokens, checked, checks_ids, within_node
 
 NAME = "dispatch"
+Rows: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+"""Rows, or e4m3 rows and their scales."""
 
 
 class DispatchHandle(NamedTuple):
@@ -30,18 +34,17 @@ class DispatchHandle(NamedTuple):
 
     Attributes:
         weights: (T, k), ``topk_weights``.
-        source: (C,) int32, the token of each row of this rank's experts, as ``(rank * T + token)
-            * k + choice``; -1 for rows past the last one.
-        place: (T, k) int32, the row of each choice of this rank's tokens, as ``rank * C + row``; -1
-            for a choice that is dropped.
+        tables: ``source``, (C,) int32, the token of each row of this rank's experts, as ``(rank * T
+            + token) * k + choice``, -1 for rows past the last one; ``slots``, (W * T, k) int32, the
+            rows of each token at this rank's experts; ``place``, (T, k) int32, the row of each
+            choice of this rank's tokens, as ``rank * C + row``, -1 for a choice that is dropped.
         dropped: (W,) int32, the rows of each rank's experts for which the capacity has no room.
         group: name of the group.
         transport: the argument of ``dispatch``.
     """
 
     weights: torch.Tensor
-    source: torch.Tensor
-    place: torch.Tensor
+    tables: Tables
     dropped: torch.Tensor
     group: str
     transport: str
@@ -51,52 +54,65 @@ class Dispatch(RowExchange, op=NAME):
     """Program that pulls the tokens of a rank's experts."""
 
     arguments = ("x", "topk_ids", "topk_weights")
-    reads = ("x", "source")
+    reads = ("x", "source", "slots")
     row = TableRow(
         inputs="the rank's tokens `x`, (T, H), of any type; the k experts of each, `topk_ids`, and "
         "their weights, `topk_weights`, (T, k)",
-        result="`rows`, (C, H): the tokens of this rank's experts, sorted by expert; `offsets`, "
-        "int32: the end of each expert's rows; a handle for `combine`",
+        result="`rows`, (C, H): the tokens of this rank's experts, sorted by expert, with `quant` "
+        "`(rows, scales)`; `offsets`, int32: the end of each expert's rows; a handle for `combine`",
         gradient="`combine` with weights 1",
         memory="T x H",
     )
 
     @staticmethod
     def program(problem):
-        return dispatch_program(problem.tokens, problem.choices, problem.capacity, problem.moved)
+        return dispatch_program(
+            problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.moved
+        )
 
     @staticmethod
     def obstacle(problem):
         return problem.size_obstacle(problem.moved)
 
     @staticmethod
-    def inputs(rows, weights, source, place):
-        return rows, source
+    def inputs(rows, weights, tables):
+        return rows, tables.source, tables.slots
 
     @staticmethod
-    def empty(rows, source, place):
-        return rows.new_empty(source.shape[0], rows.shape[1])
+    def empty(rows, tables):
+        return rows.new_empty(len(tables.source), rows.shape[1])
 
     @staticmethod
-    def unfused(rows, weights, source, place, group):
-        return dispatch_by_nccl(rows, source, place, group)
+    def unfused(rows, weights, tables, group):
+        return dispatch_by_nccl(rows, tables.source, tables.place, group)
 
 
 def _dispatch(
-    x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None, group: str,
-    transport: str,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    """Return the rows, and the tables; all arguments are checked before the first exchange."""
-    ranks = group_of(group)
+    x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None,
+    quant: str | None, group: str, transport: str,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the rows, with their scales if they have any, and the routing; all arguments are
+    checked before the first exchange."""
+    ranks = ranks_of(group)
     problem = checked(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
-    chosen(transport, problem, x.device, ranks, Dispatch.obstacle(problem))
-    if not (torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)):
-        agree(ranks, problem, transport)
+    part, node = within_node(problem, ranks)
+    chosen(transport, part, x.device, node, Dispatch.obstacle(part))
+    is_traced = torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)
+    checks = not is_traced and checks_ids()
+    if not is_traced:
+        agree(ranks, problem, ", ".join(filter(None, (quant, transport, "ids checked" * checks))))
     all_ids = gathered(topk_ids.contiguous(), group, transport)
     all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
+    if checks:
+        check_ids(NAME, all_ids, num_experts)
     routing = routing_of(all_ids, ranks.rank, num_experts, problem.capacity)
-    rows = _dispatch_rows(x, routing.source, routing.place, group, transport)
-    return rows, *routing
+    rows = []
+    for part in (x,) if quant is None else quantized(x):
+        if isinstance(ranks, TwoLevels):
+            rows.append(across_nodes.dispatch_rows(part, routing.tables, ranks, transport))
+        else:
+            rows.append(_dispatch_rows(part, *routing.tables, group, transport))
+    return rows, *routing.tables, routing.offsets, routing.dropped
 
 
 def dispatch(
@@ -106,9 +122,10 @@ def dispatch(
     *,
     num_experts: int,
     capacity: int | None = None,
+    quant: str | None = None,
     group: Any = None,
     transport: str = "auto",
-) -> tuple[torch.Tensor, torch.Tensor, DispatchHandle]:
+) -> tuple[Rows, torch.Tensor, DispatchHandle]:
     """Send each token to the ranks of its experts.
 
     Rank ``r`` has the experts ``r * num_experts / W`` and following; W is the number of ranks.
@@ -119,20 +136,25 @@ def dispatch(
     Args:
         x: (T, H), of any type.
         topk_ids: (T, k) int32 or int64, the experts of each token. A number that is no expert, such
-            as -1, drops the choice. A token that names an expert several times has one row there.
+            as -1, drops the choice; with ``TILEWEAVE_CHECK_IDS=1`` others than -1 are refused. A
+            token that names an expert several times has one row there.
         topk_weights: (T, k), weights of their results, for ``combine``.
         num_experts: experts of all ranks, a multiple of W.
         capacity: C, the rows of a rank's experts. If its experts receive more tokens, the last rows
             are dropped: they are not in the result and add nothing in ``combine``, and
             ``handle.dropped`` counts them. None for T * W * min(k, num_experts / W), enough for
             every routing.
-        group: see ``all_gather_matmul``.
+        quant: ``fp8_1x128``: tokens are sent as e4m3, with a float32 scale for each 128 columns,
+            as ``grouped_matmul`` accepts them; a quarter to a half of the bytes. x is then of 16
+            bits or more and has no gradient.
+        group: see ``all_to_all``. On several nodes, a token crosses to each other node once.
         transport: ``ldst`` (loads of threads), ``nccl`` (``torch.distributed``; the host reads the
             number of rows), or ``auto``: ``ldst`` if possible.
 
     Returns:
         rows: (C, H), the tokens of this rank's experts, sorted by expert, then by rank and token;
-            zero past the last one. They have a gradient.
+            zero past the last one. They have a gradient. With ``quant``, a pair: these rows, and
+            their scales, (C, H / 128), rounded up.
         offsets: (num_experts / W,) int32, the end of each expert's rows, as
             ``torch.nn.functional.grouped_mm`` expects them.
         handle: for ``combine``.
@@ -142,42 +164,42 @@ def dispatch(
         HeapExhausted: the symmetric heap is too small.
     """
     check_tokens(NAME, x, topk_ids, topk_weights)
+    check_quant(NAME, quant, x)
     group = name_of(group)
-    rows, source, place, offsets, dropped = torch.ops.tileweave.dispatch(
-        x, topk_ids, num_experts, capacity, group, transport
+    rows, *tables, offsets, dropped = torch.ops.tileweave.dispatch(
+        x, topk_ids, num_experts, capacity, quant, group, transport
     )
-    return rows, offsets, DispatchHandle(topk_weights, source, place, dropped, group, transport)
+    handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport)
+    return rows[0] if quant is None else tuple(rows), offsets, handle
 
 
-def _eager(x, source, place, group, transport):
-    return exchange(NAME, x, None, source, place, group, transport)
+def _eager(x, source, slots, place, group, transport):
+    return exchange(NAME, x, None, Tables(source, slots, place), group, transport)
 
 
-def _fake(x, source, place, group, transport):
-    return Dispatch.empty(x, source, place)
+def _fake(x, source, slots, place, group, transport):
+    return Dispatch.empty(x, Tables(source, slots, place))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    _, source, place, ctx.group, ctx.transport = inputs
-    ctx.save_for_backward(source, place)
+    _, *tables, ctx.group, ctx.transport = inputs
+    ctx.save_for_backward(*tables)
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
-    source, place = ctx.saved_tensors
+    tables = Tables(*ctx.saved_tensors)
     wide = torch.promote_types(grad.dtype, torch.float32)
-    once = is_first_choice(place).to(wide)  # a token has one row at an expert
-    grad_x = torch.ops.tileweave.combine(
-        grad.contiguous(), once, source, place, ctx.group, ctx.transport
-    )
-    return grad_x, None, None, None, None
+    once = is_first_choice(tables.place).to(wide)  # a token has one row at an expert
+    grad_x = torch.ops.tileweave.combine(grad.contiguous(), once, *tables, ctx.group, ctx.transport)
+    return grad_x, *(None for _ in range(5))
 
 
 _dispatch_rows = define(
-    f"{NAME}_rows(Tensor x, Tensor source, Tensor place, str group, str transport) -> Tensor",
+    f"{NAME}_rows(Tensor x, {TABLES}, str group, str transport) -> Tensor",
     _eager, _fake, (_save, _gradients),
 )  # fmt: skip
 define_composite(
-    f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str group, str transport) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str? quant, str group, "
+    "str transport) -> (Tensor[], Tensor, Tensor, Tensor, Tensor, Tensor)",
     _dispatch,
 )

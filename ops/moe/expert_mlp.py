@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from ..core.groups import group_of, name_of
+from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
 from ..core.problem import refused, require_dense, require_like
 from ..core.registry import RegisteredOp, TableRow
@@ -56,7 +56,7 @@ def _expert_mlp(
     x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w_gate_up: torch.Tensor,
     w_down: torch.Tensor, capacity: int | None, group: str, transport: str,
 ) -> torch.Tensor:  # fmt: skip
-    num_experts = w_gate_up.shape[0] * group_of(group).world_size
+    num_experts = w_gate_up.shape[0] * ranks_of(group).world_size
     rows, offsets, handle = dispatch(
         x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity, group=group,
         transport=transport,

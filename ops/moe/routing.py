@@ -7,20 +7,34 @@ from typing import NamedTuple
 import torch
 
 
-class Routing(NamedTuple):
-    """Tables of one rank, in int32. W ranks with T tokens of k choices each; C is the capacity.
+class Tables(NamedTuple):
+    """Tables of an exchange for one rank, in int32. W ranks with T tokens of k choices each; C is
+    the capacity.
 
     Attributes:
         source: (C,) token of each row of this rank's experts, as ``(rank * T + token) * k +
             choice``; -1 for rows past the last one.
+        slots: (W * T, k) rows of each token of all ranks at this rank's experts, in descending
+            order; -1 where there are fewer than k.
         place: (T, k) row of each choice of this rank's tokens, as ``rank * C + row``; -1 for a
             choice that is dropped.
+    """
+
+    source: torch.Tensor
+    slots: torch.Tensor
+    place: torch.Tensor
+
+
+class Routing(NamedTuple):
+    """Routing of all tokens, for one rank, in int32.
+
+    Attributes:
+        tables: tables of the exchange.
         offsets: (experts of this rank,) end of the rows of each expert.
         dropped: (W,) rows of each rank's experts that its capacity has no room for.
     """
 
-    source: torch.Tensor
-    place: torch.Tensor
+    tables: Tables
     offsets: torch.Tensor
     dropped: torch.Tensor
 
@@ -31,7 +45,7 @@ def default_capacity(tokens: int, ranks: int, choices: int, experts_per_rank: in
 
 
 def routing_of(topk_ids: torch.Tensor, rank: int, num_experts: int, capacity: int) -> Routing:
-    """Return the tables of ``rank``.
+    """Return the routing for ``rank``.
 
     Rows are sorted by expert, then by rank and token. A token that names an expert several times
     has one row there. No value reaches the host.
@@ -40,26 +54,32 @@ def routing_of(topk_ids: torch.Tensor, rank: int, num_experts: int, capacity: in
         topk_ids: (W, T, k), of all ranks. Numbers that are no expert drop the choice.
     """
     ranks, tokens, choices = topk_ids.shape
-    per_rank, per_source = num_experts // ranks, tokens * choices
+    per_rank = num_experts // ranks
     is_expert = (topk_ids >= 0) & (topk_ids < num_experts)
     experts = torch.where(is_expert, topk_ids, num_experts).long()
     first = first_choices(experts)
-    keys = torch.where(is_first_choice(experts), experts, num_experts).flatten()
+    is_first = first.eq(_numbers(choices, first))
+    keys = torch.where(is_first, experts, num_experts).flatten()
     order = keys.argsort(stable=True)
     ends = torch.searchsorted(keys[order], _numbers(num_experts, keys), right=True)
     starts = torch.cat([ends.new_zeros(1), ends[per_rank - 1 :: per_rank]])
     counts = starts.diff()
     positions = torch.empty_like(order).scatter_(0, order, _numbers(len(order), order))
-    own = experts[rank]
-    owner = own.clamp(max=num_experts - 1) // per_rank
-    row = positions.view(topk_ids.shape)[rank].gather(-1, first[rank]) - starts[owner]
-    place = torch.where((own < num_experts) & (row < capacity), owner * capacity + row, -1)
-    slots = _numbers(capacity, order)
-    at = (starts[rank] + slots).clamp(max=ranks * per_source - 1)
-    source = torch.where(slots < counts[rank], order[at], -1)
+    owner = experts // per_rank  # W for what is no expert
+    row = positions.view(topk_ids.shape).gather(-1, first) - starts[owner]
+    is_kept = is_expert & (row < capacity)
+    place = torch.where(is_kept[rank], owner[rank] * capacity + row[rank], -1)
+    slots = torch.where(is_kept & is_first & (owner == rank), row, -1).int()
+    slots = slots.sort(-1, descending=True).values.view(ranks * tokens, choices)
+    rows = _numbers(capacity, order)
+    at = (starts[rank] + rows).clamp(max=len(order) - 1)
+    source = torch.where(rows < counts[rank], order[at], -1)
     offsets = ends[rank * per_rank : (rank + 1) * per_rank] - starts[rank]
-    tables = source, place, offsets.clamp(max=capacity), (counts - capacity).clamp(min=0)
-    return Routing(*(table.int() for table in tables))
+    return Routing(
+        Tables(source.int(), slots, place.int()),
+        offsets.clamp(max=capacity).int(),
+        (counts - capacity).clamp(min=0).int(),
+    )
 
 
 def first_choices(ids: torch.Tensor) -> torch.Tensor:

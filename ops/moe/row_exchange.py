@@ -23,10 +23,13 @@ from ..core.groups import group_of
 from ..core.problem import agree, check_layout, dense, require_apart
 from ..core.registry import OPERATORS, RegisteredOp
 from ..core.strategy import obstacle_of_ranks
+from .routing import Tables
 from .row_problem import RowProblem
 
 OWN = ("ldst",)
 """Transports of the programs."""
+TABLES = ", ".join(f"Tensor {name}" for name in Tables._fields)
+"""Tables in the schemas of operators."""
 
 
 class RowExchange(CompiledOp, RegisteredOp, ABC):
@@ -68,21 +71,20 @@ class RowExchange(CompiledOp, RegisteredOp, ABC):
     @staticmethod
     @abstractmethod
     def inputs(
-        rows: torch.Tensor, weights: torch.Tensor | None, source: torch.Tensor, place: torch.Tensor
+        rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables
     ) -> tuple[torch.Tensor, ...]:
         """Return the arguments that the program reads."""
 
     @staticmethod
     @abstractmethod
-    def empty(rows: torch.Tensor, source: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    def empty(rows: torch.Tensor, tables: Tables) -> torch.Tensor:
         """Return memory for the result."""
 
     @staticmethod
     @abstractmethod
     def unfused(
-        rows: torch.Tensor, weights: torch.Tensor | None, source: torch.Tensor,
-        place: torch.Tensor, group: Group,
-    ) -> torch.Tensor:  # fmt: skip
+        rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, group: Group
+    ) -> torch.Tensor:
         """Return the result by ``torch.distributed``, on any device."""
 
 
@@ -114,37 +116,36 @@ def gathered(values: torch.Tensor, group: str, transport: str) -> torch.Tensor:
     return torch.ops.tileweave.all_gather(values, group, by)
 
 
-def problem_of(
-    op: str, rows: torch.Tensor, source: torch.Tensor, place: torch.Tensor, ranks: int
-) -> RowProblem:
+def problem_of(op: str, rows: torch.Tensor, tables: Tables, ranks: int) -> RowProblem:
     """Return the problem of a call with tables."""
-    (tokens, choices), capacity = place.shape, source.shape[0]
+    (tokens, choices), capacity = tables.place.shape, len(tables.source)
     return RowProblem(op, tokens, choices, capacity, rows.shape[1], ranks, rows.dtype)
 
 
 def exchange(
-    op: str, rows: torch.Tensor, weights: torch.Tensor | None, source: torch.Tensor,
-    place: torch.Tensor, group: str, requested: str, out: torch.Tensor | None = None,
+    op: str, rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, group: str,
+    requested: str, out: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return the result of an exchange, in ``out`` if given. Collective for each new problem."""
     operator = OPERATORS[op]
-    inputs = operator.inputs(rows, weights, source, place)
-    key, addresses = signature((op, group, requested, *place.shape, len(source)), inputs, out)
+    inputs = operator.inputs(rows, weights, tables)
+    shapes = *tables.place.shape, len(tables.source)
+    key, addresses = signature((op, group, requested, *shapes), inputs, out)
     decision = recorded_calls().get(key)
     if decision is not None and decision.fast_path is not None:
         result = decision.fast_path(addresses, out)
         if result is not None:
             return result
     if decision is None:
-        decision = _decide(operator, rows, source, place, group, requested)
+        decision = _decide(operator, rows, tables, group, requested)
     if out is not None:
         _check_out(operator, out, inputs)
     problem, ranks = decision.problem, decision.group
     if decision.choice == "nccl":
-        result = operator.unfused(rows, weights, source, place, ranks)
+        result = operator.unfused(rows, weights, tables, ranks)
         return result if out is None else out.copy_(result)
     readable = [dense(op, name, x) for name, x in zip(operator.reads, inputs, strict=True)]
-    result = operator.empty(rows, source, place) if out is None else out
+    result = operator.empty(rows, tables) if out is None else out
     cache = prepared(ranks)
     compiled = cache.operator(problem, decision.choice, operator)
     compiled(readable, result)
@@ -156,12 +157,11 @@ def exchange(
 
 
 def _decide(
-    operator: type[RowExchange], rows: torch.Tensor, source: torch.Tensor, place: torch.Tensor,
-    group: str, requested: str,
-) -> Decision:  # fmt: skip
+    operator: type[RowExchange], rows: torch.Tensor, tables: Tables, group: str, requested: str
+) -> Decision:
     """Check a call and choose its transport. Collective for each new problem."""
     ranks = group_of(group)
-    problem = problem_of(operator.op, rows, source, place, ranks.world_size)
+    problem = problem_of(operator.op, rows, tables, ranks.world_size)
     obstacle = operator.obstacle(problem)
     transport = chosen(requested, problem, rows.device, ranks, obstacle).name
     agree(ranks, problem, transport)

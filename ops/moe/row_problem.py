@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from ...builtins.errors import TileWeaveError
+from ...runtime.host.group import Group
+from ...runtime.kernel.kernel import capturing
+from ..core.groups import TwoLevels
 from ..core.problem import refused, require_dense, require_like
 from .kernels.row_exchange import RowLayout
 from .routing import default_capacity
 
+CHECK_IDS = "TILEWEAVE_CHECK_IDS"
+"""Variable of the environment; 1: calls check the experts of all tokens."""
 _IDS = (torch.int32, torch.int64)
 _INDEX_LIMIT = 1 << 31
 """Numbers of rows, choices and vectors are int32 in kernels."""
@@ -118,6 +125,46 @@ def checked(
     if capacity is None:
         capacity = default_capacity(tokens, ranks, choices, num_experts // ranks)
     return RowProblem(op, tokens, choices, capacity, x.shape[1], ranks, x.dtype, num_experts)
+
+
+def checks_ids() -> bool:
+    """Return whether calls check experts, as ``CHECK_IDS`` says; not while a CUDA graph is being
+    captured.
+
+    Raises:
+        TileWeaveError: its value is neither 0 nor 1.
+    """
+    value = os.environ.get(CHECK_IDS, "0")
+    if value not in ("0", "1"):
+        raise TileWeaveError(f"{CHECK_IDS}={value!r}; expected 0 or 1")
+    return value == "1" and not capturing()
+
+
+def check_ids(op: str, all_ids: torch.Tensor, num_experts: int) -> None:
+    """Refuse experts of all ranks, (W, T, k), that are neither in [0, num_experts) nor -1. The host
+    waits for them.
+
+    Raises:
+        TileWeaveError: the same on all ranks.
+    """
+    illegal = (all_ids < -1) | (all_ids >= num_experts)
+    places = illegal.nonzero().tolist()
+    if places:
+        rank, token, choice = places[0]
+        raise refused(
+            op,
+            f"topk_ids of rank {rank} has {int(all_ids[rank, token, choice])} for choice {choice} "
+            f"of token {token}, the first of {len(places)} numbers that are no expert",
+            f"0 to {num_experts - 1}, or -1 for a dropped choice",
+        )
+
+
+def within_node(problem: RowProblem, ranks: Group | TwoLevels) -> tuple[RowProblem, Group]:
+    """Return the exchange between the ranks of a node that a problem contains, and these ranks."""
+    if not isinstance(ranks, TwoLevels):
+        return problem, ranks
+    nodes, node = ranks.nodes.world_size, ranks.node
+    return replace(problem, tokens=nodes * problem.tokens, ranks=node.world_size), node
 
 
 def _is_positive(value: Any) -> bool:

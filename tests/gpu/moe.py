@@ -3,22 +3,31 @@ graphs.
 
     torchrun --nproc-per-node=4 tests/gpu/moe.py [CHECK ...] [--transports ...]
 
-Each rank compares with the tokens and experts of all ranks, which it gathers. Without a GPU the
-same checks, but for that of graphs, run with gloo, on small shapes: that tries this file.
+Each rank compares with the tokens of all ranks, which it gathers, and their experts, which it
+generates. Ranks compile most programs in parallel, before the first check. Without a GPU the same
+checks, but for that of graphs, run with gloo, on small shapes: that tries this file.
 """
 
 import argparse
+import os
 import sys
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import silu
 
 from tileweave import ops
+from tileweave.ops.collectives.collective import checked
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
+from tileweave.ops.core.registry import OPERATORS
+from tileweave.ops.moe.routing import default_capacity
+from tileweave.ops.moe.row_problem import RowProblem
+from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -28,7 +37,9 @@ TRANSPORTS = ["auto", "ldst", "nccl"] if GPU else ["auto"]
 HEAP_BYTES = 4 << 30
 ERROR = 2e-2
 """Largest relative norm of the error of results and gradients."""
-LAUNCHES = 500 if GPU else 20
+LAUNCHES = 2000 if GPU else 20
+VERIFIED = 100 if GPU else 5
+"""One launch of this number is compared row by row; the sums of all are compared."""
 ROUTINGS = "uniform", "skewed", "one expert", "two experts", "dropped", "no experts"
 
 
@@ -67,21 +78,24 @@ class Mixture:
         self.case, self.transport, self.group = case, transport, group_of("")
         self.device = torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu"
         self.num_experts = case.per_rank * self.group.world_size
+        self.seed = seed
         torch.manual_seed(1000 * seed + self.group.rank)
-        shapes = {
-            "x": (case.tokens, case.hidden),
-            "w_gate_up": (case.per_rank, 2 * case.width, case.hidden),
-            "w_down": (case.per_rank, case.hidden, case.width),
-        }
-        options = {"dtype": case.dtype, "device": self.device}
-        self.x, self.w_gate_up, self.w_down = (
-            (torch.randn(shape, **options) * (1 if name == "x" else shape[-1] ** -0.5))
-            for name, shape in shapes.items()
-        )
+        self.w_gate_up, self.w_down = self.experts(self.group.rank)
+        shape, options = (case.tokens, case.hidden), {"dtype": case.dtype, "device": self.device}
+        self.x, self.grad = (torch.randn(shape, **options) for _ in range(2))
         self.weights = torch.rand(case.tokens, case.choices, device=self.device)
         self.ids = torch.zeros(case.tokens, case.choices, dtype=torch.int32, device=self.device)
-        self.grad = torch.randn(shapes["x"], **options)
         self.route(ROUTINGS[seed % len(ROUTINGS)])
+
+    def experts(self, rank: int) -> list[torch.Tensor]:
+        """Return the weights of a rank's experts."""
+        case, generator = self.case, torch.Generator(self.device)
+        generator.manual_seed(1000 * self.seed + rank)
+        options = {"dtype": case.dtype, "device": self.device, "generator": generator}
+        return [
+            torch.randn(case.per_rank, N, K, **options) * K**-0.5
+            for N, K in ((2 * case.width, case.hidden), (case.hidden, case.width))
+        ]
 
     @property
     def given(self) -> list[torch.Tensor]:
@@ -123,8 +137,8 @@ class Mixture:
 
     def kept(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the experts of all tokens, -1 for dropped choices, and the numbers of the tokens
-        of each expert in the order of the rows."""
-        ids = self.gathered(self.ids).flatten(0, 1)
+        of each expert in the order of the rows, on the CPU: there are many short steps."""
+        ids = self.gathered(self.ids).flatten(0, 1).cpu()
         capacity = self.case.capacity or len(ids) * self.case.choices
         kept, tokens, rows = torch.full_like(ids, -1), [], 0
         for expert in range(self.num_experts):
@@ -145,10 +159,11 @@ class Mixture:
         if offsets.tolist() != ends:
             return f"{self.case}: offsets {offsets.tolist()}; expected {ends}"
         x = self.gathered(self.x).flatten(0, 1)
-        if not torch.equal(rows[: ends[-1]], x[torch.cat(mine)]) or rows[ends[-1] :].any():
+        right = x[torch.cat(mine).to(self.device)]
+        if not torch.equal(rows[: ends[-1]], right) or rows[ends[-1] :].any():
             return f"{self.case}: rows are wrong"
         total = torch.zeros(self.x.shape, device=self.device)
-        own = kept.view(self.group.world_size, *self.ids.shape)[me]
+        own = kept.view(self.group.world_size, *self.ids.shape)[me].to(self.device)
         for choice in range(self.case.choices):
             weight = torch.where(own[:, choice] >= 0, self.weights[:, choice], 0)
             total += weight[:, None] * (self.x * 2).float()
@@ -159,10 +174,12 @@ class Mixture:
     def right(self) -> list[torch.Tensor]:
         """Return the result and the gradients, in fp32, from the tokens and experts of all
         ranks."""
-        x, weights, w_gate_up, w_down = (
-            self.gathered(tensor).flatten(0, 1).float().requires_grad_() for tensor in self.given
-        )
+        every = [self.experts(rank) for rank in range(self.group.world_size)]
+        wholes = [self.gathered(tensor).flatten(0, 1) for tensor in self.given[:2]]
+        wholes += [torch.cat(parts) for parts in zip(*every, strict=True)]
+        x, weights, w_gate_up, w_down = (whole.float().requires_grad_() for whole in wholes)
         kept, tokens = self.kept()
+        kept, tokens = kept.to(self.device), [numbers.to(self.device) for numbers in tokens]
         out = torch.zeros_like(x)
         for expert, of_expert in enumerate(tokens):
             gate, up = (x[of_expert] @ w_gate_up[expert].t()).chunk(2, -1)
@@ -223,28 +240,45 @@ def check_gradients(transport: str) -> str:
 
 
 def check_back_to_back(transport: str) -> str:
-    """Many calls with changing routing, without host synchronization, with random delays."""
+    """Many calls with changing routing, without host synchronization, with random delays; half of
+    them are replays of graphs."""
     every = [Mixture(case, transport, 3) for case in CASES[:5]]
     wrong = torch.zeros(len(every), dtype=torch.int32, device=every[0].device)
     torch.manual_seed(1)
     choice = torch.randint(len(every), (LAUNCHES,)).tolist()
     routings = torch.randint(len(ROUTINGS), (LAUNCHES,)).tolist()
+    replays = torch.randint(2, (LAUNCHES,)).tolist()
     torch.manual_seed(100 + group_of("").rank)
     with torch.no_grad():
+        graphs = [captured(mixture) for mixture in every] if GPU and transport != "nccl" else []
         for number, (which, routing) in enumerate(zip(choice, routings, strict=True)):
             mixture = every[which]
             mixture.x.normal_()
             mixture.route(ROUTINGS[routing])
             if GPU and torch.rand(()) < 0.3:
                 torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-            results = mixture.exchange()
-            if number % 25 == 0 and (fault := mixture.fault_of_exchange(results)):
+            if graphs and replays[number]:
+                graph, results = graphs[which]
+                graph.replay()
+            else:
+                results = mixture.exchange()
+            if number % VERIFIED == 0 and (fault := mixture.fault_of_exchange(results)):
                 return f"launch {number}: {fault}"
             wrong[which] += _is_wrong(mixture, results[-1])
     for mixture, count in zip(every, wrong.tolist(), strict=True):
         if count:
             return f"{mixture.case}: {count} launches are wrong"
     return ""
+
+
+def captured(mixture: Mixture) -> tuple[torch.cuda.CUDAGraph, tuple]:
+    """Return a graph of an exchange, and its results."""
+    mixture.exchange()  # compiles, which a capture may not
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = mixture.exchange()
+    return graph, results
 
 
 def _is_wrong(mixture: Mixture, out: torch.Tensor) -> torch.Tensor | bool:
@@ -286,6 +320,49 @@ def check_graph(transport: str, replays: int = 20) -> str:
     return ""
 
 
+def programs(case: Case) -> list[Any]:
+    """Return what the exchanges of a case and their gradients compile."""
+    ranks = group_of("").world_size
+    capacity = case.capacity or default_capacity(case.tokens, ranks, case.choices, case.per_rank)
+    problem = RowProblem("", case.tokens, case.choices, capacity, case.hidden, ranks, case.dtype)
+    sizes = [((case.tokens, case.choices), torch.int32), ((capacity,), torch.float32)]
+    sizes.append(((case.tokens * case.choices,), torch.float32))
+    gathers = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in sizes]
+    return [OPERATORS[op].program(problem) for op in ("dispatch", "combine")] + [
+        OPERATORS["all_gather"].steps(checked("all_gather", x, None, ranks, ()), "ldst")
+        for x in gathers
+    ]
+
+
+def multiply(case: Case) -> None:
+    """Call the grouped GEMMs of a case and of its gradients, on this rank only."""
+    capacity = case.capacity or default_capacity(
+        case.tokens, group_of("").world_size, case.choices, case.per_rank
+    )
+    offsets = torch.zeros(case.per_rank, dtype=torch.int32, device="cuda")
+    for N, K in ((2 * case.width, case.hidden), (case.hidden, case.width)):
+        w = torch.zeros(case.per_rank, N, K, dtype=case.dtype, device="cuda")
+        x, grad = (w.new_zeros(capacity, extent) for extent in (K, N))
+        ops.grouped_matmul(x, w, offsets)
+        ops.grouped_matmul(grad, w.transpose(1, 2), offsets)
+        torch.ops.tileweave.grouped_wgrad(grad, x, offsets, True, False)
+
+
+def compile_all(checks: Collection[str]) -> None:
+    """Compile in parallel what checks need; ranks share the work through TileLang's cache."""
+    group = group_of("")
+    compile_ahead(program for case in CASES for program in programs(case))
+    if not {"mlp", "gradients", "graph"} & set(checks):
+        return
+    device, workers = group.device, max(1, len(os.sched_getaffinity(0)) // group.world_size)
+    with ThreadPoolExecutor(workers, initializer=torch.cuda.set_device, initargs=(device,)) as pool:
+        own_cases = CASES[group.rank :: group.world_size]
+        for future in [pool.submit(multiply, case) for case in own_cases]:
+            future.result()
+    torch.cuda.empty_cache()
+    group.meet("grouped GEMMs", timeout_s=3600.0)
+
+
 CHECKS = {
     "exchange": check_exchange,
     "mlp": check_mlp,
@@ -297,7 +374,10 @@ NEED_GPU = ("graph",)
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:
-    for name, transport in product(options.checks or CHECKS, options.transports):
+    checks = options.checks or CHECKS
+    if GPU and set(options.transports) != {"nccl"}:
+        compile_all(checks)
+    for name, transport in product(checks, options.transports):
         if runs_here(name, NEED_GPU):
             yield f"{name} by {transport if GPU else 'gloo'}", CHECKS[name](transport)
 

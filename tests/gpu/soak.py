@@ -1,4 +1,4 @@
-"""Random operators, collectives and inferred programs for a long time; every result is verified.
+"""Random operators and inferred programs for a long time; every result is verified.
 
     torchrun --nproc-per-node=2 tests/gpu/soak.py [MINUTES] [--seed S] [--visit V]
 
@@ -25,7 +25,8 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.on_gpus import GPU, Verdicts, main, parser_of, say
-from tests.soak_problems import DEVICE, NEED_GPU, Data, Draw, drawn
+from tests.soak_mixtures import Grouped, Mixture
+from tests.soak_problems import DEVICE, Data, Draw, Exchange, Gemm, Inferred
 
 HEAP_BYTES = 4 << 30
 FIRST, MORE, MOST = 32, 16, 256
@@ -36,6 +37,18 @@ LAUNCHES = 64 if GPU else 8
 REPLAYS = 8
 WRONG_SHOWN = 10
 MODES = ("back to back", "side stream", "graph")
+KINDS: dict[str, type] = {
+    "gemm": Gemm, "collective": Exchange, "inferred": Inferred, "mixture": Mixture,
+    "grouped": Grouped,
+}  # fmt: skip
+NEED_GPU = ("inferred",)
+
+
+def drawn(seed: int, index: int) -> Draw:
+    """Return problem number ``index`` of a seed, the same on all ranks."""
+    rng = random.Random(f"{seed} {index}")
+    kinds = [kind for name, kind in KINDS.items() if GPU or name not in NEED_GPU]
+    return rng.choice(kinds).draw(rng)
 
 
 class Results:

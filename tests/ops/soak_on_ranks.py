@@ -17,7 +17,7 @@ def visits(seed: int, count: int, wrong_on: int | None = None) -> tuple[int, int
     """Make ``count`` visits; return the launches, the wrong results, the operators and the output.
 
     Args:
-        wrong_on: rank on which all collectives and GEMMs change the last element of a result once.
+        wrong_on: rank on which all operators with ``out`` change the last element of a result once.
     """
     said, soaked = io.StringIO(), soak.Soak(seed)
     originals = dict(vars(ops))
@@ -38,7 +38,7 @@ def visits(seed: int, count: int, wrong_on: int | None = None) -> tuple[int, int
 
 OPERATORS = (
     "all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce", "all_gather",
-    "reduce_scatter", "all_reduce", "all_to_all", "broadcast",
+    "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "combine", "grouped_matmul",
 )  # fmt: skip
 
 

@@ -8,15 +8,16 @@ from tests.gpu.soak import LAUNCHES
 from tests.ops import soak_on_ranks
 from tests.ops.soak_on_ranks import OPERATORS
 
-VISITS = 60
+VISITS = 40
+WITHOUT_OUT = {"dispatch", "expert_mlp"}
 
 
 def test_all_operators_are_drawn_and_right(three):
-    for result in three.run(soak_on_ranks.visits, 3, VISITS):
+    for result in three.run(soak_on_ranks.visits, 6, VISITS):
         assert not isinstance(result, Exception), result
         launches, wrong, names, said = result
         assert (launches, wrong, said) == (VISITS * LAUNCHES, 0, "")
-        assert names == set(OPERATORS)
+        assert names == {*OPERATORS, *WITHOUT_OUT}
 
 
 def test_one_wrong_element_is_reported(three):

@@ -106,14 +106,15 @@ def put(layout, row, out, number):
             out[number * layout.vectors + i, j] = row[i, j]
 
 
-def dispatch_program(tokens: int, choices: int, capacity: int, layout: RowLayout):
-    """Return the program that pulls x of the tokens in ``source``; other rows become zero.
+def dispatch_program(tokens: int, choices: int, capacity: int, ranks: int, layout: RowLayout):
+    """Return the program that pulls x of each token in ``source`` once, and stores it in all rows
+    of the token; other rows become zero.
 
     Args:
         tokens, choices: extents of the routing of a rank.
         capacity: rows of the result.
     """
-    vectors, width, dtype = layout.vectors, layout.width, layout.dtype
+    vectors, dtype = layout.vectors, layout.dtype
     padded, chunk, blocks = layout.padded, layout.chunk, layout.blocks
     copies, waves = ceil(tokens * vectors / chunk), ceil(capacity / blocks)
     blocks = min(blocks, capacity)
@@ -122,13 +123,14 @@ def dispatch_program(tokens: int, choices: int, capacity: int, layout: RowLayout
     def dispatch(
         x: T.Tensor(layout.shape(tokens), dtype),
         source: T.Tensor((capacity,), "int32"),  # (rank, token, choice) as one number, or -1
+        slots: T.Tensor((ranks * tokens, choices), "int32"),  # rows of a token, descending, or -1
         out: T.Tensor(layout.shape(capacity), dtype),
     ):
         # Blocks wait only for blocks of lower index, on all ranks.
         with T.Kernel(copies + blocks, threads=layout.threads) as block:
             rows = W.alloc_symmetric(layout.shape(tokens), dtype)
-            registers = T.alloc_fragment((chunk, width), dtype)
-            row = T.alloc_fragment((padded, width), dtype)
+            registers = T.alloc_fragment((chunk, layout.width), dtype)
+            row = T.alloc_fragment((padded, layout.width), dtype)
             if block < copies:
                 publish(x, rows, registers, block, chunk)
             else:
@@ -136,12 +138,17 @@ def dispatch_program(tokens: int, choices: int, capacity: int, layout: RowLayout
                     slot = wave * blocks + block - copies
                     if slot < capacity:
                         number = source[slot]
-                        T.clear(row)
-                        if number >= 0:
+                        if number < 0:
+                            T.clear(row)
+                            put(layout, row, out, slot)
+                        elif slots[number // choices, 0] == slot:
                             owner = number // (tokens * choices)
                             token = number % (tokens * choices) // choices
                             pull(layout, rows, owner, token, row)
-                        put(layout, row, out, slot)
+                            for choice in T.serial(choices):
+                                copy = slots[number // choices, choice]
+                                if copy >= 0:
+                                    put(layout, row, out, copy)
 
     return dispatch
 

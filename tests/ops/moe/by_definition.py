@@ -90,3 +90,13 @@ def mixture(
                 total = total + weights[rank, token, choice] * result
         out.append(total)
     return torch.stack(out).view(x.shape)
+
+
+def quantized(token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the e4m3 values of a token, and a scale for each 128 of them."""
+    values, scales = [], []
+    for block in token.float().split(128):
+        largest = float(block.abs().max())
+        scales.append(torch.tensor(largest or 448 * 2.0**-126) / 448)
+        values.append((block / scales[-1]).to(torch.float8_e4m3fn))
+    return torch.cat(values), torch.stack(scales)

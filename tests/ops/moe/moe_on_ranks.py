@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from tests.modules import load_module
-from tests.ops.moe.by_definition import all_rows, kept_ids, mixture, random_ids
+from tests.ops.meshes import Nodes, in_order, mesh_of
+from tests.ops.moe.by_definition import all_rows, kept_ids, mixture, quantized, random_ids
 from tests.ops.on_ranks import numbers, part_of_the_world
 from tileweave import ops
+from tileweave.ops.moe.row_problem import CHECK_IDS
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "mixture.py"
 
@@ -45,12 +49,19 @@ class Layer(NamedTuple):
         return [numbers(*shape, of=of, what=what) for what, shape in shapes.items()]
 
 
-def _group(form: str | None):
+Form = str | Nodes | None
+"""Group of a call: a form of ``part_of_the_world``, the ranks of each node, or the default one."""
+
+
+def _group(form: Form) -> tuple[Any, int, int]:
+    """Return the group, the place of this rank in it, and the number of its ranks."""
+    if isinstance(form, tuple):
+        return mesh_of(form), *in_order(form)
     group = part_of_the_world(form) if form else None
     return group, dist.get_rank(), 2 if form else dist.get_world_size()
 
 
-def apply(layer: Layer, form: str | None, compiled: bool) -> dict[str, bool]:
+def apply(layer: Layer, form: Form, compiled: bool) -> dict[str, bool]:
     """Compare ``expert_mlp`` and its gradients with one process that has all tokens and experts."""
     group, me, count = _group(form)
     every = [layer.tensors(of=r) for r in range(count)]
@@ -69,6 +80,7 @@ def apply(layer: Layer, form: str | None, compiled: bool) -> dict[str, bool]:
             transport=layer.transport,
         )  # fmt: skip
 
+    torch.compiler.reset()
     f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
     *mine, grad = layer.tensors(of=me)
     mine = [tensor.requires_grad_() for tensor in mine]
@@ -82,14 +94,15 @@ def apply(layer: Layer, form: str | None, compiled: bool) -> dict[str, bool]:
     }
 
 
-def rows(layer: Layer, dtype: torch.dtype) -> dict[str, bool]:
+def rows(layer: Layer, dtype: torch.dtype, form: Form = None) -> dict[str, bool]:
     """Compare the rows of ``dispatch``, of any type, and its handle with the definition."""
-    me, count = dist.get_rank(), dist.get_world_size()
+    group, me, count = _group(form)
     ids, num_experts = layer.ids(count), count * layer.per_rank
     x = torch.stack([layer.tensors(of=r)[0] * 9 for r in range(count)]).to(dtype)
     out, offsets, handle = ops.dispatch(
-        x[me], ids[me], torch.ones(ids[me].shape), num_experts=num_experts, capacity=layer.capacity
-    )
+        x[me], ids[me], torch.ones(ids[me].shape), num_experts=num_experts,
+        capacity=layer.capacity, group=group,
+    )  # fmt: skip
     every = all_rows(ids, num_experts)
     kept = every[me][: out.shape[0]]
     right = torch.stack([x[row.rank, row.token].float() for row in kept] or [torch.empty(0)])
@@ -105,6 +118,37 @@ def rows(layer: Layer, dtype: torch.dtype) -> dict[str, bool]:
     }
 
 
+def quantized_rows(layer: Layer, dtype: torch.dtype, form: Form = None) -> dict[str, bool]:
+    """Compare rows of e4m3 and their scales with the definition, and combine them."""
+    group, me, count = _group(form)
+    ids, num_experts = layer.ids(count), count * layer.per_rank
+    x = torch.stack([layer.tensors(of=r)[0] for r in range(count)]).to(dtype)
+    x[:, 1] = 0
+    weights = torch.ones(ids[me].shape)
+    (values, scales), offsets, handle = ops.dispatch(
+        x[me], ids[me], weights, num_experts=num_experts, capacity=layer.capacity,
+        quant="fp8_1x128", group=group,
+    )  # fmt: skip
+    kept = all_rows(ids, num_experts)[me][: len(values)]
+    last = int(offsets[-1])
+    right = [quantized(x[row.rank, row.token]) for row in kept]
+    by_value = zip(*right, strict=True) if kept else ((), ())
+    right_values, right_scales = (torch.stack([*v]) if v else torch.empty(0) for v in by_value)
+    products = values.float() * scales.repeat_interleave(128, 1)[:, : layer.hidden]
+    out = ops.combine(products, handle)
+    all_kept = kept_ids(ids, num_experts, layer.capacity or 1 << 30)[me]
+    is_kept = (all_kept >= 0) & (all_kept < num_experts)
+    error = (out - is_kept.sum(-1, keepdim=True) * x[me].float()).abs().amax()
+    return {
+        "type": values.dtype == torch.float8_e4m3fn and scales.dtype == torch.float32,
+        "shape": scales.shape == (len(values), -(-layer.hidden // 128)),
+        "values": torch.equal(values[:last].float().flatten(), right_values.float().flatten()),
+        "scales": torch.equal(scales[:last].flatten(), right_scales.flatten()),
+        "rest": not (values[last:].float().any() or scales[last:].any()),
+        "sum": bool(error <= 0.07 * layer.choices * x[me].float().abs().amax()),
+    }
+
+
 def compiled_exchange(layer: Layer) -> dict[str, bool]:
     """Compare dispatch and combine in one compiled graph with eager calls, and their gradients."""
     me, count = dist.get_rank(), dist.get_world_size()
@@ -115,7 +159,11 @@ def compiled_exchange(layer: Layer) -> dict[str, bool]:
         rows, offsets, handle = ops.dispatch(
             x, ids, weights, num_experts=count * layer.per_rank, capacity=layer.capacity
         )
-        return ops.combine(rows.square(), handle), offsets
+        (values, scales), *_ = ops.dispatch(
+            x.detach(), ids, weights, num_experts=count * layer.per_rank, quant="fp8_1x128"
+        )
+        total = values.float().sum() + scales.sum()
+        return ops.combine(rows.square() * total, handle), offsets
 
     mine = x.requires_grad_(), weights.requires_grad_()
     results = []
@@ -126,19 +174,27 @@ def compiled_exchange(layer: Layer) -> dict[str, bool]:
     return {n: torch.allclose(a, b) for n, a, b in zip(names, *results, strict=True)}
 
 
-def types(dtype: torch.dtype) -> dict[str, bool]:
-    """Compare dispatch and combine of narrow types with sums in fp32, and repeat them."""
-    me, count, layer = dist.get_rank(), dist.get_world_size(), Layer(tokens=9, choices=3)
+def types(dtype: torch.dtype, form: Form = None) -> dict[str, bool]:
+    """Compare dispatch and combine of narrow types with sums in fp32, and repeat them. Each node
+    rounds its sums."""
+    (group, me, count), layer = _group(form), Layer(tokens=9, choices=3)
+    nodes = len(form) if isinstance(form, tuple) else 1
     ids = layer.ids(count)[me]
     x, weights, *_ = layer.tensors(of=me)
     x, weights = x.to(dtype), weights.float()
     is_expert = (ids >= 0) & (ids < count * layer.per_rank)
-    total = torch.zeros(x.shape)
-    for choice in range(layer.choices):
-        total += torch.where(is_expert[:, choice, None], weights[:, choice, None] * x.float(), 0)
+    total = torch.zeros(nodes, *x.shape)
+    for node, choice in product(range(nodes), range(layer.choices)):
+        is_here = is_expert[:, choice] & (
+            ids[:, choice] * nodes // (count * layer.per_rank) == node
+        )
+        total[node] += torch.where(is_here[:, None], weights[:, choice, None] * x.float(), 0)
+    total = total.to(dtype).float().sum(0)
     outs = []
     for _ in range(2):
-        received, _, handle = ops.dispatch(x, ids, weights, num_experts=count * layer.per_rank)
+        received, _, handle = ops.dispatch(
+            x, ids, weights, num_experts=count * layer.per_rank, group=group
+        )
         outs.append(ops.combine(received, handle, out=torch.empty_like(x)))
     return {"sum": torch.equal(outs[0], total.to(dtype)), "again": torch.equal(*outs)}
 
@@ -152,14 +208,51 @@ def example() -> dict[str, bool]:
     return {"losses": torch.allclose(losses, right, rtol=1e-3), "fall": losses[-1] < losses[0] / 2}
 
 
-def differ(what: str) -> None:
-    """Call with another argument on every rank."""
-    me, layer = dist.get_rank(), Layer()
+def illegal_ids(value: str, form: Form = None) -> None:
+    """Let rank 1 name numbers that are no expert, with and without a check."""
+    group, me, count = _group(form)
+    x, ids = torch.ones(3, 4), torch.tensor([[0, -1], [1, 0], [1, 1]])
+    if me == 1:
+        ids[1, 1], ids[2, 0] = 2 * count, -2
+    for os.environ[CHECK_IDS] in ("0", value):
+        try:
+            ops.dispatch(x, ids, torch.ones(3, 2), num_experts=2 * count, group=group)
+        finally:
+            del os.environ[CHECK_IDS]
+
+
+def other_results() -> None:
+    """Combine rows with another number of columns on every rank."""
+    me, count = dist.get_rank(), dist.get_world_size()
+    ids = torch.zeros(3, 2).int()
+    rows, _, handle = ops.dispatch(torch.ones(3, 4), ids, torch.ones(3, 2), num_experts=2 * count)
+    ops.combine(torch.ones(len(rows), 5 + me), handle)
+
+
+def differ(what: str, form: Form = None) -> None:
+    """Call with another argument on every rank, and with a new problem: a rank that knows its
+    problem does not compare it."""
+    (group, me, count), layer = _group(form), Layer(hidden=10)
     x, weights, *_ = layer.tensors(of=me)
-    ids = layer.ids(3)[me]
-    capacity = 17 + me if what == "capacity" else None
+    ids = layer.ids(count)[me]
+    options: dict[str, Any] = {"num_experts": 2 * count}
+    if what == "capacity":
+        options["capacity"] = 17 + me
     if what == "columns":
         x = torch.ones(5, 6 + me)
     if what == "tokens":
         x, ids, weights = (tensor[: 1 + me] for tensor in (x, ids, weights))
-    ops.dispatch(x, ids, weights, num_experts=6, capacity=capacity)
+    if what == "choices":
+        ids, weights = (tensor.repeat(1, 1 + me) for tensor in (ids, weights))
+    if what == "experts":
+        options["num_experts"] *= 2 + me
+    if what == "quant":
+        options["quant"] = "fp8_1x128" if me else None
+    if what == "transport":
+        options["transport"] = "nccl" if me else "auto"
+    if what == "check":
+        os.environ[CHECK_IDS] = str(me % 2)
+    try:
+        ops.dispatch(x, ids, weights, group=group, **options)
+    finally:
+        os.environ.pop(CHECK_IDS, None)

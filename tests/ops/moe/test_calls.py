@@ -124,12 +124,12 @@ def test_a_repeated_call_enqueues_addresses(simulated, monkeypatch):
     for _ in range(2):
         rows, _, handle = ops.dispatch(x, ids, weights, num_experts=4, transport="ldst")
     assert simulated == ["dispatch"]
-    places = x.data_ptr(), handle.source.data_ptr(), MEMORY, rows.data_ptr()
-    assert Simulated.enqueued == [places]
+    tables = (table.data_ptr() for table in handle.tables[:2])
+    assert Simulated.enqueued == [(x.data_ptr(), *tables, MEMORY, rows.data_ptr())]
     y, out = torch.ones(rows.shape), torch.empty(x.shape)
     ops.combine(y, handle, out=torch.empty(x.shape))
     ops.combine(y, handle, out=out)
-    tables = weights.data_ptr(), handle.place.data_ptr()
+    tables = weights.data_ptr(), handle.tables.place.data_ptr()
     assert Simulated.enqueued[1:] == [(y.data_ptr(), *tables, MEMORY, out.data_ptr())]
     assert simulated == ["dispatch", "combine"]
     with pytest.raises(tw.TileWeaveError, match="out shares memory with y"):

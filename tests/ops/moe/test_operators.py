@@ -65,23 +65,82 @@ def test_rows(three, dtype, capacity):
     assert_right(three.run(moe_on_ranks.rows, Layer(capacity=capacity, tokens=7), dtype))
 
 
+@pytest.mark.parametrize("hidden", [6, 128, 300])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_quantized_rows(three, dtype, hidden):
+    layer = Layer(routing=4, hidden=hidden, choices=3, capacity=9)
+    assert_right(three.run(moe_on_ranks.quantized_rows, layer, dtype))
+
+
+def test_grouped_matmul_accepts_quantized_rows():
+    x, ids = torch.randn(6, 160), torch.tensor([[0, 1], [1, -1], [2, 0]] * 2)
+    w = torch.randn(3, 32, 160).to(torch.float8_e4m3fn)
+    scale_w = torch.rand(3, 1, 2)
+    (rows, scales), offsets, _ = ops.dispatch(
+        x, ids, torch.ones(ids.shape), num_experts=3, quant="fp8_1x128"
+    )
+    actual = ops.grouped_matmul(rows, w, offsets, scale_x=scales, scale_w=scale_w)
+    wide, _, _ = ops.dispatch(x, ids, torch.ones(ids.shape), num_experts=3)
+    weights = w.float() * scale_w.repeat_interleave(128, 2)[..., :160]
+    right = ops.grouped_matmul(wide, weights, offsets)
+    assert (actual.float() - right).norm() <= 0.05 * right.norm()
+
+
+def test_quantization_of_tiny_and_special_values():
+    tiny = torch.tensor([[0.0, 1e-45], [1e-38, -1e-38], [torch.nan, 1.0]])
+    (values, scales), *_ = ops.dispatch(
+        tiny, torch.zeros(3, 1).int(), torch.ones(3, 1), num_experts=1, quant="fp8_1x128"
+    )
+    assert (scales[:2] >= torch.finfo(torch.float32).tiny).all()
+    assert torch.allclose(values[:2].float() * scales[:2], tiny[:2], atol=1e-38)
+    assert values[2, 0].isnan()
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_sums_in_fp32(three, dtype):
     assert_right(three.run(moe_on_ranks.types, dtype))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("what", "shown"),
     [
-        ("capacity", "5 tokens of 6 float64, top-2, 6 experts, capacity 17, auto; rank 1:"),
+        ("capacity", "5 tokens of 10 float64, top-2, 6 experts, capacity 17, auto; rank 1:"),
         ("columns", "5 tokens of 6 float32, top-2, 6 experts, capacity 30, auto; rank 1:"),
-        ("tokens", "1 tokens of 6 float64, top-2, 6 experts, capacity 6, auto; rank 1:"),
+        ("tokens", "1 tokens of 10 float64, top-2, 6 experts, capacity 6, auto; rank 1:"),
+        ("choices", "5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto; rank 1:"),
+        ("experts", "5 tokens of 10 float64, top-2, 12 experts, capacity 30, auto; rank 1:"),
+        ("quant", "5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto; rank 1: dispatch "
+         "of 5 tokens of 10 float64, top-2, 6 experts, capacity 30, fp8_1x128, auto; rank 2:"),
+        ("transport", "5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto; rank 1:"),
+        ("check", "5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto; rank 1: dispatch "
+         "of 5 tokens of 10 float64, top-2, 6 experts, capacity 30, auto, ids checked; rank 2:"),
     ],
-)
+)  # fmt: skip
 def test_ranks_that_disagree_are_told(three, what, shown):
     for error in three.run(moe_on_ranks.differ, what):
         assert f"dispatch: the ranks disagree (rank 0: dispatch of {shown}" in str(error)
+
+
+def test_ranks_that_combine_other_results_are_told(three):
+    for error in three.run(moe_on_ranks.other_results):
+        assert str(error).startswith(
+            "combine: the ranks disagree (rank 0: combine of 3 tokens of 5 float32, top-2, capacity"
+            " 18, nccl; rank 1: combine of 3 tokens of 6 float32, top-2, capacity 18, nccl; rank 2:"
+        )
+
+
+def test_numbers_that_are_no_expert(three):
+    """They drop the choice, or are refused on all ranks if the environment says so."""
+    for error in three.run(moe_on_ranks.illegal_ids, "1"):
+        assert str(error) == (
+            "dispatch: topk_ids of rank 1 has 6 for choice 1 of token 1, the first of 2 numbers "
+            "that are no expert; expected 0 to 5, or -1 for a dropped choice"
+        )
+
+
+def test_unknown_value_of_the_check(three):
+    for error in three.run(moe_on_ranks.illegal_ids, "yes"):
+        assert str(error) == "TILEWEAVE_CHECK_IDS='yes'; expected 0 or 1"
 
 
 @pytest.mark.long
@@ -100,6 +159,7 @@ def test_one_process():
     assert torch.allclose(ops.combine(rows, handle), x * torch.tensor([3, 3, 0.75, 0])[:, None])
 
 
+QUANT = {"quant": "fp8_1x128"}
 X, IDS, WEIGHTS = torch.ones(4, 6), torch.zeros(4, 2, dtype=torch.int32), torch.ones(4, 2)
 REFUSED = [
     ((X[0], IDS, WEIGHTS), {}, "x has shape (6,); expected (tokens, hidden), both positive"),
@@ -115,6 +175,9 @@ REFUSED = [
     ((X, [[0]], WEIGHTS), {}, "topk_ids=[[0]]; expected a dense torch.Tensor"),
     ((X, IDS, WEIGHTS), {"capacity": 0}, "capacity=0; expected a positive number of rows, or None"),
     ((X, IDS, WEIGHTS), {"num_experts": 0}, "num_experts=0; expected a positive multiple of 1 fo"),
+    ((X, IDS, WEIGHTS), {"quant": "fp8"}, "quant='fp8'; expected None, 'fp8_1x128'"),
+    ((X.int(), IDS, WEIGHTS), QUANT, "x is of torch.int32; expected a floating-point type of 16 "),
+    ((X.clone().requires_grad_(), IDS, WEIGHTS), QUANT, "quant='fp8_1x128' and x requires a gradi"),
     ((X, IDS, WEIGHTS), {"transport": "tma"}, "transport='tma'; expected 'auto', 'ldst', 'nccl'"),
     ((X, IDS, WEIGHTS), {"transport": "ldst"}, "transport='ldst', but the tensors are on cpu; exp"),
 ]  # fmt: skip
@@ -177,3 +240,8 @@ def test_expert_mlp_refused(tensors, message):
     with pytest.raises(tw.TileWeaveError) as error:
         ops.expert_mlp(*tensors)
     assert str(error.value).startswith(f"expert_mlp: {message}")
+
+
+def test_capacity_of_expert_mlp():
+    with pytest.raises(tw.TileWeaveError, match="capacity=0; expected a positive number of rows"):
+        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, capacity=0)

@@ -1,6 +1,7 @@
 """Tile programs of dispatch and combine on simulated ranks, against NumPy."""
 
 import functools
+import json
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +51,8 @@ class Shape(NamedTuple):
         of a row."""
         make, dtype = PROGRAMS[name]
         layout = RowLayout(VECTORS, WIDTHS[dtype], dtype, threads, blocks=3)
-        return make(self.tokens, self.choices, self.rows, layout)
+        ranks = (self.ranks,) if name == "dispatch" else ()
+        return make(self.tokens, self.choices, self.rows, *ranks, layout)
 
     def tables(self, seed: int) -> list[dict[str, np.ndarray]]:
         """Return a random routing, as tables of each rank."""
@@ -58,7 +60,7 @@ class Shape(NamedTuple):
         generator = torch.Generator().manual_seed(seed)
         ids = random_ids(self.ranks, self.tokens, self.choices, num_experts, generator)
         routings = [routing_of(ids, r, num_experts, self.rows) for r in range(self.ranks)]
-        return [{"source": r.source.numpy(), "place": r.place.numpy()} for r in routings]
+        return [{n: t.numpy() for n, t in r.tables._asdict().items()} for r in routings]
 
 
 def rows_of(rng: np.random.Generator, count: int, dtype: str) -> np.ndarray:
@@ -75,7 +77,7 @@ def inputs_of(shape: Shape, name: str, seed: int) -> list[dict[str, np.ndarray]]
     for tables in shape.tables(seed):
         if name == "dispatch":
             x = rows_of(rng, shape.tokens, "int32")
-            inputs.append({"x": x, "source": tables["source"]})
+            inputs.append({"x": x, "source": tables["source"], "slots": tables["slots"]})
         else:
             y = rows_of(rng, shape.rows, "bfloat16")
             weights = rng.random((shape.tokens, shape.choices)).astype(np.float32)
@@ -132,12 +134,31 @@ def test_results(name, shape):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_many_routings(name, ranks):
+    """1,000 for each program, with ``LAUNCHES`` launches each."""
     for tokens, choices, per_rank, capacity in [
-        (1, 1, 1, None), (3, 2, 2, None), (5, 4, 3, None), (4, 3, 2, 4), (2, 5, 4, 1),
+        (1, 1, 1, None), (3, 2, 2, None), (3, 4, 3, None), (4, 3, 2, 4), (2, 5, 4, 1),
     ]:  # fmt: skip
         shape = Shape(ranks, tokens, choices, per_rank, capacity)
-        for seed in range(9):
+        for seed in range(40):
             check(shape, name, 100 + seed)
+
+
+def test_a_token_is_loaded_once_from_another_rank(tmp_path):
+    """Also if it goes to several experts of a rank."""
+    shape, timeline = Shape(3, tokens=4, choices=3, per_rank=4), tmp_path / "timeline.json"
+    inputs = inputs_of(shape, "dispatch", 5)
+    tw.simulate(shape.program("dispatch"), 3, inputs, epochs=1, timeline=timeline)
+    events = json.loads(timeline.read_text())["traceEvents"]
+    texts = "\n".join(e["args"]["text"] for e in events if e.get("cat") == "transfer")
+    loaded = sorted(re.findall(r"rows\[(\d+)\.\.\d+, (\d+)\.\..* by rank (\d+)", texts))
+    expected, rows = set(), 0
+    for rank, given in enumerate(inputs):
+        for number in given["source"][given["source"] >= 0] // shape.choices:
+            owner, token = divmod(int(number), shape.tokens)
+            if owner != rank:
+                expected.add((str(owner), str(token * VECTORS), str(rank)))
+                rows += 1
+    assert loaded == sorted(expected) and rows > len(expected)
 
 
 def dispatched_twice(shape: Shape) -> Any:
@@ -152,11 +173,13 @@ def dispatched_twice(shape: Shape) -> Any:
         x1: T.Tensor((tokens, width), "int32"),
         source0: T.Tensor((shape.rows,), "int32"),
         source1: T.Tensor((shape.rows,), "int32"),
+        slots0: T.Tensor((shape.ranks * shape.tokens, shape.choices), "int32"),
+        slots1: T.Tensor((shape.ranks * shape.tokens, shape.choices), "int32"),
         out0: T.Tensor((rows, width), "int32"),
         out1: T.Tensor((rows, width), "int32"),
     ):
-        for x, source, out in ((x0, source0, out0), (x1, source1, out1)):
-            p.launch(kernel, x, source, out)
+        for x, source, slots, out in ((x0, source0, slots0, out0), (x1, source1, slots1, out1)):
+            p.launch(kernel, x, source, slots, out)
 
     return dispatches
 
@@ -166,7 +189,7 @@ def test_another_routing_in_each_launch():
     shape = Shape(3)
     first, second = (inputs_of(shape, "dispatch", seed) for seed in (4, 0))
     both = [
-        {f"{n}{i}": given[r][n] for n in ("x", "source") for i, given in enumerate((first, second))}
+        {f"{n}{i}": v for i, given in enumerate((first, second)) for n, v in given[r].items()}
         for r in range(shape.ranks)
     ]
     actual = tw.simulate(dispatched_twice(shape), shape.ranks, both, schedules=4, epochs=2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ops.moe.by_definition import all_rows, kept_ids, random_ids
-from tileweave.ops.moe.routing import Routing, default_capacity, routing_of
+from tileweave.ops.moe.routing import Routing, Tables, default_capacity, routing_of
 
 
 def expected(ids: torch.Tensor, rank: int, num_experts: int, capacity: int) -> Routing:
@@ -27,7 +27,18 @@ def expected(ids: torch.Tensor, rank: int, num_experts: int, capacity: int) -> R
     ends = [sum(row.expert <= first + e for row in rows[rank]) for e in range(per_rank)]
     dropped = [max(0, len(of_rank) - capacity) for of_rank in rows]
     offsets = [min(end, capacity) for end in ends]
-    return Routing(source, place, torch.tensor(offsets), torch.tensor(dropped))
+    slots = torch.full((ranks * tokens, choices), -1)
+    of_tokens: dict[int, list[int]] = {}
+    for n, row in enumerate(rows[rank][:capacity]):
+        of_tokens.setdefault(row.rank * tokens + row.token, []).insert(0, n)
+    for token, numbers in of_tokens.items():
+        slots[token, : len(numbers)] = torch.tensor(numbers)
+    tables = Tables(source, slots, place)
+    return Routing(tables, torch.tensor(offsets), torch.tensor(dropped))
+
+
+def flat(routing: Routing) -> tuple[torch.Tensor, ...]:
+    return *routing.tables, routing.offsets, routing.dropped
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -43,9 +54,10 @@ def test_tables(seed):
         actual = routing_of(
             ids.to([torch.int32, torch.int64][seed % 2]), rank, num_experts, capacity
         )
-        assert all(table.dtype == torch.int32 for table in actual)
-        for table, right in zip(actual, expected(ids, rank, num_experts, capacity), strict=True):
-            assert table.tolist() == right.tolist()
+        right = expected(ids, rank, num_experts, capacity)
+        pairs = zip(flat(actual), flat(right), strict=True)
+        for table, definition in pairs:
+            assert table.dtype == torch.int32 and table.tolist() == definition.tolist()
 
 
 @pytest.mark.parametrize("choices", [1, 2, 5])
@@ -60,4 +72,4 @@ def test_the_default_capacity_is_enough_and_needed(choices):
 
 def test_ids_that_wrap_around_are_no_experts():
     ids = torch.tensor([[[1 << 32, -(1 << 40), 0]]])
-    assert routing_of(ids, 0, 4, 3).place.tolist() == [[-1, -1, 0]]
+    assert routing_of(ids, 0, 4, 3).tables.place.tolist() == [[-1, -1, 0]]
