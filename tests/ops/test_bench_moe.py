@@ -16,12 +16,23 @@ from tests.ops import on_ranks
 from tileweave import ops
 from tileweave.bench import command as bench
 from tileweave.bench import moe, moe_shapes
-from tileweave.bench.moe_shapes import MODELS, ROUTINGS, Mixtures, Model, choices_of, load_of
+from tileweave.bench.moe_shapes import (
+    MODELS,
+    ROUTINGS,
+    Mixtures,
+    Model,
+    Work,
+    choices_of,
+    load_of,
+)
 from tileweave.bench.results import load
 from tileweave.cli.main import main
+from tileweave.ops.core.registry import operators_of
 
 SMALL = Model(12, 3, 64, 32)
 SMALL_NAME = "12x3x64x32"
+WORKS = (Work(1, 0), moe.GATE_UP, moe.DOWN, Work(2, 3))
+NAMES = [cls.op for cls in moe.WORK]
 
 
 def test_models():
@@ -36,10 +47,10 @@ def test_models():
 
 
 def test_default_shapes():
-    shapes = [str(shape) for shape in Mixtures(tokens=(1, 2)).shapes(2)]
+    shapes = [str(shape) for shape in Mixtures(tokens=(1, 2)).shapes(2, Work(1, 0))]
     models = "deepseek-v3", "qwen3-235b", "mixtral-8x7b", "gpt-oss-120b"
     assert shapes == [f"{model} {tokens} uniform" for model in models for tokens in (1, 2)]
-    tokens = [shape.tokens for shape in Mixtures(("mixtral-8x7b",)).shapes(1)]
+    tokens = [shape.tokens for shape in Mixtures(("mixtral-8x7b",)).shapes(1, Work(1, 0))]
     assert tokens == [1, 16, 128, 1024, 4096, 8192]
 
 
@@ -90,20 +101,24 @@ def test_load_by_counting(routing, ranks):
 
 
 def test_bytes_and_operations():
-    shape = moe_shapes.shape_of(SMALL_NAME, 7, "hot", 2)
     loads = [load_of(SMALL, 7, "hot", 2, number) for number in range(moe_shapes.SETS)]
-    assert shape.rows == max(rows for rows, _ in loads)
-    remote = max(remote for _, remote in loads)
-    sent = {op: shape.sent_bytes(op) for op in moe.NAMES}
-    assert sent == {
-        "dispatch": remote * 64 * 2, "combine": remote * 64 * 2, "grouped_matmul": 0,
-        "expert_mlp": 2 * remote * 64 * 2,
-    }  # fmt: skip
-    parts = [moe_shapes.shape_of(SMALL_NAME, 7, "hot", 2, part) for part in moe.PARTS]
-    by_part = [part.flops("grouped_matmul") for part in parts]
-    assert by_part == [2 * shape.rows * 64 * 2 * 32, 2 * shape.rows * 64 * 32]
-    assert shape.flops("expert_mlp") == sum(by_part) and shape.flops("dispatch") == 0
-    assert moe_shapes.shape_of(SMALL_NAME, 7, "hot", 1).sent_bytes("dispatch") == 0
+    rows, remote = max(load.rows for load in loads), max(load.remote_rows for load in loads)
+    wanted = bench.Wanted(["moe"], [], [], moe=Mixtures((SMALL_NAME,), (7,), ("hot",)))
+    for ranks in (2, 1):
+        shapes = {
+            f"{op} {work.part}": shape
+            for op, cls in operators_of(tuple(moe.WORK)).items()
+            for work, shape in zip(
+                moe.WORK[cls], [c.shape for c in moe.cases(cls, wanted, ranks)], strict=True
+            )
+        }
+        sent = {name: shape.sent_bytes for name, shape in shapes.items() if shape.sent_bytes}
+        row = remote * 64 * 2
+        assert sent == ({"combine ": row, "dispatch ": row, "expert_mlp ": 2 * row}, {})[ranks == 1]
+    shapes = {str(work): moe_shapes.shape_of(SMALL_NAME, 7, "hot", 2, work) for work in WORKS}
+    assert {shape.rows for shape in shapes.values()} == {rows}
+    product = 2 * rows * 64 * 32
+    assert [shape.flops for shape in shapes.values()] == [0, 2 * product, product, 3 * product]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +177,7 @@ def test_one_process(tmp_path, capsys):
     ]
 
 
-@pytest.mark.parametrize("op", moe.NAMES)
+@pytest.mark.parametrize("op", NAMES)
 def test_one_wrong_row(op, monkeypatch, capsys):
     right = getattr(ops, op)
 
@@ -235,7 +250,7 @@ def test_three_ranks(three, tmp_path):
     (right, table), *others = three.run(on_ranks.benchmark_of_mixtures, str(file), SMALL_NAME)
     assert (right, others) == (True, [(True, "")] * 2)
     _, results = load(str(file))
-    assert {(r.op, r.shape.routing) for r in results} == set(product(moe.NAMES, ROUTINGS))
+    assert {(r.op, r.shape.routing) for r in results} == set(product(NAMES, ROUTINGS))
     for r in results:
         assert r.is_right("ours") and r.is_right("torch")
         assert (r.gigabytes("ours") is None) == (r.op == "grouped_matmul")

@@ -15,8 +15,12 @@ from torch.nn import functional
 
 from .. import ops
 from ..ops.core import nccl
-from ..ops.core.registry import OPERATORS
+from ..ops.core.registry import OPERATORS, RegisteredOp
 from ..ops.core.strategy import Strategy
+from ..ops.moe.combine import Combine
+from ..ops.moe.dispatch import Dispatch
+from ..ops.moe.expert_mlp import ExpertMlp
+from ..ops.moe.grouped_matmul import GroupedMatmul
 from ..runtime.host.group import Group
 from .case import (
     DEEP_EP,
@@ -31,54 +35,56 @@ from .case import (
     Implementation,
     Missing,
 )
-from .moe_shapes import SETS, Model, Tables, choices_of, tables_of
+from .moe_shapes import ITEMSIZE, SETS, Model, Tables, Work, choices_of, tables_of
 from .results import Routed
 
 if TYPE_CHECKING:
     from .selection import Wanted
 
-GROUPED, MLP = "grouped_matmul", "expert_mlp"
-NAMES = ("dispatch", "combine", GROUPED, MLP)
-PARTS = ("gate_up", "down")
+GATE_UP, DOWN = Work(0, 2, "gate_up"), Work(0, 1, "down")
 """Products of an expert's MLP, which are cases of their own."""
-_itemsize = 2
+WORK: dict[type[RegisteredOp], tuple[Work, ...]] = {
+    Dispatch: (Work(1, 0),),
+    Combine: (Work(1, 0),),
+    GroupedMatmul: (GATE_UP, DOWN),
+    ExpertMlp: (Work(2, 3),),
+}
+"""Cases of each operator."""
 
 
-def cases(operator: type, wanted: Wanted, ranks: int) -> list[Case]:
+def cases(operator: type[RegisteredOp], wanted: Wanted, ranks: int) -> list[Case]:
     """Return the cases of an operator: the products of a grouped GEMM have one each."""
-    parts = PARTS if operator.op == GROUPED else ("",)
     return [
         Case(
             operator.op,
             shape,
             FAMILY,
-            operations=operations_of(operator.op, shape),
-            symmetric_bytes=symmetric_bytes(operator.op, shape),
+            operations=operations_of(shape),
+            symmetric_bytes=symmetric_bytes(operator, shape),
             gathered_bytes=0,
-            implementations=IMPLEMENTATIONS[operator.op],
+            implementations=IMPLEMENTATIONS[operator],
         )
-        for part in parts
-        for shape in wanted.moe.shapes(ranks, part)
+        for work in WORK[operator]
+        for shape in wanted.moe.shapes(ranks, work)
     ]
 
 
-def operations_of(op: str, shape: Routed) -> int:
+def operations_of(shape: Routed) -> int:
     """Return the operations of all ranks: of the products, or at least one for each weight and for
     each byte of the rows."""
-    has_weights = op in (GROUPED, MLP)
-    weights = has_weights * 3 * shape.experts * shape.hidden * shape.intermediate
-    rows = 2 * _itemsize * shape.ranks * shape.rows * shape.hidden
-    return max(shape.ranks * shape.flops(op), weights, rows)
+    weights = 3 * shape.experts * shape.hidden * shape.intermediate if shape.flops else 0
+    rows = 2 * ITEMSIZE * shape.ranks * shape.rows * shape.hidden
+    return max(shape.ranks * shape.flops, weights, rows)
 
 
-def symmetric_bytes(op: str, shape: Routed) -> int:
+def symmetric_bytes(operator: type[RegisteredOp], shape: Routed) -> int:
     """Return the symmetric memory of all operators that a case calls: the tokens and the rows, and
     the experts of all tokens."""
-    if op == GROUPED:
+    if operator is GroupedMatmul:
         return 0
     rows = shape.tokens + shape.rows
     ids = 8 * shape.tokens * shape.top_k
-    return rows * shape.hidden * _itemsize + 3 * shape.ranks * ids
+    return rows * shape.hidden * ITEMSIZE + 3 * shape.ranks * ids
 
 
 class Problem(NamedTuple):
@@ -156,7 +162,7 @@ class Inputs:
         shape, model, device = problem.shape, problem.model, group.device
         generator = torch.Generator(device).manual_seed(group.rank)
         weights = None
-        if problem.op in (GROUPED, MLP):
+        if shape.flops:
             weights = Weights.random(problem, group, generator)
         number = 0
         while True:
@@ -186,9 +192,10 @@ def staged(
     received = x.new_zeros(shape.rows, shape.hidden)
     received[: len(tables.tokens)] = all_x[tables.tokens]
     rows, handle = received, None
-    if problem.op == "dispatch":
+    operator = OPERATORS[problem.op]
+    if operator is Dispatch:
         result = received
-    elif problem.op == "combine":
+    elif operator is Combine:
         factor = expert_factors(shape.experts, x.device)
         rows = received.clone()
         rows[: len(tables.tokens)] *= factor[tables.experts, None].to(rows.dtype)
@@ -197,12 +204,12 @@ def staged(
         _, _, handle = ops.dispatch(
             x, ids, scores, num_experts=shape.experts, capacity=shape.rows
         )  # fmt: skip
-    elif problem.op == GROUPED:
+    elif operator is GroupedMatmul:
         assert weights is not None
-        if shape.part == "down":
+        if shape.part == DOWN.part:
             rows = x.new_zeros(shape.rows, shape.intermediate)
             rows[: len(tables.tokens)] = activated(received, weights.gate_up, tables)
-        weight = weights.gate_up if shape.part == "gate_up" else weights.down
+        weight = weights.gate_up if shape.part == GATE_UP.part else weights.down
         result = x.new_zeros(shape.rows, weight.shape[1])
         result[: len(tables.tokens)] = by_expert(rows, weight, tables)
     else:
@@ -296,7 +303,7 @@ def _mlp(buffers: Buffers) -> Implementation:
 
 def _weight(buffers: Buffers, inputs: Inputs) -> Tensor:
     assert inputs.weights is not None
-    is_down = buffers.problem.shape.part == "down"
+    is_down = buffers.problem.shape.part == DOWN.part
     return inputs.weights.down if is_down else inputs.weights.gate_up
 
 
@@ -409,7 +416,7 @@ class _DeepEp:
         self.shape, self.group = buffers.problem.shape, buffers.group
         if self.group.process_group is None or self.group.world_size == 1:
             raise Missing("there is one rank")
-        nbytes = self.shape.ranks * self.shape.tokens * self.shape.hidden * _itemsize
+        nbytes = self.shape.ranks * self.shape.tokens * self.shape.hidden * ITEMSIZE
         self._buffer = deep_ep.Buffer(self.group.process_group, 2 * nbytes + (64 << 20), 0)
 
     def rows(self, inputs: Inputs) -> Tensor:
@@ -458,15 +465,15 @@ def _deep_ep_combine(buffers: Buffers) -> Implementation:
     return _implementation(call, prepare=prepare)
 
 
-IMPLEMENTATIONS: dict[str, dict[str, Constructor]] = {
-    "dispatch": {OURS: _dispatch, TORCH: _torch_dispatch, DEEP_EP: _deep_ep_dispatch},
-    "combine": {OURS: _combine, TORCH: _torch_combine, DEEP_EP: _deep_ep_combine},
-    GROUPED: {OURS: _grouped, TORCH: _torch_grouped},
-    MLP: {OURS: _mlp, TORCH: _torch_mlp, VLLM: _vllm, FLASHINFER: _flashinfer},
+IMPLEMENTATIONS: dict[type[RegisteredOp], dict[str, Constructor]] = {
+    Dispatch: {OURS: _dispatch, TORCH: _torch_dispatch, DEEP_EP: _deep_ep_dispatch},
+    Combine: {OURS: _combine, TORCH: _torch_combine, DEEP_EP: _deep_ep_combine},
+    GroupedMatmul: {OURS: _grouped, TORCH: _torch_grouped},
+    ExpertMlp: {OURS: _mlp, TORCH: _torch_mlp, VLLM: _vllm, FLASHINFER: _flashinfer},
 }
 
 FAMILY = Family(
-    base=tuple(OPERATORS[name] for name in NAMES),
+    base=tuple(WORK),
     kind=Routed,
     option="tokens",
     example="--models 8x2x64x32 --tokens 16",

@@ -14,6 +14,8 @@ from ..builtins.errors import TileWeaveError
 from ..passes.ir.sizes import LARGEST
 from .results import Routed
 
+ITEMSIZE = 2
+"""Bytes of a value."""
 SETS = 3
 """Number of routings that are drawn for a shape, and used in turn."""
 TOKENS = 1, 16, 128, 1024, 4096, 8192
@@ -30,6 +32,20 @@ class Model(NamedTuple):
     top_k: int
     hidden: int
     intermediate: int
+
+
+class Work(NamedTuple):
+    """Work of an operator on the rows of the experts.
+
+    Attributes:
+        exchanges: how often ranks exchange them.
+        products: products of each row with (hidden, intermediate) weights.
+        part: which product of the MLP; empty for all.
+    """
+
+    exchanges: int
+    products: int
+    part: str = ""
 
 
 MODELS = {
@@ -55,7 +71,7 @@ class Mixtures:
     tokens: Sequence[int] = ()
     routings: Sequence[str] = ("uniform",)
 
-    def shapes(self, ranks: int, part: str = "") -> list[Routed]:
+    def shapes(self, ranks: int, work: Work) -> list[Routed]:
         """Return the shapes of an operator, or of one product of the MLP.
 
         Raises:
@@ -66,7 +82,7 @@ class Mixtures:
                 legal = ", ".join(ROUTINGS)
                 raise TileWeaveError(f"bench: --routing {routing}; expected {legal}")
         return [
-            shape_of(name, tokens, routing, ranks, part)
+            shape_of(name, tokens, routing, ranks, work)
             for name in self.models
             for routing in self.routings
             for tokens in self.tokens or TOKENS
@@ -100,12 +116,14 @@ def model_of(name: str, ranks: int) -> Model:
     return model
 
 
-def shape_of(name: str, tokens: int, routing: str, ranks: int, part: str = "") -> Routed:
+def shape_of(name: str, tokens: int, routing: str, ranks: int, work: Work) -> Routed:
     """Return a shape with the largest numbers of rows of its routings."""
     model = model_of(name, ranks)
     loads = [load_of(model, tokens, routing, ranks, number) for number in range(SETS)]
-    most = [max(column) for column in zip(*loads, strict=True)]
-    return Routed(name, *model, tokens, routing, part, ranks, *most)
+    rows, remote_rows = (max(column) for column in zip(*loads, strict=True))
+    sent_bytes = ITEMSIZE * work.exchanges * remote_rows * model.hidden
+    flops = 2 * work.products * rows * model.hidden * model.intermediate
+    return Routed(name, *model, tokens, routing, work.part, ranks, rows, sent_bytes, flops)
 
 
 @lru_cache(16)

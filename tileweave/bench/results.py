@@ -132,7 +132,9 @@ class Routed:
         routing: how tokens choose experts.
         part: which product of the MLP a grouped GEMM is; else empty.
         rows: most rows of a rank's experts in any of the routings.
-        remote_rows: most of them that a rank sends to other ranks or receives from them.
+        sent_bytes: bytes that the busiest rank sends to others or receives from them, of 2-byte
+            values, if each choice of a token has a row of its own.
+        flops: floating-point operations of the busiest rank's products.
         tolerance: largest relative error of a right result.
         floors, others: as in ``Shape``.
     """
@@ -151,22 +153,11 @@ class Routed:
     part: str
     ranks: int
     rows: int
-    remote_rows: int
+    sent_bytes: int
+    flops: int
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.model, str(self.tokens), self.routing, self.part)))
-
-    def sent_bytes(self, op: str) -> int:
-        """Return the bytes that the busiest rank sends to others or receives from them, of 2-byte
-        values: rows to the experts, rows back, or both."""
-        ways = {"dispatch": 1, "combine": 1, "expert_mlp": 2}.get(op, 0)
-        return 2 * ways * self.remote_rows * self.hidden
-
-    def flops(self, op: str) -> int:
-        """Return the floating-point operations of the busiest rank's products."""
-        product = 2 * self.rows * self.hidden * self.intermediate
-        products = {"gate_up": 2, "down": 1}.get(self.part, 3 if op == "expert_mlp" else 0)
-        return products * product
 
 
 KINDS = Shape, Size, Length, Routed
@@ -222,7 +213,7 @@ class Result:
 
     def gigabytes(self, name: str) -> float | None:
         """Return the GB/s between ranks of a right implementation for a mixture of experts."""
-        ms, sent = self.best(name), self.shape.sent_bytes(self.op)
+        ms, sent = self.best(name), self.shape.sent_bytes
         return sent / ms / 1e6 if ms and sent else None
 
     def rate(self, name: str) -> float | None:
@@ -233,8 +224,7 @@ class Result:
 
     def teraflops(self, name: str) -> float | None:
         """Return the TFLOP/s of a rank of a right implementation of attention or of experts."""
-        ms = self.best(name)
-        flops = self.shape.flops(self.op) if isinstance(self.shape, Routed) else self.shape.flops
+        ms, flops = self.best(name), self.shape.flops
         return flops / ms / 1e9 if ms and flops else None
 
 
@@ -282,7 +272,7 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("deep_ep", 9, 3, lambda r: r.best(DEEP_EP)),
         ("vllm", 9, 3, lambda r: r.best(VLLM)),
         ("flashinfer", 12, 3, lambda r: r.best(FLASHINFER)),
-        ("MiB", 9, 1, lambda r: r.shape.sent_bytes(r.op) / (1 << 20)),
+        ("MiB", 9, 1, lambda r: r.shape.sent_bytes / (1 << 20)),
         ("GB/s: ours", 12, 1, lambda r: r.gigabytes(OURS)),
         ("torch", 8, 1, lambda r: r.gigabytes(TORCH)),
         ("TFLOP/s: ours", 15, 0, lambda r: r.teraflops(OURS)),
