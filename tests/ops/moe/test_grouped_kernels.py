@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tileweave.ops.core.tiles import Tiles
+from tileweave.ops.core.tiles import SHARED_BYTES, Tiles
 from tileweave.ops.moe.kernels.grouped_gemm import (
     GROUPED_FP8,
     MOST_EXPERTS,
@@ -266,6 +267,9 @@ def test_gemm_spills_no_registers(ptxas, transposed):
     config = GroupedConfig(MOST_EXPERTS, 4096, 7168, "bfloat16", transposed)
     report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
     assert "0 bytes spill stores, 0 bytes spill loads" in report
+    tiles, (fixed,) = config.tiles, re.findall(r"(\d+) bytes smem", report)
+    elements = (tiles.M + tiles.N) * tiles.K * tiles.stages + tiles.M * tiles.width
+    assert int(fixed) + 2 * elements <= SHARED_BYTES
 
 
 @pytest.mark.parametrize("scales", [pytest.param("tensor", marks=pytest.mark.long), "block"])
