@@ -3,11 +3,11 @@
     python benchmarks/grouped_matmul.py [--gradients] [--fp8] [--even] [--rep 200]
         [--case E M N K ...]
 
-Times of triton's ``do_bench`` on one GPU: the caches are cold, and the kernel that lists the tiles
-is included. The dense GEMM has the same number of rows and one weight. ``ours`` reads weights
-(E, N, K), ``(E, K, N)`` the other memory order. With ``--gradients`` the rows are repeated for the
-gradient of the weights, beside the 2-d forms of both. With ``--fp8`` they are repeated for fp8
-operands: ``ours`` with scales of blocks, ``(E, K, N)`` with one scale for each expert, beside bf16.
+Times of triton's ``do_bench`` on one GPU: the caches are cold. The dense GEMM has the same number
+of rows and one weight. ``ours`` reads weights (E, N, K), ``(E, K, N)`` the other memory order. With
+``--gradients`` the rows are repeated for the gradient of the weights, beside the 2-d forms of both.
+With ``--fp8`` they are repeated for fp8 operands: ``ours`` with scales of blocks, ``(E, K, N)``
+with one scale for each expert, beside bf16.
 
 Rows choose their experts at random, or with ``--even`` all experts have equally many. Every result
 is compared with that of torch. Without a GPU, small sizes run by plain torch once, which only tests

@@ -6,10 +6,10 @@
 The figure is the median over the calls of a round, of the quickest round: other work on the machine
 makes some rounds twice as long. Each call finds the GPU idle, so no full queue delays the host.
 
-The plan is the all-gather + GEMM of ``tw.ops``. An operator adds the checks of its arguments and
-torch's part. Operators are also measured in ``torch.inference_mode()``, where torch looks for no
-gradients. All is measured twice: C++ enqueues the operations, then Python, by
-``TILEWEAVE_NATIVE=0``.
+The plan is the all-gather + GEMM of ``tw.ops``. A grouped GEMM belongs to no plan. An operator adds
+the checks of its arguments and torch's part. Operators are also measured in
+``torch.inference_mode()``, where torch looks for no gradients. All is measured twice: C++ enqueues
+the operations, then Python, by ``TILEWEAVE_NATIVE=0``.
 
 Without a GPU, stand-ins that do nothing replace the driver, torch's streams and events, and the
 kernels, for rank 0 of ``--ranks``. What remains is the time of torch, TVM-FFI and TileWeave. The
@@ -47,6 +47,8 @@ from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS as OPERATORS_BY_NAME
 from tileweave.ops.core.tiles import LARGE, SMALL
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
+from tileweave.ops.moe import grouped_matmul
+from tileweave.ops.moe.kernels.grouped_gemm import GroupedConfig
 from tileweave.passes.ir.implicit import implicit_of
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.executor import enqueue, recorded_calls
@@ -133,6 +135,10 @@ def enter_stand_in_session(ranks: int) -> None:
     plan_streams.compile = compile_nothing
     compiled_ops.compile_program = compile_nothing
     strategy.obstacle = transport.obstacle = _nothing
+    torch.cuda.device = lambda _: Nothing()
+    grouped_matmul.has_kernel = lambda x, w: True
+    grouped_matmul.config_of = lambda w, *_: GroupedConfig(*w.shape, "bfloat16", w.is_contiguous())
+    grouped_matmul.compiled = lambda *_: StandInKernel.launch
     for module in (plan_streams, call):
         module.has_driver = lambda device: True
 
@@ -189,6 +195,10 @@ def calls(name_filter: str) -> Iterator[tuple[str, Callable[[], Any]]]:
             yield f"{op.__name__} by {program}", partial(op, x, b, strategy="fused")
     for name in ("ldst", "copy_engine"):
         yield f"all_gather by {name}", partial(ops.all_gather, shard, transport=name)
+    weights = torch.zeros(8, N, K, **bf16)
+    offsets = torch.zeros(8, dtype=torch.int32, device=group.device)
+    for order, w in (("(E, N, K)", weights), ("(E, K, N)", weights.transpose(1, 2))):
+        yield f"grouped_matmul {order}", partial(ops.grouped_matmul, shard, w, offsets)
 
 
 def microseconds(call: Callable[[], None], calls: int, drain: Callable[[], None]) -> list[float]:

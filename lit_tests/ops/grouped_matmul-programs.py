@@ -1,10 +1,10 @@
 # REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
-"""Kernels of the grouped GEMM: one producer warp group loads by TMA, the others multiply and store
-by TMA. No barrier of all warps is in the loop over tiles."""
+"""Kernels of the grouped GEMM: blocks count the row tiles of all experts. Then one producer warp
+group loads by TMA, the others multiply and store by TMA. No barrier of all warps is in the loop over
+tiles."""
 
 import tileweave as tw
-from tileweave.ops.moe.kernels.expert_tiles import expert_tiles
 from tileweave.ops.moe.kernels.grouped_gemm import GROUPED_FP8, GroupedConfig, grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 
@@ -14,24 +14,25 @@ def show(name, program):
     print(tw.emit(program, world_size=1))
 
 
-# The extent of the loop is read from memory, because stock TileLang moves assignments of variables.
 # CHECK-LABEL: TEST: grouped_gemm (E, N, K)
 # CHECK: __launch_bounds__(384, 1)
+# CHECK: __shared__ __align__(16) int before[64];
 # CHECK: float total[128];
+# CHECK: before[((int)threadIdx.x)] =
 # CHECK: __syncthreads();
-# CHECK: for (int wave = 0; wave < {{.*}}counts[0]
+# CHECK: for (int wave = 0; wave < {{.*}}rows
 # CHECK-NOT: __syncthreads();
+# CHECK: <= tile
 # CHECK: if (((int)threadIdx.x) < 128) {
-# CHECK: tl::tma_load(X_desc, {{.*}}, (step * 64), row);
-# CHECK: tl::tma_load(W_desc, {{.*}}, (step * 64), n, expert);
+# CHECK: tl::tma_load(X_desc, {{.*}}, ({{step.*}} * 64), row{{.*}});
+# CHECK: tl::tma_load(W_desc, {{.*}}, ({{step.*}} * 64), n, expert{{.*}});
 # CHECK: } else {
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, 256, 16, false, false
 # CHECK-NOT: __syncthreads();
 # CHECK: + 128) <= end{{.*}} {
 # CHECK: tl::tma_store(Y_desc
 # CHECK: } else {
-# CHECK: Y[
-# CHECK: counts[1]
+# CHECK: *(uint1*)(Y
 # CHECK: *(uint4*)(Y
 # CHECK-NOT: __syncthreads();
 show(
@@ -39,23 +40,28 @@ show(
 )  # fmt: skip
 
 # CHECK-LABEL: TEST: grouped_gemm (E, K, N)
-# CHECK: tl::tma_load(X_desc, {{.*}}, (step * 64), row);
-# CHECK: tl::tma_load(W_desc, {{.*}} + n), (step * 64), expert);
+# CHECK: tl::tma_load(X_desc, {{.*}}, ({{step.*}} * 64), row{{.*}});
+# CHECK: tl::tma_load(W_desc, {{.*}} + n{{.*}}), ({{step.*}} * 64), expert{{.*}});
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 64, 256, 16, false, true
 # CHECK: tl::tma_store(Y_desc
 show("grouped_gemm (E, K, N)", grouped_gemm(GroupedConfig(8, 4096, 7168, "float16", False)))
 
-# CUDA cores add the products of each step, times the scales of each row and step.
+# CUDA cores add the products of each step, times the scales of each row and step. Threads store
+# pairs of results.
 # CHECK-LABEL: TEST: grouped_gemm fp8
+# CHECK: for (int wave = 0;
+# CHECK-NOT: __syncthreads();
 # CHECK: if (((int)threadIdx.x) < 128) {
-# CHECK: tl::tma_load(X_desc, {{.*}}, (step * 128), row);
-# CHECK: tl::tma_load(W_desc, {{.*}}, (step * 128), n, expert);
+# CHECK: tl::tma_load(X_desc, {{.*}}, ({{step.*}} * 128), row{{.*}});
+# CHECK: tl::tma_load(W_desc, {{.*}}, ({{step.*}} * 128), n, expert{{.*}});
 # CHECK: } else {
 # CHECK: = scale_x[
 # CHECK: = scale_w[
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32, 64, 128, 32
 # CHECK: *(float2*)(total +
-# CHECK: tl::tma_store(Y_desc
+# CHECK: tl::__sync_thread_partial(8, 256);
+# CHECK: *(uint1*)(Y
+# CHECK-NOT: __syncthreads();
 show(
     "grouped_gemm fp8",
     grouped_gemm(
@@ -81,9 +87,3 @@ show(
 # CHECK: tl::tma_store(dW_desc
 # CHECK-NOT: __syncthreads();
 show("grouped_wgrad", grouped_wgrad(GroupedConfig(32, 4096, 7168, "bfloat16", True)))
-
-# CHECK-LABEL: TEST: expert_tiles
-# CHECK: tl::AllReduce<tl::SumOp, 128
-# CHECK: tiles[
-# CHECK: counts[0] = min(
-show("expert_tiles", expert_tiles(256, 128))

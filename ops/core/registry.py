@@ -52,6 +52,6 @@ class RegisteredOp:
 Op = TypeVar("Op", bound=RegisteredOp)
 
 
-def operators_of(base: type[Op]) -> dict[str, type[Op]]:
-    """Return the registered subclasses of a base class, in the order of their names."""
+def operators_of(base: type[Op] | tuple[type[Op], ...]) -> dict[str, type[Op]]:
+    """Return the registered subclasses of base classes, in the order of their names."""
     return {name: cls for name, cls in sorted(OPERATORS.items()) if issubclass(cls, base)}

@@ -7,28 +7,37 @@ does not wait for the offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
 
 import tilelang
 import torch
 
 from ...runtime.host.cache_folder import require_private_cache
-from ...runtime.kernel.kernel import capturing
+from ...runtime.kernel.kernel import capturing, launch_of
+from ..core.call import signature
 from ..core.epilogue import FP8
 from ..core.library import define, refuse_gradients
 from ..core.problem import (
     ALIGNMENT,
     dense,
+    is_dense,
     packed,
     refused,
+    require_apart,
     require_dense,
     require_dense_or_none,
 )
 from ..core.registry import RegisteredOp, TableRow
 from . import reference as by_torch
-from .kernels.expert_tiles import expert_tiles, most_tiles
-from .kernels.grouped_gemm import GROUPED, GROUPED_FP8, GroupedConfig, grouped_gemm
+from .kernels.grouped_gemm import (
+    GROUPED,
+    GROUPED_FP8,
+    MOST_EXPERTS,
+    GroupedConfig,
+    grouped_gemm,
+)
 from .kernels.grouped_wgrad import grouped_wgrad
 from .problem import NAME, Scales, check, check_out, is_transposed
 
@@ -38,8 +47,12 @@ _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", FP8: "float8_e4
 """Types of the kernels, as TileLang writes them."""
 _UNSCALED = None, None, None
 """Scales and type of the result of gradients."""
-_KERNELS: dict[tuple, Any] = {}
-"""Compiled kernels by the function that builds the program, and its arguments."""
+_KERNELS: dict[tuple, Callable[..., Any]] = {}
+"""Functions that launch compiled kernels, by the function that builds the program and its
+arguments."""
+_MAX_CALLS = 512
+_calls: dict[Hashable, _Call] = {}
+"""Latest ``_MAX_CALLS`` checked calls on operands that need no copies, by ``signature``."""
 
 
 class GroupedMatmul(RegisteredOp, op=NAME):
@@ -60,13 +73,15 @@ def has_kernel(x: torch.Tensor, w: torch.Tensor) -> bool:
     return (
         x.is_cuda
         and x.dtype in _DTYPES
+        and w.shape[0] <= MOST_EXPERTS
         and all(extent * x.itemsize % ALIGNMENT == 0 for extent in w.shape[1:])
         and torch.cuda.get_device_capability(x.device) == (9, 0)
     )
 
 
 def compiled(build: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the kernel of the program that ``build(*arguments)`` returns. It belongs to no group.
+    """Return the function that launches the program that ``build(*arguments)`` returns. It belongs
+    to no group.
 
     Raises:
         TileWeaveError: it is not compiled yet, and a CUDA graph is being captured.
@@ -77,7 +92,7 @@ def compiled(build: Callable[..., Any], *arguments: Any) -> Any:
             expected = "one call before it is captured in a CUDA graph"
             raise refused(NAME, "not compiled yet", expected)
         require_private_cache()
-        _KERNELS[key] = tilelang.compile(build(*arguments), target="cuda")
+        _KERNELS[key] = launch_of(tilelang.compile(build(*arguments), target="cuda"))
     return _KERNELS[key]
 
 
@@ -93,47 +108,88 @@ def config_of(
     )  # fmt: skip
 
 
-def _enqueue(config: GroupedConfig, x, stored, offsets, scales: Scales, out) -> None:
-    """Enqueue both kernels; ``stored`` are the weights in the order in which they are stored."""
-    tile_rows = config.tiles.M
-    row_tiles = offsets.new_empty(most_tiles(len(x), config.experts, tile_rows), 3)
-    counts = offsets.new_empty(2)
-    compiled(expert_tiles, config.experts, tile_rows)(offsets, len(x), row_tiles, counts)
-    compiled(grouped_gemm, config)(
-        x, stored, row_tiles, counts, *_dense_scales(config, scales), out
-    )
+class _Call(NamedTuple):
+    """Kernel of calls with one signature, and the allocation of their results."""
+
+    config: GroupedConfig
+    launch: Callable[..., Any]
+    empty: Callable[[], torch.Tensor]
+
+    def __call__(self, x, w, offsets, scales: Scales | None, out) -> None:
+        """Launch the kernel on operands that it can read."""
+        stored = w if self.config.transposed else w.transpose(1, 2)
+        with torch.cuda.device(x.device):
+            if scales is None:
+                self.launch(x, stored, offsets, out)
+            else:
+                self.launch(x, stored, offsets, *_dense_scales(self.config, scales), out)
 
 
 def _dense_scales(config: GroupedConfig, scales: Scales) -> list[torch.Tensor]:
     """Return the scales as the kernel declares them."""
-    if scales.x is None or scales.w is None:
-        return []
+    assert scales.x is not None and scales.w is not None
     if scales.kind == "tensor":
         scales = Scales(scales.x.reshape(1), scales.w.expand(config.experts).contiguous())
     return [dense(NAME, f"scale_{name}", s) for name, s in scales._asdict().items()]
 
 
-def _compute(x, w, offsets, scales: Scales, out, reference: bool) -> None:
+def _compute(x, w, offsets, scales: Scales, out, reference: bool) -> _Call | None:
+    """Write the result to ``out``. Return the call if later ones can repeat it on other tensors."""
     if reference or not has_kernel(x, w):
         by_torch.grouped_matmul(NAME, x, w, offsets, scales, out)
-    elif len(x):
-        transposed = is_transposed(w)
-        stored = w if transposed else w.transpose(1, 2)
-        operands = dense(NAME, "x", x), dense(NAME, "w", stored), dense(NAME, "offsets", offsets)
-        config = config_of(w, transposed, x.device, scales.kind, out.dtype)
-        with torch.cuda.device(x.device):
-            _enqueue(config, *operands, scales, packed(out))
+        return None
+    if not len(x):
+        return None
+    transposed = is_transposed(w)
+    config = config_of(w, transposed, x.device, scales.kind, out.dtype)
+    with torch.cuda.device(x.device):
+        launch = compiled(grouped_gemm, config)
+    empty = partial(
+        torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device
+    )
+    call = _Call(config, launch, empty)
+    given = x, w if transposed else w.transpose(1, 2), offsets, out
+    x, stored, offsets, out = (
+        *(dense(NAME, name, t) for name, t in zip(("x", "w", "offsets"), given, strict=False)),
+        packed(out),
+    )
+    call(
+        x, stored if transposed else stored.transpose(1, 2), offsets,
+        scales if scales.kind else None, out,
+    )  # fmt: skip
+    is_copied = any(a is not b for a, b in zip((x, stored, offsets, out), given, strict=True))
+    return None if is_copied else call
 
 
-def _eager(x, w, offsets, scale_x, scale_w, out_dtype, reference: bool):
-    out = _fake(x, w, offsets, scale_x, scale_w, out_dtype, reference)
-    _compute(x, w, offsets, Scales(scale_x, scale_w), out, reference)
+def _call(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool):
+    """Return the result, in ``out`` if given."""
+    key, _ = signature((out_dtype, reference), (x, w, offsets, scale_x, scale_w), out)
+    call = _calls.get(key)
+    if call is not None:
+        if out is None:
+            out = call.empty()
+        else:
+            require_apart(NAME, out, x=x, w=w, offsets=offsets, scale_x=scale_x, scale_w=scale_w)
+        call(x, w, offsets, None if scale_x is None else Scales(scale_x, scale_w), out)
+        return out
+    if out is None:
+        out = _fake(x, w, offsets, scale_x, scale_w, out_dtype, reference)
+    else:
+        _fake_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference)
+    call = _compute(x, w, offsets, Scales(scale_x, scale_w), out, reference)
+    if call is not None:
+        if len(_calls) >= _MAX_CALLS:
+            del _calls[next(iter(_calls))]
+        _calls[key] = call
     return out
 
 
+def _eager(x, w, offsets, scale_x, scale_w, out_dtype, reference: bool):
+    return _call(x, w, offsets, None, scale_x, scale_w, out_dtype, reference)
+
+
 def _eager_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool) -> None:
-    _fake_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference)
-    _compute(x, w, offsets, Scales(scale_x, scale_w), out, reference)
+    _call(x, w, offsets, out, scale_x, scale_w, out_dtype, reference)
 
 
 def _fake(x, w, offsets, scale_x, scale_w, out_dtype, reference: bool):
@@ -244,7 +300,8 @@ def grouped_matmul(
     call with new weight shapes compiles. It needs no ``tw.init()``.
 
     The kernels accept bf16 and fp16 on sm_90, with N and K multiples of 8, and fp8 (e4m3), with N
-    and K multiples of 16. Otherwise plain torch computes; the host then waits for ``offsets``.
+    and K multiples of 16, of at most 351 experts. Otherwise plain torch computes; the host then
+    waits for ``offsets``.
 
     Args:
         x: (rows, K). Rows of expert e are ``x[offsets[e - 1] : offsets[e]]``, from 0 for the first.
@@ -268,8 +325,12 @@ def grouped_matmul(
     Raises:
         TileWeaveError: arguments are invalid. Nothing is launched.
     """
-    require_dense(NAME, x=x, w=w, offsets=offsets)
-    require_dense_or_none(NAME, scale_x=scale_x, scale_w=scale_w, out=out)
+    # Naming the arguments costs more than the check.
+    if not (
+        is_dense(x) and is_dense(w) and is_dense(offsets) and scale_x is scale_w is out is None
+    ):
+        require_dense(NAME, x=x, w=w, offsets=offsets)
+        require_dense_or_none(NAME, scale_x=scale_x, scale_w=scale_w, out=out)
     options = scale_x, scale_w, out_dtype, reference
     if out is None:
         return _into_new(x, w, offsets, *options)

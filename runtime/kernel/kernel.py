@@ -115,11 +115,7 @@ class Kernel:
 
         Its arguments are all tensors and numbers of the program, then the implicit ones.
         """
-        adapter = getattr(self.kernel, "adapter", None)
-        if not isinstance(adapter, TVMFFIKernelAdapter) or adapter.result_idx:
-            return self.kernel
-        compiled = adapter.get_exportable_executable()
-        return (compiled.jit() if isinstance(compiled, Executable) else compiled)["main"]
+        return launch_of(self.kernel)
 
     @cached_property
     def traced(self) -> Kernel:
@@ -147,6 +143,16 @@ class Kernel:
         if name == "kernel":  # of a copy whose attributes are not set yet
             raise AttributeError(name)
         return getattr(self.kernel, name)
+
+
+def launch_of(kernel: JITKernel) -> Callable[..., Any]:
+    """Return TileLang's compiled function without its Python adapter; the kernel itself if the
+    adapter does more than call it."""
+    adapter = getattr(kernel, "adapter", None)
+    if not isinstance(adapter, TVMFFIKernelAdapter) or adapter.result_idx:
+        return kernel
+    executable = adapter.get_exportable_executable()
+    return (executable.jit() if isinstance(executable, Executable) else executable)["main"]
 
 
 def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) -> Kernel:

@@ -177,6 +177,8 @@ class SharedMemory:
         return values, bad.reshape(*values.shape, dtype.itemsize).any(axis=-1)
 
     def _span(self, addresses: np.ndarray, width: int, source: Source) -> np.ndarray:
+        if not addresses.size:  # no thread takes this side of a T.if_then_else
+            return np.empty((0, width), np.int64)
         low, high = int(addresses.min()), int(addresses.max()) + width
         if low < 0 or high > len(self.bytes):
             raise SimulationError(

@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.on_gpus import GPU, Verdicts, parser_of, runs_here
 from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as operator
-from tileweave.ops.moe.kernels.expert_tiles import expert_tiles
-from tileweave.ops.moe.kernels.grouped_gemm import GROUPED, grouped_gemm
+from tileweave.ops.moe.kernels.grouped_gemm import grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 
 DEVICE = "cuda" if GPU else "cpu"
@@ -101,7 +100,6 @@ def compile_ahead() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     jobs: set[tuple] = set()
     for experts, N, K, dtype in SHAPES:
-        jobs.add((expert_tiles, experts, GROUPED.M))
         for n, k in ((N, K), (K, N)):
             w = torch.empty(experts, n, k, dtype=dtype, device="meta")
             jobs.add((grouped_wgrad, operator.config_of(w, True, device)))

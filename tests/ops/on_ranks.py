@@ -24,6 +24,7 @@ from tileweave.bench import command as bench
 from tileweave.bench.case import ASYNC_TP, Buffers, Checker, Implementation, implementations_of
 from tileweave.bench.collectives import IMPLEMENTATIONS as COLLECTIVES
 from tileweave.bench.gemm import IMPLEMENTATIONS, Inputs
+from tileweave.bench.moe_shapes import ROUTINGS, Mixtures
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.core.groups import group_of
@@ -322,6 +323,15 @@ def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
             right = bench.run(wanted)
     finally:
         COLLECTIVES.update(makers)
+    return right, said.getvalue()
+
+
+def benchmark_of_mixtures(json: str, model: str) -> tuple[bool, str]:
+    """Return whether ``tileweave bench moe`` finds all results right, and its output."""
+    said, mixtures = io.StringIO(), Mixtures((model,), (1, 9), ROUTINGS)
+    wanted = bench.Wanted(["moe"], [], [], warmups=1, runs=2, json=json, moe=mixtures)
+    with contextlib.redirect_stdout(said):
+        right = bench.run(wanted)
     return right, said.getvalue()
 
 

@@ -28,6 +28,8 @@ LOCAL = "local"
 SDPA, GATHER, RING = "sdpa/", "gather/", "ring/"
 """Names of attention: ours on one rank without communication, and prefixes of PyTorch's: on one
 rank, after an all-gather, and as ring attention."""
+TORCH, DEEP_EP, VLLM, FLASHINFER = "torch", "deep_ep", "vllm", "flashinfer"
+"""Names of alternatives for mixtures of experts."""
 NEEDED = {OURS, f"{PRODUCT}cublas", f"{EXCHANGE}nccl", NCCL}
 """Implementations whose errors are raised; the others may be missing."""
 
@@ -105,10 +107,10 @@ Constructor: TypeAlias = Callable[[Buffers], Implementation]
 
 @dataclass(frozen=True)
 class Family:
-    """Operators that share a base class, and how the benchmark treats them.
+    """Operators that share base classes, and how the benchmark treats them.
 
     Attributes:
-        base: base class of the operators.
+        base: base classes of the operators, or one.
         kind: type of ``Case.shape``.
         option: option of the command line, as an attribute of ``Wanted``, that selects all of them.
         example: options for a small case.
@@ -123,7 +125,7 @@ class Family:
         choice: returns how the operator computes a problem, and why, given the problem and inputs.
     """
 
-    base: type[RegisteredOp]
+    base: type[RegisteredOp] | tuple[type[RegisteredOp], ...]
     kind: type
     option: str
     example: str

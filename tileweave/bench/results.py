@@ -16,7 +16,9 @@ from ..ops.core.registry import OPERATORS
 from ..runtime.host.out_file import write_out
 from .case import (
     ASYNC_TP,
+    DEEP_EP,
     EXCHANGE,
+    FLASHINFER,
     GATHER,
     LOCAL,
     NCCL,
@@ -24,7 +26,9 @@ from .case import (
     PRODUCT,
     RING,
     SDPA,
+    TORCH,
     TRANSPORT,
+    VLLM,
 )
 
 
@@ -116,7 +120,47 @@ class Length:
         return 4 * self.batch * pairs * self.heads * self.head_dim / self.ranks
 
 
-KINDS = Shape, Size, Length
+@dataclass(frozen=True)
+class Routed:
+    """Layer of a mixture of experts with a routing.
+
+    Attributes:
+        model: name of the model, or its extents.
+        experts, top_k: experts of all ranks, and the choices of a token.
+        hidden, intermediate: extents of an expert's MLP.
+        tokens: tokens of each rank.
+        routing: how tokens choose experts.
+        part: which product of the MLP a grouped GEMM is; else empty.
+        rows: most rows of a rank's experts in any of the routings.
+        sent_bytes: bytes that the busiest rank sends to others or receives from them, of 2-byte
+            values, if each choice of a token has a row of its own.
+        flops: floating-point operations of the busiest rank's products.
+        tolerance: largest relative error of a right result.
+        floors, others: as in ``Shape``.
+    """
+
+    tolerance: ClassVar[float] = TOLERANCE
+    floors: ClassVar[Sequence[str]] = ()
+    others: ClassVar[Sequence[str]] = TORCH, DEEP_EP, VLLM, FLASHINFER
+
+    model: str
+    experts: int
+    top_k: int
+    hidden: int
+    intermediate: int
+    tokens: int
+    routing: str
+    part: str
+    ranks: int
+    rows: int
+    sent_bytes: int
+    flops: int
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.model, str(self.tokens), self.routing, self.part)))
+
+
+KINDS = Shape, Size, Length, Routed
 
 
 @dataclass(frozen=True)
@@ -131,7 +175,7 @@ class Result:
     """
 
     op: str
-    shape: Shape | Size | Length
+    shape: Shape | Size | Length | Routed
     strategy: str
     reason: str
     ms: dict[str, float]
@@ -167,6 +211,11 @@ class Result:
         """Shortest time of an alternative."""
         return self.best(*self.shape.others)
 
+    def gigabytes(self, name: str) -> float | None:
+        """Return the GB/s between ranks of a right implementation for a mixture of experts."""
+        ms, sent = self.best(name), self.shape.sent_bytes
+        return sent / ms / 1e6 if ms and sent else None
+
     def rate(self, name: str) -> float | None:
         """Return NCCL's bus bandwidth of a right implementation of a collective, in GB/s."""
         ms = self.best(name)
@@ -174,9 +223,9 @@ class Result:
         return OPERATORS[self.op].sent_bytes(size.bytes, size.ranks) / ms / 1e6 if ms else None
 
     def teraflops(self, name: str) -> float | None:
-        """Return the TFLOP/s of a rank of a right implementation of attention."""
-        ms = self.best(name)
-        return self.shape.flops / ms / 1e9 if ms else None
+        """Return the TFLOP/s of a rank of a right implementation of attention or of experts."""
+        ms, flops = self.best(name), self.shape.flops
+        return flops / ms / 1e9 if ms and flops else None
 
 
 Column = tuple[str, int, int, Callable[[Result], float | None]]
@@ -217,11 +266,25 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("ring/ours", 11, 3, lambda r: ratio(r.best(RING), r.ours)),
         ("sdpa/local", 12, 3, lambda r: ratio(r.best(SDPA), r.best(LOCAL))),
     ),
+    Routed: (
+        ("ours, ms", 10, 3, lambda r: r.ours),
+        ("torch", 9, 3, lambda r: r.best(TORCH)),
+        ("deep_ep", 9, 3, lambda r: r.best(DEEP_EP)),
+        ("vllm", 9, 3, lambda r: r.best(VLLM)),
+        ("flashinfer", 12, 3, lambda r: r.best(FLASHINFER)),
+        ("MiB", 9, 1, lambda r: r.shape.sent_bytes / (1 << 20)),
+        ("GB/s: ours", 12, 1, lambda r: r.gigabytes(OURS)),
+        ("torch", 8, 1, lambda r: r.gigabytes(TORCH)),
+        ("TFLOP/s: ours", 15, 0, lambda r: r.teraflops(OURS)),
+        ("torch", 7, 0, lambda r: r.teraflops(TORCH)),
+        _OTHERS,
+    ),
 }
 _SIZED = {
     Shape: ("M x N x K", 22),
     Size: ("of each rank", 22),
     Length: ("batch x length", 28),
+    Routed: ("model, tokens, routing", 34),
 }
 """Title and width of the column of shapes."""
 _RATIOS: dict[type, tuple[tuple[str, Callable[[Result], float | None], Callable], ...]] = {
@@ -239,6 +302,10 @@ _RATIOS: dict[type, tuple[tuple[str, Callable[[Result], float | None], Callable]
         ("gather / ours", lambda r: ratio(r.best(GATHER), r.ours), min),
         ("ring / ours", lambda r: ratio(r.best(RING), r.ours), min),
         ("sdpa / local", lambda r: ratio(r.best(SDPA), r.best(LOCAL)), min),
+    ),
+    Routed: (
+        ("torch / ours", lambda r: ratio(r.best(TORCH), r.ours), min),
+        ("best other / ours", lambda r: ratio(r.best_other, r.ours), min),
     ),
 }
 """Ratios of the summary, and which of max and min is the worst."""

@@ -10,12 +10,15 @@ import torch.distributed as dist
 from ..builtins.errors import TileWeaveError
 from ..ops.core.registry import operators_of
 from ..runtime.host.group import from_torchrun
-from . import attention, collectives, gemm
+from . import attention, collectives, gemm, moe
 from .attention import Lengths
 from .case import Case, Family
+from .moe_shapes import Mixtures
 
-FAMILIES = gemm.FAMILY, collectives.FAMILY, attention.FAMILY
+FAMILIES = gemm.FAMILY, collectives.FAMILY, attention.FAMILY, moe.FAMILY
 """All operators that are timed. Without names and options those of the first family are."""
+MOE = "moe"
+"""Name of all operators for mixtures of experts."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class Wanted:
 
     Attributes:
         operators: names of operators. If empty: with ``sizes`` all collectives, with lengths
-            attention, else all GEMM operators.
+            attention, with tokens those of mixtures of experts, else all GEMM operators. ``moe`` is
+            the latter.
         shapes: names of models, and ``MxNxK``; for GEMM operators.
         rows: values of M for each model.
         dtype: torch's name of the type.
@@ -32,7 +36,7 @@ class Wanted:
         json, figure: files to write; None for none.
         command: name of the command, for errors; ``tune`` accepts GEMM operators only.
         sizes: a rank's input to a collective, in MiB; empty for ``collectives.SIZES``.
-        attention: options of attention.
+        attention, moe: options of attention and of mixtures of experts.
     """
 
     operators: Sequence[str]
@@ -46,11 +50,17 @@ class Wanted:
     command: str = "bench"
     sizes: Sequence[int] = ()
     attention: Lengths = field(default_factory=Lengths)
+    moe: Mixtures = field(default_factory=Mixtures)
 
     @property
     def lengths(self) -> Sequence[int]:
         """Rows of each sequence, which select attention; empty for the default."""
         return self.attention.lengths
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Tokens of each rank, which select mixtures of experts; empty for the default."""
+        return self.moe.tokens
 
     def cases(self) -> list[Case]:
         """Return the cases: operators by shape, collectives by size, attention by length.
@@ -64,20 +74,25 @@ class Wanted:
             for family in families
             for name, operator in operators_of(family.base).items()
         }
-        for name in self.operators:
+        groups = {MOE: names_of(moe.FAMILY)} if self.command == "bench" else {}
+        named = [name for group in self.operators for name in groups.get(group, [group])]
+        for name in named:
             if name not in operators:
-                legal = ", ".join(operators)
+                legal = ", ".join([*operators, *groups])
                 raise TileWeaveError(f"{self.command}: {name}; expected {legal}")
-        implied = self._implied()
-        names = self.operators or implied or names_of(FAMILIES[0])
+        implied = self._implied(named)
+        names = named or implied or names_of(FAMILIES[0])
         return [
             case
             for operator, family in map(operators.__getitem__, names)
             for case in family.cases(operator, self, _world_size())
         ]
 
-    def _implied(self) -> list[str]:
+    def _implied(self, named: Sequence[str]) -> list[str]:
         """Return the operators whose option is given.
+
+        Args:
+            named: names of operators on the command line.
 
         Raises:
             TileWeaveError: only other operators are named.
@@ -85,7 +100,7 @@ class Wanted:
         implied: list[str] = []
         for family in FAMILIES[1:]:
             names, values = names_of(family), getattr(self, family.option)
-            if values and self.operators and not set(names) & set(self.operators):
+            if values and named and not set(names) & set(named):
                 values_text, expected = ",".join(map(str, values)), ", ".join(names)
                 raise TileWeaveError(
                     f"bench: --{family.option} {values_text}; expected {expected} "

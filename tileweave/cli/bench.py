@@ -9,6 +9,7 @@ from .bench_cases import add_gemm_cases, positive_integer, positive_integers, sp
 
 if TYPE_CHECKING:
     from ..bench.attention import Lengths
+    from ..bench.moe_shapes import Mixtures
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -29,6 +30,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "1,16,64,256. Without an OPERATOR, all collectives are timed",
     )
     _add_attention(parser)
+    _add_moe(parser)
     add(
         "--warmups",
         type=positive_integer,
@@ -97,6 +99,36 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
     add("--full", action="store_true", help="only full masks")
 
 
+def _add_moe(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("mixtures of experts").add_argument
+    add(
+        "--models",
+        nargs="+",
+        default=["deepseek-v3,qwen3-235b,mixtral-8x7b,gpt-oss-120b"],
+        metavar="NAME",
+        help="deepseek-v3, qwen3-235b, mixtral-8x7b, mixtral-8x22b, gpt-oss-120b or "
+        "EXPERTSxTOP_KxHIDDENxINTERMEDIATE, separated by commas or spaces; default: all but "
+        "mixtral-8x22b",
+    )
+    add(
+        "--tokens",
+        nargs="+",
+        default=[],
+        metavar="T",
+        help="tokens of each rank, separated by commas or spaces; default: "
+        "1,16,128,1024,4096,8192. Without an OPERATOR, all of mixtures of experts are timed, as by "
+        "the name `moe`",
+    )
+    add(
+        "--routing",
+        nargs="+",
+        default=["uniform"],
+        metavar="NAME",
+        help="uniform, zipf (the i-th most popular expert in proportion to 1 / i) or hot (one "
+        "expert of all tokens), separated by commas or spaces; default: uniform",
+    )
+
+
 def run(options: argparse.Namespace) -> None:
     """Measure, or print earlier results; the exit status is 1 if a result of ours is wrong."""
     from ..bench import command as bench
@@ -115,6 +147,7 @@ def run(options: argparse.Namespace) -> None:
         options.figure,
         sizes=positive_integers(options, "sizes"),
         attention=_lengths(options),
+        moe=_mixtures(options),
     )
     if not bench.run(wanted):
         raise SystemExit(1)
@@ -132,4 +165,14 @@ def _lengths(options: argparse.Namespace) -> Lengths:
         options.head_dim,
         options.layout,
         tuple(masks) or Lengths.masks,
+    )
+
+
+def _mixtures(options: argparse.Namespace) -> Mixtures:
+    from ..bench.moe_shapes import Mixtures
+
+    return Mixtures(
+        tuple(split_list(options, "models")),
+        tuple(positive_integers(options, "tokens")),
+        tuple(split_list(options, "routing")),
     )

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
 import pytest
+import tilelang.language as T
 
 import tileweave as tw
-from tileweave.ops.core.tiles import Tiles
-from tileweave.ops.moe.kernels.expert_tiles import expert_tiles, most_tiles
-from tileweave.ops.moe.kernels.grouped_gemm import GROUPED_FP8, GroupedConfig, grouped_gemm
+from tileweave.ops.core.tiles import SHARED_BYTES, Tiles
+from tileweave.ops.moe.kernels.grouped_gemm import (
+    GROUPED_FP8,
+    MOST_EXPERTS,
+    GroupedConfig,
+    count_tiles,
+    find_tile,
+    grouped_gemm,
+    numbers_of,
+)
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 
 BF16 = ml_dtypes.bfloat16
@@ -28,6 +37,15 @@ COUNTS = {
     "mixed": [128, 0, 70],
 }
 """Rows of each expert. All have the same number of experts, so that programs are compiled once."""
+APART = {
+    "no rows": [0, 0, 0],
+    "one row": [1, 0, 0],
+    "one tile": [0, 64, 0],
+    "all in one": [0, 0, 192],
+    "tails": [63, 64, 1],
+    "mixed": [128, 0, 60],
+}
+"""Rows of each expert, no tail of a larger expert: no two tiles share rows."""
 ROWS = 200
 """Rows of x, more than those of all experts."""
 BOTH = ["tile", pytest.param("device", marks=pytest.mark.long)]
@@ -52,57 +70,79 @@ def tiles_of(counts, rows):
     ]
 
 
+@cache
+def tiles_program(experts, tile_rows, threads=384):
+    """List the row tiles that the blocks of a grouped GEMM find, and their number."""
+
+    @T.prim_func
+    def list_tiles(
+        offsets: T.Tensor((experts,), "int32"),
+        rows: T.int32,
+        tiles: T.Tensor((MOST_TILES, 3), "int32"),
+        number: T.Tensor((1,), "int32"),
+    ):
+        with T.Kernel(1, threads=threads):
+            before = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
+            scratch = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
+            count_tiles(offsets, rows, tile_rows, before, scratch)
+            for i in T.serial(MOST_TILES):
+                if i < before[experts]:
+                    row, end, expert = find_tile(offsets, rows, tile_rows, before, i)
+                    tiles[i, 0] = row
+                    tiles[i, 1] = end
+                    tiles[i, 2] = expert
+            number[0] = before[experts]
+
+    return list_tiles
+
+
+MOST_TILES = 300
+
+
 def list_tiles(offsets, rows, tile_rows=64, level="tile"):
-    """Return the list of tiles and the counts that the kernel writes."""
-    most = most_tiles(rows, len(offsets), tile_rows)
+    """Return the row tiles that blocks find."""
     inputs = {
         "offsets": np.asarray(offsets, np.int32),
         "rows": rows,
-        "tiles": np.full((most, 3), UNUSED, np.int32),
-        "counts": np.full(2, UNUSED, np.int32),
+        "tiles": np.full((MOST_TILES, 3), UNUSED, np.int32),
     }
-    outputs = run(expert_tiles(len(offsets), tile_rows), inputs, level)
-    return outputs["tiles"], outputs["counts"]
+    outputs = run(tiles_program(len(offsets), tile_rows), inputs, level)
+    return outputs["tiles"][: outputs["number"][0]].tolist()
 
 
 @pytest.mark.parametrize("level", BOTH)
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
-def test_list_of_tiles(counts, level):
-    tiles, (number, used) = list_tiles(offsets_of(counts), ROWS, level=level)
-    expected = tiles_of(counts, 64)
-    assert tiles[:number].tolist() == [list(tile) for tile in expected]
-    assert (tiles[number:] == UNUSED).all() and used == sum(counts)
+def test_tiles(counts, level):
+    tiles = list_tiles(offsets_of(counts), ROWS, level=level)
+    assert tiles == [list(tile) for tile in tiles_of(counts, 64)]
 
 
-def test_list_of_tiles_at_both_levels():
-    tiles = np.zeros((most_tiles(ROWS, 3, 64), 3), np.int32)
+def test_tiles_at_both_levels():
+    tiles = np.zeros((MOST_TILES, 3), np.int32)
     inputs = {"offsets": offsets_of([63, 65, 1]), "rows": ROWS, "tiles": tiles}
-    (outputs,) = tw.validate(expert_tiles(3, 64), 1, [inputs])
-    assert outputs["tiles"][: outputs["counts"][0]].tolist() == [
+    (outputs,) = tw.validate(tiles_program(3, 64), 1, [inputs])
+    assert outputs["tiles"][: outputs["number"][0]].tolist() == [
         list(tile) for tile in tiles_of([63, 65, 1], 64)
     ]
 
 
 @pytest.mark.parametrize("level", BOTH)
-def test_list_of_tiles_of_many_experts(level):
-    """More experts than threads, and an expert with more tiles than threads."""
-    counts = np.random.default_rng(0).integers(0, 3, 150)
-    counts[70] = 150 * 2 + 1
-    rows = int(counts.sum())
-    tiles, (number, used) = list_tiles(offsets_of(counts), rows, 2, level)
-    assert tiles[:number].tolist() == [list(tile) for tile in tiles_of(counts, 2)]
-    assert used == rows
+@pytest.mark.parametrize("experts", [1, 31, 32, 150, MOST_EXPERTS])
+def test_tiles_of_many_experts(experts, level):
+    counts = np.random.default_rng(0).integers(0, 3, experts)
+    counts[experts // 2] = 5
+    tiles = list_tiles(offsets_of(counts), int(counts.sum()), 4, level)
+    assert tiles == [list(tile) for tile in tiles_of(counts, 4)]
 
 
 @pytest.mark.parametrize("level", BOTH)
 @pytest.mark.parametrize("seed", range(4))
 def test_invalid_offsets_stay_within_rows(seed, level):
-    """The simulator reports accesses outside of the list and of Y."""
     rows = 100
     offsets = np.random.default_rng(seed).integers(-50, 300, 9)
-    tiles, (number, used) = list_tiles(offsets, rows, 16, level)
-    assert 0 <= number <= len(tiles) and 0 <= used <= rows
-    row, end, expert = tiles[:number].T
+    tiles = list_tiles(offsets, rows, 16, level)
+    assert tiles
+    row, end, expert = np.array(tiles).T
     assert (row >= 0).all() and (row < end).all() and (end <= rows).all()
     assert (expert >= 0).all() and (expert < len(offsets)).all()
 
@@ -132,36 +172,22 @@ def operands(counts, transposed):
     return x, w if transposed else w.swapaxes(1, 2).copy(), expected.astype(BF16)
 
 
-def halves(tiles):
-    """Return tiles without common rows, and tiles that were moved up over others."""
-    is_moved = [n > 0 and e == tiles[n - 1][2] and row < tiles[n - 1][0] + 64
-                for n, (row, _, e) in enumerate(tiles)]  # fmt: skip
-    for moved in (False, True):
-        yield [t for t, m in zip(tiles, is_moved, strict=True) if m == moved]
-
-
 @pytest.mark.parametrize("level", BOTH)
 @pytest.mark.parametrize("transposed", [True, False], ids=["(E, N, K)", "(E, K, N)"])
-@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+@pytest.mark.parametrize("counts", APART.values(), ids=APART)
 def test_gemm(counts, transposed, level):
-    """Tiles that share rows are in two launches: the simulator reports writes that are not ordered,
-    also of equal values."""
+    """No tiles share rows: the simulator reports writes that are not ordered, also of equal values.
+    Its reports are tested below, the values in tests/gpu/grouped_matmul.py."""
     x, w, expected = operands(counts, transposed)
-    y, used = np.ones((ROWS, N), BF16), sum(counts)
-    for tiles in halves(tiles_of(counts, 64)):
-        listed = np.full((most_tiles(ROWS, 3, 64), 3), UNUSED, np.int32)
-        listed[: len(tiles)] = tiles or np.zeros((0, 3))
-        numbers = np.array([len(tiles), used], np.int32)
-        inputs = {"X": x, "W": w, "row_tiles": listed, "counts": numbers, "Y": y}
-        y = run(gemm(transposed), inputs, level, schedules=2)["Y"]
+    inputs = {"X": x, "W": w, "offsets": offsets_of(counts), "Y": np.ones((ROWS, N), BF16)}
+    y = run(gemm(transposed), inputs, level, schedules=2)["Y"]
     np.testing.assert_array_equal(y, expected)
 
 
 @pytest.mark.parametrize("transposed", [True, False], ids=["(E, N, K)", "(E, K, N)"])
 def test_gemm_at_both_levels(transposed):
     x, w, expected = operands([64, 0, 33], transposed)
-    tiles, numbers = list_tiles(offsets_of([64, 0, 33]), ROWS)
-    inputs = {"X": x, "W": w, "row_tiles": tiles, "counts": numbers}
+    inputs = {"X": x, "W": w, "offsets": offsets_of([64, 0, 33])}
     (outputs,) = tw.validate(gemm(transposed), 1, [inputs])
     np.testing.assert_array_equal(outputs["Y"], expected)
 
@@ -169,17 +195,15 @@ def test_gemm_at_both_levels(transposed):
 def test_only_common_rows_are_written_twice():
     """Rows 20 to 63 of an expert with 84 rows are in two tiles, which compute the same bits."""
     x, w, _ = operands([0, 84, 0], True)
-    tiles, numbers = list_tiles(offsets_of([0, 84, 0]), ROWS)
-    inputs = {"X": x, "W": w, "row_tiles": tiles, "counts": numbers}
+    inputs = {"X": x, "W": w, "offsets": offsets_of([0, 84, 0])}
     with pytest.raises(tw.SimulationError, match=r"(?s)^race: .*first at Y\[20, 0\]"):
         run(gemm(True), inputs)
 
 
 def test_gemm_of_fp16():
     x, w, expected = operands([64, 0, 33], True)
-    tiles, numbers = list_tiles(offsets_of([64, 0, 33]), ROWS)
     x, w = x.astype(np.float16), w.astype(np.float16)
-    inputs = {"X": x, "W": w, "row_tiles": tiles, "counts": numbers}
+    inputs = {"X": x, "W": w, "offsets": offsets_of([64, 0, 33])}
     y = run(gemm(True, "float16"), inputs)["Y"]
     np.testing.assert_array_equal(y.astype(BF16), expected)
 
@@ -205,8 +229,7 @@ def test_gemm_of_fp8(scales):
     expected = np.zeros((ROWS, n))
     for weight, (begin, end) in zip(w_wide, pairwise([0, *offsets_of(counts)]), strict=True):
         expected[begin:end] = x_wide[begin:end] @ weight.T
-    tiles, numbers = list_tiles(offsets_of(counts), ROWS)
-    inputs = {"X": x, "W": w, "row_tiles": tiles, "counts": numbers}
+    inputs = {"X": x, "W": w, "offsets": offsets_of(counts)}
     inputs |= {"scale_x": scale_x.astype(np.float32), "scale_w": scale_w.astype(np.float32)}
     (outputs,) = tw.validate(grouped_gemm(config), 1, [inputs])
     np.testing.assert_array_equal(outputs["Y"], expected.astype(BF16))
@@ -241,9 +264,12 @@ def test_wgrad_does_not_read_nan_of_the_next_expert():
 
 @pytest.mark.parametrize("transposed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_gemm_spills_no_registers(ptxas, transposed):
-    config = GroupedConfig(32, 4096, 7168, "bfloat16", transposed)
+    config = GroupedConfig(MOST_EXPERTS, 4096, 7168, "bfloat16", transposed)
     report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
     assert "0 bytes spill stores, 0 bytes spill loads" in report
+    tiles, (fixed,) = config.tiles, re.findall(r"(\d+) bytes smem", report)
+    elements = (tiles.M + tiles.N) * tiles.K * tiles.stages + tiles.M * tiles.width
+    assert int(fixed) + 2 * elements <= SHARED_BYTES
 
 
 @pytest.mark.parametrize("scales", [pytest.param("tensor", marks=pytest.mark.long), "block"])

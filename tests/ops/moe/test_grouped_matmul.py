@@ -284,6 +284,7 @@ def simulated(monkeypatch):
     """Let the kernels run in the simulator, for tensors of the CPU."""
     properties = types.SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(module, "_KERNELS", {})
+    monkeypatch.setattr(module, "_calls", {})
     monkeypatch.setattr(module, "has_kernel", lambda x, w: x.dtype in module._DTYPES)
     monkeypatch.setattr(module.tilelang, "compile", Simulated)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
@@ -318,6 +319,38 @@ def test_other_layouts_are_copied_with_a_warning(simulated):
     with pytest.warns(UserWarning, match="grouped_matmul: x of shape .* is copied in each call"):
         y = ops.grouped_matmul(x[:, :40], w, offsets_of([10, 20, 30, 40]))
     assert (y == 40).all()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_repeated_calls_are_not_checked_again(simulated, monkeypatch, order):
+    def operands():
+        w = torch.randint(-2, 3, (E, 24, 40)).bfloat16()
+        w = w if order == ORDERS[0] else w.transpose(1, 2).contiguous().transpose(1, 2)
+        return torch.randint(-2, 3, (40, 40)).bfloat16(), w
+
+    ends, x, w = [10, 20, 30, 40], *operands()
+    out = torch.empty(40, 24).bfloat16()
+    ops.grouped_matmul(x, w, offsets_of(ends))
+    ops.grouped_matmul(x, w, offsets_of(ends), out=out)
+    for name in ("check", "check_out", "config_of", "compiled", "dense"):
+        monkeypatch.setattr(module, name, None)
+    x, w = operands()
+    y = ops.grouped_matmul(x, w, offsets_of([0, 7, 40, 40]))
+    assert torch.equal(y, by_loop(x, w, [0, 7, 40, 40]))
+    ops.grouped_matmul(x, w, offsets_of(ends), out=out)
+    assert torch.equal(out, by_loop(x, w, ends))
+    with pytest.raises(tw.TileWeaveError, match="out shares memory with x"):
+        ops.grouped_matmul(x, w, offsets_of(ends), out=x.view(-1)[: 40 * 24].view(40, 24))
+    with pytest.raises(TypeError):  # another number of rows is checked
+        ops.grouped_matmul(x[:20], w, offsets_of([5, 10, 15, 20]))
+
+
+def test_only_the_latest_calls_are_kept(simulated, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_CALLS", 2)
+    w, offsets = torch.ones(E, 24, 40).bfloat16(), offsets_of([1, 2, 3, 4])
+    for rows in (4, 5, 6, 6):
+        ops.grouped_matmul(torch.ones(rows, 40).bfloat16(), w, offsets)
+    assert [call.empty().shape[0] for call in module._calls.values()] == [5, 6]
 
 
 def test_graphs_need_an_earlier_call(simulated, monkeypatch):

@@ -1,0 +1,485 @@
+"""Mixtures of experts in ``tileweave bench``: our operators, all-to-all and grouped GEMMs of torch,
+and kernels of other packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .. import ops
+from ..ops.core import nccl
+from ..ops.core.registry import OPERATORS, RegisteredOp
+from ..ops.core.strategy import Strategy
+from ..ops.moe.combine import Combine
+from ..ops.moe.dispatch import Dispatch
+from ..ops.moe.expert_mlp import ExpertMlp
+from ..ops.moe.grouped_matmul import GroupedMatmul
+from ..runtime.host.group import Group
+from .case import (
+    DEEP_EP,
+    FLASHINFER,
+    OURS,
+    TORCH,
+    VLLM,
+    Buffers,
+    Case,
+    Constructor,
+    Family,
+    Implementation,
+    Missing,
+)
+from .moe_shapes import ITEMSIZE, SETS, Model, Tables, Work, choices_of, tables_of
+from .results import Routed
+
+if TYPE_CHECKING:
+    from .selection import Wanted
+
+GATE_UP, DOWN = Work(0, 2, "gate_up"), Work(0, 1, "down")
+"""Products of an expert's MLP, which are cases of their own."""
+WORK: dict[type[RegisteredOp], tuple[Work, ...]] = {
+    Dispatch: (Work(1, 0),),
+    Combine: (Work(1, 0),),
+    GroupedMatmul: (GATE_UP, DOWN),
+    ExpertMlp: (Work(2, 3),),
+}
+"""Cases of each operator."""
+
+
+def cases(operator: type[RegisteredOp], wanted: Wanted, ranks: int) -> list[Case]:
+    """Return the cases of an operator: the products of a grouped GEMM have one each."""
+    return [
+        Case(
+            operator.op,
+            shape,
+            FAMILY,
+            operations=operations_of(shape),
+            symmetric_bytes=symmetric_bytes(operator, shape),
+            gathered_bytes=0,
+            implementations=IMPLEMENTATIONS[operator],
+        )
+        for work in WORK[operator]
+        for shape in wanted.moe.shapes(ranks, work)
+    ]
+
+
+def operations_of(shape: Routed) -> int:
+    """Return the operations of all ranks: of the products, or at least one for each weight and for
+    each byte of the rows."""
+    weights = 3 * shape.experts * shape.hidden * shape.intermediate if shape.flops else 0
+    rows = 2 * ITEMSIZE * shape.ranks * shape.rows * shape.hidden
+    return max(shape.ranks * shape.flops, weights, rows)
+
+
+def symmetric_bytes(operator: type[RegisteredOp], shape: Routed) -> int:
+    """Return the symmetric memory of all operators that a case calls: the tokens and the rows, and
+    the experts of all tokens."""
+    if operator is GroupedMatmul:
+        return 0
+    rows = shape.tokens + shape.rows
+    ids = 8 * shape.tokens * shape.top_k
+    return rows * shape.hidden * ITEMSIZE + 3 * shape.ranks * ids
+
+
+class Problem(NamedTuple):
+    """Shape of the operands of each rank."""
+
+    op: str
+    shape: Routed
+    dtype: torch.dtype
+
+    @property
+    def model(self) -> Model:
+        """The mixture."""
+        shape = self.shape
+        return Model(shape.experts, shape.top_k, shape.hidden, shape.intermediate)
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return self.shape.ranks
+
+
+def problem_of(op: str, shape: Routed, ranks: int, dtype: torch.dtype) -> Problem:
+    """Return the problem of each rank."""
+    return Problem(op, shape, dtype)
+
+
+class Weights(NamedTuple):
+    """Weights of a rank's experts, equal for all inputs of a case."""
+
+    gate_up: Tensor
+    down: Tensor
+
+    @staticmethod
+    def random(problem: Problem, group: Group, generator: torch.Generator) -> Weights:
+        """Return weights that keep the variance of the rows."""
+        experts, _, hidden, intermediate = problem.model
+        options = {"dtype": problem.dtype, "device": group.device}
+        shape = experts // problem.ranks, 2 * intermediate, hidden
+        gate_up = torch.empty(shape, **options).normal_(generator=generator)
+        down = torch.empty(shape[0], hidden, intermediate, **options).normal_(generator=generator)
+        return Weights(gate_up.mul_(hidden**-0.5), down.mul_(intermediate**-0.5))
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Operands of one rank for one routing, and the expected result.
+
+    Attributes:
+        x: tokens of the rank, (tokens, hidden).
+        ids, scores: experts of each token and their weights, (tokens, top_k).
+        all_ids, all_scores: those of all ranks.
+        all_x: tokens of all ranks, (ranks * tokens, hidden).
+        tables: order of the rank's rows.
+        rows: operand of the experts or of ``combine``, (capacity, columns).
+        handle: of ``dispatch``, for ``combine``.
+        weights: of the rank's experts.
+        result: expected result.
+    """
+
+    x: Tensor
+    ids: Tensor
+    scores: Tensor
+    all_ids: Tensor
+    all_scores: Tensor
+    all_x: Tensor
+    tables: Tables
+    rows: Tensor
+    handle: Any
+    weights: Weights | None
+    result: Tensor
+
+    @staticmethod
+    def random(problem: Problem, group: Group) -> Iterator[Inputs]:
+        """Yield new tokens for each of the routings in turn. Collective."""
+        shape, model, device = problem.shape, problem.model, group.device
+        generator = torch.Generator(device).manual_seed(group.rank)
+        weights = None
+        if shape.flops:
+            weights = Weights.random(problem, group, generator)
+        number = 0
+        while True:
+            choices = choices_of(model, shape.tokens, shape.routing, shape.ranks, number % SETS)
+            tables = Tables(*(
+                t.to(device) if isinstance(t, Tensor) else t
+                for t in tables_of(choices, model.experts, group.rank)
+            ))  # fmt: skip
+            scores = torch.rand(choices.shape, generator=torch.Generator().manual_seed(number))
+            scores = (scores / scores.sum(-1, keepdim=True)).to(device)
+            x = torch.empty(shape.tokens, model.hidden, dtype=problem.dtype, device=device)
+            x.normal_(generator=generator)
+            ids = choices.int().to(device)
+            yield staged(problem, group, x, ids, scores, tables, weights)
+            number += 1
+
+
+def staged(
+    problem: Problem, group: Group, x: Tensor, all_ids: Tensor, all_scores: Tensor, tables: Tables,
+    weights: Weights | None,
+) -> Inputs:  # fmt: skip
+    """Return inputs with the rows that a rank's experts receive, and the expected result, by
+    definition. Collective."""
+    shape, rank = problem.shape, group.rank
+    ids, scores = all_ids[rank], all_scores[rank]
+    all_x = nccl.all_gather(x, group)
+    received = x.new_zeros(shape.rows, shape.hidden)
+    received[: len(tables.tokens)] = all_x[tables.tokens]
+    rows, handle = received, None
+    operator = OPERATORS[problem.op]
+    if operator is Dispatch:
+        result = received
+    elif operator is Combine:
+        factor = expert_factors(shape.experts, x.device)
+        rows = received.clone()
+        rows[: len(tables.tokens)] *= factor[tables.experts, None].to(rows.dtype)
+        total = (scores * factor[ids.long()]).sum(-1, keepdim=True)
+        result = x.float() * total
+        _, _, handle = ops.dispatch(
+            x, ids, scores, num_experts=shape.experts, capacity=shape.rows
+        )  # fmt: skip
+    elif operator is GroupedMatmul:
+        assert weights is not None
+        if shape.part == DOWN.part:
+            rows = x.new_zeros(shape.rows, shape.intermediate)
+            rows[: len(tables.tokens)] = activated(received, weights.gate_up, tables)
+        weight = weights.gate_up if shape.part == GATE_UP.part else weights.down
+        result = x.new_zeros(shape.rows, weight.shape[1])
+        result[: len(tables.tokens)] = by_expert(rows, weight, tables)
+    else:
+        assert weights is not None
+        hidden = activated(received, weights.gate_up, tables)
+        y = by_expert(hidden, weights.down, tables).float()
+        y *= all_scores.view(-1, shape.top_k)[tables.tokens, tables.choices, None]
+        total = torch.zeros(all_x.shape, device=x.device).index_add_(0, tables.tokens, y)
+        nccl.all_reduce(total, group)
+        result = total[rank * shape.tokens :][: shape.tokens]
+    return Inputs(x, ids, scores, all_ids, all_scores, all_x, tables, rows, handle, weights, result)
+
+
+def expert_factors(experts: int, device: torch.device) -> Tensor:
+    """Return what stands for the experts in ``combine``: powers of two, so that products are
+    exact."""
+    return 2.0 ** -(torch.arange(experts, device=device) % 3)
+
+
+def by_expert(rows: Tensor, weight: Tensor, tables: Tables) -> Tensor:
+    """Return the rows of each expert times its weight, one expert after the other."""
+    ends = [0, *tables.offsets.tolist()]
+    return torch.cat([
+        rows[begin:end] @ w.t() for begin, end, w in zip(ends, ends[1:], weight, strict=False)
+    ])  # fmt: skip
+
+
+def activated(rows: Tensor, gate_up: Tensor, tables: Tables) -> Tensor:
+    """Return the operand of the second product."""
+    return swiglu(by_expert(rows, gate_up, tables))
+
+
+def swiglu(rows: Tensor) -> Tensor:
+    """Return the gate's activation times the other half of the columns."""
+    gate, up = rows.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def stage(problem: Problem, group: Group) -> tuple[dict[str, Tensor], Iterator[Inputs]]:
+    """Return no memory, because each call returns a new tensor, and inputs, as in ``Family``."""
+    return {}, Inputs.random(problem, group)
+
+
+def choice(problem: Problem, inputs: Inputs) -> Strategy:
+    """Return how our operator computes."""
+    device = inputs.x.device
+    if device.type == "cuda":
+        return Strategy("auto", "asked for")
+    return Strategy("torch", f"the tensors are on {device.type}; expected cuda")
+
+
+def row_error(result: Tensor, expected: Tensor) -> Tensor:
+    """Return the error of the worst row relative to the mean row, so that a single wrong row shows.
+    Rows may be zero."""
+    if not expected.numel():  # no token chose this rank's experts
+        return torch.zeros((), device=expected.device)
+    worst = (result.float() - expected).norm(dim=-1).max()
+    return worst / expected.float().norm(dim=-1).mean().clamp(min=1e-30)
+
+
+def _implementation(
+    call: Callable[[Inputs], Tensor],
+    expected: Callable[[Inputs], Tensor] = lambda inputs: inputs.result,
+    prepare: Callable[[Inputs], Any] = lambda inputs: None,
+) -> Implementation:
+    return Implementation(call, expected=expected, prepare=prepare, error=row_error)
+
+
+def _dispatch(buffers: Buffers) -> Implementation:
+    shape = buffers.problem.shape
+    options = {"num_experts": shape.experts, "capacity": shape.rows}
+    return _implementation(lambda i: ops.dispatch(i.x, i.ids, i.scores, **options)[0])
+
+
+def _combine(buffers: Buffers) -> Implementation:
+    return _implementation(lambda i: ops.combine(i.rows, i.handle))
+
+
+def _grouped(buffers: Buffers) -> Implementation:
+    return _implementation(
+        lambda i: ops.grouped_matmul(i.rows, _weight(buffers, i), i.tables.offsets)
+    )
+
+
+def _mlp(buffers: Buffers) -> Implementation:
+    capacity = buffers.problem.shape.rows
+    return _implementation(
+        lambda i: ops.expert_mlp(i.x, i.ids, i.scores, *i.weights, capacity=capacity)
+    )
+
+
+def _weight(buffers: Buffers, inputs: Inputs) -> Tensor:
+    assert inputs.weights is not None
+    is_down = buffers.problem.shape.part == DOWN.part
+    return inputs.weights.down if is_down else inputs.weights.gate_up
+
+
+def _exchanged(inputs: Inputs, group: Group) -> Tensor:
+    """Return the rows of the rank's experts by one all-to-all. Its tables were made before, so that
+    the host does not wait for the numbers of rows."""
+    tables = inputs.tables
+    top_k = inputs.ids.shape[1]
+    received = inputs.x.new_empty(len(tables.tokens), inputs.x.shape[1])
+    nccl.all_to_all_rows(
+        inputs.x[tables.sent // top_k], tables.sent_rows, received, tables.received_rows, group
+    )
+    return received[tables.order]
+
+
+def _returned(inputs: Inputs, y: Tensor, group: Group) -> Tensor:
+    """Return the weighted sums of the results of the rank's tokens by one all-to-all."""
+    tables, shape = inputs.tables, inputs.ids.shape
+    back = y.new_empty(len(tables.sent), y.shape[1])
+    nccl.all_to_all_rows(
+        y[tables.order.argsort()], tables.received_rows, back, tables.sent_rows, group
+    )
+    chosen = back[tables.sent.argsort()].view(*shape, -1)
+    return torch.bmm(inputs.scores.to(y.dtype)[:, None], chosen)[:, 0]
+
+
+def _torch_dispatch(buffers: Buffers) -> Implementation:
+    return _implementation(
+        lambda i: _exchanged(i, buffers.group),
+        expected=lambda i: i.result[: len(i.tables.tokens)],
+    )
+
+
+def _torch_combine(buffers: Buffers) -> Implementation:
+    return _implementation(lambda i: _returned(i, i.rows[: len(i.tables.tokens)], buffers.group))
+
+
+def _torch_product(rows: Tensor, weight: Tensor, tables: Tables) -> Tensor:
+    grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm
+    return grouped_mm(rows, weight.transpose(1, 2), offs=tables.offsets)
+
+
+def _torch_grouped(buffers: Buffers) -> Implementation:
+    def used(inputs: Inputs, rows: Tensor) -> Tensor:
+        return rows[: len(inputs.tables.tokens)]
+
+    # torch does not define the rows after those of all experts.
+    return _implementation(
+        lambda i: used(i, _torch_product(i.rows, _weight(buffers, i), i.tables)),
+        expected=lambda i: used(i, i.result),
+    )
+
+
+def _torch_mlp(buffers: Buffers) -> Implementation:
+    def call(inputs: Inputs) -> Tensor:
+        assert inputs.weights is not None
+        rows = _exchanged(inputs, buffers.group)
+        hidden = swiglu(_torch_product(rows, inputs.weights.gate_up, inputs.tables))
+        y = _torch_product(hidden, inputs.weights.down, inputs.tables)
+        return _returned(inputs, y, buffers.group)
+
+    return _implementation(call)
+
+
+def _package(name: str, module: str) -> Any:
+    """Return a module of a package that may be missing."""
+    if find_spec(name) is None:
+        raise Missing("not installed")
+    return import_module(module)
+
+
+def _require_one_rank(buffers: Buffers) -> None:
+    if buffers.group.world_size > 1:
+        raise Missing("compared on one rank")
+
+
+def _vllm(buffers: Buffers) -> Implementation:
+    fused_moe = _package("vllm", "vllm.model_executor.layers.fused_moe")
+    _require_one_rank(buffers)
+    return _implementation(lambda i: fused_moe.fused_experts(i.x, *i.weights, i.scores, i.ids))
+
+
+def _flashinfer(buffers: Buffers) -> Implementation:
+    fused_moe = _package("flashinfer", "flashinfer.fused_moe")
+    _require_one_rank(buffers)
+    exchanged: dict[int, Tensor] = {}
+
+    def up_gate(gate_up: Tensor) -> Tensor:
+        """Return the weights in the order that the package expects, made once."""
+        if gate_up.data_ptr() not in exchanged:
+            exchanged[gate_up.data_ptr()] = torch.cat(gate_up.chunk(2, dim=1)[::-1], dim=1)
+        return exchanged[gate_up.data_ptr()]
+
+    def call(inputs: Inputs) -> Tensor:
+        assert inputs.weights is not None
+        outputs = fused_moe.cutlass_fused_moe(
+            inputs.x, inputs.ids, inputs.scores, up_gate(inputs.weights.gate_up),
+            inputs.weights.down, inputs.x.dtype, quant_scales=None,
+        )  # fmt: skip
+        return outputs[0] if isinstance(outputs, list | tuple) else outputs
+
+    return _implementation(call)
+
+
+class _DeepEp:
+    """Exchange of tokens by DeepEP's kernels for one node. A token has one row at a rank."""
+
+    def __init__(self, buffers: Buffers) -> None:
+        deep_ep = _package("deep_ep", "deep_ep")
+        self.shape, self.group = buffers.problem.shape, buffers.group
+        if self.group.process_group is None or self.group.world_size == 1:
+            raise Missing("there is one rank")
+        nbytes = self.shape.ranks * self.shape.tokens * self.shape.hidden * ITEMSIZE
+        self._buffer = deep_ep.Buffer(self.group.process_group, 2 * nbytes + (64 << 20), 0)
+
+    def rows(self, inputs: Inputs) -> Tensor:
+        """Return the tokens of the rank's experts by definition, by rank and number."""
+        return inputs.all_x[inputs.tables.tokens.unique()]
+
+    def dispatch(self, inputs: Inputs) -> tuple[Tensor, Any]:
+        """Return the tokens, and the handle for ``combine``."""
+        ids = inputs.ids.long()
+        per_rank, _, per_expert, is_in_rank, _ = self._buffer.get_dispatch_layout(
+            ids, self.shape.experts
+        )
+        rows, _, _, _, handle, _ = self._buffer.dispatch(
+            inputs.x, topk_idx=ids, topk_weights=inputs.scores, num_tokens_per_rank=per_rank,
+            is_token_in_rank=is_in_rank, num_tokens_per_expert=per_expert,
+        )  # fmt: skip
+        return rows, handle
+
+    def results(self, inputs: Inputs) -> Tensor:
+        """Return the weighted sums of the results of a rank's experts, for each of its tokens."""
+        tables, top_k = inputs.tables, self.shape.top_k
+        scores = inputs.all_scores.view(-1, top_k)[tables.tokens, tables.choices, None]
+        y = inputs.rows[: len(tables.tokens)].float() * scores
+        tokens, places = tables.tokens.unique(return_inverse=True)
+        total = y.new_zeros(len(tokens), y.shape[1]).index_add_(0, places, y)
+        return total.to(inputs.x.dtype)
+
+
+def _deep_ep_dispatch(buffers: Buffers) -> Implementation:
+    exchange = _DeepEp(buffers)
+    return _implementation(lambda i: exchange.dispatch(i)[0], expected=exchange.rows)
+
+
+def _deep_ep_combine(buffers: Buffers) -> Implementation:
+    exchange = _DeepEp(buffers)
+    ready: dict[int, tuple[Tensor, Any]] = {}
+
+    def prepare(inputs: Inputs) -> None:
+        if id(inputs) not in ready:
+            ready[id(inputs)] = exchange.results(inputs), exchange.dispatch(inputs)[1]
+
+    def call(inputs: Inputs) -> Tensor:
+        y, handle = ready[id(inputs)]
+        return exchange._buffer.combine(y, handle)[0]
+
+    return _implementation(call, prepare=prepare)
+
+
+IMPLEMENTATIONS: dict[type[RegisteredOp], dict[str, Constructor]] = {
+    Dispatch: {OURS: _dispatch, TORCH: _torch_dispatch, DEEP_EP: _deep_ep_dispatch},
+    Combine: {OURS: _combine, TORCH: _torch_combine, DEEP_EP: _deep_ep_combine},
+    GroupedMatmul: {OURS: _grouped, TORCH: _torch_grouped},
+    ExpertMlp: {OURS: _mlp, TORCH: _torch_mlp, VLLM: _vllm, FLASHINFER: _flashinfer},
+}
+
+FAMILY = Family(
+    base=tuple(WORK),
+    kind=Routed,
+    option="tokens",
+    example="--models 8x2x64x32 --tokens 16",
+    cases=cases,
+    problem=problem_of,
+    stage=stage,
+    programs=lambda problem, group: (),  # compiled by the untimed iterations
+    choice=choice,
+)
