@@ -280,7 +280,8 @@ def test_sizes_compile(name, tokens, hidden, ranks, quant):
     assert source.count("tw::signal<") == (1 if name == ONE_SHOT else 2)
 
 
-@pytest.mark.parametrize("name", [ONE_SHOT, pytest.param(TWO_SHOT, marks=LONG)])
+@LONG
+@pytest.mark.parametrize("name", OWN)
 def test_registers_suffice_for_the_longest_rows(ptxas, name):
     problem = NormProblem("", 64, 16384, 8, torch.bfloat16, 1e-6, True, "fp8_1x128")
     program = AllReduceRmsNorm.program(problem, name)
