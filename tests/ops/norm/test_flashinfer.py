@@ -141,11 +141,13 @@ def test_unknown_pattern():
         allreduce_fusion(X, workspace, 99)
 
 
-PARAMETERS = """input workspace pattern launch_with_pdl trigger_completion_at_end output residual_out
-norm_out quant_out scale_out residual_in rms_gamma rms_eps scale_factor layout_code use_oneshot
-fp32_acc moe_reduction_device_num_experts moe_reduction_scale_input moe_reduction_active_experts_token_input
-moe_reduction_token_input expanded_idx_to_permuted_idx expert_scale_factor shared_expert_output
-block_quant_group_size weight_bias"""
+PARAMETERS = """
+input workspace pattern launch_with_pdl trigger_completion_at_end output residual_out norm_out
+quant_out scale_out residual_in rms_gamma rms_eps scale_factor layout_code use_oneshot fp32_acc
+moe_reduction_device_num_experts moe_reduction_scale_input
+moe_reduction_active_experts_token_input moe_reduction_token_input expanded_idx_to_permuted_idx
+expert_scale_factor shared_expert_output block_quant_group_size weight_bias
+"""
 """Of ``flashinfer.comm.allreduce_fusion`` in August 2026."""
 
 
