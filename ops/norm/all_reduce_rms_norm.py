@@ -110,19 +110,15 @@ def all_reduce_rms_norm(
     """Sum x over ranks, add the residual, and normalize each row.
 
     The new residual is ``sum(x) + residual``, added in fp32 in the order residual, rank 0, rank 1,
-    and so on, and rounded once. The normalized row is computed in fp32 from the rounded residual:
-    ``residual * rsqrt(mean(residual**2) + eps) * weight + bias``. It is rounded to the type of x,
-    then quantized. All ranks receive the same bits, for every number of tokens and both programs;
-    ``nccl`` rounds the sum as NCCL does.
+    and so on, and rounded once. The rounded residual is normalized in fp32, rounded to the type of
+    x, and quantized. All ranks receive the same bits; docs/guides/decode.md has the rules.
 
     Every rank calls it with the same shapes, and with equal ``residual``, ``weight``, ``bias`` and
-    ``scale``. The first call with new shapes compiles, collectively. A CUDA graph may capture the
-    call. There is no gradient.
+    ``scale``. The first call with new shapes compiles, collectively. There is no gradient.
 
     Args:
         x: (..., hidden), bf16 or fp16; with ``nccl`` any floating-point type that it adds.
-        residual: of the shape and type of x.
-        weight: (hidden,), in the type of x.
+        residual, weight: of the shape of x, and (hidden,); in the type of x.
         eps: added to the mean square.
         bias: (hidden,), in the type of x; added after the multiplication with ``weight``.
         quant: None; ``fp8``: divide by the given ``scale``; ``fp8_1x128``: each 128 columns of a
@@ -131,13 +127,12 @@ def all_reduce_rms_norm(
         group: see ``all_gather_matmul``.
         out, residual_out: contiguous tensors for the results. Each may be x or residual, if it has
             the same type; otherwise they overlap no argument.
-        strategy: ``one_shot``: each rank sends its rows to all; ``two_shot``: to their owners,
-            which send the sums to all; ``nccl``: ``torch.distributed``, then torch; or ``auto``.
+        strategy: ``one_shot``: ranks send rows to all; ``two_shot``: to owners, which send the
+            sums; ``nccl``: ``torch.distributed``, then torch; or ``auto``.
 
     Returns:
-        ``(out, residual_out)``, or ``(out, scales, residual_out)`` for ``fp8_1x128``. ``out`` has
-        the shape of x, and its type or float8_e4m3fn. ``scales`` is (..., ceil(hidden / 128))
-        float32.
+        ``(out, residual_out)``, or ``(out, scales, residual_out)`` for ``fp8_1x128``. ``out`` is of
+        the type of x or float8_e4m3fn; ``scales`` is (..., ceil(hidden / 128)) float32.
 
     Raises:
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.

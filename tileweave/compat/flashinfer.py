@@ -152,22 +152,12 @@ def allreduce_fusion(
     block_quant_group_size: int | None = None,
     weight_bias: float = 0.0,
 ) -> torch.Tensor:
-    """Compute a pattern of ``SUPPORTED`` with ``tileweave.ops``.
-
-    Sums are added in fp32, whatever ``fp32_acc`` says. The stream orders the call, so
-    ``launch_with_pdl`` and ``trigger_completion_at_end`` are not used; neither are ``layout_code``
-    and the arguments of patterns that are not supported.
+    """Compute a pattern of ``SUPPORTED`` with ``tileweave.ops``; docs/guides/decode.md says which
+    arguments are used.
 
     Args:
-        input: (tokens, hidden), bf16 or fp16.
-        workspace: of the group.
-        pattern: one of ``AllReduceFusionPattern``.
         output, residual_out, norm_out, quant_out: receive the results; None for new tensors. They
             may be ``input`` or ``residual_in``, if they have the same type.
-        residual_in, rms_gamma, rms_eps: see ``ops.all_reduce_rms_norm``.
-        scale_factor: normalized rows are divided by it before they are rounded to fp8.
-        use_oneshot: None to choose by size.
-        weight_bias: 0; for other values add it to ``rms_gamma``.
 
     Returns:
         The sum, the normalized rows, or the quantized rows.
