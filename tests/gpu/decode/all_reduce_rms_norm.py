@@ -1,7 +1,7 @@
 """tileweave.ops.all_reduce_rms_norm between real GPUs: values, many calls, graphs.
 
-    torchrun --nproc-per-node=4 tests/gpu/all_reduce_rms_norm.py [CHECK ...] [--strategies ...]
-        [--launches 2000]
+    torchrun --nproc-per-node=4 tests/gpu/decode/all_reduce_rms_norm.py [CHECK ...]
+        [--strategies ...] [--launches 2000]
 
 Each rank compares with the rows of all ranks, which it gathers. The new residual has the bits of
 the reference, and results are equal, bit by bit, on all ranks and by both programs. Without a GPU
@@ -24,7 +24,7 @@ from tileweave.ops.norm.problem import Inputs, NormProblem
 from tileweave.ops.norm.reference import Results, reference
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
 
