@@ -19,6 +19,7 @@ NAVIGATION = {
     "Guides": [
         "guides/ops",
         "guides/moe",
+        "guides/decode",
         "guides/synchronization",
         "guides/plans",
         "guides/simulator",

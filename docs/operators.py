@@ -17,6 +17,7 @@ from tileweave.ops.core.registry import RegisteredOp, operators_of
 from tileweave.ops.moe.expert_mlp import ExpertMlp
 from tileweave.ops.moe.grouped_matmul import GroupedMatmul
 from tileweave.ops.moe.row_exchange import RowExchange
+from tileweave.ops.norm.all_reduce_rms_norm import AllReduceRmsNorm
 
 DOCS = Path(__file__).resolve().parent
 MARKED = re.compile(
@@ -72,6 +73,8 @@ TABLES: dict[str, tuple[tuple[type[RegisteredOp], ...], list[Column]]] = {
     "memory of collectives": ((Collective,), MEMORY),
     "bytes of collectives": ((Collective,), SENT),
     "attention": ((SpAttention, Ulysses), CALLS),
+    "decoding": ((AllReduceRmsNorm,), CALLS),
+    "memory of decoding": ((AllReduceRmsNorm,), MEMORY),
     "operators of one GPU": ((GroupedMatmul,), LOCAL_CALLS),
 }
 """Base classes and columns of each table by the name in its marker."""

@@ -28,6 +28,7 @@ from .moe.combine import combine
 from .moe.dispatch import DispatchHandle, dispatch
 from .moe.expert_mlp import expert_mlp
 from .moe.grouped_matmul import grouped_matmul
+from .norm.all_reduce_rms_norm import all_reduce_rms_norm
 
 __all__ = [
     "DispatchHandle",
@@ -38,6 +39,7 @@ __all__ = [
     "all_gather",
     "all_gather_matmul",
     "all_reduce",
+    "all_reduce_rms_norm",
     "all_to_all",
     "attention_schedule",
     "broadcast",

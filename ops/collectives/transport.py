@@ -68,7 +68,7 @@ def chosen(
 
 def first_possible(
     requested: str, op: str, device: torch.device, group: Group, own: Sequence[str],
-    preferred: Sequence[str], obstacle: Callable[[str], str | None],
+    preferred: Sequence[str], obstacle: Callable[[str], str | None], argument: str = "transport",
 ) -> Transport:  # fmt: skip
     """Return the transport that is asked for; for ``auto`` the first one without an obstacle, or
     ``nccl``.
@@ -78,6 +78,7 @@ def first_possible(
         preferred: those of them that ``auto`` tries, in this order.
         obstacle: returns why a transport of ``own`` cannot serve the call, with what is expected;
             else None.
+        argument: the caller's name of ``requested``.
 
     Raises:
         TileWeaveError: as in ``chosen``.
@@ -85,7 +86,7 @@ def first_possible(
     legal = ("auto", *own, "nccl")
     if requested not in legal:
         expected = ", ".join(map(repr, legal))
-        raise TileWeaveError(f"{op}: transport={requested!r}; expected {expected}")
+        raise TileWeaveError(f"{op}: {argument}={requested!r}; expected {expected}")
     require_own_device(op, device, group)
     if requested == "nccl":
         return Transport("nccl", "asked for")
@@ -94,7 +95,7 @@ def first_possible(
         if reason is None:
             return Transport(name, "asked for" if requested == name else "the fastest")
     if requested != "auto":
-        raise TileWeaveError(f"{op}: transport={requested!r}, but {reason}")
+        raise TileWeaveError(f"{op}: {argument}={requested!r}, but {reason}")
     return Transport("nccl", reason)
 
 

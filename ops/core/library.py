@@ -71,7 +71,7 @@ def _written(schema: str) -> list[int]:
     return [n for n, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
 
 
-def _in_given_types(eager: Callable[..., Any], written: Sequence[int]) -> Callable[..., Any]:
+def _in_given_types(eager: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
     """Wrap ``eager``: disable ``torch.autocast``, and mark the written arguments as changed,
     because torch does not see the writes of kernels."""
 
@@ -80,9 +80,10 @@ def _in_given_types(eager: Callable[..., Any], written: Sequence[int]) -> Callab
             result = _without_autocast(eager, args)
         else:
             result = eager(*args)
-        for place in written:
-            if not args[place].is_inference():
-                torch.autograd.graph.increment_version(args[place])
+        for place in places:
+            written = args[place]
+            if written is not None and not written.is_inference():
+                torch.autograd.graph.increment_version(written)
         return result
 
     return computed

@@ -20,9 +20,10 @@ from .registry import OPERATORS
 if TYPE_CHECKING:
     from ..attention.problem import AttentionProblem
     from ..moe.row_problem import RowProblem
+    from ..norm.problem import NormProblem
     from .collective_problem import CollectiveProblem
 
-    Agreed: TypeAlias = "Problem | CollectiveProblem | AttentionProblem | RowProblem"
+    Agreed: TypeAlias = "Problem | CollectiveProblem | AttentionProblem | RowProblem | NormProblem"
 
 ALIGNMENT = 16
 """Alignment in bytes that the TMA requires of the base address and of each row."""
@@ -288,21 +289,23 @@ def require_operands(op: str, a: Any, b: Any, out: Any, epilogue: Epilogue) -> N
     require_dense_or_none(op, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out)
 
 
-def check_layout(op: str, out: torch.Tensor) -> None:
-    """Refuse an ``out`` that kernels cannot write."""
+def check_layout(op: str, out: torch.Tensor, name: str = "out") -> None:
+    """Refuse a result that kernels cannot write."""
     if not is_laid_out(out):
         raise refused(
-            op, f"out has strides {out.stride()} and begins at {out.data_ptr():#x}",
+            op, f"{name} has strides {out.stride()} and begins at {out.data_ptr():#x}",
             f"a contiguous tensor that begins at a multiple of {ALIGNMENT} bytes",
         )  # fmt: skip
 
 
-def require_apart(op: str, out: torch.Tensor, **tensors: torch.Tensor | None) -> None:
-    """Refuse an ``out`` that overlaps an argument in memory: it is written while the argument is
+def require_apart(
+    op: str, out: torch.Tensor, /, result: str = "out", **tensors: torch.Tensor | None
+) -> None:
+    """Refuse a result that overlaps an argument in memory: it is written while the argument is
     read."""
     for name, x in tensors.items():
         if x is not None and shares_memory(out, x):
-            raise refused(op, f"out shares memory with {name}", "memory of its own")
+            raise refused(op, f"{result} shares memory with {name}", "memory of its own")
 
 
 def shares_memory(x: torch.Tensor, y: torch.Tensor) -> bool:

@@ -33,7 +33,7 @@ def test_every_table_is_in_a_page(operators):
 def test_every_operator_is_in_a_table_of_calls(operators):
     names = (
         "GEMM operators", "collectives", "attention", "operators of one GPU",
-        "mixtures of experts",
+        "mixtures of experts", "decoding",
     )  # fmt: skip
     tables = "".join(map(operators.table, names))
     assert [name for name in OPERATORS if f"| `{name}(" not in tables] == []

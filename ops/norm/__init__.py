@@ -1,0 +1,1 @@
+"""Normalization fused with communication."""

@@ -1,0 +1,288 @@
+"""All-reduce, residual and RMSNorm in one kernel, with optional quantization to fp8.
+
+Contains the choice of a program, and the torch operator.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import torch
+from tvm import tirx
+
+from ...runtime.executor.recorded_calls import recorded_calls
+from ...runtime.host.group import Group
+from ...runtime.host.session import Session
+from ...runtime.kernel.kernel import capturing
+from ...runtime.plans.parameters import parameters_of
+from ..collectives.transport import first_possible
+from ..collectives.vectors import as_declared
+from ..core import nccl
+from ..core.cache import prepared
+from ..core.call import Decision, record_fast_path, signature
+from ..core.compiled import CompiledOp
+from ..core.epilogue import FP8
+from ..core.groups import TwoLevels, name_of, ranks_of
+from ..core.library import define
+from ..core.problem import agree, dense, refused
+from ..core.registry import RegisteredOp, TableRow
+from ..core.strategy import obstacle_of_ranks
+from .kernels.all_reduce_rms_norm import (
+    GROUP,
+    GROUPED,
+    local_program,
+    one_shot_program,
+    two_shot_program,
+)
+from .problem import (
+    NAME,
+    Inputs,
+    NormProblem,
+    check_memory,
+    check_results,
+    checked,
+    require_tensors,
+)
+from .reference import Results, normalized
+
+ONE_SHOT, TWO_SHOT = OWN = ("one_shot", "two_shot")
+ONE_SHOT_BYTES = 4 << 20
+"""Most bytes that each rank sends in the one-shot program. Not measured here: vLLM uses the
+one-shot kernel of FlashInfer on Hopper for 2 MiB with 4 ranks, which send 6 MiB each, and for 512
+KiB with 8, which send 3.5 MiB."""
+
+
+class AllReduceRmsNorm(CompiledOp, RegisteredOp, op=NAME):
+    """Compiled program of one problem and strategy."""
+
+    arguments = ("x", "residual", "weight")
+    row = TableRow(
+        inputs="`x`, (..., H), bf16 or fp16: a partial sum on each rank; `residual`, like `x`, and "
+        "`weight` and `bias`, (H,), equal on all ranks",
+        result="the normalized rows of the sum of all `x` and the residual, in the type of `x` or "
+        "fp8; the scales of `fp8_1x128`; that sum, the new residual",
+        gradient="refused",
+        memory="one-shot 2 W x T x H; two-shot 4 x T x H",
+    )
+
+    def __init__(self, problem: NormProblem, strategy: str, session: Session) -> None:
+        """Compile, and allocate symmetric memory. Collective."""
+        program = self.program(problem, strategy)
+        super().__init__(program, session)
+        *self._inputs, self._out = parameters_of(program)
+
+    @staticmethod
+    def program(problem: NormProblem, strategy: str) -> tirx.PrimFunc:
+        """Return the tile program."""
+        if problem.ranks == 1:
+            return local_program(problem.config)
+        make = one_shot_program if strategy == ONE_SHOT else two_shot_program
+        return make(problem.config)
+
+    @staticmethod
+    def fastest(problem: NormProblem) -> str:
+        """Return the strategy of ``auto``. With two ranks, both programs send the same bytes."""
+        sent = (problem.ranks - 1) * problem.nbytes
+        return ONE_SHOT if problem.ranks <= 2 or sent <= ONE_SHOT_BYTES else TWO_SHOT
+
+    def declared(self, inputs: Inputs, results: Results) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Return the arguments of ``enqueue``."""
+        given = [t for t in (*inputs, results.residual, results.scales) if t is not None]
+        tensors = [as_declared(t, p) for t, p in zip(given, self._inputs, strict=True)]
+        return tensors, as_declared(results.out, self._out)
+
+
+def all_reduce_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    *,
+    bias: torch.Tensor | None = None,
+    quant: str | None = None,
+    scale: torch.Tensor | None = None,
+    group: Any = None,
+    out: torch.Tensor | None = None,
+    residual_out: torch.Tensor | None = None,
+    strategy: str = "auto",
+) -> tuple[torch.Tensor, ...]:
+    """Sum x over ranks, add the residual, and normalize each row.
+
+    The new residual is ``sum(x) + residual``, added in fp32 in the order residual, rank 0, rank 1,
+    and so on, and rounded once. The rounded residual is normalized in fp32, rounded to the type of
+    x, and quantized. All ranks receive the same bits; docs/guides/decode.md has the rules.
+
+    Every rank calls it with the same shapes, and with equal ``residual``, ``weight``, ``bias`` and
+    ``scale``. The first call with new shapes compiles, collectively. There is no gradient.
+
+    Args:
+        x: (..., hidden), bf16 or fp16; with ``nccl`` any floating-point type that it adds.
+        residual, weight: of the shape of x, and (hidden,); in the type of x.
+        eps: added to the mean square.
+        bias: (hidden,), in the type of x; added after the multiplication with ``weight``.
+        quant: None; ``fp8``: divide by the given ``scale``; ``fp8_1x128``: each 128 columns of a
+            row have a scale, their largest absolute value / 448.
+        scale: one float32, for ``fp8`` only.
+        group: see ``all_gather_matmul``.
+        out, residual_out: contiguous tensors for the results. Each may be x or residual, if it has
+            the same type; otherwise they overlap no argument.
+        strategy: ``one_shot``: ranks send rows to all; ``two_shot``: to owners, which send the
+            sums; ``nccl``: ``torch.distributed``, then torch; or ``auto``.
+
+    Returns:
+        ``(out, residual_out)``, or ``(out, scales, residual_out)`` for ``fp8_1x128``. ``out`` is of
+        the type of x or float8_e4m3fn; ``scales`` is (..., ceil(hidden / 128)) float32.
+
+    Raises:
+        TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
+        HeapExhausted: the symmetric heap is too small.
+    """
+    inputs = Inputs(x, residual, weight, bias, scale)
+    require_tensors(inputs, out, residual_out)
+    options = eps, quant, "" if group is None else name_of(group), strategy
+    if out is None and residual_out is None:
+        results = Results(*_into_new(*inputs, *options))
+    else:
+        results = Results(
+            _empty_out(x, quant) if out is None else out,
+            _empty_like(x) if residual_out is None else residual_out,
+            _empty_scales(x, quant),
+        )
+        _into_out(*inputs, *results, *options)
+    if results.scales is None:
+        return results.out, results.residual
+    return results.out, results.scales, results.residual
+
+
+def _compute(
+    inputs: Inputs, results: Results, is_new: bool, eps: float, quant: str | None, group: str,
+    requested: str,
+) -> None:  # fmt: skip
+    """Compute the results. Collective for each new problem.
+
+    Args:
+        is_new: whether the results have memory of their own.
+    """
+    tensors = *inputs, results.residual, results.scales
+    key, addresses = signature((NAME, eps, quant, group, requested), tensors, results.out)
+    decision = recorded_calls().get(key)
+    if decision is None:
+        decision = _decide(inputs, eps, quant, group, requested)
+        check_results(inputs, quant, results.out, results.residual)
+    if not is_new:
+        check_memory(inputs, results.out, results.residual)
+    if decision.fast_path is not None and decision.fast_path(addresses, results.out) is not None:
+        return
+    if decision.choice == "nccl":
+        _by_torch(decision, inputs, group, results)
+        return
+    named = zip(Inputs._fields, inputs, strict=True)
+    readable = Inputs(*(t if t is None else dense(NAME, name, t) for name, t in named))
+    cache = prepared(decision.group)
+    compiled = cache.operator(decision.problem, decision.choice, AllReduceRmsNorm)
+    declared = compiled.declared(readable, results)
+    compiled.enqueue(*declared)
+    if not capturing():
+        given = [t for t in tensors if t is not None]
+        decision.fast_path = record_fast_path(given, cache, compiled, *declared, results.out, ())
+        recorded_calls().put(cache.session, key, decision)
+
+
+def _decide(inputs: Inputs, eps: float, quant: str | None, group: str, requested: str) -> Decision:
+    """Check a call and choose its strategy. Collective for each new problem."""
+    ranks = ranks_of(group)
+    problem = checked(inputs, eps, quant, ranks.world_size)
+    node = ranks.node if isinstance(ranks, TwoLevels) else ranks
+    strategy = first_possible(
+        requested, NAME, inputs.x.device, node, OWN, (AllReduceRmsNorm.fastest(problem),),
+        lambda _: _obstacle(problem, inputs.x.device, ranks), "strategy",
+    ).name  # fmt: skip
+    agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
+    return Decision(problem, ranks, strategy)
+
+
+def _obstacle(problem: NormProblem, device: torch.device, ranks: Group | TwoLevels) -> str | None:
+    """Return why no program serves a call, with what is expected; else None."""
+    if isinstance(ranks, TwoLevels):
+        return "the group has several nodes; expected ranks of one node"
+    return obstacle_of_ranks(device, ranks) or problem.obstacle()
+
+
+def _by_torch(decision: Decision, inputs: Inputs, group: str, results: Results) -> None:
+    """Compute the results by a collective, and torch on each rank."""
+    problem, ranks = decision.problem, decision.group
+    if isinstance(ranks, TwoLevels):
+        total = torch.ops.tileweave.all_reduce(inputs.x, group, "auto")
+    else:
+        total = inputs.x.clone(memory_format=torch.contiguous_format)
+        nccl.all_reduce(total, ranks)
+    residual = (inputs.residual.float() + total.float()).to(problem.dtype)
+    computed = normalized(residual, inputs, problem.eps, problem.quant)
+    for result, value in zip(results, computed, strict=True):
+        if result is not None:
+            result.copy_(value)
+
+
+def _empty_like(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape)
+
+
+def _empty_out(x: torch.Tensor, quant: str | None) -> torch.Tensor:
+    return x.new_empty(x.shape, dtype=x.dtype if quant is None else FP8)
+
+
+def _empty_scales(x: torch.Tensor, quant: str | None) -> torch.Tensor | None:
+    if quant != GROUPED:
+        return None
+    return x.new_empty((*x.shape[:-1], ceil(x.shape[-1] / GROUP)), dtype=torch.float32)
+
+
+def _eager(x, residual, weight, bias, scale, *options):
+    inputs, (_, quant, *_) = Inputs(x, residual, weight, bias, scale), options
+    results = Results(_empty_out(x, quant), _empty_like(x), _empty_scales(x, quant))
+    _compute(inputs, results, True, *options)
+    return [result for result in results if result is not None]
+
+
+def _eager_out(x, residual, weight, bias, scale, out, residual_out, scales, *options):
+    inputs = Inputs(x, residual, weight, bias, scale)
+    _compute(inputs, Results(out, residual_out, scales), False, *options)
+
+
+def _fake(x, residual, weight, bias, scale, eps, quant, group, strategy):
+    inputs = Inputs(x, residual, weight, bias, scale)
+    checked(inputs, eps, quant, ranks_of(group).world_size)
+    results = Results(_empty_out(x, quant), _empty_like(x), _empty_scales(x, quant))
+    return [result for result in results if result is not None]
+
+
+def _fake_out(x, residual, weight, bias, scale, out, residual_out, scales, eps, quant, group, _):
+    inputs = Inputs(x, residual, weight, bias, scale)
+    checked(inputs, eps, quant, ranks_of(group).world_size)
+    check_results(inputs, quant, out, residual_out)
+
+
+def _check(x, residual, weight, bias, scale, *_):
+    _refuse_gradients(Inputs(x, residual, weight, bias, scale))
+
+
+def _check_out(x, residual, weight, bias, scale, out, residual_out, *_):
+    _refuse_gradients(Inputs(x, residual, weight, bias, scale), out=out, residual_out=residual_out)
+
+
+def _refuse_gradients(inputs: Inputs, **results: torch.Tensor) -> None:
+    for name, tensor in (inputs._asdict() | results).items():
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            legal = "torch.no_grad(), as there is no gradient"
+            raise refused(NAME, f"{name} requires a gradient", legal)
+
+
+_TENSORS = "Tensor x, Tensor residual, Tensor weight, Tensor? bias, Tensor? scale"
+_OPTIONS = "float eps, str? quant, str group, str strategy"
+_into_new = define(f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor[]", _eager, _fake, check=_check)
+_into_out = define(
+    f"{NAME}_out({_TENSORS}, Tensor(a!) out, Tensor(b!) residual_out, Tensor(c!)? scales, "
+    f"{_OPTIONS}) -> ()",
+    _eager_out, _fake_out, check=_check_out,
+)  # fmt: skip

@@ -1,0 +1,260 @@
+"""tileweave.ops.all_reduce_rms_norm between real GPUs: values, many calls, graphs.
+
+    torchrun --nproc-per-node=4 tests/gpu/decode/all_reduce_rms_norm.py [CHECK ...]
+        [--strategies ...] [--launches 2000]
+
+Each rank compares with the rows of all ranks, which it gathers. The new residual has the bits of
+the reference, and results are equal, bit by bit, on all ranks and by both programs. Without a GPU
+the same checks, but for those of graphs, run with gloo, on small shapes: that tries this file.
+"""
+
+import argparse
+import itertools
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from tileweave import ops
+from tileweave.ops.core import nccl
+from tileweave.ops.core.groups import group_of
+from tileweave.ops.norm.all_reduce_rms_norm import OWN, AllReduceRmsNorm
+from tileweave.ops.norm.problem import Inputs, NormProblem
+from tileweave.ops.norm.reference import Results, reference
+from tileweave.runtime.executor.compile_ahead import compile_ahead
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
+
+STRATEGIES = [*OWN, "nccl"] if GPU else ["auto"]
+HEAP_BYTES = 2 << 30
+EPS = 1e-5
+ERROR = {torch.float8_e4m3fn: 6e-2, torch.bfloat16: 8e-3, torch.float16: 2e-3}
+"""Largest relative norm of the error of normalized rows and scales."""
+
+
+class Case(NamedTuple):
+    """Arguments of a call."""
+
+    tokens: int
+    hidden: int
+    quant: str | None = None
+    biased: bool = False
+    dtype: torch.dtype = torch.bfloat16
+
+
+CASES = [
+    Case(1, 4096),
+    Case(6, 6144, biased=True),
+    Case(32, 7168, "fp8_1x128"),
+    Case(138, 6144, "fp8"),
+    Case(200, 8192, dtype=torch.float16),
+    Case(5, 16384, "fp8_1x128", True),
+    Case(33, 2888, "fp8_1x128"),
+    Case(3, 8, "fp8", dtype=torch.float16),
+]
+if not GPU:
+    CASES = [case._replace(tokens=case.tokens // 8 + 1) for case in CASES]
+
+
+class Layer:
+    """Inputs of this rank, in fixed memory."""
+
+    def __init__(self, case: Case, strategy: str) -> None:
+        self.case, self.strategy, self.group = case, strategy, group_of("")
+        options = {
+            "device": torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu",
+            "dtype": case.dtype,
+        }
+        torch.manual_seed(case.tokens)
+        shape = case.tokens, case.hidden
+        x, residual = torch.empty(shape, **options), torch.empty(shape, **options)
+        weight, bias = torch.randn(2, case.hidden, **options)
+        scale = torch.full((1,), 0.03, device=options["device"]) if case.quant == "fp8" else None
+        self.inputs = Inputs(
+            x, residual, weight.clone(), bias.clone() if case.biased else None, scale
+        )
+        self.refill(0)
+
+    def refill(self, seed: int) -> None:
+        """Write new numbers: another x on each rank, the same residual on all."""
+        torch.manual_seed(1000 * seed + self.case.tokens)
+        self.inputs.residual.normal_()
+        torch.manual_seed(1000 * seed + self.case.tokens + 1 + self.group.rank)
+        self.inputs.x.normal_()
+
+    def __call__(self, in_place: bool = False) -> Results:
+        x, residual, weight, bias, scale = self.inputs
+        results = {"residual_out": residual} if in_place else {}
+        if in_place and self.case.quant is None:
+            results["out"] = x
+        out, *scales, residual_out = ops.all_reduce_rms_norm(
+            x, residual, weight, EPS, bias=bias, quant=self.case.quant, scale=scale,
+            strategy=self.strategy, **results,
+        )  # fmt: skip
+        return Results(out, residual_out, *scales)
+
+    def gathered(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all ranks, (W, ...)."""
+        every = nccl.all_gather(x.contiguous().view(1, -1), self.group)
+        return every.view(self.group.world_size, *x.shape)
+
+    def right(self) -> Results:
+        """Return the results by definition, for the numbers now in memory."""
+        return reference(list(self.gathered(self.inputs.x)), self.inputs, EPS, self.case.quant)
+
+    def fault(self, actual: Results, right: Results) -> str:
+        """Return what is wrong with results, or ""."""
+        exact = self.strategy in OWN
+        for name, one, other in zip(Results._fields, actual, right, strict=True):
+            if one is None or other is None:
+                continue
+            every = self.gathered(one.view(torch.uint8))
+            if not (every == every[:1]).all():
+                return f"{self.case}: {name} differs between ranks"
+            if exact and name == "residual" and not torch.equal(one, other):
+                return f"{self.case}: the residual has other bits than the reference"
+            error = (one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-9)
+            limit = ERROR[one.dtype] if one.dtype in ERROR else 1e-2
+            if not error <= limit:
+                return f"{self.case}: {name}: relative error {error:.1e}"
+        return ""
+
+
+def layers(strategy: str) -> list[Layer]:
+    return [Layer(case, strategy) for case in CASES]
+
+
+def check_values(strategy: str) -> str:
+    for layer in layers(strategy):
+        right = layer.right()
+        if fault := layer.fault(layer(), right) or layer.fault(layer(in_place=True), right):
+            return fault
+    return ""
+
+
+def check_same_bits(strategy: str) -> str:
+    """Rows of a call with more tokens, and the other program, have the same bits."""
+    if strategy not in OWN:
+        return ""
+    for case in CASES:
+        by_program = [Layer(case, name)() for name in OWN]
+        if any(
+            not torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+            for a, b in zip(*by_program, strict=True)
+            if a is not None
+        ):
+            return f"{case}: the programs differ"
+        whole, row = Layer(case, strategy), Layer(case._replace(tokens=1), strategy)
+        x, residual, *others = whole.inputs
+        row.inputs = Inputs(x[-1:].clone(), residual[-1:].clone(), *others)
+        if not torch.equal(whole().out[-1:].view(torch.uint8), row().out.view(torch.uint8)):
+            return f"{case}: a row depends on the number of tokens"
+    return ""
+
+
+def check_back_to_back(strategy: str, launches: int) -> str:
+    """Many calls of changing shapes, without host synchronization, with random delays."""
+    every = layers(strategy)
+    wrong = torch.zeros(len(every), dtype=torch.int32, device=every[0].inputs.x.device)
+    expected = [layer.right() for layer in every]
+    torch.manual_seed(1)
+    choice = torch.randint(len(every), (launches,)).tolist()
+    torch.manual_seed(100 + group_of("").rank)
+    for which in choice:
+        if GPU and torch.rand(()) < 0.3:
+            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
+        wrong[which] += _differs(every[which](), expected[which], strategy in OWN)
+    for layer, count in zip(every, wrong.tolist(), strict=True):
+        if count:
+            return f"{layer.case}: {count} launches are wrong"
+    return ""
+
+
+def _differs(actual: Results, right: Results, exact: bool) -> torch.Tensor:
+    """Return whether results are wrong, without reading them on the host."""
+    error = (actual.out.float() - right.out.float()).norm() / right.out.float().norm()
+    differs = error > ERROR[actual.out.dtype]
+    if exact:
+        differs = differs | (actual.residual != right.residual).any()
+    return differs
+
+
+def check_graphs(strategy: str, launches: int) -> str:
+    """A graph for each case, with two calls; replayed in random order with new numbers and
+    delays."""
+    if strategy == "nccl":
+        return ""  # ranks that share a GPU use gloo, which graphs cannot capture
+    every = layers(strategy)
+    for layer in every:
+        layer()
+    torch.cuda.synchronize()
+    graphs, results = [], []
+    for layer in every:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results.append((layer(), layer()))
+        graphs.append(graph)
+    torch.manual_seed(2)
+    choice = torch.randint(len(every), (launches // 4,)).tolist()
+    torch.manual_seed(200 + group_of("").rank)
+    delays = torch.randint(0, 400_000, (len(choice),)).tolist()
+    for number, which in enumerate(choice):
+        if number % 5 == 0:
+            torch.cuda._sleep(delays[number])
+        every[which].refill(number)
+        graphs[which].replay()
+        if number % 10:
+            continue
+        right = every[which].right()
+        for result in results[which]:
+            if fault := every[which].fault(result, right):
+                return f"replay {number}: {fault}"
+    return ""
+
+
+def compile_all(strategies: list[str]) -> None:
+    """Compile all programs in parallel."""
+    ranks = group_of("").world_size
+    problems = [
+        NormProblem("", tokens, c.hidden, ranks, c.dtype, EPS, c.biased, c.quant)
+        for c in CASES
+        for tokens in dict.fromkeys((c.tokens, 1))
+    ]
+    names = [name for name in OWN if name in strategies or "auto" in strategies]
+    compile_ahead(
+        AllReduceRmsNorm.program(problem, name)
+        for problem, name in itertools.product(problems, names)
+    )
+
+
+CHECKS = {
+    "values": check_values,
+    "same bits": check_same_bits,
+    "back to back": check_back_to_back,
+    "graphs": check_graphs,
+}
+NEED_GPU = ("graphs",)
+MANY = ("back to back", "graphs")
+
+
+@torch.no_grad()
+def verdicts(options: argparse.Namespace) -> Verdicts:
+    if GPU:
+        compile_all(options.strategies)
+    for name, strategy in itertools.product(options.checks or CHECKS, options.strategies):
+        if runs_here(name, NEED_GPU):
+            arguments = (options.launches,) if name in MANY else ()
+            fault = CHECKS[name](strategy, *arguments)
+            yield f"{name} by {strategy if GPU else 'gloo'}", fault
+
+
+if __name__ == "__main__":
+    parser = parser_of(__doc__, CHECKS)
+    parser.add_argument(
+        "--strategies", nargs="+", default=STRATEGIES, choices=[*STRATEGIES, "auto"]
+    )
+    parser.add_argument("--launches", type=int, default=2000 if GPU else 20)
+    sys.exit(main(verdicts, parser, heap_bytes=HEAP_BYTES))

@@ -1,0 +1,168 @@
+"""Calls of all_reduce_rms_norm by its program, which the simulator runs on one rank; and repeated
+calls."""
+
+from __future__ import annotations
+
+import types
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import tileweave as tw
+from tests.groups import one_rank, open_sessions
+from tileweave import ops
+from tileweave.ops.core import call
+from tileweave.ops.core.cache import OpCache
+from tileweave.ops.core.compiled import CompiledOp
+from tileweave.ops.norm import all_reduce_rms_norm
+from tileweave.runtime.executor import recorded_calls
+from tileweave.runtime.executor.recorded_calls import RecordedCall
+from tileweave.runtime.kernel.kernel import Kernel
+from tileweave.runtime.plans.parameters import parameters_of
+
+MEMORY = 0xABC0
+RESULTS = "residual_out", "scales", "out"
+NARROW = {
+    torch.bfloat16: ml_dtypes.bfloat16,
+    torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
+}
+
+
+class Simulated(CompiledOp):
+    """Kernel that the simulator runs."""
+
+    enqueued: list
+    calls: list
+
+    def __init__(self, steps, session):
+        self._session, self.memory, self.run = session, [], self._run
+        self._steps, self._names = steps, [p.name for p in parameters_of(steps)]
+        self._kernel = Kernel(None, None, {"counter": torch.zeros(1)})
+
+    def _run(self, *tensors):
+        arrays = dict(zip(self._names, map(_array, tensors), strict=True))
+        given = {name: array for name, array in arrays.items() if name not in RESULTS}
+        results = tw.simulate(self._steps, 1, [given], epochs=1)[0]
+        for name in RESULTS:
+            if name in arrays:
+                arrays[name][...] = results[name]
+        Simulated.calls.append(self._steps.attrs["global_symbol"])
+
+    def recorded_call(self, inputs, out):
+        def enqueue(*addresses):
+            Simulated.enqueued.append(addresses)
+            return 0
+
+        recorded = RecordedCall(self._session, (None, False), [], [self._kernel], enqueue)
+        return recorded, [*(t.data_ptr() for t in inputs), MEMORY, out.data_ptr()]
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """Return the memory of a tensor as an array."""
+    if tensor.dtype in NARROW:
+        narrow = tensor.view(torch.int16 if tensor.dtype.itemsize == 2 else torch.int8)
+        return narrow.numpy().view(NARROW[tensor.dtype])
+    return tensor.numpy()
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    """Run the programs of a session of one rank in the simulator. Return the names of those that
+    ran."""
+    watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
+    session = types.SimpleNamespace(group=one_rank(), watchdog=watchdog, name="")
+    open_sessions(monkeypatch, session)
+    cache = OpCache(session)
+    monkeypatch.setattr(all_reduce_rms_norm, "prepared", lambda _: cache)
+    monkeypatch.setattr(all_reduce_rms_norm, "obstacle_of_ranks", lambda *_: None)
+    for name in ("__init__", "recorded_call"):
+        monkeypatch.setattr(CompiledOp, name, getattr(Simulated, name))
+    monkeypatch.setattr(CompiledOp, "_run", Simulated._run, raising=False)
+    Simulated.calls, Simulated.enqueued = [], []
+    recorded_calls.invalidate()
+    yield Simulated.calls
+    recorded_calls.invalidate()
+
+
+@pytest.fixture
+def native(monkeypatch):
+    """Let calls be recorded."""
+    monkeypatch.setattr(call, "has_driver", lambda device: True)
+    monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
+    monkeypatch.setattr(call, "library", lambda: "native")
+
+
+def given(dtype=torch.bfloat16, shape=(2, 2, 200)):
+    torch.manual_seed(3)
+    x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    return x, residual, torch.randn(shape[-1]).to(dtype), torch.randn(shape[-1]).to(dtype)
+
+
+@pytest.mark.parametrize("quant", [None, "fp8", "fp8_1x128"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_program_and_torch_return_the_same(simulated, dtype, quant):
+    """The mean is added in another order, which may change a last bit."""
+    x, residual, weight, bias = given(dtype)
+    options = {"bias": bias, "quant": quant, "scale": torch.tensor(0.1) if quant == "fp8" else None}
+    program, right = (
+        ops.all_reduce_rms_norm(x, residual, weight, 1e-5, strategy=strategy, **options)
+        for strategy in ("one_shot", "nccl")
+    )
+    assert simulated == ["all_reduce_rms_norm_local"]
+    assert torch.equal(program[-1], right[-1])
+    assert [t.dtype for t in program] == [t.dtype for t in right]
+    step = 0.07 if quant else 2**-7
+    for one, other in zip(program, right, strict=True):
+        assert torch.allclose(one.float(), other.float(), rtol=step, atol=1e-6)
+
+
+def test_a_program_works_in_place(simulated):
+    x, residual, weight, _ = given()
+    right = ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot")
+    actual = ops.all_reduce_rms_norm(
+        x, residual, weight, out=x, residual_out=residual, strategy="one_shot"
+    )
+    assert actual[0] is x and actual[1] is residual
+    assert torch.equal(x, right[0]) and torch.equal(residual, right[1])
+
+
+def test_a_repeated_call_enqueues_addresses(simulated, native):
+    x, residual, weight, bias = given()
+    for _ in range(3):
+        out, scales, residual_out = ops.all_reduce_rms_norm(
+            x, residual, weight, bias=bias, quant="fp8_1x128", strategy="one_shot"
+        )
+    assert len(simulated) == 1 and len(Simulated.enqueued) == 2
+    tensors = x, residual, weight, bias, residual_out, scales
+    assert Simulated.enqueued[-1] == (*(t.data_ptr() for t in tensors), MEMORY, out.data_ptr())
+    other = ops.all_reduce_rms_norm(x, residual, weight, eps=1e-3, strategy="one_shot")
+    assert len(simulated) == 2 and len(other) == 2
+
+
+def test_a_repeated_call_refuses_memory_that_overlaps(simulated, native):
+    memory = torch.zeros(4, 200, dtype=torch.bfloat16)
+    x, residual, weight, _ = given(shape=(2, 200))
+    for out in (memory[2:], memory[:2]):
+        ops.all_reduce_rms_norm(x, residual, weight, out=out, strategy="one_shot")
+    assert len(simulated) == 1 and len(Simulated.enqueued) == 1
+    for overlapped, message in [(memory[1:3], "out shares memory with x")]:
+        with pytest.raises(tw.TileWeaveError, match=message):
+            ops.all_reduce_rms_norm(
+                memory[:2], residual, weight, out=overlapped, strategy="one_shot"
+            )
+    assert len(Simulated.enqueued) == 1
+
+
+def test_arguments_with_gaps_are_copied(simulated, native):
+    x, residual, weight, _ = given(shape=(4, 200))
+    wide = torch.zeros(4, 400, dtype=x.dtype)
+    wide[:, :200] = x
+    right = ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="x of shape .* is copied in each call") as _:
+            all_reduce_rms_norm.dense.__globals__["_warned"].clear()
+            actual = ops.all_reduce_rms_norm(wide[:, :200], residual, weight, strategy="one_shot")
+        assert torch.equal(actual[0], right[0])
+    assert not Simulated.enqueued
