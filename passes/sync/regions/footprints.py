@@ -225,12 +225,13 @@ def access_footprints(access: Access, program: Program, world_size: int) -> Foot
     if access.unknown_count:
         raise _refused(access, f"repeats while {access.unknown_count} holds", "a loop over a range")
     try:
-        return _boxes(access, Region.of_access(access), program, world_size)
+        return region_footprints(access, Region.of_access(access), program, world_size)
     except NotEvaluable as error:
         unknown = error
     try:
-        if access.kind == "read":
-            return _boxes(access, possible_region(access, program, world_size), program, world_size)
+        if access.kind == "read" or access.stored:
+            region = possible_region(access, program, world_size)
+            return region_footprints(access, region, program, world_size)
     except NotEvaluable as error:
         unknown = error
     raise _refused(
@@ -260,7 +261,15 @@ def _dynamic_instead(access: Access, program: Program) -> str:
     return f", or {sizes} as extents of tensors instead of scalar parameters"
 
 
-def _boxes(access: Access, region: Region, program: Program, world_size: int) -> Footprints:
+def region_footprints(
+    access: Access, region: Region, program: Program, world_size: int
+) -> Footprints:
+    """Return the boxes of ``region``, a part of ``access`` that can be evaluated, on all ranks.
+
+    Raises:
+        NotEvaluable: a part of it is known only at run time.
+        LanguageError: the touched elements do not form a box.
+    """
     outer, end = len(access.loops) + 1, len(access.loops) + 1 + len(access.inner)
     loops = [*access.loops, *access.inner, *region.places]
     space = Space(world_size, loops, program.values, partly=not region.is_certain)

@@ -270,6 +270,7 @@ def counter_of(
         arrivals = _count_elements(traffic, kind, granules)
         increments = [np.unique(b.active(elements_of(b))[0]) for b in traffic.of_kind(kind)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *increments]), initial=0)) or 1
+    unit = 1 if traffic.is_ragged else unit
     waiting = [0] * traffic.world_size
     for footprints in users:
         for rank, owner in footprints.ranks_and_owners():
