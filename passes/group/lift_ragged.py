@@ -8,17 +8,21 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.ragged import ANNOUNCED
 from ...builtins.spec import builtin_of
-from ...builtins.symmetric import WORLD_SIZE, packed_strides, ragged_axes, scratch_buffer
+from ...builtins.symmetric import (
+    WORLD_SIZE,
+    packed_strides,
+    ragged_axes,
+    scratch_buffer,
+)
 from ..ir.implicit import Implicit, with_implicit
-from ..ir.ragged import counts_name, totals_name, with_ragged
+from ..ir.ragged import counts_name, totals_name
 from ..ir.walk import flatten, op_name, with_span_of
 from .lift_symmetric import scratch_of, with_buffers
 
 
 def lift_ragged(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
-    """Turn each ``W.alloc_ragged`` into two tensors of ``W.alloc_symmetric`` and a local one.
+    """Allocate two tensors beside each ``W.alloc_ragged``, which holds the rows.
 
-    - ``S`` holds the rows.
     - ``S_announced`` holds two words for each segment: the announced rows of this launch, and the
       announced elements of all launches so far, modulo 2^32.
     - ``S_total`` is local to the writer. It keeps the second word of each segment, so that no
@@ -65,14 +69,13 @@ def lift_ragged(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     implicit = [
         Implicit(b.name, False, tuple(map(int, b.shape)), str(b.dtype)) for b in totals.values()
     ]
-    func = with_implicit(func, implicit, list(totals.values()))
-    return with_ragged(func, {b.name: axes[b.data] for b in ragged})
+    return with_implicit(func, implicit, list(totals.values()))
 
 
 def _rows(buffer: tirx.Buffer, world_size: int) -> tirx.Buffer:
     shape, source = list(buffer.shape), ragged_axes(buffer)
     shape[source] = tirx.IntImm("int32", world_size)
-    return scratch_buffer(shape, buffer.dtype, buffer.name)
+    return tirx.decl_buffer(shape, buffer.dtype, buffer.name, scope=buffer.scope())
 
 
 def _counts(buffer: tirx.Buffer, world_size: int) -> tirx.Buffer:

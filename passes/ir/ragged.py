@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-
 from tvm import tirx
 
-RAGGED = "tileweave.ragged"
-"""Attribute of a program that holds, for the name of each ragged tensor, the number of axes after
-the rank axis that select a segment, as JSON. The last of these axes is the source."""
+from .implicit import implicit_of
+
+ARRIVED = "arrived"
+"""Suffix of the name of the counters that reads of a tensor wait for."""
 
 
 def ragged_of(func: tirx.PrimFunc) -> dict[str, int]:
-    """Return the number of segment axes of each ragged tensor of ``func``, by name."""
-    return json.loads(func.attrs[RAGGED].value) if func.attrs and RAGGED in func.attrs else {}
-
-
-def with_ragged(func: tirx.PrimFunc, ragged: Mapping[str, int]) -> tirx.PrimFunc:
-    """Return ``func`` with an attribute that names its ragged tensors."""
-    return func.with_attr(RAGGED, tirx.StringImm(json.dumps(dict(ragged))))
+    """Return the number of axes after the rank axis that select a segment of each ragged tensor of
+    ``func``, by its name. The last of these axes is the source."""
+    return {h.name: len(h.segments) for h in implicit_of(func) if h.segments}
 
 
 def counts_name(tensor: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...passes.ir.ragged import ARRIVED
 from ..memory.barrier_words import WordsOfBarriers
 from ..memory.clock import Clock
 from ..memory.memory import Memory, Tensor
@@ -207,11 +208,15 @@ class Machine:
         self._resident[rank] -= work.takes_room
         self._fill(rank)
         if not work.running and work.next == work.blocks:
+            work.end()
             self._active[rank].remove(work)
             stream.finish(work)
             self._advance_streams([stream])
 
     def _deadlock(self) -> SimulationError:
+        fault = self._missing_rows()
+        if fault is not None:
+            return fault
         lines = [f"  {c.waiting.text()}" for c in self._held if c.waiting is not None]
         lines += [f"  {c.name} in launch {c.work.epoch} polls in a loop" for c in self._ready]
         for rank in range(self.world_size):
@@ -227,6 +232,18 @@ class Machine:
             "arrival" if passed else "deadlock",
             "\n".join([why if passed else "no block or stream can continue", *lines]),
         )
+
+
+    def _missing_rows(self) -> SimulationError | None:
+        """Return the fault if a block waits for rows that are announced and not written."""
+        waits = [c.waiting for c in self._held if c.waiting is not None]
+        awaited = {w.word[0].name for w in waits if w.word is not None}
+        for tensors in self.every_tensor().values():
+            tensor = tensors[0]
+            if tensor.segments is not None and f"{tensor.name}_{ARRIVED}" in awaited:
+                if (fault := tensor.segments.missing()) is not None:
+                    return fault
+        return None
 
 
 def outputs_of(machine: Machine) -> list[dict[str, np.ndarray]]:

@@ -6,6 +6,7 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.errors import LanguageError
+from ...ir.ragged import ARRIVED
 from ..regions.accesses import Kind
 from ..regions.coverage import Coverage
 from ..regions.granules import Counter, Granules, choose_granules, counter_of
@@ -60,7 +61,7 @@ def _names(accesses: TensorAccesses) -> dict[Kind, tuple[str, str, str]]:
     """Return the suffixes of counter names, by the kind of access that they count: for waits of
     the kernel, for waits of a plan's copies, and for the end of the launch."""
     names: dict[Kind, tuple[str, str, str]]
-    names = {accesses.last_producer: ("arrived", "made", "complete")}
+    names = {accesses.last_producer: (ARRIVED, "made", "complete")}
     if accesses.has("add"):
         names["write"] = ("cleared", "written", "settled")
     return names
