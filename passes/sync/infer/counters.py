@@ -62,6 +62,8 @@ def _names(accesses: TensorAccesses) -> dict[Kind, tuple[str, str, str]]:
     the kernel, for waits of a plan's copies, and for the end of the launch."""
     names: dict[Kind, tuple[str, str, str]]
     names = {accesses.last_producer: (ARRIVED, "made", "complete")}
+    if accesses.announces:
+        names["write"] = ("posted", "", "")
     if accesses.has("add"):
         names["write"] = ("cleared", "written", "settled")
     return names

@@ -31,6 +31,7 @@ from ..regions.tensor_accesses import (
     verify_tensor_accesses,
 )
 from ..verify.outside import warn_outside
+from .announcements import in_units
 from .context import Inserted, SyncContext
 from .counters import make_counters
 from .credits import place_credits
@@ -147,6 +148,7 @@ def _inferred(
     _place_sync(context, scratch)
     func = func.with_body(context.placement.apply(func.body, context.program))
     func = _with_buffers(context, func)
+    func = func.with_body(in_units(func.body, context.counters))
     func = with_implicit(func, context.implicit, context.implicit_buffers)
     return func, Explanation(
         ops=(*context.inserted, *_unordered(func, tensors)),

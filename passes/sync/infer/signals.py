@@ -100,7 +100,8 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> N
 
     owner = simple(symbols.start(footprints, 0, [*exited, *access.inner]))
     granule = simple(counter.granules.index(footprints, symbols, exited))
-    count = access.stored or _count(counter, footprints, symbols, exited)
+    stored = access.stored // counter.unit
+    count = stored or _count(counter, footprints, symbols, exited)
     value = simple(tirx.Cast("uint32", count))
     stmt = context.signal_to(counter, footprints, owner, granule, value)
     stmt = context.guard(stmt, footprints, simple, exited)
