@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -35,9 +36,7 @@ class Segments:
         segment: shape of a segment, rows first.
     """
 
-    def __init__(
-        self, tensor: Tensor, segments: tuple[int, ...], segment: tuple[int, ...]
-    ) -> None:
+    def __init__(self, tensor: Tensor, segments: tuple[int, ...], segment: tuple[int, ...]) -> None:
         self.capacity, self.row = segment[0], math.prod(segment[1:])
         self._tensor = tensor
         self._launch = np.zeros(tensor.shape, np.int32)
@@ -126,24 +125,33 @@ class Segments:
                 self._last.pop(place, None)
         self._launches[rank] = 1 + self._launches.get(rank, 0)
 
-    def missing(self) -> SimulationError | None:
-        """Return the fault of a segment with fewer rows than were announced, or None."""
+    def missing(self, starting: Container[int]) -> str:
+        """Describe a segment with fewer rows than were announced, or return "".
+
+        Args:
+            starting: ranks of which blocks have not started, which may write more rows.
+        """
         for place, announced in sorted(self._announced.items()):
-            if self._written.get(place, 0) < announced.rows * self.row:
-                return self._amount(place)
-        return None
+            written = self._written.get(place, 0)
+            is_starting = self._tensor.ranks[place[-1]] in starting
+            if written < announced.rows * self.row and not is_starting:
+                return self._text(place)
+        return ""
 
     def _require_amount(self, place: Place) -> None:
         rows = self._announced[place].rows if place in self._announced else 0
         if self._written.get(place, 0) != rows * self.row:
-            raise self._amount(place)
+            raise self._fault(place)
 
     def _require_below(self, place: Place) -> None:
         if place in self._announced and place in self._last:
             if self._last[place][0] >= self._announced[place].rows:
-                raise self._amount(place)
+                raise self._fault(place)
 
-    def _amount(self, place: Place) -> SimulationError:
+    def _fault(self, place: Place) -> SimulationError:
+        return SimulationError("arrival", self._text(place), event=self._last.get(place, (0, 0))[1])
+
+    def _text(self, place: Place) -> str:
         written = self._written.get(place, 0)
         announced = self._announced.get(place, Announcement(0, "no announcement"))
         last, event = self._last.get(place, (0, 0))
@@ -154,7 +162,7 @@ class Segments:
         ]
         if event:
             lines.append(f"highest row, {last}, written by: {self._tensor.memory.describe(event)}")
-        return SimulationError("arrival", "\n".join(lines), event=event)
+        return "\n".join(lines)
 
     def _place(self, number: int) -> Place:
         """Return the segment with this number, without the index of its buffer."""

@@ -9,6 +9,7 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ....builtins.spec import builtin_of
 from ..regions.granules import Counter
+from ..regions.tensor_accesses import TensorAccesses
 
 
 def in_units(body: tirx.Stmt, counters: Sequence[Counter]) -> tirx.Stmt:
@@ -33,3 +34,12 @@ def in_units(body: tirx.Stmt, counters: Sequence[Counter]) -> tirx.Stmt:
         return tirx.Call(call.dtype, call.op, arguments, annotations=call.annotations)
 
     return ir_transform(body, None, change, ["tirx.Call"]) if units else body
+
+
+def assumption(rows: TensorAccesses) -> str:
+    """Return what the compiler assumes of the rows of a ragged tensor, for ``tw.explain``."""
+    capacity = int(rows.tensor.shape[1 + rows.segments])
+    return (
+        "each launch writes row 0 to count - 1 of a segment, each once, where count, at most "
+        f"{capacity}, is the announced number"
+    )

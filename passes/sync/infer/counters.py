@@ -28,12 +28,12 @@ def make_counters(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     Raises:
         LanguageError: ``tileweave.granule`` names another tensor, or its sizes do not fit.
     """
-    names = [t.tensor.name for t in context.tensor_accesses]
+    names = [t.tensor.name for t in context.tensor_accesses if not t.segments]
     unknown = [name for name in context.options.granule if name not in names]
     if unknown:
         raise LanguageError(
             f"tileweave.granule: {unknown[0]!r} is no tensor that ranks exchange; expected "
-            f"{' or '.join(map(repr, names))}"
+            f"{' or '.join(map(repr, names)) or 'no granule, because ragged tensors have segments'}"
         )
     for accesses in context.tensor_accesses:
         name = accesses.tensor.name

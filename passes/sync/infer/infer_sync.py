@@ -31,7 +31,7 @@ from ..regions.tensor_accesses import (
     verify_tensor_accesses,
 )
 from ..verify.outside import warn_outside
-from .announcements import in_units
+from .announcements import assumption, in_units
 from .context import Inserted, SyncContext
 from .counters import make_counters
 from .credits import place_credits
@@ -63,6 +63,7 @@ class Explanation:
         waits_of_copies: by rank and number of a copy of the plan: (flag tensor, index, value) that
             the copy waits for.
         leaves_room: whether the kernel that lets a plan's copies begin may run beside this one.
+        assumed: ragged tensor -> what is assumed of its rows.
     """
 
     ops: tuple[Inserted, ...] = ()
@@ -72,6 +73,7 @@ class Explanation:
     signals_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     waits_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     leaves_room: bool = False
+    assumed: Mapping[str, str] = field(default_factory=dict)
 
 
 def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
@@ -132,9 +134,10 @@ def _inferred(
         tensors = heap_tensors(func)
         program, exchanged = _exchanged_tensors(func, tensors, world_size)
     for accesses in exchanged:
-        verify_tensor_accesses(accesses)
         if accesses.is_ragged:
             verify_announcements(accesses)
+    for accesses in exchanged:
+        verify_tensor_accesses(accesses)
     if not exchanged:
         return func, Explanation(_unordered(func, tensors))
     symbols = Symbols(program, world_size)
@@ -158,6 +161,7 @@ def _inferred(
         signals_of_copies=context.signals_of_copies(),
         waits_of_copies=context.waits_of_copies(),
         leaves_room=context.is_called and leaves_room(context),
+        assumed={t.tensor.name: assumption(t) for t in exchanged if t.is_ragged},
     )
 
 

@@ -39,9 +39,7 @@ def segment_accesses(
     return [_whole_segment(access, axes, program, world_size) for access in accesses]
 
 
-def announcement_reads(
-    counts: tirx.Buffer, accesses: Iterable[Access], axes: int
-) -> list[Access]:
+def announcement_reads(counts: tirx.Buffer, accesses: Iterable[Access], axes: int) -> list[Access]:
     """Return the reads of announcements ``counts`` that come with the reads among ``accesses``: a
     wait for rows needs the announced total."""
     return [
@@ -58,7 +56,10 @@ def _verify_segments(footprints: Footprints, axes: int) -> None:
     access, mask = footprints.access, footprints.mask
     for size in footprints.size[:axes]:
         if np.any((size != 1) & mask):
-            raise footprints.refused("accesses several segments at once", "one segment at a time")
+            raise LanguageError(
+                f"{access.text}, which accesses several segments at once; expected one segment at "
+                f"a time{access.location}"
+            )
     if access.kind == "write" and np.any((footprints.low[axes - 1] != footprints.rank) & mask):
         index = format_expr(access.starts[axes])
         raise LanguageError(
@@ -105,9 +106,9 @@ def _stored_elements(access: Access, axes: int, program: Program, world_size: in
         ) from None
     counts = np.unique(footprints.active(elements_of(footprints))[0])
     if len(counts) > 1:
-        raise footprints.refused(
-            f"stores {counts[0]} to {counts[-1]} elements in a segment",
-            "an equal number each time",
+        raise LanguageError(
+            f"{access.text}, which stores {counts[0]} to {counts[-1]} elements in a segment; "
+            f"expected an equal number each time{access.location}"
         )
     return int(counts[0]) if len(counts) else 0
 
@@ -156,7 +157,7 @@ def verify_announcements(rows: TensorAccesses) -> None:
     """
     assert rows.counts is not None
     axes, shape = rows.segments, rows.grid.shape[: rows.segments]
-    for traffic in (rows.counts, rows):
+    for traffic in (rows, rows.counts):
         for footprints in traffic.in_kernel("read", "write"):
             _verify_segments(footprints, axes)
     announced = [_segments_of(b, shape) for b in rows.counts.in_kernel("write")]

@@ -149,7 +149,7 @@ def collect_tensor_accesses(
     traffic = TensorAccesses(
         tensor, world_size, footprints, grid, missing=missing, segments=segments, counts=counts
     )
-    if not traffic.is_exchanged:
+    if not traffic.is_exchanged and not segments:
         return traffic
     for kind in ("write", "add", "read"):
         of_kind = traffic.of_kind(kind)
@@ -242,7 +242,8 @@ def _contains(traffic: TensorAccesses, access: Access | Copies, cell: int) -> bo
 
 
 def region_of(traffic: TensorAccesses, cell: int) -> str:
-    """Return the region of one cell as text, for messages: ``S[1, 0:16, 3]``."""
+    """Return the region of one cell as text, for messages: ``S[1, 0:16, 3]``, or the segment of an
+    announcement."""
     index = []
     for cells, size, extent in zip(
         reversed(traffic.grid.cells), reversed(traffic.grid.cell), reversed(traffic.grid.shape),
@@ -251,4 +252,6 @@ def region_of(traffic: TensorAccesses, cell: int) -> str:
         cell, position = divmod(cell, cells)
         low, high = position * size, min((position + 1) * size, extent)
         index.insert(0, f"{low}:{high}" if high - low > 1 else str(low))
+    if traffic.announces:
+        index = index[: traffic.segments]
     return f"{traffic.tensor.name}[{', '.join([str(cell), *index])}]"
