@@ -96,21 +96,25 @@ class Footprints:
         rank, owner, *columns = self.active(self.rank, self.owner, *self.low, *self.size, *extra)
         return rank, owner, *self._with_ends(columns)
 
-    def active(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return flat arrays of ``values`` in the iterations in which the access happens.
+    def active(
+        self, *values: np.ndarray, mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """Return flat arrays of ``values`` in the iterations in which the access happens, or in
+        those of ``mask``.
 
         The arrays have no entries for an axis along which neither the values nor the mask vary.
 
         Raises:
             LanguageError: there are too many values to hold in memory.
         """
-        count = math.prod(np.broadcast_shapes(self.mask.shape, *(v.shape for v in values)))
+        mask = self.mask if mask is None else mask
+        count = math.prod(np.broadcast_shapes(mask.shape, *(v.shape for v in values)))
         if count * len(values) > _MOST_NUMBERS:
             raise self.refused(
                 f"happens {count} times on all ranks in a launch, which is too much to infer from",
                 "smaller sizes, larger tiles",
             )
-        return _active(self.mask, values)
+        return _active(mask, values)
 
     def distinct(self, *values: np.ndarray) -> list[np.ndarray]:
         """Return the combinations of ``values`` in active iterations; see ``combinations``."""
