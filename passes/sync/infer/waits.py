@@ -101,7 +101,8 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
     granule = counter.granules.index(footprints, symbols, exited, in_place=True)
     if counter.traffic.is_ragged:
-        arrivals = target = _announced_total(context, counter, footprints, loops)
+        arrivals = tirx.Var("announced", "uint32")  # for explain
+        target = _announced_total(context, counter, footprints, loops)
     else:
         arrivals = _arrivals(counter, footprints, owner, granule)
         target = context.epochs_of(counter.traffic.tensor) * arrivals
