@@ -14,6 +14,7 @@ from . import (  # noqa: E402
     memory,
     multimem,
     put_get,
+    ragged,
     ranks,
     signals,
 )
@@ -28,6 +29,7 @@ __all__ = [
     "memory",
     "multimem",
     "put_get",
+    "ragged",
     "ranks",
     "signals",
 ]

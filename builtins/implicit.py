@@ -12,8 +12,9 @@ from tilelang import tvm
 from tilelang.language.kernel import get_thread_extents
 from tvm import tirx
 
-from .operands import ref_dtype
+from .operands import buffer_of, ref_dtype
 from .spec import Builtin, builtin_of, register_op
+from .symmetric import ragged_axes
 
 CONTEXT = "tileweave.context"
 
@@ -102,10 +103,32 @@ def _threads(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.IntImm("int32", math.prod(int(e) for e in get_thread_extents()))
 
 
+def _total(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    """Return a placeholder: ``lift_ragged`` allocates the totals of a ragged tensor."""
+    return tirx.reinterpret("handle", tirx.const(0, "uint64"))
+
+
+def _rows(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    return _ragged_extents(arguments)[0]
+
+
+def _row_size(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    return tirx.IntImm("int32", math.prod(map(int, _ragged_extents(arguments)[1:])))
+
+
+def _ragged_extents(arguments: dict[str, Any]) -> list[tirx.PrimExpr]:
+    """Return the extents of a segment of the ragged tensor ``ref``: rows, and those of a row."""
+    buffer = buffer_of(arguments["ref"])
+    return list(buffer.shape[1 + ragged_axes(buffer) :])
+
+
 _SUPPLIERS = {
     "context": _context,
     "launch": _launch,
     "loc": _loc,
+    "row_size": _row_size,
+    "rows": _rows,
     "thread": _thread,
     "threads": _threads,
+    "total": _total,
 }

@@ -9,6 +9,7 @@ from .debug import *
 from .memory import *
 from .multimem import *
 from .put_get import *
+from .ragged import *
 from .ranks import *
 from .signals import *
 from .symmetric import *

@@ -180,6 +180,10 @@ class Roles:
     """Whether it reads memory that other threads may change at the same time. Every builtin that
     waits, and every one with operands and a result, does."""
 
+    announces: bool = False
+    """Whether it announces rows of a ragged tensor. It writes the announcement of a segment, its
+    first operand, and has the implicit operands ``total``, ``rows`` and ``row_size``."""
+
     multicast: bool = False
     """Whether its first operand is an address of multicast memory."""
 

@@ -60,7 +60,7 @@ class SymmetricProxy(StridedTensorProxy):
 
     def __call__(self, shape: Any, dtype: str = "float32") -> tirx.Buffer:  # type: ignore[override]
         shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-        size = _checked_itemsize("Symmetric", dtype)
+        size = checked_itemsize("Symmetric", dtype)
         _require_extents("Symmetric", shape, "positive integers, or dynamic extents")
         # TileLang widens 32-bit offsets only if all strides have one type; the heap's has 64 bits.
         packed = (tirx.Cast("int64", s) if isinstance(s, tirx.PrimExpr) else s
@@ -76,6 +76,7 @@ Symmetric = SymmetricProxy()
 
 
 _SCRATCH = "tileweave.symmetric"
+_RAGGED = f"{_SCRATCH}.ragged"
 
 
 def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
@@ -97,12 +98,12 @@ def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
             known when the program is compiled.
     """
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    _checked_itemsize("alloc_symmetric", dtype)
+    checked_itemsize("alloc_symmetric", dtype)
     _require_extents("alloc_symmetric", shape, "positive constants")
     return T.alloc_buffer((WORLD_SIZE, *shape), dtype, scope=_SCRATCH)
 
 
-def _checked_itemsize(op: str, dtype: Any) -> int:
+def checked_itemsize(op: str, dtype: Any) -> int:
     """Return the bytes of one element; refuse a type that a symmetric tensor cannot have."""
     try:
         size = itemsize(dtype)
@@ -114,11 +115,11 @@ def _checked_itemsize(op: str, dtype: Any) -> int:
 
 
 def _require_extents(op: str, shape: tuple, legal: str) -> None:
-    if not all(map(_is_extent, shape)):
+    if not all(map(is_extent, shape)):
         raise reject(op, f"shape={shape}", legal)
 
 
-def _is_extent(value: Any) -> bool:
+def is_extent(value: Any) -> bool:
     """Return whether ``value`` is a positive integer or an integer expression."""
     if isinstance(value, (numbers.Integral, tirx.IntImm)):
         return not isinstance(value, bool) and int(value) > 0
@@ -126,8 +127,20 @@ def _is_extent(value: Any) -> bool:
 
 
 def is_scratch(buffer: tirx.Buffer) -> bool:
-    """Return whether ``alloc_symmetric`` allocated ``buffer``."""
-    return buffer.scope() == _SCRATCH
+    """Return whether ``alloc_symmetric`` or ``alloc_ragged`` allocated ``buffer``."""
+    return buffer.scope().startswith(_SCRATCH)
+
+
+def ragged_scope(axes: int) -> str:
+    """Return the scope of a ragged tensor whose segments have this number of axes."""
+    return f"{_RAGGED}{axes}"
+
+
+def ragged_axes(buffer: tirx.Buffer) -> int:
+    """Return the number of axes after the rank axis that select a segment of a ragged tensor; 0 for
+    other buffers. The last of these axes is the source."""
+    scope = buffer.scope()
+    return int(scope.removeprefix(_RAGGED)) if scope.startswith(_RAGGED) else 0
 
 
 def is_symmetric(buffer: tirx.Buffer) -> bool:
@@ -144,6 +157,11 @@ def at_rank(op: str, parameter: str, ref: tirx.BufferLoad, peer: Any) -> tirx.Bu
         problem = f"peer={peer}, and {parameter}={ref.buffer.name} is not symmetric"
         raise reject(op, problem, "a W.Symmetric tensor")
     return tirx.BufferLoad(ref.buffer, [tirx.convert(peer), *ref.indices[1:]])
+
+
+def scratch_buffer(shape: Sequence[Any], dtype: str, name: str) -> tirx.Buffer:
+    """Declare a buffer like one of ``alloc_symmetric``; the first extent is the number of ranks."""
+    return tirx.decl_buffer(shape, dtype, name, scope=_SCRATCH)
 
 
 def is_symmetric_dtype(size: int) -> bool:

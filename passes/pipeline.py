@@ -28,6 +28,7 @@ from .group import (
     begin_trace,
     drop_unordered,
     insert_delays,
+    lift_ragged,
     lift_symmetric,
     specialize_group,
     upgrade_ir,
@@ -78,6 +79,10 @@ PREPARE_PASSES = (
     Pass(
         upgrade_ir.upgrade_ir,
         "first: all other passes and the simulator see the form of one release",
+    ),
+    Pass(
+        lift_ragged.lift_ragged,
+        "before lift_symmetric, which lifts the tensors that it allocates",
     ),
     Pass(
         lift_symmetric.lift_symmetric,

@@ -18,6 +18,7 @@ from .machine.group import Group
 from .machine.machine import Machine
 from .machine.mesh import MeshExecutable
 from .memory.memory import Tensor
+from .memory.segments import Segments
 from .memory.values import numpy_dtype
 
 
@@ -138,6 +139,8 @@ def _implicit_tensors(
         tensor = Tensor(machine.memory, h.name, shape, dtype, written=True)
         if not (h.scratch and inferred):
             tensor.give((Ellipsis,), np.zeros(shape, dtype))
+        if h.segments:
+            tensor.segments = Segments(tensor, h.segments, h.segment)
         return tensor
 
     return _of_ranks(groups, h.symmetric, tensor)

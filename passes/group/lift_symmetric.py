@@ -9,7 +9,14 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
-from ...builtins.symmetric import WORLD_SIZE, heap_stride, is_scratch, itemsize, packed_strides
+from ...builtins.symmetric import (
+    WORLD_SIZE,
+    heap_stride,
+    is_scratch,
+    itemsize,
+    packed_strides,
+    ragged_axes,
+)
 from ..ir.implicit import Implicit, with_implicit
 from ..ir.walk import format_expr, location, nodes_in, with_span_of
 
@@ -24,16 +31,14 @@ def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
     Before: ``S = W.alloc_symmetric((M, N), "bfloat16")``
     After:  ``S: W.Symmetric((M, N), "bfloat16")`` after the program's own parameters
     """
-    buffers = {a.buffer.data: _parameter(a) for a in scratch_of(func.body)}
+    allocations = scratch_of(func.body)
+    buffers = {a.buffer.data: _parameter(a) for a in allocations}
     if not buffers:
         return func
 
     body = with_buffers(func.body, buffers, lambda allocation: tirx.Evaluate(0))
     func = func.with_body(body)
-    implicit = [
-        Implicit(b.name, True, tuple(int(e) for e in b.shape[1:]), str(b.dtype), scratch=True)
-        for b in buffers.values()
-    ]
+    implicit = [_implicit(a.buffer, buffers[a.buffer.data]) for a in allocations]
     return with_implicit(func, implicit, list(buffers.values()))
 
 
@@ -66,6 +71,12 @@ def with_buffers(
 def scratch_of(body: tirx.Stmt) -> list[tirx.AllocBuffer]:
     """Return the allocations of ``W.alloc_symmetric`` in ``body``."""
     return [a for a in nodes_in(body, tirx.AllocBuffer) if is_scratch(a.buffer)]
+
+
+def _implicit(allocated: tirx.Buffer, parameter: tirx.Buffer) -> Implicit:
+    shape, axes = tuple(int(e) for e in parameter.shape[1:]), ragged_axes(allocated)
+    ragged = (shape[:axes], shape[axes:]) if axes else ()
+    return Implicit(parameter.name, True, shape, str(parameter.dtype), True, *ragged)
 
 
 def _parameter(allocation: tirx.AllocBuffer) -> tirx.Buffer:

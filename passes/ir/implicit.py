@@ -24,6 +24,9 @@ class Implicit:
         shape: shape of one rank's copy.
         scratch: whether it holds data of ``W.alloc_symmetric`` or of versions of a tensor.
             Otherwise it holds counters.
+        segments, segment: if it holds the rows of a ragged tensor, the extents of the axes that
+            select a segment, the source last, and the shape of a segment, rows first. Before them,
+            ``shape`` may have an axis for buffers.
     """
 
     name: str
@@ -31,6 +34,8 @@ class Implicit:
     shape: tuple[int, ...]
     dtype: str
     scratch: bool = False
+    segments: tuple[int, ...] = ()
+    segment: tuple[int, ...] = ()
 
 
 def implicit_of(func: tirx.PrimFunc) -> list[Implicit]:
@@ -38,7 +43,8 @@ def implicit_of(func: tirx.PrimFunc) -> list[Implicit]:
     if not func.attrs or IMPLICIT not in func.attrs:
         return []
     fields = json.loads(func.attrs[IMPLICIT].value)
-    return [Implicit(**{**f, "shape": tuple(f["shape"])}) for f in fields]
+    shapes = ("shape", "segments", "segment")
+    return [Implicit(**{**f, **{name: tuple(f[name]) for name in shapes}}) for f in fields]
 
 
 def heap_buffer(

@@ -7,7 +7,9 @@ from enum import IntEnum
 from tvm import tirx
 
 from ...builtins.ranks import HOST_VALUES
+from ...builtins.spec import builtin_of
 from .accesses import is_private
+from .origin import ORIGIN
 from .walk import calls_in, has_effect, nodes_in, op_name, rewrite_children
 
 _THREAD_OPS = frozenset(
@@ -89,7 +91,7 @@ class ThreadControl:
             elif isinstance(node, tirx.Call):
                 if op_name(node) in _THREAD_OPS:
                     divergence = Divergence.DIVERGENT
-                elif op_name(node) not in HOST_VALUES and has_effect(node):
+                elif not _is_fixed(node) and has_effect(node):
                     divergence = max(divergence, Divergence.MAYBE_DIVERGENT)
             elif is_private(node.buffer):
                 register = self._registers.get(node.buffer.data, Divergence.UNIFORM)
@@ -119,3 +121,12 @@ class ThreadControl:
     def _differs(self, buffer: tirx.Buffer, divergence: Divergence) -> None:
         divergence = max(self._registers.get(buffer.data, Divergence.UNIFORM), divergence)
         self._registers[buffer.data] = min(divergence, Divergence.MAYBE_DIVERGENT)
+
+
+def _is_fixed(call: tirx.Call) -> bool:
+    """Return whether ``call`` returns one value to all threads of a launch: a value that the host
+    binds, or the number of the launch, which all threads read before it changes. The compiler
+    inserts no other load."""
+    spec = builtin_of(call)
+    is_load = spec is not None and spec.loads and ORIGIN in call.annotations
+    return is_load or op_name(call) in HOST_VALUES

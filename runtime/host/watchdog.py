@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from ...builtins.errors import TileWeaveError
 from ...builtins.implicit import LOCS
+from ...builtins.spec import BUILTINS
 from .context import Record
 from .group import Group
 
@@ -88,6 +89,12 @@ class Watchdog:
         unsigned = loc is not None and loc.dtype.startswith("uint")
         # The device sign-extends signed values.
         expected, seen = (v if unsigned else ctypes.c_int64(v).value for v in (r.expected, r.seen))
+        if loc is not None and BUILTINS[f"tileweave.{loc.op}"].announces:
+            who, block = self._group.describe_rank(r.rank), ", ".join(map(str, r.block))
+            return (
+                f"tileweave: {who} announced {seen} rows: {loc}; expected 0 to {expected}, the "
+                f"capacity of a segment; block ({block}), thread {r.thread}"
+            )
         peer = f"a signal from rank {r.peer}" if r.peer >= 0 else "a signal"
         who, block = self._group.describe_rank(r.rank), ", ".join(map(str, r.block))
         return (

@@ -11,6 +11,7 @@ from tvm import tirx
 from ...builtins.debug import delay, globaltimer, record
 from ...builtins.memory import st
 from ...builtins.spec import BUILTINS, RELATION_TEXT, Builtin, builtin_of, declaration_of
+from ...passes.ir.ragged import counts_name
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
@@ -406,6 +407,41 @@ def _any_or_all(f: Any):
     return compile
 
 
+def announce(c: Statements, call: tirx.Call, loc: str) -> Step:
+    """Compile the announcement of a segment by one thread."""
+    spec = builtin_of(call)
+    counts, total = (
+        Pointer(c, node, spec.text, loc) for node in (call.args[0], spec.operand(call, "total"))
+    )
+    rows = next(n for n in c.globals.values() if counts_name(n) == counts.ref.name)
+    count = c.compile(spec.operand(call, "count"), loc)
+    row_size = int(spec.operand(call, "row_size"))
+
+    def run(frame):
+        value = int(np.asarray(count.value(frame)).flat[0])
+        refuse_poison(frame, count, counts)
+        block, segments = frame.block, frame.block.tensors[rows].segments
+        *at, word = (int(np.asarray(i).flat[0]) for i in counts.index(frame))
+        sent_at = tuple(int(np.asarray(i).flat[0]) for i in total.index(frame))
+        place = (at[0], *at[len(at) - len(sent_at) :])
+        text = f"{spec.text} of {value} rows by {block.name()} in launch {block.epoch} --> {loc}"
+        if not 0 <= value <= segments.capacity:
+            segment = f"{rows}[{', '.join(map(str, place))}]"
+            raise SimulationError(
+                "bounds", f"{segment} has {segments.capacity} rows of capacity: {text}"
+            )
+        segments.announce(place, value, text)
+        access = block.access(frame.mask.overlapping, spec.text, loc)
+        sent = total.ref.tensor(frame)
+        old, _ = sent.read(sent_at, access)
+        new = np.uint32((int(old) + value * row_size) & 0xFFFFFFFF)
+        sent.write(sent_at, new, access)
+        words = np.array([value, new], np.uint32)
+        counts.ref.tensor(frame).write((*at, slice(word, word + 2)), words, access)
+
+    return c.preempted(run, call)
+
+
 def _events_so_far(c: Statements, call: tirx.Call, loc: str) -> Expr:
     """Return the number of events of the schedule, which is the simulator's time."""
     return Expr(lambda frame: np.int64(len(frame.block.machine.memory.events.what)))
@@ -426,6 +462,8 @@ def register(c: Statements) -> None:
             c.steps[spec.op_name] = _wait(spec)
         elif spec.participants:
             c.steps[spec.op_name] = _barrier(spec)
+        elif spec.announces:
+            c.steps[spec.op_name] = announce
         elif spec.signals:
             c.steps[spec.op_name] = signal
         elif spec.is_fence:

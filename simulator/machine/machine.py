@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...passes.ir.ragged import ARRIVED
 from ..memory.barrier_words import WordsOfBarriers
 from ..memory.clock import Clock
 from ..memory.memory import Memory, Tensor
@@ -214,6 +215,7 @@ class Machine:
         self._resident[rank] -= work.takes_room
         self._fill(rank)
         if not work.running and work.next == work.blocks:
+            work.end()
             self._active[rank].remove(work)
             stream.finish(work)
             self._advance_streams([stream])
@@ -229,11 +231,26 @@ class Machine:
             for stream in streams:
                 lines += [f"  rank {rank}, {text}" for text in stream.blocked_by(self)]
         passed = any(c.waiting is not None and c.waiting.passed() for c in self._held)
-        why = "a counter is above the only value waited for, and no block or stream can continue"
+        why = "no block or stream can continue"
+        if passed:
+            why = f"a counter is above the only value waited for, and {why}"
+        if missing := self._missing_rows():
+            why = f"{missing}\n{why}"
         return SimulationError(
-            "arrival" if passed else "deadlock",
-            "\n".join([why if passed else "no block or stream can continue", *lines]),
+            "arrival" if passed or missing else "deadlock", "\n".join([why, *lines])
         )
+
+    def _missing_rows(self) -> str:
+        """Describe a segment for whose rows a block waits, although fewer rows are written than
+        announced and all blocks of the source have started; "" if there is none."""
+        waits = [c.waiting for c in self._held if c.waiting is not None]
+        awaited = {w.word[0].name for w in waits if w.word is not None}
+        starting = {r for r, works in enumerate(self._active) for w in works if w.next < w.blocks}
+        for tensor, *_ in self.every_tensor().values():
+            if tensor.segments is not None and f"{tensor.name}_{ARRIVED}" in awaited:
+                if missing := tensor.segments.missing(starting):
+                    return missing
+        return ""
 
 
 def outputs_of(machine: Machine) -> list[dict[str, np.ndarray]]:

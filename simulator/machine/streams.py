@@ -15,6 +15,7 @@ from ..memory.arrivals import has_reached, story
 from ..memory.clock import Clock
 from ..memory.memory import Access, Tensor
 from ..memory.order import SYS, BlockOrder, Lane, of_group
+from ..memory.segments import Segments
 from ..memory.shadow import text_of_region
 from ..memory.threads import ThreadOrder
 from ..memory.values import convert
@@ -164,6 +165,9 @@ class Work:
         """Return the coroutine of block ``number``."""
         raise NotImplementedError
 
+    def end(self) -> None:
+        """Check what the ended work has done."""
+
     def signals(self, tensor: Tensor) -> dict[str, str]:
         """Return the operations that change words of ``tensor`` atomically, by line."""
         return {}
@@ -210,6 +214,15 @@ class Launch(Work):
         block = kernel.block(machine, self, number, order, env)
         frame = Frame(block, kernel.mask)
         return Coroutine(block.name(), self, order, frame, _run_block(kernel, frame), pace)
+
+    @property
+    def segments(self) -> list[Segments]:
+        """Rows of each ragged tensor of the kernel."""
+        return [t.segments for t in self.tensors.values() if t.segments is not None]
+
+    def end(self) -> None:
+        for segments in self.segments:
+            segments.end_launch(self.stream.rank)
 
     def signals(self, tensor: Tensor) -> dict[str, str]:
         lines = self.kernel.signals

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import mul
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,9 @@ from .order import GPU, SETS, SYS, Events, Layout, Sync
 from .shadow import ShadowMemory, text_of_region
 from .threads import Accessed, ThreadOrder, ThreadRecord
 from .values import unwritten
+
+if TYPE_CHECKING:
+    from .segments import Segments
 
 _HISTORY = 8
 """Number of values of a word that are kept."""
@@ -212,6 +215,8 @@ class Tensor:
         """Time at which each agent first observed a value, by word and event of the store."""
         self.ranks: tuple[int, ...] = ()
         """Rank of each index of the first axis, if the tensor is symmetric."""
+        self.segments: Segments | None = None
+        """Rows of the current launches, if the tensor is ragged."""
 
     @property
     def symmetric(self) -> bool:
@@ -239,7 +244,8 @@ class Tensor:
             event = self.memory.note(self, key, access)
             self.reads.note(key, event, access)
             self._note_threads(key, event, access, writes=False)
-        return self.contents(key)
+        values, poison = self.contents(key)
+        return values, poison if self.segments is None else self.segments.stale(key, access, poison)
 
     def contents(self, key: Any) -> tuple[Any, Any]:
         """Return values and poison as ``read`` does, without an access."""
@@ -450,6 +456,8 @@ class Tensor:
     def _record_write(self, key: Any, access: Access) -> int:
         self._check_write(key, access)
         event = self.memory.note(self, key, access, writes=True)
+        if self.segments is not None:
+            self.segments.note(key, access, event)
         self.writes.note(key, event, access)
         self.reads.clear(key, access)
         self._note_threads(key, event, access, writes=True)

@@ -95,6 +95,15 @@ def shift_value(op: Operation, context: Context) -> Changes:
         yield "value+1", _with_operand(op, place, value + tirx.const(1, value.dtype))
 
 
+def shift_count(op: Operation, context: Context) -> Changes:
+    """Announce one row more or less."""
+    if op.spec is not None and op.spec.announces:
+        place = [name for name, _ in op.spec.operands].index("count")
+        count = op.call.args[place]
+        yield "count+1", _with_operand(op, place, count + 1)
+        yield "count-1", _with_operand(op, place, count - 1)
+
+
 def lag_epoch(op: Operation, context: Context) -> Changes:
     """Compute the target of a wait from the previous epoch."""
     place = op.operand(ElementOf)
@@ -202,7 +211,8 @@ def read_before(op: Operation, context: Context) -> Changes:
 
 Mutators = tuple[Callable[[Operation, Context], Changes], ...]
 _BOTH_LEVELS: Mutators = (
-    drop, weaken, narrow, shift_target, shift_value, flip_parity, free_source_only, leave_a_group,
+    drop, weaken, narrow, shift_target, shift_value, shift_count, flip_parity, free_source_only,
+    leave_a_group,
 )  # fmt: skip
 TILE_MUTATORS: Mutators = (*_BOTH_LEVELS, lag_epoch, other_rank, write_after, read_before)
 """Kinds of changes of a program after the tile passes."""

@@ -43,7 +43,8 @@ class Instructions:
         only_orders = spec.result is None and not any(
             isinstance(k, Pointer) and not k.optional for _, k in spec.operands
         )
-        return bool(spec.waits) or only_orders or spec.signals or releases(call) or acquires(call)
+        orders = only_orders or spec.signals or releases(call) or acquires(call)
+        return bool(spec.waits) or spec.announces or orders
 
     def has(self, call: tirx.Call) -> bool:
         """Return whether ``call`` synchronizes or has a scope."""
@@ -242,12 +243,19 @@ class Accesses:
         return any(mode & READS and data in self._written for data, mode in self._in(stmt))
 
     def _in(self, stmt: tirx.Stmt) -> list[tuple[tirx.Var, int]]:
-        flags = {a for c in calls_in(stmt, TILE.synchronizes) for a in c.args}
+        flags = {
+            a for c in calls_in(stmt, TILE.synchronizes) if not _announces(c) for a in c.args
+        }  # fmt: skip
         return [
             (buffer.data, mode)
             for node, buffer, mode in touches_in(stmt)
             if buffer.data in self._tensors and node not in flags
         ]
+
+
+def _announces(call: tirx.Call) -> bool:
+    spec = builtin_of(call)
+    return spec is not None and spec.announces
 
 
 def distinct(func: tirx.PrimFunc) -> tirx.PrimFunc:

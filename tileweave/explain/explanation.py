@@ -34,6 +34,7 @@ class Explanation:
             verification.
         sizes: sizes of the dynamic extents that the explanation holds for.
         versions: tensor with several versions in a launch -> how the versions are separated.
+        assumed: tensor of ``W.alloc_ragged`` -> what is assumed of its rows.
         nodes: number of nodes.
     """
 
@@ -50,6 +51,7 @@ class Explanation:
     unverified: tuple[Operation, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    assumed: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
 
     @property

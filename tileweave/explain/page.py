@@ -66,6 +66,7 @@ def _body(e: Explanation) -> Iterator[str]:
         ("Not ordered, by W.unordered", _by_line(e.unordered)),
         ("Nothing is inferred", _by_line(e.explicit)),
         ("Not verified", _by_line(e.unverified)),
+        ("Assumed, and checked by the simulator", e.assumed),
         ("Memory is used again in the same launch because", e.versions),
         ("Memory is used again in the next launch because", e.reuse),
         ("Bytes of counters on each rank", {**e.flags, "total": e.flag_bytes}),

@@ -196,4 +196,5 @@ def _merged(name: str, world_size: int, parts: Sequence[Explanation]) -> Explana
         unverified=chain(lambda e: e.unverified),
         sizes=parts[0].sizes,
         versions=union(lambda e: e.versions),
+        assumed=union(lambda e: e.assumed),
     )

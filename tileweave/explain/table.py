@@ -61,9 +61,13 @@ def _accesses(e: Explanation) -> Iterator[str]:
 
 
 def _memory(e: Explanation) -> Iterator[str]:
-    for launch, reasons in (("the same", e.versions), ("the next", e.reuse)):
+    for title, reasons in (
+        ("assumed, and checked by the simulator", e.assumed),
+        ("memory is used again in the same launch because", e.versions),
+        ("memory is used again in the next launch because", e.reuse),
+    ):
         if reasons:
-            yield f"memory is used again in {launch} launch because:"
+            yield f"{title}:"
             width = max(map(len, reasons))
             yield from (f"  {name:{width}}  {reason}" for name, reason in reasons.items())
     for title, sizes in (("counters", e.flags), ("scratch memory", e.scratch)):

@@ -11,6 +11,7 @@
 #include "multimem.cuh"
 #include "put_get.cuh"
 #include "qualifiers.cuh"
+#include "ragged.cuh"
 #include "record.cuh"
 #include "signals.cuh"
 #include "system_atomics.cuh"

@@ -119,6 +119,7 @@ class SyncContext:
     epoch: tirx.Var = field(default_factory=lambda: tirx.Var("epoch", "uint32"))
     credit_flags: dict[str, tuple[tirx.Buffer, set[tuple[int, int]]]] = field(default_factory=dict)
     at_end: list[tirx.Stmt] = field(default_factory=list)
+    _all_buffers: dict[tirx.Buffer, tirx.Buffer] = field(default_factory=dict)
 
     @property
     def is_called(self) -> bool:
@@ -179,6 +180,16 @@ class SyncContext:
             [tirx.Cast("int32", self.epoch % tirx.const(buffers, "uint32"))] if buffers > 1 else []
         )
 
+    def all_buffers_of(self, tensor: tirx.Buffer) -> tirx.Buffer:
+        """Return the tensor that replaces ``tensor``: with an axis for its buffers after the rank
+        axis, if launches use several in turn."""
+        if self.buffers[tensor] == 1:
+            return tensor
+        if tensor not in self._all_buffers:
+            shape = (self.buffers[tensor], *(int(e) for e in tensor.shape[1:]))
+            self._all_buffers[tensor] = self.heap_buffer(tensor.name, shape, str(tensor.dtype))
+        return self._all_buffers[tensor]
+
     def flag(
         self, counter: Counter, waiter: tirx.PrimExpr, owner: tirx.PrimExpr, granule: tirx.PrimExpr
     ) -> tirx.BufferLoad:
@@ -186,7 +197,9 @@ class SyncContext:
         assert counter.flags is not None
         if counter.pulled:
             granule = owner * counter.granules.total + granule
-        indices = [waiter, *self.buffer_index(counter.traffic.tensor), granule]
+        traffic = counter.traffic
+        buffer = [] if traffic.is_ragged else self.buffer_index(traffic.tensor)
+        indices = [waiter, *buffer, granule]
         return tirx.BufferLoad(counter.flags, indices)
 
     def signal_to(

@@ -6,6 +6,7 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.errors import LanguageError
+from ...ir.ragged import ARRIVED
 from ..regions.accesses import Kind
 from ..regions.coverage import Coverage
 from ..regions.granules import Counter, Granules, choose_granules, counter_of
@@ -27,12 +28,12 @@ def make_counters(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     Raises:
         LanguageError: ``tileweave.granule`` names another tensor, or its sizes do not fit.
     """
-    names = [t.tensor.name for t in context.tensor_accesses]
+    names = [t.tensor.name for t in context.tensor_accesses if not t.segments]
     unknown = [name for name in context.options.granule if name not in names]
     if unknown:
         raise LanguageError(
             f"tileweave.granule: {unknown[0]!r} is no tensor that ranks exchange; expected "
-            f"{' or '.join(map(repr, names))}"
+            f"{' or '.join(map(repr, names)) or 'no granule, because ragged tensors have segments'}"
         )
     for accesses in context.tensor_accesses:
         name = accesses.tensor.name
@@ -60,7 +61,9 @@ def _names(accesses: TensorAccesses) -> dict[Kind, tuple[str, str, str]]:
     """Return the suffixes of counter names, by the kind of access that they count: for waits of
     the kernel, for waits of a plan's copies, and for the end of the launch."""
     names: dict[Kind, tuple[str, str, str]]
-    names = {accesses.last_producer: ("arrived", "made", "complete")}
+    names = {accesses.last_producer: (ARRIVED, "made", "complete")}
+    if accesses.announces:
+        names["write"] = ("posted", "", "")
     if accesses.has("add"):
         names["write"] = ("cleared", "written", "settled")
     return names
@@ -127,7 +130,8 @@ def _drain_copies(context: SyncContext, accesses: TensorAccesses) -> None:
 
 def _add(context: SyncContext, counter: Counter, name: str) -> None:
     accesses = counter.traffic
-    buffers = context.buffers[accesses.tensor]
+    # The totals of a ragged tensor grow from launch to launch, so its buffers share a counter.
+    buffers = 1 if accesses.is_ragged else context.buffers[accesses.tensor]
     total = counter.granules.total * (accesses.world_size if counter.pulled else 1)
     shape = (buffers, total) if buffers > 1 else (total,)
     counter.flags = context.add_implicit(name, shape, "uint32", symmetric=True)

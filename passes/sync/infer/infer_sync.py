@@ -17,10 +17,12 @@ from ...group.specialize_group import heap_tensors
 from ...ir.implicit import implicit_of, set_implicit, with_implicit
 from ...ir.leaves import Leaf, leaves_of
 from ...ir.memory_order import releases
+from ...ir.ragged import counts_name, ragged_of
 from ...ir.sizes import format_sizes, sizes_of
-from ...ir.walk import builtins_in, uses_op
+from ...ir.walk import builtins_in, location, uses_op
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
+from ..regions.ragged import announcement_reads, segment_accesses, verify_announcements
 from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import (
     TensorAccesses,
@@ -29,6 +31,7 @@ from ..regions.tensor_accesses import (
     verify_tensor_accesses,
 )
 from ..verify.outside import warn_outside
+from .announcements import assumption, in_units
 from .context import Inserted, SyncContext
 from .counters import make_counters
 from .credits import place_credits
@@ -60,6 +63,7 @@ class Explanation:
         waits_of_copies: by rank and number of a copy of the plan: (flag tensor, index, value) that
             the copy waits for.
         leaves_room: whether the kernel that lets a plan's copies begin may run beside this one.
+        assumed: ragged tensor -> what is assumed of its rows.
     """
 
     ops: tuple[Inserted, ...] = ()
@@ -69,6 +73,7 @@ class Explanation:
     signals_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     waits_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     leaves_room: bool = False
+    assumed: Mapping[str, str] = field(default_factory=dict)
 
 
 def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
@@ -99,7 +104,7 @@ def explained(
     except LanguageError as error:
         if sizes := sizes_of(func):
             error = LanguageError(f"with {format_sizes(sizes)}: {error}")
-        if options_of(func).verify != "warn":
+        if options_of(func).verify != "warn" or ragged_of(func):
             raise error from None
         message = f"{error}\n(the program stays as it is: nothing orders its accesses)"
         warnings.warn(message, SyncWarning, stacklevel=2)
@@ -111,6 +116,7 @@ def _inferred(
 ) -> tuple[tirx.PrimFunc, Explanation]:
     tensors = heap_tensors(func)
     options = options_of(func)
+    _require_inference(func)
     if not tensors or options.verify == "off" or is_explicit(func):
         return func, Explanation(_unordered(func, tensors))
     if world_size > MOST_INFERRED_RANKS:
@@ -128,6 +134,9 @@ def _inferred(
         tensors = heap_tensors(func)
         program, exchanged = _exchanged_tensors(func, tensors, world_size)
     for accesses in exchanged:
+        if accesses.is_ragged:
+            verify_announcements(accesses)
+    for accesses in exchanged:
         verify_tensor_accesses(accesses)
     if not exchanged:
         return func, Explanation(_unordered(func, tensors))
@@ -142,6 +151,7 @@ def _inferred(
     _place_sync(context, scratch)
     func = func.with_body(context.placement.apply(func.body, context.program))
     func = _with_buffers(context, func)
+    func = func.with_body(in_units(func.body, context.counters))
     func = with_implicit(func, context.implicit, context.implicit_buffers)
     return func, Explanation(
         ops=(*context.inserted, *_unordered(func, tensors)),
@@ -151,6 +161,7 @@ def _inferred(
         signals_of_copies=context.signals_of_copies(),
         waits_of_copies=context.waits_of_copies(),
         leaves_room=context.is_called and leaves_room(context),
+        assumed={t.tensor.name: assumption(t) for t in exchanged if t.is_ragged},
     )
 
 
@@ -191,17 +202,47 @@ def _is_explicit(call: tirx.Call) -> bool:
 def _exchanged_tensors(
     func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer], world_size: int
 ) -> tuple[Program, list[TensorAccesses]]:
-    """Return the program's accesses, and those to each tensor that must be synchronized."""
+    """Return the program's accesses, and those to each tensor that must be synchronized.
+
+    The announcements of a ragged tensor precede its rows.
+    """
     program = collect_accesses(func, tensors)
-    exchanged = []
+    exchanged, ragged = [], ragged_of(func)
+    announced = {counts_name(name): name for name in ragged}
+    by_name: dict[str, TensorAccesses] = {}
     for tensor in tensors:
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
+        segments = ragged.get(announced.get(tensor.name, tensor.name), 0)
+        if tensor.name in ragged:
+            accesses = segment_accesses(accesses, segments, program, world_size)
+        elif segments:
+            rows = [a for a in program.accesses if a.tensor.name == announced[tensor.name]]
+            accesses += announcement_reads(tensor, rows, segments)
         if accesses:
-            copies = copies_of(func, tensor)
-            tensor_accesses = collect_tensor_accesses(tensor, accesses, copies, program, world_size)
-            if tensor_accesses.is_exchanged:
+            tensor_accesses = collect_tensor_accesses(
+                tensor, accesses, copies_of(func, tensor), program, world_size,
+                segments=segments, counts=by_name.get(counts_name(tensor.name)),
+            )  # fmt: skip
+            by_name[tensor.name] = tensor_accesses
+            if tensor_accesses.is_exchanged or segments:
                 exchanged.append(tensor_accesses)
     return program, exchanged
+
+
+def _require_inference(func: tirx.PrimFunc) -> None:
+    """Refuse a ragged tensor in a program whose synchronization is not inferred."""
+    names = list(ragged_of(func))
+    if not names:
+        return
+    legal = "a program whose synchronization the compiler infers and verifies"
+    if options_of(func).verify == "off":
+        raise LanguageError(f"alloc_ragged: {names[0]}, and tileweave.verify=off; expected {legal}")
+    if (explicit := explicit_sync(func)) is not None:
+        leaf, call = explicit
+        raise LanguageError(
+            f"alloc_ragged: {names[0]}, and W.{builtin_of(call).name} synchronizes explicitly; "
+            f"expected {legal}{location(leaf.stmt)}"
+        )
 
 
 def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Inserted, ...]:
@@ -222,7 +263,7 @@ def _with_buffers(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
             index = next(i for i, h in enumerate(implicit) if h.name == buffer.name)
             old = implicit[index]
             implicit[index] = dataclasses.replace(old, shape=(copies, *old.shape))
-            new = context.heap_buffer(buffer.name, implicit[index].shape, old.dtype)
+            new = context.all_buffers_of(buffer)
             buffers[param], replaced[buffer.data] = new, (new, context.buffer_index(buffer))
     if not replaced:
         return func

@@ -44,9 +44,7 @@ def verify_residency(context: SyncContext) -> None:
         last[counter] = np.full(counter.arrivals.shape, -1, np.int64)
         for footprints in counter.traffic.in_kernel(counter.kind):
             time = _signal_times(context, timestamps, counter, footprints)
-            owner, granule, time = footprints.active(
-                footprints.owner, counter.granules.numbers_of(footprints), time
-            )
+            _, _, owner, granule, time = _latest(counter, footprints, time, from_axis=0)
             np.maximum.at(last[counter], (owner, granule), time)
     for queue in queues_of(counters):
         ready_at = -1
@@ -67,6 +65,19 @@ def verify_residency(context: SyncContext) -> None:
             if np.any(signalled.max(axis=_fixed_axes(time), keepdims=True) >= time):
                 _Launch(context, timestamps).run(context.options.resident_blocks)
                 return
+
+
+def _latest(
+    counter: Counter, footprints: Footprints, time: np.ndarray, *, from_axis: int
+) -> tuple[np.ndarray, ...]:
+    """Return flat arrays of rank, block, owner, granule and the latest ``time`` of the iterations
+    along axes from ``from_axis`` on which neither owner nor granule vary."""
+    owner, granule = footprints.owner, counter.granules.numbers_of(footprints)
+    shape = np.broadcast_shapes(owner.shape, granule.shape)
+    axes = tuple(a for a, n in enumerate(shape) if n == 1 and a >= from_axis)
+    time = np.where(footprints.mask, time, -1).max(axis=axes, keepdims=True)
+    block = footprints.block if from_axis else np.zeros_like(owner)
+    return footprints.active(footprints.rank, block, owner, granule, time, mask=time >= 0)
 
 
 def _fixed_axes(array: np.ndarray) -> tuple[int, ...]:
@@ -166,14 +177,18 @@ class _Launch:
         self._context = context
         counters = [c for c in context.counters if not c.at_exit]
         for counter in counters:
+            is_ragged = counter.traffic.is_ragged
+            for (owner, granule), units in np.ndenumerate(counter.arrivals):
+                self._missing[counter, owner, granule] = 0 if is_ragged else int(units)
             for footprints in counter.traffic.in_kernel(counter.kind):
                 time = _signal_times(context, timestamps, counter, footprints)
-                self._note(counter, footprints, time, True)
+                if is_ragged:
+                    self._note_possible(counter, footprints, time)
+                else:
+                    self._note(counter, footprints, time, True)
             for footprints in counter.users:
                 depth = wait_depth(context, counter, footprints)
                 self._note(counter, footprints, timestamps.of_access(footprints, depth), False)
-            for (owner, granule), units in np.ndenumerate(counter.arrivals):
-                self._missing[counter, owner, granule] = int(units)
         for events in self._events.values():
             events.sort(key=lambda e: e[0])
         self._queues = queues_of(counters)
@@ -191,6 +206,14 @@ class _Launch:
             columns = _first_waits(columns, keys=4)
         for r, b, o, g, t, n in zip(*(a.tolist() for a in columns), strict=True):
             self._events[r, b].append((t, (counter, o, g), n if signals else 0, footprints.access))
+
+    def _note_possible(self, counter: Counter, footprints: Footprints, time: np.ndarray) -> None:
+        """Note the last signal of each block to each segment that it may write. A wait for the rows
+        of a segment needs all of them."""
+        columns = _latest(counter, footprints, time, from_axis=1 + len(self._context.program.grid))
+        for r, b, o, g, t in zip(*(a.tolist() for a in columns), strict=True):
+            self._events[r, b].append((t, (counter, o, g), 1, footprints.access))
+            self._missing[counter, o, g] += 1
 
     def run(self, resident: int) -> None:
         """Run the launch with ``resident`` blocks at a time on each rank.

@@ -95,7 +95,9 @@ def _wait(
     placed: list,
 ) -> None:
     access, symbols = footprints.access, context.symbols
-    depth = enclosing_depth(access, footprints, [footprints.owner], clipped=True)
+    depth = len(access.loops)
+    if not footprints.open_axes:  # else data chooses the owner, at the access
+        depth = enclosing_depth(access, footprints, [footprints.owner], clipped=True)
     exited = access.loops[depth:]
     owner = symbols.simplified(symbols.start(footprints, 0, [*exited, *access.inner]), access)
     pairs, readers = footprints.ranks_and_owners(), _readers_of(accesses, scratch)

@@ -33,6 +33,8 @@ def place_signals(context: SyncContext) -> None:
 def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints) -> int:
     """Count the loops around the access that enclose its signal."""
     access = footprints.access
+    if access.stored:
+        return len(access.loops)
     numbers = [footprints.owner, counter.granules.numbers_of(footprints)]
     depth = enclosing_depth(access, footprints, numbers, clipped=True)
     if _pieces(counter, footprints, depth) is None:
@@ -98,7 +100,9 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> N
 
     owner = simple(symbols.start(footprints, 0, [*exited, *access.inner]))
     granule = simple(counter.granules.index(footprints, symbols, exited))
-    value = simple(tirx.Cast("uint32", _count(counter, footprints, symbols, exited)))
+    stored = access.stored // counter.unit
+    count = stored or _count(counter, footprints, symbols, exited)
+    value = simple(tirx.Cast("uint32", count))
     stmt = context.signal_to(counter, footprints, owner, granule, value)
     stmt = context.guard(stmt, footprints, simple, exited)
     context.placement.put_after(anchor_of(access, depth), stmt, access)

@@ -100,8 +100,12 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
         placed.append((key, access, depth))
     owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
     granule = counter.granules.index(footprints, symbols, exited, in_place=True)
-    arrivals = _arrivals(counter, footprints, owner, granule)
-    target = context.epochs_of(counter.traffic.tensor) * arrivals
+    if counter.traffic.is_ragged:
+        arrivals = tirx.Var("announced", "uint32")  # for explain
+        target = _announced_total(context, counter, footprints, loops)
+    else:
+        arrivals = _arrivals(counter, footprints, owner, granule)
+        target = context.epochs_of(counter.traffic.tensor) * arrivals
     flag = context.flag(counter, symbols.rank, owner, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access)
@@ -119,6 +123,22 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     context.placement.put_before(anchor_of(access, depth), stmt, access)
     reason = f"{access.op} {_needs(counter, footprints)}{moved_out_of(exited)}"
     context.record_counter_op("wait", access, counter, reason, stmt, arrivals)
+
+
+def _announced_total(
+    context: SyncContext, counter: Counter, footprints: Footprints, loops: Sequence[Loop]
+) -> tirx.PrimExpr:
+    """Return the elements that the source of a segment has announced so far, as an expression."""
+    counts = counter.traffic.counts
+    assert counts is not None
+    owner, *segment = (
+        context.symbols.simplified(
+            context.symbols.start(footprints, axis, loops, in_place=True), footprints.access
+        )
+        for axis in range(1 + counts.segments)
+    )
+    index = [owner, *context.buffer_index(counts.tensor), *segment, tirx.IntImm("int32", 1)]
+    return tirx.BufferLoad(context.all_buffers_of(counts.tensor), index)
 
 
 def _needs(counter: Counter, footprints: Footprints) -> str:

@@ -80,6 +80,8 @@ class Access:
             condition is the same for the whole block.
         node: the part of ``anchor`` that names the first element of the box.
         unknown_count: reason why the number of repetitions is not known, or "".
+        stored: number of elements that a write stores in a segment of a ragged tensor, each time
+            that the block reaches ``anchor``; 0 for other accesses.
     """
 
     tensor: tirx.Buffer
@@ -97,6 +99,7 @@ class Access:
     node: tirx.BufferLoad | tirx.BufferStore
     branches: int = 0
     unknown_count: str = ""
+    stored: int = 0
 
     @property
     def is_run(self) -> bool:
@@ -358,7 +361,7 @@ class AccessCollector:
             if name in JUMPS:
                 self._add_jump(JUMPS[name])
             if spec is not None:
-                if spec.moves:
+                if spec.moves or spec.announces:
                     self._add_moves(call, spec)
                 continue
             for argument in call.args:
@@ -392,14 +395,15 @@ class AccessCollector:
             self.program.jumps.append(Jump(name, loops[-1], location(self._anchor)))
 
     def _add_moves(self, call: tirx.Call, spec: Builtin) -> None:
-        """Record the accesses of a builtin that moves data."""
-        size, adds = spec.operand(call, spec.moves), spec.combination(call) != "set"
+        """Record the accesses of a builtin that moves data, or that writes an announcement."""
+        adds = spec.combination(call) != "set"
         for (_, kind), pointer in zip(spec.operands, call.args, strict=False):
             if not isinstance(kind, Pointer) or op_name(pointer) != "tl.access_ptr":
                 continue
             load = pointer.args[0]
             if load.buffer.data not in self._tensors:
                 continue
+            size = spec.operand(call, spec.moves) if spec.moves else pointer.args[1]
             written = "w" in kind.access
             effect: Kind = "read" if not written else "add" if adds else "write"
             self._add_access(effect, spec.text, load, _contiguous_extents(load, size))

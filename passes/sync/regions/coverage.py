@@ -85,7 +85,7 @@ class Coverage:
     """Accesses of one kind to each cell of every rank's copy, as flat arrays.
 
     Attributes:
-        times: number of accesses to the cell; for reads, a lower bound.
+        times: number of accesses to the cell; for reads and possible writes, a lower bound.
         ranks: ranks that access the cell, one bit each.
     """
 
@@ -99,7 +99,7 @@ class Coverage:
         size = world_size * int(np.prod(grid.cells, dtype=np.int64))
         coverage = cls(np.zeros(size, np.int64), np.zeros(size, np.int64))
         for boxes in footprints:
-            rank, _, chunks = grid.cells_of(boxes, repeated=kind != "read")
+            rank, _, chunks = grid.cells_of(boxes, repeated=kind != "read" and boxes.is_certain)
             for box, cell in chunks:
                 coverage.times += boxes.repeats * np.bincount(cell, minlength=size)
                 rank_of_cell = rank[box]

@@ -96,21 +96,25 @@ class Footprints:
         rank, owner, *columns = self.active(self.rank, self.owner, *self.low, *self.size, *extra)
         return rank, owner, *self._with_ends(columns)
 
-    def active(self, *values: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return flat arrays of ``values`` in the iterations in which the access happens.
+    def active(
+        self, *values: np.ndarray, mask: np.ndarray | None = None
+    ) -> tuple[np.ndarray, ...]:
+        """Return flat arrays of ``values`` in the iterations in which the access happens, or in
+        those of ``mask``.
 
         The arrays have no entries for an axis along which neither the values nor the mask vary.
 
         Raises:
             LanguageError: there are too many values to hold in memory.
         """
-        count = math.prod(np.broadcast_shapes(self.mask.shape, *(v.shape for v in values)))
+        mask = self.mask if mask is None else mask
+        count = math.prod(np.broadcast_shapes(mask.shape, *(v.shape for v in values)))
         if count * len(values) > _MOST_NUMBERS:
             raise self.refused(
                 f"happens {count} times on all ranks in a launch, which is too much to infer from",
                 "smaller sizes, larger tiles",
             )
-        return _active(self.mask, values)
+        return _active(mask, values)
 
     def distinct(self, *values: np.ndarray) -> list[np.ndarray]:
         """Return the combinations of ``values`` in active iterations; see ``combinations``."""
@@ -225,12 +229,13 @@ def access_footprints(access: Access, program: Program, world_size: int) -> Foot
     if access.unknown_count:
         raise _refused(access, f"repeats while {access.unknown_count} holds", "a loop over a range")
     try:
-        return _boxes(access, Region.of_access(access), program, world_size)
+        return region_footprints(access, Region.of_access(access), program, world_size)
     except NotEvaluable as error:
         unknown = error
     try:
-        if access.kind == "read":
-            return _boxes(access, possible_region(access, program, world_size), program, world_size)
+        if access.kind == "read" or access.stored:
+            region = possible_region(access, program, world_size)
+            return region_footprints(access, region, program, world_size)
     except NotEvaluable as error:
         unknown = error
     raise _refused(
@@ -260,7 +265,15 @@ def _dynamic_instead(access: Access, program: Program) -> str:
     return f", or {sizes} as extents of tensors instead of scalar parameters"
 
 
-def _boxes(access: Access, region: Region, program: Program, world_size: int) -> Footprints:
+def region_footprints(
+    access: Access, region: Region, program: Program, world_size: int
+) -> Footprints:
+    """Return the boxes of ``region``, a part of ``access`` that can be evaluated, on all ranks.
+
+    Raises:
+        NotEvaluable: a part of it is known only at run time.
+        LanguageError: the touched elements do not form a box.
+    """
     outer, end = len(access.loops) + 1, len(access.loops) + 1 + len(access.inner)
     loops = [*access.loops, *access.inner, *region.places]
     space = Space(world_size, loops, program.values, partly=not region.is_certain)

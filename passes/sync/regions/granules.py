@@ -270,6 +270,9 @@ def counter_of(
         arrivals = _count_elements(traffic, kind, granules)
         increments = [np.unique(b.active(elements_of(b))[0]) for b in traffic.of_kind(kind)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *increments]), initial=0)) or 1
+    if traffic.is_ragged:  # announcements count whole rows, and a write may store a part of one
+        row = math.prod(granules.shape[1 + traffic.segments :])
+        unit = math.gcd(row, *(b.access.stored for b in traffic.in_kernel(kind)))
     waiting = [0] * traffic.world_size
     for footprints in users:
         for rank, owner in footprints.ranks_and_owners():

@@ -26,6 +26,9 @@ class TensorAccesses:
         grid: cells that no access divides.
         coverage: for each kind of access, the accesses to each cell of each copy.
         missing: reads of the kernel that are completely outside of the tensor in some iteration.
+        segments: number of axes that select a segment, if the tensor holds the rows of a ragged
+            tensor or its announcements; else 0.
+        counts: the accesses to the announcements, if the tensor holds the rows of a ragged tensor.
     """
 
     tensor: tirx.Buffer
@@ -34,6 +37,18 @@ class TensorAccesses:
     grid: CellGrid
     coverage: dict[Kind, Coverage] = field(default_factory=dict)
     missing: Sequence[Access] = ()
+    segments: int = 0
+    counts: TensorAccesses | None = None
+
+    @property
+    def is_ragged(self) -> bool:
+        """True if the tensor holds the rows of a ragged tensor."""
+        return self.counts is not None
+
+    @property
+    def announces(self) -> bool:
+        """True if the tensor holds the announcements of a ragged tensor."""
+        return self.segments > 0 and not self.is_ragged
 
     def of_kind(self, *kinds: Kind) -> list[Footprints]:
         return [b for a, b in self.footprints.items() if a.kind in kinds]
@@ -72,8 +87,12 @@ class TensorAccesses:
 
     @property
     def is_written_again(self) -> bool:
-        """True if some element is written more than once in a launch."""
-        return self.is_exchanged and bool(np.any(self.coverage["write"].times > 1))
+        """True if some element is written more than once in a launch.
+
+        Segments are not: the rows of a segment are distinct, and are announced once.
+        """
+        written_again = self.is_exchanged and np.any(self.coverage["write"].times > 1)
+        return bool(written_again) and not self.segments
 
     @property
     def last_producer(self) -> Kind:
@@ -108,11 +127,14 @@ class TensorAccesses:
 
 def collect_tensor_accesses(
     tensor: tirx.Buffer, accesses: Sequence[Access], copies: Sequence[Copies], program: Program,
-    world_size: int,
+    world_size: int, *, segments: int = 0, counts: TensorAccesses | None = None,
 ) -> TensorAccesses:  # fmt: skip
     """Evaluate the accesses to ``tensor``.
 
     Copies out of the tensor count only if the kernel writes it.
+
+    Args:
+        segments, counts: see ``TensorAccesses``.
 
     Raises:
         LanguageError: an access cannot be evaluated.
@@ -124,8 +146,10 @@ def collect_tensor_accesses(
     is_produced = any(a.kind in ("write", "add") for a in footprints)
     footprints |= {c: c.footprints() for c in copies if c.kind == "write" or is_produced}
     grid = CellGrid([int(e) for e in tensor.shape[1:]], list(footprints.values()))
-    traffic = TensorAccesses(tensor, world_size, footprints, grid, missing=missing)
-    if not traffic.is_exchanged:
+    traffic = TensorAccesses(
+        tensor, world_size, footprints, grid, missing=missing, segments=segments, counts=counts
+    )
+    if not traffic.is_exchanged and not segments:
         return traffic
     for kind in ("write", "add", "read"):
         of_kind = traffic.of_kind(kind)
@@ -140,7 +164,7 @@ def verify_tensor_accesses(traffic: TensorAccesses) -> None:
         LanguageError: an element is written twice, read although no rank writes it, or added to
             although no rank clears it.
     """
-    if traffic.is_written_again:
+    if not traffic.is_ragged and np.any(traffic.coverage["write"].times > 1):
         refuse_second_write(traffic, int(np.argmax(traffic.coverage["write"].times > 1)))
     refuse_unwritten(traffic)
 
@@ -170,9 +194,11 @@ def refuse_second_write(traffic: TensorAccesses, cell: int) -> NoReturn:
     times = int(traffic.coverage["write"].times[cell])
     writers = [a for a in traffic.footprints if a.kind == "write" and _contains(traffic, a, cell)]
     lines = arrows((a.kind, a.line) for a in writers)
+    verb = "announced" if traffic.announces else "written"
+    legal = "" if traffic.announces else ", or a read of each before the next"
     raise LanguageError(
-        f"{writers[0].text}: {region_of(traffic, cell)} is written {times} times in one launch, by "
-        f"{_writing_ranks(traffic, cell)}; expected once, or a read of each before the next{lines}"
+        f"{writers[0].text}: {region_of(traffic, cell)} is {verb} {times} times in one launch, by "
+        f"{_writing_ranks(traffic, cell)}; expected once{legal}{lines}"
     )
 
 
@@ -200,9 +226,12 @@ def refuse_unwritten(traffic: TensorAccesses) -> None:
                 a for a in traffic.footprints if a.kind == kind and _contains(traffic, a, cell)
             )
             verb = "is" if traffic.footprints[user].is_certain else "may be"
+            legal = "a write of it in the same program, or W.unordered"
+            if traffic.announces:
+                problem, legal = "read, but no rank announces it", "W.announce for it, also of 0"
             raise LanguageError(
                 f"{user.text}: {region_of(traffic, cell)} {verb} {problem} in this launch; "
-                f"expected a write of it in the same program, or W.unordered{user.location}"
+                f"expected {legal}{user.location}"
             )
 
 
@@ -213,7 +242,8 @@ def _contains(traffic: TensorAccesses, access: Access | Copies, cell: int) -> bo
 
 
 def region_of(traffic: TensorAccesses, cell: int) -> str:
-    """Return the region of one cell as text, for messages: ``S[1, 0:16, 3]``."""
+    """Return the region of one cell as text, for messages: ``S[1, 0:16, 3]``, or the segment of an
+    announcement."""
     index = []
     for cells, size, extent in zip(
         reversed(traffic.grid.cells), reversed(traffic.grid.cell), reversed(traffic.grid.shape),
@@ -222,4 +252,6 @@ def region_of(traffic: TensorAccesses, cell: int) -> str:
         cell, position = divmod(cell, cells)
         low, high = position * size, min((position + 1) * size, extent)
         index.insert(0, f"{low}:{high}" if high - low > 1 else str(low))
+    if traffic.announces:
+        index = index[: traffic.segments]
     return f"{traffic.tensor.name}[{', '.join([str(cell), *index])}]"

@@ -4,7 +4,7 @@ They serve the simulator's tests, the tests on GPUs and the mutation tests. Impo
 registers its programs.
 """
 
-from . import collectives, dynamic, gathers, gemm, gemm_plans, loops, stencils
+from . import collectives, dynamic, gathers, gemm, gemm_plans, loops, ragged, stencils
 from .case import PROGRAMS, Case
 
 __all__ = [
@@ -16,5 +16,6 @@ __all__ = [
     "gemm",
     "gemm_plans",
     "loops",
+    "ragged",
     "stencils",
 ]

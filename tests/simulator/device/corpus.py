@@ -211,6 +211,7 @@ def _patterns() -> dict[str, Make]:
 _TUTORIALS = {
     "01_first_program": "shift", "02_all_gather": "all_gather",
     "03_gemm_reduce_scatter": "example", "05_copy_engines": "all_gather_gemm",
+    "07_dispatch": "dispatch",
 }  # fmt: skip
 INSTANCES: dict[str, Make] = {
     **{f"corpus:{name}": lambda name=name: corpus(name) for name in PROGRAMS},

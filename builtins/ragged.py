@@ -1,0 +1,140 @@
+"""Ragged symmetric tensors: segments with one writer each, whose numbers of rows are data.
+
+Segment ``[dst, ..., source]`` is stored on rank ``dst``, and only rank ``source`` writes it. The
+writer announces how many rows it writes in a launch; readers obtain that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tilelang.language as T
+from tilelang import tvm
+from tvm import tirx
+
+from .declare import builtin
+from .errors import reject
+from .operands import element
+from .signals import WATCHED
+from .spec import Int32, Write, register_op
+from .symmetric import WORLD_SIZE, checked_itemsize, is_extent, ragged_axes, ragged_scope
+
+__all__ = ["alloc_ragged", "announce", "announced"]
+
+ANNOUNCED = "tileweave.announced"
+_MOST_ELEMENTS = 1 << 29
+"""Limit of the elements of a segment. Counters have 32 bits, and may be ahead by two launches."""
+
+register_op(ANNOUNCED, "number of rows that a segment receives in this launch", 1)
+
+
+def alloc_ragged(
+    segments: int | Sequence[int] = (), *, rows: int, row: int | Sequence[int],
+    dtype: str = "float32",
+) -> tirx.Buffer:  # fmt: skip
+    """Allocate a ragged symmetric tensor: segments of up to ``rows`` rows, each with one writer.
+
+    In the kernel it has the shape ``(world_size, *segments, world_size, rows, *row)``. The first
+    axis is the rank that stores the segment, the axis before ``rows`` is the source, the only rank
+    that writes the segment. The source index of a write must be ``W.rank()``. All other indices of
+    a write may be data, which other symmetric tensors do not allow::
+
+        inbox = W.alloc_ragged(experts, rows=64, row=hidden, dtype="bfloat16")
+        W.announce(inbox[dst, e, me, 0, 0], count)
+        T.copy(x[t, 0], inbox[dst, e, me, row, 0])
+        for i in T.serial(W.announced(inbox[me, e, source, 0, 0])):
+            T.copy(inbox[me, e, source, i, 0], tile)
+
+    In each launch, every segment that is written or read must be announced once, each row is
+    written at most once, and the number of rows written is the announced number. The compiler
+    inserts the synchronization: a read waits for the announcement of its segment and for all
+    announced rows. The simulator checks the rows; see the guide on synchronization.
+
+    Args:
+        segments: extents of the axes between the storing rank and the source; may be empty.
+        rows: capacity of a segment, in rows.
+        row: shape of a row, in elements.
+        dtype: element type of 1, 2, 4, 8 or 16 bytes.
+
+    Raises:
+        LanguageError: the element type has another size, an extent is not a positive constant, or a
+            segment has too many elements.
+    """
+    segments, row = _shape(segments), _shape(row)
+    checked_itemsize("alloc_ragged", dtype)
+    for name, shape in (("segments", segments), ("rows", (rows,)), ("row", row)):
+        if not all(map(_is_constant, shape)):
+            value = rows if name == "rows" else shape
+            raise reject("alloc_ragged", f"{name}={value}", "positive constants")
+    elements = int(rows) * _product(row)
+    if not row or elements > _MOST_ELEMENTS:
+        legal = f"1 to {_MOST_ELEMENTS} elements in a segment"
+        raise reject("alloc_ragged", f"rows={rows}, row={row}", legal)
+    shape = (WORLD_SIZE, *segments, WORLD_SIZE, rows, *row)
+    return T.alloc_buffer(shape, dtype, scope=ragged_scope(len(segments) + 1))
+
+
+@builtin(level="leader", announces=True, implicit=("total", "rows", "row_size", *WATCHED))
+def announce(ref: Write, count: Int32) -> None:
+    """Announce that this rank writes ``count`` rows to a segment in this launch.
+
+    One thread of the block stores the number for the rank that holds the segment. Readers receive
+    it by ``W.announced``. The call may be before or after the writes, and in another block. Every
+    segment that is written or read needs exactly one announcement in each launch, at a place that
+    follows from the rank, block indices and loops; 0 rows, too.
+
+    A count that is negative or above the capacity of the segment ends the program with an error on
+    all ranks, and nothing is stored outside of the segment.
+
+    Args:
+        ref: the first element of the segment, in a tensor of ``W.alloc_ragged``. The index of the
+            source axis must be ``W.rank()``.
+        count: number of rows, 0 to the capacity; may be data.
+    """
+    _require_segment("announce", ref)
+
+
+def announced(ref: Any) -> tirx.PrimExpr:
+    """Return the number of rows that a segment receives in this launch, as an int32.
+
+    The compiler inserts a wait for the announcement. It does not wait for the rows: a read of the
+    segment does.
+
+    Args:
+        ref: the first element of the segment, in a tensor of ``W.alloc_ragged``.
+
+    Raises:
+        LanguageError: ``ref`` is not the first element of a segment.
+    """
+    ref = element("announced", "ref", ref, "global")
+    _require_segment("announced", ref)
+    return tirx.call_intrin("int32", tvm.ir.Op.get(ANNOUNCED), ref)
+
+
+def _require_segment(op: str, ref: Any) -> None:
+    """Refuse everything but the first element of a segment."""
+    ref = element(op, "ref", ref, "global")
+    axes = ragged_axes(ref.buffer)
+    if not axes:
+        raise reject(op, f"ref={ref.buffer.name}", "a tensor of W.alloc_ragged")
+    if any(not isinstance(i, tirx.IntImm) or int(i) for i in ref.indices[1 + axes :]):
+        legal = "index 0 on the axis of rows and on those of a row"
+        raise reject(op, f"ref={ref}", legal)
+
+
+def _shape(extents: Any) -> tuple:
+    return tuple(extents) if isinstance(extents, (tuple, list)) else (extents,)
+
+
+def _is_constant(extent: Any) -> bool:
+    return is_extent(extent) and not (
+        isinstance(extent, tirx.PrimExpr) and not isinstance(extent, tirx.IntImm)
+    )
+
+
+def _product(extents: Sequence[Any]) -> int:
+    product = 1
+    for extent in extents:
+        product *= int(extent)
+    return product

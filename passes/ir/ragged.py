@@ -1,0 +1,26 @@
+"""Ragged tensors of a program, after ``lift_ragged``."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from .implicit import implicit_of
+
+ARRIVED = "arrived"
+"""Suffix of the name of the counters that reads of a tensor wait for."""
+
+
+def ragged_of(func: tirx.PrimFunc) -> dict[str, int]:
+    """Return the number of axes after the rank axis that select a segment of each ragged tensor of
+    ``func``, by its name. The last of these axes is the source."""
+    return {h.name: len(h.segments) for h in implicit_of(func) if h.segments}
+
+
+def counts_name(tensor: str) -> str:
+    """Return the name of the symmetric tensor with the announcements of a ragged tensor."""
+    return f"{tensor}_announced"
+
+
+def totals_name(tensor: str) -> str:
+    """Return the name of the local tensor with the elements that a rank has announced so far."""
+    return f"{tensor}_total"

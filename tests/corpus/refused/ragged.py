@@ -1,0 +1,231 @@
+"""Ragged tensors: segments of other ranks, without an announcement or with several."""
+
+import tilelang.language as T
+
+from tileweave import language as W
+
+from .case import F32, N, refused
+
+ROWS = 4
+
+
+def sending(send, announce=None):
+    """Return a program that announces each segment and reads it after ``send``."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((1, N), F32), at: T.Tensor((2,), "int32"), Y: T.Tensor((2, ROWS, N), F32)
+    ):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            tile = T.alloc_shared((1, N), F32)
+            me = W.rank()
+            T.copy(X, tile)
+            if announce is None:
+                for peer in T.serial(2):
+                    W.announce(inbox[peer, me, 0, 0], at[peer])
+            else:
+                announce(inbox, at)
+            send(inbox, tile, at)
+            for s in T.serial(2):
+                for i in T.serial(W.announced(inbox[me, s, 0, 0])):
+                    T.copy(inbox[me, s, i, 0], tile)
+                    T.copy(tile, Y[s, i, 0])
+
+    return program
+
+
+@T.macro
+def to_all(inbox, tile, at):
+    for peer in T.serial(2):
+        for i in T.serial(at[peer]):
+            T.copy(tile, inbox[peer, W.rank(), i, 0])
+
+
+@refused(
+    "T.copy writes inbox[peer, 1 - W.rank(), 0, 0], which has source index 1 - W.rank(); expected "
+    "W.rank(), because only the source writes a segment"
+)
+def segment_of_another_rank():
+    @T.macro
+    def send(inbox, tile, at):
+        for peer in T.serial(2):
+            for i in T.serial(at[peer]):
+                T.copy(tile, inbox[peer, 1 - W.rank(), i, 0])  # HERE
+
+    return sending(send)
+
+
+@refused("which has source index at[0]; expected W.rank(), because only the source writes a")
+def source_is_data():
+    @T.macro
+    def send(inbox, tile, at):
+        for peer in T.serial(2):
+            for i in T.serial(at[peer]):
+                T.copy(tile, inbox[peer, at[0], i, 0])  # HERE
+
+    return sending(send)
+
+
+@refused("W.announce writes inbox_announced[peer, 1 - W.rank(), 0], which has source index")
+def announced_for_another_rank():
+    @T.macro
+    def announce(inbox, at):
+        for peer in T.serial(2):
+            W.announce(inbox[peer, 1 - W.rank(), 0, 0], at[peer])  # HERE
+
+    return sending(to_all, announce)
+
+
+@refused(
+    "inbox_announced[0, 1] is read, but no rank announces it in this launch; expected "
+    "W.announce for it, also of 0"
+)
+def read_without_an_announcement():
+    @T.macro
+    def announce(inbox, at):
+        W.announce(inbox[1, W.rank(), 0, 0], at[0])
+        if W.rank() == 0:
+            W.announce(inbox[0, W.rank(), 0, 0], at[0])
+
+    @T.prim_func
+    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2,), "int32")):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            announce(inbox, at)
+            for s in T.serial(2):
+                Y[s] = W.announced(inbox[W.rank(), s, 0, 0])  # HERE
+
+    return program
+
+
+@refused(
+    "T.copy writes inbox[peer, W.rank(), 0, 0]: rows of segment inbox[0, 1] may be written, but no "
+    "rank announces it in this launch; expected W.announce for it, also of 0"
+)
+def written_without_an_announcement():
+    @T.prim_func
+    def program(X: T.Tensor((1, N), F32), at: T.Tensor((2,), "int32"), Y: T.Tensor((1, N), F32)):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            tile = T.alloc_shared((1, N), F32)
+            T.copy(X, tile)
+            W.announce(inbox[W.rank(), W.rank(), 0, 0], at[0])
+            for peer in T.serial(2):
+                for i in T.serial(at[peer]):
+                    T.copy(tile, inbox[peer, W.rank(), i, 0])  # HERE
+            T.copy(inbox[W.rank(), W.rank(), 0, 0], tile)
+            T.copy(tile, Y[0, 0])
+
+    return program
+
+
+@refused("inbox_announced[0, 0] is announced 2 times in one launch, by rank 0; expected once")
+def announced_twice():
+    @T.macro
+    def announce(inbox, at):
+        for peer in T.serial(2):
+            W.announce(inbox[peer, W.rank(), 0, 0], at[peer])  # HERE
+            W.announce(inbox[peer, W.rank(), 0, 0], at[peer])  # HERE
+
+    return sending(to_all, announce)
+
+
+@refused(
+    "T.copy reads inbox_announced[me, s, 0]: block 0 of rank 0 waits for block 0 of rank 0, and "
+    "with 132 resident blocks a rank (tileweave.resident_blocks) the launch deadlocks"
+)
+def announced_late():
+    @T.prim_func
+    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 1, N), F32)):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            tile = T.alloc_shared((1, N), F32)
+            me = W.rank()
+            for s in T.serial(2):
+                T.copy(inbox[me, s, 0, 0], tile)  # HERE
+                T.copy(tile, Y[s, 0, 0])
+            for peer in T.serial(2):
+                W.announce(inbox[peer, me, 0, 0], 1)
+                T.copy(tile, inbox[peer, me, 0, 0])
+
+    return program
+
+
+@refused("which depends on at[0], which is known only at run time; expected indices")
+def announced_at_a_place_that_is_data():
+    @T.macro
+    def announce(inbox, at):
+        W.announce(inbox[at[0], W.rank(), 0, 0], 1)  # HERE
+
+    return sending(to_all, announce)
+
+
+@refused("inbox[peer, W.rank(), at[0], 0], a ragged tensor; expected writes, each row once")
+def added_to():
+    @T.macro
+    def send(inbox, tile, at):
+        for peer in T.serial(2):
+            T.atomic_add(inbox[peer, W.rank(), at[0], 0], tile)  # HERE
+
+    return sending(send)
+
+
+@refused(
+    "a store writes inbox[0, W.rank(), at[j], j], and the number of elements that it stores "
+    "depends on at[j], which is known only at run time; expected one place for all threads"
+)
+def a_row_for_each_thread():
+    @T.macro
+    def send(inbox, tile, at):
+        for j in T.Parallel(2):  # HERE
+            inbox[0, W.rank(), at[j], j] = tile[0, j]
+
+    return sending(send)
+
+
+@refused("which accesses several segments at once; expected one segment at a time")
+def several_segments():
+    @T.prim_func
+    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, N), F32)):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            for peer in T.serial(2):
+                W.announce(inbox[peer, W.rank(), 0, 0], at[peer])
+            for s, j in T.Parallel(2, N):  # HERE
+                Y[s, j] = inbox[W.rank(), s, 0, j]
+
+    return program
+
+
+@refused("alloc_ragged: inbox, and W.signal synchronizes explicitly; expected a program whose")
+def explicit_signal():
+    @T.macro
+    def send(inbox, tile, at):
+        to_all(inbox, tile, at)
+        flags = W.alloc_symmetric((1,), "uint32")
+        W.signal(flags[1 - W.rank(), 0])  # HERE
+
+    return sending(send)
+
+
+@refused("alloc_ragged: inbox, and tileweave.verify=off; expected a program whose", verify="off")
+def not_inferred():
+    return sending(to_all)
+
+
+@refused("tileweave.granule: 'inbox' is no tensor that ranks exchange", granule={"inbox": [1, 4]})
+def granule_of_a_segment():
+    return sending(to_all)
+
+
+@refused("which stores 3 to 5 elements in a segment; expected an equal number each time")
+def uneven_parts_of_a_row():
+    @T.macro
+    def send(inbox, tile, at):
+        for part in T.serial(2):
+            for j in T.Parallel(5):  # HERE
+                if part * 5 + j < N:
+                    inbox[0, W.rank(), at[0], part * 5 + j] = tile[0, part * 5 + j]
+
+    return sending(send)

@@ -1,0 +1,127 @@
+"""Faults of ragged tensors that only their data shows: each is reported by kind and lines.
+
+Wrong source indices, and announcements that are late, missing or repeated, are refused when the
+program is compiled: see ``tests/corpus/refused/ragged.py``.
+"""
+
+import inspect
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tests.releases import RECORDS_LINES
+from tileweave import language as W
+
+RANKS, ROWS, N, F32 = 2, 3, 4, "float32"
+
+
+def make(blocks):
+    """Return a program in which each rank sends ``sent`` rows, at ``places``, to each segment."""
+
+    @T.prim_func
+    def program(
+        count: T.Tensor((1,), "int32"),
+        sent: T.Tensor((1,), "int32"),
+        places: T.Tensor((ROWS,), "int32"),
+        Y: T.Tensor((RANKS, ROWS, N), F32),
+    ):
+        with T.Kernel(blocks, threads=32) as block:
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            tile = T.alloc_shared((1, N), F32)
+            me = W.rank()
+            T.fill(tile, 1.0)
+            if block == 0:
+                for peer in T.serial(RANKS):
+                    W.announce(inbox[peer, me, 0, 0], count[0])  # ANNOUNCE
+                    for i in T.serial(sent[0]):
+                        T.copy(tile, inbox[peer, me, places[i], 0])  # WRITE
+            if block == blocks - 1:
+                for s in T.serial(RANKS):
+                    for i in T.serial(W.announced(inbox[me, s, 0, 0])):  # READ
+                        T.copy(inbox[me, s, i, 0], tile)  # READ
+                        T.copy(tile, Y[s, i, 0])
+
+    return program
+
+
+def lines_of(*marks):
+    text, first = inspect.getsourcelines(make)
+    return {first + n for n, line in enumerate(text) if line.rstrip().endswith(marks)}
+
+
+def simulate(blocks, count, places, faulty_rank=0):
+    """Simulate schedules in which one rank announces ``count`` rows and writes ``places``."""
+    inputs = []
+    for rank in range(RANKS):
+        rows, announced = (places, count) if rank == faulty_rank else ((1, 0), 2)
+        inputs.append({
+            "count": np.array([announced], np.int32),
+            "sent": np.array([len(rows)], np.int32),
+            "places": np.array([*rows, *[0] * (ROWS - len(rows))], np.int32),
+            "Y": np.zeros((RANKS, ROWS, N), np.float32),
+        })  # fmt: skip
+    return tw.simulate(make(blocks), RANKS, inputs, schedules=6)
+
+
+FAULTS = {
+    "row_written_twice": (2, (1, 1), "race", ("# WRITE",), r"the same launch has written before"),
+    "count_too_small": (1, (0, 1), "arrival", ("# ANNOUNCE", "# WRITE"), "announced rows: 1;"),
+    "count_too_large": (
+        3, (0, 1), "arrival", ("# ANNOUNCE", "# WRITE"),
+        r"inbox\[[01], 0\]: announced rows: 3; rows written so far: 2",
+    ),
+    "row_above_the_count": (2, (0, 2), "arrival", ("# ANNOUNCE", "# WRITE"), "highest row, 2,"),
+    "capacity_exceeded": (4, (0, 1), "bounds", ("# ANNOUNCE",), "has 3 rows of capacity"),
+    "negative_count": (-1, (), "bounds", ("# ANNOUNCE",), "announce of -1 rows by rank 0"),
+    "nothing_written": (1, (), "arrival", ("# ANNOUNCE",), "announced rows: 1; .*so far: 0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("name", FAULTS)
+def test_is_reported(name, blocks):
+    count, places, kind, marks, report = FAULTS[name]
+    with pytest.raises(tw.SimulationError) as error:
+        simulate(blocks, count, places)
+    fault = error.value
+    assert fault.kind == kind, fault.report
+    assert re.search(report, fault.report), fault.report
+    if RECORDS_LINES:
+        named = re.findall(rf"{re.escape(Path(__file__).name)}:(\d+)", fault.report)
+        assert lines_of(*marks) <= set(map(int, named)), fault.report
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("places", [(), (0,), (1, 0), (2, 0, 1)])
+def test_twin_is_clean(blocks, places):
+    outputs = simulate(blocks, len(places), places)
+    expected = np.zeros((RANKS, ROWS, N), np.float32)
+    expected[0, : len(places)], expected[1, :2] = 1, 1
+    for output in outputs:
+        assert np.array_equal(output["Y"], expected)
+
+
+def test_a_row_above_the_count_is_uninitialized():
+    """The row was written by an earlier launch, which is why its value alone would look right."""
+
+    @T.prim_func
+    def program(count: T.Tensor((1,), "int32"), Y: T.Tensor((1, N), F32)):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            tile = T.alloc_shared((1, N), F32)
+            me = W.rank()
+            T.fill(tile, 1.0)
+            W.announce(inbox[me, me, 0, 0], count[0])
+            for i in T.serial(count[0]):
+                T.copy(tile, inbox[me, me, i, 0])
+            T.copy(inbox[me, me, 1, 0], tile)
+            T.copy(tile, Y)
+
+    inputs = [{"count": np.array([n], np.int32)} for n in (1, 2)]
+    with pytest.raises(tw.SimulationError, match="uninitialized") as error:
+        tw.simulate(program, 2, inputs)
+    assert error.value.kind == "poison" and "rank 0" in error.value.report

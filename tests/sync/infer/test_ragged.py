@@ -1,0 +1,146 @@
+"""Ragged tensors: random routings, options of reuse, and counters that wrap around.
+
+``TILEWEAVE_ROUTINGS=1000`` tests that many routings of each program instead of a few.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import tilelang.language as T
+from tilelang import tvm
+
+import tileweave as tw
+from tests.corpus import PROGRAMS
+from tileweave import language as W
+from tileweave import passes
+from tileweave.emit import EMIT_HEAP_STRIDE
+from tileweave.simulator import Executable
+
+ROUTINGS = int(os.environ.get("TILEWEAVE_ROUTINGS", 3))
+NAMES = [name for name in PROGRAMS if name.startswith("ragged_")]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*never waited for:tileweave.SimulationWarning")
+
+
+def check(case, program, rng, seed, **options):
+    inputs = case.inputs(rng, program.world_size)
+    out = tw.simulate(program, program.world_size, inputs, seed=seed, **options)
+    for rank, tensors in enumerate(case.expected(inputs)):
+        for name, value in tensors.items():
+            assert np.array_equal(out[rank][name], value), (seed, rank, name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "ranks"), [(n, r) for n in NAMES for r in PROGRAMS[n].ranks])
+def test_random_routings(name, ranks):
+    case = PROGRAMS[name]
+    program, rng = Executable(case.make(ranks), ranks), np.random.default_rng(ranks)
+    for seed in range(ROUTINGS):
+        check(case, program, rng, seed, resident_blocks=[case.resident, 8][seed % 2])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("reuse", ["credit", "barrier", "double_buffer"])
+@pytest.mark.parametrize("name", NAMES)
+def test_reuse(name, reuse):
+    """The place of a write is data, and its owner may be, too: the writer waits for that owner."""
+    case, ranks = PROGRAMS[name], 2
+    func, _ = passes.split_options(case.make(ranks), {"tileweave.reuse": reuse})
+    explanation = tw.explain(case.make(ranks), ranks, pass_configs={"tileweave.reuse": reuse})
+    expected = {
+        "credit": "credit", "barrier": "next launch has started", "double_buffer": "two buffers"
+    }[reuse]  # fmt: skip
+    assert all(
+        expected in text or text.startswith("writers first wait")
+        for text in explanation.reuse.values()
+    )
+    program, rng = Executable(func, ranks), np.random.default_rng(5)
+    for seed in range(3):
+        check(case, program, rng, seed, epochs=5, resident_blocks=8)
+
+
+def test_counters_wrap_around():
+    """Totals are kept modulo 2^32: they begin just below it, and cross it in the second launch."""
+    case, ranks = PROGRAMS["ragged_dispatch"], 2
+
+    class Wrapping(Executable):
+        def enqueue(self, machine, rank, calls):
+            start = np.uint32(0x100000000 - 3)
+            for tensors in machine.implicit.values():
+                for name in ("inbox_total", "inbox_arrived"):
+                    tensors[name][rank].give((Ellipsis,), np.full_like(
+                        tensors[name][rank].data, start
+                    ))  # fmt: skip
+            super().enqueue(machine, rank, calls)
+
+    program, rng = Wrapping(case.make(ranks), ranks), np.random.default_rng(0)
+    for seed in range(3):
+        check(case, program, rng, seed, epochs=4, resident_blocks=8)
+
+
+def text_of(program, ranks=2):
+    mod = tvm.IRModule({"program": program})
+    return passes.run_group(mod, ranks, EMIT_HEAP_STRIDE).script()
+
+
+def test_tensors_without_segments_are_left_alone():
+    @T.prim_func
+    def program(X: T.Tensor((4,), "float32"), S: W.Symmetric((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            T.copy(X, S[1 - W.rank(), 0])
+
+    assert "announce" not in text_of(program)
+
+
+def test_explain_lists_what_is_assumed():
+    explanation = tw.explain(PROGRAMS["ragged_dispatch"].make(2), 2)
+    assumed = (
+        "each launch writes row 0 to count - 1 of a segment, each once, where count, at most 4"
+    )
+    assert explanation.assumed["inbox"].startswith(assumed)
+    assert "assumed, and checked by the simulator:\n  inbox  each launch" in str(explanation)
+    assert assumed in explanation.html() and assumed in explanation.as_json()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rows": 0, "row": 4}, "rows=0; expected positive constants"),
+        ({"rows": 2, "row": (4, -1)}, "row=.*; expected positive constants"),
+        ({"segments": (2, 0), "rows": 2, "row": 4}, "segments=.*; expected positive constants"),
+        (
+            {"rows": 1 << 20, "row": 1 << 10},
+            "rows=.*; expected 1 to 536870912 elements in a segment",
+        ),
+        ({"rows": 2, "row": 4, "dtype": "complex"}, "dtype='complex'"),
+    ],
+)
+def test_refused_allocations(arguments, message):
+    with pytest.raises(tw.LanguageError, match=f"alloc_ragged: {message}"):
+
+        @T.prim_func
+        def program(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1, threads=32):
+                W.alloc_ragged(**arguments)
+
+
+@pytest.mark.parametrize("op", ["announce", "announced"])
+def test_refused_segments(op):
+    def use(ref):
+        return W.announce(ref, 1) if op == "announce" else W.announced(ref)
+
+    with pytest.raises(tw.LanguageError, match=f"{op}: ref=S; expected a tensor of W.alloc_ragged"):
+
+        @T.prim_func
+        def other(S: W.Symmetric((4,), "float32")):
+            with T.Kernel(1, threads=32):
+                use(S[0, 0])
+
+    with pytest.raises(tw.LanguageError, match=f"{op}: .* expected index 0 on the axis of rows"):
+
+        @T.prim_func
+        def row(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1, threads=32):
+                inbox = W.alloc_ragged((), rows=2, row=4)
+                use(inbox[0, 0, 1, 0])
