@@ -20,11 +20,12 @@ gpu_programs := $(wildcard tests/gpu/*.py tests/gpu/*/*.py)
 # The checkout works without being installed: see tileweave/__init__.py.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help test test-long test-versions lit pytest headers test-gpu demo lint format docs docs-site clean
+.PHONY: help test test-long test-versions test-versions-quick lit pytest headers test-gpu demo lint format docs docs-site clean
 help:
 	@echo "make test      all that needs no GPU: linters, the site, device headers, lit, pytest"
 	@echo "make test-long many programs, shapes and seeds, and validation of all device functions"
 	@echo "make test-versions  pairs of TileLang and torch; writes docs/guides/versions.md"
+	@echo "make test-versions-quick  a part of it, each TileLang with the torch of .venv, for CI"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
 	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most;"
 	@echo "               RANKS=8 for more ranks than GPUs, which share these in time slices"
@@ -47,6 +48,10 @@ test-long: .venv/ready-test
 # Three environments and four folders, kept in ~/.cache/tileweave; torch for CUDA needs 5 GB each.
 test-versions: .venv/ready-test
 	@$(with_cuda) $(python) tools/test_versions.py --write
+
+# Installs no other torch.
+test-versions-quick: .venv/ready-test
+	@$(with_cuda) $(python) tools/test_versions.py --quick
 
 lit: .venv/ready-test
 	@$(with_cuda) .venv/bin/lit -sv lit_tests

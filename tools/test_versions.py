@@ -1,12 +1,16 @@
 """Test TileWeave with pairs of TileLang and torch, and write the table of docs/guides/versions.md.
 
     python tools/test_versions.py [--only 0.1.12+2.15 ...] [--check lit ...] [--write]
+    python tools/test_versions.py --quick
 
 Each torch has a virtual environment, and each TileLang a folder that comes first on PYTHONPATH: six
 pairs need three environments and four folders. Both are kept in ``~/.cache/tileweave`` under a hash
 of their requirements. What depends on TileLang runs in one pair of each TileLang, what depends on
 torch in one pair of each torch. The results of checks are kept in ``build/versions``: several calls
 with ``--only`` and ``--check`` may run all of them, before ``--write`` writes the table.
+
+``--quick`` is for CI. It runs each TileLang with the torch of this Python, so that it installs no
+other torch. It runs a part of the tests that depend on TileLang.
 """
 
 from __future__ import annotations
@@ -22,12 +26,15 @@ import sys
 import venv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "guides" / "versions.md"
 RESULTS = ROOT / "build" / "versions"
+COMMIT = "git describe --always --abbrev=7 --exclude=* --dirty=+"
+"""Command that prints the commit of the checkout, and a "+" if its files differ from it."""
 BEGIN, END = "<!-- begin of tools/test_versions.py -->\n", "<!-- end -->\n"
 CACHE = Path(
     os.environ.get("TILEWEAVE_VERSIONS", Path.home() / ".cache" / "tileweave" / "versions")
@@ -37,10 +44,15 @@ FFI = {"0.1.12": "0.1.11"}
 NEWEST_TILELANG, NEWEST_FFI = "0.1.15", "0.1.12"
 TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis", "filecheck", "matplotlib")
 PTX = ("MatmulReduceScatter:stores:wgmma", "all_gather:tma", "sp_attention:zigzag:causal")
+IMPORT = "import sys, tileweave as t; sys.exit(t.__file__ if t.__file__ != sys.argv[1] else 0)"
+"""Program that exits with a message unless it imports the package at its argument."""
 
 OF_EACH_PAIR = ("import", "demo", "torch names")
 OF_TILELANG = ("lit", "emit", "simulator")
 OF_TORCH = ("operators",)
+OF_QUICK = ("import", "torch names", "emit")
+SELECTED = ("lit part", "simulator part")
+"""Parts of "lit" and "simulator" for ``--quick``."""
 SIMULATOR = (
     "tests/simulator",
     "tests/sync",
@@ -61,21 +73,18 @@ OPERATORS = (
     "tests/ops/core",
 )
 """Tests of the runtime and the operators on CPUs: what calls torch."""
-CHECKS = (*OF_EACH_PAIR, *OF_TILELANG, *OF_TORCH)
-COLUMNS = ("TileLang", "torch", *CHECKS, "CPU minutes", "commit")
+LIT_PART = ("lit_tests/builtins", "lit_tests/passes/tile")
+SIMULATOR_PART = ("tests/simulator/frontend", "tests/sync/verify")
+CHECKS = (*OF_EACH_PAIR, *OF_TILELANG, *SELECTED, *OF_TORCH)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A release of TileLang with a release of torch, and which parts it tests."""
+    """A release of TileLang with a release of torch, and the checks that it runs."""
 
     tilelang: str
     torch: str
-    parts: tuple[str, ...]
-
-    @property
-    def checks(self) -> tuple[str, ...]:
-        return (*OF_EACH_PAIR, *self.parts)
+    checks: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -87,13 +96,19 @@ class Pair:
 
 
 PAIRS = (
-    Pair("0.1.12", "2.15.0", OF_TILELANG),
-    Pair("0.1.13", "2.11.0", OF_TILELANG),
-    Pair("0.1.14", "2.13.0", OF_TILELANG),
-    Pair("0.1.15", "2.15.0", OF_TILELANG + OF_TORCH),
-    Pair("0.1.15", "2.11.0", OF_TORCH),
-    Pair("0.1.12", "2.13.0", OF_TORCH),
+    Pair("0.1.12", "2.15.0", OF_EACH_PAIR + OF_TILELANG),
+    Pair("0.1.13", "2.11.0", OF_EACH_PAIR + OF_TILELANG),
+    Pair("0.1.14", "2.13.0", OF_EACH_PAIR + OF_TILELANG),
+    Pair("0.1.15", "2.15.0", OF_EACH_PAIR + OF_TILELANG + OF_TORCH),
+    Pair("0.1.15", "2.11.0", OF_EACH_PAIR + OF_TORCH),
+    Pair("0.1.12", "2.13.0", OF_EACH_PAIR + OF_TORCH),
 )
+TORCH = version("torch").split("+")[0]
+QUICK = (
+    *(Pair(tilelang, TORCH, OF_QUICK + SELECTED) for tilelang in ("0.1.12", "0.1.13", "0.1.14")),
+    Pair(NEWEST_TILELANG, TORCH, OF_QUICK),
+)
+"""Pairs of ``--quick``. `make test` runs all tests with the newest TileLang."""
 
 
 def main() -> int:
@@ -101,10 +116,15 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", metavar="TILELANG+TORCH", help="only these pairs")
     parser.add_argument("--check", nargs="+", choices=CHECKS, default=CHECKS, help="only these")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--quick", action="store_true", help="fewer tests, with one torch")
     options = parser.parse_args()
-    chosen = [p for p in PAIRS if options.only is None or p.name.startswith(tuple(options.only))]
-    failed = [name for pair in chosen for name in run_pair(pair, options.check)]
-    text = table([row_of(pair) for pair in (PAIRS if options.write else chosen)])
+    pairs = QUICK if options.quick else PAIRS
+    chosen = [p for p in pairs if options.only is None or p.name.startswith(tuple(options.only))]
+    failed = []
+    for pair in chosen:
+        python = Path(sys.executable) if options.quick else torch_environment(pair.torch)
+        failed += run_pair(pair, python, options.check)
+    text = table(PAIRS if options.write else chosen)
     print(text)
     if options.write:
         before, rest = PAGE.read_text().split(BEGIN)
@@ -112,14 +132,12 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def run_pair(pair: Pair, checks: Sequence[str]) -> list[str]:
+def run_pair(pair: Pair, python: Path, checks: Sequence[str]) -> list[str]:
     """Run checks of one pair and keep their results; return the names of those that fail."""
     print(f"TileLang {pair.tilelang}, torch {pair.torch}", file=sys.stderr, flush=True)
-    python, layer = torch_environment(pair.torch), tilelang_folder(pair.tilelang)
-    env = environment(layer)
-    installed = versions_of(python, env)
-    assert installed["tilelang"] == pair.tilelang and installed["torch"].startswith(pair.torch)
-    commit = run(["git", "rev-parse", "--short=7", "HEAD"], env)[0].strip()
+    env = environment(tilelang_folder(pair.tilelang))
+    require_versions(pair, python, env)
+    commit = run(COMMIT.split(), env)[0].strip()
     failed = []
     for name in (c for c in pair.checks if c in checks):
         begin = cpu_seconds()
@@ -143,10 +161,9 @@ def results_of(pair: Pair) -> dict[str, dict[str, Any]]:
 
 def row_of(pair: Pair) -> dict[str, str]:
     """Return the cells of a pair. A check of the pair without a result says so."""
-    results = results_of(pair)
+    results = {name: r for name, r in results_of(pair).items() if name in pair.checks}
     cells = {check: results.get(check, {"cell": "not run"})["cell"] for check in pair.checks}
     return {
-        **dict.fromkeys(COLUMNS, "-"),
         **cells,
         "TileLang": pair.tilelang,
         "torch": pair.torch,
@@ -161,19 +178,21 @@ def command_of(name: str, python: Path) -> list[str]:
     parallel = ["-n", "2", "--dist=worksteal"]
     lit = str(Path(sys.executable).with_name("lit"))
     return {
-        "import": [str(python), "-c", "import tileweave; print(tileweave.__version__)"],
+        "import": [str(python), "-c", IMPORT, str(ROOT / "tileweave" / "__init__.py")],
         "demo": [str(python), "examples/without_gpu.py"],
         "torch names": [*tests, "tests/project/test_torch_names.py"],
         "lit": [lit, "-v", "--param", f"python={python}", "lit_tests"],
+        "lit part": [lit, "-v", "--param", f"python={python}", *LIT_PART],
         "emit": [str(python), "tools/emit_programs.py", "--jobs", "2", "--ptx", *PTX],
         "simulator": [*tests, *parallel, *SIMULATOR],
+        "simulator part": [*tests, *parallel, *SIMULATOR_PART],
         "operators": [*tests, *parallel, *OPERATORS],
     }[name]
 
 
 def summary(name: str, output: str) -> str:
     """Return the cell of one check."""
-    if name == "lit":
+    if name in ("lit", "lit part"):
         count = {k: int(n) for k, n in re.findall(r"(Passed|Unsupported|Failed) *: *(\d+)", output)}
         text = f"{count.get('Passed', 0)} of {sum(count.values())}"
         skipped = count.get("Unsupported")
@@ -195,9 +214,12 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def table(rows: list[dict[str, str]]) -> str:
-    """Return a table in Markdown."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *([row[c] for c in COLUMNS] for row in rows)]
+def table(pairs: Sequence[Pair]) -> str:
+    """Return a table in Markdown, with a column for each check of any of these pairs."""
+    checks = (check for check in CHECKS if any(check in pair.checks for pair in pairs))
+    columns = ("TileLang", "torch", *checks, "CPU minutes", "commit")
+    rows = ([row_of(pair).get(column, "-") for column in columns] for pair in pairs)
+    lines = [columns, ["---"] * len(columns), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -229,8 +251,13 @@ def tilelang_folder(tilelang: str) -> Path:
 def install(python: Path, arguments: list[str]) -> None:
     """Install packages by pip, bounded by nothing but their own pins."""
     print(f"  installing {' '.join(arguments)}", file=sys.stderr, flush=True)
-    command = [python, "-m", "pip", "install", "-q", "--no-compile", *arguments]
-    subprocess.run(command, check=True, env={**os.environ, "PIP_CONSTRAINT": os.devnull})
+    command = [str(python), "-m", "pip", "install", "-q", "--no-compile", *arguments]
+    settings = {"PIP_CONSTRAINT": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    output, status = run(command, os.environ | settings)
+    if status:
+        pins = " ".join(a for a in arguments if "==" in a)
+        last = output.strip().rpartition("\n")[2] or f"exit status {status}"
+        raise SystemExit(f"test-versions: pip could not install {pins}: {last}")
 
 
 def hash_of(pins: list[str]) -> str:
@@ -243,15 +270,15 @@ def environment(layer: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{layer}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
-def versions_of(python: Path, env: dict[str, str]) -> dict[str, str]:
-    """Return the releases that a pair has, and check that its packages agree with each other."""
-    packages = ("tilelang", "torch", "apache-tvm-ffi")
-    code = f"from importlib.metadata import version as v; print(*map(v, {packages!r}))"
-    output, _ = run([str(python), "-c", code], env)
+def require_versions(pair: Pair, python: Path, env: dict[str, str]) -> None:
+    """Exit unless a Python has the releases of a pair, whose packages agree with each other."""
+    code = "from importlib.metadata import version as v; print(v('tilelang'), v('torch'))"
+    installed = run([str(python), "-c", code], env)[0].split()
+    if [release.split("+")[0] for release in installed] != [pair.tilelang, pair.torch]:
+        raise SystemExit(f"test-versions: {' '.join(installed)}; expected {pair.name}")
     check, status = run([str(python), "-m", "pip", "check"], env)
     if status:
         raise SystemExit(f"test-versions: {check.strip()}")
-    return dict(zip(packages, output.split(), strict=True))
 
 
 def run(command: list[str], env: dict[str, str]) -> tuple[str, int]:
