@@ -1,4 +1,9 @@
-"""Persistent GEMM of rows that are sorted by expert, each times the weight of its expert."""
+"""Persistent GEMM of rows that are sorted by expert, each times the weight of its expert.
+
+Each block first counts the row tiles of all experts, and then finds the rows of each tile that it
+computes. Two tiles may share rows of one expert. Both compute the same bits there, so their order
+does not matter. Invalid offsets change which rows are computed, but none outside of the result.
+"""
 
 from dataclasses import dataclass
 from math import ceil
@@ -104,7 +109,8 @@ def accumulate(config, buffers, scales, row, n, expert, step):
 
 
 def numbers_of(experts: int) -> int:
-    """Return the number of elements that ``count_tiles`` needs."""
+    """Return the number of elements that ``count_tiles`` needs: more than experts, and a multiple
+    of a warp, because only whole warps can meet at a barrier."""
     return ceil((experts + 1) / WARP) * WARP
 
 
@@ -129,8 +135,9 @@ def count_tiles(offsets, rows, tile_rows, before, scratch):
     Invalid offsets change the numbers, but none is negative.
 
     Args:
-        before, scratch: more elements than experts, in shared memory; a multiple of a warp, because
-            only whole warps can meet at a barrier.
+        before, scratch: ``numbers_of(experts)`` elements in static shared memory. TileLang does not
+            compare dynamic memory that threads read with what the TMA writes, and would insert a
+            barrier of all warps in each wave.
     """
     last = offsets.shape[0] - 1
     for e in T.Parallel(*before.shape):
@@ -205,18 +212,11 @@ def grouped_gemm(config: GroupedConfig) -> Any:
 
     Expert e has the rows from ``offsets[e - 1]``, or 0, to ``offsets[e]``. Rows after those of all
     experts become zero.
-
-    Each block first counts the row tiles of all experts, and then finds the rows of each tile that
-    it computes. Two tiles may share rows of one expert. Both compute the same bits there, so their
-    order does not matter.
-
-    Invalid offsets change which rows are computed, but none outside of Y.
     """
     rows = T.dynamic("rows")
     N, K, tiles, dtype, blocks = config.N, config.K, config.tiles, config.dtype, config.blocks
     experts, transposed = config.experts, config.transposed
     columns, group_m = ceil(N / tiles.N), tiles.group_m
-    numbers = numbers_of(experts)
     out_dtype = config.out_dtype or dtype
 
     @T.prim_func
@@ -234,10 +234,8 @@ def grouped_gemm(config: GroupedConfig) -> Any:
             Y_tile = T.alloc_shared((tiles.M, tiles.width), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
             buffers = TileBuffers(X_tile, W_tile, Y_tile, total)
-            # In static memory. TileLang does not compare dynamic memory that threads read with
-            # what the TMA writes, and would insert a barrier of all warps in each wave.
-            before = T.alloc_shared((numbers,), "int32", scope="shared")
-            scratch = T.alloc_shared((numbers,), "int32", scope="shared")
+            before = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
+            scratch = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
             count_tiles(offsets, rows, tiles.M, before, scratch)
             # The extent is an upper bound, because TileLang allows no shared memory there.
             most = (rows // tiles.M + experts) * columns
