@@ -23,7 +23,7 @@ from .pipeline import (
     run,
     run_group,
 )
-from .sync.infer.options import is_chosen, split_options, with_trace
+from .sync.infer.options import is_chosen, split_options, with_options, with_trace
 from .tile.number_builtins import number_builtins
 
 __all__ = [
@@ -54,6 +54,7 @@ __all__ = [
     "split_options",
     "upgrade_ir",
     "verify_builtins",
+    "with_options",
     "with_sizes",
     "with_trace",
 ]

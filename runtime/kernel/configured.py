@@ -8,13 +8,13 @@ from typing import Any
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
-from ...passes import split_options
+from ...passes import with_options
 from ..plans.mesh_plan import MeshPlan
 from ..plans.traced_plan import TracedPlan
 
 
 def configured(op: str, program: Any, configs: Mapping[str, Any] | None) -> Any:
-    """Return ``program`` with TileWeave's options of ``configs``; a plan gets them for all kernels.
+    """Return ``program`` with the options in ``configs``; a plan gets them for all kernels.
 
     Raises:
         TileWeaveError: an option is unknown, or ``program`` is neither a program nor a plan.
@@ -28,4 +28,4 @@ def configured(op: str, program: Any, configs: Mapping[str, Any] | None) -> Any:
             f"{op}: pass_configs={dict(configs)} of {program!r}; expected them with a "
             "T.prim_func or a tw.plan"
         )
-    return split_options(program, configs)[0]
+    return with_options(program, configs)

@@ -14,7 +14,7 @@ from tvm import tirx
 from ...builtins.errors import TileWeaveError
 from ...passes import needs_sizes, specialize_sizes
 from ...passes.group.upgrade_ir import upgrade_ir
-from ...passes.sync.infer.options import own_options, split_options
+from ...passes.sync.infer.options import own_options, with_options
 from ..kernel.dynamic import DynamicKernel
 from ..kernel.kernel import Kernel
 from .builder import PlanBuilder
@@ -204,7 +204,7 @@ class TracedPlan:
     def _with_options(self, program: tirx.PrimFunc) -> tirx.PrimFunc:
         entry = self._programs.get(id(program))
         if entry is None:
-            configured, _ = split_options(upgrade_ir(program), self.pass_configs)
+            configured = with_options(upgrade_ir(program), self.pass_configs)
             entry = self._programs[id(program)] = program, configured
         return entry[1]
 

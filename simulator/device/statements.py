@@ -154,6 +154,11 @@ class DeviceStatements(BlockStatements):
         if name == "tirx.address_of":
             load = node.args[0]
             return load.buffer, list(load.indices)
+        if name == "tirx.handle_add_byte_offset" and isinstance(node.args[1], tirx.IntImm):
+            buffer, (*outer, last) = self.pointee(node.args[0], loc)
+            elements, rest = divmod(int(node.args[1]), numpy_dtype(buffer.dtype).itemsize)
+            if rest == 0:
+                return buffer, [*outer, last + elements]
         raise unsupported(f"the pointer {node}", loc)
 
     def _named(self, data: tirx.Var, dtype: str) -> tirx.Buffer:

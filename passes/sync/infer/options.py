@@ -16,6 +16,8 @@ from ....builtins.errors import TileWeaveError
 PREFIX = "tileweave."
 OPTIONS = "tileweave.options"
 """Attribute of a program that holds its compile options as JSON."""
+STOCK_OPTIONS = "tileweave.tilelang_options"
+"""Attribute of a program that holds options of TileLang as JSON."""
 REUSE = ("auto", "double_buffer", "barrier", "credit")
 VERIFY = ("error", "warn", "off")
 
@@ -47,19 +49,50 @@ class Options:
     trace: bool = False
 
 
+def with_options(func: tirx.PrimFunc, configs: Mapping[str, Any]) -> tirx.PrimFunc:
+    """Attach all ``pass_configs`` to ``func``; ``split_options`` returns those of TileLang again.
+
+    Raises:
+        TileWeaveError: an option is unknown, or has an illegal value.
+    """
+    func, others = split_options(func, configs)
+    if not others:
+        return func
+    try:
+        return func.with_attr(STOCK_OPTIONS, tirx.StringImm(json.dumps(others, sort_keys=True)))
+    except TypeError:
+        name, value = next((n, v) for n, v in others.items() if not _is_json(v))
+        raise TileWeaveError(
+            f"pass_configs: {name}={value!r}; expected a bool, a number, a string, or lists and "
+            "dicts of these"
+        ) from None
+
+
 def split_options(
     func: tirx.PrimFunc, configs: Mapping[str, Any]
 ) -> tuple[tirx.PrimFunc, dict[str, Any]]:
-    """Attach TileWeave's options to ``func``, and return the other ``pass_configs``.
+    """Attach TileWeave's options to ``func``. Return the other ``pass_configs``, with those that
+    ``with_options`` has attached.
 
     Raises:
         TileWeaveError: an option is unknown, or has an illegal value.
     """
     own_configs = own_options(configs)
     others = {n: v for n, v in configs.items() if not n.startswith(PREFIX)}
+    if func.attrs and STOCK_OPTIONS in func.attrs:
+        others = {**json.loads(func.attrs[STOCK_OPTIONS].value), **others}
+        func = func.without_attr(STOCK_OPTIONS)
     if not own_configs:
         return func, others
     return func.with_attr(OPTIONS, tirx.StringImm(json.dumps(own_configs, sort_keys=True))), others
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True
 
 
 def with_trace(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from tvm import tirx
@@ -56,8 +57,10 @@ def verify_residency(context: SyncContext) -> None:
     for counter in counters:
         for footprints in counter.users:
             signalled = last[counter][footprints.owner, counter.granules.numbers_of(footprints)]
+            # Along an axis on which only one side varies, its minimum or maximum decides. The time
+            # of the wait does not vary along the places of a data-dependent read, which are many.
+            signalled = signalled.max(axis=_places_without_mask(footprints), keepdims=True)
             signalled = np.where(footprints.mask, signalled, -1)
-            # Along an axis on which only one side varies, its minimum or maximum decides.
             first = footprints.block.min(axis=_fixed_axes(signalled), keepdims=True)
             depth = wait_depth(context, counter, footprints)
             time = timestamps.of_access(footprints, depth, block=first)
@@ -69,6 +72,12 @@ def verify_residency(context: SyncContext) -> None:
 def _fixed_axes(array: np.ndarray) -> tuple[int, ...]:
     """Return the axes along which ``array`` does not vary."""
     return tuple(axis for axis, n in enumerate(array.shape) if n == 1)
+
+
+def _places_without_mask(footprints: Footprints) -> tuple[int, ...]:
+    """Return the axes after those of the loops along which the mask does not vary."""
+    loops = 1 + len(footprints.access.loops)
+    return tuple(axis for axis in _fixed_axes(footprints.mask) if axis >= loops)
 
 
 def _verify_room(context: SyncContext, counters: Sequence[Counter]) -> None:
@@ -120,6 +129,22 @@ def _signal_times(
     return timestamps.of_access(footprints, depth, after=True)
 
 
+def _earliest(
+    footprints: Footprints, time: np.ndarray, keys: Sequence[np.ndarray]
+) -> tuple[Footprints, np.ndarray]:
+    """Merge the iterations that differ only in loops along which no key varies.
+
+    Return the merged footprints, and the least time of each of them. The reads of any row by many
+    iterations would else have an entry for each pair of row and iteration.
+    """
+    shape = np.broadcast_shapes(*(key.shape for key in keys))
+    merged = tuple(axis for axis, n in enumerate(shape) if n == 1)
+    happens = footprints.mask.any(axis=merged, keepdims=True)
+    never = np.iinfo(np.int64).max
+    time = np.where(footprints.mask, time, never).min(axis=merged, keepdims=True)
+    return replace(footprints, mask=happens), time
+
+
 def _first_waits(columns: Sequence[np.ndarray], keys: int) -> list[np.ndarray]:
     """Keep the earliest of the waits with equal keys: a block waits for a granule only once.
 
@@ -155,13 +180,12 @@ class _Launch:
 
     def _note(self, counter: Counter, footprints: Footprints, time, signals: bool) -> None:
         units = elements_of(footprints) // counter.unit
+        numbers = counter.granules.numbers_of(footprints)
+        if not signals:
+            keys = footprints.rank, footprints.block, footprints.owner, numbers
+            footprints, time = _earliest(footprints, time, keys)
         columns = footprints.active(
-            footprints.rank,
-            footprints.block,
-            footprints.owner,
-            counter.granules.numbers_of(footprints),
-            time,
-            units,
+            footprints.rank, footprints.block, footprints.owner, numbers, time, units
         )
         if not signals:
             columns = _first_waits(columns, keys=4)

@@ -6,15 +6,18 @@ import re
 import numpy as np
 import pytest
 import tilelang.language as T
+from tvm import tirx
 
 import tileweave as tw
 from tests.corpus import PROGRAMS
 from tileweave.builtins.spec import builtin_of
 from tileweave.cli.main import main
-from tileweave.passes.ir.walk import builtins_in
+from tileweave.passes.ir.walk import builtins_in, nodes_in, op_name
+from tileweave.runtime.kernel.configured import configured
 from tileweave.runtime.plans.parameters import parameters_of
 from tileweave.runtime.plans.steps import Launch
 from tileweave.simulator import Executable
+from tileweave.simulator.device.lowering import lowered as device_functions
 from tileweave.simulator.frontend.program import lowered
 
 RANKS, HERE = 2, f"{__file__}:1"
@@ -169,3 +172,27 @@ def test_executables_know_what_the_plan_says():
     launches = [s for s, _ in call.steps if isinstance(s, Launch)]
     assert run.launched == {id(s.kernel) for s in launches}
     assert all(s.kernel is not s.program for s in launches if s.number > 0)
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_options_of_tilelang_reach_the_device_function(planned):
+    """Without warp specialization, TileLang copies tiles by ``cp.async``."""
+
+    def copies(configs: dict[str, bool]) -> set[str]:
+        if planned:
+            programs = reduce_scatter().with_configs(configs).kernels(RANKS)
+        else:
+            program = PROGRAMS["gemm_reduce_scatter"].make(RANKS)
+            programs = [configured("simulate", program, configs)]
+        kernels = [k for p in programs for k in device_functions(p, RANKS, "sm_90a").kernels]
+        names = {op_name(call) for kernel in kernels for call in nodes_in(kernel.body, tirx.Call)}
+        return names & {"tl.tma_load", "tl.ptx_cp_async"}
+
+    assert copies({}) == {"tl.tma_load"}
+    assert copies({"tl.disable_warp_specialized": True}) == {"tl.ptx_cp_async"}
+
+
+def test_options_that_a_program_cannot_hold():
+    configs = {"tl.disable_wgmma": tirx.IntImm("bool", 1)}
+    with pytest.raises(tw.TileWeaveError, match="expected a bool, a number, a string, or lists"):
+        tw.simulate(PROGRAMS["gemm_reduce_scatter"].make(RANKS), RANKS, pass_configs=configs)

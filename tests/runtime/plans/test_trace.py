@@ -211,13 +211,13 @@ def test_threads_trace_one_plan(monkeypatch):
 
 def test_threads_launch_one_program(every_rank, monkeypatch):
     """The second thread traces while the first one creates the program."""
-    split, took = plans.split_options, iter((0.1, 0.5))
+    attach, took = plans.with_options, iter((0.1, 0.5))
 
     def slowly(*given):
         time.sleep(next(took))
-        return split(*given)
+        return attach(*given)
 
-    monkeypatch.setattr(plans, "split_options", slowly)
+    monkeypatch.setattr(plans, "with_options", slowly)
     sizes = {"A": (4, 8), "inbox": (2, 4, 8), "flags": (2,), "word": (1,)}
     made = exchange.with_configs({})
 

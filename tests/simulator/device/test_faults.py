@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import tilelang.language as T
+from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
@@ -12,6 +13,8 @@ import tileweave as tw
 from tests.releases import needs_bulk_copies
 from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
 from tests.simulator.mutation.device_programs import gemm, matrices
+from tileweave.passes.ir.walk import flatten, op_name
+from tileweave.runtime.kernel.configured import configured
 from tileweave.simulator.device.program import DeviceProgram
 from tileweave.simulator.machine.executable import Executable
 from tileweave.simulator.report.errors import SimulationError
@@ -166,3 +169,35 @@ def test_uninitialized_vector_and_scalar():
     with pytest.raises(SimulationError) as error:
         tw.simulate(program, 1, level="device", arch="sm_80")
     assert error.value.kind == "poison"
+
+
+def without_specialization(program) -> tirx.PrimFunc:
+    return configured("simulate", program, {"tl.disable_warp_specialized": True})
+
+
+def test_proxy_fence_before_cp_async_is_complete():
+    """On sm_90a without warp specialization, wgmma reads what ``cp.async`` has written."""
+    wait, fence = "tirx.ptx_wait_group", "tl.fence_proxy_async"
+
+    def fenced(kernel: tirx.PrimFunc, after: bool) -> tirx.PrimFunc:
+        def change(stmt):
+            if op_name(stmt.value) != wait:
+                return None
+            call = tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(fence)))
+            return flatten([stmt, call] if after else [call, stmt])
+
+        kernel = dropped(fence)(kernel)
+        return kernel.with_body(ir_transform(kernel.body, None, change, ["tirx.Evaluate"]))
+
+    program, inputs = without_specialization(gemm(64, 64, 3, 32, 128)), [matrices(64, 64, 96)]
+
+    def simulate(after: bool) -> None:
+        make = partial(DeviceProgram, change=partial(fenced, after=after))
+        tw.simulate(Executable(program, 1, make), 1, inputs)
+
+    with pytest.raises(SimulationError) as error:
+        simulate(after=False)
+    assert error.value.kind == "race"
+    assert "no fence.proxy.async is between it and cp.async" in error.value.report
+    with pytest.raises(SimulationError, match="TMA store reads"):  # no fence comes before that
+        simulate(after=True)

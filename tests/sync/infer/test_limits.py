@@ -1,4 +1,6 @@
-"""Programs whose analysis would need too much memory are refused by name."""
+"""Memory of the analysis: programs that would need too much are refused by name."""
+
+import tracemalloc
 
 import pytest
 import tilelang.language as T
@@ -28,4 +30,35 @@ def test_iterations_that_do_not_fit(monkeypatch):
     said = str(error.value)
     assert "T.copy writes S[" in said and "happens 800 times on all ranks in a launch" in said
     assert "expected smaller sizes, larger tiles, explicit signals and waits" in said
-    assert names_line(said, f"{__file__}:18")
+    assert names_line(said, f"{__file__}:20")
+
+
+ROWS, BLOCKS = 2048, 32
+
+
+@T.prim_func
+def read_any_rows(
+    X: T.Tensor((ROWS, 64), "float16"),
+    rows: T.Tensor((ROWS,), "int32"),
+    Y: T.Tensor((ROWS, 64), "float16"),
+):
+    with T.Kernel(BLOCKS, threads=64) as block:
+        S = W.alloc_symmetric((ROWS, 64), "float16")
+        row = T.alloc_fragment((64,), "float16")
+        for wave in T.serial(ROWS // BLOCKS):
+            T.copy(X[wave * BLOCKS + block, 0], row)
+            T.copy(row, S[W.rank(), wave * BLOCKS + block, 0])
+        for wave in T.serial(ROWS // BLOCKS):
+            T.copy(S[W.rank(), rows[wave * BLOCKS + block], 0], row)
+            T.copy(row, Y[wave * BLOCKS + block, 0])
+
+
+def test_reads_of_any_row_need_no_memory_for_each_pair():
+    """Numbers for each row, wave and block would need 300 MB."""
+    tracemalloc.start()
+    try:
+        assert "def read_any_rows(" in tw.emit(read_any_rows, "tile", world_size=1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20
