@@ -175,7 +175,8 @@ def _compute(
     if decision.fast_path is not None and decision.fast_path(addresses, results.out) is not None:
         return
     if decision.choice == "nccl":
-        _by_torch(decision, inputs, group, results)
+        transport = "nccl" if requested == "nccl" else "auto"
+        _by_torch(decision, inputs, group, transport, results)
         return
     named = zip(Inputs._fields, inputs, strict=True)
     readable = Inputs(*(t if t is None else dense(NAME, name, t) for name, t in named))
@@ -209,11 +210,17 @@ def _obstacle(problem: NormProblem, device: torch.device, ranks: Group | TwoLeve
     return obstacle_of_ranks(device, ranks) or problem.obstacle()
 
 
-def _by_torch(decision: Decision, inputs: Inputs, group: str, results: Results) -> None:
-    """Compute the results by a collective, and torch on each rank."""
+def _by_torch(
+    decision: Decision, inputs: Inputs, group: str, transport: str, results: Results
+) -> None:
+    """Compute the results by a collective, and torch on each rank.
+
+    Args:
+        transport: of the all-reduce of several nodes.
+    """
     problem, ranks = decision.problem, decision.group
     if isinstance(ranks, TwoLevels):
-        total = torch.ops.tileweave.all_reduce(inputs.x, group, "auto")
+        total = torch.ops.tileweave.all_reduce(inputs.x, group, transport)
     else:
         total = inputs.x.clone(memory_format=torch.contiguous_format)
         nccl.all_reduce(total, ranks)

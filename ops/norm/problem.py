@@ -137,7 +137,7 @@ def checked(inputs: Inputs, eps: float, quant: str | None, ranks: int) -> NormPr
             raise refused(NAME, f"scale has shape {tuple(scale.shape)}", "one element")
         require_like(NAME, "scale", scale, "x", x, torch.float32)
     tokens = prod(x.shape[:-1])
-    return NormProblem(NAME, tokens, hidden, ranks, x.dtype, eps, bias is not None, quant)
+    return NormProblem(NAME, tokens, hidden, ranks, x.dtype, float(eps), bias is not None, quant)
 
 
 def _require_shape(

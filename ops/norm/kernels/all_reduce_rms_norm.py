@@ -164,10 +164,8 @@ class RowBuffers(NamedTuple):
 
 @T.macro
 def _alloc(config):
-    row, weight = (
-        T.alloc_fragment(config.tile, config.dtype),
-        T.alloc_fragment(config.tile, config.dtype),
-    )
+    row = T.alloc_fragment(config.tile, config.dtype)
+    weight = T.alloc_fragment(config.tile, config.dtype)
     total = T.alloc_fragment(config.tile, "float32")
     parts = T.alloc_fragment((config.held, *config.tile), config.dtype)
     bias = T.alloc_fragment(config.tile, config.dtype) if config.biased else None
@@ -227,10 +225,8 @@ def normalize(config, buffers):
     row, total, weight = buffers.row, buffers.total, buffers.weight
     squares = T.alloc_fragment(config.tile, "float32")
     of_vectors = T.alloc_fragment(config.tile[:2], "float32")
-    of_groups, of_row = (
-        T.alloc_fragment(config.tile[:1], "float32"),
-        T.alloc_fragment((1,), "float32"),
-    )
+    of_groups = T.alloc_fragment(config.tile[:1], "float32")
+    of_row = T.alloc_fragment((1,), "float32")
     for g, v, j in T.Parallel(*config.tile):
         total[g, v, j] = row[g, v, j]
         squares[g, v, j] = total[g, v, j] * total[g, v, j]
@@ -262,10 +258,8 @@ def quantize(config, token, scale, buffers, scales, out):
     """Store the row in fp8, and its scales if they are not given."""
     total, row = buffers.total, buffers.row
     fp8 = T.alloc_fragment(config.tile, FP8)
-    of_vectors, of_groups = (
-        T.alloc_fragment(config.tile[:2], "float32"),
-        T.alloc_fragment(config.tile[:1], "float32"),
-    )
+    of_vectors = T.alloc_fragment(config.tile[:2], "float32")
+    of_groups = T.alloc_fragment(config.tile[:1], "float32")
     for g, v, j in T.Parallel(*config.tile):
         total[g, v, j] = row[g, v, j]
     if config.quant == GROUPED:
