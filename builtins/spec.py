@@ -83,6 +83,9 @@ Int32 = Annotated[Any, Scalar("int32")]
 Int64 = Annotated[Any, Scalar("int64")]
 
 
+UInt32 = Annotated[Any, Scalar("uint32")]
+
+
 Constant = Annotated[int, ConstantInt()]
 
 
@@ -183,6 +186,9 @@ class Roles:
     announces: bool = False
     """Whether it announces rows of a ragged tensor. It writes the announcement of a segment, its
     first operand, and has the implicit operands ``total``, ``rows`` and ``row_size``."""
+
+    checks: bool = False
+    """Whether it only checks rows of a ragged tensor, in memory that nothing else uses."""
 
     multicast: bool = False
     """Whether its first operand is an address of multicast memory."""

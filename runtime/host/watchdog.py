@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ...builtins.errors import TileWeaveError
 from ...builtins.implicit import LOCS
-from ...builtins.spec import BUILTINS
+from ...builtins.spec import BUILTINS, Builtin
 from .context import Record
 from .group import Group
 
@@ -89,14 +89,14 @@ class Watchdog:
         unsigned = loc is not None and loc.dtype.startswith("uint")
         # The device sign-extends signed values.
         expected, seen = (v if unsigned else ctypes.c_int64(v).value for v in (r.expected, r.seen))
-        if loc is not None and BUILTINS[f"tileweave.{loc.op}"].announces:
-            who, block = self._group.describe_rank(r.rank), ", ".join(map(str, r.block))
+        spec = BUILTINS[f"tileweave.{loc.op}"] if loc is not None else None
+        who, block = self._group.describe_rank(r.rank), ", ".join(map(str, r.block))
+        if spec is not None and (spec.announces or spec.checks):
             return (
-                f"tileweave: {who} announced {seen} rows: {loc}; expected 0 to {expected}, the "
-                f"capacity of a segment; block ({block}), thread {r.thread}"
+                f"tileweave: {who} {fault_of_rows(spec, seen, expected)}: {loc}; "
+                f"{self._describe(r.flag)}; block ({block}), thread {r.thread}"
             )
         peer = f"a signal from rank {r.peer}" if r.peer >= 0 else "a signal"
-        who, block = self._group.describe_rank(r.rank), ", ".join(map(str, r.block))
         return (
             f"tileweave: {who} waited {self._timeout_s:g} s for "
             f"{peer} and gave up: {loc or f'wait {r.loc:#x}'}; flag {self._describe(r.flag)}: "
@@ -156,3 +156,18 @@ class Watchdog:
         self._published.set()
         if not _delivered.wait(GRACE_S):
             os._exit(1)
+
+
+def fault_of_rows(spec: Builtin, seen: int, expected: int) -> str:
+    """Describe a fault of the rows of a ragged tensor.
+
+    Args:
+        seen, expected: what a builtin that announces or checks rows reports.
+    """
+    if spec.announces:
+        return f"announced {seen} rows of a segment; expected 0 to {expected}"
+    if spec.level == "thread":
+        return f"wrote {seen} units to a segment, in all launches, and announced {expected}"
+    if 0 <= seen < expected:
+        return f"wrote row {seen} of a segment twice in a launch"
+    return f"wrote row {seen} of a segment of {expected} rows"

@@ -462,6 +462,8 @@ def register(c: Statements) -> None:
             c.steps[spec.op_name] = _wait(spec)
         elif spec.participants:
             c.steps[spec.op_name] = _barrier(spec)
+        elif spec.checks:
+            c.steps[spec.op_name] = nothing
         elif spec.announces:
             c.steps[spec.op_name] = announce
         elif spec.signals:

@@ -138,3 +138,29 @@ def test_sites_know_the_type_of_their_flag():
         ("wait_eq", "G[4]", "int32"),
     ]
     assert all(loc.file == __file__ and loc.line > 0 for loc in locs)
+
+
+@pytest.mark.parametrize(
+    ("op", "seen", "expected", "text"),
+    [
+        ("announce", 70, 64, "announced 70 rows of a segment; expected 0 to 64"),
+        ("announce", -1, 64, "announced -1 rows of a segment; expected 0 to 64"),
+        ("check_row", 3, 64, "wrote row 3 of a segment twice in a launch"),
+        ("check_row", 64, 64, "wrote row 64 of a segment of 64 rows"),
+        ("check_row", -1, 64, "wrote row -1 of a segment of 64 rows"),
+        ("check_rows", 5, 4, "wrote 5 units to a segment, in all launches, and announced 4"),
+    ],
+)
+def test_report_of_rows(monkeypatch, op, seen, expected, text):
+    monkeypatch.setitem(LOCS, 7, Loc(op, "inbox[1, 0]", "program.py", 12, "float32"))
+    alone = Group(0, 1, 0, torch.device("cpu"), None, None)
+    record = Record(loc=7, rank=1, peer=-1, flag=0x1234, expected=expected, seen=seen % 2**64)
+    watchdog = Watchdog(alone, record, lambda flag: "[1, 0]", 3)
+    try:
+        report = watchdog.report()
+    finally:
+        watchdog.close()
+    assert report == (
+        f"tileweave: rank 1 {text}: {op}(inbox[1, 0]) at program.py:12; [1, 0]; block (0, 0, 0), "
+        "thread 0"
+    )

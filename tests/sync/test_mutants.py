@@ -15,7 +15,8 @@ from tileweave.simulator import Mutant
 
 pytestmark = pytest.mark.long
 
-FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers")
+FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers",
+       "ragged_dispatch")  # fmt: skip
 NAMES = tuple(PROGRAMS) if os.environ.get("TILEWEAVE_MUTANTS") == "all" else FEW
 SCHEDULES = 5
 COUNTS = {
@@ -56,6 +57,10 @@ COUNTS = {
     "ring_in_place": (57, 5),
     "add_again": (71, 10),
     "persistent_in_place": (30, 8),
+    "ragged_dispatch": (48, 8),
+    "ragged_halves": (49, 10),
+    "ragged_there_and_back": (81, 8),
+    "ragged_of_a_neighbor": (41, 5),
 }
 """Mutants of each program that are killed, and explained."""
 

@@ -24,4 +24,51 @@ __device__ __forceinline__ void announce(uint32_t *words, int32_t count, uint32_
                : "memory");
 }
 
+// Checks the rows that the next statement writes. A word holds the last launch that wrote the row,
+// and the units that it has written; blocks may write parts of one row.
+template <class T>
+__device__ __forceinline__ void check_row(const T *ref, uint64_t *words, uint32_t *written,
+                                          int32_t row, int32_t count, int32_t rows, int32_t units,
+                                          int32_t most, uint32_t launch, int64_t context,
+                                          int32_t loc) {
+  const Context *c = reinterpret_cast<const Context *>(context);
+  for (int32_t r = row; r < row + count; ++r) {
+    bool fits = 0 <= r && r < rows;
+    if (fits) {
+      unsigned long long *word = reinterpret_cast<unsigned long long *>(words + r);
+      unsigned long long seen = *reinterpret_cast<volatile unsigned long long *>(word);
+      for (;;) {
+        const uint32_t before = seen >> 32 == launch ? static_cast<uint32_t>(seen) : 0;
+        const uint32_t sum = before + static_cast<uint32_t>(units);
+        fits = sum <= static_cast<uint32_t>(most);
+        const unsigned long long stored =
+            atomicCAS(word, seen, static_cast<unsigned long long>(launch) << 32 | sum);
+        if (stored == seen) {
+          break;
+        }
+        seen = stored;
+      }
+    }
+    if (!fits) {
+      give_up(c, loc, -1, reinterpret_cast<uint64_t>(ref), static_cast<uint64_t>(rows),
+              static_cast<uint64_t>(static_cast<int64_t>(r)));
+      __builtin_unreachable();
+    }
+  }
+  atomicAdd(written, static_cast<uint32_t>(units * count));
+}
+
+// Checks that as many units are written as announced.
+template <class T>
+__device__ __forceinline__ void check_rows(const T *ref, const uint32_t *written,
+                                           const uint32_t *total, int64_t context, int32_t loc) {
+  const uint32_t seen = *reinterpret_cast<const volatile uint32_t *>(written);
+  const uint32_t expected = *reinterpret_cast<const volatile uint32_t *>(total);
+  if (seen != expected) {
+    const Context *c = reinterpret_cast<const Context *>(context);
+    give_up(c, loc, -1, reinterpret_cast<uint64_t>(ref), expected, seen);
+    __builtin_unreachable();
+  }
+}
+
 } // namespace tw

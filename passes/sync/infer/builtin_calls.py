@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilelang import language as T
 from tilelang import tvm
 from tvm import tirx
 
-from ....builtins import atomics, memory, signals
+from ....builtins import atomics, memory, ragged, signals
 from ....builtins.implicit import CONTEXT, Loc, register_loc
 from ....builtins.spec import declaration_of
 from ...ir.origin import inserted
@@ -31,6 +31,37 @@ def wait_reached(
     return _call(
         signals.wait_reached, T.access_ptr(flag, "r"), target, peer, context, _loc(flag, access),
         qualifiers=("u32", "sys", "acquire"), origin=_origin("wait", access),
+    )  # fmt: skip
+
+
+def check_row(
+    element: tirx.BufferLoad, words: tirx.BufferLoad, written: tirx.BufferLoad,
+    numbers: Sequence[int | tirx.PrimExpr], access: Access,
+) -> tirx.Stmt:  # fmt: skip
+    """Build ``W.check_row`` for ``access``; ``numbers`` are its operands from ``row`` on."""
+    *integers, launch = numbers
+    pointers = (T.access_ptr(element, "r"), T.access_ptr(words, "rw"), T.access_ptr(written, "rw"))
+    operands = [*pointers, *(tirx.convert(n) for n in integers), launch]
+    return _checked(ragged.check_row, operands, element, access)
+
+
+def check_rows(
+    element: tirx.BufferLoad, written: tirx.BufferLoad, total: tirx.BufferLoad, access: Access
+) -> tirx.Stmt:
+    """Build ``W.check_rows`` for a segment; ``access`` is a write to the tensor."""
+    operands = [T.access_ptr(ref, "r") for ref in (element, written, total)]
+    return _checked(ragged.check_rows, operands, element, access)
+
+
+def _checked(
+    builtin: Callable[..., tirx.PrimExpr], operands: list, element: tirx.BufferLoad, access: Access
+) -> tirx.Stmt:
+    context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
+    file, _, line = access.line.rpartition(":")
+    loc = Loc(builtin.__name__, f"{element}", file, int(line or 0), inferred=True)
+    return _call(
+        builtin, *operands, context, register_loc(loc), qualifiers=(),
+        origin=_origin("check", access),
     )  # fmt: skip
 
 

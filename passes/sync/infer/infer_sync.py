@@ -41,6 +41,7 @@ from .options import options_of
 from .reindex import reindexed
 from .residency import leaves_room, verify_residency
 from .reuse import choose_buffers, guard_reuse
+from .row_checks import place_row_checks
 from .signals import place_signals
 from .version_copies import expand_versions
 from .waits import place_waits
@@ -172,6 +173,7 @@ def _place_sync(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
         scratch: tensors that the program allocates.
     """
     make_counters(context, scratch)
+    place_row_checks(context)
     place_signals(context)
     place_waits(context)
     place_drain(context)

@@ -38,6 +38,7 @@ class Options:
         version_bytes: maximum memory on a rank for the versions of one tensor.
         delays: seed of random sleeps before signals and after waits, for tests.
         trace: whether the kernel records events; ``tw.trace`` sets it.
+        check_rows: whether the kernel checks the rows of ragged tensors, for tests.
     """
 
     reuse: str = "auto"
@@ -47,6 +48,7 @@ class Options:
     version_bytes: int = 1 << 28
     delays: int | None = None
     trace: bool = False
+    check_rows: bool = False
 
 
 def with_options(func: tirx.PrimFunc, configs: Mapping[str, Any]) -> tirx.PrimFunc:
@@ -175,4 +177,5 @@ _LEGAL: dict[str, tuple] = {
     "version_bytes": (lambda value: type(value) is int and value >= 0, "bytes, 0 or more"),
     "delays": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
     "trace": (lambda value: type(value) is bool, "True or False"),
+    "check_rows": (lambda value: type(value) is bool, "True or False"),
 }

@@ -82,6 +82,7 @@ class Access:
         unknown_count: reason why the number of repetitions is not known, or "".
         stored: number of elements that a write stores in a segment of a ragged tensor, each time
             that the block reaches ``anchor``; 0 for other accesses.
+        stored_rows: number of rows of these elements.
     """
 
     tensor: tirx.Buffer
@@ -100,6 +101,7 @@ class Access:
     branches: int = 0
     unknown_count: str = ""
     stored: int = 0
+    stored_rows: int = 0
 
     @property
     def is_run(self) -> bool:

@@ -96,9 +96,7 @@ class Footprints:
         rank, owner, *columns = self.active(self.rank, self.owner, *self.low, *self.size, *extra)
         return rank, owner, *self._with_ends(columns)
 
-    def active(
-        self, *values: np.ndarray, mask: np.ndarray | None = None
-    ) -> tuple[np.ndarray, ...]:
+    def active(self, *values: np.ndarray, mask: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
         """Return flat arrays of ``values`` in the iterations in which the access happens, or in
         those of ``mask``.
 

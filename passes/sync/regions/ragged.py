@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform
+from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from ....builtins.errors import LanguageError
 from ...ir.uniformity import Divergence
@@ -73,17 +73,22 @@ def _whole_segment(access: Access, axes: int, program: Program, world_size: int)
         raise LanguageError(
             f"{access.text}, a ragged tensor; expected writes, each row once{access.location}"
         )
-    stored = _stored_elements(access, axes, program, world_size) if access.kind == "write" else 0
+    stored = rows = 0
+    if access.kind == "write":
+        stored, rows = _stored_elements(access, axes, program, world_size)
     extents = [_int(n) for n in access.tensor.shape[1 + axes :]]
     return dataclasses.replace(
-        access, stored=stored,
+        access, stored=stored, stored_rows=rows,
         starts=(*access.starts[: 1 + axes], *(_int(0) for _ in extents)),
         extents=(*access.extents[: 1 + axes], *extents),
     )  # fmt: skip
 
 
-def _stored_elements(access: Access, axes: int, program: Program, world_size: int) -> int:
-    """Return the number of elements that a write stores each time that the block reaches it.
+def _stored_elements(
+    access: Access, axes: int, program: Program, world_size: int
+) -> tuple[int, int]:
+    """Return the numbers of elements and of rows that a write stores each time that the block
+    reaches it.
 
     Raises:
         LanguageError: the number varies or is data.
@@ -110,23 +115,27 @@ def _stored_elements(access: Access, axes: int, program: Program, world_size: in
             f"{access.text}, which stores {counts[0]} to {counts[-1]} elements in a segment; "
             f"expected an equal number each time{access.location}"
         )
-    return int(counts[0]) if len(counts) else 0
+    rows = footprints.active(footprints.size[axes])[0].max(initial=0)
+    return int(counts.max(initial=0)), int(rows)
 
 
 def _without_data(
     index: tirx.PrimExpr, access: Access, space: Space, program: Program
 ) -> tirx.PrimExpr:
-    """Return ``index`` with 0 for each part that is known only at run time.
+    """Return ``index``, or its distance from the first place if a part of it is data.
 
     Raises:
         NotEvaluable: such a part may differ between the threads.
     """
+    if _unknown_in(index, space) is None:
+        return index
     index = Symbols(program, 1).inlined(index)
     while (unknown := _unknown_in(index, space)) is not None:
         if program.thread_control.divergence_of(unknown) is not Divergence.UNIFORM:
             raise NotEvaluable(unknown)
         index = _replaced(index, unknown)
-    return index
+    distance = index - substitute(index, {loop.var: loop.min for loop in access.inner})
+    return distance - int(space.evaluate(distance).min())
 
 
 def _unknown_in(index: tirx.PrimExpr, space: Space) -> tirx.PrimExpr | None:

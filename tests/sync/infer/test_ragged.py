@@ -93,6 +93,21 @@ def test_tensors_without_segments_are_left_alone():
     assert "announce" not in text_of(program)
 
 
+@pytest.mark.parametrize(
+    "name", ["ragged_dispatch", pytest.param("ragged_halves", marks=pytest.mark.long)]
+)
+def test_checked_rows(name):
+    """The checks change no result, and come before each write and at the end of the launch."""
+    checked = {"tileweave.check_rows": True}
+    case, ranks = PROGRAMS[name], 2
+    func, _ = passes.split_options(case.make(ranks), checked)
+    program, rng = Executable(func, ranks), np.random.default_rng(1)
+    check(case, program, rng, 0, resident_blocks=8)
+    cuda = tw.emit(case.make(ranks), world_size=ranks, pass_configs=checked)
+    assert cuda.index("tw::check_row(") < cuda.index("tw::check_rows(")
+    assert "check_row" not in tw.emit(case.make(ranks), world_size=ranks)
+
+
 def test_explain_lists_what_is_assumed():
     explanation = tw.explain(PROGRAMS["ragged_dispatch"].make(2), 2)
     assumed = (

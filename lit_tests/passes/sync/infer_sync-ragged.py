@@ -1,0 +1,91 @@
+# RUN: %python %s | %filecheck %s
+"""Ragged tensors: a signal after each write adds its elements; a read waits for the announcement,
+then for the announced total."""
+
+import tilelang.language as T
+from tilelang import tvm
+
+from tileweave import language as W
+from tileweave import passes
+
+RANKS, F32 = 2, "float32"
+
+
+def show(program, **options):
+    print("TEST:", program.attrs["global_symbol"])
+    func, _ = passes.split_options(program, {f"tileweave.{k}": v for k, v in options.items()})
+    mod = passes.run_group(tvm.IRModule({"program": func}), RANKS, 1 << 30)
+    print(mod["program"].script())
+
+
+@T.prim_func
+def rows(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((RANKS, 8, 16), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=8, row=16)
+        tile = T.alloc_shared((1, 16), F32)
+        me = W.rank()
+        for peer in T.serial(RANKS):
+            W.announce(inbox[peer, me, 0, 0], at[peer])
+        for t in T.serial(4):
+            T.copy(X[t, 0], tile)
+            T.copy(tile, inbox[at[t], me, t, 0])
+        for source in T.serial(RANKS):
+            for i in T.serial(W.announced(inbox[me, source, 0, 0])):
+                T.copy(inbox[me, source, i, 0], tile)
+                T.copy(tile, Y[source, i, 0])
+
+
+# The unit is a row. The rows have two buffers and one counter; the announcements have two counters.
+# CHECK-LABEL: TEST: rows
+# CHECK: inbox_announced_posted = T.match_buffer({{.*}}, (2, 2, 2), "uint32"
+# CHECK: inbox_arrived = T.match_buffer({{.*}}, (2, 2), "uint32"
+# CHECK: for peer in range(2):
+# CHECK-NEXT: T.tileweave.announce(T.access_ptr(inbox_announced[peer, {{.*}}, me, 0], 2, 2), at[peer], T.access_ptr(inbox_total[peer], 1, 3), 8, 1,
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_announced_posted[peer, {{.*}}, T.tileweave.rank()], 1, 3), T.uint32(1),
+# CHECK: T.copy(T.region(tile[0, 0], 1, 1, 16), T.region(inbox[at[t], {{.*}}, me, t, 0], 2,
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], T.tileweave.rank()], 1, 3), T.uint32(1),
+# CHECK: for source in range(2):
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_announced_posted[T.tileweave.rank(), {{.*}}, source], 1, 1), (epoch + T.uint32(2) - T.uint32(1)) // T.uint32(2),
+# CHECK: if 0 < T.Cast("int32", inbox_announced[{{.*}}, source, 0]):
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source], 1, 1), inbox_announced[T.tileweave.rank(), {{.*}}, source, 1],
+# CHECK: for i in range(T.Cast("int32", inbox_announced[me, {{.*}}, source, 0])):
+# CHECK-NOT: wait_reached
+# CHECK-NOT: check_row
+show(rows)
+
+
+@T.prim_func
+def halves(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((RANKS, 16), F32)):
+    with T.Kernel(2, threads=32) as half:
+        inbox = W.alloc_ragged((), rows=8, row=16)
+        me = W.rank()
+        if half == 0:
+            for peer in T.serial(RANKS):
+                W.announce(inbox[peer, me, 0, 0], at[peer])
+        if at[3] >= 0:
+            for j in T.Parallel(8):
+                inbox[at[3], me, at[2], half * 8 + j] = X[0, half * 8 + j]
+        for source in T.serial(RANKS):
+            for j in T.Parallel(16):
+                Y[source, j] = inbox[me, source, 0, j]
+
+
+# A row has two units. Without credits, the writer waits for the owner, which data decides.
+# CHECK-LABEL: TEST: halves
+# CHECK: T.tileweave.announce({{.*}}, at[peer], {{.*}}, 8, 2,
+# CHECK: if at[3] >= 0:
+# CHECK-NEXT: if {{.*}}at[3]{{.*}}T.tileweave.rank(){{.*}}:
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(finished[T.tileweave.rank(), at[3]], 1, 1), epoch - T.uint32(1),
+# CHECK: inbox[at[3], me, at[2], bx * 8 + j] = X
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[3], T.tileweave.rank()], 1, 3), T.uint32(1),
+# CHECK: T.tileweave.wait_reached(T.access_ptr(inbox_announced_posted[T.tileweave.rank(), source], 1, 1), epoch,
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source], 1, 1), inbox_announced[T.tileweave.rank(), source, 1],
+show(halves, reuse="credit")
+
+
+# CHECK-LABEL: TEST: rows
+# CHECK: T.tileweave.check_row(T.access_ptr(inbox[at[t], {{.*}}, me, t, 0], 1, 1), T.access_ptr(inbox_rows[at[t], 0], 1, 3), T.access_ptr(inbox_written[at[t]], 1, 3), t, 1, 8, 1, 1, epoch,
+# CHECK-NEXT: T.copy({{.*}}T.region(inbox[at[t],
+# CHECK: for segment_0 in range(2):
+# CHECK-NEXT: T.tileweave.check_rows(T.access_ptr(inbox[segment_0, {{.*}}, T.tileweave.rank(), 0, 0], 1, 1), T.access_ptr(inbox_written[segment_0], 1, 1), T.access_ptr(inbox_total[segment_0], 1, 1),
+show(rows, check_rows=True)

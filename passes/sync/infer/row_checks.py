@@ -1,0 +1,82 @@
+"""Checks of the rows of ragged tensors on the GPU, with the option ``tileweave.check_rows``."""
+
+from __future__ import annotations
+
+import math
+
+from tvm import tirx
+from tvm.tirx.stmt_functor import substitute
+
+from ...ir.ragged import totals_name
+from ..regions.accesses import base_of
+from ..regions.footprints import Footprints
+from ..regions.granules import Counter
+from . import builtin_calls
+from .context import SyncContext
+
+
+def place_row_checks(context: SyncContext) -> None:
+    """Check each row before it is written, and the number of rows at the end of the launch.
+
+    Before: ``T.copy(tile, S[dst, me, row, 0])``
+    After:  ``T.tileweave.check_row(S[dst, me, row, 0], S_rows[dst, 0], S_written[dst], row, ...);
+    T.copy(tile, S[dst, me, row, 0])``
+    """
+    if not context.options.check_rows:
+        return
+    for counter in context.counters:
+        if counter.traffic.is_ragged:
+            _check(context, counter)
+
+
+def _check(context: SyncContext, counter: Counter) -> None:
+    name, axes = counter.traffic.tensor.name, counter.traffic.segments
+    shape = tuple(int(e) for e in counter.traffic.tensor.shape)
+    segments, rows = shape[:axes], shape[1 + axes]
+    words = context.add_implicit(f"{name}_rows", (*segments, rows), "uint64", symmetric=False)
+    written = context.add_implicit(f"{name}_written", segments, "uint32", symmetric=False)
+    row_size = math.prod(shape[2 + axes :]) // counter.unit
+    for footprints in counter.traffic.in_kernel("write"):
+        access = footprints.access
+        index = [_first(i, footprints) for i in access.node.indices]
+        units = access.stored // access.stored_rows // counter.unit
+        stmt = builtin_calls.check_row(
+            _element(context, counter, index),
+            tirx.BufferLoad(words, [*index[:axes], tirx.IntImm("int32", 0)]),
+            tirx.BufferLoad(written, index[:axes]),
+            (index[1 + axes], access.stored_rows, rows, units, row_size, context.epoch), access,
+        )  # fmt: skip
+        context.placement.put_before(access.anchor, stmt, access)
+    _check_total(context, counter, written)
+
+
+def _check_total(context: SyncContext, counter: Counter, written: tirx.Buffer) -> None:
+    """Check all segments that the rank writes, in the last block of the launch."""
+    traffic = counter.traffic
+    total = next(
+        b for b in context.program.func.buffer_map.values()
+        if b.name == totals_name(traffic.tensor.name)
+    )  # fmt: skip
+    variables = [tirx.Var(f"segment_{axis}", "int32") for axis in range(traffic.segments)]
+    zeros = [tirx.IntImm("int32", 0)] * (len(traffic.tensor.shape) - traffic.segments - 1)
+    stmt = builtin_calls.check_rows(
+        _element(context, counter, [*variables, context.symbols.rank, *zeros]),
+        tirx.BufferLoad(written, variables), tirx.BufferLoad(total, variables),
+        traffic.in_kernel("write")[-1].access,
+    )  # fmt: skip
+    for variable, extent in reversed(list(zip(variables, traffic.tensor.shape, strict=False))):
+        stmt = tirx.For(variable, 0, extent, tirx.ForKind.SERIAL, stmt)
+    context.at_end.append(stmt)
+
+
+def _element(context: SyncContext, counter: Counter, index: list) -> tirx.BufferLoad:
+    """Return an element of the rows, in the buffer of this launch."""
+    tensor = counter.traffic.tensor
+    index = [index[0], *context.buffer_index(tensor), *index[1:]]
+    return tirx.BufferLoad(context.all_buffers_of(tensor), index)
+
+
+def _first(index: tirx.PrimExpr, footprints: Footprints) -> tirx.PrimExpr:
+    """Return an index of an access in the first iteration of its inner loops."""
+    first = {loop.var: loop.min for loop in footprints.access.inner}
+    return substitute(base_of(index), first)
