@@ -32,6 +32,11 @@ class ElementOf:
 
 
 @dataclass(frozen=True)
+class DataOf:
+    """A value of any type; as a result, one of the type that the argument ``dtype`` names."""
+
+
+@dataclass(frozen=True)
 class Scalar:
     """A value converted to ``dtype``."""
 
@@ -77,7 +82,13 @@ Barrier = Annotated[Any, Pointer("rw", "barrier")]
 Element = Annotated[Any, ElementOf("ref")]
 
 
+Data = Annotated[Any, DataOf()]
+
+
 Int32 = Annotated[Any, Scalar("int32")]
+
+
+Uint32 = Annotated[Any, Scalar("uint32")]
 
 
 Int64 = Annotated[Any, Scalar("int64")]
@@ -90,6 +101,9 @@ ConstantFlag = Annotated[bool, ConstantBool()]
 
 
 Peer = Annotated[Any, TraceOnly()]
+
+
+DtypeName = Annotated[str, TraceOnly()]
 
 
 Level = Literal["thread", "warp", "block", "leader"]
@@ -180,6 +194,10 @@ class Roles:
     """Whether it reads memory that other threads may change at the same time. Every builtin that
     waits, and every one with operands and a result, does."""
 
+    flagged: bool = False
+    """Whether each 8-byte word that it accesses holds 4 bytes of data, and a flag that equals the
+    operand ``flag``. A load polls for the flag."""
+
     multicast: bool = False
     """Whether its first operand is an address of multicast memory."""
 
@@ -240,7 +258,14 @@ class Builtin(Roles):
     @property
     def loads(self) -> bool:
         """True if it returns the value of one element and changes nothing."""
-        return bool(self.result and self.pointers) and not (self.writes or self.multicast)
+        if self.writes or self.multicast or self.flagged:
+            return False
+        return bool(self.result and self.pointers)
+
+    @property
+    def polls(self) -> bool:
+        """True if it waits for flags in words, and returns the data of these words."""
+        return self.flagged and self.result is not None
 
     @property
     def fetches(self) -> bool:

@@ -10,6 +10,7 @@ from ..builtins.spec import (
     BUILTINS,
     ConstantBool,
     ConstantInt,
+    DataOf,
     ElementOf,
 )
 
@@ -28,7 +29,7 @@ def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
             template.append(str(int(operand)))
         elif isinstance(kind, ConstantBool):
             template.append("true" if operand else "false")
-        elif isinstance(kind, ElementOf) and _lanes(operand) > 1:
+        elif isinstance(kind, (DataOf, ElementOf)) and _lanes(operand) > 1:
             runtime.append(tirx.call_extern("handle", "tw::bits", operand))
         else:
             runtime.append(operand)

@@ -43,7 +43,8 @@ class Instructions:
         only_orders = spec.result is None and not any(
             isinstance(k, Pointer) and not k.optional for _, k in spec.operands
         )
-        return bool(spec.waits) or only_orders or spec.signals or releases(call) or acquires(call)
+        carries_flag = spec.flagged or bool(spec.waits) or spec.signals
+        return carries_flag or only_orders or releases(call) or acquires(call)
 
     def has(self, call: tirx.Call) -> bool:
         """Return whether ``call`` synchronizes or has a scope."""

@@ -185,7 +185,11 @@ def explicit_sync(func: tirx.PrimFunc) -> tuple[Leaf, tirx.Call] | None:
 def _is_explicit(call: tirx.Call) -> bool:
     spec = builtin_of(call)
     scope = spec.qualifier(call, "scope") if spec.has_qualifier("scope") else "sys"
-    return bool(spec.waits or releases(call)) and scope == "sys" and spec.participants != "grid"
+    return (
+        bool(spec.waits or spec.flagged or releases(call))
+        and scope == "sys"
+        and spec.participants != "grid"
+    )
 
 
 def _exchanged_tensors(
