@@ -36,7 +36,11 @@ def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
     name = f"tw::{spec.name}" + (f"<{', '.join(template)}>" if template else "")
     if _lanes(call) > 1:
         return _vector_call(call.dtype, name, runtime)
-    return tirx.call_extern(call.dtype, name, *runtime)
+    result = tirx.call_extern(call.dtype, name, *runtime)
+    if isinstance(spec.result, DataOf):  # the template returns bits, which a conversion would keep
+        value = tirx.Var("value", call.dtype)
+        return tirx.Let(value, result, value)
+    return result
 
 
 def _vector_call(dtype: str, name: str, arguments: list[tirx.PrimExpr]) -> tirx.PrimExpr:

@@ -24,6 +24,7 @@ class Implicit:
         shape: shape of one rank's copy.
         scratch: whether it holds data of ``W.alloc_symmetric`` or of versions of a tensor.
             Otherwise it holds counters.
+        flagged: whether it holds words with flags, which must be zero before the first launch.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Implicit:
     shape: tuple[int, ...]
     dtype: str
     scratch: bool = False
+    flagged: bool = False
 
 
 def implicit_of(func: tirx.PrimFunc) -> list[Implicit]:

@@ -71,6 +71,7 @@ def explain_kernel(
         unverified=sorted_in(name, unverified),
         sizes=sizes_of(func),
         versions=inferred.versions,
+        protocols=inferred.protocols,
     )
 
 

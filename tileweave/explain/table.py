@@ -61,6 +61,10 @@ def _accesses(e: Explanation) -> Iterator[str]:
 
 
 def _memory(e: Explanation) -> Iterator[str]:
+    if e.protocols:
+        yield "protocols (tileweave.protocol):"
+        width = max(map(len, e.protocols))
+        yield from (f"  {name:{width}}  {text}" for name, text in e.protocols.items())
     for launch, reasons in (("the same", e.versions), ("the next", e.reuse)):
         if reasons:
             yield f"memory is used again in {launch} launch because:"

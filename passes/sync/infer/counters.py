@@ -127,6 +127,9 @@ def _drain_copies(context: SyncContext, accesses: TensorAccesses) -> None:
 
 def _add(context: SyncContext, counter: Counter, name: str) -> None:
     accesses = counter.traffic
+    if context.is_ll(accesses.tensor):
+        context.counters.append(counter)
+        return
     buffers = context.buffers[accesses.tensor]
     total = counter.granules.total * (accesses.world_size if counter.pulled else 1)
     shape = (buffers, total) if buffers > 1 else (total,)
