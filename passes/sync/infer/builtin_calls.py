@@ -66,7 +66,7 @@ def ll_store(
 def ll_load(
     word: tirx.BufferLoad, flag: tirx.PrimExpr, dtype: str, words: int, line: str
 ) -> tirx.PrimExpr:
-    """Build ``W.ll_ld(word, flag, words=words)`` for a read on ``line``, as elements of ``dtype``."""
+    """Build ``W.ll_ld(word, flag, words=words)`` for a read on ``line``."""
     context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
     file, _, number = line.rpartition(":")
     name = ll.ll_ld.__name__

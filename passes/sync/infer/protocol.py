@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 from tilelang import tvm
 from tvm import tirx
 
@@ -41,11 +42,14 @@ class Protocol:
         name: ``flag`` or ``ll``.
         reason: why, for the user.
         elements: number of elements in a word of LL.
+        clipped: axes, counted from the last one (-1), along which accesses extend past the end of
+            the tensor.
     """
 
     name: str
     reason: str
     elements: int = 1
+    clipped: frozenset[int] = frozenset()
 
     @property
     def is_ll(self) -> bool:
@@ -90,15 +94,27 @@ def _protocol_of(
         )
     if obstacle is not None:
         return Protocol(FLAG, obstacle[1])
-    elements = _elements_per_word(accesses)
+    words = _elements_per_word(accesses), _clipped_axes(accesses)
     if requested == LL:
-        return Protocol(LL, "chosen by tileweave.protocol", elements)
+        return Protocol(LL, "chosen by tileweave.protocol", *words)
     size = _granule_bytes(accesses, options)
     if any(rank != owner for b in accesses.of_kind("read") for rank, owner in b.ranks_and_owners()):
         return Protocol(FLAG, "ranks read memory of other ranks, which they would poll")
     if size > MOST_BYTES:
         return Protocol(FLAG, f"a granule has {size} bytes, more than {MOST_BYTES}")
-    return Protocol(LL, f"a granule has {size} bytes, at most {MOST_BYTES}", elements)
+    return Protocol(LL, f"a granule has {size} bytes, at most {MOST_BYTES}", *words)
+
+
+def _clipped_axes(accesses: TensorAccesses) -> frozenset[int]:
+    """Return the axes, counted from the last one, along which a copy extends past the end."""
+    shape = accesses.grid.shape
+    return frozenset(
+        axis - len(shape)
+        for boxes in accesses.footprints.values()
+        if boxes.access.op == WORD_COPY
+        for axis, (low, extent) in enumerate(zip(boxes.low, boxes.access.extents[1:], strict=True))
+        if np.any(boxes.active(low)[0] + int(extent) > shape[axis])
+    )
 
 
 def _granule_bytes(accesses: TensorAccesses, options: Options) -> int:
@@ -140,7 +156,7 @@ def _obstacle(
         if not boxes.is_certain:
             return boxes.access, "which part is accessed depends on data"
         if boxes.outside or boxes.before:
-            return boxes.access, "the access extends past the end of the tensor"
+            return boxes.access, "the access may begin outside of the tensor"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,11 +14,19 @@ from tvm.tirx.stmt_functor import ir_transform
 from ....builtins.ll import WORD
 from ....builtins.operands import WORD_DATA_BITS
 from ...ir.implicit import heap_buffer, implicit_of, set_implicit
-from ...ir.walk import calls_in, line_of, nodes_in, op_name, rewrite_children
+from ...ir.walk import (
+    calls_in,
+    flatten,
+    line_of,
+    nodes_in,
+    op_name,
+    rewrite_children,
+    statements_of,
+)
 from . import builtin_calls
 from .context import Inserted, SyncContext
 from .edits import at_line_of
-from .word_copies import is_by_vectors, parallel, sides_of, vector
+from .word_copies import Side, is_by_vectors, parallel, shifted, sides_of
 
 
 @dataclass(frozen=True)
@@ -28,11 +37,13 @@ class _Words:
         tensor: the tensor, with the axis for the buffers that launches use in turn.
         buffer: its words, which have the same axes.
         elements: number of elements in a word.
+        clipped: axes, counted from the last one, along which copies extend past the end.
     """
 
     tensor: tirx.Buffer
     buffer: tirx.Buffer
     elements: int
+    clipped: frozenset[int]
 
     @property
     def dtype(self) -> tvm.DataType:
@@ -87,12 +98,13 @@ class _Rewriter:
             if words is None:
                 return None
             names.append(words.tensor.name)
-            return self._load(words, list(node.indices), 1, line)
+            _, (element,) = self._load(words, list(node.indices), 1, line)
+            return element
 
         new = ir_transform(stmt, None, change, ["tirx.BufferLoad"])
         words = self.words.get(stmt.buffer.data) if isinstance(stmt, tirx.BufferStore) else None
         if words is not None:
-            new = self._store(words, list(new.indices), new.value, "a store", line)
+            new = self._store(words, list(new.indices), [new.value], "a store", line)
         for name in names:
             self._record("ll_load", name, line, "a load", new)
         return new
@@ -108,46 +120,68 @@ class _Rewriter:
             if is_by_vectors(stmt.value, words.tensor, words.lanes):
                 lanes = words.lanes
 
-        def body(offsets: list[tirx.PrimExpr]) -> tirx.Stmt:
-            value: tirx.PrimExpr
-            if read is not None:
-                value = self._load(read, source.at(offsets), lanes, line)
-            else:
-                value = tirx.BufferLoad(source.buffer, vector(source.at(offsets), lanes))
+        def stored(offsets: list[tirx.PrimExpr], values: list[tirx.PrimExpr]) -> tirx.Stmt:
             if str(source.buffer.dtype) != str(target.buffer.dtype):
-                value = tirx.Cast(str(target.buffer.dtype), value)
+                values = [tirx.Cast(str(target.buffer.dtype), value) for value in values]
+            indices = target.at(offsets)
             if written is not None:
-                new = self._store(written, target.at(offsets), value, "T.copy", line)
-            else:
-                new = tirx.BufferStore(target.buffer, value, vector(target.at(offsets), lanes))
-            new = at_line_of(stmt, new)
+                return self._store(written, indices, values, "T.copy", line)
+            places = [shifted(indices, k) for k in range(lanes)]
+            pairs = zip(values, places, strict=True)
+            return flatten([tirx.BufferStore(target.buffer, v, at) for v, at in pairs])
+
+        def body(offsets: list[tirx.PrimExpr]) -> tirx.Stmt:
+            indices, inside = source.at(offsets), _inside(source, read, offsets)
+            zero = tirx.const(0, str(source.buffer.dtype))
             if read is not None:
-                self._record("ll_load", read.tensor.name, line, "T.copy", new)
-            return new
+                poll, values = self._load(read, indices, lanes, line)
+                stmts = [*poll, stored(offsets, values)]
+                new = at_line_of(stmt, flatten(stmts))
+                self._record("ll_load", read.tensor.name, line, "T.copy", statements_of(new)[0])
+                if inside is not None:
+                    new = tirx.IfThenElse(inside, new, stored(offsets, [zero] * lanes))
+            else:
+                loads = [tirx.BufferLoad(source.buffer, shifted(indices, k)) for k in range(lanes)]
+                if inside is not None:
+                    loads = [tirx.if_then_else(inside, load, zero) for load in loads]
+                new = at_line_of(stmt, stored(offsets, loads))
+            inside = _inside(target, written, offsets)
+            return new if inside is None else tirx.IfThenElse(inside, new, None)
 
         return parallel(target, lanes, body)
 
     def _load(
         self, words: _Words, indices: list[tirx.PrimExpr], lanes: int, line: str
-    ) -> tirx.PrimExpr:
-        word = words.at(indices)
-        dtype, bits = str(words.tensor.dtype), words.dtype.bits
-        if lanes > 1:
-            return builtin_calls.ll_load(word, self.epoch, f"{dtype}x{lanes}", 2, line)
-        if bits == WORD_DATA_BITS:
-            return builtin_calls.ll_load(word, self.epoch, dtype, 1, line)
-        data = builtin_calls.ll_load(word, self.epoch, f"uint{WORD_DATA_BITS}", 1, line)
-        return tirx.reinterpret(dtype, tirx.Cast(f"uint{bits}", data))
+    ) -> tuple[list[tirx.Stmt], list[tirx.PrimExpr]]:
+        """Return statements that poll, and the elements from ``indices`` on."""
+        word, bits, dtype = words.at(indices), words.dtype.bits, str(words.tensor.dtype)
+        if lanes == 1 and bits == WORD_DATA_BITS:
+            return [], [builtin_calls.ll_load(word, self.epoch, dtype, 1, line)]
+        if lanes == 1:
+            data = builtin_calls.ll_load(word, self.epoch, f"uint{WORD_DATA_BITS}", 1, line)
+            return [], [_with_type(dtype, data)]
+        data = tirx.Var("words", f"uint{2 * WORD_DATA_BITS}")
+        poll = tirx.Bind(data, builtin_calls.ll_load(word, self.epoch, data.dtype, 2, line))
+        shifts = (tirx.const(bits * k, data.dtype) for k in range(lanes))
+        return [poll], [_with_type(dtype, tirx.shift_right(data, shift)) for shift in shifts]
 
     def _store(
-        self, words: _Words, indices: list[tirx.PrimExpr], value: tirx.PrimExpr, op: str, line: str
-    ) -> tirx.Stmt:
-        bits = tvm.DataType(str(value.dtype))
-        if bits.bits * bits.lanes < WORD_DATA_BITS:
-            value = tirx.Cast(
-                f"uint{WORD_DATA_BITS}", tirx.reinterpret(f"uint{bits.bits}", value)
-            )
-        new = builtin_calls.ll_store(words.at(indices), value, self.epoch, words.tensor.name)
+        self, words: _Words, indices: list[tirx.PrimExpr], values: list[tirx.PrimExpr], op: str,
+        line: str,
+    ) -> tirx.Stmt:  # fmt: skip
+        """Return the store of consecutive elements from ``indices`` on."""
+        bits = words.dtype.bits
+        if len(values) == 1 and bits == WORD_DATA_BITS:
+            (data,) = values
+        else:
+            wide = f"uint{WORD_DATA_BITS if len(values) == 1 else 2 * WORD_DATA_BITS}"
+            parts = [
+                tirx.shift_left(tirx.Cast(wide, _as_bits(value)), tirx.const(bits * k, wide))
+                if k else tirx.Cast(wide, _as_bits(value))
+                for k, value in enumerate(values)
+            ]  # fmt: skip
+            data = functools.reduce(tirx.bitwise_or, parts)
+        new = builtin_calls.ll_store(words.at(indices), data, self.epoch, words.tensor.name)
         self._record("ll_store", words.tensor.name, line, op, new)
         return new
 
@@ -157,6 +191,40 @@ class _Rewriter:
             "ll_load": f"{op} reads words, and polls until they have the number of the launch",
         }[kind]
         self.inserted.append(Inserted(kind, tensor, line, reason, "a word", stmts=(stmt,)))
+
+
+def _as_bits(value: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return a value as an unsigned integer of its size."""
+    dtype = f"uint{tvm.DataType(str(value.dtype)).bits}"
+    return value if str(value.dtype) == dtype else tirx.reinterpret(dtype, value)
+
+
+def _with_type(dtype: str, data: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return the low bits of ``data`` as an element of ``dtype``."""
+    unsigned = f"uint{tvm.DataType(dtype).bits}"
+    bits = tirx.Cast(unsigned, data)
+    return bits if dtype == unsigned else tirx.reinterpret(dtype, bits)
+
+
+def _inside(side: Side, words: _Words | None, offsets: list[tirx.PrimExpr]) -> tirx.PrimExpr | None:
+    """Return the condition that an element of a copy is inside the tensor; None if all are."""
+    shape, indices = side.buffer.shape, side.at(offsets)
+    axes = range(-len(shape), 0) if words is None else sorted(words.clipped)
+    if side.buffer.scope() != "global":
+        return None
+    conditions = [
+        tirx.LT(indices[axis], shape[axis])
+        for axis in axes
+        if words is not None or not _ends_inside(side, axis)
+    ]
+    return functools.reduce(tirx.And, conditions) if conditions else None
+
+
+def _ends_inside(side: Side, axis: int) -> bool:
+    start, shape = side.start.indices[axis], side.buffer.shape[axis]
+    if int(side.extents[axis]) == 1:
+        return True
+    return tvm.arith.Analyzer().can_prove(start + side.extents[axis] <= shape)
 
 
 def store_words(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -181,7 +249,7 @@ def store_words(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
         )
         new = heap_buffer(tensor.name, shape, WORD, context.world_size, context.heap_stride)
         buffers[param] = new
-        words[tensor.data] = _Words(tensor, new, protocol.elements)
+        words[tensor.data] = _Words(tensor, new, protocol.elements, protocol.clipped)
     rewriter = _Rewriter(words, context.epoch)
     body = rewriter.visit(func.body)
     _require_no_access(body, words)

@@ -13,9 +13,6 @@ from ...ir.walk import op_name
 WORD_COPY = "T.copy"
 """The tile operator that threads may execute instead of the TMA."""
 
-Value = Callable[[list[tirx.PrimExpr], int], tirx.PrimExpr]
-"""(indices, lanes) -> the elements there."""
-
 
 @dataclass(frozen=True)
 class Side:
@@ -100,11 +97,9 @@ def parallel(side: Side, lanes: int, body: Callable[[list[tirx.PrimExpr]], tirx.
     return stmt
 
 
-def vector(indices: list[tirx.PrimExpr], lanes: int) -> list[tirx.PrimExpr]:
-    """Return the indices of ``lanes`` consecutive elements from ``indices`` on."""
-    if lanes == 1:
-        return indices
-    return [*indices[:-1], tirx.Ramp(indices[-1], 1, lanes)]
+def shifted(indices: list[tirx.PrimExpr], number: int) -> list[tirx.PrimExpr]:
+    """Return the indices of the element ``number`` places later along the last axis."""
+    return [*indices[:-1], indices[-1] + number] if number else indices
 
 
 def _is(extent: tirx.PrimExpr, value: int) -> bool:
