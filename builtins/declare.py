@@ -18,7 +18,7 @@ from tvm import tirx
 from .errors import reject
 from .implicit import supply
 from .operands import as_vector, ptx_type_of, result_dtype, trace_operand
-from .spec import BUILTINS, Builtin, ElementOf, Roles, TraceOnly, register_op
+from .spec import BUILTINS, Builtin, DataOf, ElementOf, Roles, TraceOnly, register_op
 
 
 def builtin(**roles: Any) -> Callable[[Callable[..., Any]], Callable[..., tirx.PrimExpr]]:
@@ -46,7 +46,7 @@ def builtin(**roles: Any) -> Callable[[Callable[..., Any]], Callable[..., tirx.P
             bound.apply_defaults()
             _check_qualifiers(spec, bound.arguments)
             for parameter, kind in spec.operands:
-                if isinstance(kind, ElementOf):
+                if isinstance(kind, (DataOf, ElementOf)):
                     bound.arguments[parameter] = as_vector(bound.arguments[parameter])
             return _trace(spec, {**bound.arguments, **(stub(**bound.arguments) or {})})
 

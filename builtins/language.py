@@ -6,6 +6,7 @@ from .atomics import *
 from .barriers import *
 from .bulk import *
 from .debug import *
+from .ll import *
 from .memory import *
 from .multimem import *
 from .put_get import *

@@ -13,11 +13,15 @@ from .qualifiers import PTX_TYPES
 from .spec import (
     Builtin,
     ConstantBool,
+    DataOf,
     ElementOf,
     Pointer,
     Scalar,
 )
 from .symmetric import is_scratch
+
+WORD_DATA_BITS = 32
+"""Bits of data in a word of the LL protocol."""
 
 
 def trace_operand(
@@ -36,6 +40,10 @@ def trace_operand(
     if isinstance(kind, ElementOf):
         shaped_by = arguments.get("value", value)  # all values of a builtin have its lanes
         return _convert(spec, parameter, value, ref_dtype(arguments[kind.ref], shaped_by))
+    if isinstance(kind, DataOf):
+        if not isinstance(value, tirx.PrimExpr):
+            raise reject(spec.name, f"{parameter}={value!r}", "a value with a type")
+        return value
     if isinstance(kind, Scalar):
         return _convert(spec, parameter, value, kind.dtype)
     if isinstance(kind, ConstantBool):
@@ -183,5 +191,9 @@ def result_dtype(spec: Builtin, arguments: dict[str, Any]) -> str:
         return "handle"
     if isinstance(spec.result, Scalar):
         return spec.result.dtype
+    if isinstance(spec.result, DataOf):
+        element_type = tvm.DataType(arguments["dtype"])
+        lanes = arguments["words"] * WORD_DATA_BITS // element_type.bits
+        return str(element_type.with_lanes(lanes))
     dtype = tvm.DataType(ref_dtype(arguments[spec.result.ref], arguments.get("value")))
     return str(dtype.with_lanes(dtype.lanes * arguments.get("lanes", 1)))

@@ -32,6 +32,11 @@ class ElementOf:
 
 
 @dataclass(frozen=True)
+class DataOf:
+    """A value of any type; as a result, one of the type that the argument ``dtype`` names."""
+
+
+@dataclass(frozen=True)
 class Scalar:
     """A value converted to ``dtype``."""
 
@@ -77,7 +82,13 @@ Barrier = Annotated[Any, Pointer("rw", "barrier")]
 Element = Annotated[Any, ElementOf("ref")]
 
 
+Data = Annotated[Any, DataOf()]
+
+
 Int32 = Annotated[Any, Scalar("int32")]
+
+
+Uint32 = Annotated[Any, Scalar("uint32")]
 
 
 Int64 = Annotated[Any, Scalar("int64")]
@@ -93,6 +104,9 @@ ConstantFlag = Annotated[bool, ConstantBool()]
 
 
 Peer = Annotated[Any, TraceOnly()]
+
+
+DtypeName = Annotated[str, TraceOnly()]
 
 
 Level = Literal["thread", "warp", "block", "leader"]
@@ -190,6 +204,10 @@ class Roles:
     checks: bool = False
     """Whether it only checks rows of a ragged tensor, in memory that nothing else uses."""
 
+    flagged: bool = False
+    """Whether each 8-byte word that it accesses holds 4 bytes of data, and a flag that equals the
+    operand ``flag``. A load polls for the flag."""
+
     multicast: bool = False
     """Whether its first operand is an address of multicast memory."""
 
@@ -250,7 +268,14 @@ class Builtin(Roles):
     @property
     def loads(self) -> bool:
         """True if it returns the value of one element and changes nothing."""
-        return bool(self.result and self.pointers) and not (self.writes or self.multicast)
+        if self.writes or self.multicast or self.flagged:
+            return False
+        return bool(self.result and self.pointers)
+
+    @property
+    def polls(self) -> bool:
+        """True if it waits for flags in words, and returns the data of these words."""
+        return self.flagged and self.result is not None
 
     @property
     def fetches(self) -> bool:

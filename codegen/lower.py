@@ -10,6 +10,7 @@ from ..builtins.spec import (
     BUILTINS,
     ConstantBool,
     ConstantInt,
+    DataOf,
     ElementOf,
 )
 
@@ -28,14 +29,18 @@ def lowered_call(call: tirx.Call) -> tirx.PrimExpr:
             template.append(str(int(operand)))
         elif isinstance(kind, ConstantBool):
             template.append("true" if operand else "false")
-        elif isinstance(kind, ElementOf) and _lanes(operand) > 1:
+        elif isinstance(kind, (DataOf, ElementOf)) and _lanes(operand) > 1:
             runtime.append(tirx.call_extern("handle", "tw::bits", operand))
         else:
             runtime.append(operand)
     name = f"tw::{spec.name}" + (f"<{', '.join(template)}>" if template else "")
     if _lanes(call) > 1:
         return _vector_call(call.dtype, name, runtime)
-    return tirx.call_extern(call.dtype, name, *runtime)
+    result = tirx.call_extern(call.dtype, name, *runtime)
+    if isinstance(spec.result, DataOf):  # the template returns bits, which a conversion would keep
+        value = tirx.Var("value", call.dtype)
+        return tirx.Let(value, result, value)
+    return result
 
 
 def _vector_call(dtype: str, name: str, arguments: list[tirx.PrimExpr]) -> tirx.PrimExpr:

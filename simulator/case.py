@@ -131,13 +131,14 @@ def _implicit_tensors(
     h: Implicit, machine: Machine, inferred: bool, groups: Sequence[Group]
 ) -> list[Tensor]:
     """Return an implicit tensor of all ranks, zeroed as on a GPU. Scratch memory of inferred
-    programs stays poison, because they must not read it before a launch has written it."""
+    programs stays poison, because they must not read it before a launch has written it; but words
+    with flags may be polled before."""
     dtype = numpy_dtype(h.dtype)
 
     def tensor(group: Group, rank: int) -> Tensor:
         shape = (group.size, *h.shape) if h.symmetric else h.shape
         tensor = Tensor(machine.memory, h.name, shape, dtype, written=True)
-        if not (h.scratch and inferred):
+        if h.flagged or not (h.scratch and inferred):
             tensor.give((Ellipsis,), np.zeros(shape, dtype))
         if h.segments:
             tensor.segments = Segments(tensor, h.segments, h.segment)

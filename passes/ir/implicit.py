@@ -27,6 +27,7 @@ class Implicit:
         segments, segment: if it holds the rows of a ragged tensor, the extents of the axes that
             select a segment, the source last, and the shape of a segment, rows first. Before them,
             ``shape`` may have an axis for buffers.
+        flagged: whether it holds words with flags, which must be zero before the first launch.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Implicit:
     scratch: bool = False
     segments: tuple[int, ...] = ()
     segment: tuple[int, ...] = ()
+    flagged: bool = False
 
 
 def implicit_of(func: tirx.PrimFunc) -> list[Implicit]:

@@ -32,6 +32,7 @@ from . import (
     builtin_ops,
     copy_ops,
     debug_ops,
+    ll_ops,
     multimem_ops,
     reducer_ops,
     tile_ops,
@@ -42,7 +43,8 @@ from .expressions import Expr
 
 _HEAP_STRIDE = 1 << 40
 OPERATIONS = (
-    block_ops, tile_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops, multimem_ops
+    block_ops, tile_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops, multimem_ops,
+    ll_ops,
 )  # fmt: skip
 """Modules whose ``register`` adds operations to the compiler."""
 

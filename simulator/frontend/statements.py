@@ -50,9 +50,13 @@ class Statements(Expressions):
         self.thread_cuts: set[int] = {0, 1}
         """Thread numbers at which conditions divide the threads of a block."""
         self.thread_slots: set[tirx.Var] = set()
+        self.polls: list[Callable[[Frame], Iterator[Any]]] = []
+        """Polls in the expressions of the current statement, which precede it."""
 
     def statement(self, stmt: tirx.Stmt, loc: str = "") -> Step:
         loc = line_of(stmt) or loc
+        if self.polls:
+            raise unsupported("a poll in the condition or the range of another statement", loc)
         handler = getattr(self, f"_on_{type(stmt).__name__}", None)
         if handler is None:
             raise unsupported(f"statement {type(stmt).__name__}", loc)
@@ -72,7 +76,17 @@ class Statements(Expressions):
         )
 
     def preempted(self, run: Callable[[Frame], Any], *nodes: Any) -> Step:
-        """Return a step before which other blocks may run, if these nodes access global memory."""
+        """Return a step before which other blocks may run, if these nodes access global memory, and
+        which the polls in their expressions precede."""
+        if self.polls:
+            polls, self.polls = self.polls, []
+
+            def after_polls(frame):
+                for poll in polls:
+                    yield from poll(frame)
+                run(frame)
+
+            return Step(after_polls, True)
         if not self.is_shared_between_blocks(*nodes):
             return Step(run)
 

@@ -184,9 +184,10 @@ class Machine:
                     if item.event.clock is None:
                         break
                     stream.clock = stream.clock.joined(item.event.clock)
+                    stream.polled = stream.polled.joined(item.event.polled)
                 stream.items.pop(0)
                 if isinstance(item, Record):
-                    item.event.clock = stream.clock
+                    item.event.clock, item.event.polled = stream.clock, stream.polled
                     pending += [s for s in self.streams if s.rank == stream.rank and s.is_blocked]
                 elif not isinstance(item, WaitEvent) and item.blocks:
                     item.begin()
@@ -211,6 +212,7 @@ class Machine:
         work = coroutine.work
         stream, rank = work.stream, work.stream.rank
         work.ends.append(coroutine.order.end())
+        work.polled.append(coroutine.order.polled)
         work.running -= 1
         self._resident[rank] -= work.takes_room
         self._fill(rank)

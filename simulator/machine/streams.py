@@ -68,8 +68,11 @@ class Stream:
     items: list[Work | Record | WaitEvent]
     work: Work | None = None
     launched: int = 0
+    polled: Clock = field(init=False)
+    """Clock of what led to the words with flags that its blocks have polled."""
 
     def __post_init__(self) -> None:
+        self.polled = self.clock
         for item in self.items:
             item.stream = self
 
@@ -83,6 +86,7 @@ class Stream:
 
     def finish(self, work: Work) -> None:
         self.clock, self.work, self.launched = Clock.end(work.ends), None, work.epoch + 1
+        self.polled = Clock.end([self.polled, *work.polled])
 
     @property
     def epoch(self) -> int | None:
@@ -113,6 +117,8 @@ class Event:
 
     stream: str
     clock: Clock | None = None
+    polled: Clock | None = None
+    """What led to the words with flags that the stream has polled before."""
 
 
 @dataclass(eq=False)
@@ -157,6 +163,8 @@ class Work:
     stream: Stream = field(init=False)
     ends: list[Clock] = field(default_factory=list)
     """Final clock of each block that has ended."""
+    polled: list[Clock] = field(default_factory=list)
+    """What led to the words with flags that each of these blocks has polled."""
 
     def begin(self) -> None:
         self.stream.work = self
@@ -182,7 +190,9 @@ class Work:
     def _order(self, machine: Machine, slot: int, threads: ThreadOrder | None = None) -> BlockOrder:
         layout, stream = machine.layout, self.stream
         slot += layout.first[Lane(stream.name, self.group.name)]
-        return BlockOrder.start(layout, stream.rank, slot, stream.clock, threads)
+        order = BlockOrder.start(layout, stream.rank, slot, stream.clock, threads)
+        order.polled = stream.polled
+        return order
 
 
 @dataclass(eq=False, kw_only=True)

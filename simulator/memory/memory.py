@@ -208,6 +208,8 @@ class Tensor:
         self.changes: dict[int, list[Change]] = {}
         """All changes of each word that atomic accesses change."""
         self.waits: dict[int, list[Awaited]] = {}
+        self.polled: dict[int, list[int]] = {}
+        """Polls of each word with a flag since its last change."""
         self._looked: dict[int, list[int]] = {}
         """Atomic loads of each word since its last change, except those of waits and polling
         loops, because what follows these depends on the value."""
@@ -282,7 +284,7 @@ class Tensor:
     def look_words(self, indices: list[tuple], access: Access, polls: bool = False) -> list[int]:
         """Load consecutive words by one atomic access. Return the flat index of each."""
         event = self.look(_region_of(indices), access)
-        flats = [self._flat(index) for index in indices]
+        flats = [self.flat_index(index) for index in indices]
         if not polls:
             for flat in flats:
                 self._looked.setdefault(flat, []).append(event)
@@ -318,7 +320,7 @@ class Tensor:
     ) -> None:
         """Note that agents observed these values of the words at these times."""
         for index, entry in zip(indices, entries, strict=True):
-            self._note_observed(self._flat(index), entry, times)
+            self._note_observed(self.flat_index(index), entry, times)
 
     def _note_observed(self, flat: int, entry: Entry, times: Mapping[int, int]) -> None:
         if flat in self.words:
@@ -343,7 +345,7 @@ class Tensor:
         """
         events: list[int] = []
         for number, index in enumerate(indices):
-            flat = self._flat(index)
+            flat = self.flat_index(index)
             entries = self.words.get(flat, ())
             if all(entry.replaces for entry in entries[1:]):
                 return None
@@ -382,7 +384,7 @@ class Tensor:
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
         causes: Clock | None, replaces: bool, adds: bool, before: int | None,
     ) -> None:  # fmt: skip
-        words = [(index, self._flat(index)) for index in indices]
+        words = [(index, self.flat_index(index)) for index in indices]
         for index, flat in words:
             if not self.words.get(flat):
                 self.words[flat] = [self._without_history(index)]
@@ -407,7 +409,7 @@ class Tensor:
     def count(self, index: tuple, value: Any) -> None:
         """Change a word that a barrier uses. The barrier itself orders this change."""
         self.data[index] = value
-        self.words.pop(self._flat(index), None)
+        self.words.pop(self.flat_index(index), None)
         self.memory.version += 1
         self.memory.on_write(self)
 
@@ -415,11 +417,11 @@ class Tensor:
         """Note that the last load of this word ended a wait for ``expected`` by ``relation``."""
         seen = self.newest(index).value
         awaited = Awaited(int(self.reads.last[index]), relation, expected, seen)
-        self.waits.setdefault(self._flat(index), []).append(awaited)
+        self.waits.setdefault(self.flat_index(index), []).append(awaited)
 
     def newest(self, index: tuple, before: int | None = None) -> Entry:
         """Return the newest value of a word, or the one just before a change, without an access."""
-        entries = self.words.get(self._flat(index))
+        entries = self.words.get(self.flat_index(index))
         if entries:
             return entries[_place(entries, before) - 1]
         return self._without_history(index)
@@ -427,11 +429,11 @@ class Tensor:
     def history(self, index: tuple) -> Callable[[], list[Entry] | None]:
         """Return a function of the modification order of a word: another list after each change;
         None if no atomic access has changed the word."""
-        return partial(self.words.get, self._flat(index))
+        return partial(self.words.get, self.flat_index(index))
 
     def overtakings(self, index: tuple) -> Iterator[tuple[int, int]]:
         """Yield each change that landed late, with an earlier change before which it landed."""
-        entries = self.words.get(self._flat(index), ())
+        entries = self.words.get(self.flat_index(index), ())
         for position, entry in enumerate(entries):
             earlier = [e.event for e in entries[position + 1 :] if e.event < entry.event]
             if earlier:
@@ -536,7 +538,7 @@ class Tensor:
         self.memory.version += 1
         self.memory.on_write(self)
 
-    def _flat(self, index: tuple) -> int:
+    def flat_index(self, index: tuple) -> int:
         """Return the flat index of an element."""
         return sum(map(mul, map(int, index), self._strides))
 

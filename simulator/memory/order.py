@@ -136,6 +136,9 @@ class BlockOrder:
     """Per thread group: what its relaxed stores after a release fence publish."""
     seen: list[Sync] = field(default_factory=list)
     """Per thread group: what an acquire fence would join."""
+    polled: Clock = field(init=False)
+    """What led to the words with flags that the block, and earlier launches of its stream, have
+    polled."""
     threads: ThreadOrder = field(kw_only=True)
 
     @staticmethod
@@ -154,6 +157,7 @@ class BlockOrder:
         )  # fmt: skip
 
     def __post_init__(self) -> None:
+        self.polled = self.observed
         all_groups = self.threads.thread_groups
         self._sets = {(all_groups, False): 0, (all_groups, True): 1}
         """Number of each set of thread groups that acted together, and whether it copied."""

@@ -104,6 +104,16 @@ def shift_count(op: Operation, context: Context) -> Changes:
         yield "count-1", _with_operand(op, place, count - 1)
 
 
+def shift_flag(op: Operation, context: Context) -> Changes:
+    """Store or await the flag of the next or the previous launch."""
+    if op.spec is not None and op.spec.flagged:
+        flag = op.spec.operand(op.call, "flag")
+        place = next(i for i, a in enumerate(op.call.args) if a.same_as(flag))
+        one = tirx.const(1, flag.dtype)
+        yield "flag+1", _with_operand(op, place, flag + one)
+        yield "flag-1", _with_operand(op, place, flag - one)
+
+
 def lag_epoch(op: Operation, context: Context) -> Changes:
     """Compute the target of a wait from the previous epoch."""
     place = op.operand(ElementOf)
@@ -157,10 +167,11 @@ def free_source_only(op: Operation, context: Context) -> Changes:
 
 def leave_a_group(op: Operation, context: Context) -> Changes:
     """Leave one more group of asynchronous operations in flight."""
-    place = op.operand(ConstantInt)
+    waits = op.spec is not None and op.spec.bulk_group == "wait"
+    place = op.operand(ConstantInt) if waits else None
     if op_name(op.call) in _GROUP_WAITS and len(op.call.args):
         place = 0
-    if place is not None and op.synchronizes:
+    if place is not None:
         n = int(op.call.args[place])
         yield f"n={n + 1}", _with_operand(op, place, tirx.IntImm("int32", n + 1))
 
@@ -211,7 +222,8 @@ def read_before(op: Operation, context: Context) -> Changes:
 
 Mutators = tuple[Callable[[Operation, Context], Changes], ...]
 _BOTH_LEVELS: Mutators = (
-    drop, weaken, narrow, shift_target, shift_value, shift_count, flip_parity, free_source_only,
+    drop, weaken, narrow, shift_target, shift_value, shift_count, shift_flag, flip_parity,
+    free_source_only,
     leave_a_group,
 )  # fmt: skip
 TILE_MUTATORS: Mutators = (*_BOTH_LEVELS, lag_epoch, other_rank, write_after, read_before)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tileweave.builtins.ll import WORD
 from tileweave.builtins.memory import SCALAR_BITS, VECTOR_BITS
+from tileweave.builtins.operands import WORD_DATA_BITS
 from tileweave.builtins.qualifiers import CXX_RESERVED, PTX_TYPES
 from tileweave.builtins.ranks import HOST_VALUES
 from tileweave.builtins.spec import (
@@ -19,6 +21,7 @@ from tileweave.builtins.spec import (
     Builtin,
     ConstantBool,
     ConstantInt,
+    DataOf,
     ElementOf,
     Pointer,
     Scalar,
@@ -100,7 +103,7 @@ class Row:
         """Return a kernel with this call as TileLang would print it."""
         parameters, arguments, body = ["Out *out"], [], []
         for operand, kind in self.spec.operands:
-            cxx = self.data.pointee
+            cxx = self.data.pointee if not self.spec.flagged else CXX[WORD]
             if isinstance(kind, (ConstantInt, ConstantBool)):
                 continue
             if isinstance(kind, Pointer) and kind.space == "barrier":
@@ -111,8 +114,8 @@ class Row:
                 body.append(f"__shared__ __align__(128) {cxx} {operand}[256];")
             elif isinstance(kind, Pointer):
                 parameters.append(f"{'const ' if kind.access == 'r' else ''}{cxx} *{operand}")
-            elif isinstance(kind, ElementOf):
-                parameters.append(f"{self.data.vector or cxx} {operand}")
+            elif isinstance(kind, (DataOf, ElementOf)):
+                parameters.append(f"{self.data.vector or self.data.pointee} {operand}")
                 if self.data.vector:
                     operand = f"tw::bits({operand})"
             else:
@@ -130,7 +133,7 @@ class Row:
         call = f"tw::{self.spec.name}" + (f"<{', '.join(template)}>" if template else "")
         call += f"({', '.join(arguments)})"
         out = "int"
-        if isinstance(self.spec.result, ElementOf):
+        if isinstance(self.spec.result, (DataOf, ElementOf)):
             out = self.data.vector or self.data.pointee
             if self.data.vector:
                 call = f"tl::load_global_{self.data.bits}(tw::bits({call}))"
@@ -148,6 +151,10 @@ def data_of(spec: Builtin, op: str | None) -> Iterator[Data]:
                 yield Data(dtype, lanes, ptx)
             if width > 1:
                 yield Data(dtype, width, ptx, vector_tensor=True)
+    elif spec.flagged:
+        for dtype, lanes in itertools.product((*BY_SIZE, "uint32"), (1, 2, 4, 8)):
+            if Data(dtype, lanes).bits in (WORD_DATA_BITS, 2 * WORD_DATA_BITS):
+                yield Data(dtype, lanes)
     elif any(isinstance(kind, ElementOf) for _, kind in [*spec.operands, ("", spec.result)]):
         for dtype, lanes in itertools.product(BY_SIZE, (1, 2, 4, 8, 16)):
             data = Data(dtype, lanes)
@@ -167,7 +174,9 @@ def rows_of(spec: Builtin) -> Iterator[Row]:
         for data in data_of(spec, named.get("op")):
             choices = []
             for operand, kind in spec.operands:
-                if isinstance(kind, ConstantInt):
+                if isinstance(kind, ConstantInt) and spec.flagged:
+                    choices.append([(operand, data.bits // WORD_DATA_BITS)])
+                elif isinstance(kind, ConstantInt):
                     lanes = 1 if data.vector_tensor else data.lanes
                     choices.append([(operand, lanes if operand == "lanes" else 3)])
                 elif isinstance(kind, ConstantBool):
@@ -201,6 +210,9 @@ def instruction(row: Row) -> str | None:
     if name in ("ld", "st"):
         order = ".volatile" if words["sem"] == "volatile" else order
         return f"{name}{order}.global{width}"
+    if row.spec.flagged:
+        vector = ".v2" * (bits == 2 * WORD_DATA_BITS)
+        return f"{op}.relaxed.{words['scope']}.global{vector}.b64"
     if name == "fence":
         return f"fence{order};"
     if name == "globaltimer":
@@ -263,7 +275,7 @@ def test_no_builtin_is_left_out() -> None:
     covered = {row.spec.op_name for row in ROWS}
     assert covered == set(BUILTINS) - set(HOST_VALUES)
     single = {row.spec.name for row in ROWS if instruction(row) is not None}
-    families = ("atom_", "red_", "wait_", "multimem_")
+    families = ("atom_", "red_", "wait_", "multimem_", "ll_")
     expected = {
         s.name for s in BUILTINS.values() if s.name.startswith(families) and s.combines in _SINGLE
     }

@@ -33,6 +33,7 @@ class Explanation:
         unverified: accesses of explicitly synchronized programs that exceed the limits of the
             verification.
         sizes: sizes of the dynamic extents that the explanation holds for.
+        protocols: tensor that ``tileweave.protocol`` names -> its protocol and why.
         versions: tensor with several versions in a launch -> how the versions are separated.
         assumed: tensor of ``W.alloc_ragged`` -> what is assumed of its rows.
         nodes: number of nodes.
@@ -51,6 +52,7 @@ class Explanation:
     unverified: tuple[Operation, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    protocols: Mapping[str, str] = field(default_factory=dict)
     assumed: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 1
 

@@ -72,6 +72,7 @@ def explain_kernel(
         sizes=sizes_of(func),
         versions=inferred.versions,
         assumed=inferred.assumed,
+        protocols=inferred.protocols,
     )
 
 

@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
-    "wait", "fence", "bulk_wait", "barrier", "signal", "collective", "unordered", "unverified"
-]
+    "wait", "ll_load", "fence", "bulk_wait", "barrier", "ll_store", "signal", "collective",
+    "unordered", "unverified",
+]  # fmt: skip
 KINDS: dict[str, str] = {
     "wait": "waits until a counter has reached a value",
+    "ll_load": "loads words until they have the flag of this launch",
     "fence": "makes the writes that a wait made visible also visible to the TMA",
     "bulk_wait": "waits until bulk stores have written their destination, not only read their "
     "source",
     "barrier": "synchronizes the threads of the block, before one of them acts for the block",
+    "ll_store": "stores words with the flag of this launch",
     "signal": "advances a counter after all earlier writes of the block",
     "collective": "moves tensors between ranks by torch.distributed, in a stream of a plan",
 }
@@ -30,8 +33,8 @@ class Operation:
     """An operation that orders memory.
 
     Attributes:
-        kind: ``wait``, ``fence``, ``bulk_wait``, ``barrier``, ``signal`` or ``collective``;
-            ``unordered`` or ``unverified`` for an access without an operation.
+        kind: a key of ``KINDS``; ``unordered`` or ``unverified`` for an access without an
+            operation.
         tensor: tensor whose data it orders, or the counter itself if it counts launches or belongs
             to the program.
         file: source file of the access that needs it.

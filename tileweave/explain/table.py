@@ -62,6 +62,7 @@ def _accesses(e: Explanation) -> Iterator[str]:
 
 def _memory(e: Explanation) -> Iterator[str]:
     for title, reasons in (
+        ("protocols (tileweave.protocol)", e.protocols),
         ("assumed, and checked by the simulator", e.assumed),
         ("memory is used again in the same launch because", e.versions),
         ("memory is used again in the next launch because", e.reuse),

@@ -43,7 +43,8 @@ template <int bytes> struct Bits {
   template <class T> __device__ __forceinline__ operator T() const { return bit_cast<T>(raw); }
 };
 
-template <class T> __device__ __forceinline__ Bits<sizeof(T)> bits(const T &value) {
+// By value, so that a vector in memory is loaded at once; memcpy from a reference loads bytes.
+template <class T> __device__ __forceinline__ Bits<sizeof(T)> bits(T value) {
   return {bit_cast<Raw<sizeof(T)>>(value)};
 }
 template <int bytes> __device__ __forceinline__ Bits<bytes> bits(Bits<bytes> value) {

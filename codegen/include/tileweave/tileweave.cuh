@@ -7,6 +7,7 @@
 #include "bulk.cuh"
 #include "context.cuh"
 #include "delay.cuh"
+#include "ll.cuh"
 #include "memory.cuh"
 #include "multimem.cuh"
 #include "put_get.cuh"

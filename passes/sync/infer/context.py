@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..regions.tensor_accesses import TensorAccesses
 from . import builtin_calls
 from .edits import Placement
 from .options import Options
+from .protocol import Protocol
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ class SyncContext:
 
     Attributes:
         tensor_accesses: the accesses to each tensor that must be synchronized.
+        protocols: the protocol of each of these tensors.
         buffers: number of buffers of each tensor that launches use in turn.
         implicit: implicit parameters for counters.
         implicit_buffers: buffers of these parameters.
@@ -110,6 +112,7 @@ class SyncContext:
     symbols: Symbols
     tensor_accesses: list[TensorAccesses] = field(default_factory=list)
     counters: list[Counter] = field(default_factory=list)
+    protocols: Mapping[tirx.Buffer, Protocol] = field(default_factory=dict)
     buffers: dict[tirx.Buffer, int] = field(default_factory=dict)
     implicit: list[Implicit] = field(default_factory=list)
     implicit_buffers: list[tirx.Buffer] = field(default_factory=list)
@@ -127,6 +130,15 @@ class SyncContext:
         barrier, begins the calls of such a plan: it signals to the peers, and the copies wait until
         no rank reads the memory that they overwrite."""
         return any(t.copies is not None for t in self.tensor_accesses)
+
+    def is_ll(self, tensor: tirx.Buffer) -> bool:
+        """Return whether words with flags hold ``tensor``, so that no counter is signalled."""
+        return tensor in self.protocols and self.protocols[tensor].is_ll
+
+    @property
+    def signalled_counters(self) -> list[Counter]:
+        """Counters that signals change and waits read."""
+        return [c for c in self.counters if not self.is_ll(c.traffic.tensor)]
 
     @property
     def grid(self) -> tirx.PrimExpr:

@@ -130,6 +130,9 @@ def _drain_copies(context: SyncContext, accesses: TensorAccesses) -> None:
 
 def _add(context: SyncContext, counter: Counter, name: str) -> None:
     accesses = counter.traffic
+    if context.is_ll(accesses.tensor):
+        context.counters.append(counter)
+        return
     # The totals of a ragged tensor grow from launch to launch, so its buffers share a counter.
     buffers = 1 if accesses.is_ragged else context.buffers[accesses.tensor]
     total = counter.granules.total * (accesses.world_size if counter.pulled else 1)

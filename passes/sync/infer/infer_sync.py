@@ -38,11 +38,13 @@ from .credits import place_credits
 from .drain import place_drain
 from .epochs import count_epochs
 from .options import options_of
+from .protocol import choose_protocols
 from .reindex import reindexed
 from .residency import leaves_room, verify_residency
 from .reuse import choose_buffers, guard_reuse
 from .row_checks import place_row_checks
 from .signals import place_signals
+from .store_words import store_words
 from .version_copies import expand_versions
 from .waits import place_waits
 
@@ -59,6 +61,7 @@ class Explanation:
         reuse: tensor -> why the next launch may reuse its memory.
         flag_bytes: bytes of counters on each rank.
         versions: tensor -> where the versions that one launch writes are stored.
+        protocols: tensor -> its protocol and why, if ``tileweave.protocol`` names it.
         signals_of_copies: by rank and number of a copy of the plan: (flag tensor, rank, its
             flags as a slice) that the copy signals.
         waits_of_copies: by rank and number of a copy of the plan: (flag tensor, index, value) that
@@ -71,6 +74,7 @@ class Explanation:
     reuse: Mapping[str, str] = field(default_factory=dict)
     flag_bytes: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    protocols: Mapping[str, str] = field(default_factory=dict)
     signals_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     waits_of_copies: Mapping[tuple[int, int], list[tuple]] = field(default_factory=dict)
     leaves_room: bool = False
@@ -145,6 +149,7 @@ def _inferred(
     context = SyncContext(program, world_size, heap_stride, options, symbols, exchanged)
     implicit = {h.name for h in implicit_of(func)}
     scratch = {t for t in tensors if t.name in implicit}
+    context.protocols = choose_protocols(func, exchanged, scratch, options)
     for accesses in exchanged:
         context.buffers[accesses.tensor] = choose_buffers(
             context, accesses, accesses.tensor in scratch
@@ -153,6 +158,7 @@ def _inferred(
     func = func.with_body(context.placement.apply(func.body, context.program))
     func = _with_buffers(context, func)
     func = func.with_body(in_units(func.body, context.counters))
+    func = store_words(context, func)
     func = with_implicit(func, context.implicit, context.implicit_buffers)
     return func, Explanation(
         ops=(*context.inserted, *_unordered(func, tensors)),
@@ -161,9 +167,20 @@ def _inferred(
         versions=versions,
         signals_of_copies=context.signals_of_copies(),
         waits_of_copies=context.waits_of_copies(),
+        protocols=_protocol_texts(context),
         leaves_room=context.is_called and leaves_room(context),
         assumed={t.tensor.name: assumption(t) for t in exchanged if t.is_ragged},
     )
+
+
+def _protocol_texts(context: SyncContext) -> dict[str, str]:
+    """Return the protocol of each tensor for which ``tileweave.protocol`` asks, and why."""
+    texts = {}
+    for tensor, protocol in context.protocols.items():
+        if protocol.reason:
+            elements = f", {protocol.elements} elements in a word" * (protocol.elements > 1)
+            texts[tensor.name] = f"{protocol.name}: {protocol.reason}{elements}"
+    return texts
 
 
 def _place_sync(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
@@ -198,7 +215,11 @@ def explicit_sync(func: tirx.PrimFunc) -> tuple[Leaf, tirx.Call] | None:
 def _is_explicit(call: tirx.Call) -> bool:
     spec = builtin_of(call)
     scope = spec.qualifier(call, "scope") if spec.has_qualifier("scope") else "sys"
-    return bool(spec.waits or releases(call)) and scope == "sys" and spec.participants != "grid"
+    return (
+        bool(spec.waits or spec.flagged or releases(call))
+        and scope == "sys"
+        and spec.participants != "grid"
+    )
 
 
 def _exchanged_tensors(

@@ -19,6 +19,7 @@ OPTIONS = "tileweave.options"
 STOCK_OPTIONS = "tileweave.tilelang_options"
 """Attribute of a program that holds options of TileLang as JSON."""
 REUSE = ("auto", "double_buffer", "barrier", "credit")
+PROTOCOLS = ("flag", "ll", "auto")
 VERIFY = ("error", "warn", "off")
 
 
@@ -32,6 +33,8 @@ class Options:
             (a reader signals that it has started the next launch), or ``auto``, the first of these
             that is possible.
         granule: tensor name -> size in elements of the box that one counter covers.
+        protocol: tensor name -> ``flag`` (counters, signals and waits), ``ll`` (words of data and a
+            flag), or ``auto``: ``ll`` for small granules where it is possible.
         verify: ``error`` or ``warn`` if a program cannot be proven right. ``off`` leaves every
             program unchanged, for programs that are ordered outside the kernel.
         resident_blocks: number of blocks of a launch that run on a GPU at the same time.
@@ -43,6 +46,7 @@ class Options:
 
     reuse: str = "auto"
     granule: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    protocol: Mapping[str, str] = field(default_factory=dict)
     verify: str = "error"
     resident_blocks: int = 132
     version_bytes: int = 1 << 28
@@ -165,6 +169,12 @@ def _is_granules(value: Any) -> bool:
     )
 
 
+def _is_protocols(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(name, str) and protocol in PROTOCOLS for name, protocol in value.items()
+    )
+
+
 def _one_of(names: tuple[str, ...]) -> tuple:
     return (lambda value: value in names), " or ".join(map(repr, names))
 
@@ -172,6 +182,7 @@ def _one_of(names: tuple[str, ...]) -> tuple:
 _LEGAL: dict[str, tuple] = {
     "reuse": _one_of(REUSE),
     "granule": (_is_granules, "a dict, tensor name -> elements along each axis, such as (64, 64)"),
+    "protocol": (_is_protocols, "a dict, tensor name -> 'flag' or 'll' or 'auto'"),
     "verify": _one_of(VERIFY),
     "resident_blocks": (lambda value: type(value) is int and value > 0, "a positive integer"),
     "version_bytes": (lambda value: type(value) is int and value >= 0, "bytes, 0 or more"),

@@ -144,7 +144,7 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
     """Return the ranks for whose data of this launch the block has waited, as a bit mask, in each
     iteration of an access."""
     awaited = np.zeros((1,) * footprints.mask.ndim, np.int64)
-    for counter in context.counters:
+    for counter in context.signalled_counters:  # a poll waits for its own thread only
         if counter.is_of_copies:
             continue
         producers = _producers(counter)
@@ -190,6 +190,8 @@ def _unordered_pair(context: SyncContext, accesses: TensorAccesses) -> tuple[int
     every launch; None if there is no such pair."""
     waits_for = [0] * context.world_size
     for other in context.tensor_accesses:
+        if context.is_ll(other.tensor) and not context.is_ll(accesses.tensor):
+            continue  # polls order no other memory
         added, written = (other.coverage[kind].ranks for kind in ("add", "write"))
         producers = np.where(other.complete_after("add"), added, written)
         for footprints in (b for b in other.in_kernel("read") if b.is_certain):

@@ -25,7 +25,7 @@ def place_signals(context: SyncContext) -> None:
     Before: ``T.copy(tile, S[dst, row, 0])``
     After:  ``T.copy(tile, S[dst, row, 0]); T.tileweave.signal(S_arrived[dst, row // 128], 1)``
     """
-    for counter in context.counters:
+    for counter in context.signalled_counters:
         for footprints in counter.traffic.in_kernel(counter.kind):
             _signal(context, counter, footprints)
 

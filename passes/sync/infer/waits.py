@@ -35,7 +35,7 @@ def place_waits(context: SyncContext) -> None:
     After:  ``T.tileweave.wait_reached(S_arrived[me, row // 128], epoch * 3);
     T.copy(S[me, row, 0], tile)``
     """
-    for counter in context.counters:
+    for counter in context.signalled_counters:
         placed: list[tuple[list[tirx.PrimExpr], Access, int]] = []
         for footprints in counter.users:
             _wait(context, counter, footprints, placed)

@@ -6,7 +6,7 @@ the faulty one must name. All memory starts at zero, unless the case says otherw
 theme registers its faults.
 """
 
-from . import blocks, counters, fences, memory, reuse, signals, transfers
+from . import blocks, counters, fences, ll, memory, reuse, signals, transfers
 from .case import EPOCHS, FAULTS, Case
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "blocks",
     "counters",
     "fences",
+    "ll",
     "memory",
     "reuse",
     "signals",

@@ -67,6 +67,46 @@ def ranks():
     return program, 3, [{}] * 3, lambda r: {"out": [r, 3]}
 
 
+def ll():
+    """Words with flags: scalars, pairs of words, and vectors of smaller elements."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((N,), "float32"), H: T.Tensor((N,), "float16"),
+        S: W.Symmetric((3, N), "uint64"), Y: T.Tensor((2, N), "float32"),
+        Z: T.Tensor((N,), "float16"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=N // 4) as _:
+            me, t = W.rank(), T.get_thread_binding()
+            peer = (me + 1) % W.world_size()
+            for i in T.Parallel(N):
+                W.ll_st(S[peer, 0, i], X[i], 3)
+            for i in T.serial(2):
+                W.ll_st(S[peer, 1, 4 * t + 2 * i], X[4 * t + 2 * i : 4 * t + 2 * i + 2], t + 1)
+            W.ll_st(S[peer, 2, 2 * t], H[4 * t : 4 * t + 4], 3)
+            for i in T.Parallel(N):
+                Y[0, i] = W.ll_ld(S[me, 0, i], 3, dtype="float32", peer=peer) + 1
+            for i in T.serial(2):
+                first = 4 * t + 2 * i
+                Y[1, first : first + 2] = W.ll_ld(S[me, 1, first], t + 1, words=2, dtype="float32")
+            Z[4 * t : 4 * t + 4] = W.ll_ld(S[me, 2, 2 * t], 3, words=2, dtype="float16")
+
+    inputs = [
+        dict(
+            X=np.arange(N, dtype=np.float32) * (r + 1),
+            H=np.arange(N).astype(np.float16) - r,
+            S=np.zeros((3, N), np.uint64),
+        )
+        for r in range(3)
+    ]
+
+    def expected(r):
+        X, H = inputs[r - 1]["X"], inputs[r - 1]["H"]
+        return {"Y[0]": X + 1, "Y[1]": X, "Z": H, "S[0] >> np.uint64(32)": np.full(N, 3)}
+
+    return program, 3, inputs, expected
+
+
 def recorded():
     """Times, which only grow, and events, which change nothing."""
 
@@ -229,6 +269,7 @@ PROGRAMS = {
     "red_xor": lambda: atomic("red_xor", lambda t: t, 12 ^ int(np.bitwise_xor.reduce(range(N)))),
     "words": words,
     "ranks": ranks,
+    "ll": ll,
     "recorded": recorded,
     "signals": signals,
     "barriers": barriers,
@@ -244,7 +285,7 @@ def test_program(name):
     out = tw.simulate(program, world_size, inputs, epochs=1, schedules=5)
     for rank in range(world_size):
         for what, value in expected(rank).items():
-            actual = eval(what, {}, out[rank])
+            actual = eval(what, {"np": np}, out[rank])
             np.testing.assert_array_equal(actual, value, f"{what} of rank {rank}")
 
 

@@ -1,0 +1,106 @@
+"""Copies between a tensor of words and other memory, as loops over elements or vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tilelang import tvm
+from tvm import tirx
+
+from ...ir.walk import op_name
+
+WORD_COPY = "T.copy"
+"""The tile operator that threads may execute instead of the TMA."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """Source or destination of a copy."""
+
+    start: tirx.BufferLoad
+    extents: tuple[tirx.PrimExpr, ...]
+
+    @property
+    def buffer(self) -> tirx.Buffer:
+        return self.start.buffer
+
+    @property
+    def axes(self) -> list[int]:
+        """Axes along which the copy has several elements."""
+        return [axis for axis, extent in enumerate(self.extents) if not _is(extent, 1)]
+
+    def at(self, offsets: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
+        """Return the indices at these offsets, one for each of ``axes``."""
+        indices = list(self.start.indices)
+        for axis, offset in zip(self.axes, offsets, strict=True):
+            indices[axis] = indices[axis] + offset
+        return indices
+
+
+def sides_of(call: tirx.Call) -> tuple[Side, Side]:
+    """Return source and destination of a ``T.copy``."""
+    source, target = (Side(r.args[0], tuple(r.args[2:])) for r in call.args[:2])
+    return source, target
+
+
+def is_by_words(call: tirx.PrimExpr) -> bool:
+    """Return whether a copy moves boxes of equal constant extents, element by element."""
+    if not all(op_name(r) == "tl.region" for r in call.args[:2]):
+        return False
+    extents = [[side.extents[axis] for axis in side.axes] for side in sides_of(call)]
+    constant = all(isinstance(e, tirx.IntImm) for of_side in extents for e in of_side)
+    return constant and list(map(int, extents[0])) == list(map(int, extents[1]))
+
+
+def is_by_vectors(call: tirx.PrimExpr, words: tirx.Buffer, lanes: int) -> bool:
+    """Return whether a copy can move ``lanes`` consecutive elements at once: both sides are
+    contiguous and aligned, and no layout divides the elements of the other side among threads.
+
+    Args:
+        words: the buffer on the side of the words.
+    """
+    source, target = sides_of(call)
+    other = target if source.buffer.data.same_as(words.data) else source
+    same = source.buffer.dtype == target.buffer.dtype
+    private = other.buffer.scope() == "local.fragment"
+    is_symmetric = source.buffer.data.same_as(words.data) == target.buffer.data.same_as(words.data)
+    if not same or private or is_symmetric:
+        return False
+    return all(_is_aligned(side, lanes) for side in (source, target))
+
+
+def _is_aligned(side: Side, lanes: int) -> bool:
+    last = len(side.extents) - 1
+    if last not in side.axes:
+        return False
+    multiples = [side.extents[last], side.buffer.shape[last], side.start.indices[last]]
+    zero = tvm.arith.Analyzer()
+    return all(zero.can_prove(tirx.EQ(tirx.floormod(n, lanes), 0)) for n in multiples)
+
+
+def parallel(side: Side, lanes: int, body: Callable[[list[tirx.PrimExpr]], tirx.Stmt]) -> tirx.Stmt:
+    """Return a T.Parallel over the elements of a side, ``lanes`` at a time along the last axis.
+
+    Args:
+        body: offsets along the axes of the side -> the statement.
+    """
+    extents = [int(side.extents[axis]) for axis in side.axes]
+    variables = [tirx.Var(f"i{axis}", "int32") for axis in range(len(extents))]
+    offsets: list[tirx.PrimExpr] = list(variables)
+    if lanes > 1:
+        extents[-1] //= lanes
+        offsets[-1] = offsets[-1] * lanes
+    stmt = body(offsets)
+    for variable, extent in reversed(list(zip(variables, extents, strict=True))):
+        stmt = tirx.For(variable, 0, extent, tirx.ForKind.PARALLEL, stmt)
+    return stmt
+
+
+def shifted(indices: list[tirx.PrimExpr], number: int) -> list[tirx.PrimExpr]:
+    """Return the indices of the element ``number`` places later along the last axis."""
+    return [*indices[:-1], indices[-1] + number] if number else indices
+
+
+def _is(extent: tirx.PrimExpr, value: int) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == value
