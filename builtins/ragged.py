@@ -20,7 +20,7 @@ from .signals import WATCHED
 from .spec import Int32, Read, ReadWrite, UInt32, Write, register_op
 from .symmetric import WORLD_SIZE, checked_itemsize, is_extent, ragged_axes, ragged_scope
 
-__all__ = ["alloc_ragged", "announce", "announced", "check_row", "check_rows"]
+__all__ = ["alloc_ragged", "announce", "announced", "check_amount", "check_row"]
 
 ANNOUNCED = "tileweave.announced"
 _MOST_ELEMENTS = 1 << 29
@@ -118,7 +118,7 @@ def check_row(
 
 
 @builtin(level="thread", checks=True, implicit=WATCHED)
-def check_rows(ref: Read, written: Read, total: Read) -> None:
+def check_amount(ref: Read, written: Read, total: Read) -> None:
     """Check that as many rows of a segment are written as were announced, in all launches so far.
 
     ``pass_configs={"tileweave.check_rows": True}`` inserts a call for each segment at the end of a

@@ -20,7 +20,7 @@ def exchange(
                 T.copy(X, inbox[peer, me, n[peer] - 1, 0])
         for source in T.serial(2):
             if W.announced(inbox[me, source, 0, 0]) > 0:
-                T.copy(inbox[me, source, 0, 0], Y[source, 0])
+                T.copy(inbox[me, source, 0, 0], Y[source, 0:64])
 
 
 # A row beyond the capacity of 8 is not stored.
@@ -32,8 +32,8 @@ def exchange(
 # CHECK-NEXT: __syncthreads();
 # CHECK-NEXT: if (((int)threadIdx.x) == 0) {
 # CHECK-NEXT: tw::signal<{{.*}}>((&(inbox_announced_posted[
-# CHECK: n[peer]{{.*}} 8
-# CHECK: inbox[{{.*}}n[peer]{{.*}}] = X[
+# CHECK: if (n[peer] < 9) {
+# CHECK-NEXT: inbox[{{.*}}n[peer]{{.*}}] = X[
 # CHECK: __syncthreads();
 # CHECK: tw::signal<{{.*}}>((&(inbox_arrived[{{.*}}])), (uint)1);
 # CHECK: tw::wait_reached<{{.*}}>((&(inbox_announced_posted[

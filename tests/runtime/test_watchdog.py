@@ -148,7 +148,7 @@ def test_sites_know_the_type_of_their_flag():
         ("check_row", 3, 64, "wrote row 3 of a segment twice in a launch"),
         ("check_row", 64, 64, "wrote row 64 of a segment of 64 rows"),
         ("check_row", -1, 64, "wrote row -1 of a segment of 64 rows"),
-        ("check_rows", 5, 4, "wrote 5 units to a segment, in all launches, and announced 4"),
+        ("check_amount", 5, 4, "wrote 5 units to a segment, in all launches, and announced 4"),
     ],
 )
 def test_report_of_rows(monkeypatch, op, seen, expected, text):

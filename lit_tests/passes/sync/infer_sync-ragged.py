@@ -87,5 +87,5 @@ show(halves, reuse="credit")
 # CHECK: T.tileweave.check_row(T.access_ptr(inbox[at[t], {{.*}}, me, t, 0], 1, 1), T.access_ptr(inbox_rows[at[t], 0], 1, 3), T.access_ptr(inbox_written[at[t]], 1, 3), t, 1, 8, 1, 1, epoch,
 # CHECK-NEXT: T.copy({{.*}}T.region(inbox[at[t],
 # CHECK: for segment_0 in range(2):
-# CHECK-NEXT: T.tileweave.check_rows(T.access_ptr(inbox[segment_0, {{.*}}, T.tileweave.rank(), 0, 0], 1, 1), T.access_ptr(inbox_written[segment_0], 1, 1), T.access_ptr(inbox_total[segment_0], 1, 1),
+# CHECK-NEXT: T.tileweave.check_amount(T.access_ptr(inbox[segment_0, {{.*}}, T.tileweave.rank(), 0, 0], 1, 1), T.access_ptr(inbox_written[segment_0], 1, 1), T.access_ptr(inbox_total[segment_0], 1, 1),
 show(rows, check_rows=True)

@@ -45,12 +45,12 @@ def check_row(
     return _checked(ragged.check_row, operands, element, access)
 
 
-def check_rows(
+def check_amount(
     element: tirx.BufferLoad, written: tirx.BufferLoad, total: tirx.BufferLoad, access: Access
 ) -> tirx.Stmt:
-    """Build ``W.check_rows`` for a segment; ``access`` is a write to the tensor."""
+    """Build ``W.check_amount`` for a segment; ``access`` is a write to the tensor."""
     operands = [T.access_ptr(ref, "r") for ref in (element, written, total)]
-    return _checked(ragged.check_rows, operands, element, access)
+    return _checked(ragged.check_amount, operands, element, access)
 
 
 def _checked(

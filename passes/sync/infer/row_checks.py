@@ -59,7 +59,7 @@ def _check_total(context: SyncContext, counter: Counter, written: tirx.Buffer) -
     )  # fmt: skip
     variables = [tirx.Var(f"segment_{axis}", "int32") for axis in range(traffic.segments)]
     zeros = [tirx.IntImm("int32", 0)] * (len(traffic.tensor.shape) - traffic.segments - 1)
-    stmt = builtin_calls.check_rows(
+    stmt = builtin_calls.check_amount(
         _element(context, counter, [*variables, context.symbols.rank, *zeros]),
         tirx.BufferLoad(written, variables), tirx.BufferLoad(total, variables),
         traffic.in_kernel("write")[-1].access,

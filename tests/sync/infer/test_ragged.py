@@ -104,7 +104,7 @@ def test_checked_rows(name):
     program, rng = Executable(func, ranks), np.random.default_rng(1)
     check(case, program, rng, 0, resident_blocks=8)
     cuda = tw.emit(case.make(ranks), world_size=ranks, pass_configs=checked)
-    assert cuda.index("tw::check_row(") < cuda.index("tw::check_rows(")
+    assert cuda.index("tw::check_row(") < cuda.index("tw::check_amount(")
     assert "check_row" not in tw.emit(case.make(ranks), world_size=ranks)
 
 
