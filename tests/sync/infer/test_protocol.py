@@ -71,7 +71,7 @@ def inputs(dtype: str, ranks: int, n: int = N) -> list[dict]:
     return [{"X": (v + r).astype(NUMPY.get(dtype, dtype))} for r, v in enumerate(values)]
 
 
-@pytest.mark.parametrize("level", ["tile", "device"])
+@pytest.mark.parametrize("level", ["tile", pytest.param("device", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("dtype", "memory", "elements_per_word"),
     [
@@ -105,7 +105,7 @@ def test_elements():
 CORPUS = {"ring_all_reduce": "S", "own_in_place": "shared", "gemm_reduce_scatter": "parts",
           "dynamic_gather": "shared", "gemm_all_reduce": "parts", "all_gather_loads": "shared",
           "persistent_reduce_scatter": "parts", "ring_gemm_reduce_scatter": "S"}  # fmt: skip
-LONG = [name for name in CORPUS if name not in ("ring_all_reduce", "all_gather_loads")]
+LONG = [name for name in CORPUS if name != "all_gather_loads"]
 
 
 @pytest.mark.parametrize(
