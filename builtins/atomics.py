@@ -8,8 +8,8 @@ an element of a float16 or bfloat16 tensor that is aligned to 4 bytes: ``W.red_a
 
 from __future__ import annotations
 
-from .declare import builtin
-from .qualifiers import AtomSem, RedSem, Scope
+from .declaration.declare import builtin
+from .declaration.qualifiers import AtomSem, RedSem, Scope
 from .spec import Element, ReadWrite
 
 __all__ = [

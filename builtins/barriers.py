@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from .declare import builtin
+from .declaration.declare import builtin
+from .declaration.operands import element
 from .errors import reject
-from .operands import element
 from .spec import OptionalReadWrite
 from .symmetric import is_symmetric
 

@@ -33,10 +33,10 @@ from typing import Any
 from tvm import tirx
 
 from .atomics import INTEGER_TYPES
-from .declare import builtin
+from .declaration.declare import builtin
+from .declaration.operands import element, require_same_type
+from .declaration.qualifiers import BulkReduceOp
 from .errors import reject
-from .operands import element, require_same_type
-from .qualifiers import BulkReduceOp
 from .spec import Barrier, Constant, ConstantFlag, Int32, Read, SharedRead, SharedWrite, Write
 from .symmetric import packed_strides
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from .declare import builtin
+from .declaration.declare import builtin
 from .spec import Constant, Int64, Pointer
 
 __all__ = ["delay", "globaltimer", "record"]

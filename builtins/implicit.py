@@ -12,7 +12,7 @@ from tilelang import tvm
 from tilelang.language.kernel import get_thread_extents
 from tvm import tirx
 
-from .operands import buffer_of, ref_dtype
+from .declaration.operands import buffer_of, ref_dtype
 from .spec import Builtin, builtin_of, register_op
 from .symmetric import ragged_axes
 

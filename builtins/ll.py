@@ -18,10 +18,10 @@ from typing import Any
 from tilelang import tvm
 from tvm import tirx
 
-from .declare import builtin
+from .declaration.declare import builtin
+from .declaration.operands import WORD_DATA_BITS, buffer_of, element
+from .declaration.qualifiers import Scope
 from .errors import reject
-from .operands import WORD_DATA_BITS, buffer_of, element
-from .qualifiers import Scope
 from .signals import WATCHED
 from .spec import Constant, Data, DtypeName, Int32, Read, Uint32, Write
 

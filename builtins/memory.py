@@ -10,10 +10,10 @@ from typing import Any
 from tilelang import tvm
 from tvm import tirx
 
-from .declare import builtin
+from .declaration.declare import builtin
+from .declaration.operands import buffer_of, element, ref_dtype
+from .declaration.qualifiers import FenceSem, LoadSem, Scope, StoreSem
 from .errors import reject
-from .operands import buffer_of, element, ref_dtype
-from .qualifiers import FenceSem, LoadSem, Scope, StoreSem
 from .spec import Constant, Element, Read, Write, register_op
 
 __all__ = ["fence", "fence_proxy_async", "ld", "st", "unordered"]

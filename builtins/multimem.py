@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from .atomics import ADD_TYPES, INTEGER_TYPES
-from .declare import builtin
+from .declaration.declare import builtin
+from .declaration.operands import buffer_of
+from .declaration.qualifiers import MultimemOp, RedSem, Scope, StoreSem, WaitSem
 from .errors import reject
-from .operands import buffer_of
-from .qualifiers import MultimemOp, RedSem, Scope, StoreSem, WaitSem
 from .spec import Constant, Element, Read, ReadWrite, Write
 from .symmetric import is_scratch
 

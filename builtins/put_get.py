@@ -11,9 +11,9 @@ from typing import Any
 
 from tvm import tirx
 
-from .declare import builtin
+from .declaration.declare import builtin
+from .declaration.operands import element, require_same_type
 from .errors import reject
-from .operands import element, require_same_type
 from .spec import Int64, Peer, Read, Write
 from .symmetric import at_rank
 

@@ -13,9 +13,9 @@ import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 
-from .declare import builtin
+from .declaration.declare import builtin
+from .declaration.operands import element
 from .errors import reject
-from .operands import element
 from .signals import WATCHED
 from .spec import Int32, Read, ReadWrite, UInt32, Write, register_op
 from .symmetric import WORLD_SIZE, checked_itemsize, is_extent, ragged_axes, ragged_scope

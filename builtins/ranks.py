@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .declare import builtin
+from .declaration.declare import builtin
 from .implicit import CONTEXT, LAUNCH
 from .spec import Int32, declaration_of
 

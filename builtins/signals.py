@@ -6,8 +6,8 @@ A flag is an ordinary u32, s32, u64 or s64 element, usually of a symmetric tenso
 
 from __future__ import annotations
 
-from .declare import builtin
-from .qualifiers import Scope, SignalOp, SignalSem, WaitSem
+from .declaration.declare import builtin
+from .declaration.qualifiers import Scope, SignalOp, SignalSem, WaitSem
 from .spec import Element, Int32, ReadWrite
 from .spec import Read as Flag
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from tilelang import tvm
 from tvm import tirx
 
-from .qualifiers import PTX_TYPES
+from .declaration.qualifiers import PTX_TYPES
 
 
 @dataclass(frozen=True)

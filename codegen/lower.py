@@ -5,7 +5,7 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 
-from ..builtins.qualifiers import CXX_RESERVED
+from ..builtins.declaration.qualifiers import CXX_RESERVED
 from ..builtins.spec import (
     BUILTINS,
     ConstantBool,

@@ -8,8 +8,8 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from ...builtins.declaration.qualifiers import PTX_TYPES
 from ...builtins.errors import LanguageError
-from ...builtins.qualifiers import PTX_TYPES
 from ...builtins.spec import register_op
 from ..ir.walk import calls_in, location, op_name, rewrite_children
 

@@ -9,8 +9,8 @@ import tileweave as tw
 from tileweave import passes
 from tileweave.builtins import language as W
 from tileweave.builtins.atomics import INTEGER_TYPES
-from tileweave.builtins.declare import builtin
-from tileweave.builtins.qualifiers import RedSem, Scope
+from tileweave.builtins.declaration.declare import builtin
+from tileweave.builtins.declaration.qualifiers import RedSem, Scope
 from tileweave.builtins.spec import BUILTINS, Element, Int64, Read, ReadWrite, Write
 from tileweave.passes.group.specialize_group import heap_tensors
 from tileweave.passes.sync.regions.accesses import collect_accesses

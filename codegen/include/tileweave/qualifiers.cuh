@@ -1,4 +1,4 @@
-// Qualifiers of builtins as enumerators, named as in PTX; see builtins/qualifiers.py.
+// Qualifiers of builtins as enumerators, named as in PTX; see builtins/declaration/qualifiers.py.
 #pragma once
 #include <stdint.h>
 

@@ -21,10 +21,10 @@ from ..regions.granules import Counter
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import TensorAccesses
+from ..words.protocol import Protocol
 from . import builtin_calls
 from .edits import Placement
 from .options import Options
-from .protocol import Protocol
 
 
 @dataclass(frozen=True)

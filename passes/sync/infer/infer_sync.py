@@ -31,6 +31,8 @@ from ..regions.tensor_accesses import (
     verify_tensor_accesses,
 )
 from ..verify.outside import warn_outside
+from ..words.protocol import choose_protocols
+from ..words.store_words import store_words
 from .announcements import assumption, in_units
 from .context import Inserted, SyncContext
 from .counters import make_counters
@@ -38,13 +40,11 @@ from .credits import place_credits
 from .drain import place_drain
 from .epochs import count_epochs
 from .options import options_of
-from .protocol import choose_protocols
 from .reindex import reindexed
 from .residency import leaves_room, verify_residency
 from .reuse import choose_buffers, guard_reuse
 from .row_checks import place_row_checks
 from .signals import place_signals
-from .store_words import store_words
 from .version_copies import expand_versions
 from .waits import place_waits
 

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal
 
 from tvm import tirx
 
-from .errors import reject
-from .implicit import supply
+from ..errors import reject
+from ..implicit import supply
+from ..spec import BUILTINS, Builtin, DataOf, ElementOf, Roles, TraceOnly, register_op
 from .operands import as_vector, ptx_type_of, result_dtype, trace_operand
-from .spec import BUILTINS, Builtin, DataOf, ElementOf, Roles, TraceOnly, register_op
 
 
 def builtin(**roles: Any) -> Callable[[Callable[..., Any]], Callable[..., tirx.PrimExpr]]:

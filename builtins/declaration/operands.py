@@ -8,9 +8,8 @@ import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 
-from .errors import reject
-from .qualifiers import PTX_TYPES
-from .spec import (
+from ..errors import reject
+from ..spec import (
     Builtin,
     ConstantBool,
     DataOf,
@@ -18,7 +17,8 @@ from .spec import (
     Pointer,
     Scalar,
 )
-from .symmetric import is_scratch
+from ..symmetric import is_scratch
+from .qualifiers import PTX_TYPES
 
 WORD_DATA_BITS = 32
 """Bits of data in a word of the LL protocol."""

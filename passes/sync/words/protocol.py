@@ -11,14 +11,14 @@ import numpy as np
 from tilelang import tvm
 from tvm import tirx
 
+from ....builtins.declaration.operands import WORD_DATA_BITS
 from ....builtins.errors import LanguageError
-from ....builtins.operands import WORD_DATA_BITS
 from ....builtins.symmetric import itemsize
 from ...ir.walk import nodes_in, op_name
+from ..infer.options import Options
 from ..regions.accesses import Access
 from ..regions.granules import choose_granules
 from ..regions.tensor_accesses import TensorAccesses
-from .options import Options
 from .word_copies import WORD_COPY, is_by_vectors, is_by_words
 
 FLAG, LL, AUTO = "flag", "ll", "auto"

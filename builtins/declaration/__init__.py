@@ -1,0 +1,1 @@
+"""How a builtin is declared: its decorator, and the kinds of its operands."""

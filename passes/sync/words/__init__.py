@@ -1,0 +1,1 @@
+"""Words of data and a flag in the place of counters (the LL protocol), tensor by tensor."""
