@@ -126,6 +126,64 @@ def never_launches_in_group() -> None:
     torch.cuda.synchronize()
 
 
+def _send_rows(count: int, *places: int) -> None:
+    """Announce ``count`` of up to 3 rows for each rank, and write them; rank 0 is right."""
+    import tilelang.language as T
+
+    import tileweave as tw
+    from tileweave import language as W
+
+    ranks, rows, columns = tw.world_size(), 3, 64
+
+    @T.prim_func
+    def send(
+        count: T.Tensor((1,), "int32"),
+        places: T.Tensor((1 + rows,), "int32"),
+        received: T.Tensor((ranks, rows, columns), "float32"),
+    ):
+        with T.Kernel(1, threads=64):
+            inbox = W.alloc_ragged((), rows=rows, row=columns)
+            row = T.alloc_fragment((columns,), "float32")
+            me = W.rank()
+            T.fill(row, 1.0)
+            for peer in T.serial(ranks):
+                W.announce(inbox[peer, me, 0, 0], count[0])
+                for i in T.serial(places[rows]):
+                    T.copy(row, inbox[peer, me, places[i], 0])
+            for source in T.serial(ranks):
+                for i in T.serial(W.announced(inbox[me, source, 0, 0])):
+                    T.copy(inbox[me, source, i, 0], row)
+                    T.copy(row, received[source, i, 0])
+
+    kernel = tw.compile(send, pass_configs={"tileweave.check_rows": True})
+    received = torch.zeros(ranks, rows, columns, device="cuda")
+
+    def launch(count: int, *places: int) -> None:
+        padded = [*places, *[0] * (rows - len(places)), len(places)]
+        values = [torch.tensor(v, dtype=torch.int32, device="cuda") for v in ([count], padded)]
+        kernel(*values, received)
+        torch.cuda.synchronize()
+
+    launch(2, 1, 0)
+    assert received[:, :2].eq(1).all() and received[:, 2:].eq(0).all()
+    inject()
+    launch(*((count, *places) if rank() == 1 else (2, 1, 0)))
+    launch(2, 1, 0)
+    time.sleep(60)
+
+
+def overfull_segment() -> None:
+    _send_rows(4, 0, 1)
+
+
+def row_twice() -> None:
+    _send_rows(2, 1, 1)
+
+
+def row_too_many() -> None:
+    _send_rows(1, 0, 1)
+
+
 def other_shapes() -> None:
     inject()
     call()
@@ -431,7 +489,7 @@ PROGRAMS = {
     f.__name__: f
     for f in (
         killed_before, killed_in, killed_after, never_calls, never_launches,
-        never_launches_in_group, other_shapes,
+        never_launches_in_group, overfull_segment, row_twice, row_too_many, other_shapes,
         other_version, other_heap, other_environment, heap_exhausted, compile_failure, disk_full,
         read_only_cache, truncated_kernel, interrupted, exception_between, graph_after_finalize,
         forked_loader, forked_call, two_jobs,

@@ -264,7 +264,7 @@ class Expressions:
                 side = a if chosen else b
                 return side.poison(frame) if side.poison else None
             sides = [e.poison(frame) if e.poison else None for e in (a, b)]
-            if sides == [None, None]:
+            if all(side is None for side in sides):
                 return None
             first, second = (False if s is None else s for s in sides)
             return np.where(_beside(chosen, first, second), first, second)

@@ -74,6 +74,19 @@ FAULTS = {
         r"rank 0 of group 'pair' \(global rank 0\) waited 3 s for a signal( from rank 1)? and gave",
         needs_gpu=True,
     ),
+    "count above the capacity": Fault(
+        "overfull_segment",
+        r"rank 1 announced 4 rows of a segment; expected 0 to 3: announce\(.*fault_ranks.py:\d+",
+        needs_gpu=True,
+    ),
+    "row written twice": Fault(
+        "row_twice", r"rank 1 wrote row 1 of a segment twice in a launch: check_row", needs_gpu=True
+    ),
+    "more rows than announced": Fault(
+        "row_too_many",
+        r"rank 1 wrote \d+ units to a segment, in all launches, and announced \d+",
+        needs_gpu=True,
+    ),
     "other shapes": Fault("other_shapes", r"all_gather: the ranks disagree \(rank 0.*rank 1"),
     "other version": Fault(
         "other_version", r"the ranks differ \(.*tileweave=9\.9\); expected the same tileweave"
