@@ -18,7 +18,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import tileweave as tw
 from tests.on_gpus import Verdicts, main, parser_of, runs_here, say
