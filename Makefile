@@ -15,7 +15,7 @@ count_gpus := import torch; print(torch.cuda.device_count())
 find_cuda := from tilelang.contrib.nvcc import find_cuda_path; print(find_cuda_path())
 with_cuda = CUDA_HOME=$$($(python) -c '$(find_cuda)')
 torchrun := $(python) -m torch.distributed.run --standalone
-gpu_programs := $(wildcard tests/gpu/*.py)
+gpu_programs := $(wildcard tests/gpu/*.py tests/gpu/*/*.py)
 
 # The checkout works without being installed: see tileweave/__init__.py.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))

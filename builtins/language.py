@@ -6,7 +6,6 @@ from .atomics import *
 from .barriers import *
 from .bulk import *
 from .debug import *
-from .ll import *
 from .memory import *
 from .multimem import *
 from .put_get import *

@@ -46,17 +46,12 @@ def page() -> str:
     parts = [INTRODUCTION]
     for module, members in groupby(names, lambda n: _module(getattr(language, n))):
         summary, _, rest = inspect.getdoc(module).partition("\n\n")
-        parts.append(f"## {_heading(module.__name__.rpartition('.')[2])}\n")
+        parts.append(f"## {module.__name__.rpartition('.')[2].replace('_', ' ').capitalize()}\n")
         parts.append(f"{_prose(summary)}\n")
         if rest:
             parts.append(f"{_prose(rest)}\n")
         parts += [_entry(name, getattr(language, name)) for name in members]
     return "\n".join(parts)
-
-
-def _heading(module: str) -> str:
-    """Return ``Put get`` for ``put_get``; names of two letters are abbreviations."""
-    return module.upper() if len(module) == 2 else module.replace("_", " ").capitalize()
 
 
 def _is_public(name: str, value: Any) -> bool:

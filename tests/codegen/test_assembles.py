@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tileweave.builtins.ll import WORD
 from tileweave.builtins.memory import SCALAR_BITS, VECTOR_BITS
 from tileweave.builtins.operands import WORD_DATA_BITS
 from tileweave.builtins.qualifiers import CXX_RESERVED, PTX_TYPES
 from tileweave.builtins.ranks import HOST_VALUES
+from tileweave.builtins.signals import WORD
 from tileweave.builtins.spec import (
     BUILTINS,
     Builtin,

@@ -1,4 +1,4 @@
-// Words of the LL protocol: 4 bytes of data and a 4-byte flag. Declarations: builtins/ll.py.
+// Words of the LL protocol: 4 bytes of data and a 4-byte flag. Declarations: builtins/signals.py.
 // PTX ISA: st, ld; memory consistency model, Memory Operations on Vector Data Types, Atomicity.
 #pragma once
 #include "bits.cuh"

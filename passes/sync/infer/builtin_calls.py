@@ -8,7 +8,7 @@ from tilelang import language as T
 from tilelang import tvm
 from tvm import tirx
 
-from ....builtins import atomics, ll, memory, signals
+from ....builtins import atomics, memory, signals
 from ....builtins.implicit import CONTEXT, Loc, register_loc
 from ....builtins.spec import declaration_of
 from ...ir.origin import inserted
@@ -58,7 +58,7 @@ def ll_store(
 ) -> tirx.Stmt:
     """Build ``W.ll_st(word, value, flag)`` for a write of ``tensor``."""
     return _call(
-        ll.ll_st, T.access_ptr(word, "w"), value, flag, qualifiers=("sys",),
+        signals.ll_st, T.access_ptr(word, "w"), value, flag, qualifiers=("sys",),
         origin=inserted("store of words", "write", tensor),
     )  # fmt: skip
 
@@ -69,10 +69,10 @@ def ll_load(
     """Build ``W.ll_ld(word, flag, words=words)`` for a read on ``line``."""
     context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
     file, _, number = line.rpartition(":")
-    name = ll.ll_ld.__name__
+    name = signals.ll_ld.__name__
     loc = Loc(name, f"{word}, inferred", file, int(number or 0), "uint32", inferred=True)
     return _expression(
-        dtype, ll.ll_ld, T.access_ptr(word, "r"), flag, tirx.IntImm("int32", -1),
+        dtype, signals.ll_ld, T.access_ptr(word, "r"), flag, tirx.IntImm("int32", -1),
         tirx.IntImm("int32", words), context, register_loc(loc), qualifiers=("sys",),
         origin=inserted("poll of words", "read", word.buffer.name),
     )  # fmt: skip

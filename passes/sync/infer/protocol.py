@@ -18,8 +18,8 @@ from ...ir.walk import nodes_in, op_name
 from ..regions.accesses import Access
 from ..regions.granules import choose_granules
 from ..regions.tensor_accesses import TensorAccesses
+from ..regions.word_copies import WORD_COPY, is_by_vectors, is_by_words
 from .options import Options
-from .word_copies import WORD_COPY, is_by_vectors, is_by_words
 
 FLAG, LL, AUTO = "flag", "ll", "auto"
 

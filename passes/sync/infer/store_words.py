@@ -11,8 +11,8 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ....builtins.ll import WORD
 from ....builtins.operands import WORD_DATA_BITS
+from ....builtins.signals import WORD
 from ...ir.implicit import heap_buffer, implicit_of, set_implicit
 from ...ir.walk import (
     calls_in,
@@ -23,10 +23,10 @@ from ...ir.walk import (
     rewrite_children,
     statements_of,
 )
+from ..regions.word_copies import Side, is_by_vectors, parallel, shifted, sides_of
 from . import builtin_calls
 from .context import Inserted, SyncContext
 from .edits import at_line_of
-from .word_copies import Side, is_by_vectors, parallel, shifted, sides_of
 
 
 @dataclass(frozen=True)

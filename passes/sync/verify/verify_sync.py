@@ -38,9 +38,10 @@ def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     launches equal the number of the launch; a wait orders everything if the index of its flag, or
     of a signal of its tensor, depends on data.
 
-    Not verified: data-dependent accesses; words that ``W.ld``, ``W.st``, ``W.ll_ld`` and ``W.ll_st``
-    access; the order of the threads of a block; two writes of the same element; that awaited values
-    are reached. A ``SyncWarning`` names each event or tensor that is too large to be verified.
+    Not verified: data-dependent accesses; words that ``W.ld``, ``W.st``, ``W.ll_ld`` and
+    ``W.ll_st`` access; the order of the threads of a block; two writes of the same element; that
+    awaited values are reached. A ``SyncWarning`` names each event or tensor that is too large to be
+    verified.
 
     Raises:
         LanguageError: names the accesses, their lines, and what would order them.

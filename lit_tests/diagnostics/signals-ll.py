@@ -23,7 +23,7 @@ def refuse(name, call, dtype="uint64"):
 
 # CHECK-LABEL: TEST: store_type
 # CHECK: ll_st: S has type float32; expected a tensor of uint64 words
-# LINE: CHECK-NEXT: --> {{.*}}ll-refused.py:18
+# LINE: CHECK-NEXT: --> {{.*}}signals-ll.py:18
 refuse("store_type", lambda S, x, n: W.ll_st(S[0], x[0], n), "float32")
 
 # CHECK-LABEL: TEST: load_type

@@ -1,6 +1,6 @@
 """The LL protocol on GPUs: values over many launches with delays, and latency beside counters.
 
-    torchrun --nproc-per-node=2 tests/gpu/ll.py [--launches 2000] [CHECK ...]
+    torchrun --nproc-per-node=2 tests/gpu/latency/ll.py [--launches 2000] [CHECK ...]
 
 ``inferred`` launches one program with counters and with words, with random sleeps before the
 launches of each rank. ``graph`` replays it in a CUDA graph. ``ping_pong`` exchanges words and flags
@@ -18,7 +18,7 @@ from typing import Any
 import tilelang.language as T
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import tileweave as tw
 from tests.on_gpus import Verdicts, main, parser_of, runs_here, say
