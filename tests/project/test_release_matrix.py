@@ -14,7 +14,7 @@ PAIR = tool.Pair("0.1.14", "2.13.0", ("import", "lit"))
 
 @pytest.fixture
 def outputs(monkeypatch, tmp_path) -> dict[str, tuple[str, int]]:
-    """Outputs and statuses of the tool's commands, by a word of the command."""
+    """Outputs and statuses of the tool's commands, by a part of the command."""
     outputs = {"describe": ("abc1234\n", 0), "v('tilelang')": ("0.1.14 2.13.0+cpu\n", 0)}
 
     def run(command: list[str], env: dict[str, str]) -> tuple[str, int]:
