@@ -456,6 +456,8 @@ class Tensor:
         return 0
 
     def _record_write(self, key: Any, access: Access) -> int:
+        if self.segments is not None:
+            self.segments.refuse_second_write(key, access)
         self._check_write(key, access)
         event = self.memory.note(self, key, access, writes=True)
         if self.segments is not None:

@@ -66,18 +66,15 @@ class Segments:
         self._announced[place] = Announcement(rows, text)
         self._require_below(place)
 
-    def note(self, key: Any, access: Access, event: int) -> None:
-        """Note a write by the source of a segment.
+    def refuse_second_write(self, key: Any, access: Access) -> None:
+        """Refuse a write of an element that the same launch has written before.
 
         Raises:
-            SimulationError: ``race``: the launch has written an element before. ``arrival``: a row
-                is above the announced number.
+            SimulationError: ``race``, whether or not the two writes are ordered.
         """
         memory, tensor = self._tensor.memory, self._tensor
         elements = np.asarray(tensor.flat[key]).ravel()
-        rank = int(memory.layout.place(access.agent)[0])
-        launch = 1 + self._launches.get(rank, 0)
-        again = self._launch.flat[elements] == launch
+        again = self._launch.flat[elements] == self._launch_of(access)
         if again.any():
             first = int(elements[int(np.argmax(again))])
             before = int(tensor.writes.last.flat[first])
@@ -90,7 +87,15 @@ class Segments:
                 f"{memory.describe(before)}\nfirst at {tensor.name}{index}",
                 event=before,
             )
-        self._launch.flat[elements] = launch
+
+    def note(self, key: Any, access: Access, event: int) -> None:
+        """Note a write by the source of a segment.
+
+        Raises:
+            SimulationError: ``arrival``: a row is above the announced number.
+        """
+        elements = np.asarray(self._tensor.flat[key]).ravel()
+        self._launch.flat[elements] = self._launch_of(access)
         size = self.capacity * self.row
         for number in np.unique(elements // size):
             place = self._place(int(number))
@@ -103,8 +108,7 @@ class Segments:
 
     def stale(self, key: Any, access: Access, poison: Any) -> Any:
         """Return ``poison`` together with the elements that no rank has written in this launch."""
-        rank = int(self._tensor.memory.layout.place(access.agent)[0])
-        stale = self._launch[key] != 1 + self._launches.get(rank, 0)
+        stale = self._launch[key] != self._launch_of(access)
         if not np.any(stale):
             return poison
         return stale if poison is None else stale | poison
@@ -163,6 +167,11 @@ class Segments:
         if event:
             lines.append(f"highest row, {last}, written by: {self._tensor.memory.describe(event)}")
         return "\n".join(lines)
+
+    def _launch_of(self, access: Access) -> int:
+        """Return the number of the launch of an access, on its rank."""
+        rank = int(self._tensor.memory.layout.place(access.agent)[0])
+        return 1 + self._launches.get(rank, 0)
 
     def _place(self, number: int) -> Place:
         """Return the segment with this number, without the index of its buffer."""

@@ -60,7 +60,7 @@ COUNTS = {
     "ragged_dispatch": (48, 8),
     "ragged_halves": (49, 10),
     "ragged_there_and_back": (81, 8),
-    "ragged_of_a_neighbor": (41, 5),
+    "ragged_of_a_neighbor": (42, 5),
 }
 """Mutants of each program that are killed, and explained."""
 

@@ -8,12 +8,14 @@ import numpy as np
 from tvm import tirx
 
 from ..regions.accesses import Access
+from ..regions.data_dependent import stays_in
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter, elements_of
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from .context import SyncContext
 from .edits import anchor_of, enclosing_depth, moved_out_of, varies
+from .waits import open_indices
 
 
 def place_signals(context: SyncContext) -> None:
@@ -33,15 +35,29 @@ def place_signals(context: SyncContext) -> None:
 def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints) -> int:
     """Count the loops around the access that enclose its signal."""
     access = footprints.access
-    if access.stored:
-        return len(access.loops)
     numbers = [footprints.owner, counter.granules.numbers_of(footprints)]
-    depth = enclosing_depth(access, footprints, numbers, clipped=True)
-    if _pieces(counter, footprints, depth) is None:
-        depth = enclosing_depth(access, footprints, [*numbers, elements_of(footprints)])
-    while depth < len(access.loops) and _waits_in(context, access.around[depth]):
+    if access.stored:
+        depth = enclosing_depth(access, footprints, numbers)
+    else:
+        depth = enclosing_depth(access, footprints, numbers, clipped=True)
+        if _pieces(counter, footprints, depth) is None:
+            depth = enclosing_depth(access, footprints, [*numbers, elements_of(footprints)])
+    while depth < len(access.loops) and (
+        _waits_in(context, access.around[depth])
+        or not _may_leave(context, counter, footprints, depth)
+    ):
         depth += 1
     return depth
+
+
+def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
+    """Return whether the data-dependent expressions of a signal have the same value after the loop
+    of this number around its access."""
+    loop = footprints.access.around[number]
+    assert loop is not None
+    extents = [extent for other, extent in footprints.open_loops.items() if other >= number]
+    exprs = [*open_indices(counter, footprints), *extents]
+    return all(stays_in(loop, expr, context.program) for expr in exprs)
 
 
 def _pieces(counter: Counter, footprints: Footprints, depth: int) -> dict[int, int] | None:
@@ -100,9 +116,8 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> N
 
     owner = simple(symbols.start(footprints, 0, [*exited, *access.inner]))
     granule = simple(counter.granules.index(footprints, symbols, exited))
-    stored = access.stored // counter.unit
-    count = stored or _count(counter, footprints, symbols, exited)
-    value = simple(tirx.Cast("uint32", count))
+    count = _rows_count if access.stored else _count
+    value = simple(tirx.Cast("uint32", count(counter, footprints, symbols, exited)))
     stmt = context.signal_to(counter, footprints, owner, granule, value)
     stmt = context.guard(stmt, footprints, simple, exited)
     context.placement.put_after(anchor_of(access, depth), stmt, access)
@@ -119,6 +134,19 @@ def _reason(context: SyncContext, counter: Counter, access: Access) -> str:
         all_read = all(bits | 1 << owner == all_ranks for owner, bits in enumerate(counter.waiting))
         reader = "every rank" if all_read else "the ranks that read it"
     return f"{access.op} {verb} it for {reader}"
+
+
+def _rows_count(
+    counter: Counter, footprints: Footprints, symbols: Symbols, exited: Sequence[Loop]
+) -> tirx.PrimExpr:
+    """Return the units of rows that a write stores in all iterations of ``exited``."""
+    count: tirx.PrimExpr = tirx.IntImm("int32", footprints.access.stored // counter.unit)
+    for number, loop in enumerate(exited, len(footprints.access.loops) - len(exited)):
+        if number in footprints.open_loops:
+            count = count * tirx.max(footprints.open_loops[number], 0)
+        else:
+            count = count * symbols.inlined(loop.extent)
+    return count
 
 
 def _count(

@@ -60,11 +60,11 @@ def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, n
     loop = footprints.access.around[number]
     assert loop is not None
     extents = [extent for other, extent in footprints.open_loops.items() if other > number]
-    indices = _open_indices(counter, footprints)
+    indices = open_indices(counter, footprints)
     return all(stays_in(loop, expr, context.program) for expr in [*indices, *extents])
 
 
-def _open_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
+def open_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
     """Return the data-dependent indices that choose the counter of a wait."""
     counts = (counter.traffic.world_size, *counter.granules.counts)
     return [index for axis, index in footprints.open_axes.items() if counts[axis] > 1]
@@ -95,7 +95,7 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
         for number, loop in enumerate(exited, depth)
         if number in footprints.open_loops or number in footprints.skipped
     ]  # fmt: skip
-    is_fixed = not any(has_loads(index) for index in _open_indices(counter, footprints))
+    is_fixed = not any(has_loads(index) for index in open_indices(counter, footprints))
     if is_fixed and not footprints.outside and not footprints.inner_conditions and not extents:
         placed.append((key, access, depth))
     owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
