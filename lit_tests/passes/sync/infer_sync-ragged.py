@@ -83,6 +83,32 @@ def halves(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((
 show(halves, reuse="credit")
 
 
+@T.prim_func
+def consecutive(
+    X: T.Tensor((8, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((RANKS, 16), F32)
+):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=8, row=16)
+        tile = T.alloc_shared((1, 16), F32)
+        me = W.rank()
+        for peer in T.serial(RANKS):
+            W.announce(inbox[peer, me, 0, 0], at[peer])
+            for i in T.serial(at[peer]):
+                T.copy(X[i, 0], tile)
+                T.copy(tile, inbox[peer, me, i, 0])
+        for source in T.serial(RANKS):
+            for j in T.Parallel(16):
+                Y[source, j] = inbox[me, source, 0, j]
+
+
+# One signal follows all rows of a segment.
+# CHECK-LABEL: TEST: consecutive
+# CHECK: for i in range(at[peer]):
+# CHECK: T.copy({{.*}}T.region(inbox[peer, {{.*}}, me, i, 0], 2,
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[peer, T.tileweave.rank()], 1, 3), T.Cast("uint32", T.max(at[peer], 0)),
+show(consecutive)
+
+
 # CHECK-LABEL: TEST: rows
 # CHECK: T.tileweave.check_row(T.access_ptr(inbox[at[t], {{.*}}, me, t, 0], 1, 1), T.access_ptr(inbox_rows[at[t], 0], 1, 3), T.access_ptr(inbox_written[at[t]], 1, 3), t, 1, 8, 1, 1, epoch,
 # CHECK-NEXT: T.copy({{.*}}T.region(inbox[at[t],

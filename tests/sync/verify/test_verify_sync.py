@@ -92,8 +92,12 @@ def test_twins_are_accepted(case):
     grouped(case.make(False), case.ranks)
 
 
+VERIFIABLE = [name for name in PROGRAMS if not name.startswith("ragged_")]
+"""Programs without ragged tensors, whose waits await numbers that only the running kernel knows."""
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", VERIFIABLE)
 def test_inferred_synchronization_is_accepted(name, ranks):
     """Verify the kernels, those of plans included. The copies of plans are no part of them: the
     simulator checks these in ``tests/sync/test_programs.py``."""
