@@ -61,7 +61,7 @@ __device__ __forceinline__ void check_row(const T *ref, uint64_t *words, uint32_
 // Checks that as many units are written as announced.
 template <class T>
 __device__ __forceinline__ void check_amount(const T *ref, const uint32_t *written,
-                                           const uint32_t *total, int64_t context, int32_t loc) {
+                                             const uint32_t *total, int64_t context, int32_t loc) {
   const uint32_t seen = *reinterpret_cast<const volatile uint32_t *>(written);
   const uint32_t expected = *reinterpret_cast<const volatile uint32_t *>(total);
   if (seen != expected) {
