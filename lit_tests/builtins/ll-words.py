@@ -36,7 +36,8 @@ def calls(
 # CHECK: tw::ll_st<tw::Scope::sys>((&(S[{{.*}}])), X[((int)threadIdx.x)], epoch);
 # CHECK: tw::ll_st<tw::Scope::gpu>((&(S[{{.*}}])), tw::bits(*(float2*)(X + {{.*}})), epoch);
 # CHECK: tw::ll_st<tw::Scope::sys>((&(S[{{.*}}])), tw::bits(*(uint1*)(H + {{.*}})), (uint)7);
-# CHECK: X[{{.*}}] = tw::ll_ld<tw::Scope::sys, 1>((&(S[{{.*}}])), epoch, 1, tileweave_context, {{[0-9]+}});
+# CHECK: float [[VALUE:[a-z_0-9]+]] = tw::ll_ld<tw::Scope::sys, 1>((&(S[{{.*}}])), epoch, 1, tileweave_context, {{[0-9]+}});
+# CHECK-NEXT: X[{{.*}}] = [[VALUE]];
 # CHECK: float2 {{.*}} = tl::load_global_64(tw::bits(tw::ll_ld<tw::Scope::gpu, 2>((&(S[{{.*}}])), epoch, -1,
 # CHECK: uint2 {{.*}} = tl::load_global_64(tw::bits(tw::ll_ld<tw::Scope::sys, 2>((&(S[{{.*}}])), epoch, -1,
 show(calls)

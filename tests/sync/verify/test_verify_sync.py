@@ -37,6 +37,7 @@ REFUSED = {
     "bulk_store_only_read": "has sem='relaxed'; expected 'release'",
     "tile_store_and_relaxed_flag": "has sem='relaxed'; expected 'release'",
     "put_block_and_relaxed_flag": "has sem='relaxed'; expected 'release'",
+    "ll_flag_in_another_word": "has sem='relaxed'; expected 'release'",
     "tail_not_counted": "does not wait for what the writer signals",
     # the reader does not wait, or too weakly
     "no_wait": "no wait comes before it (the W.sync_ranks after it",
