@@ -6,7 +6,7 @@ import tilelang.language as T
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ...builtins.ragged import ANNOUNCED
+from ...builtins.ragged.segments import ANNOUNCED
 from ...builtins.spec import builtin_of
 from ...builtins.symmetric import (
     WORLD_SIZE,

@@ -1,4 +1,4 @@
-// Announcements of rows in ragged tensors. Declarations: builtins/ragged.py.
+// Announcements of rows in ragged tensors. Declarations: builtins/ragged.
 #pragma once
 #include "context.cuh"
 

@@ -13,14 +13,14 @@ import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 
-from .declare import builtin
-from .errors import reject
-from .operands import element
-from .signals import WATCHED
-from .spec import Int32, Read, ReadWrite, UInt32, Write, register_op
-from .symmetric import WORLD_SIZE, checked_itemsize, is_extent, ragged_axes, ragged_scope
+from ..declare import builtin
+from ..errors import reject
+from ..operands import element
+from ..signals import WATCHED
+from ..spec import Int32, Write, register_op
+from ..symmetric import WORLD_SIZE, checked_itemsize, is_extent, ragged_axes, ragged_scope
 
-__all__ = ["alloc_ragged", "announce", "announced", "check_amount", "check_row"]
+__all__ = ["alloc_ragged", "announce", "announced"]
 
 ANNOUNCED = "tileweave.announced"
 _MOST_ELEMENTS = 1 << 29
@@ -93,41 +93,6 @@ def announce(ref: Write, count: Int32) -> None:
         count: number of rows, 0 to the capacity; may be data.
     """
     _require_segment("announce", ref)
-
-
-@builtin(level="leader", checks=True, implicit=WATCHED)
-def check_row(
-    ref: Read, words: ReadWrite, written: ReadWrite, row: Int32, count: Int32, rows: Int32,
-    units: Int32, most: Int32, launch: UInt32,
-) -> None:  # fmt: skip
-    """Check that the rows which the next statement writes fit, and are not yet written.
-
-    ``pass_configs={"tileweave.check_rows": True}`` inserts a call before every write to a ragged
-    tensor; programs need none. A fault ends the program with an error on all ranks that names rank,
-    segment and row. The simulator ignores the call, because it checks all rows itself.
-
-    Args:
-        ref: first element that is written.
-        words: word of row 0 of the segment: the last launch that wrote the row, and units of it.
-        written: units that were written to the segment in all launches.
-        row, count: first row, and number of rows.
-        rows: capacity of the segment.
-        units, most: units that are written to each row, and units of a whole row.
-        launch: number of the launch.
-    """
-
-
-@builtin(level="thread", checks=True, implicit=WATCHED)
-def check_amount(ref: Read, written: Read, total: Read) -> None:
-    """Check that as many rows of a segment are written as were announced, in all launches so far.
-
-    ``pass_configs={"tileweave.check_rows": True}`` inserts a call for each segment at the end of a
-    launch; programs need none. Otherwise like ``check_row``.
-
-    Args:
-        ref: the first element of the segment.
-        written, total: units that were written and announced in all launches.
-    """
 
 
 def announced(ref: Any) -> tirx.PrimExpr:

@@ -1,0 +1,4 @@
+"""Ragged symmetric tensors."""
+
+from .checks import *
+from .segments import *
