@@ -51,9 +51,20 @@ HIDDEN_CXX = {
     "context": "int64_t",
     "launch": "int32_t",
     "loc": "int32_t",
+    "row_size": "int32_t",
+    "rows": "int32_t",
     "thread": "int32_t",
     "threads": "int32_t",
+    "total": "uint32_t *",
 }
+OWN_TYPES = {
+    ("announce", "ref"): "uint32_t",
+    ("check_row", "words"): "uint64_t",
+    ("check_row", "written"): "uint32_t",
+    ("check_amount", "written"): "uint32_t",
+    ("check_amount", "total"): "uint32_t",
+}
+"""Types of pointers that do not depend on the element type, by builtin and operand."""
 PRELUDE = """#include <tileweave/tileweave.cuh>
 struct half_t { uint16_t bits; };
 struct bfloat16_t { uint16_t bits; };
@@ -104,6 +115,7 @@ class Row:
         parameters, arguments, body = ["Out *out"], [], []
         for operand, kind in self.spec.operands:
             cxx = self.data.pointee if not self.spec.flagged else CXX[WORD]
+            cxx = OWN_TYPES.get((self.spec.name, operand), cxx)
             if isinstance(kind, (ConstantInt, ConstantBool)):
                 continue
             if isinstance(kind, Pointer) and kind.space == "barrier":

@@ -97,6 +97,16 @@ def tutorial_with_a_bug() -> Instance:
     return Instance(module.all_gather, RANKS, inputs)
 
 
+def tutorial_with_a_routing() -> Instance:
+    module, rng = module_of("tutorial/07_dispatch.py"), np.random.default_rng(0)
+    inputs = []
+    for _ in range(RANKS):
+        tokens = rng.standard_normal((module.TOKENS, module.HIDDEN)).astype(np.float32)
+        out = np.zeros(module.OUT, np.float32)
+        inputs.append({"tokens": tokens, "out": out, **module.routing(rng)})
+    return Instance(module.dispatch, RANKS, inputs)
+
+
 def _matrices(**shapes: tuple[int, int]) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     return {n: rng.standard_normal(s).astype(ml_dtypes.bfloat16) for n, s in shapes.items()}
@@ -211,7 +221,6 @@ def _patterns() -> dict[str, Make]:
 _TUTORIALS = {
     "01_first_program": "shift", "02_all_gather": "all_gather",
     "03_gemm_reduce_scatter": "example", "05_copy_engines": "all_gather_gemm",
-    "07_dispatch": "dispatch",
 }  # fmt: skip
 INSTANCES: dict[str, Make] = {
     **{f"corpus:{name}": lambda name=name: corpus(name) for name in PROGRAMS},
@@ -221,6 +230,7 @@ INSTANCES: dict[str, Make] = {
         for file, name in _TUTORIALS.items()
     },
     "tutorial/04_simulate_a_bug.py": tutorial_with_a_bug,
+    "tutorial/07_dispatch.py": tutorial_with_a_routing,
     "gemm_reduce_scatter.py": explicit_gemm_reduce_scatter,
     "all_gather_gemm.py": explicit_all_gather_gemm,
     "inferred.py:gemm_reduce_scatter": lambda: inferred("gemm_reduce_scatter"),
