@@ -342,8 +342,7 @@ def _torch_combine(buffers: Buffers) -> Implementation:
 
 
 def _torch_product(rows: Tensor, weight: Tensor, tables: Tables) -> Tensor:
-    grouped_mm = getattr(functional, "grouped_mm", None) or torch._grouped_mm
-    return grouped_mm(rows, weight.transpose(1, 2), offs=tables.offsets)
+    return functional.grouped_mm(rows, weight.transpose(1, 2), offs=tables.offsets)
 
 
 def _torch_grouped(buffers: Buffers) -> Implementation:

@@ -30,7 +30,7 @@ HELD_S = 0.2
 def group_of(backend: str) -> types.SimpleNamespace:
     work_backend = types.SimpleNamespace(name=lambda: backend)
     process_group = types.SimpleNamespace(_get_backend=lambda device: work_backend)
-    return types.SimpleNamespace(process_group=process_group)
+    return types.SimpleNamespace(process_group=process_group, world_size=2)
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Tile programs of the grouped GEMM, in the simulator at both levels, and their machine code."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from itertools import pairwise
