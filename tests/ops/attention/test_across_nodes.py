@@ -22,6 +22,7 @@ def problem_of(causal: bool, layout: str, ranks: int):
     return checked_attention(q, q, q, ranks, causal=causal, layout=layout)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("causal", "layout"), MASKS[:2], ids=NAMES[:2])
 def test_values_and_gradients(four, causal, layout):
     nodes = NODES["2 x 2"]

@@ -96,9 +96,8 @@ def test_all_ranks_together_attend_as_one(case):
         torch.testing.assert_close(x, y)
 
 
-@pytest.mark.parametrize(
-    "packed", [pytest.param(False, marks=pytest.mark.long), True], ids=["batch", "packed"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ranks_and_gradients(three, layout, packed):
     assert_right(three.run(attention_on_ranks.attend_and_differentiate, layout, packed))

@@ -218,9 +218,8 @@ def test_tiles(q_chunk, chunk, dim, expected):
     assert tiles_for(problem).M == expected
 
 
-@pytest.mark.parametrize(
-    "packed", [False, pytest.param(True, marks=pytest.mark.long)], ids=["batch", "packed"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("packed", [False, True], ids=["batch", "packed"])
 def test_registers_suffice(ptxas, packed):
     """Three warp groups attend, and ptxas reports whether it serializes products.
 

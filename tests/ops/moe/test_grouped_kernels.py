@@ -260,7 +260,8 @@ def test_wgrad_does_not_read_nan_of_the_next_expert():
     assert np.isnan(outputs["dW"][1].astype(float)).all() and not outputs["dW"][2].any()
 
 
-@pytest.mark.parametrize("transposed", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("transposed", [True, False])
 def test_gemm_spills_no_registers(ptxas, transposed):
     config = GroupedConfig(MOST_EXPERTS, 4096, 7168, "bfloat16", transposed)
     report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
@@ -270,7 +271,8 @@ def test_gemm_spills_no_registers(ptxas, transposed):
     assert int(fixed) + 2 * elements <= SHARED_BYTES
 
 
-@pytest.mark.parametrize("scales", [pytest.param("tensor", marks=pytest.mark.long), "block"])
+@pytest.mark.long
+@pytest.mark.parametrize("scales", ["tensor", "block"])
 def test_fp8_spills_no_registers(ptxas, scales):
     config = GroupedConfig(
         32, 4096, 7168, "float8_e4m3fn", True, GROUPED_FP8, scales=scales, out_dtype="bfloat16"
@@ -279,6 +281,7 @@ def test_fp8_spills_no_registers(ptxas, scales):
     assert "0 bytes spill stores, 0 bytes spill loads" in report
 
 
+@pytest.mark.long
 def test_wgrad_spills_no_registers(ptxas):
     report = ptxas(
         tw.emit(grouped_wgrad(GroupedConfig(32, 4096, 7168, "bfloat16", True)), "ptx", world_size=1)

@@ -250,7 +250,9 @@ def test_every_mutant_is_accounted_for(name, ranks, killed):
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", pytest.param("sm_80", marks=LONG)])
-@pytest.mark.parametrize("name", [*OWN, pytest.param("local", marks=LONG)])
+@pytest.mark.parametrize(
+    "name", [OWN[0], *(pytest.param(name, marks=LONG) for name in (*OWN[1:], "local"))]
+)
 def test_device_functions(name, arch):
     shape = Shape(1 if name == "local" else 2, 2, 136, "fp8_1x128", name == "local", threads=32)
     tw.validate(shape.program(name), shape.ranks, inputs_of(shape, 0), arch=arch)
@@ -266,6 +268,7 @@ SIZES = [
 """The issue's size, the longest rows, rows that are no multiple of 128, the shortest, many."""
 
 
+@LONG
 @pytest.mark.parametrize(("tokens", "hidden", "ranks", "quant"), SIZES)
 @pytest.mark.parametrize("name", OWN)
 def test_sizes_compile(name, tokens, hidden, ranks, quant):

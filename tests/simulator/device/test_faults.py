@@ -21,7 +21,7 @@ from tileweave.simulator.report.errors import SimulationError
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("threads", [128, 256])
+@pytest.mark.parametrize("threads", [128, pytest.param(256, marks=pytest.mark.long)])
 def test_result(arch, threads):
     assert np.array_equal(run(threads, arch), expected(threads))
 
