@@ -92,6 +92,7 @@ def runs(tmp_path, monkeypatch):
 
     noted.before = lambda seed: None
     noted.by_process = by_process
+    noted.others = set(multiprocessing.active_children())  # ranks of other tests may still live
     monkeypatch.setattr(schedules, "run_schedule", noted)
     return noted
 
@@ -102,7 +103,7 @@ def test_schedules_are_shared_out(runs):
     seeds = runs.by_process()
     assert seeds.pop(HERE) == [20]
     assert sorted(seeds.values()) == [[21, 24, 27], [22, 25], [23, 26]]
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= runs.others
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 8])
@@ -149,7 +150,7 @@ def test_an_exception_is_raised_with_its_message(jobs, runs):
     runs.before = fail
     with pytest.raises(ZeroDivisionError, match="in schedule 4"):
         simulated(tickets, jobs, ranks=2)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= runs.others
 
 
 @UNREAD
@@ -180,7 +181,7 @@ def test_an_interrupt_ends_all_processes(runs, monkeypatch):
     monkeypatch.setattr(Progress, "ended", interrupt)
     with pytest.raises(KeyboardInterrupt):
         simulated(tickets, 2, 50, ranks=2)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= runs.others
     assert sum(map(len, runs.by_process().values())) < 50
 
 
