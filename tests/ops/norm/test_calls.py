@@ -3,95 +3,25 @@ calls."""
 
 from __future__ import annotations
 
-import types
-
-import ml_dtypes
-import numpy as np
 import pytest
 import torch
 
 import tileweave as tw
-from tests.groups import one_rank, open_sessions
+from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
 from tileweave import ops
-from tileweave.ops.core import call
-from tileweave.ops.core.cache import OpCache
-from tileweave.ops.core.compiled import CompiledOp
 from tileweave.ops.norm import all_reduce_rms_norm
-from tileweave.runtime.executor import recorded_calls
-from tileweave.runtime.executor.recorded_calls import RecordedCall
-from tileweave.runtime.kernel.kernel import Kernel
-from tileweave.runtime.plans.parameters import parameters_of
-
-MEMORY = 0xABC0
-RESULTS = "residual_out", "scales", "out"
-NARROW = {
-    torch.bfloat16: ml_dtypes.bfloat16,
-    torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
-}
-
-
-class Simulated(CompiledOp):
-    """Kernel that the simulator runs."""
-
-    enqueued: list
-    calls: list
-
-    def __init__(self, steps, session):
-        self._session, self.memory, self.run = session, [], self._run
-        self._steps, self._names = steps, [p.name for p in parameters_of(steps)]
-        self._kernel = Kernel(None, None, {"counter": torch.zeros(1)})
-
-    def _run(self, *tensors):
-        arrays = dict(zip(self._names, map(_array, tensors), strict=True))
-        given = {name: array for name, array in arrays.items() if name not in RESULTS}
-        results = tw.simulate(self._steps, 1, [given], epochs=1)[0]
-        for name in RESULTS:
-            if name in arrays:
-                arrays[name][...] = results[name]
-        Simulated.calls.append(self._steps.attrs["global_symbol"])
-
-    def recorded_call(self, inputs, out):
-        def enqueue(*addresses):
-            Simulated.enqueued.append(addresses)
-            return 0
-
-        recorded = RecordedCall(self._session, (None, False), [], [self._kernel], enqueue)
-        return recorded, [*(t.data_ptr() for t in inputs), MEMORY, out.data_ptr()]
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """Return the memory of a tensor as an array."""
-    if tensor.dtype in NARROW:
-        narrow = tensor.view(torch.int16 if tensor.dtype.itemsize == 2 else torch.int8)
-        return narrow.numpy().view(NARROW[tensor.dtype])
-    return tensor.numpy()
 
 
 @pytest.fixture
 def simulated(monkeypatch):
-    """Run the programs of a session of one rank in the simulator. Return the names of those that
-    ran."""
-    watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
-    session = types.SimpleNamespace(group=one_rank(), watchdog=watchdog, name="")
-    open_sessions(monkeypatch, session)
-    cache = OpCache(session)
-    monkeypatch.setattr(all_reduce_rms_norm, "prepared", lambda _: cache)
-    monkeypatch.setattr(all_reduce_rms_norm, "obstacle_of_ranks", lambda *_: None)
-    for name in ("__init__", "recorded_call"):
-        monkeypatch.setattr(CompiledOp, name, getattr(Simulated, name))
-    monkeypatch.setattr(CompiledOp, "_run", Simulated._run, raising=False)
-    Simulated.calls, Simulated.enqueued = [], []
-    recorded_calls.invalidate()
-    yield Simulated.calls
-    recorded_calls.invalidate()
+    with simulated_calls(monkeypatch, all_reduce_rms_norm) as calls:
+        yield calls
 
 
 @pytest.fixture
 def native(monkeypatch):
     """Let calls be recorded."""
-    monkeypatch.setattr(call, "has_driver", lambda device: True)
-    monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
-    monkeypatch.setattr(call, "library", lambda: "native")
+    record_calls(monkeypatch)
 
 
 def given(dtype=torch.bfloat16, shape=(2, 2, 200)):

@@ -1,0 +1,98 @@
+"""Calls of operators by their programs, which the simulator runs on one rank in place of a GPU."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ml_dtypes
+import numpy as np
+import torch
+
+import tileweave as tw
+from tests.groups import one_rank, open_sessions
+from tileweave.ops.core import call
+from tileweave.ops.core.cache import OpCache
+from tileweave.ops.core.compiled import CompiledOp
+from tileweave.runtime.executor import recorded_calls
+from tileweave.runtime.executor.recorded_calls import RecordedCall
+from tileweave.runtime.kernel.kernel import Kernel
+from tileweave.runtime.plans.parameters import parameters_of
+
+MEMORY = 0xABC0
+"""Address of the memory of a program."""
+RESULTS = "residual_out", "scales", "out"
+"""Names of parameters that programs write."""
+NARROW = {
+    torch.bfloat16: ml_dtypes.bfloat16,
+    torch.float8_e4m3fn: ml_dtypes.float8_e4m3fn,
+}
+
+
+class Simulated(CompiledOp):
+    """Kernel that the simulator runs."""
+
+    enqueued: list
+    calls: list
+
+    def __init__(self, steps, session):
+        self._session, self.memory, self.run = session, [], self._run
+        self._steps, self._names = steps, [p.name for p in parameters_of(steps)]
+        self._kernel = Kernel(None, None, {"counter": torch.zeros(1)})
+
+    def _run(self, *tensors):
+        arrays = dict(zip(self._names, map(_array, tensors), strict=True))
+        given = {name: array for name, array in arrays.items() if name not in RESULTS}
+        results = tw.simulate(self._steps, 1, [given], epochs=1)[0]
+        for name in RESULTS:
+            if name in arrays:
+                arrays[name][...] = results[name]
+        Simulated.calls.append(self._steps.attrs["global_symbol"])
+
+    def recorded_call(self, inputs, out):
+        def enqueue(*addresses):
+            Simulated.enqueued.append(addresses)
+            return 0
+
+        recorded = RecordedCall(self._session, (None, False), [], [self._kernel], enqueue)
+        return recorded, [*(t.data_ptr() for t in inputs), MEMORY, out.data_ptr()]
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """Return the memory of a tensor as an array."""
+    tensor = tensor.detach()
+    if tensor.dtype in NARROW:
+        narrow = tensor.view(torch.int16 if tensor.dtype.itemsize == 2 else torch.int8)
+        return narrow.numpy().view(NARROW[tensor.dtype])
+    return tensor.numpy()
+
+
+@contextmanager
+def simulated_calls(monkeypatch, operator: types.ModuleType) -> Iterator[list[str]]:
+    """Run the programs of a session of one rank in the simulator. Yield the names of those that
+    ran.
+
+    Args:
+        operator: module that calls them.
+    """
+    watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
+    session = types.SimpleNamespace(group=one_rank(), watchdog=watchdog, name="")
+    open_sessions(monkeypatch, session)
+    cache = OpCache(session)
+    monkeypatch.setattr(operator, "prepared", lambda _: cache)
+    monkeypatch.setattr(operator, "obstacle_of_ranks", lambda *_: None)
+    for name in ("__init__", "recorded_call"):
+        monkeypatch.setattr(CompiledOp, name, getattr(Simulated, name))
+    monkeypatch.setattr(CompiledOp, "_run", Simulated._run, raising=False)
+    Simulated.calls, Simulated.enqueued = [], []
+    recorded_calls.invalidate()
+    yield Simulated.calls
+    recorded_calls.invalidate()
+
+
+def record_calls(monkeypatch) -> None:
+    """Let calls be recorded, and repeated without the simulator."""
+    monkeypatch.setattr(call, "has_driver", lambda device: True)
+    monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
+    monkeypatch.setattr(call, "library", lambda: "native")
