@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 
-from ..core.epilogue import FP8
 from ..core.problem import refused
+from ..core.quantize import FP8_MAX, quantized_blocks
 from .kernels.grouped_gemm import SCALED
 
 QUANTS = (f"fp8_1x{SCALED}",)
 """Legal values of ``quant`` besides None."""
-_MAX = torch.finfo(FP8).max
-_LEAST = _MAX * torch.finfo(torch.float32).tiny
+_LEAST = FP8_MAX * torch.finfo(torch.float32).tiny
 """Least maximum of a block: the scale of smaller values would be subnormal."""
 
 
@@ -42,10 +41,4 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values: (rows, H), e4m3. The largest of each scale is the largest that e4m3 has.
         scales: (rows, H / 128), rounded up, float32: one for each 128 columns.
     """
-    rows, columns = x.shape
-    padding = -columns % SCALED
-    wide = torch.nn.functional.pad(x, (0, padding)) if padding else x
-    blocks = wide.float().reshape(rows, -1, SCALED)
-    scales = blocks.abs().amax(-1).clamp(min=_LEAST) / _MAX
-    values = (blocks / scales.unsqueeze(-1)).view(rows, -1)[:, :columns]
-    return values.to(FP8).contiguous(), scales
+    return quantized_blocks(x, SCALED, _LEAST)

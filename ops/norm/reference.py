@@ -4,13 +4,12 @@ programs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from typing import NamedTuple
 
 import torch
 
-from ..core.epilogue import FP8
-from .kernels.all_reduce_rms_norm import FP8_MAX, GROUP, GROUPED, LEAST_AMAX
+from ..core.quantize import quantized_blocks, to_fp8
+from .kernels.all_reduce_rms_norm import GROUP, GROUPED, LEAST_AMAX
 from .problem import Inputs
 
 
@@ -49,15 +48,7 @@ def normalized(residual: torch.Tensor, inputs: Inputs, eps: float, quant: str | 
     if quant is None:
         return Results(y, residual)
     if quant == GROUPED:
-        hidden = y.shape[-1]
-        padded = torch.nn.functional.pad(y.float(), (0, -hidden % GROUP))
-        groups = padded.unflatten(-1, (ceil(hidden / GROUP), GROUP))
-        scales = groups.abs().amax(-1).clamp(min=LEAST_AMAX) / FP8_MAX
-        scaled = (groups / scales.unsqueeze(-1)).flatten(-2)[..., :hidden]
-        return Results(_to_fp8(scaled).contiguous(), residual, scales)
+        values, scales = quantized_blocks(y, GROUP, LEAST_AMAX)
+        return Results(values, residual, scales)
     assert inputs.scale is not None
-    return Results(_to_fp8(y.float() / inputs.scale), residual)
-
-
-def _to_fp8(x: torch.Tensor) -> torch.Tensor:
-    return x.clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return Results(to_fp8(y.float() / inputs.scale), residual)
