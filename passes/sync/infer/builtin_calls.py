@@ -27,9 +27,11 @@ def wait_reached(
     flag: tirx.BufferLoad, target: tirx.PrimExpr, peer: tirx.PrimExpr, access: Access
 ) -> tirx.Stmt:
     """Build ``W.wait_reached(flag, target, peer)`` for ``access``."""
-    context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
+    watched = _watched(
+        signals.wait_reached, f"{flag} before {access.op}, inferred", access.line, "uint32"
+    )
     return _call(
-        signals.wait_reached, T.access_ptr(flag, "r"), target, peer, context, _loc(flag, access),
+        signals.wait_reached, T.access_ptr(flag, "r"), target, peer, *watched,
         qualifiers=("u32", "sys", "acquire"), origin=_origin("wait", access),
     )  # fmt: skip
 
@@ -56,13 +58,8 @@ def check_amount(
 def _checked(
     builtin: Callable[..., tirx.PrimExpr], operands: list, element: tirx.BufferLoad, access: Access
 ) -> tirx.Stmt:
-    context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
-    file, _, line = access.line.rpartition(":")
-    loc = Loc(builtin.__name__, f"{element}", file, int(line or 0), inferred=True)
-    return _call(
-        builtin, *operands, context, register_loc(loc), qualifiers=(),
-        origin=_origin("check", access),
-    )  # fmt: skip
+    watched = _watched(builtin, f"{element}", access.line)
+    return _call(builtin, *operands, *watched, qualifiers=(), origin=_origin("check", access))
 
 
 def atomic_add(word: tirx.BufferLoad, value: int) -> tirx.PrimExpr:
@@ -98,13 +95,10 @@ def ll_load(
     word: tirx.BufferLoad, flag: tirx.PrimExpr, dtype: str, words: int, line: str
 ) -> tirx.PrimExpr:
     """Build ``W.ll_ld(word, flag, words=words)`` for a read on ``line``."""
-    context = tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT))
-    file, _, number = line.rpartition(":")
-    name = ll.ll_ld.__name__
-    loc = Loc(name, f"{word}, inferred", file, int(number or 0), "uint32", inferred=True)
+    watched = _watched(ll.ll_ld, f"{word}, inferred", line, "uint32")
     return _expression(
         dtype, ll.ll_ld, T.access_ptr(word, "r"), flag, tirx.IntImm("int32", -1),
-        tirx.IntImm("int32", words), context, register_loc(loc), qualifiers=("sys",),
+        tirx.IntImm("int32", words), *watched, qualifiers=("sys",),
         origin=inserted("poll of words", "read", word.buffer.name),
     )  # fmt: skip
 
@@ -136,9 +130,11 @@ def _origin(role: str, access: Access | None) -> dict:
     return inserted(role, access.kind, access.tensor.name)
 
 
-def _loc(flag: tirx.BufferLoad, access: Access) -> tirx.IntImm:
-    """Register the source location of a wait. The device reports its number on a timeout."""
-    file, _, line = access.line.rpartition(":")
-    text = f"{flag} before {access.op}, inferred"
-    loc = Loc(signals.wait_reached.__name__, text, file, int(line or 0), "uint32", inferred=True)
-    return register_loc(loc)
+def _watched(
+    builtin: Callable[..., tirx.PrimExpr], text: str, line: str, dtype: str = ""
+) -> tuple[tirx.PrimExpr, tirx.IntImm]:
+    """Return the operands of a builtin that may give up: the context, and the registered source
+    location, whose number the device reports."""
+    file, _, number = line.rpartition(":")
+    loc = Loc(builtin.__name__, text, file, int(number or 0), dtype, inferred=True)
+    return tirx.call_intrin("int64", tvm.ir.Op.get(CONTEXT)), register_loc(loc)
