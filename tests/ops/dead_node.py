@@ -16,11 +16,17 @@ from tileweave.builtins.errors import TileWeaveError
 TIMEOUT_S = 60
 
 
-def call_in_turn(folder: Path, rank: int) -> None:
-    """Call all operators of a mesh in turn; write the error that ends this, and end the process."""
+def call_in_turn(folder: Path, rank: int, port: int) -> None:
+    """Call all operators of a mesh in turn; write the error that ends this, and end the process.
+
+    Args:
+        port: of the store, which another process serves. A rank that is killed while it writes to a
+            store in a file leaves half of an entry, on which the others would wait.
+    """
     torch.set_num_threads(1)
     limit = timedelta(seconds=TIMEOUT_S)
-    dist.init_process_group("gloo", f"file://{folder}/store", limit, 4, rank)
+    store = dist.TCPStore("127.0.0.1", port, timeout=limit)
+    dist.init_process_group("gloo", timeout=limit, world_size=4, rank=rank, store=store)
     calls = [public(name, 4, mesh_of(NODES["2 x 2"])) for name in EVERY]
     try:
         while True:

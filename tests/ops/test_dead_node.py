@@ -7,6 +7,7 @@ import time
 from multiprocessing import get_context
 
 import pytest
+import torch.distributed as dist
 
 from tests.ops.dead_node import call_in_turn
 from tileweave.ops.core.registry import OPERATORS
@@ -23,7 +24,10 @@ VICTIMS = {"a node": (2, 3), "a rank": (3,), "the first rank": (0,)}
 def test_survivors_end_and_name_the_dead(tmp_path, killed):
     context, victims = get_context("forkserver"), VICTIMS[killed]
     context.set_forkserver_preload(["tests.ops.on_ranks"])
-    ranks = [context.Process(target=call_in_turn, args=(tmp_path, rank)) for rank in range(4)]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = [
+        context.Process(target=call_in_turn, args=(tmp_path, rank, store.port)) for rank in range(4)
+    ]
     for process in ranks:
         process.start()
     try:
