@@ -20,8 +20,7 @@ def call_in_turn(folder: Path, rank: int, port: int) -> None:
     """Call all operators of a mesh in turn; write the error that ends this, and end the process.
 
     Args:
-        port: of the store, which another process serves. A rank that is killed while it writes to a
-            store in a file leaves half of an entry, on which the others would wait.
+        port: of the store, which a process serves that stays, as torchrun's agent does.
     """
     torch.set_num_threads(1)
     limit = timedelta(seconds=TIMEOUT_S)

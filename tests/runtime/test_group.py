@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import tileweave as tw
 from tests.groups import one_rank
 from tileweave import TileWeaveError
+from tileweave.runtime.host.collectives import run_by_gloo
 from tileweave.runtime.host.group import Group, join
 
 
@@ -73,6 +75,7 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 import torch
 import torch.distributed as dist
+from tileweave.runtime.host.collectives import run_by_gloo
 from tileweave.runtime.host.group import Group
 
 # A shell lets its background processes ignore the signal.
@@ -93,6 +96,14 @@ def test_a_wait_can_be_interrupted(tmp_path):
     assert done.stdout in {f"interrupted after {seconds} s\n" for seconds in (0, 1, 2)}, done.stderr
 
 
+def test_a_failed_collective_raises_though_gloo_does_not_call_it_complete():
+    # A reduce-scatter of gloo, one of whose ranks was killed, does this.
+    failed = Mock(is_completed=lambda: False, wait=Mock(side_effect=RuntimeError("reset by peer")))
+    look = Mock(side_effect=AssertionError("it was taken for a collective that runs"))
+    with pytest.raises(RuntimeError, match=r"^reset by peer$"):
+        run_by_gloo(lambda *_, **__: failed, [], Mock(), look=look)
+
+
 def test_another_failure_of_the_store_is_not_called_a_wait():
     class Lost:
         def set(self, key: str, value: str) -> None:
@@ -111,6 +122,7 @@ import sys
 import types
 import torch
 import torch.distributed as dist
+from tileweave.runtime.host.collectives import run_by_gloo
 from tileweave.runtime.host.group import join
 
 torch.cuda.is_available = lambda: True
@@ -197,6 +209,7 @@ import types
 import warnings
 import torch
 import torch.distributed as dist
+from tileweave.runtime.host.collectives import run_by_gloo
 from tileweave.runtime.host.group import join
 
 given, uuid, visible = dist.init_process_group, sys.argv[1], int(sys.argv[2])
