@@ -75,7 +75,6 @@ INTERRUPTED = """
 import os, signal, sys, threading, time
 import torch
 import torch.distributed as dist
-from tileweave.runtime.host.collectives import run_by_gloo
 from tileweave.runtime.host.group import Group
 
 # A shell lets its background processes ignore the signal.
@@ -122,7 +121,6 @@ import sys
 import types
 import torch
 import torch.distributed as dist
-from tileweave.runtime.host.collectives import run_by_gloo
 from tileweave.runtime.host.group import join
 
 torch.cuda.is_available = lambda: True
@@ -209,7 +207,6 @@ import types
 import warnings
 import torch
 import torch.distributed as dist
-from tileweave.runtime.host.collectives import run_by_gloo
 from tileweave.runtime.host.group import join
 
 given, uuid, visible = dist.init_process_group, sys.argv[1], int(sys.argv[2])
