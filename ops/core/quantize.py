@@ -9,6 +9,7 @@ import torch
 from .epilogue import FP8
 
 FP8_MAX = torch.finfo(FP8).max
+"""Largest number of e4m3."""
 
 
 def to_fp8(x: torch.Tensor) -> torch.Tensor:

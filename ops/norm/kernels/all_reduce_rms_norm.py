@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 import tilelang.language as T
 
 from ....builtins import language as W
+from ...core.quantize import FP8_MAX
 
 WIDTH = 8
 """Elements of a vector: 16 bytes of a 16-bit type."""
 GROUP = 128
 """Columns that have one scale."""
-FP8_MAX = 448.0
-"""Largest number of float8_e4m3fn."""
 LEAST_AMAX = 1e-10
 """Least maximum of a group; avoids scales of zero. That of vLLM."""
 _LANES = GROUP // WIDTH
