@@ -291,7 +291,7 @@ def test_program(name):
 
 _INSERTED = {"tileweave.context", "tileweave.delay"}
 """Put in by passes."""
-_RAGGED = {"tileweave.announce", "tileweave.check_row", "tileweave.check_amount"}
+_RAGGED = {name for name, spec in BUILTINS.items() if spec.announces or spec.checks}
 """In programs without explicit synchronization only, see tests/corpus/programs/ragged.py."""
 
 
