@@ -56,9 +56,9 @@ def run_by_gloo(
 def _is_over(work: dist.Work) -> bool:
     """Wait for ``LOOK_EVERY_S`` or until gloo's work is over; raise what it raises.
 
-    A reduce-scatter that fails is never complete. So what is raised early is its error, and what is
-    raised later says that the time has passed; the next call raises an error that is taken for
-    this.
+    gloo never calls a failed reduce-scatter complete. So an error in the first half of the time is
+    the work's own. A later one may only say that the time has passed; if the work has failed, the
+    next call raises its error at once.
     """
     began = time.monotonic()
     try:

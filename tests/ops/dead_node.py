@@ -20,7 +20,7 @@ def call_in_turn(folder: Path, rank: int, port: int) -> None:
     """Call all operators of a mesh in turn; write the error that ends this, and end the process.
 
     Args:
-        port: of the store, which a process serves that stays, as torchrun's agent does.
+        port: port of the store. As under torchrun, no rank serves it, so it outlives all of them.
     """
     torch.set_num_threads(1)
     limit = timedelta(seconds=TIMEOUT_S)
