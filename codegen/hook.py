@@ -72,6 +72,7 @@ def _wrap_pipeline() -> None:
         mod = passes.run(passes.TARGET_PASSES, mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
+        mod = passes.run(passes.INDEX_PASSES, mod, all_functions=True)
         tile, calls = passes.number_builtins(mod)
         with _without_shared_reuse(tile):
             mod = stock(tile, target)

@@ -43,6 +43,7 @@ from .tile import (
     elect_leader,
     fold_axes,
     free_async_tiles,
+    hide_negative_factors,
     hoist_waits,
     keep_strides,
     linear_bulk_tiles,
@@ -182,11 +183,20 @@ TILE_PASSES = SYNC_PASSES + HOST_PASSES
 SPECIALIZED_PASSES = (
     Pass(
         defer_initializations.defer_initializations,
-        "last before TileLang: all statements before a pipelined loop have their final order",
+        "after the passes that add statements: those before a pipelined loop have their final order",
     ),
 )
 """Passes that protect a program from warp specialization. They need the target, and run on
 tile-level IR for every kernel of a program with a builtin or a symmetric tensor."""
+
+INDEX_PASSES = (
+    Pass(
+        hide_negative_factors.hide_negative_factors,
+        "last before TileLang: it also changes indices that passes added",
+    ),
+)
+"""Passes that protect indices from TVM's simplification. They run on tile-level IR for every kernel
+of a program with a builtin or a symmetric tensor."""
 
 BARRIER_PASSES = (
     Pass(sync_branches.sync_branches, "before the device passes, which then see every barrier"),

@@ -164,3 +164,15 @@ def loads_what_threads_stored():
             T.copy(total, Y)
 
     return program
+
+
+def counts_backward():
+    """A loop variable has a negative factor in a dividend."""
+
+    @T.prim_func
+    def program(x: T.Tensor((4,), "float32"), y: T.Tensor((4,), "float32")):
+        with T.Kernel(1, threads=32):
+            for i in T.serial(4):
+                y[i] = x[(W.rank() + 3 - i) % 4]
+
+    return program
