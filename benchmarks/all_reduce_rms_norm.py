@@ -98,6 +98,7 @@ def symm_mem_step(shape: tuple[int, int], norm: Step) -> Step:
 
 def contenders(shape: tuple[int, int], quant: str | None) -> dict[str, Step]:
     group = group_of("")
+    torch.compiler.reset()  # after eight shapes of one function it would run eagerly
     norm = torch.compile(add_and_norm, dynamic=False) if GPU else add_and_norm
 
     def reduced(x, residual, weight) -> Pair:

@@ -37,6 +37,7 @@ from .ir.walk import uses_tileweave
 from .sync.infer import infer_sync
 from .sync.verify import verify_sync
 from .tile import (
+    align_tma,
     bind_runtime,
     compare_unsigned,
     defer_initializations,
@@ -131,9 +132,10 @@ RELEASE_PASSES = (
         keep_strides.keep_strides,
         "before the passes that look for copies by the TMA, which it may disable",
     ),
+    Pass(align_tma.align_tma, "like keep_strides"),
 )
-"""Passes for differences between TileLang's releases. They need the target, and run first, for
-every kernel of a program with a builtin or a symmetric tensor."""
+"""Passes for faults of TileLang, and differences between its releases. They need the target, and
+run first, for every kernel of a program with a builtin or a symmetric tensor."""
 
 TARGET_PASSES = (
     Pass(require_arch.require_arch, "first: its errors name lines of the unchanged program"),
@@ -183,7 +185,7 @@ TILE_PASSES = SYNC_PASSES + HOST_PASSES
 SPECIALIZED_PASSES = (
     Pass(
         defer_initializations.defer_initializations,
-        "after the passes that add statements: those before a pipelined loop have their final order",
+        "after the passes that add or move statements before pipelined loops",
     ),
 )
 """Passes that protect a program from warp specialization. They need the target, and run on

@@ -85,7 +85,7 @@ class Sums:
         self.x = self.input_of(self.node, self.local, 0)
         shapes = (ranks, ROWS, COLUMNS), (nodes, ROWS, COLUMNS), *((ROWS, COLUMNS),) * 3
         self.outs = [torch.zeros(shape, dtype=torch.int32, device="cuda") for shape in shapes]
-        tw.barrier(local)
+        tw.barrier(group=local)
 
     def input_of(self, node: int, local: int, number: int) -> torch.Tensor:
         generator = torch.Generator("cuda").manual_seed(1000 * number + 10 * node + local)

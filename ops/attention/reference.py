@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ...runtime.kernel.kernel import capturing
 from ..collectives.all_gather import all_gather
 from ..core.groups import name_of, ranks_of
-from ..core.problem import agree, require_dense, require_dense_or_none
+from ..core.problem import agree, refused, require_dense, require_dense_or_none
 from .problem import OP, AttentionProblem, checked_attention, checked_maxima
 from .sequence import shard_sequence, unshard_sequence
 
@@ -150,7 +151,15 @@ def attend_gathered(
     """Compute ``gathered_attention`` of a problem that is checked and equal on all ranks.
 
     Offsets are checked here; the host reads them.
+
+    Raises:
+        TileWeaveError: a CUDA graph is captured.
     """
+    if capturing():
+        raise refused(
+            problem.op, "the path by torch.distributed is called while a CUDA graph is captured",
+            "another strategy, as the host computes the positions of rows",
+        )  # fmt: skip
     ranks = ranks_of(name_of(group))
     cu_q, cu_k = (None if cu is None else cu.cpu() for cu in (cu_q, cu_k))
     checked_maxima(problem, cu_q, cu_k, max_q, max_k)

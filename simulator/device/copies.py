@@ -133,6 +133,21 @@ def _require_bounds(frame: Frame, region: Any, key: tuple, loc: str) -> None:
             )
 
 
+def _require_aligned(region: Box | Run, name: str, start: int, source: Source) -> None:
+    """Refuse an address in shared memory that the hardware cannot use.
+
+    Raises:
+        SimulationError: it is no multiple of 128 bytes for a tensor copy, of 16 for a bulk copy.
+    """
+    multiple = 128 if isinstance(region, Box) else 16
+    if start % multiple:
+        raise SimulationError(
+            "alignment",
+            f"{source.op} at byte {start} of {name}; expected a multiple of {multiple}\n"
+            f" --> {source.loc}",
+        )
+
+
 def _load(
     region: Box | Run, target: Any, barrier: Any, op: str, loc: str, expects: bool = False
 ) -> Step:
@@ -149,6 +164,7 @@ def _load(
         full, tensor = barrier(frame), region.tensor(frame)
         require_visible(frame, full, loc)
         for g, start in _issues(frame, address):
+            _require_aligned(region, block.shared[memory].name, start, source)
             key, in_bounds = region.key(frame)
             _require_bounds(frame, region, key, loc)
             agent, time, view = block.order.load_actor((g,), full.number)
@@ -193,6 +209,7 @@ def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Ste
         block: DeviceBlock = frame.block
         tensor = region.tensor(frame)
         for g, start in _issues(frame, address):
+            _require_aligned(region, block.shared[memory].name, start, source)
             key, in_bounds = region.key(frame)
             _require_bounds(frame, region, key, loc)
             addresses = _addresses(region, start, len(in_bounds))

@@ -176,3 +176,19 @@ def counts_backward():
                 y[i] = x[(W.rank() + 3 - i) % 4]
 
     return program
+
+
+def small_stages():
+    """The tile of the second stage begins 64 bytes after that of the first one."""
+
+    @T.prim_func
+    def program(x: T.Tensor((4, 8, 16), "float32"), y: T.Tensor((4, 2, 8), "float32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((2, 8), "float32")
+            W.fence("gpu")
+            for i in T.Pipelined(4, num_stages=2):
+                T.copy(x[i, 3, 0], tile)
+                for r, j in T.Parallel(2, 8):
+                    y[i, r, j] = tile[r, j]
+
+    return program

@@ -190,6 +190,16 @@ def test_without_keep_to_block(monkeypatch):
         tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
 
 
+def test_without_align_tma(monkeypatch):
+    """TileLang loses the line of a pipelined load."""
+    program = miscompiled.small_stages()
+    tw.validate(program, 2)
+    switch_off(monkeypatch, "align_tma")
+    error = reported(program)
+    assert error.kind == "alignment"
+    assert error.report.startswith("TMA load at byte 64 of tile; expected a multiple of 128\n")
+
+
 def test_command(capsys):
     file = EXAMPLES / "tutorial" / "02_all_gather.py"
     assert main(["validate", str(file), "--arch", "sm_80"]) == 0
