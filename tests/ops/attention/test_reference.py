@@ -135,5 +135,5 @@ def test_capture(monkeypatch):
     """The host computes positions, which a graph would not repeat."""
     monkeypatch.setattr(attention_reference, "capturing", lambda: True)
     problem = checked_attention(*[torch.zeros(1, 8, 2, 4)] * 3, ranks=2, causal=False)
-    with pytest.raises(tw.TileWeaveError, match="sp_attention: .*while a CUDA graph is captured"):
+    with pytest.raises(tw.TileWeaveError, match=r"sp_attention: .*while a CUDA graph is captured"):
         attention_reference.attend_gathered(problem, *[torch.zeros(1, 8, 2, 4)] * 3, *[None] * 5)
