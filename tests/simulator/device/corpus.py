@@ -163,25 +163,35 @@ def gemm(operator: type, program: str, tiles: str) -> Instance:
 def collective(name: str, transport: str) -> Instance:
     """Lines of 16 elements, two in a tile, of all ranks; by copy engines in two pieces."""
     lines = Lines.of(96, "float32", 16, 128)
-    half = lines.rows // 2 // lines.height * lines.height
-    pieces = [slice(0, half), slice(half, lines.rows)]
     if name == "all_to_all":
         return Instance(_all_to_all(transport), RANKS, None)
+    if transport != "copy_engine":
+        return Instance(_program(name, lines, RANKS, transport), RANKS, None)
+    half = lines.rows // 2 // lines.height * lines.height
+    pieces = [slice(0, half), slice(half, lines.rows)]
     plans = {
         "all_gather": lambda: all_gather_plan(lines, RANKS, pieces, None),
         "reduce_scatter": lambda: reduce_scatter_plan(lines, RANKS, pieces),
         "one_shot": lambda: all_reduce_plan(lines, RANKS, pieces),
         "broadcast": lambda: broadcast_plan(lines, 1, pieces, None),
     }
+    return Instance(plans[name](), RANKS, None)
+
+
+def one_word(name: str) -> Instance:
+    """One element of each of three ranks: indices without threads, whose steps go backward."""
+    return Instance(_program(name, Lines.of(1, "float32"), 3, "ldst"), 3, None)
+
+
+def _program(name: str, lines: Lines, ranks: int, transport: str) -> Any:
     programs = {
-        "all_gather": lambda: all_gather_program(lines, RANKS, transport),
-        "reduce_scatter": lambda: reduce_scatter_program(lines, RANKS, transport),
-        "one_shot": lambda: one_shot_program(lines, RANKS, transport),
-        "two_shot": lambda: two_shot_program(lines, RANKS, transport),
-        "broadcast": lambda: broadcast_program(lines, RANKS, 1, transport),
+        "all_gather": lambda: all_gather_program(lines, ranks, transport),
+        "reduce_scatter": lambda: reduce_scatter_program(lines, ranks, transport),
+        "one_shot": lambda: one_shot_program(lines, ranks, transport),
+        "two_shot": lambda: two_shot_program(lines, ranks, transport),
+        "broadcast": lambda: broadcast_program(lines, ranks, 1, transport),
     }
-    made = plans if transport == "copy_engine" else programs
-    return Instance(made[name](), RANKS, None)
+    return programs[name]()
 
 
 def _all_to_all(transport: str) -> Any:
@@ -252,6 +262,10 @@ INSTANCES: dict[str, Make] = {
         )
         for transport in ("tma", "ldst", "copy_engine")
         if (name, transport) != ("two_shot", "copy_engine")
+    },
+    **{
+        f"{name}:one_word": lambda name=name: one_word(name)
+        for name in ("all_gather", "reduce_scatter", "one_shot", "two_shot", "broadcast")
     },
     **{
         f"sp_attention:{layout}:{'causal' if causal else 'full'}":
