@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -26,8 +27,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 MODULES = ("torch", "tilelang", "tileweave", "tileweave.language")
-PER_PROGRAM = frozenset(
-    ("TMPDIR", "TMP", "TEMP", "TEMPDIR", "PWD", "OLDPWD", "SHLVL", "_", "PYTEST_CURRENT_TEST")
+PER_PROGRAM = re.compile(
+    r"PYTEST_\w+|TMP|TMPDIR|TEMP|TEMPDIR|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|"
+    r"RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
 )
 """Variables that may differ between programs: no package reads them while it is imported."""
 REFUSED, ACCEPTED = b"-", b"+"
@@ -236,7 +238,10 @@ class Server:
 
 def import_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that importing a package may depend on."""
-    return {k: v for k, v in environment.items() if k not in PER_PROGRAM}
+    variables = {k: v for k, v in environment.items() if not PER_PROGRAM.fullmatch(k)}
+    # TileLang adds a folder whenever it is imported, also if its parent has added it.
+    folders = variables.get("PYTHONPATH", "").split(os.pathsep)
+    return variables | {"PYTHONPATH": os.pathsep.join(dict.fromkeys(folders))}
 
 
 def receive(client: socket.socket, streams: list[int]) -> dict[str, Any]:
@@ -263,8 +268,11 @@ def execute(request: Mapping[str, Any]) -> None:
     import types
 
     os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
+    # The others are equal, or were set while the modules were imported.
+    for name in filter(PER_PROGRAM.fullmatch, [*os.environ]):
+        del os.environ[name]
+    for name in filter(PER_PROGRAM.fullmatch, request["environment"]):
+        os.environ[name] = request["environment"][name]
     tempfile.tempdir = None
     program, *arguments = request["arguments"]
     if program in ("-c", "-m"):

@@ -101,7 +101,15 @@ def test_programs_run_as_in_python(warm, run, program):
 
 def test_a_program_runs_in_a_fork_of_the_server(warm, run):
     assert run(*warm, "-c", WAS_FORKED).stdout == "True\n"
-    assert run(*warm, "-c", WAS_FORKED, TMPDIR="/tmp").stdout == "True\n"
+
+
+def test_an_equal_environment_for_imports_is_enough(warm, run, folder):
+    """A parent that has imported TileLang repeats a folder of PYTHONPATH."""
+    twice = os.pathsep.join([str(folder), environment(folder)["PYTHONPATH"]])
+    done = run(
+        *warm, "-c", f"{WAS_FORKED}; print(os.environ['TMPDIR'])", TMPDIR="/", PYTHONPATH=twice
+    )
+    assert done.stdout == "True\n/\n"
 
 
 def test_another_environment_has_its_own_python(warm, run):
