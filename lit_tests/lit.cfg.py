@@ -43,7 +43,6 @@ config.excludes = ["lit.cfg.py"]
 config.test_source_root = str(checkout / "lit_tests")
 config.test_exec_root = str(checkout / "build" / "lit")
 config.substitutions += [
-    ("%python", python),
     ("%filecheck", f"{scripts / 'filecheck'}{prefixes}"),
 ]
 # A test must not import from its own folder: a file could shadow a standard module.
@@ -54,3 +53,7 @@ config.environment["PYTHONPATH"] = os.pathsep.join(
 for name in ("HOME", "CUDA_HOME", "TILELANG_CACHE_DIR", "TMPDIR"):
     if name in os.environ:
         config.environment[name] = os.environ[name]
+
+# Tests run in forks of a process that imports TileWeave once, in their environment.
+warm_python = runpy.run_path(str(checkout / "tools" / "warm_python.py"))
+config.substitutions.append(("%python", " ".join(warm_python["start"](python, config.environment))))

@@ -17,11 +17,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests import warm
 from tileweave.runtime.host.group import Group
 
 # A deadline would fail on a busy machine, not on a wrong program.
 hypothesis.settings.register_profile("tileweave", deadline=None)
 hypothesis.settings.load_profile("tileweave")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        warm.start()
 
 
 @pytest.fixture

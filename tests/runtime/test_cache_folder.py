@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tilelang import env
 
+from tests import warm
 from tests.groups import one_rank
 from tileweave import TileWeaveError
 from tileweave.runtime.host import cache_folder, native
@@ -89,12 +89,13 @@ def test_processes_do_not_compile_the_native_library_twice(cache, tmp_path):
         'while [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
     )
     compiler.chmod(0o755)
-    program = "from tileweave.runtime.host import native; print(native.built())"
-    environment = os.environ | {"CXX": str(compiler), "TILELANG_CACHE_DIR": str(cache)}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE)
-        for _ in range(2)
-    ]
+    program = (
+        "import os, sys; from tilelang import env; from tileweave.runtime.host import native\n"
+        "os.environ['CXX'], env.TILELANG_CACHE_DIR = sys.argv[1:]\n"
+        "print(native.built())"
+    )
+    command = [*warm.python(), "-c", program, str(compiler), str(cache)]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     assert len({rank.communicate(timeout=120)[0] for rank in ranks}) == 1
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert log.read_text() == "call\n"
@@ -111,7 +112,7 @@ def test_a_lock_excludes_another_process(tmp_path):
     )
     with cache_folder.locked(tmp_path):
         other = subprocess.Popen(
-            [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE
+            [*warm.python(), "-c", program, str(tmp_path)], stdout=subprocess.PIPE
         )
         assert other.stdout is not None and other.stdout.readline() == b"up\n"
         with pytest.raises(subprocess.TimeoutExpired):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from unittest.mock import Mock
 
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import tileweave as tw
+from tests import warm
 from tests.groups import one_rank
 from tileweave import TileWeaveError
 from tileweave.runtime.host.collectives import run_by_gloo
@@ -90,7 +90,7 @@ except KeyboardInterrupt:
 
 
 def test_a_wait_can_be_interrupted(tmp_path):
-    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "store")]
+    command = [*warm.python(), "-c", INTERRUPTED, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout in {f"interrupted after {seconds} s\n" for seconds in (0, 1, 2)}, done.stderr
 
@@ -143,7 +143,7 @@ dist.barrier()
 
 def test_groups_joined_one_after_the_other_do_not_mix(tmp_path):
     """Not even if some ranks have joined more groups than others."""
-    command = [sys.executable, "-c", JOIN]
+    command = [*warm.python(), "-c", JOIN]
     ranks = [
         subprocess.Popen(
             [*command, str(rank), str(tmp_path / "store")],
@@ -247,7 +247,7 @@ def test_ranks_know_whether_they_share_a_gpu(tmp_path, uuids, visible, said):
     of_rank = [here | {"RANK": str(r), "LOCAL_RANK": str(r)} for r in range(2)]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", INITIALISE, uuid, str(visible)],
+            [*warm.python(), "-c", INITIALISE, uuid, str(visible)],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )
         for uuid, environment in zip(uuids, of_rank, strict=True)

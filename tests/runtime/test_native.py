@@ -4,7 +4,6 @@ The driver and a kernel are stand-ins, written in C; memory is real.
 """
 
 import ctypes
-import os
 import subprocess
 import sys
 import types
@@ -20,6 +19,7 @@ import tvm_ffi
 from tilelang import env
 
 import tileweave as tw
+from tests import warm
 from tileweave.runtime.executor import enqueue, operations, recorded_calls
 from tileweave.runtime.executor.operations import (
     DriverCall,
@@ -324,15 +324,19 @@ def test_python_remains(monkeypatch, tmp_path):
 def test_a_damaged_library_in_the_cache_is_compiled_again(monkeypatch, tmp_path, damage):
     """Loading a truncated library ended the process with SIGBUS, so the test runs in its own
     process."""
-    program = "from tileweave.runtime.host import native; print(native.library() is not None)"
-    environment = os.environ | {"TILELANG_CACHE_DIR": str(tmp_path)}
-    load = [sys.executable, "-W", "error", "-c", program]
+    program = (
+        "import sys, warnings; from tilelang import env\n"
+        "from tileweave.runtime.host import native\n"
+        "warnings.simplefilter('error'); env.TILELANG_CACHE_DIR = sys.argv[1]\n"
+        "print(native.library() is not None)"
+    )
+    load = [*warm.python(), "-c", program, str(tmp_path)]
     monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(tmp_path))
     whole = native.built().read_bytes()
     at = len(whole) // 2
     damaged = {"truncated": whole[:at], "empty": b"", "changed": whole[:at] + whole[at + 1 :]}
     native.built().write_bytes(damaged[damage])
-    done = subprocess.run(load, capture_output=True, text=True, env=environment)
+    done = subprocess.run(load, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     (library,) = (tmp_path / "tileweave").iterdir()
     assert native.is_intact(library)

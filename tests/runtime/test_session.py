@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests import warm
 from tests.groups import one_rank, open_sessions
 from tileweave.runtime import lifecycle
 from tileweave.runtime.host import session
@@ -208,7 +209,7 @@ print(float(ops.all_reduce(torch.ones(2)).sum()))
 
 def test_a_process_that_a_rank_has_forked_is_no_rank(tmp_path):
     """A process that was forked before torch.distributed was initialized is not refused."""
-    command = [sys.executable, "-c", FORK, str(tmp_path / "store")]
+    command = [*warm.python(), "-c", FORK, str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert re.fullmatch(
         r"tileweave: process \d+ was forked from process \d+, and is no rank; expected calls from "

@@ -4,7 +4,6 @@ Each rank is a process. The test writes the record as the device would.
 """
 
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import tilelang.language as T
 import torch
 import torch.distributed as dist
 
+from tests import warm
 from tileweave import language as W
 from tileweave.builtins.implicit import LOCS, Loc
 from tileweave.runtime.host.context import Record
@@ -31,7 +31,7 @@ def run(*what: str) -> list[subprocess.CompletedProcess]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(rank), str(len(what)), str(store.port), w],
+            [*warm.python(), str(PROGRAM), str(rank), str(len(what)), str(store.port), w],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
