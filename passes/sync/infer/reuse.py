@@ -7,6 +7,7 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ....builtins.errors import LanguageError
+from ...ir.walk import has_loads
 from ..regions.accesses import Access
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter
@@ -112,7 +113,7 @@ def _wait(
             reason = f"before {access.op} overwrites it: the wait at {other.line} covers it, too"
             context.record("wait", access, accesses.tensor.name, reason)
             return
-    if not footprints.outside:
+    if not footprints.outside and not has_loads(owner):
         placed.append((owner, access, depth))
     flags = context.credits(started, _pairs(accesses, scratch))
     one = tirx.const(1, "uint32")
