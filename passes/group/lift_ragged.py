@@ -14,7 +14,7 @@ from ...builtins.symmetric import (
     ragged_axes,
     scratch_buffer,
 )
-from ..ir.implicit import Implicit, with_implicit
+from ..ir.implicit import Implicit, parameter_names, with_implicit
 from ..ir.ragged import counts_name, totals_name
 from ..ir.walk import flatten, op_name, with_span_of
 from .lift_symmetric import scratch_of, with_buffers
@@ -38,9 +38,10 @@ def lift_ragged(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     if not ragged:
         return func
     axes = {b.data: ragged_axes(b) for b in ragged}
-    rows = {b.data: _rows(b, world_size) for b in ragged}
-    counts = {b.data: _counts(b, world_size) for b in ragged}
-    totals = {b.data: _totals(b, world_size) for b in ragged}
+    names = _names_of_rows(func, ragged)
+    rows = {b.data: _rows(b, world_size, names[b.data]) for b in ragged}
+    counts = {b.data: _counts(b, world_size, names[b.data]) for b in ragged}
+    totals = {b.data: _totals(b, world_size, names[b.data]) for b in ragged}
 
     def change(call: tirx.Call) -> tirx.Call | None:
         spec = builtin_of(call)
@@ -72,19 +73,32 @@ def lift_ragged(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     return with_implicit(func, implicit, list(totals.values()))
 
 
-def _rows(buffer: tirx.Buffer, world_size: int) -> tirx.Buffer:
+def _names_of_rows(func: tirx.PrimFunc, ragged: list[tirx.Buffer]) -> dict[tirx.Var, str]:
+    """Return names by which the rows, announcements and totals differ from all parameters and
+    allocations."""
+    others = [a.buffer.name for a in scratch_of(func.body) if not ragged_axes(a.buffer)]
+    taken, names = {*parameter_names(func), *others}, {}
+    for buffer in ragged:
+        name = buffer.name
+        while not taken.isdisjoint(new := (name, counts_name(name), totals_name(name))):
+            name += "_"
+        names[buffer.data] = name
+        taken.update(new)
+    return names
+
+
+def _rows(buffer: tirx.Buffer, world_size: int, name: str) -> tirx.Buffer:
     shape, source = list(buffer.shape), ragged_axes(buffer)
     shape[source] = tirx.IntImm("int32", world_size)
-    return tirx.decl_buffer(shape, buffer.dtype, buffer.name, scope=buffer.scope())
+    return tirx.decl_buffer(shape, buffer.dtype, name, scope=buffer.scope())
 
 
-def _counts(buffer: tirx.Buffer, world_size: int) -> tirx.Buffer:
+def _counts(buffer: tirx.Buffer, world_size: int, name: str) -> tirx.Buffer:
     segments = buffer.shape[1 : ragged_axes(buffer)]
     shape = [WORLD_SIZE, *segments, world_size, 2]
-    return scratch_buffer(shape, "uint32", counts_name(buffer.name))
+    return scratch_buffer(shape, "uint32", counts_name(name))
 
 
-def _totals(buffer: tirx.Buffer, world_size: int) -> tirx.Buffer:
+def _totals(buffer: tirx.Buffer, world_size: int, name: str) -> tirx.Buffer:
     shape = [world_size, *(int(e) for e in buffer.shape[1 : ragged_axes(buffer)])]
-    name = totals_name(buffer.name)
-    return tirx.decl_buffer(shape, "uint32", name, strides=packed_strides(shape))
+    return tirx.decl_buffer(shape, "uint32", totals_name(name), strides=packed_strides(shape))

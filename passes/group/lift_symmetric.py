@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tilelang import tvm
 from tvm import tirx
@@ -17,7 +17,7 @@ from ...builtins.symmetric import (
     packed_strides,
     ragged_axes,
 )
-from ..ir.implicit import Implicit, with_implicit
+from ..ir.implicit import Implicit, parameter_names, unused_name, with_implicit
 from ..ir.walk import format_expr, location, nodes_in, with_span_of
 
 
@@ -32,10 +32,10 @@ def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
     After:  ``S: W.Symmetric((M, N), "bfloat16")`` after the program's own parameters
     """
     allocations = scratch_of(func.body)
-    buffers = {a.buffer.data: _parameter(a) for a in allocations}
-    if not buffers:
+    if not allocations:
         return func
-
+    names = _names_of_parameters(func, allocations)
+    buffers = {a.buffer.data: _parameter(a, n) for a, n in zip(allocations, names, strict=True)}
     body = with_buffers(func.body, buffers, lambda allocation: tirx.Evaluate(0))
     func = func.with_body(body)
     implicit = [_implicit(a.buffer, buffers[a.buffer.data]) for a in allocations]
@@ -73,13 +73,25 @@ def scratch_of(body: tirx.Stmt) -> list[tirx.AllocBuffer]:
     return [a for a in nodes_in(body, tirx.AllocBuffer) if is_scratch(a.buffer)]
 
 
+def _names_of_parameters(func: tirx.PrimFunc, allocations: Sequence[tirx.AllocBuffer]) -> list[str]:
+    """Return the name of the parameter for each allocation: its own, unless another parameter or
+    an earlier allocation, such as that of a macro called before, has it."""
+    taken, own = set(parameter_names(func)), {a.buffer.name for a in allocations}
+    names: list[str] = []
+    for allocation in allocations:
+        name = allocation.buffer.name
+        names.append(unused_name(name, taken | own) if name in taken else name)
+        taken.add(names[-1])
+    return names
+
+
 def _implicit(allocated: tirx.Buffer, parameter: tirx.Buffer) -> Implicit:
     shape, axes = tuple(int(e) for e in parameter.shape[1:]), ragged_axes(allocated)
     ragged = (shape[:axes], shape[axes:]) if axes else ()
     return Implicit(parameter.name, True, shape, str(parameter.dtype), True, *ragged)
 
 
-def _parameter(allocation: tirx.AllocBuffer) -> tirx.Buffer:
+def _parameter(allocation: tirx.AllocBuffer, name: str) -> tirx.Buffer:
     buffer = allocation.buffer
     shape = [tvm.arith.Analyzer().simplify(e) for e in buffer.shape[1:]]
     if any(not isinstance(e, tirx.IntImm) or int(e) < 1 for e in shape):
@@ -89,4 +101,4 @@ def _parameter(allocation: tirx.AllocBuffer) -> tirx.Buffer:
             f"synchronization is inferred{location(allocation)}"
         )
     strides = [heap_stride(itemsize(buffer.dtype)), *packed_strides(shape)]
-    return tirx.decl_buffer([WORLD_SIZE, *shape], buffer.dtype, buffer.name, strides=strides)
+    return tirx.decl_buffer([WORLD_SIZE, *shape], buffer.dtype, name, strides=strides)

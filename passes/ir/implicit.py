@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -56,6 +56,18 @@ def heap_buffer(
     stride = tirx.IntImm("int64", heap_stride // itemsize(dtype))
     strides = [stride, *packed_strides(shape)]
     return tirx.decl_buffer([world_size, *shape], dtype, name, strides=strides)
+
+
+def unused_name(name: str, taken: Container[str]) -> str:
+    """Return ``name``, with underscores after it if it is one of ``taken``."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+def parameter_names(func: tirx.PrimFunc) -> list[str]:
+    """Return the names of the parameters of ``func``: of its scalars and of its tensors."""
+    return [(func.buffer_map[p] if p in func.buffer_map else p).name for p in func.params]
 
 
 def with_implicit(

@@ -9,7 +9,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.implicit import CONTEXT, LAUNCH
 from ...builtins.ranks import RANK, WORLD_SIZE
 from ..group.specialize_group import GROUP_SIZE
-from ..ir.walk import calls_in, op_name, uses_multicast
+from ..ir.walk import calls_in, nodes_in, op_name, uses_multicast
 
 _PARAMETERS = {
     CONTEXT: ("tileweave_context", "int64"),
@@ -70,6 +70,24 @@ def bind_runtime(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if launched:
         head += _bindings("tileweave_launches", [variables[LAUNCH]], BEGIN_LAUNCH, _name(func))
     return func.with_body(tirx.SeqStmt([*head, body])) if head else func
+
+
+def bound_operators(host: tirx.Stmt) -> dict[tirx.Var, str]:
+    """Return the operator whose value ``bind_runtime`` binds to each variable of host code. A
+    parameter of the program may have the name of such a variable."""
+    by_slots: dict[tirx.Var, list[str]] = {}
+    for call in calls_in(host, lambda c: op_name(c) == "tirx.tvm_call_packed"):
+        function, *arguments = call.args
+        if function.value == BIND:
+            by_slots[arguments[0]] = arguments[1].value.split(",")
+        elif function.value == BEGIN_LAUNCH:
+            by_slots[arguments[0]] = [LAUNCH]
+    return {
+        binding.var: by_slots[load.args[0]][int(load.args[1])]
+        for binding in nodes_in(host, tirx.Bind)
+        for load in calls_in(binding.value, lambda c: op_name(c) == "tirx.tvm_struct_get")
+        if load.args[0] in by_slots
+    }
 
 
 def _name(func: tirx.PrimFunc) -> tirx.StringImm:

@@ -14,6 +14,7 @@ from ... import passes
 from ...builtins.errors import TileWeaveError
 from ...codegen.names import names_kept
 from ...passes.ir.walk import calls_in, op_name
+from ...passes.tile.bind_runtime import bound_operators
 from ..frontend.program import lowered as tile_level
 
 HEAP_STRIDE = 1 << 30
@@ -49,11 +50,14 @@ class Lowered:
     Attributes:
         program: the program after the tile passes, which has the signature.
         descriptors: TMA descriptors, by the parameter of the device functions.
+        bound: operators such as ``W.rank()`` whose value the host passes, by the parameter of the
+            device functions.
     """
 
     program: tirx.PrimFunc
     kernels: list[tirx.PrimFunc]
     descriptors: dict[tirx.Var, TensorMap]
+    bound: dict[tirx.Var, str]
 
 
 def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
@@ -76,14 +80,20 @@ def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
         artifact = tilelang.lower(program, target=target)
     functions = {v.name_hint: f for v, f in artifact.device_mod.functions.items()}
     host = next(f for f in artifact.host_mod.functions.values() if isinstance(f, tirx.PrimFunc))
-    launches, descriptors = _packed_calls(host, functions)
-    return Lowered(tiles, [functions[name] for name in launches], descriptors)
+    kernels, arguments, tensor_maps = _packed_calls(host, functions)
+    operators = bound_operators(host.body)
+    return Lowered(
+        tiles, kernels,
+        descriptors={p: tensor_maps[a] for p, a in arguments.items() if a in tensor_maps},
+        bound={p: operators[a] for p, a in arguments.items() if a in operators},
+    )  # fmt: skip
 
 
 def _packed_calls(
     host: tirx.PrimFunc, functions: dict[str, tirx.PrimFunc]
-) -> tuple[list[str], dict[tirx.Var, TensorMap]]:
-    """Return the names of the launched functions in order, and the descriptors."""
+) -> tuple[list[tirx.PrimFunc], dict[tirx.Var, tirx.Var], dict[tirx.Var, TensorMap]]:
+    """Return the launched functions in order, the variable of the host that each of their
+    parameters is passed, and the descriptors by variable of the host."""
     launches: list[list[Any]] = []
     tensor_maps: dict[tirx.Var, TensorMap] = {}
     for call in calls_in(host.body, lambda c: op_name(c) == "tirx.tvm_call_packed"):
@@ -94,13 +104,13 @@ def _packed_calls(
             tensor_maps[call.args[1]] = _tensor_map(list(call.args[2:]))
         elif name.startswith("__tvm_tensormap"):
             raise TileWeaveError(f"simulate: {name} is not simulated; expected {_TENSOR_MAP}")
-    descriptors = {
-        param: tensor_maps[argument]
-        for name, *arguments in launches
-        for param, argument in zip(functions[name.value].params, arguments, strict=False)
-        if isinstance(argument, tirx.Var) and argument in tensor_maps
+    arguments = {
+        param: argument
+        for name, *passed in launches
+        for param, argument in zip(functions[name.value].params, passed, strict=False)
+        if isinstance(argument, tirx.Var)
     }
-    return [name.value for name, *_ in launches], descriptors
+    return [functions[name.value] for name, *_ in launches], arguments, tensor_maps
 
 
 def _tensor_map(args: list[Any]) -> TensorMap:

@@ -28,6 +28,9 @@ OPERATIONS = (
 """Modules whose ``register`` adds operations to the compiler; later ones replace earlier ones."""
 
 
+_VALUES = {CONTEXT: 0, LAUNCH: -1}
+"""Operator that the host binds -> its value in the simulator; the rank has a slot."""
+
 ARCHITECTURES = ("sm_80", "sm_90a")
 """Architectures whose instructions are simulated."""
 
@@ -58,14 +61,14 @@ class DeviceProgram(Program):
         self.scalars, self.sizes, self.written = {}, {}, set()
         self.host = []
         self.compiler = c = DeviceStatements(world_size)
-        c.maps = below.descriptors
+        c.maps, self._bound = below.descriptors, below.bound
         for ops in operations:
             ops.register(c)
         self._signature(tiles)
         for kernel in below.kernels:
             self.host.append(self._device_kernel(change(kernel)))
         self.slots = len(c.slots)
-        threads = max(k.threads_in_block for k in self.kernels)
+        threads = max((k.threads_in_block for k in self.kernels), default=0)
         self.divide(cut(c.thread_cuts | set(range(0, threads, 32))))
 
     @property
@@ -95,26 +98,22 @@ class DeviceProgram(Program):
             for axis, extent in enumerate(buffer.shape):
                 if isinstance(extent, tirx.Var):
                     self.sizes[self.compiler.new_slot(extent)] = buffer.name, axis
+        self._named = {variable.name: slot for variable, slot in self.compiler.slots.items()}
         self.rank_slot = self.compiler.new_slot(tirx.Var("rank", "int32"))
 
     def _device_kernel(self, func: tirx.PrimFunc) -> Kernel:
         c = self.compiler
         c.threads, c.block_axes, c.block_extents = [1, 1, 1], {}, {}
-        named = {param.name: slot for param, slot in c.slots.items()}
         for param in func.params:
             name = param.name
             if param in c.maps:
                 continue
-            if name in self._tensors:
+            if param in self._bound:
+                self._bind_parameter(param)
+            elif name in self._tensors:
                 self._declare_tensor(param, self._tensors[name])
-            elif name == RANK.rpartition(".")[2]:
-                c.slots[param] = self.rank_slot
-            elif name == CONTEXT.replace(".", "_"):
-                c.pending[param] = tirx.IntImm("int64", 0)
-            elif name == LAUNCH.replace(".", "_"):
-                c.pending[param] = tirx.IntImm("int32", -1)
-            elif name in named:
-                c.slots[param] = named[name]
+            elif name in self._named:
+                c.slots[param] = self._named[name]
             else:
                 raise unsupported(f"the parameter {name} of a device function", self.name)
         for name in {m.tensor for m in c.maps.values()} - set(c.globals.values()):
@@ -126,6 +125,14 @@ class DeviceProgram(Program):
             self.name, grid, tuple(c.threads), body, c.signals, block=DeviceBlock,
             loc=first_line(func.body),
         )  # fmt: skip
+
+    def _bind_parameter(self, param: tirx.Var) -> None:
+        """Give ``param`` the value of the operator that the host passes in it."""
+        c, operator = self.compiler, self._bound[param]
+        if operator == RANK:
+            c.slots[param] = self.rank_slot
+        else:
+            c.pending[param] = tirx.IntImm(param.dtype, _VALUES[operator])
 
     def _declare_tensor(self, data: tirx.Var, buffer: tirx.Buffer) -> None:
         c = self.compiler

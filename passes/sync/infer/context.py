@@ -11,7 +11,7 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.symmetric import packed_strides
-from ...ir.implicit import Implicit, heap_buffer
+from ...ir.implicit import Implicit, heap_buffer, parameter_names, unused_name
 from ...ir.leaves import leaves_with_builtins
 from ...ir.walk import format_expr, line_of
 from ..regions.accesses import Access, Program
@@ -318,7 +318,10 @@ class SyncContext:
 
     def add_implicit(self, name: str, shape: tuple[int, ...], dtype: str, *, symmetric: bool):
         """Add an implicit parameter and return its buffer. A symmetric one has the rank as first
-        axis."""
+        axis. The name of the buffer differs from ``name`` if a parameter has it."""
+        assert self.program.func is not None
+        taken = parameter_names(self.program.func)
+        name = unused_name(name, [*taken, *(h.name for h in self.implicit)])
         if symmetric:
             buffer = self.heap_buffer(name, shape, dtype)
         else:

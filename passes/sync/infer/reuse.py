@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from tvm import tirx
+from tvm.ir import structural_equal
 
 from ....builtins.errors import LanguageError
+from ...ir.walk import has_loads
 from ..regions.accesses import Access
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter
@@ -70,7 +72,7 @@ def _guard(context: SyncContext, accesses: TensorAccesses, scratch: bool) -> Non
     name = accesses.tensor.name
     by_caller = not scratch or not accesses.has("read")
     started = by_caller or context.options.reuse == "barrier"
-    placed: list[tuple[str, Access, int]] = []
+    placed: list[tuple[tirx.PrimExpr, Access, int]] = []
     guarded = False
     for footprints in accesses.of_kind("write", "add"):
         readers = _readers_of(accesses, scratch)[footprints.owner] & ~(1 << footprints.rank)
@@ -99,16 +101,20 @@ def _wait(
     if not footprints.open_axes:  # else data chooses the owner, at the access
         depth = enclosing_depth(access, footprints, [footprints.owner], clipped=True)
     exited = access.loops[depth:]
-    owner = symbols.simplified(symbols.start(footprints, 0, [*exited, *access.inner]), access)
+
+    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        return symbols.simplified(expr, access)
+
+    owner = simple(symbols.start(footprints, 0, [*exited, *access.inner]))
     pairs, readers = footprints.ranks_and_owners(), _readers_of(accesses, scratch)
     only_owner = all((int(readers[h]) ^ 1 << h) & ~(1 << r) == 0 for r, h in pairs)
-    key = str(owner)
-    for k, other, other_depth in placed:
-        if key == k and dominates(other, other_depth, access, depth):
+    for other_owner, other, other_depth in placed:
+        if structural_equal(owner, other_owner) and dominates(other, other_depth, access, depth):
             reason = f"before {access.op} overwrites it: the wait at {other.line} covers it, too"
             context.record("wait", access, accesses.tensor.name, reason)
             return
-    placed.append((key, access, depth))
+    if not footprints.outside and not has_loads(owner):
+        placed.append((owner, access, depth))
     flags = context.credits(started, _pairs(accesses, scratch))
     one = tirx.const(1, "uint32")
     target = context.epoch if started else context.epoch - one
@@ -121,6 +127,7 @@ def _wait(
     stmt = wait(owner) if only_owner else context.for_each_rank(wait, masks, owner, pairs)
     if only_owner and any(r == h for r, h in pairs):
         stmt = tirx.IfThenElse(tirx.NE(owner, symbols.rank), stmt, None)
+    stmt = context.guard(stmt, footprints, simple, exited)
     context.placement.put_before(anchor_of(access, depth), stmt, access)
     event = "its launch has started" if started else "its last launch has finished"
     context.record(

@@ -12,7 +12,15 @@ from tvm.ir import structural_equal
 
 from ....builtins.errors import LanguageError
 from ....builtins.symmetric import itemsize
-from ...ir.implicit import Implicit, heap_buffer, implicit_of, set_implicit, with_implicit
+from ...ir.implicit import (
+    Implicit,
+    heap_buffer,
+    implicit_of,
+    parameter_names,
+    set_implicit,
+    unused_name,
+    with_implicit,
+)
 from ...ir.walk import format_expr, nodes_in, rewrite_children
 from ..regions.accesses import Access, Program
 from ..regions.granules import choose_granules
@@ -80,7 +88,10 @@ def expand_versions(
         choose_granules(accesses, granule.get(name))
         refuse_unwritten(accesses)
         _refuse_unseen(func, accesses, program)
-        storage = _storage(accesses, versions_of(accesses, program), name in implicit, heap_stride)
+        copies_name = name
+        if name not in implicit:
+            copies_name = unused_name(f"{name}_versions", parameter_names(func))
+        storage = _storage(accesses, versions_of(accesses, program), copies_name, heap_stride)
         _refuse_large(accesses, storage, options.version_bytes)
         storages[tensor] = storage
         if name in granule:
@@ -90,13 +101,12 @@ def expand_versions(
     return func, dataclasses.replace(options, granule=granule), notes
 
 
-def _storage(
-    accesses: TensorAccesses, versions: Versions, is_implicit: bool, heap_stride: int
-) -> _Storage:
+def _storage(accesses: TensorAccesses, versions: Versions, name: str, heap_stride: int) -> _Storage:
+    """Return the memory ``name`` of the versions: the tensor itself if it has this name."""
     tensor = accesses.tensor
+    is_implicit = name == tensor.name
     count = versions.count if is_implicit else versions.overwritten
     shape = [count, *(int(n) for n in tensor.shape[1:])]
-    name = tensor.name if is_implicit else f"{tensor.name}_versions"
     copies = heap_buffer(name, shape, str(tensor.dtype), accesses.world_size, heap_stride)
     return _Storage(versions, copies, None if is_implicit else tensor)
 

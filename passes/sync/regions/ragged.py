@@ -91,8 +91,9 @@ def _stored_elements(
     reaches it.
 
     Raises:
-        LanguageError: the number varies or is data.
+        LanguageError: the number varies or is data, or only some threads reach the write.
     """
+    _verify_reached_by_block(access, program)
     space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
     inner_conditions = access.conditions[access.branches :]
     try:
@@ -117,6 +118,20 @@ def _stored_elements(
         )
     rows = footprints.active(footprints.size[axes])[0].max(initial=0)
     return int(counts.max(initial=0)), int(rows)
+
+
+def _verify_reached_by_block(access: Access, program: Program) -> None:
+    """Refuse a write in a branch or loop that depends on the thread by more than its index: each
+    thread there would signal the rows of the whole block."""
+    bounds = [e for loop in access.loops for e in (loop.min, loop.extent)]
+    for expr in (*access.conditions[: access.branches], *bounds):
+        whole = Symbols(program, 1).inlined(expr)
+        if program.thread_control.divergence_of(whole) is Divergence.DIVERGENT:
+            raise LanguageError(
+                f"{access.text}, under {format_expr(expr)}, which differs between threads; "
+                "expected conditions and loops that are the same for the whole block, or a "
+                f"condition on T.get_thread_binding(){access.location}"
+            )
 
 
 def _without_data(

@@ -229,3 +229,31 @@ def uneven_parts_of_a_row():
                     inbox[0, W.rank(), at[0], part * 5 + j] = tile[0, part * 5 + j]
 
     return sending(send)
+
+
+@refused(
+    "a store writes inbox[peer, W.rank(), i, j], under T.tl_shuffle_elect(32), which differs "
+    "between threads; expected conditions and loops that are the same for the whole block"
+)
+def by_elected_threads():
+    @T.macro
+    def send(inbox, tile, at):
+        for peer in T.serial(2):
+            for i in T.serial(at[peer]):
+                if T.shuffle_elect(32):
+                    for j in T.serial(N):
+                        inbox[peer, W.rank(), i, j] = tile[0, j]  # HERE
+
+    return sending(send)
+
+
+@refused("which differs between threads; expected conditions and loops that are the same")
+def rows_by_thread():
+    @T.macro
+    def send(inbox, tile, at):
+        for peer in T.serial(2):
+            for i in T.serial(T.get_thread_binding()):
+                for j in T.serial(N):
+                    inbox[peer, W.rank(), i, j] = tile[0, j]  # HERE
+
+    return sending(send)

@@ -159,3 +159,57 @@ def test_refused_segments(op):
             with T.Kernel(1, threads=32):
                 inbox = W.alloc_ragged((), rows=2, row=4)
                 use(inbox[0, 0, 1, 0])
+
+
+def to_both(change):
+    """Each rank sends a row to rank 0, then one to rank 1. ``change`` changes the loaded owner."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((2, 8), "float32"),
+        owners: T.Tensor((2,), "int32"),
+        Y: T.Tensor((2, 8), "float32"),
+    ):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=1, row=8)
+            owner = T.alloc_shared((1,), "int32")
+            me = W.rank()
+            change(owner, owners, 0)
+            for j in T.Parallel(8):
+                inbox[owner[0], me, 0, j] = X[0, j]
+            change(owner, owners, 1)
+            for j in T.Parallel(8):
+                inbox[owner[0], me, 0, j] = X[1, j]
+            for peer in T.serial(2):
+                W.announce(inbox[peer, me, 0, 0], 1)
+            for s in T.serial(2):
+                for i in T.serial(W.announced(inbox[me, s, 0, 0])):
+                    for j in T.Parallel(8):
+                        Y[s, j] = inbox[me, s, i, j]
+
+    return program
+
+
+@T.macro
+def by_a_copy(owner, owners, number):
+    T.copy(owners[number], owner)
+
+
+@T.macro
+def by_a_store(owner, owners, number):
+    owner[0] = owners[number]
+
+
+@pytest.mark.parametrize("change", [by_a_copy, by_a_store])
+def test_owner_changes_between_writes(change):
+    """A wait for the owner that a load chose covers no later write whose owner the load chooses."""
+    rng = np.random.default_rng(0)
+    inputs = [
+        {"X": rng.standard_normal((2, 8), np.float32), "owners": np.arange(2, dtype=np.int32)}
+        for _ in range(2)
+    ]
+    options = {"epochs": 4, "schedules": 8, "pass_configs": {"tileweave.reuse": "credit"}}
+    out = tw.simulate(to_both(change), 2, inputs, **options)
+    for reader in range(2):
+        rows = [inputs[sender]["X"][reader] for sender in range(2)]
+        np.testing.assert_array_equal(out[reader]["Y"], rows)
