@@ -1,13 +1,14 @@
 """Time ops.grouped_matmul beside torch.nn.functional.grouped_mm and a dense GEMM by cuBLAS.
 
-    python benchmarks/grouped_matmul.py [--gradients] [--fp8] [--even] [--rep 200]
+    python benchmarks/grouped_matmul.py [--gradients] [--fp8] [--swiglu] [--even] [--rep 200]
         [--case E M N K ...]
 
 Times of triton's ``do_bench`` on one GPU: the caches are cold. The dense GEMM has the same number
 of rows and one weight. ``ours`` reads weights (E, N, K), ``(E, K, N)`` the other memory order. With
 ``--gradients`` the rows are repeated for the gradient of the weights, beside the 2-d forms of both.
 With ``--fp8`` they are repeated for fp8 operands: ``ours`` with scales of blocks, ``(E, K, N)``
-with one scale for each expert, beside bf16.
+with one scale for each expert, beside bf16. With ``--swiglu`` they are repeated for the epilogue,
+beside the product of the others with two kernels of torch for SwiGLU; with ``--fp8`` also in fp8.
 
 Rows choose their experts at random, or with ``--even`` all experts have equally many. Every result
 is compared with that of torch. Without a GPU, small sizes run by plain torch once, which only tests
@@ -18,6 +19,7 @@ import argparse
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import torch
 
@@ -115,6 +117,60 @@ def fp8(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     return {name: milliseconds(call, rep) for name, call in calls.items()}
 
 
+def swiglu(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
+    """Time products whose columns are gate and up, with SwiGLU."""
+    E, _, N, K = case
+    rows, offsets = int(counts.sum()), counts.cumsum(0).int().to(DEVICE)
+    x = torch.randn(rows, K, device=DEVICE, dtype=torch.bfloat16)
+    w = torch.randn(E, N, K, device=DEVICE, dtype=torch.bfloat16) * K**-0.5
+    other_order = w.transpose(1, 2).contiguous().transpose(1, 2)
+    grouped_mm = torch.nn.functional.grouped_mm
+    calls = {
+        "grouped_mm": lambda: gated(grouped_mm(x, w.transpose(1, 2), offs=offsets)),
+        "dense": lambda: gated(x @ w[0].t()),
+        "ours": lambda: ops.grouped_matmul(x, w, offsets, epilogue="swiglu"),
+        "(E, K, N)": lambda: ops.grouped_matmul(x, other_order, offsets, epilogue="swiglu"),
+    }
+    expected = calls["grouped_mm"]()
+    for name in ("ours", "(E, K, N)"):
+        check(f"swiglu, {name}", calls[name](), expected)
+    return {name: milliseconds(call, rep) for name, call in calls.items()}
+
+
+def fp8_swiglu(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
+    """Time fp8 operands with SwiGLU. ``grouped_mm`` and ``dense`` are of bf16."""
+    E, _, N, K = case
+    rows, offsets = int(counts.sum()), counts.cumsum(0).int().to(DEVICE)
+    x8 = torch.randn(rows, K, device=DEVICE).to(FP8)
+    w8 = (torch.randn(E, N, K, device=DEVICE, dtype=torch.bfloat16) / 2).to(FP8)
+    x, w, parts = x8.bfloat16(), w8.bfloat16(), -(-K // 128)
+    by_expert = {
+        "scale_x": torch.full((1,), K**-0.5, device=DEVICE),
+        "scale_w": torch.ones(E, device=DEVICE),
+    }
+    by_block = {
+        "scale_x": torch.full((rows, parts), K**-0.5, device=DEVICE),
+        "scale_w": torch.ones(E, -(-N // 128), parts, device=DEVICE),
+    }
+    grouped_mm = torch.nn.functional.grouped_mm
+    calls = {
+        "grouped_mm": lambda: gated(grouped_mm(x, w.transpose(1, 2), offs=offsets)),
+        "dense": lambda: gated(x @ w[0].t()),
+        "ours": lambda: ops.grouped_matmul(x8, w8, offsets, epilogue="swiglu", **by_block),
+        "one scale": lambda: ops.grouped_matmul(x8, w8, offsets, epilogue="swiglu", **by_expert),
+    }
+    expected = gated(grouped_mm(x, w.transpose(1, 2), offs=offsets).float() * K**-0.5)
+    for name in ("ours", "one scale"):
+        check(f"fp8 swiglu, {name}", calls[name](), expected)
+    return {name: milliseconds(call, rep) for name, call in calls.items()}
+
+
+def gated(products: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up by torch."""
+    gate, up = products.chunk(2, -1)
+    return torch.nn.functional.silu(gate) * up
+
+
 def gradient(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     """Time the gradient of the weights."""
     _, _, N, K = case
@@ -140,25 +196,29 @@ def row_of(case: tuple[int, ...], rows: int, what: str, times: Times) -> str:
     flops = 2 * rows * N * K
     rates = [f"{flops / ms / 1e9:.0f}" for ms in times.values()]
     ratios = [times["grouped_mm"] / times["ours"], times["dense"] / times["ours"]]
-    itemsize = 1 if what == "fp8" else 2
+    itemsize = 1 if what.startswith("fp8") else 2
     read_ms = E * N * K * itemsize / READ_TBPS / 1e9
     cells = [what, f"{E}, {rows}, {N}, {K}", *rates, *(f"{r:.3f}" for r in ratios)]
     cells.append(f"{times['ours'] / read_ms:.2f}" if GPU else "")
     return f"| {' | '.join(cells)} |"
 
 
-def compile_ahead(cases: list[tuple[int, ...]], gradients: bool, scaled: bool) -> None:
+def compile_ahead(cases: list[tuple[int, ...]], options: argparse.Namespace) -> None:
     """Compile all kernels in parallel."""
+    epilogues = (None, "swiglu") if options.swiglu else (None,)
     device = torch.device("cuda", torch.cuda.current_device())
     jobs: set[tuple] = set()
     for E, _, N, K in cases:
         w = torch.empty(E, N, K, dtype=torch.bfloat16, device="meta")
-        for transposed in (True, False):
-            jobs.add((grouped_gemm, operator.config_of(w, transposed, device)))
-        for scales in ("tensor", "block") if scaled else ():
-            config = operator.config_of(w.to(FP8), True, device, scales, torch.bfloat16)
+        for transposed, epilogue in product((True, False), epilogues):
+            config = operator.config_of(w, transposed, device, epilogue=epilogue)
             jobs.add((grouped_gemm, config))
-        for out in (w, w.transpose(1, 2)) if gradients else ():
+        for scales, epilogue in product(("tensor", "block") if options.fp8 else (), epilogues):
+            config = operator.config_of(
+                w.to(FP8), True, device, scales, torch.bfloat16, epilogue=epilogue
+            )
+            jobs.add((grouped_gemm, config))
+        for out in (w, w.transpose(1, 2)) if options.gradients else ():
             jobs.add((grouped_wgrad, operator.config_of(out, True, device)))
     with ThreadPoolExecutor(
         16, initializer=torch.cuda.set_device, initargs=(device,)
@@ -173,13 +233,19 @@ def main() -> None:
     parser.add_argument("--case", type=int, nargs=4, action="append", metavar=("E", "M", "N", "K"))
     parser.add_argument("--gradients", action="store_true", help="also time gradients of weights")
     parser.add_argument("--fp8", action="store_true", help="also time fp8")
+    parser.add_argument("--swiglu", action="store_true", help="also time products with SwiGLU")
     parser.add_argument("--even", action="store_true", help="equally many rows for each expert")
     parser.add_argument("--rep", type=int, default=200, help="ms of each measurement")
     options = parser.parse_args()
-    cases = [tuple(case) for case in options.case or (CASES if GPU else [(4, 96, 32, 64)])]
+    cases = [tuple(case) for case in options.case or (CASES if GPU else [(4, 96, 256, 64)])]
     if GPU:
-        compile_ahead(cases, options.gradients, options.fp8)
+        compile_ahead(cases, options)
         print(torch.cuda.get_device_name(), flush=True)
+    measures = {"result": forward}
+    measures |= {"gradient of w": gradient} if options.gradients else {}
+    measures |= {"swiglu": swiglu} if options.swiglu else {}
+    measures |= {"fp8": fp8} if options.fp8 else {}
+    measures |= {"fp8 swiglu": fp8_swiglu} if options.fp8 and options.swiglu else {}
     print(
         "| | E, M, N, K | grouped_mm | dense | ours | (E, K, N) | ours / grouped_mm | ours / dense "
         "| time / reading w |\n" + "|---" * 9 + "|"
@@ -188,12 +254,8 @@ def main() -> None:
         torch.manual_seed(0)
         counts = counts_of(case[0], case[1], options.even)
         rows = int(counts.sum())
-        print(row_of(case, rows, "result", forward(case, counts, options.rep)), flush=True)
-        if options.gradients:
-            times = gradient(case, counts, options.rep)
-            print(row_of(case, rows, "gradient of w", times), flush=True)
-        if options.fp8:
-            print(row_of(case, rows, "fp8", fp8(case, counts, options.rep)), flush=True)
+        for what, measure in measures.items():
+            print(row_of(case, rows, what, measure(case, counts, options.rep)), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ from torch.nn import functional
 
 from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
-from ..core.problem import refused, require_dense, require_like
+from ..core.problem import refused, require_dense
 from ..core.registry import RegisteredOp, TableRow
 from .combine import combine
 from .dispatch import dispatch
 from .grouped_matmul import grouped_matmul
+from .kernels.grouped_gemm import SWIGLU
+from .quantized_mlp import Weights, check_quantized, quantized_experts
 from .row_problem import check_tokens
 
 NAME = "expert_mlp"
@@ -27,12 +29,12 @@ class ExpertMlp(RegisteredOp, op=NAME):
         inputs="the rank's tokens as for `dispatch`; the weights of this rank's experts, "
         "`w_gate_up`, (E / W, 2 I, H), the gate first, and `w_down`, (E / W, H, I)",
         result="(T, H): the weighted sums of the experts' MLPs with SwiGLU for the rank's tokens",
-        gradient="of `x`, `topk_weights` and both weights",
+        gradient="of `x`, `topk_weights` and both weights; none with `quant`",
         memory="T x H + C x H",
     )
 
 
-def _check_weights(x: torch.Tensor, w_gate_up: Any, w_down: Any) -> None:
+def _check_shapes(x: torch.Tensor, w_gate_up: Any, w_down: Any) -> None:
     require_dense(NAME, w_gate_up=w_gate_up, w_down=w_down)
     if not x.is_floating_point() or x.dtype.itemsize < 2:
         raise refused(NAME, f"x is of {x.dtype}", "a floating-point type of 16 bits or more")
@@ -48,22 +50,32 @@ def _check_weights(x: torch.Tensor, w_gate_up: Any, w_down: Any) -> None:
             NAME, f"w_down has shape {tuple(w_down.shape)}",
             f"{expected} for w_gate_up of shape {shape}",
         )  # fmt: skip
-    require_like(NAME, "w_gate_up", w_gate_up, "x", x)
-    require_like(NAME, "w_down", w_down, "x", x)
 
 
 def _expert_mlp(
     x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w_gate_up: torch.Tensor,
-    w_down: torch.Tensor, capacity: int | None, group: str, transport: str,
+    w_down: torch.Tensor, scale_w_gate_up: torch.Tensor | None, scale_w_down: torch.Tensor | None,
+    quant: str | None, capacity: int | None, group: str, transport: str,
 ) -> torch.Tensor:  # fmt: skip
     num_experts = w_gate_up.shape[0] * ranks_of(group).world_size
     rows, offsets, handle = dispatch(
-        x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity, group=group,
-        transport=transport,
+        x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity, quant=quant,
+        group=group, transport=transport,
     )  # fmt: skip
+    if isinstance(rows, tuple):
+        weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
+        return combine(quantized_experts(*rows, offsets, weights, x.dtype), handle)
+    hidden = _gated(rows, w_gate_up, offsets)
+    return combine(grouped_matmul(hidden, w_down, offsets), handle)
+
+
+def _gated(rows: torch.Tensor, w_gate_up: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up: in one kernel if there is no gradient, which would need the
+    products of that kernel again."""
+    if not (torch.is_grad_enabled() and (rows.requires_grad or w_gate_up.requires_grad)):
+        return grouped_matmul(rows, w_gate_up, offsets, epilogue=SWIGLU)
     gate, up = grouped_matmul(rows, w_gate_up, offsets).chunk(2, dim=-1)
-    y = grouped_matmul(functional.silu(gate) * up, w_down, offsets)
-    return combine(y, handle)
+    return functional.silu(gate) * up
 
 
 def expert_mlp(
@@ -74,6 +86,9 @@ def expert_mlp(
     w_down: torch.Tensor,
     group: Any = None,
     *,
+    scale_w_gate_up: torch.Tensor | None = None,
+    scale_w_down: torch.Tensor | None = None,
+    quant: str | None = None,
     capacity: int | None = None,
     transport: str = "auto",
 ) -> torch.Tensor:
@@ -87,24 +102,34 @@ def expert_mlp(
         topk_ids, topk_weights: (T, k), see ``dispatch``.
         w_gate_up: (E / W, 2 I, H), weights of this rank's experts, the gate first.
         w_down: (E / W, H, I).
+        scale_w_gate_up, scale_w_down: float32, one for each 128 x 128 weights of an expert,
+            (E / W, 2 I / 128, H / 128) and (E / W, H / 128, I / 128), rounded up; with ``quant``
+            only.
+        quant: ``fp8_1x128``: weights are e4m3 with scales. Tokens are sent as e4m3, and the result
+            of SwiGLU is quantized in the same way. x is bf16 or fp16, I a multiple of 128 and H of
+            16. Nothing has a gradient.
         group, capacity, transport: see ``dispatch``.
 
     Returns:
-        (T, H), in the type of ``x``. All floating-point arguments have gradients.
+        (T, H), in the type of ``x``. Without ``quant``, all floating-point arguments have
+        gradients.
 
     Raises:
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
     check_tokens(NAME, x, topk_ids, topk_weights)
-    _check_weights(x, w_gate_up, w_down)
+    _check_shapes(x, w_gate_up, w_down)
+    weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
+    check_quantized(NAME, quant, x, topk_weights, weights)
     return torch.ops.tileweave.expert_mlp(
-        x, topk_ids, topk_weights, w_gate_up, w_down, capacity, name_of(group), transport
+        x, topk_ids, topk_weights, *weights, quant, capacity, name_of(group), transport
     )
 
 
 define_composite(
     f"{NAME}(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w_gate_up, Tensor w_down, "
-    "int? capacity, str group, str transport) -> Tensor",
+    "Tensor? scale_w_gate_up, Tensor? scale_w_down, str? quant, int? capacity, str group, "
+    "str transport) -> Tensor",
     _expert_mlp,
 )

@@ -22,15 +22,13 @@ from ..core.library import define, refuse_gradients
 from ..core.problem import (
     ALIGNMENT,
     dense,
-    is_dense,
     packed,
     refused,
     require_apart,
-    require_dense,
-    require_dense_or_none,
 )
 from ..core.registry import RegisteredOp, TableRow
 from . import reference as by_torch
+from .epilogue_gradients import through_epilogue
 from .kernels.grouped_gemm import (
     GROUPED,
     GROUPED_FP8,
@@ -39,17 +37,19 @@ from .kernels.grouped_gemm import (
     grouped_gemm,
 )
 from .kernels.grouped_wgrad import grouped_wgrad
-from .problem import NAME, Scales, check, check_out, is_transposed
+from .problem import NAME, Options, check, check_out, is_transposed, require_tensors
 
 WGRAD = "grouped_wgrad"
 """Name of the gradient of the weights in ``torch.ops.tileweave``."""
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", FP8: "float8_e4m3fn"}
 """Types of the kernels, as TileLang writes them."""
-_UNSCALED = None, None, None
-"""Scales and type of the result of gradients."""
 _KERNELS: dict[tuple, Callable[..., Any]] = {}
 """Functions that launch compiled kernels, by the function that builds the program and its
 arguments."""
+RESULT_BYTES = 2
+"""Bytes of an element of the kernels' results."""
+ONES = ALIGNMENT // RESULT_BYTES
+"""Columns of ones in a sum over the rows of each expert: the fewest that the kernels accept."""
 _MAX_CALLS = 512
 _calls: dict[Hashable, _Call] = {}
 """Latest ``_MAX_CALLS`` checked calls on operands that need no copies, by ``signature``."""
@@ -62,19 +62,25 @@ class GroupedMatmul(RegisteredOp, op=NAME):
     row = TableRow(
         inputs="`x` (rows, K), sorted by expert; `w` (E, N, K); `offsets` (E,), int32: the end of "
         "the rows of each expert",
-        result="the rows times the transposed weights of their experts, (rows, N)",
-        gradient="of `x`: `grouped_matmul` with the other memory order of `w`. Of `w`: a grouped "
-        "GEMM over the rows of each expert",
+        result="the rows times the transposed weights of their experts, (rows, N), plus `bias`, "
+        "with `epilogue='swiglu'` silu(gate) * up, (rows, N / 2), times `row_weights`",
+        gradient="of `x`: `grouped_matmul` with the other memory order of `w`. Of `w` and `bias`: "
+        "a grouped GEMM over the rows of each expert",
     )
 
 
-def has_kernel(x: torch.Tensor, w: torch.Tensor) -> bool:
-    """Return whether the kernels accept the operands; otherwise plain torch computes."""
+def has_kernel(x: torch.Tensor, w: torch.Tensor, columns: int | None = None) -> bool:
+    """Return whether the kernels accept the operands; otherwise plain torch computes.
+
+    Args:
+        columns: columns of the result; None for N.
+    """
     return (
         x.is_cuda
         and x.dtype in _DTYPES
         and w.shape[0] <= MOST_EXPERTS
         and all(extent * x.itemsize % ALIGNMENT == 0 for extent in w.shape[1:])
+        and (columns or w.shape[1]) * RESULT_BYTES % ALIGNMENT == 0
         and torch.cuda.get_device_capability(x.device) == (9, 0)
     )
 
@@ -98,13 +104,14 @@ def compiled(build: Callable[..., Any], *arguments: Any) -> Any:
 
 def config_of(
     w: torch.Tensor, transposed: bool, device: torch.device, scales: str = "",
-    out_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None, epilogue: str | None = None, biased: bool = False,
+    weighted: bool = False,
 ) -> GroupedConfig:  # fmt: skip
     """Return the parameters of the kernels for (E, N, K) weights and a GPU."""
     blocks = torch.cuda.get_device_properties(device).multi_processor_count
     return GroupedConfig(
         *w.shape, _DTYPES[w.dtype], transposed, GROUPED_FP8 if scales else GROUPED, blocks, scales,
-        _DTYPES[out_dtype or w.dtype],
+        _DTYPES[out_dtype or w.dtype], epilogue or "", biased, weighted,
     )  # fmt: skip
 
 
@@ -115,33 +122,38 @@ class _Call(NamedTuple):
     launch: Callable[..., Any]
     empty: Callable[[], torch.Tensor]
 
-    def __call__(self, x, w, offsets, scales: Scales | None, out) -> None:
+    def __call__(self, x, w, offsets, options: Options, out) -> None:
         """Launch the kernel on operands that it can read."""
         stored = w if self.config.transposed else w.transpose(1, 2)
         with torch.cuda.device(x.device):
-            if scales is None:
+            if options.scale_w is options.bias is options.row_weights is None:
                 self.launch(x, stored, offsets, out)
             else:
-                self.launch(x, stored, offsets, *_dense_scales(self.config, scales), out)
+                self.launch(x, stored, offsets, *_dense_options(self.config, options), out)
 
 
-def _dense_scales(config: GroupedConfig, scales: Scales) -> list[torch.Tensor]:
-    """Return the scales as the kernel declares them."""
-    assert scales.x is not None and scales.w is not None
-    if scales.kind == "tensor":
-        scales = Scales(scales.x.reshape(1), scales.w.expand(config.experts).contiguous())
-    return [dense(NAME, f"scale_{name}", s) for name, s in scales._asdict().items()]
+def _dense_options(config: GroupedConfig, options: Options) -> list[torch.Tensor]:
+    """Return the tensors of options as the kernel declares them."""
+    tensors = options.tensors
+    if config.scales == "tensor":
+        assert options.scale_x is not None and options.scale_w is not None
+        tensors["scale_x"] = options.scale_x.reshape(1)
+        tensors["scale_w"] = options.scale_w.expand(config.experts).contiguous()
+    return [dense(NAME, name, t) for name, t in tensors.items() if t is not None]
 
 
-def _compute(x, w, offsets, scales: Scales, out, reference: bool) -> _Call | None:
+def _compute(x, w, offsets, options: Options, out) -> _Call | None:
     """Write the result to ``out``. Return the call if later ones can repeat it on other tensors."""
-    if reference or not has_kernel(x, w):
-        by_torch.grouped_matmul(NAME, x, w, offsets, scales, out)
+    if options.reference or not has_kernel(x, w, out.shape[1]):
+        by_torch.grouped_matmul(NAME, x, w, offsets, options, out)
         return None
     if not len(x):
         return None
     transposed = is_transposed(w)
-    config = config_of(w, transposed, x.device, scales.kind, out.dtype)
+    config = config_of(
+        w, transposed, x.device, options.scales.kind, out.dtype, options.epilogue,
+        options.bias is not None, options.row_weights is not None,
+    )  # fmt: skip
     with torch.cuda.device(x.device):
         launch = compiled(grouped_gemm, config)
     empty = partial(
@@ -153,30 +165,27 @@ def _compute(x, w, offsets, scales: Scales, out, reference: bool) -> _Call | Non
         *(dense(NAME, name, t) for name, t in zip(("x", "w", "offsets"), given, strict=False)),
         packed(out),
     )
-    call(
-        x, stored if transposed else stored.transpose(1, 2), offsets,
-        scales if scales.kind else None, out,
-    )  # fmt: skip
+    call(x, stored if transposed else stored.transpose(1, 2), offsets, options, out)
     is_copied = any(a is not b for a, b in zip((x, stored, offsets, out), given, strict=True))
     return None if is_copied else call
 
 
-def _call(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool):
+def _call(x, w, offsets, out, options: Options):
     """Return the result, in ``out`` if given."""
-    key, _ = signature((out_dtype, reference), (x, w, offsets, scale_x, scale_w), out)
+    key, _ = signature(options[4:], (x, w, offsets, *options[:4]), out)
     call = _calls.get(key)
     if call is not None:
         if out is None:
             out = call.empty()
         else:
-            require_apart(NAME, out, x=x, w=w, offsets=offsets, scale_x=scale_x, scale_w=scale_w)
-        call(x, w, offsets, None if scale_x is None else Scales(scale_x, scale_w), out)
+            require_apart(NAME, out, x=x, w=w, offsets=offsets, **options.tensors)
+        call(x, w, offsets, options, out)
         return out
     if out is None:
-        out = _fake(x, w, offsets, scale_x, scale_w, out_dtype, reference)
+        out = _fake(x, w, offsets, *options)
     else:
-        _fake_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference)
-    call = _compute(x, w, offsets, Scales(scale_x, scale_w), out, reference)
+        _fake_out(x, w, offsets, out, *options)
+    call = _compute(x, w, offsets, options, out)
     if call is not None:
         if len(_calls) >= _MAX_CALLS:
             del _calls[next(iter(_calls))]
@@ -184,46 +193,64 @@ def _call(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool):
     return out
 
 
-def _eager(x, w, offsets, scale_x, scale_w, out_dtype, reference: bool):
-    return _call(x, w, offsets, None, scale_x, scale_w, out_dtype, reference)
+def _eager(x, w, offsets, *options):
+    return _call(x, w, offsets, None, Options(*options))
 
 
-def _eager_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool) -> None:
-    _call(x, w, offsets, out, scale_x, scale_w, out_dtype, reference)
+def _eager_out(x, w, offsets, out, *options) -> None:
+    _call(x, w, offsets, out, Options(*options))
 
 
-def _fake(x, w, offsets, scale_x, scale_w, out_dtype, reference: bool):
-    dtype = check(x, w, offsets, Scales(scale_x, scale_w), out_dtype)
-    return x.new_empty(x.shape[0], w.shape[1], dtype=dtype)
+def _fake(x, w, offsets, *options):
+    given = Options(*options)
+    dtype = check(x, w, offsets, given)
+    return x.new_empty(x.shape[0], given.columns(w), dtype=dtype)
 
 
-def _fake_out(x, w, offsets, out, scale_x, scale_w, out_dtype, reference: bool) -> None:
-    scales = Scales(scale_x, scale_w)
-    check_out(out, check(x, w, offsets, scales, out_dtype), x, w, offsets, scales)
+def _fake_out(x, w, offsets, out, *options) -> None:
+    given = Options(*options)
+    check_out(out, check(x, w, offsets, given), x, w, offsets, given)
 
 
-def _refuse(x, w, offsets, *_) -> None:
-    refuse_gradients(NAME, None, x, w)
+def _refuse(x, w, offsets, *options) -> None:
+    _refuse_out(x, w, offsets, None, *options)
 
 
-def _refuse_out(x, w, offsets, out, *_) -> None:
-    refuse_gradients(NAME, out, x, w)
+def _refuse_out(x, w, offsets, out, *options) -> None:
+    tensors = [t for t in Options(*options).tensors.values() if t is not None]
+    refuse_gradients(NAME, out, x, w, *tensors)
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    ctx.reference = inputs[-1]
-    ctx.save_for_backward(*inputs[:3])
+    x, w, offsets, *rest = inputs
+    options = Options(*rest)
+    ctx.epilogue, ctx.reference = options.epilogue, options.reference
+    ctx.save_for_backward(x, w, offsets, options.bias, options.row_weights)
 
 
 def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
-    x, w, offsets = ctx.saved_tensors
-    grad, grad_x, grad_w = grad.contiguous(), None, None
-    ops = torch.ops.tileweave
-    if ctx.needs_input_grad[0]:
-        grad_x = ops.grouped_matmul(grad, w.transpose(1, 2), offsets, *_UNSCALED, ctx.reference)
-    if ctx.needs_input_grad[1]:
+    x, w, offsets, bias, row_weights = ctx.saved_tensors
+    needs_x, needs_w, _, _, _, needs_bias, needs_row_weights, *_ = ctx.needs_input_grad
+    ops, plain = torch.ops.tileweave, Options(reference=ctx.reference)
+    grad_x = grad_w = grad_bias = grad_row_weights = None
+    if ctx.epilogue is not None or needs_row_weights:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        products = ops.grouped_matmul(x, w, offsets, *plain).to(wide)
+        grad, grad_row_weights = through_epilogue(
+            grad.to(wide), products, offsets, bias, row_weights, ctx.epilogue
+        )
+    elif row_weights is not None:
+        grad = grad * row_weights.unsqueeze(-1)
+    grad = grad.to(x.dtype).contiguous()
+    if needs_x:
+        grad_x = ops.grouped_matmul(grad, w.transpose(1, 2), offsets, *plain)
+    if needs_w:
         grad_w = ops.grouped_wgrad(grad, x, offsets, is_transposed(w), ctx.reference)
-    return grad_x, grad_w, *(None for _ in range(5))
+    if needs_bias:
+        ones = grad.new_ones(len(grad), ONES)
+        grad_bias = ops.grouped_wgrad(grad, ones, offsets, True, ctx.reference)[..., 0]
+    none = (None,) * 3
+    return grad_x, grad_w, *none, grad_bias, grad_row_weights, *none
 
 
 def _eager_wgrad(grad, x, offsets, transposed: bool, reference: bool):
@@ -261,15 +288,18 @@ def _gradients_of_wgrad(ctx: Any, grad_w: torch.Tensor) -> tuple:
     grad, x, offsets = ctx.saved_tensors
     ops, of_grad, of_x = torch.ops.tileweave, None, None
     if ctx.needs_input_grad[0]:
-        of_grad = ops.grouped_matmul(x, grad_w, offsets, *_UNSCALED, ctx.reference)
+        of_grad = ops.grouped_matmul(x, grad_w, offsets, *Options(reference=ctx.reference))
     if ctx.needs_input_grad[1]:
         grad_w = grad_w.transpose(1, 2)
-        of_x = ops.grouped_matmul(grad, grad_w, offsets, *_UNSCALED, ctx.reference)
+        of_x = ops.grouped_matmul(grad, grad_w, offsets, *Options(reference=ctx.reference))
     return of_grad, of_x, None, None, None
 
 
 _TENSORS = "Tensor x, Tensor w, Tensor offsets"
-_OPTIONS = "Tensor? scale_x, Tensor? scale_w, ScalarType? out_dtype, bool reference"
+_OPTIONS = (
+    "Tensor? scale_x, Tensor? scale_w, Tensor? bias, Tensor? row_weights, str? epilogue, "
+    "ScalarType? out_dtype, bool reference"
+)
 _into_new = define(
     f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients), _refuse
 )
@@ -290,18 +320,22 @@ def grouped_matmul(
     *,
     scale_x: torch.Tensor | None = None,
     scale_w: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    row_weights: torch.Tensor | None = None,
+    epilogue: str | None = None,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     reference: bool = False,
 ) -> torch.Tensor:
     """Multiply rows that are sorted by expert by the weights of their experts, on one GPU.
 
-    Row i of expert e becomes ``x[i] @ w[e].t()``. The host does not wait for ``offsets``. The first
+    Row i of expert e becomes ``x[i] @ w[e].t()``, plus ``bias[e]``, after the epilogue, times
+    ``row_weights[i]``. One kernel computes it. The host does not wait for ``offsets``. The first
     call with new weight shapes compiles. It needs no ``tw.init()``.
 
-    The kernels accept bf16 and fp16 on sm_90, with N and K multiples of 8, and fp8 (e4m3), with N
-    and K multiples of 16, of at most 351 experts. Otherwise plain torch computes; the host then
-    waits for ``offsets``.
+    The kernels accept bf16 and fp16 on sm_90, with K and the columns of the result multiples of 8,
+    and fp8 (e4m3), with N and K multiples of 16, of at most 351 experts. Otherwise plain torch
+    computes; the host then waits for ``offsets``.
 
     Args:
         x: (rows, K). Rows of expert e are ``x[offsets[e - 1] : offsets[e]]``, from 0 for the first.
@@ -314,24 +348,25 @@ def grouped_matmul(
         scale_x, scale_w: float32 factors of fp8 operands, either one for x, and one for w or one
             for each expert, (E,); or (rows, K / 128) and (E, N / 128, K / 128), rounded up: one for
             each 128 elements of a row, and for each 128 x 128 weights.
+        bias: (E, N), in the type of the result, added to the rows of each expert.
+        row_weights: (rows,) float32, factors of the rows of the result.
+        epilogue: None, or ``swiglu``: the first N / 2 columns are gate, the others up, and the
+            result is silu(gate) * up. N is then even; with scales of blocks a multiple of 256.
         out_dtype: type of the result of fp8 operands: bf16, the default, or fp16.
-        out: (rows, N), receives the result; there is no gradient then.
+        out: receives the result; there is no gradient then.
         reference: compute in plain torch, also if the kernels accept the operands.
 
     Returns:
-        (rows, N), in the type of x, or ``out_dtype``. Sums are added in fp32 and rounded once. Rows
-        from ``offsets[-1]`` are zero. It has a gradient with respect to x and w, but not for fp8.
+        (rows, N), with ``swiglu`` (rows, N / 2), in the type of x, or ``out_dtype``. All steps are
+        computed in fp32, and the result is rounded once. Rows from ``offsets[-1]`` are zero. It
+        has a gradient with respect to x, w, bias and row_weights, but not for fp8. With an
+        epilogue, the backward pass computes the products again.
 
     Raises:
         TileWeaveError: arguments are invalid. Nothing is launched.
     """
-    # Naming the arguments costs more than the check.
-    if not (
-        is_dense(x) and is_dense(w) and is_dense(offsets) and scale_x is scale_w is out is None
-    ):
-        require_dense(NAME, x=x, w=w, offsets=offsets)
-        require_dense_or_none(NAME, scale_x=scale_x, scale_w=scale_w, out=out)
-    options = scale_x, scale_w, out_dtype, reference
+    options = Options(scale_x, scale_w, bias, row_weights, epilogue, out_dtype, reference)
+    require_tensors(x, w, offsets, options, out)
     if out is None:
         return _into_new(x, w, offsets, *options)
     _into_out(x, w, offsets, out, *options)

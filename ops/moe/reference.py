@@ -7,8 +7,8 @@ from itertools import pairwise
 import torch
 
 from ..core.problem import refused
-from .kernels.grouped_gemm import SCALED
-from .problem import Scales
+from .kernels.grouped_gemm import SCALED, SWIGLU
+from .problem import Options
 
 
 def slices_of(op: str, offsets: torch.Tensor, rows: int) -> list[slice]:
@@ -24,21 +24,40 @@ def slices_of(op: str, offsets: torch.Tensor, rows: int) -> list[slice]:
 
 
 def grouped_matmul(
-    op: str, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, scales: Scales,
+    op: str, x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, options: Options,
     out: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Write the rows of x, (rows, K), times the weights of their experts, (E, N, K), to ``out``.
+    """Write the rows of x, (rows, K), times the weights of their experts, (E, N, K), to ``out``,
+    after the epilogue.
 
     Rows after those of all experts become zero.
     """
     slices = slices_of(op, offsets, len(x))
+    scale_x, scale_w, bias, row_weights, epilogue, _, _ = options
+    wide = torch.promote_types(out.dtype, torch.float32)
     for e, rows in enumerate(slices):
-        if scales.kind:
-            a, b = scaled(x, scales.x)[rows], scaled(w, scales.w, e)
-            out[rows] = torch.mm(a, b.t())
-        else:
+        if options.is_plain and scale_w is None:
             torch.mm(x[rows], w[e].t(), out=out[rows])
+            continue
+        if scale_x is None or scale_w is None:
+            a, b = x[rows].to(wide), w[e].to(wide)
+        else:
+            a, b = scaled(x, scale_x)[rows], scaled(w, scale_w, e)
+        products = torch.mm(a, b.t())
+        if bias is not None:
+            products += bias[e]
+        out[rows] = finished(products, epilogue, None if row_weights is None else row_weights[rows])
     out[slices[-1].stop :] = 0
+
+
+def finished(
+    products: torch.Tensor, epilogue: str | None, row_weights: torch.Tensor | None
+) -> torch.Tensor:
+    """Return products, (rows, N), after an epilogue, times the weights of their rows."""
+    if epilogue == SWIGLU:
+        gate, up = products.chunk(2, -1)
+        products = torch.nn.functional.silu(gate) * up
+    return products if row_weights is None else products * row_weights.unsqueeze(-1)
 
 
 def scaled(x: torch.Tensor, scale: torch.Tensor, expert: int | None = None) -> torch.Tensor:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import torch
@@ -182,6 +182,88 @@ def fp8(options: argparse.Namespace) -> Verdicts:
         yield f"fp8, one scale for each {kind}, {number} calls", wrong
 
 
+EPILOGUES = (("swiglu", False, False), ("swiglu", True, True), (None, True, True))
+"""Epilogue, and whether a bias and weights of rows are given."""
+
+
+def error_of(actual: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Return the norm of the difference relative to that of ``wanted``."""
+    wanted = wanted.float()
+    return ((actual.float() - wanted).norm() / wanted.norm().clamp(min=1e-6)).item()
+
+
+def epilogue_arguments(
+    rows: int, experts: int, N: int, dtype: torch.dtype, biased: bool, weighted: bool
+) -> dict[str, torch.Tensor | None]:
+    bias = torch.randn(experts, N, device=DEVICE).to(dtype) if biased else None
+    return {"bias": bias, "row_weights": torch.rand(rows, device=DEVICE) if weighted else None}
+
+
+def epilogue(options: argparse.Namespace) -> Verdicts:
+    """Compare results and gradients of epilogues with the reference."""
+    draw, sizes = Draw(options.seed), ((8, 512, 320), (5, 48, 72), (3, 4096, 1024))
+    for dtype, (kind, biased, weighted) in product(DTYPES, EPILOGUES):
+        errors = [0.0]
+        for _ in range(max(3, options.count // 10)):
+            (experts, N, K), order = draw.choice(sizes), draw.random() < 0.5
+            counts, unused = counts_of(draw, experts), draw.choice((0, 1, 300))
+            x = torch.randn(sum(counts) + unused, K, device=DEVICE).to(dtype).requires_grad_()
+            w = weights(experts, N, K, order, torch.float32) * K**-0.5
+            w = w.to(dtype).detach().requires_grad_()
+            given = epilogue_arguments(len(x), experts, N, dtype, biased, weighted)
+            inputs = [x, w, *(t.requires_grad_() for t in given.values() if t is not None)]
+            results = []
+            for reference in (False, True):
+                y = ops.grouped_matmul(
+                    x, w, offsets_of(counts), epilogue=kind, reference=reference, **given
+                )  # fmt: skip
+                grad = torch.ones_like(y)
+                results.append((y, *torch.autograd.grad(y, inputs, grad)))
+            if not sum(counts):
+                errors += [float(y.detach().abs().sum()) for y in results[0]]
+            else:
+                errors += [error_of(*pair) for pair in zip(*results, strict=True)]
+            if results[0][0][sum(counts) :].any():
+                errors.append(float("inf"))
+        what = f"{kind or 'products'}{' + bias' * biased}{' * weights' * weighted}"
+        wrong = "" if max(errors) < 2e-2 else "WRONG"
+        yield f"epilogue {what}, {dtype}", wrong, f"largest relative error {max(errors):.1e}"
+
+
+def fp8_epilogue(options: argparse.Namespace) -> Verdicts:
+    """Compare epilogues of fp8 products with the reference."""
+    draw, (experts, N, K) = Draw(options.seed), (8, 512, 1072)
+    for by_block, (kind, biased, weighted) in product((True, False), EPILOGUES):
+        errors = [0.0]
+        for _ in range(max(3, options.count // 10)):
+            counts = counts_of(draw, experts)
+            x = integers(sum(counts) + draw.choice((0, 7)), K, dtype=FP8)
+            w = integers(experts, N, K, dtype=FP8)
+            parts = -(-K // 128)
+            shapes = (len(x), parts), (experts, N // 128, parts)
+            shapes = shapes if by_block else ((1,), (experts,))
+            scale_x, scale_w = (torch.rand(shape, device=DEVICE) / 8 for shape in shapes)
+            given = epilogue_arguments(len(x), experts, N, torch.bfloat16, biased, weighted)
+            y, wanted = (
+                ops.grouped_matmul(
+                    x,
+                    w,
+                    offsets_of(counts),
+                    scale_x=scale_x,
+                    scale_w=scale_w,
+                    epilogue=kind,
+                    reference=reference,
+                    **given,
+                )
+                for reference in (False, True)
+            )
+            errors.append(error_of(y, wanted))
+        what = f"{kind or 'products'}{' + bias' * biased}{' * weights' * weighted}"
+        wrong = "" if max(errors) < 5e-3 else "WRONG"
+        scales = "blocks" if by_block else "experts"
+        yield f"fp8 epilogue {what}, scales of {scales}", wrong, f"relative error {max(errors):.1e}"
+
+
 def launches(options: argparse.Namespace) -> Verdicts:
     """Launch many times in a row, with other offsets each time; the host does not wait."""
     draw = Draw(options.seed)
@@ -292,6 +374,8 @@ CHECKS: dict[str, Callable[[argparse.Namespace], Verdicts]] = {
     "values": values,
     "noise": noise,
     "fp8": fp8,
+    "epilogue": epilogue,
+    "fp8 epilogue": fp8_epilogue,
     "launches": launches,
     "graphs": graphs,
     "nan": nan,

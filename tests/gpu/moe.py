@@ -25,6 +25,7 @@ from tileweave.ops.collectives.collective import checked
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
+from tileweave.ops.moe.quant import quantized
 from tileweave.ops.moe.routing import default_capacity
 from tileweave.ops.moe.row_problem import RowProblem
 from tileweave.runtime.executor.compile_ahead import compile_ahead
@@ -71,6 +72,14 @@ if not GPU:
     CASES = [c._replace(dtype=torch.float32, capacity=c.capacity and 9) for c in CASES]
 
 
+FP8, HALF = torch.float8_e4m3fn, torch.bfloat16
+QUANT_ERROR = 0.12
+"""Largest relative norm of the error of e4m3 tokens, weights and hidden values."""
+FP8_CASES = [c for c in CASES if c.width % 128 == 0 and c.dtype.itemsize == 2] or [
+    Case(9, 48, 128, 2, 2)
+]
+
+
 class Mixture:
     """Inputs of a layer on this rank."""
 
@@ -96,6 +105,38 @@ class Mixture:
             torch.randn(case.per_rank, N, K, **options) * K**-0.5
             for N, K in ((2 * case.width, case.hidden), (case.hidden, case.width))
         ]
+
+    def fp8_weights(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Return the weights of this rank's experts in e4m3, and scales of 128 x 128 of them."""
+        pairs = [quantized_squares(w) for w in (self.w_gate_up, self.w_down)]
+        values, scales = zip(*pairs, strict=True)
+        return list(values), list(scales)
+
+    def quantized(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the results of fp8 by ``expert_mlp``, and by steps whose products plain torch
+        computes."""
+        (gate_up, down), (scale_gate_up, scale_down) = self.fp8_weights()
+        options = {
+            "capacity": self.case.capacity, "quant": "fp8_1x128", "transport": self.transport,
+        }  # fmt: skip
+        tokens = self.x, self.ids, self.weights
+        out = ops.expert_mlp(
+            *tokens, gate_up, down, scale_w_gate_up=scale_gate_up, scale_w_down=scale_down,
+            **options,
+        )  # fmt: skip
+        (rows, scales), offsets, handle = ops.dispatch(
+            *tokens, num_experts=self.num_experts, **options
+        )
+        by_torch = {"out_dtype": self.case.dtype, "reference": True}
+        hidden = ops.grouped_matmul(
+            rows, gate_up, offsets, scale_x=scales, scale_w=scale_gate_up, epilogue="swiglu",
+            **by_torch,
+        )  # fmt: skip
+        values, scales = quantized(hidden)
+        y = ops.grouped_matmul(
+            values, down, offsets, scale_x=scales, scale_w=scale_down, **by_torch
+        )
+        return out, ops.combine(y, handle)
 
     @property
     def given(self) -> list[torch.Tensor]:
@@ -202,6 +243,16 @@ class Mixture:
         return "" if error <= ERROR else f"{self.case}: {what}: relative error {error:.1e}"
 
 
+def quantized_squares(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return e4m3 values of weights, (E, N, K), and a scale for each 128 x 128 of them."""
+    (_, N, K), side = w.shape, 128
+    padded = torch.nn.functional.pad(w.float(), (0, -K % side, 0, -N % side))
+    squares = padded.unflatten(2, (-1, side)).unflatten(1, (-1, side))
+    scales = squares.abs().amax((2, 4)).clamp(min=1e-6) / torch.finfo(FP8).max
+    values = (squares / scales[:, :, None, :, None]).flatten(3, 4).flatten(1, 2)
+    return values[:, :N, :K].to(FP8).contiguous(), scales
+
+
 def mixtures(transport: str) -> list[Mixture]:
     """Return all cases, each with two routings; the capacity has room for all or for few rows."""
     seeds = range(2 * len(CASES))
@@ -224,6 +275,20 @@ def check_mlp(transport: str) -> str:
         for mixture in mixtures(transport):
             if fault := mixture.fault(mixture(), mixture.right()[0]):
                 return fault
+    return ""
+
+
+@torch.no_grad()
+def check_fp8(transport: str) -> str:
+    """Fp8 against products by plain torch with equal rounding, and against fp32."""
+    for place, case in enumerate(FP8_CASES):
+        for routing in range(2):
+            mixture = Mixture(case._replace(dtype=HALF), transport, 5 * place + routing)
+            out, by_torch = mixture.quantized()
+            for right, bound in ((by_torch, ERROR), (mixture.right()[0], QUANT_ERROR)):
+                error = (out.float() - right.float()).norm() / right.float().norm().clamp(min=1e-3)
+                if not error <= bound:
+                    return f"{case}: fp8: relative error {error:.1e}; expected {bound:.1e}"
     return ""
 
 
@@ -366,6 +431,7 @@ def compile_all(checks: Collection[str]) -> None:
 CHECKS = {
     "exchange": check_exchange,
     "mlp": check_mlp,
+    "fp8": check_fp8,
     "gradients": check_gradients,
     "back to back": check_back_to_back,
     "graph": check_graph,

@@ -28,6 +28,10 @@ CONSUMERS = 8
 """Barrier of the warps that multiply. TileLang itself uses the first ones."""
 SCALED = 128
 """Extent of a block of weights, and of the part of a row, that has one scale."""
+SWIGLU = "swiglu"
+"""Epilogue that multiplies up by silu(gate); the weights have the rows of gate, then those of
+up."""
+LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,10 @@ class GroupedConfig:
         scales: of fp8 operands: ``tensor``, one of x and one for each expert; ``block``, one for
             each ``SCALED`` elements of a row of x, and for each square of weights; "" for none.
         out_dtype: type of the result; "" for that of the operands.
+        epilogue: ``SWIGLU``, or "" for the products. With ``SWIGLU`` a block computes the same
+            columns of gate and up, in the two halves of a tile.
+        biased: whether a bias of each expert is added to the products.
+        weighted: whether each row of the result is multiplied by a weight of its own.
     """
 
     experts: int
@@ -54,6 +62,29 @@ class GroupedConfig:
     blocks: int = DEVICE.sm_count
     scales: str = ""
     out_dtype: str = ""
+    epilogue: str = ""
+    biased: bool = False
+    weighted: bool = False
+
+    @property
+    def result(self) -> str:
+        """Type of the result and of the bias."""
+        return self.out_dtype or self.dtype
+
+    @property
+    def gated(self) -> bool:
+        """True if the products are gate and up."""
+        return self.epilogue == SWIGLU
+
+    @property
+    def columns(self) -> int:
+        """Columns of the result."""
+        return self.N // 2 if self.gated else self.N
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns of the result in a tile."""
+        return self.tiles.N // 2 if self.gated else self.tiles.N
 
     @property
     def scaled(self) -> bool:
@@ -87,6 +118,30 @@ class GroupedConfig:
         blocks = (ceil(self.N / SCALED), ceil(self.K / SCALED))
         return T.Tensor((self.experts, *(blocks if self.scales == "block" else ())), "float32")
 
+    @property
+    def bias(self) -> Any:
+        """Declaration of the bias, (E, N); None without."""
+        if not self.biased:
+            return None
+        return T.Tensor((self.experts, self.N), self.result)
+
+    def row_weights(self, rows: Any) -> Any:
+        """Return the declaration of the weights of rows, (rows,); None without."""
+        return T.Tensor((rows,), "float32") if self.weighted else None
+
+
+@T.macro
+def load_weights(config, W, expert, n, k, W_tile):
+    """Load the tile of an expert's weights for the columns from ``n`` of the result."""
+    if config.gated and config.transposed:
+        T.copy(W[expert, n, k], W_tile[: config.tile_columns, :])
+        T.copy(W[expert, config.columns + n, k], W_tile[config.tile_columns :, :])
+    elif config.gated:
+        T.copy(W[expert, k, n], W_tile[:, : config.tile_columns])
+        T.copy(W[expert, k, config.columns + n], W_tile[:, config.tile_columns :])
+    else:
+        T.copy(W[expert, n, k] if config.transposed else W[expert, k, n], W_tile)
+
 
 @T.macro
 def accumulate(config, buffers, scales, row, n, expert, step):
@@ -95,7 +150,9 @@ def accumulate(config, buffers, scales, row, n, expert, step):
     CUDA cores multiply the products of a step by its scales, and add them.
     """
     scale_x, scale_w = scales
-    if config.scales == "block":
+    if config.scales == "block" and config.gated:
+        accumulate_gated(config, buffers, scales, row, n, expert, step)
+    elif config.scales == "block":
         total = buffers.total
         product = T.alloc_fragment(total.shape, "float32")
         factor = T.alloc_fragment((total.shape[0],), "float32")
@@ -106,6 +163,22 @@ def accumulate(config, buffers, scales, row, n, expert, step):
             total[i, j] += product[i, j] * factor[i]
     else:
         tile_macros.accumulate(config, buffers)
+
+
+@T.macro
+def accumulate_gated(config, buffers, scales, row, n, expert, step):
+    """Add the products of one step of K, where gate and up have scales of their own."""
+    scale_x, scale_w = scales
+    total, half = buffers.total, config.tile_columns
+    product = T.alloc_fragment(total.shape, "float32")
+    of_gate = T.alloc_fragment((total.shape[0],), "float32")
+    of_up = T.alloc_fragment((total.shape[0],), "float32")
+    for i in T.Parallel(total.shape[0]):
+        of_gate[i] = scale_x[row + i, step] * scale_w[expert, n // SCALED, step]
+        of_up[i] = scale_x[row + i, step] * scale_w[expert, (config.columns + n) // SCALED, step]
+    T.gemm(buffers.A, buffers.B, product, transpose_B=True, policy=ROWS, clear_accum=True)
+    for i, j in T.Parallel(*total.shape):
+        total[i, j] += product[i, j] * T.if_then_else(j < half, of_gate[i], of_up[i])
 
 
 def numbers_of(experts: int) -> int:
@@ -181,9 +254,68 @@ def find_tile(offsets, rows, tile_rows, before, tile):
 
 
 @T.macro
-def store_by_threads(total, Y, row, end, column):
-    """Store the rows of a tile before ``end``, two columns at once: Y has an even number."""
-    rows, columns = total.shape
+def halves_of(config, total):
+    """Return copies of gate and up. TileLang accepts one index of a fragment in a loop; the copies
+    use no registers beside those of ``total``."""
+    width = config.tile_columns
+    gate = T.alloc_fragment((config.tiles.M, width), "float32")
+    up = T.alloc_fragment((config.tiles.M, width), "float32")
+    T.copy(total[:, :width], gate)
+    T.copy(total[:, width:], up)
+    return gate, up
+
+
+@T.macro
+def bias_of(config, bias, n, expert):
+    """Return the bias of the columns of a tile."""
+    row = T.alloc_fragment((config.tiles.N,), config.result)
+    if config.gated:
+        T.copy(bias[expert, n], row[: config.tile_columns])
+        T.copy(bias[expert, config.columns + n], row[config.tile_columns :])
+    else:
+        T.copy(bias[expert, n], row)
+    return row
+
+
+@T.macro
+def begin(config, total, bias, n, expert):
+    """Set a tile to its bias, or to zero.
+
+    A bias that is added after the products would need registers beside those of the tile.
+    """
+    if config.biased and config.scales != "tensor":
+        row = bias_of(config, bias, n, expert)
+        for i, j in T.Parallel(*total.shape):
+            total[i, j] = row[j]
+    else:
+        T.clear(total)
+
+
+@T.macro
+def apply_epilogue(config, total, bias, row_weights, row, n, expert):
+    """Replace gate by silu(gate) * up, and multiply rows by their weights, in fp32."""
+    rows, width = config.tiles.M, config.tile_columns
+    if config.biased and config.scales == "tensor":
+        added = bias_of(config, bias, n, expert)
+        for i, j in T.Parallel(*total.shape):
+            total[i, j] += added[j]
+    if config.gated:
+        gate, up = halves_of(config, total)
+        for i, j in T.Parallel(rows, width):
+            total[i, j] = gate[i, j] / (1.0 + T.exp2(-LOG2_E * gate[i, j])) * up[i, j]
+    if config.weighted:
+        for i, j in T.Parallel(rows, width):
+            total[i, j] *= row_weights[row + i]
+
+
+@T.macro
+def store_by_threads(total, columns, Y, row, end, column):
+    """Store the rows of a tile before ``end``, two columns at once: Y has an even number.
+
+    Args:
+        columns: columns of the result in the tile, the first ones of ``total``.
+    """
+    rows = total.shape[0]
     for i, j, lane in T.Parallel(rows, columns // 2, 2):
         if row + i < end and column * columns + 2 * j < Y.shape[1]:
             Y[row + i, column * columns + 2 * j + lane] = total[i, 2 * j + lane]
@@ -197,27 +329,40 @@ def store(config, buffers, Y, row, end, column):
     warps in each wave. It would do so for any tile of the result whose elements have another size
     than the operands: it compares their places in shared memory by the number of the element.
     """
-    rows, columns = buffers.total.shape
+    rows, columns = buffers.total.shape[0], config.tile_columns
     if config.scaled:
         T.sync_threads(CONSUMERS, config.tiles.threads)
-        store_by_threads(buffers.total, Y, row, end, column)
+        store_by_threads(buffers.total, columns, Y, row, end, column)
     elif row + rows <= end:
-        tile_macros.store(buffers, (Y, (row,), column * columns))
+        if config.gated:
+            T.copy(buffers.total[:, :columns], buffers.C)
+            T.copy(buffers.C, Y[row, column * columns])
+        else:
+            tile_macros.store(buffers, (Y, (row,), column * columns))
     else:
-        store_by_threads(buffers.total, Y, row, end, column)
+        store_by_threads(buffers.total, columns, Y, row, end, column)
+
+
+@T.macro
+def clear_rest(offsets, rows, block, blocks, Y):
+    """Clear the rows after those of all experts."""
+    used = end_of(offsets, offsets.shape[0] - 1, rows)
+    for i in T.serial(T.ceildiv(rows - used - block, blocks)):
+        for j in T.Parallel(Y.shape[1]):
+            Y[used + i * blocks + block, j] = 0
 
 
 def grouped_gemm(config: GroupedConfig) -> Any:
-    """Build the kernel: Y (M, N) is X (M, K), each row times the weight of its expert.
+    """Build the kernel: Y (M, N) is X (M, K), each row times the weight of its expert, after the
+    epilogue.
 
     Expert e has the rows from ``offsets[e - 1]``, or 0, to ``offsets[e]``. Rows after those of all
     experts become zero.
     """
     rows = T.dynamic("rows")
-    N, K, tiles, dtype, blocks = config.N, config.K, config.tiles, config.dtype, config.blocks
-    experts, transposed = config.experts, config.transposed
-    columns, group_m = ceil(N / tiles.N), tiles.group_m
-    out_dtype = config.out_dtype or dtype
+    experts, K, dtype, tiles = config.experts, config.K, config.dtype, config.tiles
+    columns, blocks = ceil(config.columns / config.tile_columns), config.blocks
+    out_dtype, group_m = config.result, tiles.group_m
 
     @T.prim_func
     def grouped_gemm(
@@ -226,7 +371,9 @@ def grouped_gemm(config: GroupedConfig) -> Any:
         offsets: T.Tensor((experts,), "int32"),
         scale_x: config.scale_x(rows),
         scale_w: config.scale_w,
-        Y: T.Tensor((rows, N), out_dtype),
+        bias: config.bias,
+        row_weights: config.row_weights(rows),
+        Y: T.Tensor((rows, config.columns), out_dtype),
     ):
         with T.Kernel(blocks, threads=tiles.threads) as block:
             X_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
@@ -250,19 +397,18 @@ def grouped_gemm(config: GroupedConfig) -> Any:
                     m = first + index % (group_m * columns) % height
                     column = index % (group_m * columns) // height
                     row, end, expert = find_tile(offsets, rows, tiles.M, before, m)
-                    T.clear(total)
+                    begin(config, total, bias, column * config.tile_columns, expert)
                     for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                        n, k = column * tiles.N, step * tiles.K
+                        n, k = column * config.tile_columns, step * tiles.K
                         T.copy(X[row, k], X_tile)
-                        T.copy(W[expert, n, k] if transposed else W[expert, k, n], W_tile)
+                        load_weights(config, W, expert, n, k, W_tile)
                         accumulate(config, buffers, (scale_x, scale_w), row, n, expert, step)
                     if config.scales == "tensor":
                         for i, j in T.Parallel(tiles.M, tiles.N):
                             total[i, j] *= scale_x[0] * scale_w[expert]
+                    n = column * config.tile_columns
+                    apply_epilogue(config, total, bias, row_weights, row, n, expert)
                     store(config, buffers, Y, row, end, column)
-            used = end_of(offsets, experts - 1, rows)
-            for i in T.serial(T.ceildiv(rows - used - block, blocks)):
-                for j in T.Parallel(N):
-                    Y[used + i * blocks + block, j] = 0
+            clear_rest(offsets, rows, block, blocks, Y)
 
     return grouped_gemm

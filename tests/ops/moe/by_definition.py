@@ -100,3 +100,30 @@ def quantized(token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scales.append(torch.tensor(largest or 448 * 2.0**-126) / 448)
         values.append((block / scales[-1]).to(torch.float8_e4m3fn))
     return torch.cat(values), torch.stack(scales)
+
+
+def dequantized(rows: torch.Tensor) -> torch.Tensor:
+    """Return rows, (rows, H), as their e4m3 values and scales show them, in fp32."""
+    parts = [quantized(row) for row in rows]
+    return torch.stack([
+        values.float() * scales.repeat_interleave(128)[: len(values)] for values, scales in parts
+    ])  # fmt: skip
+
+
+def quantized_mixture(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, w_gate_up: torch.Tensor,
+    w_down: torch.Tensor,
+) -> torch.Tensor:  # fmt: skip
+    """Return the results of tokens, (T, H), whose inputs and hidden values are quantized.
+
+    Args:
+        w_gate_up, w_down: of all experts, in fp32: e4m3 times scales.
+    """
+    out = torch.zeros(x.shape)
+    tokens = dequantized(x)
+    for token, choice in (ids >= 0).logical_and(ids < len(w_down)).nonzero().tolist():
+        expert = int(ids[token, choice])
+        gate, up = (w_gate_up[expert] @ tokens[token]).chunk(2)
+        hidden = dequantized((silu(gate) * up).to(x.dtype).unsqueeze(0))[0]
+        out[token] += weights[token, choice] * (w_down[expert] @ hidden).to(x.dtype).float()
+    return out.to(x.dtype)

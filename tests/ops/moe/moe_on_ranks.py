@@ -12,7 +12,14 @@ import torch.distributed as dist
 
 from tests.modules import load_module
 from tests.ops.meshes import Nodes, in_order, mesh_of
-from tests.ops.moe.by_definition import all_rows, kept_ids, mixture, quantized, random_ids
+from tests.ops.moe.by_definition import (
+    all_rows,
+    kept_ids,
+    mixture,
+    quantized,
+    quantized_mixture,
+    random_ids,
+)
 from tests.ops.on_ranks import numbers, part_of_the_world
 from tileweave import ops
 from tileweave.ops.moe.row_problem import CHECK_IDS
@@ -92,6 +99,54 @@ def apply(layer: Layer, form: Form, compiled: bool) -> dict[str, bool]:
             ("out", "x", "weights", "gate and up", "down"), results, wholes, strict=True
         )
     }
+
+
+def quantized_layer(
+    layer: Layer, rank: int, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Return x, the weights of choices and the fp8 weights of a rank, and their scales."""
+    x, weights, *experts, _ = layer.tensors(of=rank)
+    scales = [
+        numbers(w.shape[0], -(-w.shape[1] // 128), -(-w.shape[2] // 128), of=rank, what=what)
+        for w, what in zip(experts, ("scales up", "scales down"), strict=True)
+    ]
+    scales = [scale.float().abs() / 8 + 0.01 for scale in scales]
+    tensors = [x.to(dtype), weights.float(), *(w.to(torch.float8_e4m3fn) for w in experts)]
+    return tensors, dict(zip(("scale_w_gate_up", "scale_w_down"), scales, strict=True))
+
+
+def wide_weights(w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return fp8 weights times their scales."""
+    by_row = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    return w.float() * by_row[:, : w.shape[1], : w.shape[2]]
+
+
+def quantized_mlp(
+    layer: Layer, dtype: torch.dtype, compiled: bool, form: Form = None
+) -> dict[str, bool]:
+    """Compare ``expert_mlp`` of fp8 with one process that has all experts, with equal rounding."""
+    group, me, count = _group(form)
+    every = [quantized_layer(layer, r, dtype) for r in range(count)]
+    gate_up, down = (
+        torch.cat([wide_weights(t[n], s[name]) for t, s in every])
+        for n, name in ((2, "scale_w_gate_up"), (3, "scale_w_down"))
+    )
+    ids, (tensors, scales) = layer.ids(count), every[me]
+    x, weights, *mine = tensors
+
+    def f(x, weights):
+        return ops.expert_mlp(
+            x, ids[me], weights, *mine, group, **scales, quant="fp8_1x128",
+            capacity=layer.capacity,
+        )  # fmt: skip
+
+    kept = kept_ids(ids, count * layer.per_rank, layer.capacity or 1 << 30)[me]
+    right = quantized_mixture(x, kept, weights, gate_up, down).float()
+    torch.compiler.reset()
+    f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
+    out = f(x, weights)
+    error = (out.float() - right).norm() / right.norm().clamp(min=1e-6)
+    return {"type": out.dtype == dtype, "out": bool(error < 4e-3)}
 
 
 def rows(layer: Layer, dtype: torch.dtype, form: Form = None) -> dict[str, bool]:

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.ops.moe import moe_on_ranks
 from tests.ops.moe.by_definition import mixture, random_ids
+from tests.ops.moe.simulated_kernels import simulate_kernels
 from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
 from tileweave import ops
 from tileweave.ops.moe import row_exchange
@@ -52,6 +54,25 @@ def test_gradients_by_programs(simulated):
     for actual, expected in zip(*gradients, strict=True):
         assert torch.allclose(actual, expected, atol=1e-4)
     assert simulated == ["dispatch", "combine", "dispatch", "combine"]
+
+
+def test_quantized_mlp_by_programs(simulated, monkeypatch):
+    """All steps but the quantization run as kernels in the simulator."""
+    simulate_kernels(monkeypatch)
+    x, ids, weights = inputs(torch.bfloat16, 144)
+    tensors, scales = moe_on_ranks.quantized_layer(
+        moe_on_ranks.Layer(per_rank=4, hidden=144, width=128), 0, torch.bfloat16
+    )
+    options = {"capacity": 6, "quant": "fp8_1x128"} | scales
+    out, right = (
+        ops.expert_mlp(x, ids, weights, *tensors[2:], transport=transport, **options)
+        for transport in ("ldst", "nccl")
+    )
+    assert simulated == ["dispatch", "dispatch", "combine"] and out.any()
+    assert torch.equal(out, right)
+    monkeypatch.undo()
+    by_torch = ops.expert_mlp(x, ids, weights, *tensors[2:], **options)
+    assert (out - by_torch).float().norm() < 1e-2 * out.float().norm()
 
 
 def test_a_repeated_call_enqueues_addresses(simulated, monkeypatch):

@@ -1,6 +1,7 @@
 """Tile programs of the grouped GEMM, in the simulator at both levels, and their machine code."""
 
 import re
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -233,6 +234,85 @@ def test_gemm_of_fp8(scales):
     np.testing.assert_array_equal(outputs["Y"], expected.astype(BF16))
 
 
+EPILOGUES = {
+    "swiglu": {"epilogue": "swiglu"},
+    "swiglu, bias, weights": {"epilogue": "swiglu", "biased": True, "weighted": True},
+    "bias, weights": {"biased": True, "weighted": True},
+}
+
+
+def of_epilogue(rng, products, offsets, options, dtype=BF16):
+    """Return the bias and the weights of rows that a kernel declares, and the exact result."""
+    (rows, n), inputs = products.shape, {}
+    if options.get("biased"):
+        inputs["bias"] = bias = rng.integers(-4, 5, (3, n)).astype(dtype)
+        for of_expert, (begin, end) in zip(bias, pairwise([0, *offsets]), strict=True):
+            products[begin:end] += of_expert.astype(float)
+    if options.get("epilogue"):
+        gate, up = products[:, : n // 2], products[:, n // 2 :]
+        products = gate / (1 + np.exp(-gate)) * up
+    if options.get("weighted"):
+        inputs["row_weights"] = rng.random(rows).astype(np.float32)
+        products = products * inputs["row_weights"][:, None]
+    return inputs, products
+
+
+LONG = {"marks": pytest.mark.long}
+
+
+@pytest.mark.parametrize(
+    ("transposed", "options"),
+    [
+        (True, "swiglu, bias, weights"),
+        pytest.param(True, "bias, weights", **LONG),
+        pytest.param(False, "swiglu", **LONG),
+        pytest.param(False, "swiglu, bias, weights", **LONG),
+    ],
+)
+def test_epilogues(transposed, options):
+    """Gate and up have 40 columns, so that a tile of gate also has columns of up. The TMA swizzles
+    whole 64 columns of (E, K, N) weights."""
+    n, counts, rng, options = 80, [64, 0, 33], np.random.default_rng(0), EPILOGUES[options]
+    tiles = SMALL if transposed else replace(SMALL, N=128)
+    config = GroupedConfig(3, n, K, "bfloat16", transposed, tiles, blocks=3, **options)
+    x, w = (rng.integers(-2, 3, shape) / 4 for shape in ((ROWS, K), (3, n, K)))
+    products, offsets = np.zeros((ROWS, n)), offsets_of(counts)
+    for weight, (begin, end) in zip(w, pairwise([0, *offsets]), strict=True):
+        products[begin:end] = x[begin:end] @ weight.T
+    inputs, expected = of_epilogue(rng, products, offsets, options)
+    x[sum(counts) :] = np.nan
+    inputs |= {"X": x.astype(BF16), "offsets": offsets}
+    inputs["W"] = (w if transposed else w.swapaxes(1, 2).copy()).astype(BF16)
+    (outputs,) = tw.validate(grouped_gemm(config), 1, [inputs])
+    y = outputs["Y"].astype(float)
+    np.testing.assert_allclose(y[:97], expected[:97], rtol=2**-8, atol=1e-30)
+    assert not y[97:].any()
+
+
+@pytest.mark.parametrize("scales", ["block", pytest.param("tensor", marks=pytest.mark.long)])
+def test_fp8_epilogue(scales):
+    n, k, counts, rng = 256, 144, [64, 0, 33], np.random.default_rng(0)
+    options, is_block = EPILOGUES["swiglu, bias, weights"], scales == "block"
+    config = GroupedConfig(
+        3, n, k, "float8_e4m3fn", True, FP8_TILES, 3, scales, "float16", **options
+    )
+    x, w = rng.integers(-2, 3, (ROWS, k)), rng.integers(-2, 3, (3, n, k))
+    scale_x = 2.0 ** rng.integers(-4, -1, (ROWS, 2) if is_block else (1,))
+    scale_w = 2.0 ** rng.integers(-4, -1, (3, 2, 2) if is_block else (3,))
+    x_wide = x * (scale_x.repeat(128, 1)[:, :k] if is_block else scale_x)
+    by_row = scale_w.repeat(128, 1).repeat(128, 2)[..., :k] if is_block else scale_w[:, None, None]
+    products, offsets = np.zeros((ROWS, n)), offsets_of(counts)
+    for weight, (begin, end) in zip(w * by_row, pairwise([0, *offsets]), strict=True):
+        products[begin:end] = x_wide[begin:end] @ weight.T
+    inputs, expected = of_epilogue(rng, products, offsets, options, np.float16)
+    inputs |= {name: a.astype(ml_dtypes.float8_e4m3fn) for name, a in (("X", x), ("W", w))}
+    inputs |= {"scale_x": scale_x.astype(np.float32), "scale_w": scale_w.astype(np.float32)}
+    (outputs,) = tw.validate(grouped_gemm(config), 1, [inputs | {"offsets": offsets}])
+    y = outputs["Y"].astype(float)
+    np.testing.assert_allclose(y[:97], expected[:97], rtol=2**-10, atol=1e-6)
+    assert not y[97:].any()
+
+
 @pytest.mark.parametrize("level", BOTH)
 @pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
 def test_wgrad(counts, level):
@@ -272,11 +352,22 @@ def test_gemm_spills_no_registers(ptxas, transposed):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("options", EPILOGUES.values(), ids=EPILOGUES)
+@pytest.mark.parametrize("transposed", [True, False])
+def test_epilogues_spill_no_registers(ptxas, transposed, options):
+    config = GroupedConfig(32, 4096, 7168, "bfloat16", transposed, **options)
+    report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{}, *EPILOGUES.values()], ids=["plain", *EPILOGUES])
 @pytest.mark.parametrize("scales", ["tensor", "block"])
-def test_fp8_spills_no_registers(ptxas, scales):
+def test_fp8_spills_no_registers(ptxas, scales, options):
     config = GroupedConfig(
-        32, 4096, 7168, "float8_e4m3fn", True, GROUPED_FP8, scales=scales, out_dtype="bfloat16"
-    )
+        32, 4096, 7168, "float8_e4m3fn", True, GROUPED_FP8, scales=scales, out_dtype="bfloat16",
+        **options,
+    )  # fmt: skip
     report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
     assert "0 bytes spill stores, 0 bytes spill loads" in report
 

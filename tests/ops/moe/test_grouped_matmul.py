@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import types
 from itertools import pairwise
 
-import ml_dtypes
 import pytest
 import torch
 
 import tileweave as tw
+from tests.ops.moe.simulated_kernels import simulate_kernels
 from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as module
-from tileweave.runtime.plans.parameters import parameters_of
 
 E, N, K, ROWS = 4, 6, 10, 23
 ENDS = {
@@ -101,7 +98,7 @@ def test_opcheck():
     x, w = operands(ORDERS[1], torch.float32, grad=True)
     torch.library.opcheck(
         torch.ops.tileweave.grouped_matmul,
-        (x, w, offsets_of(ENDS["mixed"]), None, None, None, False),
+        (x, w, offsets_of(ENDS["mixed"]), *[None] * 6, False),
     )
     grad = torch.randn(ROWS, N, requires_grad=True)
     for transposed in (True, False):
@@ -253,42 +250,9 @@ def test_out_has_no_gradient():
         ops.grouped_matmul(x, W, OFFSETS, out=torch.zeros(ROWS, N))
 
 
-class Simulated:
-    """A compiled kernel that runs in the simulator and writes the tensors of the caller."""
-
-    def __init__(self, program, target):
-        self.program, self.names = program, [p.name for p in parameters_of(program)]
-
-    def __call__(self, *arguments):
-        tensors = {n: a for n, a in zip(self.names, arguments, strict=True) if n != "rows"}
-        assert all(t.is_contiguous() for t in tensors.values())
-        inputs = {name: as_numpy(tensor).copy() for name, tensor in tensors.items()}
-        if "rows" in self.names:
-            inputs["rows"] = arguments[self.names.index("rows")]
-        (outputs,) = tw.simulate(self.program, 1, [inputs], epochs=1)
-        for name, tensor in tensors.items():
-            as_numpy(tensor)[...] = outputs[name]
-
-
-def as_numpy(tensor):
-    """Return a view of a tensor."""
-    if tensor.dtype is torch.bfloat16:
-        return tensor.detach().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    if tensor.dtype is FP8:
-        return tensor.view(torch.int8).numpy().view(ml_dtypes.float8_e4m3fn)
-    return tensor.detach().numpy()
-
-
 @pytest.fixture
 def simulated(monkeypatch):
-    """Let the kernels run in the simulator, for tensors of the CPU."""
-    properties = types.SimpleNamespace(multi_processor_count=3)
-    monkeypatch.setattr(module, "_KERNELS", {})
-    monkeypatch.setattr(module, "_calls", {})
-    monkeypatch.setattr(module, "has_kernel", lambda x, w: x.dtype in module._DTYPES)
-    monkeypatch.setattr(module.tilelang, "compile", Simulated)
-    monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    simulate_kernels(monkeypatch)
 
 
 @pytest.mark.parametrize("order", ORDERS)

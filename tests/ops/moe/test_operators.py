@@ -72,6 +72,34 @@ def test_quantized_rows(three, dtype, hidden):
     assert_right(three.run(moe_on_ranks.quantized_rows, layer, dtype))
 
 
+FP8_LAYERS = {
+    "uniform": Layer(routing=4, hidden=144, width=128, choices=3),
+    "little capacity": Layer(routing=1, hidden=48, width=256, capacity=4),
+}
+
+
+@pytest.mark.parametrize(
+    ("layer", "dtype", "compiled"),
+    [
+        ("uniform", torch.bfloat16, False),
+        pytest.param("uniform", torch.float16, True, marks=pytest.mark.long),
+        pytest.param("little capacity", torch.bfloat16, False, marks=pytest.mark.long),
+    ],
+)
+def test_quantized_mlp(three, layer, dtype, compiled):
+    assert_right(three.run(moe_on_ranks.quantized_mlp, FP8_LAYERS[layer], dtype, compiled))
+
+
+def test_inference_computes_swiglu_in_the_grouped_gemm(monkeypatch):
+    x, gate_up, down = torch.randn(4, 6), torch.randn(4, 10, 6), torch.randn(4, 6, 5)
+    trained = ops.expert_mlp(x.requires_grad_(), IDS, WEIGHTS, gate_up, down)
+    monkeypatch.setattr("tileweave.ops.moe.expert_mlp.functional", None)
+    with torch.no_grad():
+        torch.testing.assert_close(ops.expert_mlp(x, IDS, WEIGHTS, gate_up, down), trained.detach())
+    with pytest.raises(AttributeError):  # training keeps the products
+        ops.expert_mlp(x, IDS, WEIGHTS, gate_up, down)
+
+
 def test_grouped_matmul_accepts_quantized_rows():
     x, ids = torch.randn(6, 160), torch.tensor([[0, 1], [1, -1], [2, 0]] * 2)
     w = torch.randn(3, 32, 160).to(torch.float8_e4m3fn)
@@ -239,6 +267,46 @@ MLP_REFUSED = [
 def test_expert_mlp_refused(tensors, message):
     with pytest.raises(tw.TileWeaveError) as error:
         ops.expert_mlp(*tensors)
+    assert str(error.value).startswith(f"expert_mlp: {message}")
+
+
+X8 = torch.ones(4, 16, dtype=torch.bfloat16)
+GATE_UP8, DOWN8 = (
+    torch.ones(4, *shape).to(torch.float8_e4m3fn) for shape in ((256, 16), (16, 128))
+)
+SCALES8 = {"scale_w_gate_up": torch.ones(4, 2, 1), "scale_w_down": torch.ones(4, 1, 1)}
+WEIGHTS_WITH_GRADIENT = WEIGHTS.clone().requires_grad_()
+FP8_REFUSED = [
+    ((X8, GATE_UP8, DOWN8), SCALES8 | {"quant": "fp8"}, "quant='fp8'; expected None, 'fp8_1x128'"),
+    ((X8, GATE_UP8, DOWN8), {"quant": None}, "w_gate_up is of torch.float8_e4m3fn; expected torch"),
+    ((X, GATE_UP, DOWN), SCALES8 | {"quant": None}, "scale_w_gate_up is given; expected none for "),
+    ((X8, GATE_UP8.bfloat16(), DOWN8), SCALES8, "w_gate_up is of torch.bfloat16; expected torch.f"),
+    ((X8, GATE_UP8, DOWN8), SCALES8 | {"scale_w_down": None}, "scale_w_down is None; expected flo"),
+    ((X8, GATE_UP8, DOWN8), SCALES8 | {"scale_w_down": torch.ones(4, 1)},
+     "scale_w_down has shape (4, 1); expected (4, 1, 1) for w_down of shape (4, 16, 128)"),
+    ((X8, GATE_UP8, DOWN8), SCALES8 | {"scale_w_down": torch.ones(4, 1, 1).double()},
+     "scale_w_down is of torch.float64; expected torch.float32"),
+    ((X8.float(), GATE_UP8, DOWN8), SCALES8, "x is of torch.float32; expected torch.bfloat16 or t"),
+    ((X8, GATE_UP8[:, :128].contiguous(), DOWN8[..., :64].contiguous()),
+     SCALES8 | {"scale_w_gate_up": torch.ones(4, 1, 1)},
+     "intermediate size 64; expected a multiple of 128 for quant='fp8_1x128'"),
+    ((X8[:, :8], GATE_UP8[..., :8].contiguous(), DOWN8[:, :8].contiguous()), SCALES8,
+     "hidden size 8; expected a multiple of 16 for quant='fp8_1x128'"),
+    ((X8, GATE_UP8, DOWN8.transpose(1, 2).contiguous().transpose(1, 2)), SCALES8,
+     "w_down has strides (2048, 1, 16); expected a contiguous tensor"),
+    ((X8.clone().requires_grad_(), GATE_UP8, DOWN8), SCALES8, "quant='fp8_1x128' and x requires a"),
+    ((X8, GATE_UP8, DOWN8), SCALES8 | {"weights": WEIGHTS_WITH_GRADIENT},
+     "quant='fp8_1x128' and topk_weights requires a gradient; expected one of both, or torch.no_"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("tensors", "options", "message"), FP8_REFUSED)
+def test_quantized_mlp_refused(tensors, options, message):
+    x, *experts = tensors
+    options = {"quant": "fp8_1x128", "weights": WEIGHTS} | options
+    weights = options.pop("weights")
+    with pytest.raises(tw.TileWeaveError) as error:
+        ops.expert_mlp(x, IDS, weights, *experts, **options)
     assert str(error.value).startswith(f"expert_mlp: {message}")
 
 
