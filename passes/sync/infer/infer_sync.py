@@ -149,7 +149,7 @@ def _inferred(
     context = SyncContext(program, world_size, heap_stride, options, symbols, exchanged)
     implicit = {h.name for h in implicit_of(func)}
     scratch = {t for t in tensors if t.name in implicit}
-    context.protocols = choose_protocols(func, exchanged, scratch, options)
+    context.protocols = choose_protocols(func, exchanged, scratch, options, symbols)
     for accesses in exchanged:
         context.buffers[accesses.tensor] = choose_buffers(
             context, accesses, accesses.tensor in scratch
