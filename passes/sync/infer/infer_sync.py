@@ -39,6 +39,7 @@ from .counters import make_counters
 from .credits import place_credits
 from .drain import place_drain
 from .epochs import count_epochs
+from .limits import clear_limited
 from .options import options_of
 from .reindex import reindexed
 from .residency import leaves_room, verify_residency
@@ -195,6 +196,7 @@ def _place_sync(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     place_waits(context)
     place_drain(context)
     guard_reuse(context, scratch)
+    clear_limited(context, scratch)
     place_credits(context)
     count_epochs(context)
     verify_residency(context)
