@@ -179,13 +179,6 @@ def test_many_shapes(name, ranks, quant):
             check(shape, name, seed=tokens)
 
 
-@LONG
-@pytest.mark.parametrize("shape", [Shape(2, 2, 64), Shape(3, 2, 8), Shape(5, 2, 8)])
-@pytest.mark.parametrize("name", OWN)
-def test_many_schedules(name, shape):
-    check(shape, name, schedules=250 if shape.ranks < 5 else 75)
-
-
 def test_parts_of_many_ranks_are_loaded_in_several_steps():
     shape = Shape(5, tokens=1, hidden=16 * 128, threads=16)
     assert (shape.config.held, shape.config.ranks) == (1, 5)
@@ -236,9 +229,11 @@ def decoded(first: Shape, second: Shape) -> Any:
     return layers
 
 
-@pytest.mark.parametrize(("ranks", "schedules"), [(2, 2), pytest.param(3, 30, marks=LONG)])
+@pytest.mark.parametrize(
+    ("ranks", "schedules"), [(2, 2), *(pytest.param(r, 200, marks=LONG) for r in (1, 2, 3, 4, 5))]
+)
 def test_interleaved_replays(ranks, schedules):
-    """Graphs of two sizes, with two programs, replayed in turn, several times."""
+    """Graphs of two sizes, with two programs, replayed in turn, three times: 1,000 schedules."""
     first, second = Shape(ranks, 1, 64), Shape(ranks, 3, 64)
     both = [inputs_of(shape, 1) for shape in (first, second)]
     given = [
