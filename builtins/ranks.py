@@ -1,4 +1,4 @@
-"""Rank of this process, and the number of ranks."""
+"""Rank of this process, the number of ranks, and values that are equal on all ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .declaration.declare import builtin
 from .implicit import CONTEXT, LAUNCH
 from .spec import Int32, declaration_of
 
-__all__ = ["rank", "world_size"]
+__all__ = ["rank", "uniform", "world_size"]
 
 
 @builtin()
@@ -24,6 +24,21 @@ def world_size() -> Int32:
 
     It is a constant in programs that ``tw.jit`` or ``tw.compile`` compiles, and a run-time value
     elsewhere.
+    """
+
+
+@builtin(uniform=True)
+def uniform(value: Int32) -> Int32:
+    """Return ``value``, which the program promises to be equal in all blocks of all ranks.
+
+    The inference cannot know a number that a kernel loads, such as the number of valid rows. If
+    ``index < W.uniform(...)`` guards the writes and the reads of a tensor of ``W.alloc_symmetric``
+    alike, it inserts signals and waits that depend on it. The number may differ between launches.
+    Ranks with different values wait for data that no rank sends, until the wait times out.
+    ``tw.simulate`` reports different values.
+
+    Args:
+        value: an int32, the same in all blocks of a launch on all ranks of the group.
     """
 
 

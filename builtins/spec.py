@@ -208,6 +208,9 @@ class Roles:
     """Whether each 8-byte word that it accesses holds 4 bytes of data, and a flag that equals the
     operand ``flag``. A load polls for the flag."""
 
+    uniform: bool = False
+    """Whether its result is its operand, which is equal in all blocks of all ranks."""
+
     multicast: bool = False
     """Whether its first operand is an address of multicast memory."""
 

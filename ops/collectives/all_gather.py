@@ -19,8 +19,8 @@ from ..core.problem import shares_memory
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
 from .collective import Collective, Move, exchange
-from .transport import SUMMED
-from .vectors import WALKERS, Lines, alloc_of, collected, copies_to, words_of
+from .transport import LL_BYTES, SUMMED
+from .vectors import LL_TILE, WALKERS, Lines, alloc_of, by_words, collected, copies_to, words_of
 
 NAME = "all_gather"
 
@@ -52,6 +52,31 @@ def all_gather_program(lines: Lines, ranks: int, transport: str):
             collect(tile_regs, arrived, out, me, first, ranks)
 
     return all_gather
+
+
+def all_gather_by_words(lines: Lines, ranks: int):
+    """Return the program for small inputs: each rank stores x (rows, columns) as words with flags
+    to all, itself included, which copy them to out (ranks, rows, columns)."""
+    height, columns, dtype = lines.height, lines.columns, lines.dtype
+
+    @T.prim_func
+    def all_gather_ll(x: T.Tensor(lines.shape, dtype), out: T.Tensor((ranks, *lines.shape), dtype)):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
+            me, m = W.rank(), block * height
+            for step in T.serial(ranks):
+                T.copy(
+                    x[m : m + height, 0:columns],
+                    arrived[(me + 1 + step) % ranks, me, m : m + height, 0:columns],
+                )
+            for step in T.serial(ranks):
+                source = (me + ranks - step) % ranks
+                T.copy(
+                    arrived[me, source, m : m + height, 0:columns],
+                    out[source, m : m + height, 0:columns],
+                )
+
+    return by_words(all_gather_ll, "arrived")
 
 
 def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
@@ -114,11 +139,13 @@ class AllGather(Collective, op=NAME):
     row = TableRow(
         inputs="(N, ...), any type",
         result="the `x` of all ranks, (W x N, ...)",
-        gradient="`reduce_scatter` by the same transport; for types that it does not add `nccl`",
-        memory="`copy_engine` W; `tma`, `ldst` 2 W",
+        gradient="`reduce_scatter` by the same transport, `auto` for `ll`; for types that it does "
+        "not add `nccl`",
+        memory="`copy_engine` W; `tma`, `ldst` 2 W; `ll` 4 W",
         sent="(W - 1) x S",
     )
     engines_from_ranks = 3
+    ll_bytes = LL_BYTES
 
     @staticmethod
     def result(x, ranks):
@@ -128,6 +155,8 @@ class AllGather(Collective, op=NAME):
     @staticmethod
     def steps(problem: CollectiveProblem, transport: str):
         dtype, count = words_of(problem.nbytes)
+        if transport == "ll":
+            return all_gather_by_words(Lines.of(count, dtype, tile=LL_TILE), problem.ranks)
         lines = Lines.of(count, dtype)
         if transport != "copy_engine":
             return all_gather_program(lines, problem.ranks, transport)
@@ -160,8 +189,8 @@ class AllGather(Collective, op=NAME):
         return nbytes * (ranks - 1)
 
     @staticmethod
-    def symmetric_inputs(ranks):
-        return ranks, 2 * ranks
+    def symmetric_inputs(problem):
+        return problem.ranks, 2 * problem.ranks
 
     @staticmethod
     def within(problem: CollectiveProblem, ranks: TwoLevels):
@@ -179,7 +208,8 @@ class AllGather(Collective, op=NAME):
 
     @staticmethod
     def gradient(grad, group, transport):
-        adds = transport if grad.dtype in SUMMED else "nccl"
+        adds = "auto" if transport == "ll" else transport
+        adds = adds if grad.dtype in SUMMED else "nccl"
         return torch.ops.tileweave.reduce_scatter(grad, group, adds)
 
 
@@ -195,7 +225,7 @@ def all_gather(
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: (ranks * N, ...), contiguous; receives the result. Not differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.
 
     Returns:

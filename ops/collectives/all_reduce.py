@@ -21,7 +21,7 @@ from .all_gather import AllGather, collect
 from .collective import Collective, Move, exchange, sum_of
 from .reduce_scatter import ReduceScatter, add_up
 from .transport import ROW_BYTES
-from .vectors import Lines, alloc_of, copies_to, tile_bytes
+from .vectors import LL_TILE, Lines, alloc_of, by_words, copies_to, tile_bytes
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
@@ -93,6 +93,79 @@ def two_shot_program(lines: Lines, ranks: int, transport: str):
     return all_reduce
 
 
+@T.macro
+def add_in_order(parts_shared, total, ranks):
+    """Add the tiles of all ranks in fp32, in the order of the ranks."""
+    T.clear(total)
+    for rank in T.serial(ranks):
+        for i, j in T.Parallel(*total.shape):
+            total[i, j] += parts_shared[rank, i, j]
+
+
+def one_shot_by_words(lines: Lines, ranks: int):
+    """Return the one-shot program for small tensors: each rank stores x (rows, columns) as words
+    with flags to all, itself included, and every rank adds all of them, in the order of the
+    ranks."""
+    height, columns, dtype = lines.height, lines.columns, lines.dtype
+
+    @T.prim_func
+    def all_reduce_one_shot_ll(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
+            parts_shared = T.alloc_shared((ranks, *lines.tile), dtype)
+            total = T.alloc_fragment(lines.tile, "float32")
+            me, m = W.rank(), block * height
+            for step in T.serial(ranks):
+                T.copy(
+                    x[m : m + height, 0:columns],
+                    arrived[(me + 1 + step) % ranks, me, m : m + height, 0:columns],
+                )
+            T.copy(arrived[me, 0:ranks, m : m + height, 0:columns], parts_shared)
+            add_in_order(parts_shared, total, ranks)
+            T.copy(total, out[m, 0])
+
+    return by_words(all_reduce_one_shot_ll, "arrived")
+
+
+def two_shot_by_words(lines: Lines, ranks: int):
+    """Return the two-shot program for small tensors: each rank stores the tiles of x as words with
+    flags to their owners, which add them in the order of the ranks and store the sums to all. The
+    result has the bits of ``one_shot_by_words``."""
+    height, columns, dtype = lines.height, lines.columns, lines.dtype
+    share = ceil(lines.tiles / ranks) * height
+
+    @T.prim_func
+    def all_reduce_ll(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
+        with T.Kernel(share // height, threads=256) as block:
+            parts = W.alloc_symmetric((ranks, share, columns), dtype)
+            sums = W.alloc_symmetric((ranks, share, columns), dtype)
+            parts_shared = T.alloc_shared((ranks, *lines.tile), dtype)
+            sum_shared = T.alloc_shared(lines.tile, dtype)
+            total = T.alloc_fragment(lines.tile, "float32")
+            me, m = W.rank(), block * height
+            for step in T.serial(ranks):
+                owner = (me + 1 + step) % ranks
+                first = owner * share + m
+                T.copy(
+                    x[first : first + height, 0:columns],
+                    parts[owner, me, m : m + height, 0:columns],
+                )
+            T.copy(parts[me, 0:ranks, m : m + height, 0:columns], parts_shared)
+            add_in_order(parts_shared, total, ranks)
+            T.copy(total, sum_shared)
+            for step in T.serial(ranks):
+                T.copy(sum_shared, sums[(me + 1 + step) % ranks, me, m : m + height, 0:columns])
+            for step in T.serial(ranks):
+                source = (me + ranks - step) % ranks
+                first = source * share + m
+                T.copy(
+                    sums[me, source, m : m + height, 0:columns],
+                    out[first : first + height, 0:columns],
+                )
+
+    return by_words(all_reduce_ll, "parts", "sums")
+
+
 def add_and_share(lines: Lines, ranks: int):
     """Return the kernel that adds the parts which copy engines write, stores the sums to the
     others, and collects theirs: the second half of ``two_shot_program``."""
@@ -152,12 +225,13 @@ class AllReduce(Collective, op=NAME):
         inputs="any shape, bf16, fp16, fp32",
         result="their sum",
         gradient="nothing is communicated, as in `matmul_all_reduce`",
-        memory="`copy_engine` 2; `tma`, `ldst` 2 W (one-shot) or 4 (two-shot)",
+        memory="`copy_engine` 2; `tma`, `ldst` 2 W (one-shot) or 4 (two-shot); `ll` twice that",
         sent="2 x (W - 1) / W x S",
     )
     reduces = True
     reference_in_place = True
     engines_from_ranks = 2
+    ll_bytes = 1 << 20  # the two-shot program sends an eighth of its input to each of 8 ranks
 
     @staticmethod
     def result(x, ranks):
@@ -167,6 +241,9 @@ class AllReduce(Collective, op=NAME):
     @staticmethod
     def steps(problem: CollectiveProblem, transport: str):
         ranks, dtype = problem.ranks, problem.tile_dtype
+        if transport == "ll":
+            program = one_shot_by_words if is_one_shot(problem) else two_shot_by_words
+            return program(Lines.of(problem.elements, dtype, tile=LL_TILE), ranks)
         if transport != "copy_engine":
             program = one_shot_program if is_one_shot(problem) else two_shot_program
             tile = tile_bytes(problem.nbytes // ranks)  # the blocks of a rank share these bytes
@@ -193,8 +270,8 @@ class AllReduce(Collective, op=NAME):
         return 2 * nbytes * (ranks - 1) // ranks
 
     @staticmethod
-    def symmetric_inputs(ranks):
-        return 2, 4
+    def symmetric_inputs(problem):
+        return 2, 2 * problem.ranks if is_one_shot(problem) else 4
 
     @staticmethod
     def within(problem: CollectiveProblem, ranks: TwoLevels):
@@ -247,7 +324,7 @@ def all_reduce(
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: of the same shape, contiguous; receives the result. Not differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.
 
     Returns:

@@ -21,10 +21,13 @@ from ..core.groups import TwoLevels
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
 from .collective import Collective, Move, exchange
+from .transport import LL_BYTES
 from .vectors import (
     COLUMNS,
+    LL_TILE,
     WALKERS,
     alloc_of,
+    by_words,
     collected,
     copies_to,
     height_of,
@@ -149,6 +152,43 @@ def all_to_all_program(parts: Parts, transport: str):
     return all_to_all
 
 
+def all_to_all_by_words(parts: Parts):
+    """Return the program for small inputs: each rank stores its parts as words with flags to all,
+    itself included, which copy them to their positions."""
+    ranks, outer, width, height, columns, dtype = (
+        parts.ranks, parts.outer, parts.width, parts.height, parts.columns, parts.dtype,
+    )  # fmt: skip
+    given_behind, got_behind = parts.given_behind, parts.got_behind
+    tiles, wide = parts.tiles
+
+    @T.prim_func
+    def all_to_all_ll(
+        x: T.Tensor(parts.shape(given_behind), dtype), out: T.Tensor(parts.shape(got_behind), dtype)
+    ):
+        with T.Kernel(outer * tiles * wide, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, outer * tiles * height, width), dtype)
+            me = W.rank()
+            position, o, m, n = parts.place_of(block)
+            for step in T.serial(ranks):
+                peer = (me + 1 + step) % ranks
+                T.copy(
+                    x[o, m : m + height, peer, n : n + columns]
+                    if given_behind
+                    else x[o, peer, m : m + height, 0, n : n + columns],
+                    arrived[peer, me, position : position + height, n : n + columns],
+                )
+            for step in T.serial(ranks):
+                source = (me + ranks - step) % ranks
+                T.copy(
+                    arrived[me, source, position : position + height, n : n + columns],
+                    out[o, m : m + height, source, n : n + columns]
+                    if got_behind
+                    else out[o, source, m : m + height, 0, n : n + columns],
+                )
+
+    return by_words(all_to_all_ll, "arrived")
+
+
 def collect_parts(parts: Parts, blocks: int | None = None):
     """Return the kernel that copies the own part and the parts that copy engines write to their
     positions, tile by tile, in the order in which the ranks' parts arrive.
@@ -223,12 +263,13 @@ class AllToAll(Collective, op=NAME):
         result="`x.shape[scatter_dim]` is divided by W, `x.shape[gather_dim]` multiplied by W: "
         "part `r` of each rank's `x` is sent to rank `r`, which concatenates the parts",
         gradient="the reverse `all_to_all`",
-        memory="`copy_engine` 1; `tma`, `ldst` 2, and rows fill whole tiles of up to 256",
+        memory="`copy_engine` 1; `tma`, `ldst` 2, `ll` 4, and rows fill whole tiles of up to 256",
         sent="(W - 1) / W x S",
     )
     options = ("scatter_dim", "gather_dim")
     options_format = ", axes {} to {}"
     in_place = False
+    ll_bytes = LL_BYTES
 
     @staticmethod
     def result(x, ranks, scatter_dim, gather_dim):
@@ -242,6 +283,8 @@ class AllToAll(Collective, op=NAME):
 
     @staticmethod
     def steps(problem: CollectiveProblem, transport: str):
+        if transport == "ll":
+            return all_to_all_by_words(Parts.of(problem, LL_TILE))
         parts = Parts.of(problem)
         if transport != "copy_engine":
             return all_to_all_program(parts, transport)
@@ -275,7 +318,7 @@ class AllToAll(Collective, op=NAME):
         return all_to_all_copies
 
     @staticmethod
-    def symmetric_inputs(ranks):
+    def symmetric_inputs(problem):
         return 1, 2
 
     @staticmethod
@@ -334,7 +377,7 @@ def all_to_all(
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: contiguous, does not overlap ``x``; receives the result. Not differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl`` (``torch.distributed``), or
             ``auto``; see ``transport_of``.
 
     Returns:

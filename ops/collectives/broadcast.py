@@ -169,7 +169,7 @@ class Broadcast(Collective, op=NAME):
         return nbytes
 
     @staticmethod
-    def symmetric_inputs(ranks):
+    def symmetric_inputs(problem):
         return 1, 1
 
     @staticmethod

@@ -75,6 +75,8 @@ class Collective(Moved, RegisteredOp, ABC):
             holds the input.
         engines_from_ranks: least number of ranks for which copy engines are the fastest transport
             of large tensors; None if they are not.
+        ll_bytes: most bytes of a rank's input that words with flags serve, see ``LL_BYTES``; 0 if
+            the collective has no such program.
     """
 
     arguments = (ARGUMENT,)
@@ -84,6 +86,7 @@ class Collective(Moved, RegisteredOp, ABC):
     in_place: ClassVar[bool] = True
     reference_in_place: ClassVar[bool] = False
     engines_from_ranks: ClassVar[int | None] = None
+    ll_bytes: ClassVar[int] = 0
 
     def __init__(self, problem: CollectiveProblem, transport: str, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
@@ -115,8 +118,20 @@ class Collective(Moved, RegisteredOp, ABC):
         None."""
         if cls.reduces and problem.dtype not in SUMMED:
             return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
+        if transport == "ll" and (reason := cls._obstacle_of_words(problem)):
+            return reason
         if transport == "tma" and (run := cls.run_bytes(problem)) % ROW_BYTES:
             return f"a part has {run} bytes without a gap; expected a multiple of {ROW_BYTES}"
+        return None
+
+    @classmethod
+    def _obstacle_of_words(cls, problem: CollectiveProblem) -> str | None:
+        if not cls.ll_bytes:
+            return f"{cls.op} has no program by words with flags; expected another transport"
+        if problem.ranks == 1:
+            return "there is one rank, which exchanges nothing; expected 2 or more"
+        if problem.nbytes > cls.ll_bytes:
+            return f"x has {problem.nbytes} bytes; expected at most {cls.ll_bytes}"
         return None
 
     @staticmethod
@@ -187,9 +202,16 @@ class Collective(Moved, RegisteredOp, ABC):
 
     @staticmethod
     @abstractmethod
-    def symmetric_inputs(ranks: int) -> tuple[int, int]:
-        """Return the most symmetric memory by copy engines, and by SMs, in units of a rank's input,
+    def symmetric_inputs(problem: CollectiveProblem) -> tuple[int, int]:
+        """Return the symmetric memory by copy engines, and by SMs, in units of a rank's input,
         without counters and tails."""
+
+    @classmethod
+    def symmetric_bytes(cls, problem: CollectiveProblem, transport: str) -> int:
+        """Return the symmetric memory of a transport on each rank, without counters and tails."""
+        engines, tiles = cls.symmetric_inputs(problem)
+        inputs = {"copy_engine": engines, "ll": 2 * tiles}  # a word has as many bytes of flag
+        return problem.nbytes * inputs.get(transport, tiles)
 
 
 def sum_of(inputs: torch.Tensor) -> torch.Tensor:

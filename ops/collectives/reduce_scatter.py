@@ -141,7 +141,7 @@ class ReduceScatter(Collective, op=NAME):
         return sum_of(inputs.chunk(len(inputs), 1)[rank])
 
     @staticmethod
-    def symmetric_inputs(ranks):
+    def symmetric_inputs(problem):
         return 1, 2
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Transport of a collective: copy engines, the TMA, threads, or NCCL."""
+"""Transport of a collective: copy engines, the TMA, threads, words with flags, or NCCL."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from ..core.strategy import Reasoned, obstacle_of_ranks, require_own_device
 if TYPE_CHECKING:
     from .collective import Collective
 
-OWN = ("copy_engine", "tma", "ldst")
+OWN = ("copy_engine", "tma", "ldst", "ll")
 ENGINES_FROM = 256 << 20
 """Least bytes per rank from which copy engines are the fastest transport, if a collective declares
 ``engines_from_ranks``; at 64 MiB they are not."""
+LL_BYTES = 64 << 10
+"""Most bytes of a rank's input for which words with flags are the fastest transport, where each
+rank sends its input once. A collective names its own limit in ``ll_bytes``. Estimated: a signal
+waits about 1 us until the stores of its block have arrived, in which a link transfers 350 KB, and
+words are twice the bytes; 8 ranks send 7 x 64 KiB. To be measured (benchmarks/LOG.md)."""
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types of values that collectives add, in fp32."""
 ROW_BYTES = 16
@@ -30,15 +35,18 @@ class Transport(Reasoned):
 
     Attributes:
         name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``tma``: tiles pass
-            through shared memory; ``ldst``: loads and stores of threads; ``nccl``:
-            ``torch.distributed``.
+            through shared memory; ``ldst``: loads and stores of threads; ``ll``: the same,
+            by words of data and a flag; ``nccl``: ``torch.distributed``.
         reason: why this transport was chosen.
     """
 
 
 def fastest(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
-    H200 (benchmarks/LOG.md). The last one serves every problem that any of them serves."""
+    H200 (benchmarks/LOG.md), but for ``ll``. The last one serves every problem that any of them
+    serves."""
+    if problem.nbytes <= collective.ll_bytes:
+        return ("ll", "ldst")
     min_ranks = collective.engines_from_ranks
     engines = min_ranks and problem.ranks >= min_ranks and problem.nbytes >= ENGINES_FROM
     return ("copy_engine", "ldst") if engines else ("ldst",)

@@ -12,6 +12,7 @@ import tilelang.language as T
 import torch
 from tvm import tirx
 
+from ...passes import with_options
 from ...runtime.plans.parameters import Parameter
 from ..core.problem import packed
 from ..core.tiles import DEVICE
@@ -25,6 +26,9 @@ threads, and moves 16 bytes at a time, only then."""
 WALKERS = 2 * (DEVICE.sm_count - 1)
 """Blocks of the kernel that copies what copy engines write. All waiting blocks poll one flag, and a
 thousand of them slow down what arrives; fewer blocks slow down the copying (benchmarks/LOG.md)."""
+LL_TILE = 1 << 11
+"""Bytes of a tile that is exchanged by words with flags: for each of 256 threads the data of two
+words, one access. So a block waits for the latency of one access of each peer."""
 _PACE = 10
 """Bytes that a kernel reads or writes in local memory while copy engines transfer one byte: 4 TB/s
 against 0.38 TB/s."""
@@ -46,6 +50,12 @@ def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     if flat.dtype != dtype:
         flat = flat.view(torch.uint8).view(dtype)
     return flat.view(parameter.extents)
+
+
+def by_words(program: tirx.PrimFunc, *tensors: str) -> tirx.PrimFunc:
+    """Return a program whose ranks exchange these symmetric tensors by words of data and a flag
+    (the LL protocol), without signals and waits."""
+    return with_options(program, {"tileweave.protocol": dict.fromkeys(tensors, "ll")})
 
 
 def itemsize_of(dtype: str) -> int:

@@ -44,7 +44,7 @@ from .problem import (
     checked,
     require_tensors,
 )
-from .reference import Results, normalized
+from .reference import Results, copy_valid, normalized
 
 ONE_SHOT, TWO_SHOT = OWN = ("one_shot", "two_shot")
 ONE_SHOT_BYTES = 4 << 20
@@ -102,6 +102,7 @@ def all_reduce_rms_norm(
     bias: torch.Tensor | None = None,
     quant: str | None = None,
     scale: torch.Tensor | None = None,
+    num_tokens: torch.Tensor | None = None,
     group: Any = None,
     out: torch.Tensor | None = None,
     residual_out: torch.Tensor | None = None,
@@ -113,8 +114,9 @@ def all_reduce_rms_norm(
     and so on, and rounded once. The rounded residual is normalized in fp32, rounded to the type of
     x, and quantized. All ranks receive the same bits; docs/guides/decode.md has the rules.
 
-    Every rank calls it with the same shapes, and with equal ``residual``, ``weight``, ``bias`` and
-    ``scale``. The first call with new shapes compiles, collectively. There is no gradient.
+    Every rank calls it with the same shapes, and with equal ``residual``, ``weight``, ``bias``,
+    ``scale`` and ``num_tokens``. The first call with new shapes compiles, collectively. There is no
+    gradient.
 
     Args:
         x: (..., hidden), bf16 or fp16; with ``nccl`` any floating-point type that it adds.
@@ -124,6 +126,10 @@ def all_reduce_rms_norm(
         quant: None; ``fp8``: divide by the given ``scale``; ``fp8_1x128``: each 128 columns of a
             row have a scale, their largest absolute value / 448.
         scale: one float32, for ``fp8`` only.
+        num_tokens: one int32 on the device of x, equal on all ranks: the number of valid rows, at
+            most all. The kernels neither read nor send nor await the other rows. Their results keep
+            the values of ``out`` and ``residual_out``, or are undefined in new tensors. The number
+            may change between replays of a CUDA graph.
         group: see ``all_gather_matmul``.
         out, residual_out: contiguous tensors for the results. Each may be x or residual, if it has
             the same type; otherwise they overlap no argument.
@@ -138,7 +144,7 @@ def all_reduce_rms_norm(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    inputs = Inputs(x, residual, weight, bias, scale)
+    inputs = Inputs(x, residual, weight, bias, scale, num_tokens)
     require_tensors(inputs, out, residual_out)
     options = eps, quant, "" if group is None else name_of(group), strategy
     if out is None and residual_out is None:
@@ -228,7 +234,7 @@ def _by_torch(
     computed = normalized(residual, inputs, problem.eps, problem.quant)
     for result, value in zip(results, computed, strict=True):
         if result is not None:
-            result.copy_(value)
+            copy_valid(value, result, inputs.num_tokens)
 
 
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
@@ -245,27 +251,27 @@ def _empty_scales(x: torch.Tensor, quant: str | None) -> torch.Tensor | None:
     return x.new_empty((*x.shape[:-1], ceil(x.shape[-1] / GROUP)), dtype=torch.float32)
 
 
-def _eager(x, residual, weight, bias, scale, *options):
-    inputs, (_, quant, *_) = Inputs(x, residual, weight, bias, scale), options
+def _eager(x, residual, weight, bias, scale, num_tokens, *options):
+    inputs, (_, quant, *_) = Inputs(x, residual, weight, bias, scale, num_tokens), options
     results = Results(_empty_out(x, quant), _empty_like(x), _empty_scales(x, quant))
     _compute(inputs, results, True, *options)
     return [result for result in results if result is not None]
 
 
-def _eager_out(x, residual, weight, bias, scale, out, residual_out, scales, *options):
-    inputs = Inputs(x, residual, weight, bias, scale)
+def _eager_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, scales, *options):
+    inputs = Inputs(x, residual, weight, bias, scale, num_tokens)
     _compute(inputs, Results(out, residual_out, scales), False, *options)
 
 
-def _fake(x, residual, weight, bias, scale, eps, quant, group, strategy):
-    inputs = Inputs(x, residual, weight, bias, scale)
+def _fake(x, residual, weight, bias, scale, num_tokens, eps, quant, group, strategy):
+    inputs = Inputs(x, residual, weight, bias, scale, num_tokens)
     checked(inputs, eps, quant, ranks_of(group).world_size)
     results = Results(_empty_out(x, quant), _empty_like(x), _empty_scales(x, quant))
     return [result for result in results if result is not None]
 
 
-def _fake_out(x, residual, weight, bias, scale, out, residual_out, scales, eps, quant, group, _):
-    inputs = Inputs(x, residual, weight, bias, scale)
+def _fake_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, scales, *options):
+    inputs, (eps, quant, group, _) = Inputs(x, residual, weight, bias, scale, num_tokens), options
     checked(inputs, eps, quant, ranks_of(group).world_size)
     check_results(inputs, quant, out, residual_out)
 
@@ -274,7 +280,7 @@ def _check(x, residual, weight, bias, scale, *_):
     _refuse_gradients(Inputs(x, residual, weight, bias, scale))
 
 
-def _check_out(x, residual, weight, bias, scale, out, residual_out, *_):
+def _check_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, *_):
     _refuse_gradients(Inputs(x, residual, weight, bias, scale), out=out, residual_out=residual_out)
 
 
@@ -285,7 +291,9 @@ def _refuse_gradients(inputs: Inputs, **results: torch.Tensor) -> None:
             raise refused(NAME, f"{name} requires a gradient", legal)
 
 
-_TENSORS = "Tensor x, Tensor residual, Tensor weight, Tensor? bias, Tensor? scale"
+_TENSORS = (
+    "Tensor x, Tensor residual, Tensor weight, Tensor? bias, Tensor? scale, Tensor? num_tokens"
+)
 _OPTIONS = "float eps, str? quant, str group, str strategy"
 _into_new = define(f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor[]", _eager, _fake, check=_check)
 _into_out = define(

@@ -35,6 +35,7 @@ class Inputs(NamedTuple):
         x, residual: (..., hidden).
         weight, bias: (hidden,); the bias may be None.
         scale: one float32, if ``quant`` is ``fp8``; else None.
+        num_tokens: one int32, the number of valid rows; None if all are.
     """
 
     x: torch.Tensor
@@ -42,6 +43,7 @@ class Inputs(NamedTuple):
     weight: torch.Tensor
     bias: torch.Tensor | None = None
     scale: torch.Tensor | None = None
+    num_tokens: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class NormProblem:
         eps: added to the mean square.
         biased: whether there is a bias.
         quant: one of ``QUANTIZATIONS``, or None.
+        limited: whether a tensor holds the number of valid rows.
     """
 
     op: str
@@ -64,14 +67,16 @@ class NormProblem:
     eps: float
     biased: bool = False
     quant: str | None = None
+    limited: bool = False
 
     @property
     def config(self) -> NormConfig:
         """Parameters of the programs."""
         dtype = str(self.dtype).removeprefix("torch.")
         return NormConfig(
-            self.tokens, self.hidden, self.ranks, dtype, self.eps, self.biased, self.quant
-        )
+            self.tokens, self.hidden, self.ranks, dtype, self.eps, self.biased, self.quant,
+            limited=self.limited,
+        )  # fmt: skip
 
     @property
     def nbytes(self) -> int:
@@ -94,15 +99,16 @@ class NormProblem:
         return (
             f"{self.op} of {self.tokens} tokens of {self.hidden} "
             f"{str(self.dtype).removeprefix('torch.')}, eps {self.eps}"
-            f"{', with bias' * self.biased}{quant}"
+            f"{', with bias' * self.biased}{quant}{', num_tokens given' * self.limited}"
         )
 
 
 def require_tensors(inputs: Inputs, out: Any, residual_out: Any) -> None:
     """Refuse arguments that are no dense tensors."""
-    x, residual, weight, bias, scale = inputs
+    x, residual, weight, *others = inputs
     require_dense(NAME, x=x, residual=residual, weight=weight)
-    require_dense_or_none(NAME, bias=bias, scale=scale, out=out, residual_out=residual_out)
+    optional = dict(zip(Inputs._fields[3:], others, strict=True))
+    require_dense_or_none(NAME, **optional, out=out, residual_out=residual_out)
 
 
 def checked(inputs: Inputs, eps: float, quant: str | None, ranks: int) -> NormProblem:
@@ -111,7 +117,7 @@ def checked(inputs: Inputs, eps: float, quant: str | None, ranks: int) -> NormPr
     Raises:
         TileWeaveError: shapes, types, devices or options do not fit.
     """
-    x, residual, weight, bias, scale = inputs
+    x, residual, weight, bias, scale, num_tokens = inputs
     if x.ndim < 1 or 0 in x.shape:
         raise refused(NAME, f"x has shape {tuple(x.shape)}", "(..., hidden), all positive")
     if not x.is_floating_point() or x.dtype.itemsize < 2:
@@ -136,8 +142,15 @@ def checked(inputs: Inputs, eps: float, quant: str | None, ranks: int) -> NormPr
         if scale.numel() != 1:
             raise refused(NAME, f"scale has shape {tuple(scale.shape)}", "one element")
         require_like(NAME, "scale", scale, "x", x, torch.float32)
+    if num_tokens is not None:
+        if num_tokens.numel() != 1:
+            raise refused(NAME, f"num_tokens has shape {tuple(num_tokens.shape)}", "one element")
+        require_like(NAME, "num_tokens", num_tokens, "x", x, torch.int32)
     tokens = prod(x.shape[:-1])
-    return NormProblem(NAME, tokens, hidden, ranks, x.dtype, float(eps), bias is not None, quant)
+    return NormProblem(
+        NAME, tokens, hidden, ranks, x.dtype, float(eps), bias is not None, quant,
+        num_tokens is not None,
+    )  # fmt: skip
 
 
 def _require_shape(

@@ -38,6 +38,22 @@ def reference(
     return normalized(total.to(inputs.residual.dtype), inputs, eps, quant)
 
 
+def copy_valid(value: torch.Tensor, result: torch.Tensor, num_tokens: torch.Tensor | None) -> None:
+    """Copy the rows of ``value`` that are valid; the others of ``result`` keep their values."""
+    if num_tokens is None:
+        result.copy_(value)
+        return
+    rows = torch.arange(value.shape[:-1].numel(), device=value.device).view(*value.shape[:-1], 1)
+    is_valid = (rows < num_tokens.view(())).expand(value.shape)
+    # ``where`` does not support fp8.
+    kept = torch.where(is_valid, value.view(_bits(value)), result.view(_bits(result)))
+    result.copy_(kept.view(value.dtype))
+
+
+def _bits(tensor: torch.Tensor) -> torch.dtype:
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+
+
 def normalized(residual: torch.Tensor, inputs: Inputs, eps: float, quant: str | None) -> Results:
     """Return the results for a new residual."""
     total = residual.float()

@@ -128,5 +128,6 @@ def _is_fixed(call: tirx.Call) -> bool:
     binds, or the number of the launch, which all threads read before it changes. The compiler
     inserts no other load."""
     spec = builtin_of(call)
-    is_load = spec is not None and spec.loads and ORIGIN in call.annotations
-    return is_load or op_name(call) in HOST_VALUES
+    if spec is not None and (spec.uniform or (spec.loads and ORIGIN in call.annotations)):
+        return True
+    return op_name(call) in HOST_VALUES

@@ -442,6 +442,26 @@ def announce(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
+def uniform(c: Statements, call: tirx.Call, loc: str) -> Expr:
+    """Compile a value that must be equal in all blocks of a launch on all ranks."""
+    text, expr, node = builtin_of(call).text, c.compile(call.args[0], loc), c.node()
+
+    def value(frame):
+        block, got = frame.block, int(np.asarray(expr.value(frame)).flat[0])
+        launch = block.launch
+        key = launch.kernel.name, launch.epoch, launch.enqueue_index, block.group, node
+        first = block.machine.uniform.setdefault(key, (got, block.name()))
+        if first[0] != got:
+            raise SimulationError(
+                "assertion",
+                f"{text} has the value {got} in {block.name()} and {first[0]} in {first[1]}, in "
+                f"launch {block.epoch}; expected equal values\n --> {loc}",
+            )
+        return np.int32(got)
+
+    return Expr(value, expr.poison)
+
+
 def _events_so_far(c: Statements, call: tirx.Call, loc: str) -> Expr:
     """Return the number of events of the schedule, which is the simulator's time."""
     return Expr(lambda frame: np.int64(len(frame.block.machine.memory.events.what)))
@@ -460,6 +480,8 @@ def register(c: Statements) -> None:
             c.calls[spec.op_name] = load
         elif spec.waits:
             c.steps[spec.op_name] = _wait(spec)
+        elif spec.uniform:
+            c.calls[spec.op_name] = uniform
         elif spec.participants:
             c.steps[spec.op_name] = _barrier(spec)
         elif spec.checks:

@@ -61,6 +61,9 @@ class Machine:
         self._resident = [0] * world_size
         self._uneven = self.rng.random() < 0.5
         """Whether some blocks are much slower than others in this schedule."""
+        self.uniform: dict[tuple, tuple[int, str]] = {}
+        """By launch and call of a builtin with the role ``uniform``: its first value, and the block
+        that has it."""
         self.printed: list[str] = []
         """Lines that the program prints."""
         self.watch: Callable[[], None] = lambda: None

@@ -337,7 +337,7 @@ def test_all_collectives(three, tmp_path):
     lines = said.splitlines()
     rows = [line for line in lines if line.endswith("nccl: the tensors are on cpu; expected cuda")]
     assert [row.split()[:3] for row in rows] == [[op, "1", "MiB"] for op in COLLECTIVES]
-    for name in ("copy_engine", "tma", "ldst"):
+    for name in ("copy_engine", "tma", "ldst", "ll"):
         assert lines.count(f"  transport/{name}: -: the tensors are on cpu; expected cuda") == 1
     machine, loaded = results.load(str(file))
     assert machine["ranks"] == 3 and [r.op for r in loaded] == list(COLLECTIVES)
@@ -478,7 +478,7 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
         def free(self):
             freed.append(self.transport)
 
-        obstacle = staticmethod(lambda problem, name: "it is odd" if name == "tma" else None)
+        obstacle = staticmethod(lambda problem, name: {"tma": "it is odd", "ll": "so"}.get(name))
 
     size = collectives.size_of(1, 1)
     problem = collectives.problem_of("all_reduce", size, torch.bfloat16)
@@ -495,6 +495,7 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     assert missing == {
         "transport/tma": "it is odd",
         "transport/ldst": "RuntimeError: no memory",
+        "transport/ll": "so",
         "exchange/copies": "copy engines do not add",
     }
     checker = Checker(implementations)
@@ -504,6 +505,16 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     assert checker.errors == {"transport/copy_engine": 0, "nccl": 0}
     buffers.close()
     assert freed == ["copy_engine", "ldst"]
+
+
+def test_words_with_flags_count_twice():
+    """In symmetric memory of 1 MiB on each of 4 ranks, by four transports and the largest again."""
+    words, limit = collectives.symmetric_bytes("all_reduce", Size(1 << 20, 4)), 1 << 20
+    assert words == limit * (2 + 4 + 4 + 8 + 8)
+    more = collectives.symmetric_bytes("all_reduce", Size(2 << 20, 4))
+    assert more == 2 * limit * (2 + 4 + 4 + 4)
+    few = collectives.symmetric_bytes("all_gather", Size(64 << 10, 4))
+    assert few == (64 << 10) * 4 * (1 + 2 + 2 + 4 + 4)
 
 
 def test_each_size_finds_the_heap_empty(monkeypatch):

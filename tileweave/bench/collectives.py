@@ -91,8 +91,10 @@ def gathered_bytes(op: str, size: Size) -> int:
 def symmetric_bytes(op: str, size: Size) -> int:
     """Return the symmetric memory of our collective on each rank, by all transports and once more
     by ``auto``, without counters and tails."""
-    engine, tiles = OPERATORS[op].symmetric_inputs(size.ranks)
-    return size.bytes * (engine + 2 * tiles + max(engine, tiles))
+    collective, problem = OPERATORS[op], problem_of(op, size, torch.bfloat16)
+    possible = [name for name in OWN if collective.obstacle(problem, name) is None]
+    by_transport = [collective.symmetric_bytes(problem, name) for name in possible]
+    return sum(by_transport) + max(by_transport)
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,7 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("copy_engine", 13, 1, lambda r: r.rate(f"{TRANSPORT}copy_engine")),
         ("tma", 8, 1, lambda r: r.rate(f"{TRANSPORT}tma")),
         ("ldst", 8, 1, lambda r: r.rate(f"{TRANSPORT}ldst")),
+        ("ll", 8, 1, lambda r: r.rate(f"{TRANSPORT}ll")),
         ("nccl", 8, 1, lambda r: r.rate(NCCL)),
         ("copies", 8, 1, lambda r: r.rate(EXCHANGE)),
         ("ours/copies", 13, 3, lambda r: ratio(r.ours, r.ideal)),

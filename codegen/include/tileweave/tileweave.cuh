@@ -13,6 +13,7 @@
 #include "put_get.cuh"
 #include "qualifiers.cuh"
 #include "ragged.cuh"
+#include "ranks.cuh"
 #include "record.cuh"
 #include "signals.cuh"
 #include "system_atomics.cuh"

@@ -7,7 +7,8 @@ A block handles one row (token), or one row for one peer::
     two-shot   | send a row to its owner | add, send to all ranks | normalize |
 
 Programs add in fp32, in the order of the ranks, and round once. All ranks, both programs and all
-numbers of tokens therefore yield the same bits.
+numbers of tokens therefore yield the same bits. Rows from a number on that a tensor holds may be
+padding; blocks of these rows do nothing.
 """
 
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ class NormConfig:
         biased: whether a bias is added to the normalized rows.
         quant: one of ``QUANTIZATIONS``, or None.
         threads: threads of a block; None for ``threads_for``.
+        limited: whether a tensor holds the number of valid rows, which come first.
     """
 
     tokens: int
@@ -57,6 +59,7 @@ class NormConfig:
     biased: bool = False
     quant: str | None = None
     threads: int | None = None
+    limited: bool = False
 
     @property
     def vectors(self) -> int:
@@ -119,6 +122,11 @@ class NormConfig:
         return T.Tensor((1,), "float32") if self.quant == STATIC else None
 
     @property
+    def num_tokens(self) -> Any:
+        """Declaration of the number of valid rows, or None."""
+        return T.Tensor((1,), "int32") if self.limited else None
+
+    @property
     def results(self) -> tuple[Any, Any, Any]:
         """Declarations of the new residual, the scales or None, and the normalized rows."""
         scales = (
@@ -137,6 +145,11 @@ def threads_for(vectors: int) -> int:
     """
     least, most = _THREADS
     return min(max(1 << (vectors - 1).bit_length(), least), most)
+
+
+def is_valid(config: NormConfig, num_tokens: Any, token: Any) -> Any:
+    """Return the condition that a row is valid; ``True`` if all rows are."""
+    return token < W.uniform(num_tokens[0]) if config.limited else True
 
 
 class RowBuffers(NamedTuple):
@@ -290,19 +303,21 @@ def local_program(config: NormConfig):
         weight: config.columns,
         bias: config.bias,
         scale: config.scale,
+        num_tokens: config.num_tokens,
         residual_out: residual_out,
         scales: scales,
         out: out,
     ):
         with T.Kernel(config.tokens, threads=config.block) as token:
             buffers = RowBuffers.alloc(config)
-            load_parameters(config, weight, bias, buffers)
-            load(config, residual, (token,), buffers.total)
-            load(config, x, (token,), buffers.row)
-            for g, v, j in T.Parallel(*config.tile):
-                buffers.total[g, v, j] += buffers.row[g, v, j]
-            T.copy(buffers.total, buffers.row)
-            finish(config, token, scale, buffers, residual_out, scales, out)
+            if is_valid(config, num_tokens, token):
+                load_parameters(config, weight, bias, buffers)
+                load(config, residual, (token,), buffers.total)
+                load(config, x, (token,), buffers.row)
+                for g, v, j in T.Parallel(*config.tile):
+                    buffers.total[g, v, j] += buffers.row[g, v, j]
+                T.copy(buffers.total, buffers.row)
+                finish(config, token, scale, buffers, residual_out, scales, out)
 
     return all_reduce_rms_norm_local
 
@@ -321,6 +336,7 @@ def one_shot_program(config: NormConfig):
         weight: config.columns,
         bias: config.bias,
         scale: config.scale,
+        num_tokens: config.num_tokens,
         residual_out: residual_out,
         scales: scales,
         out: out,
@@ -330,14 +346,16 @@ def one_shot_program(config: NormConfig):
             buffers = RowBuffers.alloc(config)
             me = W.rank()
             if block < sends:
-                load(config, x, (block // ranks,), buffers.row)
-                peer = (me + 1 + block % ranks) % ranks
-                store(config, buffers.row, arrived, (peer, block // ranks, me))
+                if is_valid(config, num_tokens, block // ranks):
+                    load(config, x, (block // ranks,), buffers.row)
+                    peer = (me + 1 + block % ranks) % ranks
+                    store(config, buffers.row, arrived, (peer, block // ranks, me))
             else:
                 token = block - sends
-                load_parameters(config, weight, bias, buffers)
-                add_parts(config, arrived, (me, token), residual, token, buffers)
-                finish(config, token, scale, buffers, residual_out, scales, out)
+                if is_valid(config, num_tokens, token):
+                    load_parameters(config, weight, bias, buffers)
+                    add_parts(config, arrived, (me, token), residual, token, buffers)
+                    finish(config, token, scale, buffers, residual_out, scales, out)
 
     return all_reduce_rms_norm_one_shot
 
@@ -360,6 +378,7 @@ def two_shot_program(config: NormConfig):
         weight: config.columns,
         bias: config.bias,
         scale: config.scale,
+        num_tokens: config.num_tokens,
         residual_out: residual_out,
         scales: scales,
         out: out,
@@ -370,19 +389,22 @@ def two_shot_program(config: NormConfig):
             buffers = RowBuffers.alloc(config)
             me = W.rank()
             if block < tokens:
-                load(config, x, (block,), buffers.row)
-                store(config, buffers.row, parts, (block % ranks, block // ranks, me))
+                if is_valid(config, num_tokens, block):
+                    load(config, x, (block,), buffers.row)
+                    store(config, buffers.row, parts, (block % ranks, block // ranks, me))
             elif block < tokens + owned:
                 number = block - tokens
                 token = number * ranks + me
                 if token < tokens:
-                    add_parts(config, parts, (me, number), residual, token, buffers)
-                    for step in T.serial(ranks):
-                        store(config, buffers.row, sums, ((me + 1 + step) % ranks, token))
+                    if is_valid(config, num_tokens, token):
+                        add_parts(config, parts, (me, number), residual, token, buffers)
+                        for step in T.serial(ranks):
+                            store(config, buffers.row, sums, ((me + 1 + step) % ranks, token))
             else:
                 token = block - tokens - owned
-                load_parameters(config, weight, bias, buffers)
-                load(config, sums, (me, token), buffers.row)
-                finish(config, token, scale, buffers, residual_out, scales, out)
+                if is_valid(config, num_tokens, token):
+                    load_parameters(config, weight, bias, buffers)
+                    load(config, sums, (me, token), buffers.row)
+                    finish(config, token, scale, buffers, residual_out, scales, out)
 
     return all_reduce_rms_norm_two_shot

@@ -39,6 +39,7 @@ from .counters import make_counters
 from .credits import place_credits
 from .drain import place_drain
 from .epochs import count_epochs
+from .limits import clear_limited
 from .options import options_of
 from .reindex import reindexed
 from .residency import leaves_room, verify_residency
@@ -149,7 +150,7 @@ def _inferred(
     context = SyncContext(program, world_size, heap_stride, options, symbols, exchanged)
     implicit = {h.name for h in implicit_of(func)}
     scratch = {t for t in tensors if t.name in implicit}
-    context.protocols = choose_protocols(func, exchanged, scratch, options)
+    context.protocols = choose_protocols(func, exchanged, scratch, options, symbols)
     for accesses in exchanged:
         context.buffers[accesses.tensor] = choose_buffers(
             context, accesses, accesses.tensor in scratch
@@ -195,6 +196,7 @@ def _place_sync(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     place_waits(context)
     place_drain(context)
     guard_reuse(context, scratch)
+    clear_limited(context, scratch)
     place_credits(context)
     count_epochs(context)
     verify_residency(context)

@@ -27,6 +27,8 @@ def choose_buffers(context: SyncContext, accesses: TensorAccesses, scratch: bool
     reuse = context.options.reuse
     if not scratch or reuse in ("barrier", "credit") or not _pairs(accesses, scratch):
         return 1
+    if accesses.is_limited:
+        return 1  # a launch that exchanges nothing would not order the ones around it
     unordered = _unordered_pair(context, accesses)
     if unordered is None:
         return 2

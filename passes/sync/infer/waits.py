@@ -105,7 +105,8 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
         target = _announced_total(context, counter, footprints, loops)
     else:
         arrivals = _arrivals(counter, footprints, owner, granule)
-        target = context.epochs_of(counter.traffic.tensor) * arrivals
+        epochs = context.epochs_of(counter.traffic.tensor)
+        target = arrivals if counter.traffic.is_limited else epochs * arrivals
     flag = context.flag(counter, symbols.rank, owner, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access)

@@ -12,12 +12,26 @@ from dataclasses import dataclass, field
 from tilelang import tvm
 from tvm import tirx
 
+from ....builtins.spec import builtin_of
 from ...ir.accesses import written_tensors
 from ...ir.uniformity import Divergence
 from ...ir.walk import bound_in, effects_in, variables_and_loads
 from .accesses import Access, Program, base_of
 from .space import Loop, NotEvaluable, Space
 from .symbols import Symbols
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Condition ``index < value`` around an access, with a value that is equal on all ranks.
+
+    Attributes:
+        index: what is compared, known at compile time.
+        value: a call of a builtin with the role ``uniform``.
+    """
+
+    index: tirx.PrimExpr
+    value: tirx.Call
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,7 @@ class Region:
         open_loops: for each loop around the access with an unknown number of iterations, its
             extent as the program writes it; the key is the number of the loop.
         is_certain: whether all these boxes are certainly accessed.
+        limit: limit of the access, if it depends on one.
     """
 
     starts: tuple[tirx.PrimExpr, ...]
@@ -41,11 +56,41 @@ class Region:
     open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     is_certain: bool = True
+    limit: Limit | None = None
 
     @classmethod
     def of_access(cls, access: Access) -> Region:
         """Return the region of an access of which everything is known."""
         return cls(access.starts, access.extents, access.conditions)
+
+
+def limited_region(access: Access, program: Program, world_size: int) -> Region | None:
+    """Return the region of an access that depends on one limit and is known otherwise, as if the
+    condition were true. Return None for other accesses."""
+    space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
+    branches = [p for c in access.conditions[: access.branches] for p in _parts(c)]
+    others = [p for c in access.conditions[access.branches :] for p in _parts(c)]
+    unknown = [part for part in branches if not _is_known(space, part)]
+    if space.open or len(unknown) != 1:
+        return None
+    limit = limit_of(unknown[0], program)
+    if limit is None or not _is_known(space, limit.index):
+        return None
+    known = tuple(part for part in (*branches, *others) if part is not unknown[0])
+    return Region(access.starts, access.extents, known, is_certain=False, limit=limit)
+
+
+def limit_of(condition: tirx.PrimExpr, program: Program) -> Limit | None:
+    """Return the limit that a condition compares with; None for another condition."""
+    if isinstance(condition, tirx.GT):
+        index, value = condition.b, condition.a
+    elif isinstance(condition, tirx.LT):
+        index, value = condition.a, condition.b
+    else:
+        return None
+    value = Symbols(program, 1).inlined(value)
+    spec = builtin_of(value) if isinstance(value, tirx.Call) else None
+    return Limit(index, value) if spec is not None and spec.uniform else None
 
 
 def possible_region(access: Access, program: Program, world_size: int) -> Region:

@@ -14,7 +14,7 @@ from tvm.tirx.stmt_functor import substitute
 from ....builtins.errors import LanguageError
 from ...ir.walk import format_expr
 from .accesses import Access, Program
-from .data_dependent import Region, possible_region
+from .data_dependent import Limit, Region, limited_region, possible_region
 from .space import NotEvaluable, Space
 from .symbols import Symbols
 
@@ -46,7 +46,8 @@ class Footprints:
         before: axes after the rank axis on which some boxes begin before the first element.
         misses: whether some boxes are certainly completely outside of the tensor.
         skipped: numbers of the loops around the access that sometimes have no iteration.
-        open_axes, open_loops, is_certain: see ``Region``.
+        open_axes, open_loops, is_certain, limit: see ``Region``.
+        limited: index that the limit compares, in each iteration; 0 without a limit.
         inner_conditions: conditions inside ``access.anchor`` that decide whether the access
             happens, evaluated in one iteration of ``access.inner`` in which they hold if they hold
             in any. Empty if the access happens whenever the block reaches the anchor.
@@ -72,6 +73,8 @@ class Footprints:
     is_certain: bool = True
     inner_conditions: tuple[tirx.PrimExpr, ...] = ()
     shifts: tuple[int | None, ...] = ()
+    limit: Limit | None = None
+    limited: np.ndarray = field(default_factory=lambda: np.zeros((), np.int64))
 
     def shift(self, axis: int) -> int:
         """Return the shift along ``axis``; see ``shifts``.
@@ -231,6 +234,9 @@ def access_footprints(access: Access, program: Program, world_size: int) -> Foot
     except NotEvaluable as error:
         unknown = error
     try:
+        region = None if access.stored else limited_region(access, program, world_size)
+        if region is not None:
+            return region_footprints(access, region, program, world_size)
         if access.kind == "read" or access.stored:
             region = possible_region(access, program, world_size)
             return region_footprints(access, region, program, world_size)
@@ -283,6 +289,9 @@ def region_footprints(
     starts = [space.evaluate(s) for s in region.starts]
     extents = [space.evaluate(e) for e in region.extents]
     block = space.number_of(program.grid)
+    limited = np.asarray(space.evaluate(region.limit.index if region.limit else 0))
+    if any(limited.shape[axis] > 1 for axis in inner):
+        raise NotEvaluable(region.limit.value)
     shape = [int(space.evaluate(e).max()) for e in access.tensor.shape]
     happens: np.ndarray = outer_mask & mask.any(axis=inner, keepdims=True)
     merged = merged_footprints(starts, extents, mask, inner, happens)
@@ -327,7 +336,7 @@ def region_footprints(
         access, space.rank, owner, tuple(c[0] for c in clipped),
         tuple(c[1] for c in clipped), happens, block, repeats,
         outside, before, misses and region.is_certain, skipped, region.open_axes,
-        region.open_loops, region.is_certain, inner_conditions, shifts,
+        region.open_loops, region.is_certain, inner_conditions, shifts, region.limit, limited,
     )  # fmt: skip
 
 

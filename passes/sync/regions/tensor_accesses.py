@@ -46,6 +46,12 @@ class TensorAccesses:
         return self.counts is not None
 
     @property
+    def is_limited(self) -> bool:
+        """True if writes depend on a limit, see ``Limit``. Then the counters are set to 0 at the
+        end of a launch, because they do not grow equally in all launches."""
+        return any(b.limit is not None for b in self.in_kernel("write", "add"))
+
+    @property
     def announces(self) -> bool:
         """True if the tensor holds the announcements of a ragged tensor."""
         return self.segments > 0 and not self.is_ragged

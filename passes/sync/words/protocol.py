@@ -18,6 +18,7 @@ from ...ir.walk import nodes_in, op_name
 from ..infer.options import Options
 from ..regions.accesses import Access
 from ..regions.granules import choose_granules
+from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import TensorAccesses
 from .word_copies import WORD_COPY, is_by_vectors, is_by_words
 
@@ -58,7 +59,7 @@ class Protocol:
 
 def choose_protocols(
     func: tirx.PrimFunc, exchanged: Iterable[TensorAccesses], scratch: set[tirx.Buffer],
-    options: Options,
+    options: Options, symbols: Symbols,
 ) -> dict[tirx.Buffer, Protocol]:  # fmt: skip
     """Choose the protocol of each tensor that ranks exchange.
 
@@ -76,11 +77,17 @@ def choose_protocols(
             f"tileweave.protocol: {unknown[0]!r} is no tensor that ranks exchange; expected "
             f"{' or '.join(map(repr, names))}"
         )
-    return {a.tensor: _protocol_of(func, a, a.tensor in scratch, options) for a in exchanged}
+    return {
+        a.tensor: _protocol_of(func, a, a.tensor in scratch, options, symbols) for a in exchanged
+    }
 
 
 def _protocol_of(
-    func: tirx.PrimFunc, accesses: TensorAccesses, scratch: bool, options: Options
+    func: tirx.PrimFunc,
+    accesses: TensorAccesses,
+    scratch: bool,
+    options: Options,
+    symbols: Symbols,
 ) -> Protocol:
     requested = options.protocol.get(accesses.tensor.name, FLAG)
     if requested == FLAG:
@@ -94,7 +101,7 @@ def _protocol_of(
         )
     if obstacle is not None:
         return Protocol(FLAG, obstacle[1])
-    words = _elements_per_word(accesses), _clipped_axes(accesses)
+    words = _elements_per_word(accesses, symbols), _clipped_axes(accesses)
     if requested == LL:
         return Protocol(LL, "chosen by tileweave.protocol", *words)
     size = _granule_bytes(accesses, options)
@@ -124,13 +131,15 @@ def _granule_bytes(accesses: TensorAccesses, options: Options) -> int:
     return math.prod(granules.size) * itemsize(str(accesses.tensor.dtype))
 
 
-def _elements_per_word(accesses: TensorAccesses) -> int:
+def _elements_per_word(accesses: TensorAccesses, symbols: Symbols) -> int:
     """Return how many elements share a word: as many as fit, if copies move them together."""
     copies = [(b.access.anchor.value, b.access.node.buffer) for b in accesses.footprints.values()
               if b.access.op == WORD_COPY]  # fmt: skip
     fits = _DATA_BYTES // itemsize(str(accesses.tensor.dtype))
     together = len(copies) == len(accesses.footprints)
-    together = together and all(is_by_vectors(call, buffer, 2 * fits) for call, buffer in copies)
+    together = together and all(
+        is_by_vectors(call, buffer, 2 * fits, symbols) for call, buffer in copies
+    )
     return fits if together else 1
 
 

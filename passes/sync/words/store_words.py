@@ -16,17 +16,16 @@ from ....builtins.ll import WORD
 from ...ir.implicit import heap_buffer, implicit_of, set_implicit
 from ...ir.walk import (
     calls_in,
-    flatten,
     line_of,
     nodes_in,
     op_name,
     rewrite_children,
-    statements_of,
 )
 from ..infer import builtin_calls
 from ..infer.context import Inserted, SyncContext
 from ..infer.edits import at_line_of
-from .word_copies import Side, is_by_vectors, parallel, shifted, sides_of
+from ..regions.symbols import Symbols
+from .word_copies import Side, consecutive, is_by_vectors, parallel, sides_of
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,7 @@ class _Rewriter:
 
     words: Mapping[tirx.Var, _Words]
     epoch: tirx.PrimExpr
+    symbols: Symbols
     inserted: list[Inserted] = field(default_factory=list)
 
     def visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
@@ -98,13 +98,12 @@ class _Rewriter:
             if words is None:
                 return None
             names.append(words.tensor.name)
-            _, (element,) = self._load(words, list(node.indices), 1, line)
-            return element
+            return self._load(words, list(node.indices), 1, line)
 
         new = ir_transform(stmt, None, change, ["tirx.BufferLoad"])
         words = self.words.get(stmt.buffer.data) if isinstance(stmt, tirx.BufferStore) else None
         if words is not None:
-            new = self._store(words, list(new.indices), [new.value], "a store", line)
+            new = self._store(words, list(new.indices), new.value, "a store", line)
         for name in names:
             self._record("ll_load", name, line, "a load", new)
         return new
@@ -117,34 +116,32 @@ class _Rewriter:
         words = read or written
         lanes = 1
         if words is not None and words.lanes:
-            if is_by_vectors(stmt.value, words.tensor, words.lanes):
+            if is_by_vectors(stmt.value, words.tensor, words.lanes, self.symbols):
                 lanes = words.lanes
 
-        def stored(offsets: list[tirx.PrimExpr], values: list[tirx.PrimExpr]) -> tirx.Stmt:
+        zero = tirx.const(0, str(source.buffer.dtype))
+        zero = tirx.Broadcast(zero, lanes) if lanes > 1 else zero
+
+        def stored(offsets: list[tirx.PrimExpr], value: tirx.PrimExpr) -> tirx.Stmt:
             if str(source.buffer.dtype) != str(target.buffer.dtype):
-                values = [tirx.Cast(str(target.buffer.dtype), value) for value in values]
+                value = tirx.Cast(str(target.buffer.dtype), value)
             indices = target.at(offsets)
             if written is not None:
-                return self._store(written, indices, values, "T.copy", line)
-            places = [shifted(indices, k) for k in range(lanes)]
-            pairs = zip(values, places, strict=True)
-            return flatten([tirx.BufferStore(target.buffer, v, at) for v, at in pairs])
+                return self._store(written, indices, value, "T.copy", line)
+            return tirx.BufferStore(target.buffer, value, consecutive(indices, lanes))
 
         def body(offsets: list[tirx.PrimExpr]) -> tirx.Stmt:
             indices, inside = source.at(offsets), _inside(source, read, offsets)
-            zero = tirx.const(0, str(source.buffer.dtype))
             if read is not None:
-                poll, values = self._load(read, indices, lanes, line)
-                stmts = [*poll, stored(offsets, values)]
-                new = at_line_of(stmt, flatten(stmts))
-                self._record("ll_load", read.tensor.name, line, "T.copy", statements_of(new)[0])
+                new = at_line_of(stmt, stored(offsets, self._load(read, indices, lanes, line)))
+                self._record("ll_load", read.tensor.name, line, "T.copy", new)
                 if inside is not None:
-                    new = tirx.IfThenElse(inside, new, stored(offsets, [zero] * lanes))
+                    new = tirx.IfThenElse(inside, new, stored(offsets, zero))
             else:
-                loads = [tirx.BufferLoad(source.buffer, shifted(indices, k)) for k in range(lanes)]
+                load = tirx.BufferLoad(source.buffer, consecutive(indices, lanes))
                 if inside is not None:
-                    loads = [tirx.if_then_else(inside, load, zero) for load in loads]
-                new = at_line_of(stmt, stored(offsets, loads))
+                    load = tirx.if_then_else(inside, load, zero)
+                new = at_line_of(stmt, stored(offsets, load))
             inside = _inside(target, written, offsets)
             return new if inside is None else tirx.IfThenElse(inside, new, None)
 
@@ -152,36 +149,24 @@ class _Rewriter:
 
     def _load(
         self, words: _Words, indices: list[tirx.PrimExpr], lanes: int, line: str
-    ) -> tuple[list[tirx.Stmt], list[tirx.PrimExpr]]:
-        """Return statements that poll, and the elements from ``indices`` on."""
-        word, bits, dtype = words.at(indices), words.dtype.bits, str(words.tensor.dtype)
-        if lanes == 1 and bits == WORD_DATA_BITS:
-            return [], [builtin_calls.ll_load(word, self.epoch, dtype, 1, line)]
-        if lanes == 1:
-            data = builtin_calls.ll_load(word, self.epoch, f"uint{WORD_DATA_BITS}", 1, line)
-            return [], [_with_type(dtype, data)]
-        data = tirx.Var("words", f"uint{2 * WORD_DATA_BITS}")
-        poll = tirx.Bind(data, builtin_calls.ll_load(word, self.epoch, data.dtype, 2, line))
-        shifts = (tirx.const(bits * k, data.dtype) for k in range(lanes))
-        return [poll], [_with_type(dtype, tirx.shift_right(data, shift)) for shift in shifts]
+    ) -> tirx.PrimExpr:
+        """Return the poll of ``lanes`` consecutive elements from ``indices`` on."""
+        word, dtype = words.at(indices), str(words.tensor.dtype)
+        if lanes > 1:
+            return builtin_calls.ll_load(word, self.epoch, f"{dtype}x{lanes}", 2, line)
+        if words.dtype.bits == WORD_DATA_BITS:
+            return builtin_calls.ll_load(word, self.epoch, dtype, 1, line)
+        data = builtin_calls.ll_load(word, self.epoch, f"uint{WORD_DATA_BITS}", 1, line)
+        return _with_type(dtype, data)
 
     def _store(
-        self, words: _Words, indices: list[tirx.PrimExpr], values: list[tirx.PrimExpr], op: str,
-        line: str,
-    ) -> tirx.Stmt:  # fmt: skip
-        """Return the store of consecutive elements from ``indices`` on."""
-        bits = words.dtype.bits
-        if len(values) == 1 and bits == WORD_DATA_BITS:
-            (data,) = values
-        else:
-            wide = f"uint{WORD_DATA_BITS if len(values) == 1 else 2 * WORD_DATA_BITS}"
-            parts = [
-                tirx.shift_left(tirx.Cast(wide, _as_bits(value)), tirx.const(bits * k, wide))
-                if k else tirx.Cast(wide, _as_bits(value))
-                for k, value in enumerate(values)
-            ]  # fmt: skip
-            data = functools.reduce(tirx.bitwise_or, parts)
-        new = builtin_calls.ll_store(words.at(indices), data, self.epoch, words.tensor.name)
+        self, words: _Words, indices: list[tirx.PrimExpr], value: tirx.PrimExpr, op: str, line: str
+    ) -> tirx.Stmt:
+        """Return the store of an element, or of a vector that fills two words."""
+        dtype = tvm.DataType(str(value.dtype))
+        if dtype.bits * dtype.lanes < WORD_DATA_BITS:
+            value = tirx.Cast(f"uint{WORD_DATA_BITS}", _as_bits(value))
+        new = builtin_calls.ll_store(words.at(indices), value, self.epoch, words.tensor.name)
         self._record("ll_store", words.tensor.name, line, op, new)
         return new
 
@@ -250,7 +235,7 @@ def store_words(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
         new = heap_buffer(tensor.name, shape, WORD, context.world_size, context.heap_stride)
         buffers[param] = new
         words[tensor.data] = _Words(tensor, new, protocol.elements, protocol.clipped)
-    rewriter = _Rewriter(words, context.epoch)
+    rewriter = _Rewriter(words, context.epoch, context.symbols)
     body = rewriter.visit(func.body)
     _require_no_access(body, words)
     context.inserted += rewriter.inserted

@@ -9,6 +9,7 @@ from tilelang import tvm
 from tvm import tirx
 
 from ...ir.walk import op_name
+from ..regions.symbols import Symbols
 
 WORD_COPY = "T.copy"
 """The tile operator that threads may execute instead of the TMA."""
@@ -53,7 +54,7 @@ def is_by_words(call: tirx.PrimExpr) -> bool:
     return constant and list(map(int, extents[0])) == list(map(int, extents[1]))
 
 
-def is_by_vectors(call: tirx.PrimExpr, words: tirx.Buffer, lanes: int) -> bool:
+def is_by_vectors(call: tirx.PrimExpr, words: tirx.Buffer, lanes: int, symbols: Symbols) -> bool:
     """Return whether a copy can move ``lanes`` consecutive elements at once: both sides are
     contiguous and aligned, and no layout divides the elements of the other side among threads.
 
@@ -67,16 +68,24 @@ def is_by_vectors(call: tirx.PrimExpr, words: tirx.Buffer, lanes: int) -> bool:
     is_symmetric = source.buffer.data.same_as(words.data) == target.buffer.data.same_as(words.data)
     if not same or private or is_symmetric:
         return False
-    return all(_is_aligned(side, lanes) for side in (source, target))
+    return all(_is_aligned(side, lanes, symbols) for side in (source, target))
 
 
-def _is_aligned(side: Side, lanes: int) -> bool:
+def _is_aligned(side: Side, lanes: int, symbols: Symbols) -> bool:
     last = len(side.extents) - 1
     if last not in side.axes:
         return False
-    multiples = [side.extents[last], side.buffer.shape[last], side.start.indices[last]]
-    zero = tvm.arith.Analyzer()
-    return all(zero.can_prove(tirx.EQ(tirx.floormod(n, lanes), 0)) for n in multiples)
+    *outer, step = side.buffer.strides or (tirx.IntImm("int32", 1),)
+    multiples = [
+        side.extents[last], side.buffer.shape[last], symbols.inlined(side.start.indices[last]),
+        side.buffer.elem_offset, *outer,
+    ]  # fmt: skip
+    return _is(step, 1) and all(_is_multiple(n, lanes) for n in multiples)
+
+
+def _is_multiple(number: tirx.PrimExpr, lanes: int) -> bool:
+    rest = tirx.floormod(number, tirx.const(lanes, number.dtype))
+    return tvm.arith.Analyzer().can_prove(tirx.EQ(rest, tirx.const(0, number.dtype)))
 
 
 def parallel(side: Side, lanes: int, body: Callable[[list[tirx.PrimExpr]], tirx.Stmt]) -> tirx.Stmt:
@@ -97,9 +106,9 @@ def parallel(side: Side, lanes: int, body: Callable[[list[tirx.PrimExpr]], tirx.
     return stmt
 
 
-def shifted(indices: list[tirx.PrimExpr], number: int) -> list[tirx.PrimExpr]:
-    """Return the indices of the element ``number`` places later along the last axis."""
-    return [*indices[:-1], indices[-1] + number] if number else indices
+def consecutive(indices: list[tirx.PrimExpr], lanes: int) -> list[tirx.PrimExpr]:
+    """Return the indices of ``lanes`` elements from ``indices`` on, along the last axis."""
+    return [*indices[:-1], tirx.Ramp(indices[-1], 1, lanes)] if lanes > 1 else indices
 
 
 def _is(extent: tirx.PrimExpr, value: int) -> bool:

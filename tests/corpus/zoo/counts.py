@@ -125,6 +125,52 @@ def flashinfer_3053(faulty):
 
 
 @specimen(
+    "lightseekorg/tokenspeed#351",
+    "One-shot and two-shot calls count arrivals in one counter: a call finds those of another.",
+    "refused",
+    "race",
+    "does not wait for what the writer signals after its write",
+)
+def tokenspeed_351_counter(faulty):
+    """Even calls are one-shot, odd ones two-shot. Each protocol counts only its own calls."""
+    shared = 0 if faulty else 1
+
+    @T.prim_func
+    def program(
+        parts: W.Symmetric((N,), "int32"),
+        sums: W.Symmetric((N,), "int32"),
+        arrived: W.Symmetric((2,), "int32"),
+        state: T.Tensor((1,), "int32"),
+        out: T.Tensor((N,), "int32"),
+    ):
+        with T.Kernel(1, threads=N) as _:
+            me = W.rank()
+            peer = (me + 1) % W.world_size()
+            epoch = T.alloc_var("int32")
+            epoch = state[0]
+            shot = epoch % 2
+            counter, calls = shot * shared, epoch // 2
+            for i in T.Parallel(N):
+                parts[peer, i] = datum(epoch, me, i)
+            W.signal(arrived[peer, counter])  # FAULT
+            W.wait_reached(arrived[me, counter], calls * (1 + shot) + 1)
+            for i in T.Parallel(N):
+                out[i] = parts[me, i]  # FAULT
+            if shot == 1:
+                for i in T.Parallel(N):
+                    sums[peer, i] = out[i]
+                W.signal(arrived[peer, counter])
+                W.wait_reached(arrived[me, counter], 2 * calls + 2)
+                for i in T.Parallel(N):
+                    out[i] = sums[me, i]
+            W.sync_ranks()
+            if T.get_thread_binding() == 0:
+                state[0] = epoch + 1
+
+    return program
+
+
+@specimen(
     "bytedance/flux#17",
     "AG + GEMM computes wrong results for some numbers of rows.",
     "tile",

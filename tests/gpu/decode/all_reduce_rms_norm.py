@@ -86,13 +86,13 @@ class Layer:
         self.inputs.x.normal_()
 
     def __call__(self, in_place: bool = False) -> Results:
-        x, residual, weight, bias, scale = self.inputs
+        x, residual, weight, bias, scale, num_tokens = self.inputs
         results = {"residual_out": residual} if in_place else {}
         if in_place and self.case.quant is None:
             results["out"] = x
         out, *scales, residual_out = ops.all_reduce_rms_norm(
             x, residual, weight, EPS, bias=bias, quant=self.case.quant, scale=scale,
-            strategy=self.strategy, **results,
+            num_tokens=num_tokens, strategy=self.strategy, **results,
         )  # fmt: skip
         return Results(out, residual_out, *scales)
 
@@ -104,6 +104,18 @@ class Layer:
     def right(self) -> Results:
         """Return the results by definition, for the numbers now in memory."""
         return reference(list(self.gathered(self.inputs.x)), self.inputs, EPS, self.case.quant)
+
+    def limit(self, number: int) -> None:
+        """Set the number of valid rows, in fixed memory."""
+        if self.inputs.num_tokens is None:
+            memory = torch.zeros(1, dtype=torch.int32, device=self.inputs.x.device)
+            self.inputs = self.inputs._replace(num_tokens=memory)
+        self.inputs.num_tokens.fill_(number)
+
+    def fault_of_rows(self, number: int, actual: Results, right: Results) -> str:
+        """Return what is wrong with the first rows of results, or ""."""
+        rows = [Results(*(t if t is None else t[:number] for t in r)) for r in (actual, right)]
+        return self.fault(*rows) if number else ""
 
     def fault(self, actual: Results, right: Results) -> str:
         """Return what is wrong with results, or ""."""
@@ -215,6 +227,60 @@ def check_graphs(strategy: str, launches: int) -> str:
     return ""
 
 
+def check_numbers(strategy: str) -> str:
+    """Calls with numbers of valid rows, among them 0 and more than the rows; padding is NaN."""
+    for layer in layers(strategy):
+        tokens = layer.case.tokens
+        for number in dict.fromkeys((tokens, 0, tokens // 2, 1, tokens + 3)):
+            layer.refill(number)
+            layer.limit(number)
+            right = layer.right()
+            for padded in layer.inputs[:2]:
+                padded[number:] = float("nan")
+            if fault := layer.fault_of_rows(min(number, tokens), layer(), right):
+                return f"{number} valid rows: {fault}"
+            if number < tokens and not layer(in_place=True).residual[number:].isnan().all():
+                return f"{layer.case}: {number} valid rows: rows of padding are written"
+    return ""
+
+
+def check_graphs_of_numbers(strategy: str, launches: int) -> str:
+    """Graphs of all cases, replayed in random order, with another number before each replay."""
+    if strategy == "nccl":
+        return ""  # ranks that share a GPU use gloo, which graphs cannot capture
+    every = layers(strategy)
+    for layer in every:
+        layer.limit(layer.case.tokens)
+        layer()
+    torch.cuda.synchronize()
+    graphs, results = [], []
+    for layer in every:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results.append((layer(), layer()))
+        graphs.append(graph)
+    torch.manual_seed(3)
+    choice = torch.randint(len(every), (launches // 4,)).tolist()
+    numbers = torch.randint(1 << 20, (launches // 4,)).tolist()
+    torch.manual_seed(300 + group_of("").rank)
+    delays = torch.randint(0, 400_000, (len(choice),)).tolist()
+    for replay, which in enumerate(choice):
+        layer = every[which]
+        number = numbers[replay] % (layer.case.tokens + 1)
+        if replay % 5 == 0:
+            torch.cuda._sleep(delays[replay])
+        layer.refill(replay)
+        layer.limit(number)
+        graphs[which].replay()
+        if replay % 10:
+            continue
+        right = layer.right()
+        for result in results[which]:
+            if fault := layer.fault_of_rows(number, result, right):
+                return f"replay {replay}, {number} valid rows: {fault}"
+    return ""
+
+
 def compile_all(strategies: list[str]) -> None:
     """Compile all programs in parallel."""
     ranks = group_of("").world_size
@@ -235,9 +301,11 @@ CHECKS = {
     "same bits": check_same_bits,
     "back to back": check_back_to_back,
     "graphs": check_graphs,
+    "numbers of tokens": check_numbers,
+    "graphs of numbers": check_graphs_of_numbers,
 }
-NEED_GPU = ("graphs",)
-MANY = ("back to back", "graphs")
+NEED_GPU = ("graphs", "graphs of numbers")
+MANY = ("back to back", "graphs", "graphs of numbers")
 
 
 @torch.no_grad()

@@ -6,6 +6,10 @@
 launches of each rank. ``graph`` replays it in a CUDA graph. ``ping_pong`` exchanges words and flags
 of explicit programs. ``latency`` prints the one-way time of messages of 16 bytes to 64 KiB by both
 protocols; it needs a GPU for each rank, because ranks that share one run in time slices.
+
+``small`` calls small collectives by words: types, sizes, and many launches with delays.
+``small_graphs`` replays captured graphs of two sizes in turn. ``small_latency`` prints their times
+beside NCCL, stores with signals, and ``one_shot_all_reduce`` of PyTorch where it runs.
 """
 
 import argparse
@@ -17,15 +21,37 @@ from typing import Any
 
 import tilelang.language as T
 import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import tileweave as tw
 from tests.on_gpus import Verdicts, main, parser_of, runs_here, say
 from tileweave import language as W
+from tileweave import ops
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.host import session
 
-CHECKS = ("inferred", "graph", "ping_pong", "latency")
+CHECKS = ("inferred", "graph", "ping_pong", "latency", "small", "small_graphs", "small_latency")
+NEED_GPU_EACH = ("latency", "small_latency")
+"""Checks that print times, which mean nothing if ranks share a GPU."""
+SMALL = [
+    ("all_reduce", (), (4096,), torch.bfloat16),
+    ("all_reduce", (), (3, 1001), torch.float32),
+    ("all_reduce", (), (1 << 19,), torch.float16),
+    ("all_gather", (), (16, 512), torch.bfloat16),
+    ("all_gather", (), (5, 7), torch.uint8),
+    ("all_gather", (), (64 << 10,), torch.uint8),
+    ("all_to_all", (1, 0), (16, 8, 64), torch.bfloat16),
+    ("all_to_all", (0, 1), (8, 3, 40), torch.float32),
+    ("all_to_all", (0, 0), (8, 6), torch.float16),
+]
+"""Operator, axes, shape of the input and type. Axis 0, or that of 8, is shared by up to 8 ranks."""
+TIMED = {"all_reduce": (8, 32, 128, 512, 1024), "all_gather": (1, 8, 64), "all_to_all": (8, 64)}
+"""KiB of a rank's input, by operator."""
+CALLS = 100
+"""Calls of a captured graph that is timed."""
 OFF = {"tileweave.verify": "off"}
 """The ping-pong reuses its memory within a launch, which is not verified."""
 SIZES = (16, 1024, 4096, 16384, 65536)
@@ -232,18 +258,153 @@ def one_way_us(launch: Callable[[], None]) -> float:
 
 
 def latency(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    if any(opened.group.shares_gpus for opened in session.opened()):
-        say("latency: not run: ranks share a GPU")
-        return
     for size in SIZES:
         times = [one_way_us(launcher(make, size, ROUNDS)[0]) for make in (words, flags)]
         yield f"{size} bytes one way: LL {times[0]:.2f} us, flag {times[1]:.2f} us", ""
 
 
+class SmallCall:
+    """A small collective by words with its input, in fixed memory."""
+
+    def __init__(self, op: str, axes: tuple[int, ...], shape: tuple[int, ...], dtype) -> None:
+        self.op, self.axes = op, axes
+        self.x = torch.zeros(shape, dtype=dtype, device="cuda")
+        self.name = f"{op} {axes} of {shape} {dtype}"
+        self.refill(0)
+
+    @property
+    def serves(self) -> bool:
+        """Whether the ranks can share the axis."""
+        return not self.axes or self.x.shape[self.axes[0]] % tw.world_size() == 0
+
+    def input_of(self, seed: int, rank: int) -> torch.Tensor:
+        """Return small integers, whose sums are exact in any order."""
+        numbers = torch.arange(self.x.numel(), device="cuda") % 7 + (3 * seed + rank) % 5
+        return numbers.to(self.x.dtype).view(self.x.shape)
+
+    def refill(self, seed: int) -> None:
+        self.x.copy_(self.input_of(seed, tw.rank()))
+
+    def __call__(self, transport: str = "ll", out: torch.Tensor | None = None) -> torch.Tensor:
+        return getattr(ops, self.op)(self.x, *self.axes, out=out, transport=transport)
+
+    def right(self, seed: int) -> torch.Tensor:
+        """Return the result by definition."""
+        inputs = torch.stack([self.input_of(seed, rank) for rank in range(tw.world_size())])
+        return OPERATORS[self.op].expected(inputs, tw.rank(), *self.axes)
+
+
+def small_calls() -> list[SmallCall]:
+    return [call for case in SMALL if (call := SmallCall(*case)).serves]
+
+
+def small(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    calls = small_calls()
+    for call in calls:
+        differs = not torch.equal(call(), call.right(0))
+        yield call.name, "wrong values" if differs else ""
+    wrong = torch.zeros(len(calls), dtype=torch.int64, device="cuda")
+    rights = [[call.right(seed) for seed in range(5)] for call in calls]
+    order, of_rank = random.Random(1), random.Random(100 + tw.rank())
+    for launch in range(options.launches):
+        which = order.randrange(len(calls))
+        calls[which].refill(launch % 5)
+        if of_rank.random() < 0.2:
+            torch.cuda._sleep(of_rank.randrange(MAX_SLEEP))
+        wrong[which] += (calls[which]() != rights[which][launch % 5]).any()
+    for call, count in zip(calls, wrong.tolist(), strict=True):
+        yield f"{call.name}, launches in turn", f"{count} launches are wrong" if count else ""
+
+
+def small_graphs(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Two graphs, of the first calls and of all calls twice, with random delays in between."""
+    calls = small_calls()
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    tw.barrier()
+    graphs = []
+    for captured_calls in (calls[:3], [*calls, *calls]):
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured):
+            results = [(call, call()) for call in captured_calls]
+        graphs.append((captured, results))
+    order, of_rank, wrong = random.Random(2), random.Random(200 + tw.rank()), 0
+    for replay in range(options.launches // 10):
+        captured, results = graphs[order.randrange(2)]
+        for call in calls:
+            call.refill(replay % 5)
+        torch.cuda._sleep(of_rank.randrange(MAX_SLEEP))
+        captured.replay()
+        if replay % 3 == 0:
+            calls[0]()
+        wrong += any(not torch.equal(out, call.right(replay % 5)) for call, out in results)
+    yield "graphs of small collectives in turn", f"{wrong} replays are wrong" if wrong else ""
+
+
+def graphed_us(call: Callable[[], Any]) -> float:
+    """Return the time of a call in microseconds, in a captured graph of ``CALLS`` calls: the
+    slowest rank's least of 5 replays."""
+    call()
+    torch.cuda.synchronize()
+    tw.barrier()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        for _ in range(CALLS):
+            call()
+    times = []
+    for _ in range(6):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        tw.barrier()
+        begin.record()
+        captured.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / CALLS)
+    slowest = torch.tensor(min(times[1:]), device="cuda")
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return float(slowest)
+
+
+def others_of(call: SmallCall) -> dict[str, Callable[[], Any]]:
+    """Return the implementations to compare a call with."""
+    out = torch.empty_like(call())
+    others = {"ldst": lambda: call("ldst", out), "NCCL": lambda: call("nccl", out)}
+    if call.op == "all_reduce":
+        shared = symm_mem.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
+        name = dist.group.WORLD.group_name
+        symm_mem.rendezvous(shared, name)
+        one_shot = torch.ops.symm_mem.one_shot_all_reduce
+        others["symm_mem one-shot"] = lambda: one_shot(shared, "sum", name)
+    return others
+
+
+def small_latency(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    for op, sizes in TIMED.items():
+        for kib in sizes:
+            axes = (0, 0) if op == "all_to_all" else ()
+            call = SmallCall(op, axes, (kib << 9,), torch.bfloat16)
+            out = torch.empty_like(call())
+            times = {"ll": graphed_us(lambda call=call, out=out: call("ll", out))}
+            for name, other in others_of(call).items():
+                try:
+                    times[name] = graphed_us(other)
+                except RuntimeError as error:
+                    say(f"{name} of {call.name}: not run: {str(error).splitlines()[0]}")
+            text = ", ".join(f"{name} {us:.2f} us" for name, us in times.items())
+            yield f"{op} of {kib} KiB: {text}", ""
+
+
 def verdicts(options: argparse.Namespace) -> Verdicts:
-    checks = {"inferred": inferred, "graph": graph, "ping_pong": ping_pong, "latency": latency}
+    checks = {
+        "inferred": inferred, "graph": graph, "ping_pong": ping_pong, "latency": latency,
+        "small": small, "small_graphs": small_graphs, "small_latency": small_latency,
+    }  # fmt: skip
     for name in options.checks or CHECKS:
-        if runs_here(name, CHECKS):
+        shares_gpus = any(opened.group.shares_gpus for opened in session.opened())
+        if name in NEED_GPU_EACH and shares_gpus:
+            say(f"{name}: not run: ranks share a GPU")
+        elif runs_here(name, CHECKS):
             yield from checks[name](options)
 
 

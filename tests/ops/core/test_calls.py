@@ -126,7 +126,7 @@ EXCHANGES_REFUSED = [
     (ops.all_to_all, (ones(4, 8), 0, -3), {},
      "gather_dim=-3; expected an axis of x of shape (4, 8)"),
     (ops.all_reduce, (ones(4, 8),), {"transport": "fast"},
-     "transport='fast'; expected 'auto', 'copy_engine', 'tma', 'ldst', 'nccl'"),
+     "transport='fast'; expected 'auto', 'copy_engine', 'tma', 'ldst', 'll', 'nccl'"),
     (ops.reduce_scatter, (ones(4, 8),), {"transport": "tma"},
      "transport='tma', but the tensors are on cpu; expected cuda"),
     (ops.reduce_scatter, (ones(4, 8).requires_grad_(),), {"out": ones(4, 8)},
@@ -160,7 +160,17 @@ def test_axes_that_ranks_cannot_share():
 @pytest.mark.parametrize(
     ("op", "shape", "dtype", "asked", "name", "reason"),
     [
-        ("all_gather", (3,), torch.int32, "auto", "ldst", "the fastest"),
+        ("all_gather", (3,), torch.int32, "auto", "ll", "the fastest"),
+        ("all_gather", (1 << 15,), BF16, "auto", "ll", "the fastest"),
+        ("all_gather", ((1 << 15) + 1,), BF16, "auto", "ldst", "the fastest"),
+        ("all_gather", ((1 << 15) + 1,), BF16, "ll", None,
+         "transport='ll', but x has 65538 bytes; expected at most 65536"),
+        ("all_to_all", (1 << 15,), BF16, "auto", "ll", "the fastest"),
+        ("all_reduce", (1 << 19,), BF16, "auto", "ll", "the fastest"),
+        ("all_reduce", ((1 << 19) + 1,), BF16, "auto", "ldst", "the fastest"),
+        ("reduce_scatter", (8,), BF16, "auto", "ldst", "the fastest"),
+        ("reduce_scatter", (8,), BF16, "ll", None,
+         "reduce_scatter has no program by words with flags; expected another transport"),
         ("all_to_all", (1 << 26,), BF16, "auto", "ldst", "the fastest"),
         ("all_to_all", (1 << 28,), BF16, "auto", "ldst", "the fastest"),
         ("all_gather", (1 << 26,), BF16, "auto", "ldst", "the fastest"),
@@ -172,7 +182,7 @@ def test_axes_that_ranks_cannot_share():
         ("reduce_scatter", (8,), torch.int32, "ldst", None, "but x is of torch.int32; expected"),
         ("all_reduce", (6,), BF16, "copy_engine", None,
          "but x has 6 elements; expected a multiple of 4"),
-        ("all_reduce", (6,), BF16, "auto", "ldst", "the fastest"),
+        ("all_reduce", (6,), BF16, "auto", "ll", "the fastest"),
     ],
 )  # fmt: skip
 def test_transports(monkeypatch, op, shape, dtype, asked, name, reason):
@@ -191,6 +201,15 @@ def test_transports(monkeypatch, op, shape, dtype, asked, name, reason):
             found()
 
 
+def test_one_rank_exchanges_no_words():
+    problem = exchange.checked("all_gather", ones(4), None, 1, ())
+    collective = OPERATORS["all_gather"]
+    assert transport.fastest(problem, collective) == ("ll", "ldst")
+    assert collective.obstacle(problem, "ldst") is None
+    expected = "there is one rank, which exchanges nothing; expected 2 or more"
+    assert collective.obstacle(problem, "ll") == expected
+
+
 @pytest.mark.parametrize("gpus", ["abcd", "abab", ""])
 def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
     cpu = torch.device("cpu")
@@ -206,15 +225,18 @@ def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
             transport.chosen("copy_engine", problem, cpu, group, made)
 
 
-@pytest.mark.parametrize(("dtype", "taken"), [(BF16, "ldst"), (torch.float64, "nccl")])
-def test_what_is_gathered_of_any_type_has_a_gradient(monkeypatch, dtype, taken):
+@pytest.mark.parametrize(
+    ("dtype", "asked", "taken"),
+    [(BF16, "ldst", "ldst"), (BF16, "ll", "auto"), (torch.float64, "ldst", "nccl")],
+)
+def test_what_is_gathered_of_any_type_has_a_gradient(monkeypatch, dtype, asked, taken):
     """The gradient is a sum, which the fused collectives support for some types only."""
     requests = []
     monkeypatch.setattr(
         torch.ops.tileweave, "reduce_scatter", lambda *given: requests.append(given)
     )
     grad = ones(4, dtype=dtype)
-    OPERATORS["all_gather"].gradient(grad, "", "ldst")
+    OPERATORS["all_gather"].gradient(grad, "", asked)
     assert requests == [(grad, "", taken)]
 
 

@@ -23,6 +23,7 @@ class Call(NamedTuple):
     biased: bool = False
     where: str = "new"
     eps: float = 1e-5
+    valid: int | None = None
 
     def rows(self, of: int, what: str = "x") -> torch.Tensor:
         return (numbers(*self.shape, of=of, what=what) * 4).round().clamp(-8, 8).to(self.dtype)
@@ -34,7 +35,9 @@ class Call(NamedTuple):
         )
         scale = torch.tensor([0.05]) if self.quant == "fp8" else None
         residual = self.rows(0, "residual")
-        return Inputs(self.rows(of), residual, weight, bias if self.biased else None, scale)
+        num_tokens = None if self.valid is None else torch.tensor([self.valid], dtype=torch.int32)
+        bias = bias if self.biased else None
+        return Inputs(self.rows(of), residual, weight, bias, scale, num_tokens)
 
     def results(self, inputs: Inputs) -> dict[str, torch.Tensor]:
         """Return the arguments ``out`` and ``residual_out``."""
@@ -52,15 +55,21 @@ class Call(NamedTuple):
 
     def __call__(self, inputs: Inputs, group: Any = None) -> Results:
         """Call the operator."""
-        x, residual, weight, bias, scale = inputs
+        x, residual, weight, bias, scale, num_tokens = inputs
         results = self.results(inputs)
         out, *scales, residual_out = ops.all_reduce_rms_norm(
-            x, residual, weight, self.eps, bias=bias, quant=self.quant, scale=scale, group=group,
-            **results,
+            x, residual, weight, self.eps, bias=bias, quant=self.quant, scale=scale,
+            num_tokens=num_tokens, group=group, **results,
         )  # fmt: skip
         assert out is results.get("out", out)
         assert residual_out is results.get("residual_out", residual_out)
         return Results(out, residual_out, *scales)
+
+    def valid_rows(self, results: Results) -> Results:
+        """Return the results of the valid rows."""
+        if self.valid is None:
+            return results
+        return Results(*(t if t is None else t[: self.valid] for t in results))
 
 
 def compare(actual: Results, right: Results) -> dict[str, bool]:
@@ -86,8 +95,12 @@ def values(call: Call, form: str | None, compiled: bool) -> dict[str, bool]:
     else:
         results = call(inputs, group)
     written = call.where in ("residual", "in place", "crossed")
-    kept = all(t is None or torch.equal(t, g) for t, g in zip(inputs, given, strict=True))
-    return compare(results, right) | {"inputs": kept or written}
+    pairs = [(t, g) for t, g in zip(inputs, given, strict=True) if t is not None]
+    kept = all(torch.equal(t, g) for t, g in pairs)
+    verdicts = compare(call.valid_rows(results), call.valid_rows(right))
+    if call.valid is not None:
+        verdicts["padding"] = all(torch.equal(t[call.valid :], g[call.valid :]) for t, g in pairs)
+    return verdicts | {"inputs": kept or written}
 
 
 def one_rank(call: Call) -> dict[str, bool]:

@@ -3,6 +3,8 @@ calls."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -46,6 +48,37 @@ def test_the_program_and_torch_return_the_same(simulated, dtype, quant):
     step = 0.07 if quant else 2**-7
     for one, other in zip(program, right, strict=True):
         assert torch.allclose(one.float(), other.float(), rtol=step, atol=1e-6)
+
+
+@pytest.mark.parametrize("valid", [0, 3, 9])
+def test_rows_that_are_not_valid_keep_their_values(simulated, valid):
+    x, residual, weight, _ = given(shape=(4, 200))
+    number = torch.tensor([valid], dtype=torch.int32)
+    for strategy in ("one_shot", "nccl"):
+        out, residual_out = torch.full_like(x, 7), torch.full_like(x, 8)
+        ops.all_reduce_rms_norm(
+            x, residual, weight, num_tokens=number, out=out, residual_out=residual_out,
+            strategy=strategy,
+        )  # fmt: skip
+        right = ops.all_reduce_rms_norm(x, residual, weight, strategy="nccl")
+        assert torch.allclose(out[:valid].float(), right[0][:valid].float(), rtol=2**-7)
+        assert torch.equal(residual_out[:valid], right[1][:valid])
+        if strategy == "nccl":  # simulated programs return tensors of their own
+            assert (out[valid:] == 7).all() and (residual_out[valid:] == 8).all()
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (torch.ones(2, dtype=torch.int32), "num_tokens has shape (2,); expected one element"),
+        (torch.ones(1), "num_tokens is of torch.float32; expected torch.int32"),
+        (3, "num_tokens"),
+    ],
+)
+def test_numbers_that_are_refused(number, message):
+    x, residual, weight, _ = given(shape=(4, 200))
+    with pytest.raises(tw.TileWeaveError, match=re.escape(message)):
+        ops.all_reduce_rms_norm(x, residual, weight, num_tokens=number)
 
 
 def test_a_program_works_in_place(simulated):

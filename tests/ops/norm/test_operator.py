@@ -24,6 +24,8 @@ CALLS = {
     "in place": Call(where="in place"),
     "crossed": Call(where="crossed"),
     "fp8, residual in place": Call(quant="fp8", where="residual"),
+    "valid rows in place": Call(where="in place", valid=3),
+    "no valid row, groups": Call(quant="fp8_1x128", valid=0),
 }
 
 

@@ -1,0 +1,236 @@
+"""Small collectives by words with flags on simulated ranks, against NumPy."""
+
+import re
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tilelang.language as T
+import torch
+
+import tileweave as tw
+from tileweave.ops.collectives.all_gather import all_gather_by_words, all_gather_program
+from tileweave.ops.collectives.all_reduce import (
+    one_shot_by_words,
+    one_shot_program,
+    two_shot_by_words,
+    two_shot_program,
+)
+from tileweave.ops.collectives.all_to_all import (
+    AllToAll,
+    Parts,
+    all_to_all_by_words,
+    all_to_all_program,
+)
+from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.vectors import Lines
+from tileweave.ops.core.collective_problem import CollectiveProblem
+from tileweave.ops.core.registry import OPERATORS
+
+LONG = pytest.mark.long
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
+TILE = 64
+"""Bytes of a tile in these tests."""
+
+
+class Small(NamedTuple):
+    """A program with the inputs and the results of all ranks."""
+
+    program: Any
+    inputs: list[np.ndarray]
+    results: list[np.ndarray]
+
+
+def reduced(name: str, ranks: int, count: int, dtype: str = "bfloat16") -> Small:
+    lines = Lines.of(count, dtype, 16, TILE)
+    rng = np.random.default_rng(count)
+    x = [rng.normal(size=lines.shape).astype(DTYPES[dtype]) for _ in range(ranks)]
+    total = x[0].astype(np.float32)
+    for given in x[1:]:
+        total = total + given.astype(np.float32)
+    if ranks == 1:
+        make = {"one_shot": one_shot_program, "two_shot": two_shot_program}[name]
+        return Small(make(lines, ranks, "ldst"), x, x)
+    make = {"one_shot": one_shot_by_words, "two_shot": two_shot_by_words}[name]
+    return Small(make(lines, ranks), x, [total.astype(DTYPES[dtype])] * ranks)
+
+
+def gathered(ranks: int, count: int, dtype: str = "int32") -> Small:
+    lines = Lines.of(count, dtype, 16, TILE)
+    rng = np.random.default_rng(count)
+    x = [rng.integers(0, 128, lines.shape).astype(dtype) for _ in range(ranks)]
+    by_threads = all_gather_program(lines, ranks, "ldst")
+    program = by_threads if ranks == 1 else all_gather_by_words(lines, ranks)
+    return Small(program, x, [np.stack(x)] * ranks)
+
+
+def exchanged(
+    ranks: int, shape: tuple[int, ...], scatter: int = 0, gather: int = 0, dtype=torch.float32
+) -> Small:
+    result, axes = AllToAll.result(torch.empty(shape, device="meta"), ranks, scatter, gather)
+    parts = Parts.of(CollectiveProblem("all_to_all", shape, result, axes, ranks, dtype), TILE)
+    rng = np.random.default_rng(ranks)
+    x = [rng.integers(0, 128, shape).astype(parts.dtype) for _ in range(ranks)]
+    split = [np.split(given, ranks, scatter) for given in x]
+    results = [np.concatenate([p[rank] for p in split], gather) for rank in range(ranks)]
+    by_threads = all_to_all_program(parts, "ldst")
+    program = by_threads if ranks == 1 else all_to_all_by_words(parts)
+    given, got = parts.shape(parts.given_behind), parts.shape(parts.got_behind)
+    return Small(program, [a.reshape(given) for a in x], [a.reshape(got) for a in results])
+
+
+def check(small: Small, schedules: int = 2) -> None:
+    """Three launches have the bits of the definition; a fault raises."""
+    inputs = [{"x": x} for x in small.inputs]
+    actual = tw.simulate(small.program, len(inputs), inputs, schedules=schedules, epochs=3)
+    for result, right in zip(actual, small.results, strict=True):
+        np.testing.assert_array_equal(result["out"], right)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dtype", "count"),
+    [
+        (3, "bfloat16", 72),
+        (2, "float32", 7),
+        *(
+            pytest.param(*case, marks=LONG)
+            for case in [(2, "bfloat16", 256), (3, "float16", 328), (4, "bfloat16", 70)]
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["one_shot", "two_shot"])
+def test_all_reduce(name, ranks, dtype, count):
+    """Whole tiles, tails, less than a tile; rows that do not fill words. Both programs add in the
+    order of the ranks, so their results have equal bits."""
+    check(reduced(name, ranks, count, dtype))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "count", "dtype"),
+    [
+        (3, 36, "int32"),
+        (2, 7, "uint8"),
+        pytest.param(2, 96, "int32", marks=LONG),
+        pytest.param(4, 40, "uint8", marks=LONG),
+    ],
+)
+def test_all_gather(ranks, count, dtype):
+    check(gathered(ranks, count, dtype))
+
+
+AXES = [
+    ((3, 6, 4), 1, 0),
+    ((4, 3, 2), 0, 1),
+    *(
+        pytest.param(*case, marks=LONG)
+        for case in [((2, 3, 6, 4), 2, 1), ((2, 6, 3, 4), 1, 2), ((2, 6, 3), 1, 1)]
+    ),
+]
+
+
+@pytest.mark.parametrize(("shape", "scatter", "gather"), AXES)
+def test_all_to_all(shape, scatter, gather):
+    check(exchanged(2 + scatter % 2, shape, scatter, gather))
+
+
+def in_turn(first: Small, second: Small) -> Any:
+    """Return a plan of six launches, as replays of two captured graphs make them."""
+    shapes = [(s.inputs[0].shape, s.results[0].shape) for s in (first, second)]
+    (x0, out0), (x1, out1) = shapes
+    dtype = str(first.inputs[0].dtype)
+
+    @tw.plan
+    def replays(
+        p: tw.PlanBuilder,
+        x: T.Tensor(x0, dtype),
+        large_x: T.Tensor(x1, dtype),
+        out: T.Tensor(out0, dtype),
+        again: T.Tensor(out0, dtype),
+        large_out: T.Tensor(out1, dtype),
+        large_again: T.Tensor(out1, dtype),
+    ):
+        p.launch(first.program, x, out)
+        p.launch(second.program, large_x, large_out)
+        p.launch(second.program, large_x, large_again)
+        p.launch(first.program, x, again)
+
+    return replays
+
+
+OPERATIONS = {
+    "all_reduce one-shot": lambda ranks, n: reduced("one_shot", ranks, 8 * n),
+    "all_reduce two-shot": lambda ranks, n: reduced("two_shot", ranks, 8 * n),
+    "all_gather": lambda ranks, n: gathered(ranks, 4 * n),
+    "all_to_all": lambda ranks, n: exchanged(ranks, (ranks, 4 * n)),
+}
+
+
+def check_in_turn(name: str, ranks: int, schedules: int) -> None:
+    small, large = (OPERATIONS[name](ranks, n) for n in (1, 2))
+    inputs = [{"x": x, "large_x": y} for x, y in zip(small.inputs, large.inputs, strict=True)]
+    actual = tw.simulate(in_turn(small, large), ranks, inputs, schedules=schedules, epochs=3)
+    for rank, result in enumerate(actual):
+        for prefix, case in (("", small), ("large_", large)):
+            for out in (f"{prefix}out", f"{prefix}again"):
+                np.testing.assert_array_equal(result[out], case.results[rank])
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_interleaved_replays(name):
+    check_in_turn(name, 2, 1)
+
+
+@LONG
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_thousand_schedules(name, ranks):
+    """Of five numbers of ranks; each schedule has three replays of four launches."""
+    check_in_turn(name, ranks, 200)
+
+
+SAME = "ll_st rank+1", "ll_ld rank+1"
+"""Mutants without effect: every rank stores the same words to all ranks."""
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("name", "survivors"),
+    [
+        ("all_reduce one-shot", SAME),
+        ("all_reduce two-shot", SAME),
+        ("all_gather", SAME),
+        ("all_to_all", ()),
+    ],
+)
+def test_every_mutant_is_accounted_for(name, survivors):
+    small = OPERATIONS[name](3, 1)
+    mutants = tw.mutate(small.program, 3, [{"x": x} for x in small.inputs], schedules=5)
+    assert [m for m in mutants if not m.is_accounted_for and m.name not in survivors] == []
+    assert [m.verdict for m in mutants].count("killed") >= 12
+
+
+@LONG
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_device_functions(name):
+    small = OPERATIONS[name](2, 2)
+    tw.validate(small.program, 2, [{"x": x} for x in small.inputs], arch="sm_90a")
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("op", "shape", "axes"),
+    [
+        ("all_reduce", (64 << 10,), ()),
+        ("all_reduce", (1 << 19,), ()),
+        ("all_gather", (32 << 10,), ()),
+        ("all_to_all", (8, 64, 64), (1, 0)),
+    ],
+)
+def test_registers_suffice(ptxas, op, shape, axes):
+    """Of 8 ranks: no spills."""
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    program = OPERATORS[op].steps(checked(op, x, None, 8, axes), "ll")
+    said = ptxas(tw.emit(program, stage="ptx", world_size=8))
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert spills and set(spills) == {("0", "0")}
