@@ -116,6 +116,11 @@ def _row_size(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.IntImm("int32", math.prod(map(int, _ragged_extents(arguments)[1:])))
 
 
+def _tile(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    """Return the rows of a whole segment: the inference chooses smaller tiles."""
+    return _ragged_extents(arguments)[0]
+
+
 def _ragged_extents(arguments: dict[str, Any]) -> list[tirx.PrimExpr]:
     """Return the extents of a segment of the ragged tensor ``ref``: rows, and those of a row."""
     buffer = buffer_of(arguments["ref"])
@@ -130,5 +135,6 @@ _SUPPLIERS = {
     "rows": _rows,
     "thread": _thread,
     "threads": _threads,
+    "tile": _tile,
     "total": _total,
 }

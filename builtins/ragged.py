@@ -48,8 +48,10 @@ def alloc_ragged(
 
     In each launch, every segment that is written or read must be announced once, each row is
     written at most once, and the number of rows written is the announced number. The compiler
-    inserts the synchronization: a read waits for the announcement of its segment and for all
-    announced rows. The simulator checks the rows; see the guide on synchronization.
+    inserts the synchronization: a read waits for the announcement of its segment, and for the
+    announced rows of its tile. Tiles have as many rows as the largest read; if all reads are of
+    single rows, the tile is the whole segment. ``pass_configs`` may choose another number by
+    ``tileweave.granule``. The simulator checks the rows; see the guide on synchronization.
 
     Args:
         segments: extents of the axes between the storing rank and the source; may be empty.
@@ -75,7 +77,7 @@ def alloc_ragged(
     return T.alloc_buffer(shape, dtype, scope=ragged_scope(len(segments) + 1))
 
 
-@builtin(level="leader", announces=True, implicit=("total", "rows", "row_size", *WATCHED))
+@builtin(level="leader", announces=True, implicit=("total", "rows", "row_size", "tile", *WATCHED))
 def announce(ref: Write, count: Int32) -> None:
     """Announce that this rank writes ``count`` rows to a segment in this launch.
 
@@ -118,7 +120,7 @@ def check_row(
 
 
 @builtin(level="thread", checks=True, implicit=WATCHED)
-def check_amount(ref: Read, written: Read, total: Read) -> None:
+def check_amount(ref: Read, written: Read, total: Read, tiles: Int32) -> None:
     """Check that as many rows of a segment are written as were announced, in all launches so far.
 
     ``pass_configs={"tileweave.check_rows": True}`` inserts a call for each segment at the end of a
@@ -126,7 +128,9 @@ def check_amount(ref: Read, written: Read, total: Read) -> None:
 
     Args:
         ref: the first element of the segment.
-        written, total: units that were written and announced in all launches.
+        written: units that were written in all launches.
+        total: units that were announced in all launches, of the first of ``tiles`` tiles.
+        tiles: number of tiles of a segment.
     """
 
 

@@ -199,7 +199,7 @@ class Roles:
 
     announces: bool = False
     """Whether it announces rows of a ragged tensor. It writes the announcement of a segment, its
-    first operand, and has the implicit operands ``total``, ``rows`` and ``row_size``."""
+    first operand, and has the implicit operands ``total``, ``rows``, ``row_size`` and ``tile``."""
 
     checks: bool = False
     """Whether it only checks rows of a ragged tensor, in memory that nothing else uses."""

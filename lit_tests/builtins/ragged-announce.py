@@ -27,7 +27,7 @@ def exchange(
 # CHECK: __global__
 # CHECK-NOT: const uint* __restrict__ inbox_announced
 # CHECK: if (((int)threadIdx.x) == 0) {
-# CHECK-NEXT: tw::announce((&(inbox_announced[{{.*}}])), n[peer], (&(inbox_total[peer])), 8, 1, tileweave_context, {{[0-9]+}});
+# CHECK-NEXT: tw::announce((&(inbox_announced[{{.*}}])), n[peer], (&(inbox_total[peer])), 8, 1, 8, tileweave_context, {{[0-9]+}});
 # CHECK-NEXT: }
 # CHECK-NEXT: __syncthreads();
 # CHECK-NEXT: if (((int)threadIdx.x) == 0) {

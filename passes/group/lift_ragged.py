@@ -24,15 +24,16 @@ def lift_ragged(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     """Allocate two tensors beside each ``W.alloc_ragged``, which holds the rows.
 
     - ``S_announced`` holds two words for each segment: the announced rows of this launch, and the
-      announced elements of all launches so far, modulo 2^32.
-    - ``S_total`` is local to the writer. It keeps the second word of each segment, so that no
+      announced elements of all launches so far, modulo 2^32. If readers wait for tiles of rows,
+      ``infer_sync`` adds a word for each further tile.
+    - ``S_total`` is local to the writer. It keeps the other words of each segment, so that no
       counter is reset between launches.
 
     Before: ``S = W.alloc_ragged(E, rows=R, row=N); T.tileweave.announce(S[dst, e, me, 0, 0], n);
     T.tileweave.announced(S[me, e, s, 0, 0])``
     After:  ``S_announced = W.alloc_symmetric((E, W, 2), "uint32");
     S = W.alloc_symmetric((E, W, R, N)); T.tileweave.announce(S_announced[dst, e, me, 0], n,
-    S_total[dst, e], R, N); T.Cast("int32", S_announced[me, e, s, 0])``
+    S_total[dst, e, 0], R, N, R); T.Cast("int32", S_announced[me, e, s, 0])``
     """
     ragged = [a.buffer for a in scratch_of(func.body) if ragged_axes(a.buffer)]
     if not ragged:
@@ -54,7 +55,7 @@ def lift_ragged(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
         ref = call.args[0].args[0]
         segment = list(ref.indices[: 1 + axes[ref.buffer.data]])
         words = tirx.BufferLoad(counts[ref.buffer.data], [*segment, 0])
-        total = tirx.BufferLoad(totals[ref.buffer.data], segment[:-1])
+        total = tirx.BufferLoad(totals[ref.buffer.data], [*segment[:-1], 0])
         arguments = list(call.args)
         arguments[0] = T.access_ptr(words, "w", extent=2)
         arguments[len(spec.operands) + spec.implicit.index("total")] = T.access_ptr(total, "rw")
@@ -100,5 +101,5 @@ def _counts(buffer: tirx.Buffer, world_size: int, name: str) -> tirx.Buffer:
 
 
 def _totals(buffer: tirx.Buffer, world_size: int, name: str) -> tirx.Buffer:
-    shape = [world_size, *(int(e) for e in buffer.shape[1 : ragged_axes(buffer)])]
+    shape = [world_size, *(int(e) for e in buffer.shape[1 : ragged_axes(buffer)]), 1]
     return tirx.decl_buffer(shape, "uint32", totals_name(name), strides=packed_strides(shape))

@@ -27,6 +27,7 @@ class Implicit:
         segments, segment: if it holds the rows of a ragged tensor, the extents of the axes that
             select a segment, the source last, and the shape of a segment, rows first. Before them,
             ``shape`` may have an axis for buffers.
+        tile: rows of a segment that readers wait for at once; 0 before the inference.
         flagged: whether it holds words with flags, which must be zero before the first launch.
     """
 
@@ -37,6 +38,7 @@ class Implicit:
     scratch: bool = False
     segments: tuple[int, ...] = ()
     segment: tuple[int, ...] = ()
+    tile: int = 0
     flagged: bool = False
 
 

@@ -16,6 +16,11 @@ def ragged_of(func: tirx.PrimFunc) -> dict[str, int]:
     return {h.name: len(h.segments) for h in implicit_of(func) if h.segments}
 
 
+def tiles_of(func: tirx.PrimFunc) -> dict[str, int]:
+    """Return the rows of a tile of each ragged tensor of ``func``, by its name."""
+    return {h.name: h.tile for h in implicit_of(func) if h.tile}
+
+
 def counts_name(tensor: str) -> str:
     """Return the name of the symmetric tensor with the announcements of a ragged tensor."""
     return f"{tensor}_announced"

@@ -415,14 +415,15 @@ def announce(c: Statements, call: tirx.Call, loc: str) -> Step:
     )
     rows = next(n for n in c.globals.values() if counts_name(n) == counts.ref.name)
     count = c.compile(spec.operand(call, "count"), loc)
-    row_size = int(spec.operand(call, "row_size"))
+    row_size, tile = (int(spec.operand(call, name)) for name in ("row_size", "tile"))
+    rows_before = np.arange(0, int(spec.operand(call, "rows")), tile)
 
     def run(frame):
         value = int(np.asarray(count.value(frame)).flat[0])
         refuse_poison(frame, count, counts)
         block, segments = frame.block, frame.block.tensors[rows].segments
         *at, word = (int(np.asarray(i).flat[0]) for i in counts.index(frame))
-        sent_at = tuple(int(np.asarray(i).flat[0]) for i in total.index(frame))
+        *sent_at, first = (int(np.asarray(i).flat[0]) for i in total.index(frame))
         place = (at[0], *at[len(at) - len(sent_at) :])
         text = f"{spec.text} of {value} rows by {block.name()} in launch {block.epoch} --> {loc}"
         if not 0 <= value <= segments.capacity:
@@ -433,11 +434,13 @@ def announce(c: Statements, call: tirx.Call, loc: str) -> Step:
         segments.announce(place, value, text)
         access = block.access(frame.mask.overlapping, spec.text, loc)
         sent = total.ref.tensor(frame)
-        old, _ = sent.read(sent_at, access)
-        new = np.uint32((int(old) + value * row_size) & 0xFFFFFFFF)
-        sent.write(sent_at, new, access)
-        words = np.array([value, new], np.uint32)
-        counts.ref.tensor(frame).write((*at, slice(word, word + 2)), words, access)
+        totals = (*sent_at, slice(first, first + len(rows_before)))
+        old, _ = sent.read(totals, access)
+        in_tiles = np.clip(value - rows_before, 0, tile)
+        new = (old.astype(np.int64) + in_tiles * row_size).astype(np.uint32)
+        sent.write(totals, new, access)
+        words = np.array([value, *new], np.uint32)
+        counts.ref.tensor(frame).write((*at, slice(word, word + len(words))), words, access)
 
     return c.preempted(run, call)
 

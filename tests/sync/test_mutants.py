@@ -16,7 +16,7 @@ from tileweave.simulator import Mutant
 pytestmark = pytest.mark.long
 
 FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers",
-       "ragged_dispatch")  # fmt: skip
+       "ragged_dispatch", "ragged_tiles")  # fmt: skip
 NAMES = tuple(PROGRAMS) if os.environ.get("TILEWEAVE_MUTANTS") == "all" else FEW
 SCHEDULES = 5
 COUNTS = {
@@ -58,9 +58,11 @@ COUNTS = {
     "add_again": (71, 10),
     "persistent_in_place": (30, 8),
     "ragged_dispatch": (48, 8),
-    "ragged_halves": (49, 10),
+    "ragged_halves": (47, 10),
     "ragged_there_and_back": (81, 8),
     "ragged_of_a_neighbor": (42, 5),
+    "ragged_tiles": (49, 8),
+    "ragged_tile_results": (90, 13),
 }
 """Mutants of each program that are killed, and explained."""
 

@@ -1,6 +1,6 @@
 # RUN: %python %s | %filecheck %s
 """Ragged tensors: a signal after each write adds its elements; a read waits for the announcement,
-then for the announced total."""
+then for the announced total of its tile of rows."""
 
 import tilelang.language as T
 from tilelang import tvm
@@ -40,7 +40,7 @@ def rows(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((RA
 # CHECK: inbox_announced_posted = T.match_buffer({{.*}}, (2, 2, 2), "uint32"
 # CHECK: inbox_arrived = T.match_buffer({{.*}}, (2, 2), "uint32"
 # CHECK: for peer in range(2):
-# CHECK-NEXT: T.tileweave.announce(T.access_ptr(inbox_announced[peer, {{.*}}, me, 0], 2, 2), at[peer], T.access_ptr(inbox_total[peer], 1, 3), 8, 1,
+# CHECK-NEXT: T.tileweave.announce(T.access_ptr(inbox_announced[peer, {{.*}}, me, 0], 2, 2), at[peer], T.access_ptr(inbox_total[peer, 0], 1, 3), 8, 1, 8,
 # CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_announced_posted[peer, {{.*}}, T.tileweave.rank()], 1, 3), T.uint32(1),
 # CHECK: T.copy(T.region(tile[0, 0], 1, 1, 16), T.region(inbox[at[t], {{.*}}, me, t, 0], 2,
 # CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], T.tileweave.rank()], 1, 3), T.uint32(1),
@@ -72,7 +72,7 @@ def halves(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((
 
 # A row has two units. Without credits, the writer waits for the owner, which data decides.
 # CHECK-LABEL: TEST: halves
-# CHECK: T.tileweave.announce({{.*}}, at[peer], {{.*}}, 8, 2,
+# CHECK: T.tileweave.announce({{.*}}, at[peer], {{.*}}, 8, 2, 8,
 # CHECK: if at[3] >= 0:
 # CHECK-NEXT: if {{.*}}at[3]{{.*}}T.tileweave.rank(){{.*}}:
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(finished[T.tileweave.rank(), at[3]], 1, 1), epoch - T.uint32(1),
@@ -113,5 +113,70 @@ show(consecutive)
 # CHECK: T.tileweave.check_row(T.access_ptr(inbox[at[t], {{.*}}, me, t, 0], 1, 1), T.access_ptr(inbox_rows[at[t], 0], 1, 3), T.access_ptr(inbox_written[at[t]], 1, 3), t, 1, 8, 1, 1, epoch,
 # CHECK-NEXT: T.copy({{.*}}T.region(inbox[at[t],
 # CHECK: for segment_0 in range(2):
-# CHECK-NEXT: T.tileweave.check_amount(T.access_ptr(inbox[segment_0, {{.*}}, T.tileweave.rank(), 0, 0], 1, 1), T.access_ptr(inbox_written[segment_0], 1, 1), T.access_ptr(inbox_total[segment_0], 1, 1),
+# CHECK-NEXT: T.tileweave.check_amount(T.access_ptr(inbox[segment_0, {{.*}}, T.tileweave.rank(), 0, 0], 1, 1), T.access_ptr(inbox_written[segment_0], 1, 1), T.access_ptr(inbox_total[segment_0, 0], 1, 1), 1,
 show(rows, check_rows=True)
+
+
+@T.prim_func
+def tiles(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((RANKS, 6, 16), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=6, row=16)
+        row = T.alloc_shared((1, 16), F32)
+        tile = T.alloc_shared((4, 16), F32)
+        me = W.rank()
+        for peer in T.serial(RANKS):
+            W.announce(inbox[peer, me, 0, 0], at[peer])
+        for t in T.serial(4):
+            T.copy(X[t, 0], row)
+            T.copy(row, inbox[at[t], me, at[t], 0])
+        for source in T.serial(RANKS):
+            n = W.announced(inbox[me, source, 0, 0])
+            for t in T.serial(T.ceildiv(n, 4)):
+                T.copy(inbox[me, source, t * 4, 0], tile)
+                T.copy(tile, Y[source, t * 4, 0])
+
+
+# Two tiles of 4 and 2 rows: an announcement has two totals, and each tile has a counter. A row
+# outside of the segment is not stored and not counted.
+# CHECK-LABEL: TEST: tiles
+# CHECK: inbox_total = T.match_buffer({{.*}}, (2, 2), "uint32"
+# CHECK: inbox_announced = T.match_buffer({{.*}}, (2, 2, 2, 3), "uint32"
+# CHECK: inbox_arrived = T.match_buffer({{.*}}, (2, 4), "uint32"
+# CHECK: T.tileweave.announce(T.access_ptr(inbox_announced[peer, {{.*}}, me, 0], 3, 2), at[peer], T.access_ptr(inbox_total[peer, 0], 2, 3), 6, 1, 4,
+# CHECK: T.copy({{.*}}T.region(inbox[at[t], {{.*}}, me, at[t], 0], 2,
+# CHECK-NEXT: if T.Cast("uint32", at[t]) < T.Cast("uint32", 6):
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], T.tileweave.rank() * 2 + at[t] // 4], 1, 3), T.uint32(1),
+# CHECK: for t in range((n + 3) // 4):
+# CHECK: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source * 2 + t], 1, 1), inbox_announced[me, {{.*}}, source, t + 1],
+# CHECK-NEXT: T.copy(T.region(inbox[
+show(tiles)
+
+
+@T.prim_func
+def results(at: T.Tensor((2,), "int32"), Y: T.Tensor((RANKS, 16), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=8, row=16)
+        tile = T.alloc_shared((4, 16), F32)
+        me = W.rank()
+        T.clear(tile)
+        for peer in T.serial(RANKS):
+            n = at[peer]
+            W.announce(inbox[peer, me, 0, 0], n)
+            for t in T.serial(T.ceildiv(n, 4)):
+                for i in T.serial(T.min(4, n - t * 4)):
+                    for j in T.Parallel(16):
+                        inbox[peer, me, t * 4 + i, j] = tile[i, j]
+        for source in T.serial(RANKS):
+            for j in T.Parallel(16):
+                Y[source, j] = inbox[me, source, at[source], j]
+
+
+# The rows of a tile that one loop writes have one signal. Reads of rows, which are data, wait for
+# the tiles of the user's choice.
+# CHECK-LABEL: TEST: results
+# CHECK: for i in range(T.min(4, n - t * 4)):
+# CHECK: inbox[peer, {{.*}}, me, t * 4 + i, j] = tile[i, j]
+# CHECK: T.tileweave.signal(T.access_ptr(inbox_arrived[peer, T.tileweave.rank() * 2 + t], 1, 3), T.Cast("uint32", T.max(T.min(4, n - t * 4), 0)),
+# CHECK: if T.Cast("uint32", at[source]) < T.Cast("uint32", 8):
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source * 2 + at[source] // 4], 1, 1), inbox_announced[{{.*}}, source, at[source] // 4 + 1],
+show(results, granule={"inbox": [1, 4, 16]})

@@ -48,10 +48,12 @@ def check_row(
 
 
 def check_amount(
-    element: tirx.BufferLoad, written: tirx.BufferLoad, total: tirx.BufferLoad, access: Access
-) -> tirx.Stmt:
+    element: tirx.BufferLoad, written: tirx.BufferLoad, total: tirx.BufferLoad, tiles: int,
+    access: Access,
+) -> tirx.Stmt:  # fmt: skip
     """Build ``W.check_amount`` for a segment; ``access`` is a write to the tensor."""
-    operands = [T.access_ptr(ref, "r") for ref in (element, written, total)]
+    pointers = [T.access_ptr(ref, "r") for ref in (element, written, total)]
+    operands = [*pointers, tirx.IntImm("int32", tiles)]
     return _checked(ragged.check_amount, operands, element, access)
 
 

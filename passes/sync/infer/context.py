@@ -169,7 +169,8 @@ class SyncContext:
         simple: Callable[[tirx.PrimExpr], tirx.PrimExpr], exited: Sequence[Loop],
     ) -> tirx.Stmt:  # fmt: skip
         """Guard ``stmt`` by the conditions of an access, and by the end of the tensor if the box of
-        the access may start after it.
+        the access may start after it. A row of a ragged tensor that is data may: nothing is stored
+        there, and no counter counts it.
 
         Args:
             simple: simplifies a condition.
@@ -182,6 +183,10 @@ class SyncContext:
             start = self.symbols.start(footprints, 1 + axis, [*exited, *access.inner])
             extent = footprints.access.tensor.shape[1 + axis]
             stmt = tirx.IfThenElse(simple(tirx.LT(start, extent)), stmt, None)
+        if access.row is not None and access.row[0] in footprints.open_axes:
+            rows = tirx.Cast("uint32", access.tensor.shape[access.row[0]])
+            row = tirx.Cast("uint32", footprints.open_axes[access.row[0]])
+            stmt = tirx.IfThenElse(tirx.LT(row, rows), stmt, None)
         return stmt
 
     def buffer_index(self, tensor: tirx.Buffer) -> list[tirx.PrimExpr]:

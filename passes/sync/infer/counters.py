@@ -9,7 +9,13 @@ from ....builtins.errors import LanguageError
 from ...ir.ragged import ARRIVED
 from ..regions.accesses import Kind
 from ..regions.coverage import Coverage
-from ..regions.granules import Counter, Granules, choose_granules, counter_of
+from ..regions.granules import (
+    Counter,
+    Granules,
+    choose_granules,
+    counter_of,
+    tiles_of_rows,
+)
 from ..regions.tensor_accesses import TensorAccesses
 from .context import SyncContext, copies_with_granules
 
@@ -28,16 +34,19 @@ def make_counters(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     Raises:
         LanguageError: ``tileweave.granule`` names another tensor, or its sizes do not fit.
     """
-    names = [t.tensor.name for t in context.tensor_accesses if not t.segments]
+    names = [t.tensor.name for t in context.tensor_accesses if not t.announces]
     unknown = [name for name in context.options.granule if name not in names]
     if unknown:
         raise LanguageError(
             f"tileweave.granule: {unknown[0]!r} is no tensor that ranks exchange; expected "
-            f"{' or '.join(map(repr, names)) or 'no granule, because ragged tensors have segments'}"
+            f"{' or '.join(map(repr, names))}"
         )
     for accesses in context.tensor_accesses:
         name = accesses.tensor.name
-        granules = choose_granules(accesses, context.options.granule.get(name))
+        if accesses.is_ragged:
+            granules = tiles_of_rows(accesses)
+        else:
+            granules = choose_granules(accesses, context.options.granule.get(name))
         names = _names(accesses)
         for kind, (suffix, _, _) in names.items():
             if users := accesses.users_of(kind):

@@ -17,12 +17,17 @@ from ...group.specialize_group import heap_tensors
 from ...ir.implicit import implicit_of, set_implicit, with_implicit
 from ...ir.leaves import Leaf, leaves_of
 from ...ir.memory_order import releases
-from ...ir.ragged import counts_name, ragged_of
+from ...ir.ragged import counts_name, ragged_of, tiles_of
 from ...ir.sizes import format_sizes, sizes_of
 from ...ir.walk import builtins_in, location, uses_op
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
-from ..regions.ragged import announcement_reads, segment_accesses, verify_announcements
+from ..regions.ragged import (
+    announcement_reads,
+    row_accesses,
+    tile_accesses,
+    verify_announcements,
+)
 from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import (
     TensorAccesses,
@@ -30,17 +35,18 @@ from ..regions.tensor_accesses import (
     refuse_jumps,
     verify_tensor_accesses,
 )
+from ..regions.tiles import choose_tile
 from ..verify.outside import warn_outside
 from ..words.protocol import choose_protocols
 from ..words.store_words import store_words
-from .announcements import assumption, in_units
+from .announcements import assumption, in_units, with_tiles
 from .context import Inserted, SyncContext
 from .counters import make_counters
 from .credits import place_credits
 from .drain import place_drain
 from .epochs import count_epochs
 from .limits import clear_limited
-from .options import options_of
+from .options import Options, options_of
 from .reindex import reindexed
 from .residency import leaves_room, verify_residency
 from .reuse import choose_buffers, guard_reuse
@@ -131,6 +137,9 @@ def _inferred(
             "signals and waits"
         )
     versions: dict[str, str] = {}
+    if ragged_of(func):
+        func = with_tiles(func, _tiles(func, tensors, world_size, options), heap_stride)
+        tensors = heap_tensors(func)
     program, exchanged = _exchanged_tensors(func, tensors, world_size)
     warn_outside(read for accesses in exchanged for read in accesses.missing)
     refuse_jumps(program, exchanged)
@@ -232,14 +241,15 @@ def _exchanged_tensors(
     The announcements of a ragged tensor precede its rows.
     """
     program = collect_accesses(func, tensors)
-    exchanged, ragged = [], ragged_of(func)
+    exchanged, ragged, tiles = [], ragged_of(func), tiles_of(func)
     announced = {counts_name(name): name for name in ragged}
     by_name: dict[str, TensorAccesses] = {}
     for tensor in tensors:
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
         segments = ragged.get(announced.get(tensor.name, tensor.name), 0)
         if tensor.name in ragged:
-            accesses = segment_accesses(accesses, segments, program, world_size)
+            accesses = row_accesses(accesses, segments, program, world_size)
+            accesses = tile_accesses(accesses, segments, tiles[tensor.name], program)
         elif segments:
             rows = [a for a in program.accesses if a.tensor.name == announced[tensor.name]]
             accesses += announcement_reads(tensor, rows, segments)
@@ -247,11 +257,28 @@ def _exchanged_tensors(
             tensor_accesses = collect_tensor_accesses(
                 tensor, accesses, copies_of(func, tensor), program, world_size,
                 segments=segments, counts=by_name.get(counts_name(tensor.name)),
+                tile=tiles.get(tensor.name, 0),
             )  # fmt: skip
             by_name[tensor.name] = tensor_accesses
             if tensor_accesses.is_exchanged or segments:
                 exchanged.append(tensor_accesses)
     return program, exchanged
+
+
+def _tiles(
+    func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer], world_size: int, options: Options
+) -> dict[str, int]:
+    """Return the rows of a tile of each ragged tensor, by its name."""
+    program, ragged = collect_accesses(func, tensors), ragged_of(func)
+    tiles = {}
+    for tensor in (t for t in tensors if t.name in ragged):
+        axes = ragged[tensor.name]
+        accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
+        tiles[tensor.name] = choose_tile(
+            tensor, row_accesses(accesses, axes, program, world_size), axes, program, world_size,
+            options.granule.get(tensor.name),
+        )  # fmt: skip
+    return tiles
 
 
 def _require_inference(func: tirx.PrimFunc) -> None:

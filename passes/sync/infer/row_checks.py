@@ -61,7 +61,8 @@ def _check_total(context: SyncContext, counter: Counter, written: tirx.Buffer) -
     zeros = [tirx.IntImm("int32", 0)] * (len(traffic.tensor.shape) - traffic.segments - 1)
     stmt = builtin_calls.check_amount(
         _element(context, counter, [*variables, context.symbols.rank, *zeros]),
-        tirx.BufferLoad(written, variables), tirx.BufferLoad(total, variables),
+        tirx.BufferLoad(written, variables),
+        tirx.BufferLoad(total, [*variables, tirx.IntImm("int32", 0)]), int(total.shape[-1]),
         traffic.in_kernel("write")[-1].access,
     )  # fmt: skip
     for variable, extent in reversed(list(zip(variables, traffic.tensor.shape, strict=False))):

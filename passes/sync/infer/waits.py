@@ -129,16 +129,20 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
 def _announced_total(
     context: SyncContext, counter: Counter, footprints: Footprints, loops: Sequence[Loop]
 ) -> tirx.PrimExpr:
-    """Return the elements that the source of a segment has announced so far, as an expression."""
+    """Return the elements that the source of a tile of rows has announced so far, as an
+    expression."""
     counts = counter.traffic.counts
     assert counts is not None
-    owner, *segment = (
-        context.symbols.simplified(
-            context.symbols.start(footprints, axis, loops, in_place=True), footprints.access
-        )
-        for axis in range(1 + counts.segments)
+    owner, *segment, row = (
+        context.symbols.start(footprints, axis, loops, in_place=True)
+        for axis in range(2 + counts.segments)
     )
-    index = [owner, *context.buffer_index(counts.tensor), *segment, tirx.IntImm("int32", 1)]
+    is_segment = counter.granules.counts[counts.segments] == 1
+    word = tirx.IntImm("int32", 1) if is_segment else 1 + tirx.floordiv(row, counter.traffic.tile)
+    owner, *segment = (
+        context.symbols.simplified(index, footprints.access) for index in (owner, *segment, word)
+    )
+    index = [owner, *context.buffer_index(counts.tensor), *segment]
     return tirx.BufferLoad(context.all_buffers_of(counts.tensor), index)
 
 

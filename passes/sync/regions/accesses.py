@@ -83,6 +83,10 @@ class Access:
         stored: number of elements that a write stores in a segment of a ragged tensor, each time
             that the block reaches ``anchor``; 0 for other accesses.
         stored_rows: number of rows of these elements.
+        in_tile: whether the box is a tile of rows of a ragged tensor, which the access touches.
+        row: for such a box, the axis of the rows, and an index of a row of the tile as the program
+            writes it: the first row that is accessed or, if loops around ``anchor`` do not leave
+            the tile, the tile's first row. None if the row is known, or all rows are in one tile.
     """
 
     tensor: tirx.Buffer
@@ -102,11 +106,19 @@ class Access:
     unknown_count: str = ""
     stored: int = 0
     stored_rows: int = 0
+    in_tile: bool = False
+    row: tuple[int, tirx.PrimExpr] | None = None
 
     @property
     def is_run(self) -> bool:
         """True if the elements are contiguous in memory and never clipped at the end of an axis."""
-        return self.op.startswith("W.")
+        return self.op.startswith("W.") and not self.in_tile
+
+    def written_index(self, axis: int) -> tirx.PrimExpr:
+        """Return the index that selects the box on an axis, as the program writes it there."""
+        if self.row is not None and self.row[0] == axis:
+            return self.row[1]
+        return base_of(self.node.indices[axis])
 
     @property
     def location(self) -> str:

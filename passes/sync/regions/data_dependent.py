@@ -16,7 +16,7 @@ from ....builtins.spec import builtin_of
 from ...ir.accesses import written_tensors
 from ...ir.uniformity import Divergence
 from ...ir.walk import bound_in, effects_in, variables_and_loads
-from .accesses import Access, Program, base_of
+from .accesses import Access, Program
 from .space import Loop, NotEvaluable, Space
 from .symbols import Symbols
 
@@ -120,10 +120,10 @@ def possible_region(access: Access, program: Program, world_size: int) -> Region
 
 def _opened(region: Region, access: Access, axis: int, space: Space, program: Program) -> Region:
     """Return ``region`` extended to all places on ``axis``."""
-    start, index = access.starts[axis], base_of(access.node.indices[axis])
+    start, index = access.starts[axis], access.written_index(axis)
     size, extent = int(access.tensor.shape[axis]), int(space.evaluate(access.extents[axis]).max())
     starts, extents = list(region.starts), list(region.extents)
-    step, first = _modular_set(Symbols(program, 1).inlined(start))
+    step, first = modular_set(Symbols(program, 1).inlined(start))
     if size > 1 and extent <= step and _is_uniform(access, index, program):
         place = tirx.Var("place", start.dtype)
         count = tirx.IntImm(start.dtype, max(0, -(-(size - first) // step)))
@@ -166,7 +166,7 @@ def _extent_of(access: Access, number: int) -> tirx.PrimExpr:
     return loop.extent
 
 
-def _modular_set(index: tirx.PrimExpr) -> tuple[int, int]:
+def modular_set(index: tirx.PrimExpr) -> tuple[int, int]:
     """Return ``coeff, base``: ``index`` is always a multiple of ``coeff``, plus ``base``."""
     modular = tvm.arith.Analyzer().modular_set(index)
     return int(modular.coeff), int(modular.base)

@@ -131,7 +131,7 @@ def choose_granules(traffic: TensorAccesses, requested: tuple[int, ...] | None =
         size = list(requested)
     else:
         size = [
-            _smallest_size([f.bounds[axis] for f in footprints], extent)
+            smallest_size([f.bounds[axis] for f in footprints], extent)
             for axis, extent in enumerate(shape)
         ]
         for axis, extent in enumerate(shape):
@@ -145,16 +145,22 @@ def choose_granules(traffic: TensorAccesses, requested: tuple[int, ...] | None =
     return granules
 
 
+def tiles_of_rows(traffic: TensorAccesses) -> Granules:
+    """Return the granules of a ragged tensor: tiles of whole rows, each in one segment."""
+    shape, axes = traffic.grid.shape, traffic.segments
+    return Granules(tuple(shape), (*(1 for _ in shape[:axes]), traffic.tile, *shape[1 + axes :]))
+
+
 def _verify_choice(traffic: TensorAccesses, requested: tuple[int, ...]) -> None:
     """Refuse granules chosen by the user that divide a box."""
     for axis, extent in enumerate(traffic.grid.shape):
         bounds = [f.bounds[axis] for f in traffic.footprints.values()]
         for access, (low, high) in zip(traffic.footprints, bounds, strict=True):
-            if not _is_within_granules(low, high, requested[axis]):
+            if not is_within_granules(low, high, requested[axis]):
                 raise LanguageError(
                     f"{access.text}: tileweave.granule={requested} of {traffic.tensor.name} "
                     f"divides what it accesses on axis {axis}; expected a multiple of "
-                    f"{_smallest_size(bounds, extent)} there{access.location}"
+                    f"{smallest_size(bounds, extent)} there{access.location}"
                 )
 
 
@@ -164,7 +170,7 @@ def _warn_of_whole_axis(accesses: list[Footprints], axis: int, extent: int, size
     if size < extent or any(np.any(high - low >= extent) for low, high in bounds):
         return
     is_cause = [
-        _smallest_size([b for b in bounds if b is not bound], extent) < extent for bound in bounds
+        smallest_size([b for b in bounds if b is not bound], extent) < extent for bound in bounds
     ]
     footprints = accesses[is_cause.index(True)] if True in is_cause else accesses[-1]
     warnings.warn(
@@ -194,23 +200,23 @@ def _size_of_copies(traffic: TensorAccesses, axis: int, minimum: int) -> int:
     assert copies is not None
     size = int(np.gcd.reduce(np.concatenate(copies.bounds[axis]) % extent))
     in_kernel = [b for b in traffic.footprints.values() if b is not copies]
-    fits = size and all(_is_within_granules(*b.bounds[axis], size) for b in in_kernel)
+    fits = size and all(is_within_granules(*b.bounds[axis], size) for b in in_kernel)
     return size if fits else minimum
 
 
-def _is_within_granules(low: np.ndarray, high: np.ndarray, size: int) -> bool:
+def is_within_granules(low: np.ndarray, high: np.ndarray, size: int) -> bool:
     """Return whether each box is inside one granule of ``size`` along an axis."""
     return bool(np.all(low // size == np.maximum(high - 1, low) // size))
 
 
-def _smallest_size(bounds: list, extent: int) -> int:
+def smallest_size(bounds: list, extent: int) -> int:
     """Return the smallest granule size along an axis that divides no box."""
     extents = sorted({int(n) for low, high in bounds for n in np.unique(high - low) if n > 0})
     candidates = set(extents[:8])
     for n in (2, len(extents[:8])):
         candidates |= {math.lcm(*subset) for subset in itertools.combinations(extents[:8], n)}
     for size in sorted(c for c in candidates if c < extent):
-        if all(_is_within_granules(low, high, size) for low, high in bounds):
+        if all(is_within_granules(low, high, size) for low, high in bounds):
             return size
     return extent
 

@@ -1,4 +1,4 @@
-"""Accesses to ragged tensors: each counts as an access to its whole segment.
+"""Accesses to ragged tensors: each counts as an access to a whole tile of rows of its segment.
 
 The place of a row in its segment may be data, and so may the segment of a write, except its source.
 """
@@ -14,9 +14,9 @@ from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from ....builtins.errors import LanguageError
 from ...ir.uniformity import Divergence
-from ...ir.walk import format_expr
+from ...ir.walk import format_expr, variables_in
 from .accesses import Access, Program
-from .data_dependent import Region
+from .data_dependent import Region, modular_set
 from .footprints import Footprints, region_footprints
 from .granules import elements_of
 from .space import NotEvaluable, Space
@@ -24,10 +24,10 @@ from .symbols import Symbols
 from .tensor_accesses import TensorAccesses
 
 
-def segment_accesses(
+def row_accesses(
     accesses: Iterable[Access], axes: int, program: Program, world_size: int
 ) -> list[Access]:
-    """Return accesses to a ragged tensor as accesses to whole segments.
+    """Return accesses to a ragged tensor as accesses to whole rows.
 
     Args:
         axes: number of axes that select a segment.
@@ -36,7 +36,14 @@ def segment_accesses(
         LanguageError: an access adds to the tensor, or the elements that a write stores are not
             known.
     """
-    return [_whole_segment(access, axes, program, world_size) for access in accesses]
+    return [_whole_rows(access, axes, program, world_size) for access in accesses]
+
+
+def tile_accesses(
+    accesses: Iterable[Access], axes: int, tile: int, program: Program
+) -> list[Access]:
+    """Return accesses to whole rows as accesses to the tiles of ``tile`` rows that contain them."""
+    return [_whole_tile(access, axes, tile, program) for access in accesses]
 
 
 def announcement_reads(counts: tirx.Buffer, accesses: Iterable[Access], axes: int) -> list[Access]:
@@ -45,7 +52,7 @@ def announcement_reads(counts: tirx.Buffer, accesses: Iterable[Access], axes: in
     return [
         dataclasses.replace(
             read, tensor=counts, starts=(*read.starts[: 1 + axes], _int(0)),
-            extents=(*read.extents[: 1 + axes], _int(2)),
+            extents=(*read.extents[: 1 + axes], counts.shape[1 + axes]),
         )
         for read in accesses if read.kind == "read"
     ]  # fmt: skip
@@ -68,7 +75,7 @@ def _verify_segments(footprints: Footprints, axes: int) -> None:
         )
 
 
-def _whole_segment(access: Access, axes: int, program: Program, world_size: int) -> Access:
+def _whole_rows(access: Access, axes: int, program: Program, world_size: int) -> Access:
     if access.kind == "add":
         raise LanguageError(
             f"{access.text}, a ragged tensor; expected writes, each row once{access.location}"
@@ -76,12 +83,75 @@ def _whole_segment(access: Access, axes: int, program: Program, world_size: int)
     stored = rows = 0
     if access.kind == "write":
         stored, rows = _stored_elements(access, axes, program, world_size)
-    extents = [_int(n) for n in access.tensor.shape[1 + axes :]]
+    columns = [_int(n) for n in access.tensor.shape[2 + axes :]]
+    start, extent, row = _rows_of(access, 1 + axes, program, world_size)
+    if rows > 1 and row is not None:
+        _require_uncut(access, start, rows, int(access.tensor.shape[1 + axes]), program)
     return dataclasses.replace(
-        access, stored=stored, stored_rows=rows,
-        starts=(*access.starts[: 1 + axes], *(_int(0) for _ in extents)),
-        extents=(*access.extents[: 1 + axes], *extents),
+        access, stored=stored, stored_rows=rows, in_tile=True, row=row,
+        starts=(*access.starts[: 1 + axes], start, *(_int(0) for _ in columns)),
+        extents=(*access.extents[: 1 + axes], extent, *columns),
     )  # fmt: skip
+
+
+def _rows_of(
+    access: Access, axis: int, program: Program, world_size: int
+) -> tuple[tirx.PrimExpr, tirx.PrimExpr, tuple[int, tirx.PrimExpr] | None]:
+    """Return the first row of an access, the number of rows, and ``Access.row``.
+
+    If the first row is data, the box contains the rows of all iterations of the inner loops. It
+    contains the whole segment if the first row may differ between the threads.
+    """
+    start, extent = access.starts[axis], access.extents[axis]
+    space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
+    if _unknown_in(start, space) is None:
+        return start, extent, None
+    try:
+        distance = space.evaluate(_distance(start, access, space, program))
+        rows = int(distance.max() - distance.min()) + int(space.evaluate(extent).max())
+    except NotEvaluable:
+        return _int(0), access.tensor.shape[axis], None
+    first, low = _first_iteration(access), int(distance.min())
+    written = substitute(access.written_index(axis), first) + low
+    start = substitute(Symbols(program, 1).inlined(start), first) + low
+    return start, _int(rows), (axis, written)
+
+
+def _require_uncut(
+    access: Access, start: tirx.PrimExpr, rows: int, capacity: int, program: Program
+) -> None:
+    """Refuse a write of several rows that the end of the segment may cut, because its signal counts
+    all of them."""
+    step, first = modular_set(Symbols(program, 1).inlined(start))
+    last = first if step == 0 else first + (capacity - 1 - first) // step * step
+    if last + rows > capacity:
+        raise LanguageError(
+            f"{access.text}, which stores {rows} rows, and data decides whether all of them are "
+            f"among the {capacity} rows of the segment; expected a first row that is a multiple of "
+            f"{rows}, and a multiple of {rows} as capacity, or one row at a time{access.location}"
+        )
+
+
+def _whole_tile(access: Access, axes: int, tile: int, program: Program) -> Access:
+    axis = 1 + axes
+    starts, extents = list(access.starts), list(access.extents)
+    if tile >= int(access.tensor.shape[axis]):
+        starts[axis], extents[axis] = _int(0), access.tensor.shape[axis]
+        return dataclasses.replace(access, starts=tuple(starts), extents=tuple(extents), row=None)
+    symbols, row = Symbols(program, 1), access.row
+
+    def first_of_tile(index: tirx.PrimExpr) -> tirx.PrimExpr:
+        return symbols.simplified(tirx.floordiv(index, tile) * tile, access)
+
+    starts[axis], extents[axis] = first_of_tile(starts[axis]), _int(tile)
+    if row is not None:
+        first = first_of_tile(row[1])
+        leaves_loops = any(
+            loop.var in variables_in(row[1]) and loop.var not in variables_in(first)
+            for loop in access.loops
+        )
+        row = (axis, first) if leaves_loops else row
+    return dataclasses.replace(access, starts=tuple(starts), extents=tuple(extents), row=row)
 
 
 def _stored_elements(
@@ -99,7 +169,7 @@ def _stored_elements(
     try:
         if any(number >= len(access.loops) for number in space.open):
             raise NotEvaluable(access.inner[space.open[-1] - len(access.loops)].extent)
-        for known in (*access.extents, *inner_conditions):
+        for known in (*access.extents, *access.starts[2 + axes :], *inner_conditions):
             space.evaluate(known)
         starts = [_without_data(start, access, space, program) for start in access.starts]
         region = Region(tuple(starts), access.extents, inner_conditions, is_certain=False)
@@ -107,8 +177,9 @@ def _stored_elements(
     except NotEvaluable as error:
         raise LanguageError(
             f"{access.text}, and the number of elements that it stores depends on "
-            f"{format_expr(error.node)}, which is known only at run time; expected one place for "
-            f"all threads, and conditions on data around the whole operation{access.location}"
+            f"{format_expr(error.node)}, which is known only at run time; expected one row for all "
+            "threads, columns that are no data, and conditions on data around the whole operation"
+            f"{access.location}"
         ) from None
     counts = np.unique(footprints.active(elements_of(footprints))[0])
     if len(counts) > 1:
@@ -144,13 +215,29 @@ def _without_data(
     """
     if _unknown_in(index, space) is None:
         return index
+    distance = _distance(index, access, space, program)
+    return distance - int(space.evaluate(distance).min())
+
+
+def _distance(
+    index: tirx.PrimExpr, access: Access, space: Space, program: Program
+) -> tirx.PrimExpr:
+    """Return the distance of ``index``, of which a part is data, from its value in the first
+    iteration of the inner loops.
+
+    Raises:
+        NotEvaluable: such a part may differ between the threads.
+    """
     index = Symbols(program, 1).inlined(index)
     while (unknown := _unknown_in(index, space)) is not None:
         if program.thread_control.divergence_of(unknown) is not Divergence.UNIFORM:
             raise NotEvaluable(unknown)
         index = _replaced(index, unknown)
-    distance = index - substitute(index, {loop.var: loop.min for loop in access.inner})
-    return distance - int(space.evaluate(distance).min())
+    return index - substitute(index, _first_iteration(access))
+
+
+def _first_iteration(access: Access) -> dict[tirx.Var, tirx.PrimExpr]:
+    return {loop.var: loop.min for loop in access.inner}
 
 
 def _unknown_in(index: tirx.PrimExpr, space: Space) -> tirx.PrimExpr | None:

@@ -29,6 +29,7 @@ class TensorAccesses:
         segments: number of axes that select a segment, if the tensor holds the rows of a ragged
             tensor or its announcements; else 0.
         counts: the accesses to the announcements, if the tensor holds the rows of a ragged tensor.
+        tile: rows of a ragged tensor that readers wait for at once; 0 for other tensors.
     """
 
     tensor: tirx.Buffer
@@ -39,6 +40,7 @@ class TensorAccesses:
     missing: Sequence[Access] = ()
     segments: int = 0
     counts: TensorAccesses | None = None
+    tile: int = 0
 
     @property
     def is_ragged(self) -> bool:
@@ -133,14 +135,14 @@ class TensorAccesses:
 
 def collect_tensor_accesses(
     tensor: tirx.Buffer, accesses: Sequence[Access], copies: Sequence[Copies], program: Program,
-    world_size: int, *, segments: int = 0, counts: TensorAccesses | None = None,
+    world_size: int, *, segments: int = 0, counts: TensorAccesses | None = None, tile: int = 0,
 ) -> TensorAccesses:  # fmt: skip
     """Evaluate the accesses to ``tensor``.
 
     Copies out of the tensor count only if the kernel writes it.
 
     Args:
-        segments, counts: see ``TensorAccesses``.
+        segments, counts, tile: see ``TensorAccesses``.
 
     Raises:
         LanguageError: an access cannot be evaluated.
@@ -153,8 +155,9 @@ def collect_tensor_accesses(
     footprints |= {c: c.footprints() for c in copies if c.kind == "write" or is_produced}
     grid = CellGrid([int(e) for e in tensor.shape[1:]], list(footprints.values()))
     traffic = TensorAccesses(
-        tensor, world_size, footprints, grid, missing=missing, segments=segments, counts=counts
-    )
+        tensor, world_size, footprints, grid, missing=missing, segments=segments, counts=counts,
+        tile=tile,
+    )  # fmt: skip
     if not traffic.is_exchanged and not segments:
         return traffic
     for kind in ("write", "add", "read"):

@@ -4,7 +4,17 @@ They serve the simulator's tests, the tests on GPUs and the mutation tests. Impo
 registers its programs.
 """
 
-from . import collectives, dynamic, gathers, gemm, gemm_plans, loops, ragged, stencils
+from . import (
+    collectives,
+    dynamic,
+    gathers,
+    gemm,
+    gemm_plans,
+    loops,
+    ragged,
+    ragged_tiles,
+    stencils,
+)
 from .case import PROGRAMS, Case
 
 __all__ = [
@@ -17,5 +27,6 @@ __all__ = [
     "gemm_plans",
     "loops",
     "ragged",
+    "ragged_tiles",
     "stencils",
 ]

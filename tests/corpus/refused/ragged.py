@@ -173,7 +173,7 @@ def added_to():
 
 @refused(
     "a store writes inbox[0, W.rank(), at[j], j], and the number of elements that it stores "
-    "depends on at[j], which is known only at run time; expected one place for all threads"
+    "depends on at[j], which is known only at run time; expected one row for all threads, columns"
 )
 def a_row_for_each_thread():
     @T.macro
@@ -214,9 +214,77 @@ def not_inferred():
     return sending(to_all)
 
 
-@refused("tileweave.granule: 'inbox' is no tensor that ranks exchange", granule={"inbox": [1, 4]})
-def granule_of_a_segment():
+@refused(
+    "tileweave.granule=(1, 4) of inbox, a ragged tensor; expected (1, rows, 8)",
+    granule={"inbox": [1, 4]},
+)
+def granule_without_rows():
     return sending(to_all)
+
+
+@refused("tileweave.granule=(1, 2, 4) of inbox, a ragged", granule={"inbox": [1, 2, 4]})
+def granule_that_divides_a_row():
+    return sending(to_all)
+
+
+@refused(
+    "tileweave.granule=(1, 3, 8) of inbox divides the rows that it accesses; expected a multiple "
+    "of 2 rows",
+    granule={"inbox": [1, 3, 8]},
+)
+def granule_that_divides_a_read():
+    @T.prim_func
+    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, N), F32)):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            tile = T.alloc_shared((1, N), F32)
+            two = T.alloc_shared((2, N), F32)
+            T.clear(tile)
+            for peer in T.serial(2):
+                W.announce(inbox[peer, W.rank(), 0, 0], at[peer])
+            to_all(inbox, tile, at)
+            for s in T.serial(2):
+                T.copy(inbox[W.rank(), s, 2, 0], two)  # HERE
+                T.copy(two, Y[s, 0, 0])
+
+    return program
+
+
+@refused(
+    "T.copy writes inbox[0, W.rank(), 0, at[0]], and the number of elements that it stores "
+    "depends on at[0], which is known only at run time; expected one row for all threads, columns "
+    "that are no data"
+)
+def columns_that_are_data():
+    @T.macro
+    def send(inbox, tile, at):
+        T.copy(tile[0, 0:4], inbox[0, W.rank(), 0, at[0]])  # HERE
+
+    return sending(send)
+
+
+@refused("depends on at[0], which is known only at run time; expected one row for all threads")
+def number_of_columns_that_is_data():
+    @T.macro
+    def send(inbox, tile, at):
+        for j in T.Parallel(N):  # HERE
+            if j < at[0]:
+                inbox[0, W.rank(), 0, j] = tile[0, j]
+
+    return sending(send)
+
+
+@refused(
+    "which stores 2 rows, and data decides whether all of them are among the 4 rows of the "
+    "segment; expected a first row that is a multiple of 2"
+)
+def rows_past_the_end():
+    @T.macro
+    def send(inbox, tile, at):
+        for i, j in T.Parallel(2, N):  # HERE
+            inbox[0, W.rank(), at[0] + i, j] = tile[0, j]
+
+    return sending(send)
 
 
 @refused("which stores 3 to 5 elements in a segment; expected an equal number each time")

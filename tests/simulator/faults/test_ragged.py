@@ -19,8 +19,9 @@ from tileweave import language as W
 RANKS, ROWS, N, F32 = 2, 3, 4, "float32"
 
 
-def make(blocks):
-    """Return a program in which each rank sends ``sent`` rows, at ``places``, to each segment."""
+def make(blocks, at_once):
+    """Return a program in which each rank sends ``sent`` rows, at ``places``, to each segment, and
+    receives ``at_once`` rows at once."""
 
     @T.prim_func
     def program(
@@ -32,6 +33,7 @@ def make(blocks):
         with T.Kernel(blocks, threads=32) as block:
             inbox = W.alloc_ragged((), rows=ROWS, row=N)
             tile = T.alloc_shared((1, N), F32)
+            received = T.alloc_shared((at_once, N), F32)
             me = W.rank()
             T.fill(tile, 1.0)
             if block == 0:
@@ -41,9 +43,12 @@ def make(blocks):
                         T.copy(tile, inbox[peer, me, places[i], 0])  # WRITE
             if block == blocks - 1:
                 for s in T.serial(RANKS):
-                    for i in T.serial(W.announced(inbox[me, s, 0, 0])):  # READ
-                        T.copy(inbox[me, s, i, 0], tile)  # READ
-                        T.copy(tile, Y[s, i, 0])
+                    n = W.announced(inbox[me, s, 0, 0])
+                    for i in T.serial(T.ceildiv(n, at_once)):
+                        T.copy(inbox[me, s, i * at_once, 0], received)  # READ
+                        for r, j in T.Parallel(at_once, N):
+                            if i * at_once + r < n:
+                                Y[s, i * at_once + r, j] = received[r, j]
 
     return program
 
@@ -53,7 +58,7 @@ def lines_of(*marks):
     return {first + n for n, line in enumerate(text) if line.rstrip().endswith(marks)}
 
 
-def simulate(blocks, count, places, faulty_rank=0):
+def simulate(form, count, places, faulty_rank=0):
     """Simulate schedules in which one rank announces ``count`` rows and writes ``places``."""
     inputs = []
     for rank in range(RANKS):
@@ -64,9 +69,15 @@ def simulate(blocks, count, places, faulty_rank=0):
             "places": np.array([*rows, *[0] * (ROWS - len(rows))], np.int32),
             "Y": np.zeros((RANKS, ROWS, N), np.float32),
         })  # fmt: skip
-    return tw.simulate(make(blocks), RANKS, inputs, schedules=6)
+    return tw.simulate(FORMS[form], RANKS, inputs, schedules=6)
 
 
+FORMS = {
+    "one block": make(blocks=1, at_once=1),
+    "two blocks": make(blocks=2, at_once=1),
+    "tiles": make(blocks=2, at_once=2),
+}
+"""The second block receives, or all rows of a tile are read at once."""
 FAULTS = {
     "row_written_twice": (2, (1, 1), "race", ("# WRITE",), r"the same launch has written before"),
     "count_too_small": (1, (0, 1), "arrival", ("# ANNOUNCE", "# WRITE"), "announced rows: 1;"),
@@ -81,12 +92,23 @@ FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
-@pytest.mark.parametrize("name", FAULTS)
-def test_is_reported(name, blocks):
-    count, places, kind, marks, report = FAULTS[name]
+FAULTS_OF_TILES = {
+    # The tile of the announced row is read, and with it the other row, while it is written.
+    "count_too_small": (1, (0, 1), "race", ("# READ", "# WRITE"), "is not ordered after"),
+    # The row is not stored, and no counter of another segment counts it.
+    "row_above_the_capacity": (2, (0, 3), "arrival", ("# ANNOUNCE",), "rows written so far: 1"),
+}
+
+
+def faults_of(form):
+    return {**FAULTS, **FAULTS_OF_TILES} if form == "tiles" else FAULTS
+
+
+@pytest.mark.parametrize(("form", "name"), [(f, name) for f in FORMS for name in faults_of(f)])
+def test_is_reported(form, name):
+    count, places, kind, marks, report = faults_of(form)[name]
     with pytest.raises(tw.SimulationError) as error:
-        simulate(blocks, count, places)
+        simulate(form, count, places)
     fault = error.value
     assert fault.kind == kind, fault.report
     assert re.search(report, fault.report), fault.report
@@ -95,10 +117,10 @@ def test_is_reported(name, blocks):
         assert lines_of(*marks) <= set(map(int, named)), fault.report
 
 
-@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("places", [(), (0,), (1, 0), (2, 0, 1)])
-def test_twin_is_clean(blocks, places):
-    outputs = simulate(blocks, len(places), places)
+def test_twin_is_clean(form, places):
+    outputs = simulate(form, len(places), places)
     expected = np.zeros((RANKS, ROWS, N), np.float32)
     expected[0, : len(places)], expected[1, :2] = 1, 1
     for output in outputs:

@@ -60,9 +60,10 @@ def test_reuse(name, reuse):
         check(case, program, rng, seed, epochs=5, resident_blocks=8)
 
 
-def test_counters_wrap_around():
+@pytest.mark.parametrize("name", ["ragged_dispatch", "ragged_tiles"])
+def test_counters_wrap_around(name):
     """Totals are kept modulo 2^32: they begin just below it, and cross it in the second launch."""
-    case, ranks = PROGRAMS["ragged_dispatch"], 2
+    case, ranks = PROGRAMS[name], 2
 
     class Wrapping(Executable):
         def enqueue(self, machine, rank, calls):
