@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -34,6 +35,11 @@ MODULES = {
 }
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def checked_only(tree: ast.Module) -> set[ast.AST]:
     """Return the nodes under ``if TYPE_CHECKING``, which is false when the program runs."""
     guards = (
@@ -46,7 +52,7 @@ def checked_only(tree: ast.Module) -> set[ast.AST]:
 
 def imports(module: str, path: Path) -> Iterator[str]:
     """Yield the TileWeave modules that a module imports, also within functions."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     skipped = checked_only(tree)
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     package = package if package[0] == "tileweave" else ["tileweave", *package]
@@ -63,19 +69,22 @@ def imports(module: str, path: Path) -> Iterator[str]:
                     break
 
 
-GRAPH = {
-    module: {other for other in imports(module, path) if other != module}
-    for module, path in MODULES.items()
-}
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    """Return the modules that each module imports."""
+    return {
+        module: {other for other in imports(module, path) if other != module}
+        for module, path in MODULES.items()
+    }
 
 
 def test_the_graph_is_not_empty():
-    assert len(GRAPH) > 200 and "builtins.spec" in GRAPH["builtins.declaration.declare"]
+    assert len(graph()) > 200 and "builtins.spec" in graph()["builtins.declaration.declare"]
 
 
 def test_no_import_is_circular():
     try:
-        TopologicalSorter(GRAPH).prepare()
+        TopologicalSorter(graph()).prepare()
     except CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
 
@@ -83,7 +92,7 @@ def test_no_import_is_circular():
 def test_arrows_point_to_lower_packages():
     upward = [
         f"{module} imports {other}"
-        for module, others in GRAPH.items()
+        for module, others in graph().items()
         for other in sorted(others)
         if LAYERS[other.split(".")[0]] > LAYERS[module.split(".")[0]]
     ]
@@ -95,7 +104,7 @@ def test_packages_import_each_other_relatively():
     absolute = [
         module
         for module, path in MODULES.items()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Import) and any(a.name.startswith("tileweave") for a in node.names)
     ]
     assert absolute == []

@@ -1,6 +1,6 @@
 """A GEMM with every asynchronous operation, and edits of its device function."""
 
-from functools import partial
+from functools import cache, partial
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +11,7 @@ from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.simulator.device.lowering import Lowered, lowered
 from tileweave.simulator.device.program import DeviceProgram
 from tileweave.simulator.machine.executable import Executable
 
@@ -62,10 +63,18 @@ def inputs(threads: int) -> list[dict[str, np.ndarray]]:
     return [{"A": numbers(RANKS * rows, K), "B": numbers(N, K)} for _ in range(RANKS)]
 
 
+@cache
+def below(threads: int, arch: str) -> tuple[tirx.PrimFunc, Lowered]:
+    """Return the program and its device functions, which all changes start from."""
+    program = gemm_reduce_scatter(threads)
+    return program, lowered(program, RANKS, arch)
+
+
 def run(threads: int = 128, arch: str = "sm_90a", change=lambda kernel: kernel, **options):
     """Simulate the device function after ``change``; return C of all ranks in float32."""
-    make = partial(DeviceProgram, arch=arch, change=change)
-    executable = Executable(gemm_reduce_scatter(threads), RANKS, make)
+    program, functions = below(threads, arch)
+    make = partial(DeviceProgram, arch=arch, change=change, below=functions)
+    executable = Executable(program, RANKS, make)
     outputs = tw.simulate(executable, RANKS, inputs(threads), epochs=2, **options)
     return np.concatenate([o["C"] for o in outputs]).astype(np.float32)
 
