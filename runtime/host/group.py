@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -133,7 +134,8 @@ class Group:
             return
         self._failures.append(reason)
         if self.store is not None:
-            self.store.set(_FAILED, reason)
+            with suppress(RuntimeError):  # of a store that has failed itself
+                self.store.set(_FAILED, reason)
 
     def require_in_step(self, call: str) -> None:
         """Refuse a call of a group that has failed.
