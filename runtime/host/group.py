@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,6 +23,8 @@ LOOK_EVERY_S = 1.0
 """Interval at which a waiting rank calls ``look``."""
 _POLL_S = 0.002
 """Largest interval at which a waiting rank looks for a value; a quarter of the time so far."""
+_FAILED = "failed"
+"""Key in the store of a group with the reason why its ranks are at different exchanges."""
 _joined: Counter[str] = Counter()
 """Number of times that each process group was joined, so that keys in the store are not reused."""
 
@@ -39,6 +42,8 @@ class Group:
     gpus: tuple[str, ...] = field(default=(), compare=False)
     """The UUID of each rank's GPU; empty if they are not queried yet."""
     _exchanged: Counter[str] = field(default_factory=Counter, repr=False, compare=False)
+    _failures: list[str] = field(default_factory=list, repr=False, compare=False)
+    """Why the ranks are at different exchanges; empty if they are not."""
 
     @property
     def shares_gpus(self) -> bool:
@@ -82,10 +87,18 @@ class Group:
                 why no more values will arrive.
 
         Raises:
-            TileWeaveError: a rank did not make the call within ``timeout_s`` seconds.
+            TileWeaveError: a rank did not make the call within ``timeout_s`` seconds, or an earlier
+                exchange has failed on a rank.
         """
+        self.require_in_step(topic)
         self.publish(topic, value)
-        return self.collect(topic, value, timeout_s, check)
+
+        def look() -> None:
+            if check is not None:
+                check()
+            self.look(topic)
+
+        return self.collect(topic, value, timeout_s, look)
 
     def publish(self, topic: str, value: str) -> None:
         """Give ``value`` to all ranks, which receive it by ``collect``. Does not wait."""
@@ -106,10 +119,41 @@ class Group:
             return [value]
         prefix = f"tileweave/{topic}/{self._exchanged[topic]}"
         values = []
-        for peer in range(self.world_size):
-            self._wait(topic, peer, f"{prefix}/{peer}", timeout_s, check)
-            values.append(self.store.get(f"{prefix}/{peer}").decode())
+        try:
+            for peer in range(self.world_size):
+                self._wait(topic, peer, f"{prefix}/{peer}", timeout_s, check)
+                values.append(self.store.get(f"{prefix}/{peer}").decode())
+        except BaseException as error:  # also Ctrl-C: a later exchange would read this one's values
+            self.fail(str(error) or f"{topic}: {type(error).__name__}")
+            raise
         return values
+
+    def fail(self, reason: str) -> None:
+        """Make all later exchanges of all ranks raise, because the ranks are at different ones."""
+        if self._failures:
+            return
+        self._failures.append(reason)
+        if self.store is not None:
+            with suppress(RuntimeError):  # of a store that has failed itself
+                self.store.set(_FAILED, reason)
+
+    def require_in_step(self, call: str) -> None:
+        """Refuse a call of a group that has failed.
+
+        Raises:
+            TileWeaveError: ``fail`` was called on this rank, or a wait observed it on another rank.
+        """
+        if self._failures:
+            raise TileWeaveError(
+                f"{call}: the ranks are at different calls since an error ({self._failures[0]}); "
+                "expected tw.finalize() and a new process group on all ranks, or a restart"
+            )
+
+    def look(self, call: str) -> None:
+        """Raise if another rank has called ``fail``; see ``require_in_step``."""
+        if self.store is not None and not self._failures and self.store.check([_FAILED]):
+            self._failures.append(self.store.get(_FAILED).decode())
+        self.require_in_step(call)
 
     def _wait(
         self, topic: str, peer: int, key: str, timeout_s: float, check: Callable[[], None] | None

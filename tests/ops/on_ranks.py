@@ -474,19 +474,35 @@ def exchange_differs() -> None:
     ops.all_gather(torch.ones(2, 3 + dist.get_rank()))
 
 
-def exchange_differs_after_known_calls() -> None:
-    """Give, in a call after others, a new shape on rank 1.
+def exchange_differs_after_known_calls() -> list[tuple[str, float]]:
+    """Give, in a call after others, a new shape on rank 1. Then repeat the known call, and make a
+    new one.
 
-    Raises:
-        TileWeaveError: as the call, with the seconds that it took.
+    Returns the error of each of these calls, with the seconds that it took.
     """
     for _ in range(2):
         ops.all_reduce(torch.ones(2, 3))
-    begin = time.monotonic()
+    errors = []
+    for shape in ((2, 3 + dist.get_rank()), (2, 3), (5,)):
+        begin = time.monotonic()
+        try:
+            ops.all_reduce(torch.ones(shape))
+        except TileWeaveError as error:
+            errors.append((str(error), time.monotonic() - begin))
+    return errors
+
+
+def differ_while_a_rank_is_late(seconds: float) -> tuple[str, float]:
+    """Give a new shape on each rank, on the last one later; then give one shape on all ranks.
+
+    Returns the error, and the sum of the result.
+    """
+    time.sleep(seconds * (dist.get_rank() == 2))
     try:
-        ops.all_reduce(torch.ones(2, 3 + dist.get_rank()))
+        ops.all_reduce(torch.ones(7, 3 + dist.get_rank()))
     except TileWeaveError as error:
-        raise TileWeaveError(f"{time.monotonic() - begin:.0f} s: {error}") from None
+        return str(error), float(ops.all_reduce(torch.ones(7, 2)).sum())
+    return "", 0.0
 
 
 def late_after_known_calls(seconds: float) -> float:

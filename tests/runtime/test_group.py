@@ -54,6 +54,28 @@ def test_nobody_leaves_a_meeting_before_all_have_come(every_rank):
     assert every_rank(meet, 3) == [3, 3, 3]
 
 
+def test_after_a_failed_exchange_all_ranks_raise_instead_of_mixing_values(every_rank):
+    """Rank 1 is no longer waiting when rank 0 makes the call, so later calls would not match."""
+
+    def exchange(group: Group) -> list[str]:
+        errors = []
+        time.sleep(0.3 * (1 - group.rank))
+        for topic in ("first", "second", "third") if group.rank else ("other", "first"):
+            begin = time.monotonic()
+            with pytest.raises(TileWeaveError) as error:
+                group.exchange(topic, "value", timeout_s=0.1 if topic == "first" else 10)
+            assert time.monotonic() - begin < 3
+            errors.append(str(error.value))
+        return errors
+
+    reason = "first: rank 1 waited 0.1 s for rank 0; expected every rank to make the same calls"
+    (other, *_), (first, *later) = every_rank(exchange)
+    assert first.startswith(reason)
+    for error in (other, *later):
+        assert f"the ranks are at different calls since an error ({reason}" in error
+        assert "expected tw.finalize() and a new process group on all ranks" in error
+
+
 @pytest.mark.parametrize("method", ["exchange", "meet"])
 def test_a_rank_that_never_comes_is_named(every_rank, method):
     def meet(group: Group) -> None:

@@ -18,6 +18,7 @@ from tests.releases import (
     needs_lines,
     needs_nested_pipelines,
 )
+from tileweave import language as W
 from tileweave import passes
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.cli.main import main
@@ -76,6 +77,20 @@ def test_outputs(arch):
     outputs = tw.validate(gemm_reduce_scatter(128), 2, inputs(128), arch)
     result = np.concatenate([o["C"] for o in outputs]).astype(np.float32)
     assert np.array_equal(result, expected(128))
+
+
+def test_program_that_does_nothing():
+    """TileLang drops the kernel, because no rank reaches its statements."""
+
+    @T.prim_func
+    def program(X: T.Tensor((4,), "int32"), S: W.Symmetric((4,), "int32")):
+        with T.Kernel(1, threads=32):
+            if W.rank() > 0:
+                T.copy(X, S[W.rank(), 0])
+
+    x = np.arange(4, dtype=np.int32)
+    (tensors,) = tw.validate(program, 1, [{"X": x, "S": x + 1}])
+    np.testing.assert_array_equal(tensors["S"], x + 1)
 
 
 def test_arguments():
