@@ -2,8 +2,8 @@
 
 A choice of all ranks has a key: its expert, then its number. A choice that repeats one of its token
 has the key of the first one. So the place of a row is the number of smaller keys of first choices
-at the same rank. Each thread compares its key with all others in shared memory, which for few
-choices is faster than sorting them.
+at the same rank. Each thread compares its key with all others in shared memory: the keys of a block
+are few, and need not be sorted.
 """
 
 from dataclasses import dataclass
