@@ -13,7 +13,7 @@ import torch
 
 import tileweave as tw
 from tileweave.ops.moe import grouped_matmul as module
-from tileweave.ops.moe import local_kernels, routing
+from tileweave.ops.moe import local_kernels, quant, routing
 from tileweave.runtime.plans.parameters import parameters_of
 
 
@@ -43,12 +43,13 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def simulate_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let grouped GEMMs and the routing of few choices run in the simulator."""
+    """Let grouped GEMMs, quantization and the routing of few choices run in the simulator."""
     properties = types.SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(local_kernels, "_KERNELS", {})
     monkeypatch.setattr(module, "_calls", {})
     monkeypatch.setattr(module, "has_kernel", lambda x, w, columns=None: x.dtype in module._DTYPES)
     monkeypatch.setattr(local_kernels.tilelang, "compile", Simulated)
+    monkeypatch.setattr(quant, "has_kernel", lambda x: x.dtype in quant._DTYPES)
     monkeypatch.setattr(routing, "has_kernel", routing.fits)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
