@@ -27,6 +27,7 @@ from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as operator
 from tileweave.ops.moe.kernels.grouped_gemm import grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
+from tileweave.ops.moe.local_kernels import compiled
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -223,7 +224,7 @@ def compile_ahead(cases: list[tuple[int, ...]], options: argparse.Namespace) -> 
     with ThreadPoolExecutor(
         16, initializer=torch.cuda.set_device, initargs=(device,)
     ) as pool:  # fmt: skip
-        for future in [pool.submit(operator.compiled, *job) for job in jobs]:
+        for future in [pool.submit(compiled, operator.NAME, *job) for job in jobs]:
             future.result()
 
 

@@ -11,11 +11,8 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
-import tilelang
 import torch
 
-from ...runtime.host.cache_folder import require_private_cache
-from ...runtime.kernel.kernel import capturing, launch_of
 from ..core.call import signature
 from ..core.epilogue import FP8
 from ..core.library import define, refuse_gradients
@@ -23,7 +20,6 @@ from ..core.problem import (
     ALIGNMENT,
     dense,
     packed,
-    refused,
     require_apart,
 )
 from ..core.registry import RegisteredOp, TableRow
@@ -37,15 +33,13 @@ from .kernels.grouped_gemm import (
     grouped_gemm,
 )
 from .kernels.grouped_wgrad import grouped_wgrad
+from .local_kernels import compiled
 from .problem import NAME, Options, check, check_out, is_transposed, require_tensors
 
 WGRAD = "grouped_wgrad"
 """Name of the gradient of the weights in ``torch.ops.tileweave``."""
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16", FP8: "float8_e4m3fn"}
 """Types of the kernels, as TileLang writes them."""
-_KERNELS: dict[tuple, Callable[..., Any]] = {}
-"""Functions that launch compiled kernels, by the function that builds the program and its
-arguments."""
 RESULT_BYTES = 2
 """Bytes of an element of the kernels' results."""
 ONES = ALIGNMENT // RESULT_BYTES
@@ -83,23 +77,6 @@ def has_kernel(x: torch.Tensor, w: torch.Tensor, columns: int | None = None) -> 
         and (columns or w.shape[1]) * RESULT_BYTES % ALIGNMENT == 0
         and torch.cuda.get_device_capability(x.device) == (9, 0)
     )
-
-
-def compiled(build: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the function that launches the program that ``build(*arguments)`` returns. It belongs
-    to no group.
-
-    Raises:
-        TileWeaveError: it is not compiled yet, and a CUDA graph is being captured.
-    """
-    key = build, *arguments
-    if key not in _KERNELS:
-        if capturing():
-            expected = "one call before it is captured in a CUDA graph"
-            raise refused(NAME, "not compiled yet", expected)
-        require_private_cache()
-        _KERNELS[key] = launch_of(tilelang.compile(build(*arguments), target="cuda"))
-    return _KERNELS[key]
 
 
 def config_of(
@@ -155,7 +132,7 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
         options.bias is not None, options.row_weights is not None,
     )  # fmt: skip
     with torch.cuda.device(x.device):
-        launch = compiled(grouped_gemm, config)
+        launch = compiled(NAME, grouped_gemm, config)
     empty = partial(
         torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device
     )
@@ -265,7 +242,7 @@ def _eager_wgrad(grad, x, offsets, transposed: bool, reference: bool):
             for name, operand in (("grad", grad), ("x", x), ("offsets", offsets))
         )
         with torch.cuda.device(x.device):
-            compiled(grouped_wgrad, config_of(out, True, x.device))(grad, x, offsets, out)
+            compiled(NAME, grouped_wgrad, config_of(out, True, x.device))(grad, x, offsets, out)
     else:
         out.zero_()
     return out

@@ -11,7 +11,7 @@ from ..core.epilogue import FP8
 from ..core.problem import ALIGNMENT, refused, require_dense, require_like
 from .grouped_matmul import grouped_matmul
 from .kernels.grouped_gemm import SCALED, SWIGLU
-from .quant import check_quant, quantized
+from .quant import check_quant, quantized_rows
 
 _RESULTS = (torch.bfloat16, torch.float16)
 """Types of tokens: those of the results of fp8 products."""
@@ -102,7 +102,7 @@ def quantized_experts(
         rows, weights.gate_up, offsets, scale_x=scales, scale_w=weights.scale_gate_up,
         epilogue=SWIGLU, out_dtype=dtype,
     )  # fmt: skip
-    values, scales = quantized(hidden)
+    values, scales = quantized_rows(hidden, offsets)
     return grouped_matmul(
         values, weights.down, offsets, scale_x=scales, scale_w=weights.scale_down, out_dtype=dtype
     )

@@ -6,6 +6,14 @@ from typing import NamedTuple
 
 import torch
 
+from ..core.library import define
+from .kernels.routing import MOST_CHOICES, RoutingConfig, routing_program
+from .local_kernels import compiled
+
+NAME = "routing"
+INDEX_LIMIT = 1 << 31
+"""Numbers of rows, choices, vectors and keys are int32 in kernels."""
+
 
 class Tables(NamedTuple):
     """Tables of an exchange for one rank, in int32. W ranks with T tokens of k choices each; C is
@@ -48,11 +56,58 @@ def routing_of(topk_ids: torch.Tensor, rank: int, num_experts: int, capacity: in
     """Return the routing for ``rank``.
 
     Rows are sorted by expert, then by rank and token. A token that names an expert several times
-    has one row there. No value reaches the host.
+    has one row there. No value reaches the host. On a GPU one kernel computes the routing of few
+    choices, and many kernels of torch that of others.
 
     Args:
         topk_ids: (W, T, k), of all ranks. Numbers that are no expert drop the choice.
     """
+    if has_kernel(topk_ids, num_experts):
+        source, slots, place, offsets, dropped = _routing(topk_ids, rank, num_experts, capacity)
+        return Routing(Tables(source, slots, place), offsets, dropped)
+    return routing_by_torch(topk_ids, rank, num_experts, capacity)
+
+
+def fits(topk_ids: torch.Tensor, num_experts: int) -> bool:
+    """Return whether one block can compute the routing: one thread for each choice, and an int32
+    for each expert and choice."""
+    choices = topk_ids.numel()
+    return choices <= MOST_CHOICES and choices * num_experts < INDEX_LIMIT
+
+
+def has_kernel(topk_ids: torch.Tensor, num_experts: int) -> bool:
+    """Return whether the kernel computes the routing; otherwise torch does."""
+    return topk_ids.is_cuda and fits(topk_ids, num_experts)
+
+
+def _eager(topk_ids, rank: int, num_experts: int, capacity: int) -> tuple[torch.Tensor, ...]:
+    ranks = topk_ids.shape[0]
+    dtype = str(topk_ids.dtype).removeprefix("torch.")
+    config = RoutingConfig(*topk_ids.shape, num_experts // ranks, capacity, dtype)
+    results = _fake(topk_ids, rank, num_experts, capacity)
+    with torch.cuda.device(topk_ids.device):
+        launch = compiled(NAME, routing_program, config)
+        launch(topk_ids.reshape(-1), rank, *(table.view(-1) for table in results))
+    return results
+
+
+def _fake(topk_ids, rank: int, num_experts: int, capacity: int) -> tuple[torch.Tensor, ...]:
+    ranks, tokens, choices = topk_ids.shape
+    shapes = (
+        (capacity,), (ranks * tokens, choices), (tokens, choices), (num_experts // ranks,), (ranks,)
+    )  # fmt: skip
+    return tuple(topk_ids.new_empty(shape, dtype=torch.int32) for shape in shapes)
+
+
+_routing = define(
+    f"{NAME}(Tensor topk_ids, int rank, int num_experts, SymInt capacity) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _eager, _fake,
+)  # fmt: skip
+
+
+def routing_by_torch(topk_ids: torch.Tensor, rank: int, num_experts: int, capacity: int) -> Routing:
+    """Return what ``routing_of`` returns, by operations of torch."""
     ranks, tokens, choices = topk_ids.shape
     per_rank = num_experts // ranks
     is_expert = (topk_ids >= 0) & (topk_ids < num_experts)

@@ -14,13 +14,11 @@ from ...runtime.kernel.kernel import capturing
 from ..core.groups import TwoLevels
 from ..core.problem import refused, require_dense, require_like
 from .kernels.row_exchange import RowLayout
-from .routing import default_capacity
+from .routing import INDEX_LIMIT, default_capacity
 
 CHECK_IDS = "TILEWEAVE_CHECK_IDS"
 """Variable of the environment; 1: calls check the experts of all tokens."""
 _IDS = (torch.int32, torch.int64)
-_INDEX_LIMIT = 1 << 31
-"""Numbers of rows, choices and vectors are int32 in kernels."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class RowProblem:
         """Return why kernels cannot number the rows, with what is expected; else None."""
         rows = max(self.tokens, self.capacity) * layout.vectors
         rows = max(rows, self.ranks * max(self.tokens * self.choices, self.capacity))
-        if rows < _INDEX_LIMIT:
+        if rows < INDEX_LIMIT:
             return None
         return f"rows have numbers up to {rows}; expected less than 2**31"
 

@@ -26,6 +26,7 @@ from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as operator
 from tileweave.ops.moe.kernels.grouped_gemm import grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
+from tileweave.ops.moe.local_kernels import compiled as kernel_of
 
 DEVICE = "cuda" if GPU else "cpu"
 FP8 = torch.float8_e4m3fn
@@ -108,7 +109,7 @@ def compile_ahead() -> None:
     with ThreadPoolExecutor(
         len(os.sched_getaffinity(0)), initializer=torch.cuda.set_device, initargs=(device,)
     ) as pool:
-        for future in [pool.submit(operator.compiled, *job) for job in jobs]:
+        for future in [pool.submit(kernel_of, operator.NAME, *job) for job in jobs]:
             future.result()
 
 

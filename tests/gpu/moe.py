@@ -26,13 +26,14 @@ from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.moe.quant import quantized
-from tileweave.ops.moe.routing import default_capacity
+from tileweave.ops.moe.routing import default_capacity, has_kernel, routing_by_torch, routing_of
 from tileweave.ops.moe.row_problem import RowProblem
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
+from tests.ops.moe.by_definition import random_ids
 
 TRANSPORTS = ["auto", "ldst", "nccl"] if GPU else ["auto"]
 HEAP_BYTES = 4 << 30
@@ -292,6 +293,29 @@ def check_fp8(transport: str) -> str:
     return ""
 
 
+ROUTED = [(8, 16, 8, 32), (4, 1, 8, 64), (2, 64, 4, 4), (1, 1, 1, 1), (3, 5, 3, 200)]
+"""Ranks, tokens, choices and experts of a rank of ``check_routing``."""
+
+
+def check_routing(transport: str) -> str:
+    """The kernel for few choices against torch, for all ranks of groups of any size."""
+    device, generator = group_of("").device if GPU else "cpu", torch.Generator().manual_seed(0)
+    for ranks, tokens, choices, per_rank in ROUTED:
+        num_experts = ranks * per_rank
+        capacity = default_capacity(tokens, ranks, choices, per_rank)
+        for number in range(50 if GPU else 5):
+            ids = random_ids(ranks, tokens, choices, num_experts, generator).to(device)
+            ids = ids.to([torch.int32, torch.int64][number % 2])
+            if has_kernel(ids, num_experts) != GPU:
+                return f"{tuple(ids.shape)}: the kernel is not used"
+            arguments = ids, number % ranks, num_experts, max(1, capacity >> number % 3)
+            actual, right = routing_of(*arguments), routing_by_torch(*arguments)
+            pairs = zip((*actual.tables, *actual[1:]), (*right.tables, *right[1:]), strict=True)
+            if not all(torch.equal(*pair) for pair in pairs):
+                return f"routing {number} of {tuple(ids.shape)}, {num_experts} experts is wrong"
+    return ""
+
+
 def check_gradients(transport: str) -> str:
     names = "out", "x", "topk_weights", "w_gate_up", "w_down"
     for mixture in mixtures(transport):
@@ -432,6 +456,7 @@ CHECKS = {
     "exchange": check_exchange,
     "mlp": check_mlp,
     "fp8": check_fp8,
+    "routing": check_routing,
     "gradients": check_gradients,
     "back to back": check_back_to_back,
     "graph": check_graph,

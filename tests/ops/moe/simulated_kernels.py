@@ -13,6 +13,7 @@ import torch
 
 import tileweave as tw
 from tileweave.ops.moe import grouped_matmul as module
+from tileweave.ops.moe import local_kernels, quant, routing
 from tileweave.runtime.plans.parameters import parameters_of
 
 
@@ -23,11 +24,10 @@ class Simulated:
         self.program, self.names = program, [p.name for p in parameters_of(program)]
 
     def __call__(self, *arguments: Any) -> None:
-        tensors = {n: a for n, a in zip(self.names, arguments, strict=True) if n != "rows"}
+        given = dict(zip(self.names, arguments, strict=True))
+        tensors = {n: a for n, a in given.items() if isinstance(a, torch.Tensor) and n != "rows"}
         assert all(t.is_contiguous() for t in tensors.values())
-        inputs = {name: as_numpy(tensor).copy() for name, tensor in tensors.items()}
-        if "rows" in self.names:
-            inputs["rows"] = arguments[self.names.index("rows")]
+        inputs = given | {name: as_numpy(tensor).copy() for name, tensor in tensors.items()}
         (outputs,) = tw.simulate(self.program, 1, [inputs], epochs=1)
         for name, tensor in tensors.items():
             as_numpy(tensor)[...] = outputs[name]
@@ -43,11 +43,13 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def simulate_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let grouped GEMMs run in the simulator."""
+    """Let grouped GEMMs, quantization and the routing of few choices run in the simulator."""
     properties = types.SimpleNamespace(multi_processor_count=3)
-    monkeypatch.setattr(module, "_KERNELS", {})
+    monkeypatch.setattr(local_kernels, "_KERNELS", {})
     monkeypatch.setattr(module, "_calls", {})
     monkeypatch.setattr(module, "has_kernel", lambda x, w, columns=None: x.dtype in module._DTYPES)
-    monkeypatch.setattr(module.tilelang, "compile", Simulated)
+    monkeypatch.setattr(local_kernels.tilelang, "compile", Simulated)
+    monkeypatch.setattr(quant, "has_kernel", lambda x: x.dtype in quant._DTYPES)
+    monkeypatch.setattr(routing, "has_kernel", routing.fits)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)

@@ -12,7 +12,10 @@ from tests.ops.moe.by_definition import mixture, random_ids
 from tests.ops.moe.simulated_kernels import simulate_kernels
 from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
 from tileweave import ops
-from tileweave.ops.moe import row_exchange
+from tileweave.ops.moe import local_kernels, row_exchange
+from tileweave.ops.moe.kernels.grouped_gemm import grouped_gemm
+from tileweave.ops.moe.kernels.quantize import quantize_program
+from tileweave.ops.moe.kernels.routing import routing_program
 
 
 @pytest.fixture
@@ -57,7 +60,7 @@ def test_gradients_by_programs(simulated):
 
 
 def test_quantized_mlp_by_programs(simulated, monkeypatch):
-    """All steps but the quantization run as kernels in the simulator."""
+    """All steps but the quantization of tokens run as kernels in the simulator."""
     simulate_kernels(monkeypatch)
     x, ids, weights = inputs(torch.bfloat16, 144)
     tensors, scales = moe_on_ranks.quantized_layer(
@@ -70,6 +73,8 @@ def test_quantized_mlp_by_programs(simulated, monkeypatch):
     )
     assert simulated == ["dispatch", "dispatch", "combine"] and out.any()
     assert torch.equal(out, right)
+    built = [build for build, *_ in local_kernels._KERNELS]
+    assert built == [routing_program, grouped_gemm, quantize_program, grouped_gemm]
     monkeypatch.undo()
     by_torch = ops.expert_mlp(x, ids, weights, *tensors[2:], **options)
     assert (out - by_torch).float().norm() < 1e-2 * out.float().norm()

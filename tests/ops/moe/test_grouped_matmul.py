@@ -11,6 +11,7 @@ import tileweave as tw
 from tests.ops.moe.simulated_kernels import simulate_kernels
 from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as module
+from tileweave.ops.moe import local_kernels
 
 E, N, K, ROWS = 4, 6, 10, 23
 ENDS = {
@@ -320,10 +321,10 @@ def test_only_the_latest_calls_are_kept(simulated, monkeypatch):
 def test_graphs_need_an_earlier_call(simulated, monkeypatch):
     x, w = torch.ones(40, 40).bfloat16(), torch.ones(E, 24, 40).bfloat16()
     offsets = offsets_of([10, 20, 30, 40])
-    monkeypatch.setattr(module, "capturing", lambda: True)
+    monkeypatch.setattr(local_kernels, "capturing", lambda: True)
     with pytest.raises(tw.TileWeaveError, match=r"^grouped_matmul: not compiled yet; expected one"):
         ops.grouped_matmul(x, w, offsets)
-    monkeypatch.setattr(module, "capturing", lambda: False)
+    monkeypatch.setattr(local_kernels, "capturing", lambda: False)
     ops.grouped_matmul(x, w, offsets)
-    monkeypatch.setattr(module, "capturing", lambda: True)
+    monkeypatch.setattr(local_kernels, "capturing", lambda: True)
     assert (ops.grouped_matmul(x, w, offsets) == 40).all()

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
+import tileweave as tw
 from tests.ops.moe.by_definition import all_rows, kept_ids, random_ids
-from tileweave.ops.moe.routing import Routing, Tables, default_capacity, routing_of
+from tests.ops.moe.simulated_kernels import simulate_kernels
+from tileweave.ops.moe import local_kernels
+from tileweave.ops.moe.kernels.routing import MOST_CHOICES, RoutingConfig, routing_program
+from tileweave.ops.moe.routing import (
+    Routing,
+    Tables,
+    default_capacity,
+    fits,
+    has_kernel,
+    routing_by_torch,
+    routing_of,
+)
 
 
 def expected(ids: torch.Tensor, rank: int, num_experts: int, capacity: int) -> Routing:
@@ -58,6 +71,98 @@ def test_tables(seed):
         pairs = zip(flat(actual), flat(right), strict=True)
         for table, definition in pairs:
             assert table.dtype == torch.int32 and table.tolist() == definition.tolist()
+
+
+def by_kernel(ids: torch.Tensor, rank: int, num_experts: int, capacity: int, level: str) -> Routing:
+    """Return the routing that the simulator computes; the tables are filled with another value."""
+    ranks, tokens, choices = ids.shape
+    dtype = str(ids.dtype).removeprefix("torch.")
+    config = RoutingConfig(*ids.shape, num_experts // ranks, capacity, dtype)
+    lengths = {
+        "source": capacity, "slots": ids.numel(), "place": tokens * choices,
+        "offsets": num_experts // ranks, "dropped": ranks,
+    }  # fmt: skip
+    inputs = {name: np.full(length, -7, np.int32) for name, length in lengths.items()}
+    inputs |= {"ids": ids.numpy().reshape(-1), "this_rank": rank}
+    (outputs,) = tw.simulate(routing_program(config), 1, [inputs], level=level, epochs=1)
+    source, slots, place, offsets, dropped = (torch.from_numpy(outputs[n]) for n in lengths)
+    tables = Tables(source, slots.view(-1, choices), place.view(tokens, choices))
+    return Routing(tables, offsets, dropped)
+
+
+def check_kernel(seed: int, level: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    ranks, per_rank, tokens, choices = torch.randint(1, 6, (4,), generator=generator).tolist()
+    per_rank *= 1 + 60 * (seed % 7 == 6)  # also more experts than threads
+    num_experts = ranks * per_rank
+    ids = random_ids(ranks, tokens, choices, num_experts, generator)
+    ids = ids.to([torch.int32, torch.int64][seed % 2])
+    capacity = default_capacity(tokens, ranks, choices, per_rank)
+    if seed % 3:
+        capacity = max(1, capacity // 3)
+    rank = seed % ranks
+    actual = by_kernel(ids, rank, num_experts, capacity, level)
+    right = routing_by_torch(ids, rank, num_experts, capacity)
+    for table, definition in zip(flat(actual), flat(right), strict=True):
+        assert torch.equal(table, definition)
+
+
+@pytest.mark.parametrize("seed", [4, 6, 13])
+def test_kernel(seed):
+    check_kernel(seed, "tile")
+
+
+def test_kernel_at_the_device_level():
+    check_kernel(10, "device")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100))
+def test_kernel_for_many_routings(seed):
+    check_kernel(seed, "device" if seed % 10 == 0 else "tile")
+
+
+@pytest.mark.long
+def test_kernel_of_as_many_choices_as_threads():
+    ids = torch.randint(-1, 40, (8, 16, 8), generator=torch.Generator().manual_seed(0))
+    assert ids.numel() == MOST_CHOICES and fits(ids, 40)
+    actual = by_kernel(ids, 5, 40, 700, "tile")
+    for table, definition in zip(
+        flat(actual), flat(routing_by_torch(ids, 5, 40, 700)), strict=True
+    ):
+        assert torch.equal(table, definition)
+
+
+def test_calls_use_the_kernel_for_few_choices(monkeypatch):
+    """Both ranks use the same kernel, another capacity another one."""
+    simulate_kernels(monkeypatch)
+    ids = random_ids(2, 5, 3, 6, torch.Generator().manual_seed(4))
+    for rank, capacity in ((0, 30), (1, 30), (1, 4)):
+        results = (f(ids, rank, 6, capacity) for f in (routing_of, routing_by_torch))
+        assert all(torch.equal(a, b) for a, b in zip(*map(flat, results), strict=True))
+    assert len(local_kernels._KERNELS) == 2
+
+
+@pytest.mark.long
+def test_opcheck(monkeypatch):
+    simulate_kernels(monkeypatch)
+    ids = random_ids(2, 5, 3, 6, torch.Generator().manual_seed(4))
+    torch.library.opcheck(torch.ops.tileweave.routing, (ids, 1, 6, 30))
+
+
+def test_others_have_no_kernel():
+    assert not has_kernel(torch.zeros(2, 3, 4).int(), 8)  # on a CPU
+    assert fits(torch.zeros(8, 16, 8), 256)
+    assert not fits(torch.zeros(8, 16, 9), 256)
+    assert not fits(torch.zeros(8, 16, 8), 1 << 21)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_kernel_spills_no_registers(ptxas, dtype):
+    config = RoutingConfig(8, 16, 8, 32, 1024, dtype)
+    report = ptxas(tw.emit(routing_program(config), "ptx", world_size=1))
+    assert "0 bytes spill stores, 0 bytes spill loads" in report
 
 
 @pytest.mark.parametrize("choices", [1, 2, 5])
