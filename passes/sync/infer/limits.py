@@ -10,7 +10,6 @@ from ....builtins.errors import LanguageError
 from ...ir.walk import arrows
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter
-from . import builtin_calls
 from .context import SyncContext
 
 
@@ -27,7 +26,7 @@ def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     Raises:
         LanguageError: some accesses to a granule depend on another limit than others.
 
-    After:  ``for g in T.serial(n): T.tileweave.st(S_arrived[me, g], 0)`` in the last block
+    After:  ``for g in T.serial(n): S_arrived[me, g] = 0`` in the last block
     """
     for counter in context.signalled_counters:
         traffic = counter.traffic
@@ -42,7 +41,7 @@ def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
         assert counter.flags is not None
         number = tirx.Var("granule", "int32")
         indices = [context.symbols.rank, number]
-        clear = builtin_calls.clear(tirx.BufferLoad(counter.flags, indices))
+        clear = tirx.BufferStore(counter.flags, tirx.const(0, "uint32"), indices)
         total = counter.flags.shape[-1]
         context.at_end.append(tirx.For(number, 0, total, tirx.ForKind.SERIAL, clear))
 
