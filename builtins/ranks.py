@@ -6,7 +6,7 @@ from .declaration.declare import builtin
 from .implicit import CONTEXT, LAUNCH
 from .spec import Int32, declaration_of
 
-__all__ = ["rank", "uniform", "world_size"]
+__all__ = ["rank", "rank_uniform", "world_size"]
 
 
 @builtin()
@@ -28,14 +28,14 @@ def world_size() -> Int32:
 
 
 @builtin(uniform=True)
-def uniform(value: Int32) -> Int32:
+def rank_uniform(value: Int32) -> Int32:
     """Return ``value``, which the program promises to be equal in all blocks of all ranks.
 
     The inference cannot know a number that a kernel loads, such as the number of valid rows. If
-    ``index < W.uniform(...)`` guards the writes and the reads of a tensor of ``W.alloc_symmetric``
-    alike, it inserts signals and waits that depend on it. The number may differ between launches.
-    Ranks with different values wait for data that no rank sends, until the wait times out.
-    ``tw.simulate`` reports different values.
+    ``index < W.rank_uniform(...)`` guards all writes and reads of a tensor of
+    ``W.alloc_symmetric``, it inserts signals and waits that depend on it. The number may differ
+    between launches. Ranks with different values wait for data that no rank sends, until the wait
+    times out. ``tw.simulate`` reports different values.
 
     Args:
         value: an int32, the same in all blocks of a launch on all ranks of the group.

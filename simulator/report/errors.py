@@ -26,7 +26,7 @@ class SimulationError(TileWeaveError):
             - ``bounds``: an index out of range;
             - ``alignment``: an address or a size that is illegal for an instruction;
             - ``poison``: a use of uninitialized memory;
-            - ``assertion``: a failed ``T.device_assert``, or a ``W.uniform`` that has different
+            - ``assertion``: a failed ``T.device_assert``, or a ``W.rank_uniform`` with different
               values;
             - ``translation``: results of the device level differ from the tile level's;
             - ``unsupported``: an operation that is not simulated.

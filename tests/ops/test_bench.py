@@ -550,5 +550,5 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     for size in sizes:
         problem = collectives.problem_of("all_gather", size, torch.bfloat16)
         result, missing = bench.measured(replace(whole, shape=size), problem, group, None, wanted)
-        assert list(missing) == ["exchange/copies"]
+        assert list(missing) == ["transport/ll", "exchange/copies"]
         assert result.is_right("ours")

@@ -4,6 +4,6 @@
 
 namespace tw {
 
-__device__ __forceinline__ int32_t uniform(int32_t value) { return value; }
+__device__ __forceinline__ int32_t rank_uniform(int32_t value) { return value; }
 
 } // namespace tw

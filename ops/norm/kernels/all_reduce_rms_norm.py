@@ -149,7 +149,7 @@ def threads_for(vectors: int) -> int:
 
 def is_valid(config: NormConfig, num_tokens: Any, token: Any) -> Any:
     """Return the condition that a row is valid; ``True`` if all rows are."""
-    return token < W.uniform(num_tokens[0]) if config.limited else True
+    return token < W.rank_uniform(num_tokens[0]) if config.limited else True
 
 
 class RowBuffers(NamedTuple):

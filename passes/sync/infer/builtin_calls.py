@@ -83,12 +83,6 @@ def store(word: tirx.BufferLoad, value: tirx.PrimExpr) -> tirx.Stmt:
     return _call(memory.st, T.access_ptr(word, "w"), value, qualifiers=("gpu", "relaxed"))
 
 
-def clear(flag: tirx.BufferLoad) -> tirx.Stmt:
-    """Build ``W.st(flag, 0, scope="sys")`` for a counter."""
-    zero = tirx.const(0, "uint32")
-    return _call(memory.st, T.access_ptr(flag, "w"), zero, qualifiers=("sys", "relaxed"))
-
-
 def ll_store(
     word: tirx.BufferLoad, value: tirx.PrimExpr, flag: tirx.PrimExpr, tensor: str
 ) -> tirx.Stmt:

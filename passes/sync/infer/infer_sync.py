@@ -45,11 +45,10 @@ from .counters import make_counters
 from .credits import place_credits
 from .drain import place_drain
 from .epochs import count_epochs
-from .limits import clear_limited
 from .options import Options, options_of
 from .reindex import reindexed
 from .residency import leaves_room, verify_residency
-from .reuse import choose_buffers, guard_reuse
+from .reuse import choose_buffers, clear_limited, guard_reuse
 from .row_checks import place_row_checks
 from .signals import place_signals
 from .version_copies import expand_versions

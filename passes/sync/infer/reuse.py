@@ -7,7 +7,7 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ....builtins.errors import LanguageError
-from ...ir.walk import has_loads
+from ...ir.walk import arrows, has_loads
 from ..regions.accesses import Access
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter
@@ -157,7 +157,7 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
         if counter.is_of_copies:
             continue
         producers = _producers(counter)
-        for other in (b for b in counter.users if b.is_certain):
+        for other in (b for b in counter.users if b.is_certain or _encloses(b, footprints)):
             shared = loops_shared(other.access, footprints.access)
             is_later = other.access.positions[shared] > footprints.access.positions[shared]
             if is_later or not other.repeats:
@@ -168,6 +168,17 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
             missing_axes = (1,) * (footprints.mask.ndim - ranks.ndim)
             awaited = awaited | ranks.reshape(ranks.shape + missing_axes)
     return awaited
+
+
+def _encloses(read: Footprints, write: Footprints) -> bool:
+    """Return whether a read that depends on a limit happens whenever the block reaches a write."""
+    branches = read.access.conditions[: read.access.branches]
+    conditions = write.access.conditions[: len(branches)]
+    return (
+        read.limit is not None
+        and len(conditions) == len(branches)
+        and all(a.same_as(b) for a, b in zip(branches, conditions, strict=True))
+    )
 
 
 def _producers(counter: Counter) -> np.ndarray:
@@ -213,3 +224,63 @@ def _unordered_pair(context: SyncContext, accesses: TensorAccesses) -> tuple[int
         if not waits_for[writer] >> reader & 1:
             return writer, reader
     return None
+
+
+def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
+    """Verify accesses that depend on a limit, and clear their counters at the end of a launch.
+
+    All accesses to a granule happen for the same values of the limit. So its counter receives in a
+    launch either all units, for which its readers wait, or none. Writers of the next launch wait
+    for a credit, which the last block signals after it has cleared the counters.
+
+    Args:
+        scratch: tensors that only the program accesses.
+
+    Raises:
+        LanguageError: some accesses to a granule depend on another limit than others.
+
+    After:  ``for g in T.serial(n): S_arrived[me, g] = 0`` in the last block
+    """
+    for counter in context.signalled_counters:
+        traffic = counter.traffic
+        if not traffic.is_limited:
+            continue
+        first = next(b for b in traffic.in_kernel("write", "add") if b.limit is not None)
+        if traffic.tensor not in scratch:
+            raise first.refused(
+                "depends on W.rank_uniform, and the caller accesses the tensor", "W.alloc_symmetric"
+            )
+        _verify_limit(counter, first)
+        assert counter.flags is not None
+        number = tirx.Var("granule", "int32")
+        indices = [context.symbols.rank, number]
+        clear = tirx.BufferStore(counter.flags, tirx.const(0, "uint32"), indices)
+        total = counter.flags.shape[-1]
+        context.at_end.append(tirx.For(number, 0, total, tirx.ForKind.SERIAL, clear))
+
+
+def _verify_limit(counter: Counter, first: Footprints) -> None:
+    """Refuse accesses to a granule that do not all happen for the same values of the limit."""
+    shape = counter.traffic.world_size, counter.granules.total
+    low, high = np.full(shape, np.iinfo(np.int64).max), np.full(shape, -1)
+    assert first.limit is not None
+    for footprints in [*counter.traffic.in_kernel(counter.kind), *counter.users]:
+        limit = footprints.limit
+        if limit is None or not structural_equal(limit.value, first.limit.value):
+            raise _other_limit(first, footprints)
+        numbers = counter.granules.numbers_of(footprints)
+        owner, number, index = footprints.distinct(footprints.owner, numbers, footprints.limited)
+        np.minimum.at(low, (owner, number), index)
+        np.maximum.at(high, (owner, number), index)
+        if np.any(low[owner, number] != high[owner, number]):
+            raise _other_limit(first, footprints)
+
+
+def _other_limit(first: Footprints, other: Footprints) -> LanguageError:
+    accesses = [first.access, other.access]
+    return LanguageError(
+        f"{accesses[0].text} under a condition on W.rank_uniform, and {accesses[1].text} under "
+        "another condition, or a granule contains elements of several; expected one condition "
+        "index < W.rank_uniform(...) for all accesses to a granule, in an if around each"
+        f"{arrows((a.kind, a.line) for a in accesses)}"
+    )

@@ -24,6 +24,7 @@ from tileweave.ops.collectives.all_to_all import (
     all_to_all_program,
 )
 from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.transport import fastest
 from tileweave.ops.collectives.vectors import Lines
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.registry import OPERATORS
@@ -185,7 +186,7 @@ def test_interleaved_replays(name):
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_thousand_schedules(name, ranks):
-    """Of five numbers of ranks; each schedule has three replays of four launches."""
+    """Run 200 for each number of ranks; a schedule has three replays of four launches."""
     check_in_turn(name, ranks, 200)
 
 
@@ -228,9 +229,47 @@ def test_device_functions(name):
     ],
 )
 def test_registers_suffice(ptxas, op, shape, axes):
-    """Of 8 ranks: no spills."""
+    """Programs of 8 ranks have no spills."""
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
     program = OPERATORS[op].steps(checked(op, x, None, 8, axes), "ll")
     said = ptxas(tw.emit(program, stage="ptx", world_size=8))
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
     assert spills and set(spills) == {("0", "0")}
+
+
+@pytest.mark.parametrize(
+    ("op", "elements", "ranks", "obstacle"),
+    [
+        ("all_gather", 1 << 15, 4, None),
+        ("all_gather", (1 << 15) + 1, 4, "x has 65538 bytes; expected at most 65536"),
+        ("all_gather", 4, 1, "there is one rank, which exchanges nothing; expected 2 or more"),
+        ("all_to_all", 1 << 15, 4, None),
+        ("all_reduce", 1 << 19, 4, None),
+        ("all_reduce", (1 << 19) + 1, 4, "x has 1048578 bytes; expected at most 1048576"),
+        (
+            "reduce_scatter",
+            8,
+            4,
+            "reduce_scatter has no program by words with flags; expected anot",
+        ),
+    ],
+)
+def test_small_tensors_are_words(op, elements, ranks, obstacle):
+    """``auto`` tries words for these first, and stores with signals next."""
+    axes = (0, 0) if op == "all_to_all" else ()
+    x = torch.empty(elements, dtype=torch.bfloat16, device="meta")
+    problem, collective = checked(op, x, None, ranks, axes), OPERATORS[op]
+    found = collective.obstacle(problem, "ll")
+    assert found == obstacle if obstacle is None else str(found).startswith(obstacle)
+    assert obstacle is not None or fastest(problem, collective) == ("ll", "ldst")
+    assert fastest(problem, collective)[-1] == "ldst"
+
+
+def test_the_gradient_of_gathered_words_is_a_sum_by_any_transport(monkeypatch):
+    requests = []
+    monkeypatch.setattr(
+        torch.ops.tileweave, "reduce_scatter", lambda *given: requests.append(given)
+    )
+    grad = torch.ones(4)
+    OPERATORS["all_gather"].gradient(grad, "", "ll")
+    assert requests == [(grad, "", "auto")]

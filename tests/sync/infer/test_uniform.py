@@ -18,10 +18,10 @@ def rows_to_all(ranks=2, write="row < valid", read="row < valid", symmetric="scr
         symmetric: ``scratch``, or ``caller`` for a parameter.
     """
     conditions = {
-        "row < valid": lambda row, n: row < W.uniform(n[0]),
-        "valid > row": lambda row, n: W.uniform(n[0]) > row,
-        "row + 1 < valid": lambda row, n: row + 1 < W.uniform(n[0]),
-        "row <= valid": lambda row, n: row <= W.uniform(n[0]),
+        "row < valid": lambda row, n: row < W.rank_uniform(n[0]),
+        "valid > row": lambda row, n: W.rank_uniform(n[0]) > row,
+        "row + 1 < valid": lambda row, n: row + 1 < W.rank_uniform(n[0]),
+        "row <= valid": lambda row, n: row <= W.rank_uniform(n[0]),
         "row < loaded": lambda row, n: row < n[0],
         "always": lambda row, n: row >= 0,
     }
@@ -99,6 +99,6 @@ def test_different_numbers_are_reported():
     with pytest.raises(tw.SimulationError) as error:
         tw.simulate(rows_to_all(), 2, inputs_of(2, 1, 2), schedules=1, epochs=1)
     assert error.value.kind == "assertion"
-    assert "W.uniform has the value" in error.value.report
+    assert "W.rank_uniform has the value" in error.value.report
     assert "; expected equal values\n --> " in error.value.report
     assert "test_uniform.py:" in error.value.report
