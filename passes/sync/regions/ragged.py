@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
@@ -168,8 +169,10 @@ def _stored_elements(
     try:
         if any(number >= len(access.loops) for number in space.open):
             raise NotEvaluable(access.inner[space.open[-1] - len(access.loops)].extent)
-        for known in (*access.extents, *access.starts[2 + axes :], *inner_conditions):
+        for known in (*access.extents, *inner_conditions):
             space.evaluate(known)
+        for axis in range(2 + axes, len(access.starts)):
+            _require_inside(access, axis, space, program)
         starts = [_without_data(start, access, space, program) for start in access.starts]
         region = Region(tuple(starts), access.extents, inner_conditions, is_certain=False)
         footprints = region_footprints(access, region, program, world_size)
@@ -177,7 +180,8 @@ def _stored_elements(
         raise LanguageError(
             f"{access.text}, and the number of elements that it stores depends on "
             f"{format_expr(error.node)}, which is known only at run time; expected one row for all "
-            "threads, columns that are no data, and conditions on data around the whole operation"
+            "threads, columns that are inside of the row for all data, and conditions on data "
+            "around the whole operation"
             f"{access.location}"
         ) from None
     counts = np.unique(footprints.active(elements_of(footprints))[0])
@@ -188,6 +192,25 @@ def _stored_elements(
         )
     rows = footprints.active(footprints.size[axes])[0].max(initial=0)
     return int(counts.max(initial=0)), int(rows)
+
+
+def _require_inside(access: Access, axis: int, space: Space, program: Program) -> None:
+    """Refuse columns that are data, unless no data moves them past the end of a row. There
+    ``T.copy`` stores fewer elements, and the signal would count all.
+
+    Raises:
+        NotEvaluable: the part that is data.
+    """
+    start = access.starts[axis]
+    if (unknown := _unknown_in(start, space)) is None:
+        return
+    analyzer = tvm.arith.Analyzer()
+    for loop in access.inner:
+        analyzer.bind(loop.var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+    bound = analyzer.const_int_bound(Symbols(program, 1).inlined(start))
+    size = int(space.evaluate(access.extents[axis]).max())
+    if bound.min_value < 0 or bound.max_value + size > int(access.tensor.shape[axis]):
+        raise NotEvaluable(unknown)
 
 
 def _without_data(

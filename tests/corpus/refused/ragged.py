@@ -253,7 +253,7 @@ def granule_that_divides_a_read():
 @refused(
     "T.copy writes inbox[0, W.rank(), 0, at[0]], and the number of elements that it stores "
     "depends on at[0], which is known only at run time; expected one row for all threads, columns "
-    "that are no data"
+    "that are inside of the row for all data"
 )
 def columns_that_are_data():
     @T.macro
