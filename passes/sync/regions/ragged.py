@@ -41,10 +41,10 @@ def row_accesses(
 
 
 def tile_accesses(
-    accesses: Iterable[Access], axes: int, tile: int, program: Program
+    accesses: Iterable[Access], axes: int, tile: int, symbols: Symbols
 ) -> list[Access]:
     """Return accesses to whole rows as accesses to the tiles of ``tile`` rows that contain them."""
-    return [_whole_tile(access, axes, tile, program) for access in accesses]
+    return [_whole_tile(access, axes, tile, symbols) for access in accesses]
 
 
 def announcement_reads(counts: tirx.Buffer, accesses: Iterable[Access], axes: int) -> list[Access]:
@@ -86,8 +86,8 @@ def _whole_rows(access: Access, axes: int, program: Program, world_size: int) ->
         stored, rows = _stored_elements(access, axes, program, world_size)
     columns = [_int(n) for n in access.tensor.shape[2 + axes :]]
     start, extent, row = _rows_of(access, 1 + axes, program, world_size)
-    if rows > 1 and row is not None:
-        _require_uncut(access, start, rows, int(access.tensor.shape[1 + axes]), program)
+    if access.kind == "write" and row is not None and int(extent) > 1:
+        _require_uncut(access, start, int(extent), int(access.tensor.shape[1 + axes]), program)
     return dataclasses.replace(
         access, stored=stored, stored_rows=rows, in_tile=True, row=row,
         starts=(*access.starts[: 1 + axes], start, *(_int(0) for _ in columns)),
@@ -133,13 +133,12 @@ def _require_uncut(
         )
 
 
-def _whole_tile(access: Access, axes: int, tile: int, program: Program) -> Access:
-    axis = 1 + axes
+def _whole_tile(access: Access, axes: int, tile: int, symbols: Symbols) -> Access:
+    axis, row = 1 + axes, access.row
     starts, extents = list(access.starts), list(access.extents)
     if tile >= int(access.tensor.shape[axis]):
         starts[axis], extents[axis] = _int(0), access.tensor.shape[axis]
         return dataclasses.replace(access, starts=tuple(starts), extents=tuple(extents), row=None)
-    symbols, row = Symbols(program, 1), access.row
 
     def first_of_tile(index: tirx.PrimExpr) -> tirx.PrimExpr:
         return symbols.simplified(tirx.floordiv(index, tile) * tile, access)
@@ -181,8 +180,7 @@ def _stored_elements(
             f"{access.text}, and the number of elements that it stores depends on "
             f"{format_expr(error.node)}, which is known only at run time; expected one row for all "
             "threads, columns that are inside of the row for all data, and conditions on data "
-            "around the whole operation"
-            f"{access.location}"
+            f"around the whole operation{access.location}"
         ) from None
     counts = np.unique(footprints.active(elements_of(footprints))[0])
     if len(counts) > 1:
