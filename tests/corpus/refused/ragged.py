@@ -297,3 +297,24 @@ def uneven_parts_of_a_row():
                     inbox[0, W.rank(), at[0], part * 5 + j] = tile[0, part * 5 + j]
 
     return sending(send)
+
+
+@refused(
+    "inbox[0, 0, 2:4, 0:8] is read, but no rank writes it in this launch; expected a write of it"
+)
+def tile_that_no_rank_writes():
+    @T.prim_func
+    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, N), F32)):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            tile = T.alloc_shared((1, N), F32)
+            two = T.alloc_shared((2, N), F32)
+            T.clear(tile)
+            for peer in T.serial(2):
+                W.announce(inbox[peer, W.rank(), 0, 0], 1)
+                T.copy(tile, inbox[peer, W.rank(), 0, 0])
+            for s in T.serial(2):
+                T.copy(inbox[W.rank(), s, 2, 0], two)  # HERE
+                T.copy(two, Y[s, 0, 0])
+
+    return program
