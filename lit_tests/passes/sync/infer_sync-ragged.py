@@ -180,3 +180,50 @@ def results(at: T.Tensor((2,), "int32"), Y: T.Tensor((RANKS, 16), F32)):
 # CHECK: if T.Cast("uint32", at[source]) < T.Cast("uint32", 8):
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source * 2 + at[source] // 4], 1, 1), inbox_announced[{{.*}}, source, at[source] // 4 + 1],
 show(results, granule={"inbox": [1, 4, 16]})
+
+
+@T.prim_func
+def columns(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((RANKS, 16), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=8, row=16)
+        me = W.rank()
+        for peer in T.serial(RANKS):
+            W.announce(inbox[peer, me, 0, 0], at[peer])
+        for t in T.serial(4):
+            for j in T.Parallel(8):
+                inbox[t % 2, me, at[2], at[t] % 2 * 8 + j] = X[0, j]
+        for source in T.serial(RANKS):
+            for j in T.Parallel(16):
+                Y[source, j] = inbox[me, source, 0, j]
+
+
+# Columns may be data if they are inside of the row for all data. Each half of a row is a unit.
+# CHECK-LABEL: TEST: columns
+# CHECK: T.tileweave.announce({{.*}}, at[peer], {{.*}}, 8, 2, 8,
+# CHECK: inbox[t % 2, {{.*}}, me, at[2], at[t] % 2 * 8 + j] = X
+# CHECK: T.tileweave.signal(T.access_ptr(inbox_arrived[t % 2, T.tileweave.rank()], 1, 3), T.uint32(1),
+show(columns)
+
+
+@T.prim_func
+def of_rank(at: T.Tensor((2,), "int32"), Y: T.Tensor((RANKS, 4, 16), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=8, row=16)
+        tile = T.alloc_shared((4, 16), F32)
+        T.clear(tile)
+        for peer in T.serial(RANKS):
+            W.announce(inbox[peer, W.rank(), 0, 0], 8)
+            for i in T.serial(T.min(at[peer], 4)):
+                for j in T.Parallel(16):
+                    inbox[peer, W.rank(), W.rank() * 4 + i, j] = tile[0, j]
+        for source in T.serial(RANKS):
+            T.copy(inbox[W.rank(), source, source * 4, 0], tile)
+            T.copy(tile, Y[source, 0, 0])
+
+
+# The rank selects the tile.
+# CHECK-LABEL: TEST: of_rank
+# CHECK: for i in range(T.min(at[peer], 4)):
+# CHECK: T.tileweave.signal(T.access_ptr(inbox_arrived[peer, T.tileweave.rank() * 3], 1, 3),
+# CHECK: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source * 3], 1, 1), inbox_announced[T.tileweave.rank(), {{.*}}, source, source + 1],
+show(of_rank)

@@ -248,7 +248,9 @@ def _exchanged_tensors(
         segments = ragged.get(announced.get(tensor.name, tensor.name), 0)
         if tensor.name in ragged:
             accesses = row_accesses(accesses, segments, program, world_size)
-            accesses = tile_accesses(accesses, segments, tiles[tensor.name], program)
+            accesses = tile_accesses(
+                accesses, segments, tiles[tensor.name], Symbols(program, world_size)
+            )
         elif segments:
             rows = [a for a in program.accesses if a.tensor.name == announced[tensor.name]]
             accesses += announcement_reads(tensor, rows, segments)

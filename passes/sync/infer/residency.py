@@ -208,8 +208,8 @@ class _Launch:
             self._events[r, b].append((t, (counter, o, g), n if signals else 0, footprints.access))
 
     def _note_possible(self, counter: Counter, footprints: Footprints, time: np.ndarray) -> None:
-        """Note the last signal of each block to each segment that it may write. A wait for the rows
-        of a segment needs all of them."""
+        """Note the last signal of each block to each tile of rows that it may write. A wait for the
+        rows of a tile needs all of them."""
         columns = _latest(counter, footprints, time, from_axis=1 + len(self._context.program.grid))
         for r, b, o, g, t in zip(*(a.tolist() for a in columns), strict=True):
             self._events[r, b].append((t, (counter, o, g), 1, footprints.access))

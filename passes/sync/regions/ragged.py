@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
@@ -40,10 +41,10 @@ def row_accesses(
 
 
 def tile_accesses(
-    accesses: Iterable[Access], axes: int, tile: int, program: Program
+    accesses: Iterable[Access], axes: int, tile: int, symbols: Symbols
 ) -> list[Access]:
     """Return accesses to whole rows as accesses to the tiles of ``tile`` rows that contain them."""
-    return [_whole_tile(access, axes, tile, program) for access in accesses]
+    return [_whole_tile(access, axes, tile, symbols) for access in accesses]
 
 
 def announcement_reads(counts: tirx.Buffer, accesses: Iterable[Access], axes: int) -> list[Access]:
@@ -85,8 +86,8 @@ def _whole_rows(access: Access, axes: int, program: Program, world_size: int) ->
         stored, rows = _stored_elements(access, axes, program, world_size)
     columns = [_int(n) for n in access.tensor.shape[2 + axes :]]
     start, extent, row = _rows_of(access, 1 + axes, program, world_size)
-    if rows > 1 and row is not None:
-        _require_uncut(access, start, rows, int(access.tensor.shape[1 + axes]), program)
+    if access.kind == "write" and row is not None and int(extent) > 1:
+        _require_uncut(access, start, int(extent), int(access.tensor.shape[1 + axes]), program)
     return dataclasses.replace(
         access, stored=stored, stored_rows=rows, in_tile=True, row=row,
         starts=(*access.starts[: 1 + axes], start, *(_int(0) for _ in columns)),
@@ -132,13 +133,12 @@ def _require_uncut(
         )
 
 
-def _whole_tile(access: Access, axes: int, tile: int, program: Program) -> Access:
-    axis = 1 + axes
+def _whole_tile(access: Access, axes: int, tile: int, symbols: Symbols) -> Access:
+    axis, row = 1 + axes, access.row
     starts, extents = list(access.starts), list(access.extents)
     if tile >= int(access.tensor.shape[axis]):
         starts[axis], extents[axis] = _int(0), access.tensor.shape[axis]
         return dataclasses.replace(access, starts=tuple(starts), extents=tuple(extents), row=None)
-    symbols, row = Symbols(program, 1), access.row
 
     def first_of_tile(index: tirx.PrimExpr) -> tirx.PrimExpr:
         return symbols.simplified(tirx.floordiv(index, tile) * tile, access)
@@ -169,8 +169,10 @@ def _stored_elements(
     try:
         if any(number >= len(access.loops) for number in space.open):
             raise NotEvaluable(access.inner[space.open[-1] - len(access.loops)].extent)
-        for known in (*access.extents, *access.starts[2 + axes :], *inner_conditions):
+        for known in (*access.extents, *inner_conditions):
             space.evaluate(known)
+        for axis in range(2 + axes, len(access.starts)):
+            _require_inside(access, axis, space, program)
         starts = [_without_data(start, access, space, program) for start in access.starts]
         region = Region(tuple(starts), access.extents, inner_conditions, is_certain=False)
         footprints = region_footprints(access, region, program, world_size)
@@ -178,8 +180,8 @@ def _stored_elements(
         raise LanguageError(
             f"{access.text}, and the number of elements that it stores depends on "
             f"{format_expr(error.node)}, which is known only at run time; expected one row for all "
-            "threads, columns that are no data, and conditions on data around the whole operation"
-            f"{access.location}"
+            "threads, columns that are inside of the row for all data, and conditions on data "
+            f"around the whole operation{access.location}"
         ) from None
     counts = np.unique(footprints.active(elements_of(footprints))[0])
     if len(counts) > 1:
@@ -203,6 +205,25 @@ def _verify_reached_by_block(access: Access, program: Program) -> None:
                 "expected conditions and loops that are the same for the whole block, or a "
                 f"condition on T.get_thread_binding(){access.location}"
             )
+
+
+def _require_inside(access: Access, axis: int, space: Space, program: Program) -> None:
+    """Refuse columns that are data, unless no data moves them past the end of a row. There
+    ``T.copy`` stores fewer elements, and the signal would count all.
+
+    Raises:
+        NotEvaluable: the part that is data.
+    """
+    start = access.starts[axis]
+    if (unknown := _unknown_in(start, space)) is None:
+        return
+    analyzer = tvm.arith.Analyzer()
+    for loop in access.inner:
+        analyzer.bind(loop.var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+    bound = analyzer.const_int_bound(Symbols(program, 1).inlined(start))
+    size = int(space.evaluate(access.extents[axis]).max())
+    if bound.min_value < 0 or bound.max_value + size > int(access.tensor.shape[axis]):
+        raise NotEvaluable(unknown)
 
 
 def _without_data(

@@ -253,7 +253,7 @@ def granule_that_divides_a_read():
 @refused(
     "T.copy writes inbox[0, W.rank(), 0, at[0]], and the number of elements that it stores "
     "depends on at[0], which is known only at run time; expected one row for all threads, columns "
-    "that are no data"
+    "that are inside of the row for all data"
 )
 def columns_that_are_data():
     @T.macro
@@ -325,3 +325,24 @@ def rows_by_thread():
                     inbox[peer, W.rank(), i, j] = tile[0, j]  # HERE
 
     return sending(send)
+
+
+@refused(
+    "inbox[0, 0, 2:4, 0:8] is read, but no rank writes it in this launch; expected a write of it"
+)
+def tile_that_no_rank_writes():
+    @T.prim_func
+    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, N), F32)):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            tile = T.alloc_shared((1, N), F32)
+            two = T.alloc_shared((2, N), F32)
+            T.clear(tile)
+            for peer in T.serial(2):
+                W.announce(inbox[peer, W.rank(), 0, 0], 1)
+                T.copy(tile, inbox[peer, W.rank(), 0, 0])
+            for s in T.serial(2):
+                T.copy(inbox[W.rank(), s, 2, 0], two)  # HERE
+                T.copy(two, Y[s, 0, 0])
+
+    return program
