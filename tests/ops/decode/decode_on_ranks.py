@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from tests.modules import load_module
 from tests.ops.meshes import Nodes, in_order, mesh_of
 from tests.ops.on_ranks import part_of_the_world
 from tileweave import ops
 
 FP8 = torch.float8_e4m3fn
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "decode_step.py"
 
 
 class Call(NamedTuple):
@@ -146,8 +149,16 @@ def on_mesh(call: Call, nodes: Nodes) -> dict[str, bool]:
 
 
 def differ(what: str) -> None:
-    """Call with another argument on every rank."""
+    """Call with another argument on every rank, and one that no other test has: ranks remember what
+    they agreed on."""
     me = dist.get_rank()
-    changed = {"table": 16 + me, "sharding": "local" if me else "contiguous", "heads": 2 + 2 * me}
-    call = Call()._replace(**{what: changed[what]})
+    changed = {"table": 32 + me, "sharding": "local" if me else "contiguous", "heads": 8 + 2 * me}
+    call = Call(table=31)._replace(**{what: changed[what]})
     call(call.arguments(me, dist.get_world_size()))
+
+
+def example() -> dict[str, bool]:
+    """Run the example of a decode step."""
+    module = load_module(EXAMPLE)
+    error = module.largest_error(dist.get_rank(), dist.get_world_size(), "cpu")
+    return {"error": error <= 1e-5}

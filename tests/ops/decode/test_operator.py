@@ -32,6 +32,10 @@ def test_values(three, call):
     assert_right(three.run(decode_on_ranks.values, call))
 
 
+def test_example(three):
+    assert_right(three.run(decode_on_ranks.example))
+
+
 @LONG
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_compiled(three, call):
@@ -55,7 +59,7 @@ def test_several_nodes(four, nodes):
 @LONG
 @pytest.mark.parametrize(
     ("what", "shown"),
-    [("table", "17 in a sequence"), ("sharding", "local, scale"), ("heads", "4 heads of 32 to 2")],
+    [("table", "33 in a sequence"), ("sharding", "local, scale"), ("heads", "10 heads of 32 to")],
 )
 def test_ranks_that_disagree_are_told(three, what, shown):
     for error in three.run(decode_on_ranks.differ, what):
