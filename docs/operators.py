@@ -14,6 +14,7 @@ from tileweave.ops.attention.ulysses import Ulysses
 from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import RegisteredOp, operators_of
+from tileweave.ops.decode.decode_attention import DecodeAttention
 from tileweave.ops.moe.expert_mlp import ExpertMlp
 from tileweave.ops.moe.grouped_matmul import GroupedMatmul
 from tileweave.ops.moe.row_exchange import RowExchange
@@ -73,8 +74,8 @@ TABLES: dict[str, tuple[tuple[type[RegisteredOp], ...], list[Column]]] = {
     "memory of collectives": ((Collective,), MEMORY),
     "bytes of collectives": ((Collective,), SENT),
     "attention": ((SpAttention, Ulysses), CALLS),
-    "decoding": ((AllReduceRmsNorm,), CALLS),
-    "memory of decoding": ((AllReduceRmsNorm,), MEMORY),
+    "decoding": ((AllReduceRmsNorm, DecodeAttention), CALLS),
+    "memory of decoding": ((AllReduceRmsNorm, DecodeAttention), MEMORY),
     "operators of one GPU": ((GroupedMatmul,), LOCAL_CALLS),
 }
 """Base classes and columns of each table by the name in its marker."""

@@ -21,6 +21,7 @@ from .core.library import define_product
 from .core.operator import Operator
 from .core.registry import operators_of
 from .core.strategy import Strategy
+from .decode.decode_attention import decode_attention
 from .gemm.all_gather_matmul import all_gather_matmul
 from .gemm.matmul_all_reduce import matmul_all_reduce
 from .gemm.matmul_reduce_scatter import matmul_reduce_scatter
@@ -44,6 +45,7 @@ __all__ = [
     "attention_schedule",
     "broadcast",
     "combine",
+    "decode_attention",
     "dispatch",
     "expert_mlp",
     "grouped_matmul",

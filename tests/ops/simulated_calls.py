@@ -22,7 +22,7 @@ from tileweave.runtime.plans.parameters import parameters_of
 
 MEMORY = 0xABC0
 """Address of the memory of a program."""
-RESULTS = "residual_out", "scales", "out"
+RESULTS = "residual_out", "scales", "lse", "out"
 """Names of parameters that programs write."""
 NARROW = {
     torch.bfloat16: ml_dtypes.bfloat16,

@@ -1,0 +1,175 @@
+"""Time ops.decode_attention on one rank beside torch's attention and FlashInfer.
+
+    python benchmarks/decode_attention.py [--batch 1 8 ...] [--keys 4096 ...] [--heads 64]
+        [--kv-heads 8] [--page-size 64] [--calls 20]
+
+A time is that of one of ``--calls`` calls in a CUDA graph, in us: the median of ``--replays``
+replays. All sequences have the same number of keys, of 128 bf16 elements.
+
+- ``sdpa``: ``scaled_dot_product_attention`` with ``enable_gqa``, on a contiguous cache
+- ``flex``: compiled ``flex_attention``, on the same cache
+- ``flashinfer``: ``BatchDecodeWithPagedKVCacheWrapper``, if installed, on the pages
+- ``fused``: the operator, on the pages
+- ``bound``: the bytes of the cache at 4.2 TB/s, which the memory of an H200 reaches
+
+Every result is compared with that of plain torch. Without a GPU, one small size runs once, which
+only tests this file.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from itertools import product
+
+import torch
+
+from tileweave import ops
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+BATCHES = (1, 4, 16, 64, 128) if GPU else (2,)
+KEYS = (4096, 16384, 32768, 131072) if GPU else (128,)
+DIM = 128
+ERROR = 1e-2
+BYTES_PER_US = 4.2e6
+MOST_BYTES = 60 << 30
+"""Largest caches that are measured."""
+Step = Callable[[], torch.Tensor]
+
+
+class Sequences:
+    """Queries, and caches of sequences of equal lengths, in pages and not."""
+
+    def __init__(self, batch: int, keys: int, options: argparse.Namespace) -> None:
+        size, self.group = options.page_size, options.heads // options.kv_heads
+        pages = keys // size
+        memory = {"device": DEVICE, "dtype": torch.bfloat16}
+        shape = batch * pages, size, options.kv_heads, DIM
+        self.q = torch.randn(batch, options.heads, DIM, **memory)
+        self.k_cache, self.v_cache = torch.randn(shape, **memory), torch.randn(shape, **memory)
+        table = torch.arange(batch * pages, dtype=torch.int32, device=DEVICE)
+        self.table = table.view(batch, pages)
+        self.lengths = torch.full((batch,), keys, dtype=torch.int32, device=DEVICE)
+
+    def heads(self, cache: torch.Tensor) -> torch.Tensor:
+        """Return a cache as (batch, kv_heads, keys, dim), without a copy."""
+        return cache.view(len(self.table), -1, *cache.shape[2:]).transpose(1, 2)
+
+    def fused(self) -> torch.Tensor:
+        return ops.decode_attention(
+            self.q, self.k_cache, self.v_cache, block_table=self.table, seq_lens=self.lengths
+        )
+
+    def sdpa(self) -> torch.Tensor:
+        out = torch.nn.functional.scaled_dot_product_attention(
+            self.q[:, :, None], self.heads(self.k_cache), self.heads(self.v_cache), enable_gqa=True
+        )
+        return out[:, :, 0]
+
+    def flex(self) -> Step:
+        """Return a call of compiled flex attention."""
+        from torch.nn.attention.flex_attention import flex_attention
+
+        attend = torch.compile(flex_attention, dynamic=False)
+        q, k, v = self.q[:, :, None], self.heads(self.k_cache), self.heads(self.v_cache)
+        return lambda: attend(q, k, v, enable_gqa=True)[:, :, 0]
+
+    def flashinfer(self) -> Step | None:
+        """Return a call of FlashInfer, or None."""
+        try:
+            import flashinfer
+        except ImportError:
+            return None
+        batch, pages = self.table.shape
+        memory = torch.empty(128 << 20, dtype=torch.uint8, device=DEVICE)
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, "NHD")
+        ends = torch.arange(batch + 1, dtype=torch.int32, device=DEVICE) * pages
+        size, kv_heads = self.k_cache.shape[1:3]
+        last = torch.full((batch,), size, dtype=torch.int32, device=DEVICE)
+        wrapper.plan(
+            ends, self.table.flatten(), last, self.q.shape[1], kv_heads, DIM, size,
+            q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
+        )  # fmt: skip
+        return lambda: wrapper.run(self.q, (self.k_cache, self.v_cache))
+
+    def contenders(self) -> dict[str, Step]:
+        steps: dict[str, Step] = {"sdpa": self.sdpa}
+        if GPU:
+            steps["flex"] = self.flex()
+        if GPU and (step := self.flashinfer()) is not None:
+            steps["flashinfer"] = step
+        return steps | {"fused": self.fused}
+
+
+def right(sequences: Sequences) -> torch.Tensor:
+    """Return the result in fp32, sequence by sequence."""
+    results = []
+    for q, k, v in zip(
+        sequences.q, sequences.heads(sequences.k_cache), sequences.heads(sequences.v_cache),
+        strict=True,
+    ):  # fmt: skip
+        rows = q.view(k.shape[0], -1, DIM).float()
+        products = rows @ k.float().transpose(1, 2) * DIM**-0.5
+        results.append((products.softmax(-1) @ v.float()).view(-1, DIM))
+    return torch.stack(results)
+
+
+def microseconds(step: Step, calls: int, replays: int) -> float:
+    """Return the time of a call in us."""
+    if not GPU:
+        started = time.perf_counter()
+        step()
+        return (time.perf_counter() - started) * 1e6
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            step()
+    times = []
+    for _ in range(replays + 2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / calls)
+    return statistics.median(times[2:])
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--keys", type=int, nargs="+", default=KEYS)
+    parser.add_argument("--heads", type=int, default=64 if GPU else 4)
+    parser.add_argument("--kv-heads", type=int, default=8 if GPU else 2)
+    parser.add_argument("--page-size", type=int, default=64)
+    parser.add_argument("--calls", type=int, default=20)
+    parser.add_argument("--replays", type=int, default=10)
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def main() -> None:
+    options = parsed()
+    for batch, keys in product(options.batch, options.keys):
+        nbytes = 4 * batch * keys * options.kv_heads * DIM
+        if nbytes > MOST_BYTES:
+            print(f"batch {batch}, keys {keys}: not run: the cache has {nbytes >> 30} GiB")
+            continue
+        sequences = Sequences(batch, keys, options)
+        expected, columns = right(sequences), []
+        for name, step in sequences.contenders().items():
+            error = (step().float() - expected).norm() / expected.norm()
+            if not error <= ERROR:
+                raise SystemExit(f"{name}: relative error {error.item():.1e}")
+            columns.append(f"{name} {microseconds(step, options.calls, options.replays):.1f}")
+        columns.append(f"bound {nbytes / BYTES_PER_US:.1f}")
+        print(f"batch {batch}, keys {keys}: {', '.join(columns)} us")
+
+
+if __name__ == "__main__":
+    main()

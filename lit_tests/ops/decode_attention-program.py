@@ -1,0 +1,61 @@
+# REQUIRES: since-0.1.13
+# RUN: %python %s | %filecheck %s
+"""Decode attention: a producer warp loads pages by the TMA, and ranks exchange words with flags.
+
+The program contains no synchronization; its kernel does.
+"""
+
+import inspect
+import re
+
+import tileweave as tw
+from tileweave.ops.decode.kernels import attend, decode_attention, merge
+from tileweave.ops.decode.kernels.config import DecodeConfig
+
+
+def show(ranks, **options):
+    config = DecodeConfig(
+        batch=2, heads=16, kv_heads=2, dim=128, pages=40, page_size=64, table=64, ranks=ranks,
+        dtype="bfloat16", scale=0.1, **options,
+    )  # fmt: skip
+    print("TEST: ranks:", ranks)
+    print(tw.emit(decode_attention.decode_attention(config), world_size=ranks))
+
+
+# CHECK-LABEL: TEST: synchronization in the source
+# CHECK-NEXT: none
+print("TEST: synchronization in the source")
+source = "".join(map(inspect.getsource, (attend, decode_attention, merge)))
+print(re.findall(r"W\.(?:signal|wait|fence|barrier|ll_)\w*|sync_threads", source) or "none")
+
+# Two stages of keys and values. The producer reads the block table. A block that merges waits once
+# for the splits of its rank, and polls the words of other ranks.
+# CHECK-LABEL: TEST: ranks: 4
+# CHECK: __launch_bounds__(256, 1)
+# CHECK: if (((int)blockIdx.x) < 256) {
+# CHECK: seq_lens[
+# CHECK: for (int [[STEP:step]] = 0; [[STEP]] < steps; ++[[STEP]]) {
+# CHECK: tl::tma_load(k_cache_desc, {{.*}}block_table[
+# CHECK: tl::tma_load(v_cache_desc, {{.*}}block_table[
+# CHECK: } else {
+# CHECK: tl::wgmma_ss<
+# CHECK: tl::wgmma_rs<
+# CHECK: *(float2*)(parts +
+# CHECK: tw::signal<
+# CHECK: } else {
+# CHECK: tw::wait_reached<
+# CHECK: = parts[
+# CHECK-NOT: tw::signal<
+# CHECK: tw::ll_st<tw::Scope::sys>((&(sums[
+# CHECK: tw::ll_ld<tw::Scope::sys, 2>((&(sums[
+# CHECK-NOT: tw::
+# CHECK: out[
+show(4)
+
+# One split on one rank exchanges nothing.
+# CHECK-LABEL: TEST: ranks: 1
+# CHECK-NOT: tw::{{signal|wait|ll_}}
+# CHECK: tl::tma_load(k_cache_desc
+# CHECK-NOT: tw::{{signal|wait|ll_}}
+# CHECK: (out +
+show(1, parts=1)

@@ -1,0 +1,1 @@
+"""Tile programs of decode attention."""

@@ -1,0 +1,136 @@
+"""Parameters of the decode attention program, and their choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, gcd
+
+LOG2_E = 1.4426950408889634
+INTERLEAVED, CONTIGUOUS, LOCAL = SHARDINGS = ("interleaved", "contiguous", "local")
+"""Values of ``sharding``: which tokens of a sequence each rank holds."""
+_MOST_ROWS = 64
+"""Most rows of queries of a block: those of one wgmma."""
+_KEYS = 64
+"""Keys of a tile."""
+_MOST_SPLITS = 128
+"""Most splits of the keys of a rank, which a block merges."""
+STAGES = 2
+"""Tiles of keys in shared memory: two blocks fit on an SM."""
+THREADS = 128
+"""Threads of a block that compute."""
+_BLOCKS = 264
+"""Blocks that attend, if there are enough keys: two for each SM of an H100 or H200."""
+_HELD = 2048
+"""Most fp32 numbers of parts that a block loads at once, unless one row has more: a thread polls
+one word after the other, at most 8."""
+_LSE_COLUMNS = 4
+"""Columns of a part after those of the result: its logarithm, and padding to 16 bytes."""
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Parameters of a program.
+
+    Attributes:
+        batch: sequences.
+        heads, kv_heads: of q and of the cache.
+        dim: elements of a key, and of a value.
+        pages, page_size: pages of the cache of a rank, and tokens of a page.
+        table: pages of a sequence in the block table of a rank.
+        ranks: ranks that share the tokens.
+        dtype: type of q and of the cache, as TileLang writes it; a 16-bit type.
+        scale: factor of the products of q and k.
+        sharding: one of ``SHARDINGS``.
+        has_lse: whether the logarithms are results.
+        parts: splits of the keys of a rank; None for ``splits_for``.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    dim: int
+    pages: int
+    page_size: int
+    table: int
+    ranks: int
+    dtype: str
+    scale: float
+    sharding: str = INTERLEAVED
+    has_lse: bool = False
+    parts: int | None = None
+
+    @property
+    def group(self) -> int:
+        """Heads of q for one head of the cache."""
+        return self.heads // self.kv_heads
+
+    @property
+    def rows(self) -> int:
+        """Heads of q that a block attends with: the largest divisor of ``group`` that fits."""
+        return next(n for n in range(min(self.group, _MOST_ROWS), 0, -1) if self.group % n == 0)
+
+    @property
+    def items(self) -> int:
+        """Groups of ``rows`` heads of all sequences."""
+        return self.batch * self.heads // self.rows
+
+    @property
+    def M(self) -> int:
+        """Rows of a tile of queries, of which the first ``rows`` are used."""
+        return _MOST_ROWS
+
+    @property
+    def N(self) -> int:
+        """Keys of a tile."""
+        return _KEYS
+
+    @property
+    def run(self) -> int:
+        """Tokens of a tile that are consecutive in the cache."""
+        return min(self.page_size, self.N)
+
+    @property
+    def capacity(self) -> int:
+        """Most tokens of a sequence on a rank."""
+        return self.table * self.page_size
+
+    @property
+    def splits(self) -> int:
+        """Splits of the keys of each sequence on a rank."""
+        return self.parts or splits_for(self.items, ceil(self.capacity / self.N))
+
+    @property
+    def columns(self) -> int:
+        """Columns of a part: result and logarithm."""
+        return self.dim + _LSE_COLUMNS
+
+    @property
+    def merge_rows(self) -> int:
+        """Rows that a block merges."""
+        most = max(1, _HELD // (self.dim * max(self.splits, self.ranks)))
+        return gcd(self.rows, 1 << (most.bit_length() - 1))
+
+    @property
+    def merges(self) -> int:
+        """Blocks that merge; 0 if there is one part."""
+        if self.splits == self.ranks == 1:
+            return 0
+        return self.batch * self.heads // self.merge_rows
+
+    def held(self, parts: int) -> int:
+        """Return the parts that a block loads at once: a divisor of their number."""
+        most = max(1, _HELD // (self.dim * self.merge_rows))
+        return next(n for n in range(min(parts, most), 0, -1) if parts % n == 0)
+
+    @property
+    def to_log2(self) -> float:
+        """Factor from products of q and k to exponents of 2."""
+        return self.scale * LOG2_E
+
+
+def splits_for(items: int, tiles: int) -> int:
+    """Return the number of splits, a power of two: enough to fill the GPU, and at least one tile of
+    keys for each. It does not depend on the lengths of the sequences, so that CUDA graphs fit
+    all."""
+    most = min(max(_BLOCKS // items, 1), max(tiles, 1), _MOST_SPLITS)
+    return 1 << (most.bit_length() - 1)

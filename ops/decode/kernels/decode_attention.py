@@ -1,0 +1,63 @@
+"""Tile program that attends to a paged cache, whose tokens are sharded over ranks.
+
+Blocks that attend come first in the grid, then those that merge. A block waits for blocks of lower
+index, and for the blocks of other ranks that send before they wait::
+
+    | attend to a split of the keys | merge splits, send to all ranks, merge the parts of ranks |
+
+A part is a result for some of the keys, divided by the sum of their exponentials, and the logarithm
+of this sum. Parts are fp32, and are merged in the order of splits and ranks. All ranks therefore
+receive the same bits.
+"""
+
+from typing import Any
+
+import tilelang.language as T
+
+from ....builtins import language as W
+from ....passes import with_options
+from .attend import Inputs, attend_to_split
+from .config import THREADS, DecodeConfig
+from .merge import Results, merge_heads
+
+
+def decode_attention(config: DecodeConfig) -> Any:
+    """Return the program."""
+    program = _program(config)
+    options: dict[str, Any] = {"tl.enable_fast_math": True}
+    if config.ranks > 1:
+        options["tileweave.protocol"] = {"sums": "ll"}
+    return with_options(program, options)
+
+
+def _program(config):
+    batch, heads, splits, ranks = config.batch, config.heads, config.splits, config.ranks
+    attends = config.items * splits
+    parts_shape = config.items, splits, config.rows, config.columns
+    sums_shape = config.items, ranks, config.rows, config.columns
+    cache = config.pages * config.page_size, config.kv_heads * config.dim
+
+    @T.prim_func
+    def decode_attention(
+        q: T.Tensor((batch * heads, config.dim), config.dtype),
+        k_cache: T.Tensor(cache, config.dtype),
+        v_cache: T.Tensor(cache, config.dtype),
+        block_table: T.Tensor((batch, config.table), "int32"),
+        seq_lens: T.Tensor((batch,), "int32"),
+        lse: T.Tensor((batch, heads), "float32") if config.has_lse else None,
+        out: T.Tensor((batch, heads, config.dim), config.dtype),
+    ):
+        with T.Kernel(attends + config.merges, threads=THREADS) as block:
+            me = W.rank()
+            parts = W.alloc_symmetric(parts_shape, "float32") if config.merges else None
+            sums = W.alloc_symmetric(sums_shape, "float32") if ranks > 1 else None
+            results = Results(parts, sums, lse, out)
+            inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens)
+            if config.merges == 0:
+                attend_to_split(config, inputs, results, me, block, 0)
+            elif block < attends:
+                attend_to_split(config, inputs, results, me, block // splits, block % splits)
+            else:
+                merge_heads(config, results, me, (block - attends) * config.merge_rows)
+
+    return decode_attention

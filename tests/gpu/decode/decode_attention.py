@@ -1,0 +1,210 @@
+"""tileweave.ops.decode_attention between real GPUs: values, many calls, graphs.
+
+    torchrun --nproc-per-node=4 tests/gpu/decode/decode_attention.py [CHECK ...]
+        [--strategies ...] [--launches 2000]
+
+Each rank compares with the caches of all ranks, which it gathers. Results are equal, bit by bit, on
+all ranks. Without a GPU the same checks, but for those of graphs, run with gloo, on small shapes:
+that tries this file.
+"""
+
+import argparse
+import itertools
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from tileweave import ops
+from tileweave.ops.core import nccl
+from tileweave.ops.core.groups import group_of
+from tileweave.ops.decode.decode_attention import DecodeAttention
+from tileweave.ops.decode.problem import NAME, DecodeProblem, Inputs, Results
+from tileweave.ops.decode.reference import merged, part_of
+from tileweave.runtime.executor.compile_ahead import compile_ahead
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
+
+STRATEGIES = ["fused", "nccl"] if GPU else ["auto"]
+HEAP_BYTES = 2 << 30
+ERROR = {torch.bfloat16: 8e-3, torch.float16: 2e-3}
+"""Largest relative norm of the error of results."""
+TABLE = 16 if GPU else 2
+"""Pages of a sequence on each rank."""
+
+
+def problem_of(
+    batch: int, heads: int, kv_heads: int, dim: int, page_size: int,
+    sharding: str = "interleaved", dtype: torch.dtype = torch.bfloat16,
+) -> DecodeProblem:  # fmt: skip
+    """Return a problem whose caches have more pages than the sequences."""
+    pages = batch * TABLE + 3
+    return DecodeProblem(
+        NAME, batch, heads, kv_heads, dim, dim, pages, page_size, TABLE, 0, dtype, dtype,
+        dim**-0.5, sharding, False, True,
+    )  # fmt: skip
+
+
+CASES = [
+    problem_of(1, 8, 1, 128, 64),
+    problem_of(3, 32, 8, 128, 16),
+    problem_of(5, 6, 2, 64, 32, "contiguous"),
+    problem_of(33, 64, 8, 128, 128, dtype=torch.float16),
+    problem_of(2, 96, 1, 128, 64, "local"),
+]
+
+
+class Step:
+    """Inputs of this rank, in fixed memory."""
+
+    def __init__(self, problem: DecodeProblem, strategy: str) -> None:
+        self.group = group_of("")
+        self.problem, self.strategy = replace(problem, ranks=self.group.world_size), strategy
+        device = torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu"
+        options = {"device": device, "dtype": problem.dtype}
+        cache = problem.pages, problem.page_size, problem.kv_heads, problem.dim
+        table = torch.arange(problem.batch * TABLE, device=device, dtype=torch.int32)
+        self.inputs = Inputs(
+            torch.empty(problem.batch, problem.heads, problem.dim, **options),
+            torch.empty(cache, **options),
+            torch.empty(cache, **options),
+            table.view(problem.batch, TABLE),
+            torch.zeros(problem.batch, device=device, dtype=torch.int32),
+        )
+        self.refill(0)
+
+    def refill(self, seed: int) -> None:
+        """Write new numbers, lengths and pages: other caches on each rank, the rest equal."""
+        torch.manual_seed(1000 * seed + self.problem.batch)
+        q, k_cache, v_cache, table, lengths, *_ = self.inputs
+        capacity = TABLE * self.problem.page_size
+        if self.problem.sharding != "local":
+            capacity *= self.problem.ranks
+        q.normal_()
+        lengths.random_(0, capacity + 1)
+        if self.problem.batch > 1:
+            lengths[0] = 0
+        torch.manual_seed(1000 * seed + self.problem.batch + 1 + self.group.rank)
+        k_cache.normal_()
+        v_cache.normal_()
+        order = torch.randperm(self.problem.pages, device=table.device)
+        table.copy_(order[: table.numel()].view_as(table))
+
+    def __call__(self) -> Results:
+        problem = self.problem
+        given = {name: x for name, x in self.inputs._asdict().items() if x is not None}
+        return Results(
+            *ops.decode_attention(
+                **given, sharding=problem.sharding, return_lse=True, strategy=self.strategy
+            )
+        )
+
+    def right(self) -> Results:
+        """Return the results by definition, for the numbers now in memory."""
+        parts = part_of(self.inputs, self.problem, self.group.rank)
+        return merged(nccl.all_gather(parts[None], self.group), self.problem)
+
+    def wrong(self, actual: Results, right: Results) -> torch.Tensor:
+        """Return whether results are wrong, without reading them on the host."""
+        assert actual.lse is not None and right.lse is not None
+        error = (actual.out.float() - right.out.float()).norm()
+        limit = ERROR[self.problem.dtype] * right.out.float().norm() + 1e-6
+        close = torch.isclose(actual.lse, right.lse, rtol=1e-3, atol=1e-2)
+        return ~(error <= limit) | ~close.all()
+
+    def fault(self, actual: Results, right: Results) -> str:
+        """Return what is wrong with results, or ""."""
+        if self.wrong(actual, right):
+            return f"{self.problem}: wrong results"
+        for name, x in actual._asdict().items():
+            flat = x.contiguous().view(torch.uint8).view(1, -1)
+            if not (nccl.all_gather(flat, self.group) == flat).all():
+                return f"{self.problem}: {name} differs between ranks"
+        return ""
+
+
+def check_values(strategy: str) -> str:
+    for step in (Step(case, strategy) for case in CASES):
+        if fault := step.fault(step(), step.right()):
+            return fault
+    return ""
+
+
+def check_back_to_back(strategy: str, launches: int) -> str:
+    """Many calls of changing shapes, without host synchronization, with random delays."""
+    steps = [Step(case, strategy) for case in CASES]
+    wrong = torch.zeros(len(steps), dtype=torch.int32, device=steps[0].inputs.q.device)
+    expected = [step.right() for step in steps]
+    torch.manual_seed(1)
+    choice = torch.randint(len(steps), (launches,)).tolist()
+    torch.manual_seed(100 + group_of("").rank)
+    for which in choice:
+        if GPU and torch.rand(()) < 0.3:
+            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
+        wrong[which] += steps[which].wrong(steps[which](), expected[which])
+    for step, count in zip(steps, wrong.tolist(), strict=True):
+        if count:
+            return f"{step.problem}: {count} launches are wrong"
+    return ""
+
+
+def check_graphs(strategy: str, launches: int) -> str:
+    """A graph for each case, with two calls; replayed in random order with new numbers, lengths,
+    pages and delays."""
+    if strategy == "nccl":
+        return ""  # ranks that share a GPU use gloo, which graphs cannot capture
+    steps = [Step(case, strategy) for case in CASES]
+    for step in steps:
+        step()
+    torch.cuda.synchronize()
+    graphs, results = [], []
+    for step in steps:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results.append((step(), step()))
+        graphs.append(graph)
+    torch.manual_seed(2)
+    choice = torch.randint(len(steps), (launches // 4,)).tolist()
+    torch.manual_seed(200 + group_of("").rank)
+    delays = torch.randint(1, 400_000, (len(choice),)).tolist()
+    for number, which in enumerate(choice):
+        if number % 5 == 0:
+            torch.cuda._sleep(delays[number])
+        steps[which].refill(number)
+        graphs[which].replay()
+        if number % 10:
+            continue
+        right = steps[which].right()
+        for result in results[which]:
+            if fault := steps[which].fault(result, right):
+                return f"replay {number}: {fault}"
+    return ""
+
+
+CHECKS = {"values": check_values, "back to back": check_back_to_back, "graphs": check_graphs}
+NEED_GPU = ("graphs",)
+MANY = ("back to back", "graphs")
+
+
+@torch.no_grad()
+def verdicts(options: argparse.Namespace) -> Verdicts:
+    if GPU:
+        ranks = group_of("").world_size
+        compile_ahead(DecodeAttention.program(replace(case, ranks=ranks)) for case in CASES)
+    for name, strategy in itertools.product(options.checks or CHECKS, options.strategies):
+        if runs_here(name, NEED_GPU):
+            arguments = (options.launches,) if name in MANY else ()
+            fault = CHECKS[name](strategy, *arguments)
+            yield f"{name} by {strategy if GPU else 'gloo'}", fault
+
+
+if __name__ == "__main__":
+    parser = parser_of(__doc__, CHECKS)
+    parser.add_argument(
+        "--strategies", nargs="+", default=STRATEGIES, choices=[*STRATEGIES, "auto"]
+    )
+    parser.add_argument("--launches", type=int, default=2000 if GPU else 20)
+    sys.exit(main(verdicts, parser, heap_bytes=HEAP_BYTES))

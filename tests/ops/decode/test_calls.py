@@ -1,0 +1,41 @@
+"""Calls of decode_attention by its program, which the simulator runs on one rank; and repeated
+calls."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.ops.decode.decode_on_ranks import Call
+from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
+from tileweave import ops
+from tileweave.ops.decode import decode_attention
+
+CALL = Call(lengths=(37, 0), heads=2, kv_heads=1, dim=64, v_dim=64, page_size=16, table=3)
+
+
+@pytest.fixture
+def simulated(monkeypatch):
+    with simulated_calls(monkeypatch, decode_attention) as calls:
+        yield calls
+
+
+def test_the_program_and_torch_return_the_same_and_repeated_calls_enqueue_addresses(
+    simulated, monkeypatch
+):
+    record_calls(monkeypatch)
+    given = CALL.arguments(0, 1)
+    for name in ("k_cache", "v_cache"):
+        given[name].nan_to_num_()
+    results = [
+        ops.decode_attention(**given, return_lse=True, strategy=strategy)
+        for strategy in ("fused", "nccl", "fused", "fused")
+    ]
+    for one, other in zip(*results[:2], strict=True):
+        assert one.dtype == other.dtype
+        assert torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-2)
+    assert simulated == ["decode_attention"] and len(Simulated.enqueued) == 2
+    out, lse = results[-1]
+    names = "q", "k_cache", "v_cache", "block_table", "seq_lens"
+    tensors = *(given[name] for name in names), lse
+    assert Simulated.enqueued[-1] == (*(t.data_ptr() for t in tensors), MEMORY, out.data_ptr())

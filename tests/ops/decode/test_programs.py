@@ -1,0 +1,183 @@
+"""The program of decode attention on simulated ranks, against NumPy."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import tileweave as tw
+from tests.ops.decode.by_definition import Sequences, check
+from tileweave.ops.decode.kernels.config import DecodeConfig, splits_for
+from tileweave.ops.decode.kernels.decode_attention import decode_attention
+from tileweave.ops.decode.problem import DecodeProblem
+from tileweave.simulator.simulate import executable_at
+
+LONG = pytest.mark.long
+SMALL = DecodeConfig(
+    batch=2, heads=2, kv_heads=1, dim=64, pages=24, page_size=16, table=8, ranks=2,
+    dtype="bfloat16", scale=0.125, has_lse=True, parts=2,
+)  # fmt: skip
+"""Program with splits and ranks. Some blocks have no keys, some tiles are not full."""
+
+
+def run(config: DecodeConfig, lengths: list[int], schedules: int = 1, tolerance: float = 1e-2):
+    """Simulate three launches, and compare them with the definition."""
+    sequences = Sequences.of(config, lengths)
+    inputs = [sequences.inputs(rank) for rank in range(config.ranks)]
+    results = tw.simulate(decode_attention(config), config.ranks, inputs, schedules, epochs=3)
+    check(results, sequences, tolerance)
+
+
+CASES = {
+    "splits and ranks": (SMALL, [100, 0]),
+    "one block merges nothing": (replace(SMALL, heads=4, kv_heads=2, ranks=1, parts=1), [100, 0]),
+}
+LONG_CASES = {
+    "one split, three ranks, odd heads": (
+        replace(SMALL, batch=3, heads=5, page_size=64, table=2, ranks=3, parts=1),
+        [65, 0, 130],
+    ),
+    "contiguous": (
+        replace(
+            SMALL, batch=3, page_size=32, table=3, sharding="contiguous", dtype="float16",
+            ranks=3, parts=1,
+        ),
+        [96, 97, 250],
+    ),
+    "any tokens": (replace(SMALL, sharding="local", batch=2), [90, 1]),
+    "more tokens than the table has": (replace(SMALL, batch=1, table=1, pages=2), [32]),
+    "128 columns, pages of two tiles, steps of parts": (
+        replace(
+            SMALL, batch=1, dim=128, page_size=128, table=3, parts=32, ranks=1
+        ),
+        [300],
+    ),
+    "many heads": (
+        replace(SMALL, batch=1, heads=96, table=3, ranks=1, parts=2), [33]
+    ),
+    "five ranks": (replace(SMALL, batch=1, table=2, ranks=5), [97]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "lengths"),
+    [*CASES.values(), *(pytest.param(*case, marks=LONG) for case in LONG_CASES.values())],
+    ids=[*CASES, *LONG_CASES],
+)
+def test_results(config, lengths):
+    run(config, lengths)
+
+
+@LONG
+def test_many_schedules():
+    run(replace(SMALL, batch=1, heads=1, table=4, ranks=3), [150], schedules=15)
+
+
+EQUIVALENT = [
+    # A part is stored by two statements with a signal each. The reader waits for both, and the
+    # second one publishes what the first one does.
+    "sync_threads drop", "signal sem=relaxed", "signal scope=gpu", "signal rank+1",
+    "signal write after",
+    # Only this rank reads its parts.
+    "signal scope=gpu", "wait_reached scope=gpu",
+    # One block merges all rows, so the first row has no other number.
+    "ll_st axis 3 flipped", "ll_ld axis 3 flipped",
+    # A rank sends to all ranks, in any order, and so all ranks have the same words.
+    "ll_st rank+1", "ll_ld rank+1",
+]  # fmt: skip
+"""Mutants that compute the same."""
+
+
+@LONG
+def test_every_mutant_is_killed_or_equivalent():
+    config = replace(SMALL, batch=1, table=4)
+    sequences = Sequences.of(config, [100])
+    inputs = [sequences.inputs(rank) for rank in range(config.ranks)]
+    mutants = tw.mutate(decode_attention(config), config.ranks, inputs, schedules=5)
+    assert sorted(m.name for m in mutants if not m.is_accounted_for) == sorted(EQUIVALENT)
+    assert [m.verdict for m in mutants].count("killed") >= 25
+
+
+@LONG
+@pytest.mark.parametrize("protocol", ["flag", "ll"])
+def test_device_functions(protocol):
+    """Parts that are exchanged as words would be compared bit by bit with those of tiles, and fp32
+    sums have another order there; so words are compared with the definition."""
+    config = replace(SMALL, batch=1, table=4)
+    sequences = Sequences.of(config, [100])
+    inputs = [sequences.inputs(rank) for rank in range(config.ranks)]
+    program = decode_attention(config)
+    if protocol == "flag":
+        results = tw.validate(
+            program, config.ranks, inputs, pass_configs={"tileweave.protocol": {"sums": "flag"}}
+        )
+    else:
+        device = executable_at(program, config.ranks, "device", "sm_90a")
+        results = tw.simulate(device, config.ranks, inputs, epochs=2)
+    check(results, sequences, 1e-2)
+
+
+LLAMA = DecodeConfig(64, 64, 8, 128, 65536, 64, 512, 4, "bfloat16", 0.088)
+
+
+@LONG
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_pages_are_loaded_by_the_tma_without_spills(ptxas, page_size):
+    """Two blocks fit on an SM: at most 128 registers for 256 threads, and 113 KiB."""
+    program = decode_attention(replace(LLAMA, page_size=page_size))
+    source = tw.emit(program, world_size=4)
+    loop = source[source.index("for (int step = 0; step < steps") :]
+    producer = loop[: loop.index("} else {")]
+    assert producer.count("tl::tma_load(k_cache_desc") == 64 // page_size * (
+        (page_size < 64 and 2) or 1
+    )
+    assert "block_table[" in producer and "wgmma" not in producer
+    assert "wgmma" in loop
+    said = ptxas(tw.emit(program, stage="ptx", world_size=4))
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert set(spills) == {("0", "0")}
+    assert max(map(int, re.findall(r"Used (\d+) registers", said))) <= 128
+
+
+@pytest.mark.parametrize(
+    ("items", "tiles", "splits"),
+    [
+        (1, 2048, 128),
+        (8, 2048, 32),
+        (8, 3, 2),
+        (8, 0, 1),
+        (100, 64, 2),
+        (264, 64, 1),
+        (9999, 64, 1),
+    ],
+)
+def test_splits_fill_the_gpu(items, tiles, splits):
+    assert splits_for(items, tiles) == splits
+
+
+@pytest.mark.parametrize(("heads", "rows"), [(8, 8), (64, 64), (96, 48), (128, 64), (67, 1)])
+def test_blocks_share_the_heads_equally(heads, rows):
+    config = replace(LLAMA, heads=heads, kv_heads=1)
+    assert (config.rows, config.items) == (rows, 64 * heads // rows)
+    assert config.merges * config.merge_rows == 64 * heads
+    assert config.splits % config.held(config.splits) == 0
+
+
+def test_no_program():
+    problem = DecodeProblem(
+        "", 2, 8, 2, 128, 128, 9, 64, 4, 2, torch.bfloat16, torch.bfloat16, 0.1, "local", False,
+        False,
+    )  # fmt: skip
+    assert problem.obstacle() is None
+    fp8 = torch.float8_e4m3fn
+    for changed, message in [
+        ({"dtype": torch.float32}, "q is of torch.float32; expected torch.bfloat16 or torch.fl"),
+        ({"cache_dtype": fp8}, "the cache is of torch.float8_e4m3fn; expected torch.bfloat16 as q"),
+        ({"latent": True}, "the cache is latent; expected v_cache"),
+        ({"dim": 96}, "heads have 96 and 128 elements; expected 64 or 128 for both"),
+        ({"page_size": 48}, "pages have 48 tokens; expected 16, 32, 64, or a multiple of 64"),
+        ({"pages": 1 << 25}, "the cache has 2147483648 tokens; expected less than 2**31"),
+        ({"batch": 1 << 21}, "q has 2147483648 elements; expected less than 2**31"),
+    ]:
+        assert str(replace(problem, **changed).obstacle()).startswith(message)
