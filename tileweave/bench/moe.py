@@ -214,8 +214,9 @@ def staged(
         result[: len(tables.tokens)] = by_expert(rows, weight, tables)
     else:
         assert weights is not None
-        hidden = activated(received, weights.gate_up, tables)
-        y = by_expert(hidden, weights.down, tables).float()
+        # Implementations round at different places, so this rounds nowhere.
+        hidden = swiglu(by_expert(received, weights.gate_up, tables, torch.float32))
+        y = by_expert(hidden, weights.down, tables, torch.float32)
         y *= all_scores.view(-1, shape.top_k)[tables.tokens, tables.choices, None]
         total = torch.zeros(all_x.shape, device=x.device).index_add_(0, tables.tokens, y)
         nccl.all_reduce(total, group)
@@ -229,11 +230,18 @@ def expert_factors(experts: int, device: torch.device) -> Tensor:
     return 2.0 ** -(torch.arange(experts, device=device) % 3)
 
 
-def by_expert(rows: Tensor, weight: Tensor, tables: Tables) -> Tensor:
-    """Return the rows of each expert times its weight, one expert after the other."""
-    ends = [0, *tables.offsets.tolist()]
+def by_expert(
+    rows: Tensor, weight: Tensor, tables: Tables, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the rows of each expert times its weight, one expert after the other.
+
+    Args:
+        dtype: type of the products; None for that of the rows.
+    """
+    ends, dtype = [0, *tables.offsets.tolist()], dtype or rows.dtype
     return torch.cat([
-        rows[begin:end] @ w.t() for begin, end, w in zip(ends, ends[1:], weight, strict=False)
+        rows[begin:end].to(dtype) @ w.to(dtype).t()
+        for begin, end, w in zip(ends, ends[1:], weight, strict=False)
     ])  # fmt: skip
 
 
