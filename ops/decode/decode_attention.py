@@ -55,8 +55,8 @@ class DecodeAttention(CompiledOp, RegisteredOp, op=NAME):
         result="`softmax(scale q k^T) v` over the tokens of all ranks, (B, heads, D), in the type "
         "of `q`; with `return_lse` also the logarithms of the sums of exponentials",
         gradient="refused",
-        memory="4 (splits + 4 W) x B x heads x (D + 4) bytes, at most; without the first term for "
-        "one split on one rank",
+        memory="4 x (splits + 4 W) x B x heads x (D + 4) bytes; on one rank 4 x splits x B x heads "
+        "x (D + 4) bytes, and none for one split",
     )
 
     def __init__(self, problem: DecodeProblem, strategy: str, session: Session) -> None:
@@ -95,22 +95,20 @@ def decode_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attend with one query of each sequence to the tokens that all ranks hold.
 
-    Each rank attends to its tokens; ranks exchange results and logarithms, and merge them in the
-    same kernel. All ranks receive the same bits. A sequence without tokens yields zeros, and the
-    logarithm minus infinity. docs/guides/decode.md has the rules.
+    Ranks attend to their tokens, and merge results and logarithms in the same kernel. All ranks
+    receive the same bits. A sequence without tokens yields zeros, and the logarithm minus infinity.
 
     Every rank calls it with the same shapes and the same ``q``. The first call with new shapes
     compiles, collectively. Lengths and pages are read on the device: CUDA graphs may be replayed
-    with others. There is no gradient.
+    with others. There is no gradient. docs/guides/decode.md has the rules.
 
     Args:
         q: (batch, heads, dim), bf16 or fp16; with ``nccl`` any floating-point type.
         k_cache, v_cache: (pages, page_size, kv_heads, dim) and (pages, page_size, kv_heads, v_dim),
-            in the type of q or float8_e4m3fn, contiguous; kv_heads divides heads. Without v_cache
-            the cache is latent (MLA): dim is 576, kv_heads 1, and values are the first 512 columns
-            of keys. All numbers of the pages of a sequence are finite.
-        block_table: (batch, pages of a sequence) int32: the page of the cache for each page of a
-            sequence on this rank. What follows the last page is not used.
+            in the type of q or float8_e4m3fn, contiguous; kv_heads divides heads. Pages hold finite
+            numbers, also after the last token. Without v_cache the cache is latent (MLA): dim 576,
+            one head, and values are the first 512 columns of keys.
+        block_table: (batch, pages of a sequence) int32, pages of each sequence on this rank.
         seq_lens: (batch,) int32, tokens of each sequence; see ``sharding``.
         scale: factor of the products of q and k; None for ``dim ** -0.5``.
         k_scale, v_scale: one float32 each, factors of fp8 caches; a latent cache has ``k_scale``.
@@ -119,12 +117,12 @@ def decode_attention(
             has room for C tokens. ``local``: any; ``seq_lens`` counts the tokens on this rank.
         group: see ``all_gather_matmul``.
         out: contiguous tensor for the result, which overlaps no argument.
-        return_lse: return the logarithms, too.
+        return_lse: whether to return the logarithms, too.
         strategy: ``fused``: one kernel; ``nccl``: torch, and ``torch.distributed``; or ``auto``.
 
     Returns:
-        ``out``, (batch, heads, v_dim) in the type of q; with ``return_lse`` ``(out, lse)``, where
-        lse is (batch, heads) float32, the natural logarithms of the sums of exponentials.
+        ``out``, (batch, heads, v_dim) in the type of q; or ``(out, lse)``: lse, (batch, heads)
+        float32, are the natural logarithms of the sums of exponentials.
 
     Raises:
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
@@ -133,7 +131,7 @@ def decode_attention(
     inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
     require_tensors(inputs, out)
     if scale is None:
-        scale = max(q.shape[-1:], default=1) ** -0.5
+        scale = max(1, *q.shape[-1:]) ** -0.5
     options = scale, sharding, "" if group is None else name_of(group), strategy
     if out is None:
         results = Results(*_into_new(*inputs, return_lse, *options))

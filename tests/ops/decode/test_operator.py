@@ -80,6 +80,7 @@ REFUSED = [
     ({"seq_lens": [1]}, "seq_lens=[1]; expected a dense torch.Tensor"),
     ({"k_scale": 2.0}, "k_scale=2.0; expected a dense torch.Tensor"),
     ({"q": Q[0]}, "q has shape (6, 32); expected (batch, heads, dim), all positive"),
+    ({"q": Q[..., :0]}, "q has shape (4, 6, 0); expected (batch, heads, dim), all positive"),
     ({"q": Q[:0]}, "q has shape (0, 6, 32); expected (batch, heads, dim), all positive"),
     ({"q": Q.int()}, "q is of torch.int32; expected a floating-point type of 16 bits or more"),
     ({"q": Q[..., :16]}, "k_cache has shape (64, 4, 2, 32); expected (pages, page_size, kv_heads"),
