@@ -245,7 +245,7 @@ def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
         traffic = counter.traffic
         if not traffic.is_limited:
             continue
-        first = next(b for b in traffic.in_kernel("write", "add") if b.limit is not None)
+        first = next(b for b in traffic.in_kernel("write") if b.limit is not None)
         if traffic.tensor not in scratch:
             raise first.refused(
                 "depends on W.rank_uniform, and the caller accesses the tensor", "W.alloc_symmetric"

@@ -234,7 +234,8 @@ def access_footprints(access: Access, program: Program, world_size: int) -> Foot
     except NotEvaluable as error:
         unknown = error
     try:
-        region = None if access.stored else limited_region(access, program, world_size)
+        may_be_limited = access.kind != "add" and not access.stored
+        region = limited_region(access, program, world_size) if may_be_limited else None
         if region is not None:
             return region_footprints(access, region, program, world_size)
         if access.kind == "read" or access.stored:

@@ -51,7 +51,7 @@ class TensorAccesses:
     def is_limited(self) -> bool:
         """True if writes depend on a limit, see ``Limit``. Then the counters are set to 0 at the
         end of a launch, because they do not grow equally in all launches."""
-        return any(b.limit is not None for b in self.in_kernel("write", "add"))
+        return any(b.limit is not None for b in self.in_kernel("write"))
 
     @property
     def announces(self) -> bool:

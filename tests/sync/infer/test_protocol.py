@@ -262,3 +262,18 @@ def test_every_mutant_is_accounted_for(program, ranks):
     assert {m.op for m in mutants if m.verdict == "killed"} >= {"ll_st", "ll_ld"}
     assert not [m for m in mutants if m.op in ("ll_st", "ll_ld") and m.verdict != "killed"]
     assert [(m.line, m.name, m.verdict, m.why) for m in mutants if not m.is_accounted_for] == []
+
+
+@pytest.mark.parametrize(("stride", "is_vector"), [(68, True), (65, False)])
+def test_rows_that_are_not_aligned_are_loaded_by_elements(stride, is_vector):
+    @T.prim_func
+    def program(
+        X: T.StridedTensor((4, 64), (stride, 1), "float32"), Y: T.Tensor((4, 64), "float32")
+    ):
+        with T.Kernel(4, threads=32) as row:
+            S = W.alloc_symmetric((4, 64), "float32")
+            T.copy(X[row, 0:64], S[1 - W.rank(), row, 0:64])
+            T.copy(S[W.rank(), row, 0:64], Y[row, 0:64])
+
+    source = tw.emit(program, world_size=2, pass_configs={"tileweave.protocol": {"S": "ll"}})
+    assert ("tw::bits(*(float2*)(X" in source) == is_vector
