@@ -23,7 +23,7 @@ def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
     With warp specialization, TileLang launches producer threads in addition to the program's.
     Before the specialized part, all threads run the same code, and the program's threads are the
     first ones. After it, they are the threads after the producers. TileLang guards its own loops,
-    but not builtins. The mark of a call identifies the program's thread that executes it. Waits and
+    also ``T.Parallel``, but not other builtins. The mark of a call identifies the program's thread that executes it. Waits and
     loads by additional threads are harmless. A builtin with a result is refused, because the
     excluded threads would miss the result.
 
@@ -59,7 +59,8 @@ def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
         """Return the condition that restricts ``stmt`` to the program's threads, or None."""
         for call in filter(writes, calls_of(stmt)):
             mark = mark_of(call)
-            bounds = [mark.thread >= 0, mark.thread < mark.threads] if mark is not None else []
+            is_of_thread = mark is not None and mark.threads
+            bounds = [mark.thread >= 0, mark.thread < mark.threads] if is_of_thread else []
             missing = [condition for condition in bounds if not analyzer.can_prove(condition)]
             if missing and _needs_result(stmt):
                 raise LanguageError(

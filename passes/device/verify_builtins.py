@@ -38,8 +38,9 @@ class _Runs:
 
     def add(self, thread_set: ThreadSet, mark: Mark, block: Block) -> None:
         """Record that threads of ``block`` execute the call with ``mark``."""
-        if not self.must_cover:
+        if not self.must_cover or not mark.threads:
             self.threads |= thread_set.size > 0
+            self.is_exact = False
             return
         index = block.value(mark.thread).values
         if index is None or not thread_set.is_exact:

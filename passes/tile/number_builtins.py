@@ -11,7 +11,14 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.spec import builtin_of
 from ..ir.origin import name_of
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
-from ..ir.walk import effects_in, line_of, rewrite_children, uses_tileweave, with_span_of
+from ..ir.walk import (
+    effects_in,
+    line_of,
+    nodes_in,
+    rewrite_children,
+    uses_tileweave,
+    with_span_of,
+)
 
 _OPERANDS = 3
 
@@ -24,7 +31,8 @@ class Mark:
         number: number of the call in the tile program; copies that TileLang makes share it.
         thread: index on x of the program's thread that executes the call. If TileLang gives the
             program's threads other indices in a larger block, it also replaces this index.
-        threads: extent on x of the program's block.
+        threads: extent on x of the program's block; 0 in ``T.Parallel``, which TileLang divides
+            among all threads of the larger block.
     """
 
     number: int
@@ -66,6 +74,13 @@ def number_builtins(mod: IRModule) -> tuple[IRModule, dict[int, NumberedCall]]:
 
 
 def _with_marks(func: tirx.PrimFunc, calls: dict[int, NumberedCall]) -> tirx.Stmt:
+    divided = {
+        call
+        for loop in nodes_in(func.body, tirx.For)
+        if loop.kind == tirx.ForKind.PARALLEL
+        for call in effects_in(loop.body)
+    }
+
     def visit(stmt: tirx.Stmt, threads: ThreadSet, block: Block | None) -> tirx.Stmt:
         if block is None or block.index is None:
             return stmt
@@ -76,7 +91,7 @@ def _with_marks(func: tirx.PrimFunc, calls: dict[int, NumberedCall]) -> tirx.Stm
             mark = [
                 tirx.IntImm("int32", number),
                 block.index,
-                tirx.IntImm("int32", block.extents[0]),
+                tirx.IntImm("int32", 0 if call in divided else block.extents[0]),
             ]
             return tirx.Call(call.dtype, call.op, [*call.args, *mark], call.annotations)
 

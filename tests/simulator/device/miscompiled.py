@@ -192,3 +192,40 @@ def small_stages():
                     y[i, r, j] = tile[r, j]
 
     return program
+
+
+def words_beside_a_pipeline():
+    """Block 1 has no pipelined loop, so TileLang divides its loops among all 256 threads."""
+    rows, columns, steps = 4, 132, 4
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((steps, 64, 64), "float16"),
+        V: T.Tensor((rows, columns), "float32"),
+        Y: T.Tensor((64, 64), "float32"),
+        Z: T.Tensor((2, rows, columns), "float32"),
+    ):
+        with T.Kernel(2, threads=128) as block:
+            S = W.alloc_symmetric((2, rows, columns), "float32")
+            tile = T.alloc_shared((64, 64), "float16")
+            total = T.alloc_fragment((64, 64), "float32")
+            part = T.alloc_shared((rows, columns), "float32")
+            parts = T.alloc_shared((2, rows, columns), "float32")
+            me = W.rank()
+            if block == 0:
+                T.clear(total)
+                for k in T.Pipelined(steps, num_stages=2):
+                    T.copy(X[k, 0, 0], tile)
+                    for i, j in T.Parallel(64, 64):
+                        total[i, j] += tile[i, j]
+                T.copy(total, Y)
+            else:
+                for i, j in T.Parallel(rows, columns):
+                    part[i, j] = V[i, j] + 1
+                for step in T.serial(2):
+                    T.copy(part, S[(me + 1 + step) % 2, me, 0, 0])
+                T.copy(S[me, 0:2, 0:rows, 0:columns], parts)
+                for s, i, j in T.Parallel(2, rows, columns):
+                    Z[s, i, j] = parts[s, i, j] * 2
+
+    return program

@@ -205,6 +205,12 @@ def test_without_keep_to_block(monkeypatch):
         tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
 
 
+def test_loops_that_all_threads_share():
+    """Words are stored by threads that the program does not have, too."""
+    program = miscompiled.words_beside_a_pipeline()
+    tw.validate(program, 2, pass_configs={"tileweave.protocol": {"S": "ll"}})
+
+
 def test_without_align_tma(monkeypatch):
     """TileLang loses the line of a pipelined load."""
     program = miscompiled.small_stages()
