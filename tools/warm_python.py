@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 MODULES = ("torch", "tilelang", "tileweave", "tileweave.language")
 PER_PROGRAM = re.compile(
-    r"PYTEST_\w+|TMP|TMPDIR|TEMP|TEMPDIR|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|"
+    r"PYTEST_\w+|LIT_\w+|TMP|TMPDIR|TEMP|TEMPDIR|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|"
     r"RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
 )
 """Variables that may differ between programs: no package reads them while it is imported."""
