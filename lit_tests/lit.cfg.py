@@ -50,6 +50,8 @@ config.environment["PYTHONSAFEPATH"] = "1"
 config.environment["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(checkout), os.environ.get("PYTHONPATH")])
 )
+# NumPy would start threads when it is imported, and a process with threads is not forked.
+config.environment["OMP_NUM_THREADS"] = "1"
 for name in ("HOME", "CUDA_HOME", "TILELANG_CACHE_DIR", "TMPDIR"):
     if name in os.environ:
         config.environment[name] = os.environ[name]

@@ -18,9 +18,9 @@ def start() -> None:
 
 
 def python() -> list[str]:
-    """Return the command that runs a program as `python` does, in a fork of the server.
+    """Return the command that runs a program as ``python`` does, in a fork of the server.
 
-    With ``env``, only variables of torchrun and of temporary folders may differ: for others the
-    command starts a new Python.
+    With environment variables other than pytest's, it starts a new Python: see ``PER_PROGRAM`` for
+    those that may differ.
     """
     return shlex.split(os.environ[_VARIABLE])

@@ -3,7 +3,7 @@
     python -I -S tools/warm_python.py run SOCKET PROGRAM [ARGUMENT ...]
     python tools/warm_python.py serve LISTENER PARENT MODULE ...
 
-Importing torch, TileLang and TileWeave costs five seconds of CPU, more than most tests. ``serve``
+Importing torch, TileLang and TileWeave costs three seconds of CPU, more than most tests. ``serve``
 imports the modules once, when the first request arrives. For each request it forks a process that
 runs the program with the client's arguments, folder, environment and standard streams. ``run``
 exits with the status of that process, or by its signal.
@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 MODULES = ("torch", "tilelang", "tileweave", "tileweave.language")
 PER_PROGRAM = re.compile(
-    r"PYTEST_\w+|TMP|TMPDIR|TEMP|TEMPDIR|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|"
+    r"PYTEST_\w+|LIT_\w+|TMP|TMPDIR|TEMP|TEMPDIR|PWD|OLDPWD|SHLVL|_|COLUMNS|LINES|"
     r"RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
 )
 """Variables that may differ between programs: no package reads them while it is imported."""
@@ -43,7 +43,8 @@ def start(
 ) -> list[str]:
     """Start a server for programs of ``python``; return the command that runs a program in it.
 
-    The server accepts programs with ``environment`` only. It ends with this process.
+    The server accepts programs with ``environment`` only. It ends with this process. Where no
+    socket can be made, as in a temporary folder with a long name, the command is ``python``.
     """
     import atexit
     import shutil
@@ -55,7 +56,11 @@ def start(
     path = os.path.join(folder, "socket")
     with socket.socket(socket.AF_UNIX) as listener:
         # Clients that connect before the server runs wait in this queue.
-        listener.bind(path)
+        try:
+            listener.bind(path)
+        except OSError:
+            os.rmdir(folder)
+            return [python]
         listener.listen(128)
         server = subprocess.Popen(
             [python, __file__, "serve", str(listener.fileno()), str(starter), *modules],

@@ -23,9 +23,9 @@ def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
     With warp specialization, TileLang launches producer threads in addition to the program's.
     Before the specialized part, all threads run the same code, and the program's threads are the
     first ones. After it, they are the threads after the producers. TileLang guards its own loops,
-    also ``T.Parallel``, but not other builtins. The mark of a call identifies the program's thread that executes it. Waits and
-    loads by additional threads are harmless. A builtin with a result is refused, because the
-    excluded threads would miss the result.
+    also ``T.Parallel``, but not other builtins. The mark of a call identifies the program's thread
+    that executes it. Waits and loads by additional threads are harmless. A builtin with a result is
+    refused, because the excluded threads would miss the result.
 
     Before: ``T.tileweave.red_add(..., 7, tx, 256); T.attr([128, 256], "kWarpSpecializationScope",
     0): ...``

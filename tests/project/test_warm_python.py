@@ -129,6 +129,14 @@ def test_no_server_leaves_programs_to_python(run, tmp_path):
     assert outcome(run(*client, "-c", WAS_FORKED)) == (0, "False\n", "")
 
 
+def test_no_socket_leaves_programs_to_python(monkeypatch, folder, tmp_path):
+    deep = tmp_path / ("long" * 30)
+    deep.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    assert warm_python.start(sys.executable, environment(folder)) == [sys.executable]
+    assert not any(deep.iterdir())
+
+
 def test_programs_of_one_server_run_at_the_same_time(warm, run, folder, tmp_path):
     wait = "import sys; sys.stdin.readline()"
     waiting = subprocess.Popen([*warm, "-c", wait], stdin=subprocess.PIPE, env=environment(folder))
