@@ -7,7 +7,6 @@ A time is that of one of ``--calls`` calls in a CUDA graph, in us: the median of
 replays. All sequences have the same number of keys, of 128 bf16 elements.
 
 - ``sdpa``: ``scaled_dot_product_attention`` with ``enable_gqa``, on a contiguous cache
-- ``flex``: compiled ``flex_attention``, on the same cache
 - ``flashinfer``: ``BatchDecodeWithPagedKVCacheWrapper``, if installed, on the pages
 - ``fused``: the operator, on the pages
 - ``bound``: the bytes of the cache at 4.2 TB/s, which the memory of an H200 reaches
@@ -67,14 +66,6 @@ class Sequences:
         )
         return out[:, :, 0]
 
-    def flex(self) -> Step:
-        """Return a call of compiled flex attention."""
-        from torch.nn.attention.flex_attention import flex_attention
-
-        attend = torch.compile(flex_attention, dynamic=False)
-        q, k, v = self.q[:, :, None], self.heads(self.k_cache), self.heads(self.v_cache)
-        return lambda: attend(q, k, v, enable_gqa=True)[:, :, 0]
-
     def flashinfer(self) -> Step | None:
         """Return a call of FlashInfer, or None."""
         try:
@@ -95,8 +86,6 @@ class Sequences:
 
     def contenders(self) -> dict[str, Step]:
         steps: dict[str, Step] = {"sdpa": self.sdpa}
-        if GPU:
-            steps["flex"] = self.flex()
         if GPU and (step := self.flashinfer()) is not None:
             steps["flashinfer"] = step
         return steps | {"fused": self.fused}

@@ -433,6 +433,8 @@ def multiply(case: Case) -> None:
         w = torch.zeros(case.per_rank, N, K, dtype=case.dtype, device="cuda")
         x, grad = (w.new_zeros(capacity, extent) for extent in (K, N))
         ops.grouped_matmul(x, w, offsets)
+        if N == 2 * case.width:
+            ops.grouped_matmul(x, w, offsets, epilogue="swiglu")
         ops.grouped_matmul(grad, w.transpose(1, 2), offsets)
         torch.ops.tileweave.grouped_wgrad(grad, x, offsets, True, False)
 
