@@ -55,6 +55,7 @@ HIDDEN_CXX = {
     "rows": "int32_t",
     "thread": "int32_t",
     "threads": "int32_t",
+    "tile": "int32_t",
     "total": "uint32_t *",
 }
 OWN_TYPES = {

@@ -71,9 +71,9 @@ def test_no_program_for_several_nodes(four):
 @pytest.mark.parametrize(
     ("what", "shown"),
     [
-        ("eps", "5 tokens of 264 bfloat16, eps 1e-05, nccl; rank 1:"),
-        ("tokens", "1 tokens of 264 bfloat16, eps 1e-05, nccl; rank 1:"),
-        ("quant", "5 tokens of 264 bfloat16, eps 1e-05, nccl; rank 1:"),
+        ("eps", "5 tokens of 264 bfloat16, eps 2e-05, nccl; rank 1:"),
+        ("tokens", "11 tokens of 264 bfloat16, eps 1e-05, nccl; rank 1:"),
+        ("quant", "17 tokens of 264 bfloat16, eps 1e-05, nccl; rank 1:"),
     ],
 )
 def test_ranks_that_disagree_are_told(three, what, shown):

@@ -252,6 +252,18 @@ def multimem():
     return program, 3, inputs, expected
 
 
+def rank_uniform():
+    @T.prim_func
+    def program(count: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=N) as _:
+            t = T.get_thread_binding()
+            if t < W.rank_uniform(count[0]):
+                out[t] = 1
+
+    inputs = [{"count": np.full(1, 2, np.int32), "out": np.zeros(N, np.int32)} for _ in range(2)]
+    return program, 2, inputs, lambda r: {"out": (np.arange(N) < 2).astype(np.int32)}
+
+
 PROGRAMS = {
     "atom_add": lambda: atomic("atom_add", lambda t: t, 12 + sum(range(N))),
     "atom_min": lambda: atomic("atom_min", lambda t: t - 5, -5),
@@ -269,6 +281,7 @@ PROGRAMS = {
     "red_xor": lambda: atomic("red_xor", lambda t: t, 12 ^ int(np.bitwise_xor.reduce(range(N)))),
     "words": words,
     "ranks": ranks,
+    "rank_uniform": rank_uniform,
     "ll": ll,
     "recorded": recorded,
     "signals": signals,
