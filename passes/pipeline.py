@@ -44,10 +44,10 @@ from .tile import (
     elect_leader,
     fold_axes,
     free_async_tiles,
-    hide_negative_factors,
     hoist_waits,
     keep_strides,
     linear_bulk_tiles,
+    make_factors_positive,
     order_releases,
     pin_pipelined,
     predicate_loads,
@@ -193,7 +193,7 @@ tile-level IR for every kernel of a program with a builtin or a symmetric tensor
 
 INDEX_PASSES = (
     Pass(
-        hide_negative_factors.hide_negative_factors,
+        make_factors_positive.make_factors_positive,
         "last before TileLang: it also changes indices that passes added",
     ),
 )

@@ -14,6 +14,7 @@ from tests.ops.moe.test_operators import LAYERS
 TWO_BY_TWO = NODES["2 x 2"]
 
 
+@pytest.mark.long
 def test_values_and_gradients(four):
     assert_right(four.run(moe_on_ranks.apply, Layer(), TWO_BY_TWO, False))
 

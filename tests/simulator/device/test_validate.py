@@ -178,7 +178,7 @@ def test_fault_of_one_level(edit):
             {},
             marks=needs_nested_pipelines,
         ),
-        ("counts_backward", "hide_negative_factors", "translation", {}),
+        ("counts_backward", "make_factors_positive", "translation", {}),
         ("past_a_loop", "sync_branches", "race", {}),
         ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),

@@ -20,17 +20,21 @@ def show(index, name):
 
 
 # CHECK-LABEL: TEST: remainder
-# CHECK: y[i] = x[((((rank + 3) - i) | 0) & 3)];
+# CHECK: y[i] = x[((((i * 3) + rank) + 3) & 3)];
 show(lambda me, i: (me + 3 - i) % 4, "remainder")
 
 # CHECK-LABEL: TEST: quotient
-# CHECK: y[i] = x[(((7 - i) | 0) >> 1)];
+# CHECK: y[i] = x[(((i + 7) >> 1) - i)];
 show(lambda me, i: (7 - i) // 2, "quotient")
 
-# A dividend that may be negative is rounded down.
 # CHECK-LABEL: TEST: below_zero
-# CHECK: x[(((((2 - i) | 0) / 3) + ((((2 - i) | 0) % 3) >> 31)) + 1)];
+# CHECK: y[i] = x[(((((i * 2) + 2) / 3) + 1) - i)];
 show(lambda me, i: (2 - i) // 3 + 1, "below_zero")
+
+# The multiples would not fit into 32 bits.
+# CHECK-LABEL: TEST: large
+# CHECK: y[i] = x[{{.*}}int64_t{{.*}}];
+show(lambda me, i: (me + 3 - i * 1000000001) % 16, "large")
 
 # Positive factors do not change.
 # CHECK-LABEL: TEST: forward
