@@ -74,8 +74,8 @@ if not GPU:
 
 
 FP8, HALF = torch.float8_e4m3fn, torch.bfloat16
-QUANT_ERROR = 0.12
-"""Largest relative norm of the error of e4m3 tokens, weights and hidden values."""
+QUANT_ERROR = 0.25
+"""Largest relative norm of the error of e4m3 tokens, weights and hidden values, of one token."""
 FP8_CASES = [c for c in CASES if c.width % 128 == 0 and c.dtype.itemsize == 2] or [
     Case(9, 48, 128, 2, 2)
 ]

@@ -139,7 +139,7 @@ class Routed:
         floors, others: as in ``Shape``.
     """
 
-    tolerance: ClassVar[float] = TOLERANCE
+    tolerance: ClassVar[float] = 2 * TOLERANCE  # of a row, after three roundings to 16 bits
     floors: ClassVar[Sequence[str]] = ()
     others: ClassVar[Sequence[str]] = TORCH, DEEP_EP, VLLM, FLASHINFER
 
