@@ -183,7 +183,13 @@ def test_gemm(counts, transposed, level):
     np.testing.assert_array_equal(y, expected)
 
 
-@pytest.mark.parametrize("transposed", [True, False], ids=["(E, N, K)", "(E, K, N)"])
+@pytest.mark.parametrize(
+    "transposed",
+    [
+        pytest.param(True, id="(E, N, K)"),
+        pytest.param(False, id="(E, K, N)", marks=pytest.mark.long),
+    ],
+)
 def test_gemm_at_both_levels(transposed):
     x, w, expected = operands([64, 0, 33], transposed)
     inputs = {"X": x, "W": w, "offsets": offsets_of([64, 0, 33])}
@@ -328,6 +334,7 @@ def test_wgrad(counts, level):
     np.testing.assert_array_equal(run(wgrad(), inputs, level, schedules=2)["dW"], expected)
 
 
+@pytest.mark.long
 def test_wgrad_does_not_read_nan_of_the_next_expert():
     counts = [33, 40, 0]
     rng = np.random.default_rng(0)

@@ -332,13 +332,9 @@ def test_every_mutant_of_valid_rows_is_accounted_for(name, ranks):
     assert [m.verdict for m in mutants].count("killed") >= 26
 
 
+@LONG
 @pytest.mark.parametrize(
-    ("name", "ranks", "killed"),
-    [
-        (ONE_SHOT, 2, 26),
-        pytest.param(ONE_SHOT, 3, 26, marks=LONG),
-        pytest.param(TWO_SHOT, 3, 44, marks=LONG),
-    ],
+    ("name", "ranks", "killed"), [(ONE_SHOT, 2, 26), (ONE_SHOT, 3, 26), (TWO_SHOT, 3, 44)]
 )
 def test_every_mutant_is_accounted_for(name, ranks, killed):
     shape = Shape(ranks, tokens=2, hidden=64)
