@@ -21,9 +21,10 @@ ENGINES_FROM = 256 << 20
 ``engines_from_ranks``; at 64 MiB they are not."""
 LL_BYTES = 64 << 10
 """Most bytes of a rank's input for which words with flags are the fastest transport, where each
-rank sends its input once. A collective names its own limit in ``ll_bytes``. Estimated: a signal
-waits about 1 us until the stores of its block have arrived, in which a link transfers 350 KB, and
-words are twice the bytes; 8 ranks send 7 x 64 KiB. To be measured (benchmarks/LOG.md)."""
+rank sends its input once. A collective names its own limit in ``ll_bytes``. On 2 H200 words were
+the fastest up to these limits (benchmarks/LOG.md, 2026-11-26, 23:21). For more ranks the limits are
+estimated: a signal waits about 1 us until the stores of its block have arrived, in which a link
+transfers 350 KB, and words are twice the bytes; 8 ranks send 7 x 64 KiB."""
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types of values that collectives add, in fp32."""
 ROW_BYTES = 16
