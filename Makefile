@@ -66,14 +66,15 @@ headers: .venv/ready-test
 demo: .venv/ready
 	@$(python) -m tileweave demo --out build
 
-# A program that starts torchrun itself is run as it is. One that fails, or takes longer than
-# MINUTES (status 124), does not keep the others from running.
+# A program that starts torchrun itself is run as it is, and one that declares RANKS gets as many.
+# One that fails, or takes longer than MINUTES (status 124), does not keep the others from running.
 test-gpu: .venv/ready
 	@gpus=$$($(python) -c '$(count_gpus)'); ranks=$${RANKS:-$$gpus}; failed=; \
 	if [ $$gpus = 0 ]; then echo "test-gpu: 0 GPUs are visible; expected at least 1" >&2; exit 1; fi; \
 	for program in $(gpu_programs); do \
-	  echo "test-gpu: $$program, $$ranks ranks on $$gpus GPUs"; \
-	  launch="$(torchrun) --nproc-per-node=$$ranks"; \
+	  needs=$$(sed -n 's/^RANKS = //p' $$program); needs=$${needs:-$$ranks}; \
+	  echo "test-gpu: $$program, $$needs ranks on $$gpus GPUs"; \
+	  launch="$(torchrun) --nproc-per-node=$$needs"; \
 	  if grep -q torch.distributed.run $$program; then launch=$(python); fi; \
 	  timeout $(MINUTES)m $$launch $$program || failed="$$failed $$program ($$?)"; \
 	done; \

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.on_gpus import GPU, Verdicts, parser_of, runs_here
 from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as operator
-from tileweave.ops.moe.kernels.grouped_gemm import grouped_gemm
+from tileweave.ops.moe.kernels.grouped_gemm import GroupedConfig, grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 from tileweave.ops.moe.local_kernels import compiled as kernel_of
 
@@ -96,16 +96,9 @@ def fault(actual: torch.Tensor, wanted: torch.Tensor, what: str = "") -> str:
     return f"WRONG {what}: {actual[at].item()} at {at}; expected {wanted[at].item()}"
 
 
-def compile_ahead() -> None:
-    """Compile the kernels of ``values`` in parallel."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    jobs: set[tuple] = set()
-    for experts, N, K, dtype in SHAPES:
-        for n, k in ((N, K), (K, N)):
-            w = torch.empty(experts, n, k, dtype=dtype, device="meta")
-            jobs.add((grouped_wgrad, operator.config_of(w, True, device)))
-            for transposed in (True, False):
-                jobs.add((grouped_gemm, operator.config_of(w, transposed, device)))
+def compile_ahead(jobs: set[tuple[Callable, GroupedConfig]]) -> None:
+    """Compile kernels in parallel, each given by its program and configuration."""
+    device = torch.cuda.current_device()
     with ThreadPoolExecutor(
         len(os.sched_getaffinity(0)), initializer=torch.cuda.set_device, initargs=(device,)
     ) as pool:
@@ -113,11 +106,24 @@ def compile_ahead() -> None:
             future.result()
 
 
+def jobs_of(
+    experts: int, N: int, K: int, dtype: torch.dtype
+) -> set[tuple[Callable, GroupedConfig]]:
+    """Return the kernels of products and gradients without epilogue, for both orders of w."""
+    device, jobs = torch.device("cuda", torch.cuda.current_device()), set()
+    for n, k in ((N, K), (K, N)):
+        w = torch.empty(experts, n, k, dtype=dtype, device="meta")
+        jobs.add((grouped_wgrad, operator.config_of(w, True, device)))
+        for transposed in (True, False):
+            jobs.add((grouped_gemm, operator.config_of(w, transposed, device)))
+    return jobs
+
+
 def values(options: argparse.Namespace) -> Verdicts:
     """Compare results and gradients for random numbers of rows."""
     draw = Draw(options.seed)
     if GPU:
-        compile_ahead()
+        compile_ahead(set().union(*(jobs_of(*shape) for shape in SHAPES)))
     for number in range(options.count):
         experts, N, K, dtype = draw.choice(SHAPES)
         counts, unused = counts_of(draw, experts), draw.choice((0, 0, 1, 300))
@@ -200,13 +206,42 @@ def epilogue_arguments(
     return {"bias": bias, "row_weights": torch.rand(rows, device=DEVICE) if weighted else None}
 
 
+EPILOGUE_SIZES = ((8, 512, 320), (5, 48, 72), (3, 4096, 1024))
+"""E, N and K."""
+FP8_EPILOGUE_SIZE = (8, 512, 1072)
+
+
+def epilogue_jobs() -> set[tuple[Callable, GroupedConfig]]:
+    """Return the kernels of ``epilogue``, with those of the gradients."""
+    device, jobs = torch.device("cuda", torch.cuda.current_device()), set()
+    for (experts, N, K), dtype in product(EPILOGUE_SIZES, DTYPES):
+        jobs |= jobs_of(experts, N, K, dtype)
+        w = torch.empty(experts, N, K, dtype=dtype, device="meta")
+        for transposed, (kind, *given) in product((True, False), EPILOGUES):
+            config = operator.config_of(w, transposed, device, "", dtype, kind, *given)
+            jobs.add((grouped_gemm, config))
+    return jobs
+
+
+def fp8_epilogue_jobs() -> set[tuple[Callable, GroupedConfig]]:
+    """Return the kernels of ``fp8_epilogue``."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    w = torch.empty(*FP8_EPILOGUE_SIZE, dtype=FP8, device="meta")
+    return {
+        (grouped_gemm, operator.config_of(w, True, device, scales, DTYPES[0], kind, *given))
+        for scales, (kind, *given) in product(("block", "tensor"), EPILOGUES)
+    }
+
+
 def epilogue(options: argparse.Namespace) -> Verdicts:
     """Compare results and gradients of epilogues with the reference."""
-    draw, sizes = Draw(options.seed), ((8, 512, 320), (5, 48, 72), (3, 4096, 1024))
+    draw = Draw(options.seed)
+    if GPU:
+        compile_ahead(epilogue_jobs())
     for dtype, (kind, biased, weighted) in product(DTYPES, EPILOGUES):
         errors = [0.0]
         for _ in range(max(3, options.count // 10)):
-            (experts, N, K), order = draw.choice(sizes), draw.random() < 0.5
+            (experts, N, K), order = draw.choice(EPILOGUE_SIZES), draw.random() < 0.5
             counts, unused = counts_of(draw, experts), draw.choice((0, 1, 300))
             x = torch.randn(sum(counts) + unused, K, device=DEVICE).to(dtype).requires_grad_()
             w = weights(experts, N, K, order, torch.float32) * K**-0.5
@@ -233,7 +268,9 @@ def epilogue(options: argparse.Namespace) -> Verdicts:
 
 def fp8_epilogue(options: argparse.Namespace) -> Verdicts:
     """Compare epilogues of fp8 products with the reference."""
-    draw, (experts, N, K) = Draw(options.seed), (8, 512, 1072)
+    draw, (experts, N, K) = Draw(options.seed), FP8_EPILOGUE_SIZE
+    if GPU:
+        compile_ahead(fp8_epilogue_jobs())
     for by_block, (kind, biased, weighted) in product((True, False), EPILOGUES):
         errors = [0.0]
         for _ in range(max(3, options.count // 10)):

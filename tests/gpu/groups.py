@@ -27,8 +27,10 @@ from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
 from tileweave import ops
 
 CHECKS = ("memory", "one_stream", "two_streams", "graph")
-RANKS, SIDE = 4, 2
-"""Number of processes, and of ranks along each axis."""
+RANKS = 4
+"""Number of processes. `make test-gpu` starts as many."""
+SIDE = 2
+"""Number of ranks along each axis."""
 LAUNCHES, REPLAYS = 200, 20
 INPUTS = 4
 """Number of input sets used in turn."""

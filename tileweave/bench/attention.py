@@ -263,6 +263,8 @@ def _gather(buffers: Buffers, name: str) -> Implementation:
 
 def _ring(buffers: Buffers, name: str) -> Implementation:
     backend, problem, group = _backend(buffers, name), buffers.problem, buffers.group
+    if group.device.type == "cuda" and group.shares_gpus:
+        raise Missing("ranks share a GPU, and gloo cannot send from its memory")
     return _by_row(lambda inputs: ring(backend, problem, group, inputs.q, inputs.k, inputs.v))
 
 
