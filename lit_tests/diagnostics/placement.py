@@ -188,9 +188,31 @@ def in_remainder(A: T.Tensor((8,), "int32")):
         A[1] = W.atom_add(A[0], 1) % 7
 
 
-# CHECK: in_remainder: atom_add: called in a signed quotient or remainder, which may be evaluated
+# CHECK: in_remainder: atom_add: called in a quotient or remainder of values that TVM cannot prove positive, which may be evaluated
 # LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(in_remainder)
+
+
+@T.prim_func
+def in_unsigned_difference(A: T.Tensor((8,), "uint32")):
+    with T.Kernel(1, threads=128):
+        A[1] = (T.uint32(7) - W.atom_add(A[0], 1)) % T.uint32(3)
+
+
+# CHECK: in_unsigned_difference: atom_add: called in a quotient or remainder of values
+# LINE: CHECK-NEXT: --> {{.*}}placement.py:
+refused(in_unsigned_difference)
+
+
+@T.prim_func
+def in_positive_remainders(A: T.Tensor((8,), "uint32"), B: T.Tensor((8,), "int32")):
+    with T.Kernel(1, threads=128):
+        A[1] = (W.atom_add(A[0], 1) + T.uint32(2)) % T.uint32(3)
+        B[1] = T.max(W.atom_add(B[0], 1), 0) // 7
+
+
+# CHECK: in_positive_remainders: accepted
+refused(in_positive_remainders)
 
 
 @T.prim_func

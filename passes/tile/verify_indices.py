@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tilelang import tvm
 from tvm import tirx
+from tvm.arith import Analyzer
 
 from ...builtins.errors import LanguageError
 from ..ir.memory_order import writes
@@ -20,7 +21,7 @@ def verify_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Refuse builtins with effects in expressions that TileLang repeats or merges.
 
     TileLang repeats indices and loop bounds in bounds checks, offsets and copies of the loop, and
-    the operands of signed quotients. It may merge two equal calls into one value. It runs an
+    the operands of quotients that may be negative. It may merge two equal calls into one value. It runs an
     iteration of a parallel loop that fills a fragment in each thread that holds the element. The
     rank and the world size are values, which are legal everywhere.
 
@@ -40,8 +41,9 @@ def verify_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 _refuse(node.indices, "in an index", stmt)
             elif isinstance(node, tirx.Select):
                 _refuse([node], "in an operand of a selection such as T.abs", stmt)
-            elif isinstance(node, (tirx.FloorDiv, tirx.FloorMod)) and node.dtype.startswith("int"):
-                _refuse([node], "in a signed quotient or remainder", stmt)
+            elif isinstance(node, (tirx.FloorDiv, tirx.FloorMod)) and _may_be_negative(node):
+                where = "in a quotient or remainder of values that TVM cannot prove positive"
+                _refuse([node], where, stmt)
             elif isinstance(node, _BINARY):
                 _refuse(_on_both_sides(node), "on both sides of an operator", stmt)
         return stmt
@@ -66,6 +68,15 @@ def _refuse_replicas(loop: tirx.For) -> None:
             f"{fragments[0]}, whose elements several threads may hold; expected a separate loop, "
             f"or shared memory{hint_of(call)}{location(loop)}"
         )
+
+
+def _may_be_negative(node: tirx.FloorDiv | tirx.FloorMod) -> bool:
+    """Return whether TVM corrects the quotient for operands below zero, which repeats them.
+
+    To TVM, a difference of unsigned values may be negative.
+    """
+    analyzer = Analyzer()
+    return any(analyzer.const_int_bound(part).min_value < 0 for part in (node.a, node.b))
 
 
 def _own_parts(stmt: tirx.Stmt) -> list:
