@@ -28,6 +28,7 @@ from .problem import (
     agree,
     check_layout,
     checked,
+    dense,
     laid_out,
     operator_name,
     packed,
@@ -157,6 +158,30 @@ class Decision:
     group: Any
     choice: Any
     fast_path: FastPath | None = None
+
+
+def run_and_record(
+    key: Hashable, decision: Decision, operator: Any, inputs: Any, results: Any,
+    tensors: Sequence[torch.Tensor | None],
+) -> None:  # fmt: skip
+    """Run a compiled operator on inputs that it can read, and record the call for later ones.
+
+    Args:
+        key: of ``signature(names, tensors, results.out)``.
+        operator: class of the operator, with ``declared(inputs, results)``.
+        inputs, results: named tuples of tensors and None; ``results`` has ``out``.
+        tensors: ``inputs`` and all results but ``out``.
+    """
+    named = zip(inputs._fields, inputs, strict=True)
+    laid = type(inputs)(*(t if t is None else dense(operator.op, name, t) for name, t in named))
+    cache = prepared(decision.group)
+    compiled = cache.operator(decision.problem, decision.choice, operator)
+    declared = compiled.declared(laid, results)
+    compiled.enqueue(*declared)
+    if not capturing():
+        given = [t for t in tensors if t is not None]
+        decision.fast_path = record_fast_path(given, cache, compiled, *declared, results.out, ())
+        recorded_calls().put(cache.session, key, decision)
 
 
 class Call(NamedTuple):

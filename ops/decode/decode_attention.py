@@ -13,17 +13,15 @@ from tvm import tirx
 from ...runtime.executor.recorded_calls import recorded_calls
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
-from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
 from ..collectives.transport import first_possible
 from ..collectives.vectors import as_declared
 from ..core import nccl
-from ..core.cache import prepared
-from ..core.call import Decision, record_fast_path, signature
+from ..core.call import Decision, run_and_record, signature
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
-from ..core.problem import agree, dense, refused
+from ..core.problem import agree, refused
 from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import obstacle_of_ranks
 from .kernels.config import INTERLEAVED
@@ -163,16 +161,7 @@ def _compute(
     if decision.choice == "nccl":
         _by_torch(decision, inputs, results)
         return
-    named = zip(Inputs._fields, inputs, strict=True)
-    readable = Inputs(*(t if t is None else dense(NAME, name, t) for name, t in named))
-    cache = prepared(decision.group)
-    compiled = cache.operator(decision.problem, decision.choice, DecodeAttention)
-    declared = compiled.declared(readable, results)
-    compiled.enqueue(*declared)
-    if not capturing():
-        given = [t for t in tensors if t is not None]
-        decision.fast_path = record_fast_path(given, cache, compiled, *declared, results.out, ())
-        recorded_calls().put(cache.session, key, decision)
+    run_and_record(key, decision, DecodeAttention, inputs, results, tensors)
 
 
 def _decide(

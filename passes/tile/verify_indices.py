@@ -21,9 +21,9 @@ def verify_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Refuse builtins with effects in expressions that TileLang repeats or merges.
 
     TileLang repeats indices and loop bounds in bounds checks, offsets and copies of the loop, and
-    the operands of quotients that may be negative. It may merge two equal calls into one value. It runs an
-    iteration of a parallel loop that fills a fragment in each thread that holds the element. The
-    rank and the world size are values, which are legal everywhere.
+    the operands of quotients that may be negative. It may merge two equal calls into one value. It
+    runs an iteration of a parallel loop that fills a fragment in each thread that holds the
+    element. The rank and the world size are values, which are legal everywhere.
 
     Before: ``A[T.tileweave.atom_add(...)] = 1``
     After:  LanguageError; legal programs stay unchanged

@@ -80,7 +80,8 @@ def simulated_calls(monkeypatch, operator: types.ModuleType) -> Iterator[list[st
     session = types.SimpleNamespace(group=one_rank(), watchdog=watchdog, name="")
     open_sessions(monkeypatch, session)
     cache = OpCache(session)
-    monkeypatch.setattr(operator, "prepared", lambda _: cache)
+    for module in (operator, call):
+        monkeypatch.setattr(module, "prepared", lambda _: cache, raising=module is call)
     monkeypatch.setattr(operator, "obstacle_of_ranks", lambda *_: None)
     for name in ("__init__", "recorded_call"):
         monkeypatch.setattr(CompiledOp, name, getattr(Simulated, name))
