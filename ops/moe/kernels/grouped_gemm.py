@@ -42,7 +42,8 @@ class GroupedConfig:
         experts, N, K: extents of the weights.
         dtype: type of the operands, as TileLang writes it.
         transposed: whether the weights are (E, N, K) in memory; otherwise they are (E, K, N).
-        tiles: shape of a tile. ``group_m`` row tiles are computed together, column by column.
+        tiles: shape of a tile. ``group_m`` row tiles of an expert are computed together, column by
+            column.
         blocks: number of persistent blocks.
         scales: of fp8 operands: ``tensor``, one of x and one for each expert; ``block``, one for
             each ``SCALED`` elements of a row of x, and for each square of weights; "" for none.
@@ -223,19 +224,25 @@ def count_tiles(offsets, rows, tile_rows, before, scratch):
 
 
 @T.macro
-def find_tile(offsets, rows, tile_rows, before, tile):
-    """Return the first row of a row tile, the end of the rows of its expert, and the expert.
+def find_tile(offsets, rows, tiles, columns, before, index):
+    """Return the first row of a tile, the end of the rows of its expert, the expert and the column
+    of tiles.
 
-    The last tile of an expert with at least ``tile_rows`` rows ends where these rows end, so that
-    it has no row of another expert. It shares rows with the tile before it.
+    The tiles of an expert are computed together, ``tiles.group_m`` row tiles at a time, column by
+    column. The last row tile of an expert with at least ``tiles.M`` rows ends where these rows end,
+    so that it has no row of another expert. It shares rows with the tile before it.
 
     Args:
+        columns: number of tiles in a row of the result.
         before: see ``count_tiles``.
-        tile: number of the tile, less than that of all experts.
+        index: number of the tile, less than that of all experts.
     """
-    experts = offsets.shape[0]
+    experts, group_m = offsets.shape[0], tiles.group_m
     # Variables are opaque to TileLang's analyzer, which needs seconds for the expressions.
     expert = T.alloc_var("int32")
+    inner = T.alloc_var("int32")
+    height = T.alloc_var("int32")
+    column = T.alloc_var("int32")
     begin = T.alloc_var("int32")
     end = T.alloc_var("int32")
     row = T.alloc_var("int32")
@@ -244,13 +251,18 @@ def find_tile(offsets, rows, tile_rows, before, tile):
     for step in T.unroll(steps):
         half = 1 << (steps - 1 - step)
         # The element after the last expert is the number of all tiles.
-        is_later = before[T.min(expert + half, experts)] <= tile
+        is_later = before[T.min(expert + half, experts)] <= index // columns
         expert = expert + T.if_then_else(is_later, half, 0)
+    inner = index - before[expert] * columns
+    row = inner // (group_m * columns) * group_m
+    height = T.min(group_m, before[T.min(expert + 1, experts)] - before[expert] - row)
+    inner = inner % (group_m * columns)
+    column = inner // height
+    row = row + inner % height
     begin = end_of(offsets, expert - 1, rows)
     end = end_of(offsets, expert, rows)
-    row = begin + (tile - before[expert]) * tile_rows
-    row = T.max(T.min(row, end - tile_rows), begin)
-    return row, end, expert
+    row = T.max(T.min(begin + row * tiles.M, end - tiles.M), begin)
+    return row, end, expert, column
 
 
 @T.macro
@@ -362,7 +374,7 @@ def grouped_gemm(config: GroupedConfig) -> Any:
     rows = T.dynamic("rows")
     experts, K, dtype, tiles = config.experts, config.K, config.dtype, config.tiles
     columns, blocks = ceil(config.columns / config.tile_columns), config.blocks
-    out_dtype, group_m = config.result, tiles.group_m
+    out_dtype = config.result
 
     @T.prim_func
     def grouped_gemm(
@@ -389,14 +401,9 @@ def grouped_gemm(config: GroupedConfig) -> Any:
             for wave in T.serial(T.ceildiv(most - block, blocks)):
                 index = wave * blocks + block
                 if index < before[experts] * columns:
-                    first = index // (group_m * columns) * group_m
-                    height = T.min(group_m, before[experts] - first)
-                    # The first column is a product, so that TileLang sees that it is even.
-                    m = T.alloc_var("int32")
-                    column = T.alloc_var("int32")
-                    m = first + index % (group_m * columns) % height
-                    column = index % (group_m * columns) // height
-                    row, end, expert = find_tile(offsets, rows, tiles.M, before, m)
+                    row, end, expert, column = find_tile(
+                        offsets, rows, tiles, columns, before, index
+                    )
                     begin(config, total, bias, column * config.tile_columns, expert)
                     for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
                         n, k = column * config.tile_columns, step * tiles.K

@@ -72,6 +72,7 @@ def tiles_of(counts, rows):
 @cache
 def tiles_program(experts, tile_rows, threads=384):
     """List the row tiles that the blocks of a grouped GEMM find, and their number."""
+    tiles_of_rows = Tiles(tile_rows, 64, 32, stages=2, group_m=2)
 
     @T.prim_func
     def list_tiles(
@@ -86,7 +87,7 @@ def tiles_program(experts, tile_rows, threads=384):
             count_tiles(offsets, rows, tile_rows, before, scratch)
             for i in T.serial(MOST_TILES):
                 if i < before[experts]:
-                    row, end, expert = find_tile(offsets, rows, tile_rows, before, i)
+                    row, end, expert, _ = find_tile(offsets, rows, tiles_of_rows, 1, before, i)
                     tiles[i, 0] = row
                     tiles[i, 1] = end
                     tiles[i, 2] = expert
