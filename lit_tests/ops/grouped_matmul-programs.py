@@ -22,10 +22,11 @@ def show(name, program):
 # CHECK: __syncthreads();
 # CHECK: for (int wave = 0; wave < {{.*}}rows
 # CHECK-NOT: __syncthreads();
-# CHECK: <= tile
+# CHECK: bool is_later = (before[
+# CHECK: {{column.*}} = {{.*}}rdiv
 # CHECK: if (((int)threadIdx.x) < 128) {
 # CHECK: tl::tma_load(X_desc, {{.*}}, ({{step.*}} * 64), row{{.*}});
-# CHECK: tl::tma_load(W_desc, {{.*}}, ({{step.*}} * 64), n, expert{{.*}});
+# CHECK: tl::tma_load(W_desc, {{.*}}, ({{step.*}} * 64), ({{column.*}} * 256), expert{{.*}});
 # CHECK: } else {
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, 256, 16, false, false
 # CHECK-NOT: __syncthreads();
@@ -41,23 +42,25 @@ show(
 
 # CHECK-LABEL: TEST: grouped_gemm (E, K, N)
 # CHECK: tl::tma_load(X_desc, {{.*}}, ({{step.*}} * 64), row{{.*}});
-# CHECK: tl::tma_load(W_desc, {{.*\bn.*}}, ({{step.*}} * 64), expert{{.*}});
+# CHECK: tl::tma_load(W_desc, {{.*}}(({{column.*}} * 256) + (i * 64)), ({{step.*}} * 64), expert{{.*}});
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 64, 256, 16, false, true
 # CHECK: tl::tma_store(Y_desc
 show("grouped_gemm (E, K, N)", grouped_gemm(GroupedConfig(8, 4096, 7168, "float16", False)))
 
-# CUDA cores add the products of each step, times the scales of each row and step. Threads store
-# pairs of results.
+# Scales are loaded before the tensor cores start. CUDA cores add the products of each step, times the
+# scales. Threads store pairs of results.
 # CHECK-LABEL: TEST: grouped_gemm fp8
 # CHECK: for (int wave = 0;
 # CHECK-NOT: __syncthreads();
 # CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: tl::warpgroup_reg_dealloc<24>();
 # CHECK: tl::tma_load(X_desc, {{.*}}, ({{step.*}} * 128), row{{.*}});
-# CHECK: tl::tma_load(W_desc, {{.*}}, ({{step.*}} * 128), n, expert{{.*}});
+# CHECK: tl::tma_load(W_desc, {{.*}}, ({{step.*}} * 128), ({{column.*}} * 192), expert{{.*}});
 # CHECK: } else {
+# CHECK: tl::warpgroup_reg_alloc<240>();
 # CHECK: = scale_x[
 # CHECK: = scale_w[
-# CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32, 64, 128, 32
+# CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32, 64, 192, 32
 # CHECK: *(float2*)(total +
 # CHECK: tl::__sync_thread_partial(8, 256);
 # CHECK: *(uint1*)(Y

@@ -6,7 +6,7 @@ does not matter. Invalid offsets change which rows are computed, but none outsid
 """
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 from typing import Any
 
 import tilelang.language as T
@@ -18,8 +18,10 @@ from ...gemm.kernels.tile_macros import ROWS, TileBuffers
 GROUPED = Tiles(128, 256, 64, stages=4, group_m=16)
 """Tiles of grouped GEMMs. Tiles of 64 rows are slower, also for 64 rows of each expert
 (benchmarks/LOG.md)."""
-GROUPED_FP8 = Tiles(128, 128, 128, stages=4, group_m=16)
+GROUPED_FP8 = Tiles(128, 192, 128, stages=4, group_m=16)
 """Tiles of fp8. A thread holds two accumulators, which are added every ``SCALED`` elements of K."""
+FP8_REGISTERS, PRODUCER_REGISTERS = 240, 24
+"""Registers of a thread that holds two accumulators, and of one that loads."""
 MOST_EXPERTS = 351
 """Largest number of experts. Shared memory has room for a number for each of them beside the
 operands."""
@@ -93,6 +95,18 @@ class GroupedConfig:
         return self.scales != ""
 
     @property
+    def scaled_columns(self) -> int:
+        """Consecutive columns of a tile of products that have one scale of blocks."""
+        return gcd(self.tile_columns, SCALED)
+
+    def column_of_w(self, n: Any, j: Any) -> Any:
+        """Return the column of the weights that makes column ``j`` of a tile of products, whose
+        first column of the result is ``n``."""
+        if not self.gated:
+            return n + j
+        return n + j + T.if_then_else(j < self.tile_columns, 0, self.columns - self.tile_columns)
+
+    @property
     def w(self) -> Any:
         """Declaration of the weights."""
         extents = (self.N, self.K) if self.transposed else (self.K, self.N)
@@ -146,40 +160,42 @@ def load_weights(config, W, expert, n, k, W_tile):
 
 @T.macro
 def accumulate(config, buffers, scales, row, n, expert, step):
-    """Add the products of one step of K to ``buffers.total``, in fp32.
-
-    CUDA cores multiply the products of a step by its scales, and add them.
-    """
-    scale_x, scale_w = scales
-    if config.scales == "block" and config.gated:
-        accumulate_gated(config, buffers, scales, row, n, expert, step)
-    elif config.scales == "block":
-        total = buffers.total
-        product = T.alloc_fragment(total.shape, "float32")
-        factor = T.alloc_fragment((total.shape[0],), "float32")
-        for i in T.Parallel(total.shape[0]):
-            factor[i] = scale_x[row + i, step] * scale_w[expert, n // SCALED, step]
-        T.gemm(buffers.A, buffers.B, product, transpose_B=True, policy=ROWS, clear_accum=True)
-        for i, j in T.Parallel(*total.shape):
-            total[i, j] += product[i, j] * factor[i]
+    """Add the products of one step of K to ``buffers.total``, in fp32."""
+    if config.scales == "block":
+        accumulate_blocks(config, buffers, scales, row, n, expert, step)
     else:
         tile_macros.accumulate(config, buffers)
 
 
 @T.macro
-def accumulate_gated(config, buffers, scales, row, n, expert, step):
-    """Add the products of one step of K, where gate and up have scales of their own."""
+def accumulate_blocks(config, buffers, scales, row, n, expert, step):
+    """Add the products of one step of K, times its scales.
+
+    Scales are loaded before the tensor cores start and used after they end, so that nothing waits
+    for the loads.
+    """
     scale_x, scale_w = scales
-    total, half = buffers.total, config.tile_columns
+    total, width = buffers.total, config.scaled_columns
     product = T.alloc_fragment(total.shape, "float32")
-    of_gate = T.alloc_fragment((total.shape[0],), "float32")
-    of_up = T.alloc_fragment((total.shape[0],), "float32")
+    of_rows = T.alloc_fragment((total.shape[0],), "float32")
+    of_columns = T.alloc_local((config.tiles.N // width,), "float32")
     for i in T.Parallel(total.shape[0]):
-        of_gate[i] = scale_x[row + i, step] * scale_w[expert, n // SCALED, step]
-        of_up[i] = scale_x[row + i, step] * scale_w[expert, (config.columns + n) // SCALED, step]
+        of_rows[i] = scale_x[row + i, step]
+    for part in T.unroll(config.tiles.N // width):
+        column = config.column_of_w(n, part * width)
+        of_columns[part] = scale_w[expert, column // SCALED, step]
     T.gemm(buffers.A, buffers.B, product, transpose_B=True, policy=ROWS, clear_accum=True)
     for i, j in T.Parallel(*total.shape):
-        total[i, j] += product[i, j] * T.if_then_else(j < half, of_gate[i], of_up[i])
+        total[i, j] += product[i, j] * (of_rows[i] * chosen(of_columns, j // width))
+
+
+def chosen(values: Any, index: Any) -> Any:
+    """Return an element of thread-local memory. TileLang accepts only constant indices in a
+    parallel loop."""
+    value = values[0]
+    for number in range(1, int(values.shape[0])):
+        value = T.if_then_else(index < number, value, values[number])
+    return value
 
 
 def numbers_of(experts: int) -> int:
@@ -392,6 +408,9 @@ def grouped_gemm(config: GroupedConfig) -> Any:
             W_tile = T.alloc_shared(config.w_tile, dtype)
             Y_tile = T.alloc_shared((tiles.M, tiles.width), out_dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
+            if config.scaled:
+                T.annotate_producer_reg_dealloc(PRODUCER_REGISTERS)
+                T.annotate_consumer_reg_alloc(FP8_REGISTERS)
             buffers = TileBuffers(X_tile, W_tile, Y_tile, total)
             before = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
             scratch = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
