@@ -96,15 +96,14 @@ class GroupedConfig:
 
     @property
     def scaled_columns(self) -> int:
-        """Consecutive columns of a tile of products that have one scale of blocks."""
+        """Columns of a tile of products, from a multiple of them on, that have one scale of
+        blocks."""
         return gcd(self.tile_columns, SCALED)
 
-    def column_of_w(self, n: Any, j: Any) -> Any:
-        """Return the column of the weights that makes column ``j`` of a tile of products, whose
-        first column of the result is ``n``."""
-        if not self.gated:
-            return n + j
-        return n + j + T.if_then_else(j < self.tile_columns, 0, self.columns - self.tile_columns)
+    @property
+    def scales_of_columns(self) -> int:
+        """Most scales of blocks that columns of a tile of the result have in a row."""
+        return ceil((self.tile_columns + SCALED - self.scaled_columns) / SCALED)
 
     @property
     def w(self) -> Any:
@@ -175,26 +174,35 @@ def accumulate_blocks(config, buffers, scales, row, n, expert, step):
     for the loads.
     """
     scale_x, scale_w = scales
-    total, width = buffers.total, config.scaled_columns
+    total, width, count = buffers.total, config.scaled_columns, config.scales_of_columns
+    halves, parts = (2 if config.gated else 1), config.tiles.N // width
     product = T.alloc_fragment(total.shape, "float32")
     of_rows = T.alloc_fragment((total.shape[0],), "float32")
-    of_columns = T.alloc_local((config.tiles.N // width,), "float32")
+    loaded = T.alloc_local((halves * count,), "float32")
+    of_columns = T.alloc_local((parts,), "float32")
     for i in T.Parallel(total.shape[0]):
         of_rows[i] = scale_x[row + i, step]
-    for part in T.unroll(config.tiles.N // width):
-        column = config.column_of_w(n, part * width)
-        of_columns[part] = scale_w[expert, column // SCALED, step]
+    for half, number in T.grid(halves, count):
+        column = n + half * config.columns + number * SCALED
+        loaded[half * count + number] = scale_w[expert, column // SCALED, step]
     T.gemm(buffers.A, buffers.B, product, transpose_B=True, policy=ROWS, clear_accum=True)
+    for part in T.unroll(parts):
+        first = part * width // config.tile_columns * count
+        number = (n % SCALED + part * width % config.tile_columns) // SCALED
+        of_columns[part] = chosen(loaded, first, count, number)
     for i, j in T.Parallel(*total.shape):
-        total[i, j] += product[i, j] * (of_rows[i] * chosen(of_columns, j // width))
+        total[i, j] += product[i, j] * (of_rows[i] * chosen(of_columns, 0, parts, j // width))
 
 
-def chosen(values: Any, index: Any) -> Any:
-    """Return an element of thread-local memory. TileLang accepts only constant indices in a
-    parallel loop."""
-    value = values[0]
-    for number in range(1, int(values.shape[0])):
-        value = T.if_then_else(index < number, value, values[number])
+def chosen(values: Any, first: Any, count: int, index: Any) -> Any:
+    """Return ``values[first + index]`` by comparing ``index`` with all numbers below ``count``.
+
+    TileLang accepts no variable index of thread-local memory in a parallel loop, and such memory
+    would not be in registers.
+    """
+    value = values[first]
+    for number in range(1, count):
+        value = T.if_then_else(index < number, value, values[first + number])
     return value
 
 
