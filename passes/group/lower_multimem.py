@@ -93,6 +93,7 @@ class _Operation:
         op: the operation that combines values; "set" for a store.
         qualifiers: ``scope`` and ``sem``.
         is_ordinary: whether ordinary accesses replace it.
+        is_addition: whether ``T.atomic_add`` replaces a ``multimem_red``.
         lanes: number of consecutive elements.
         piece: number of elements that one instruction combines.
     """
@@ -104,14 +105,17 @@ class _Operation:
         self.op = spec.qualifier(call, "op") if spec.has_qualifier("op") else "set"
         self.qualifiers = {name: spec.qualifier(call, name) for name in ("scope", "sem")}
         self.is_ordinary = self.qualifiers["sem"] == "relaxed"
+        self.is_addition = self.is_ordinary and self.op == "add"
         dtype = tvm.DataType(str(call.dtype if spec.result else call.args[1].dtype))
         self.lanes = dtype.lanes // tvm.DataType(str(self.ref.buffer.dtype)).lanes
         self.piece = min(self.lanes, PTX_TYPES[spec.ptx_type(call)][1])
 
-    def at(self, owner: tirx.PrimExpr, first: int = 0, lanes: int = 1) -> tirx.BufferLoad:
+    def at(
+        self, owner: tirx.PrimExpr, first: int | tirx.Var = 0, lanes: int = 1
+    ) -> tirx.BufferLoad:
         """Return ``lanes`` of the elements in the copy of ``owner``, from number ``first`` on."""
         *outer, last = self.ref.indices[1:]
-        last = last + first if first else last
+        last = _offset(last, first)
         last = tirx.Ramp(last, 1, lanes) if lanes > 1 else last
         return tirx.BufferLoad(self.ref.buffer, [owner, *outer, last])
 
@@ -157,31 +161,58 @@ def _combine(operation: _Operation, vectors: list[tirx.Buffer]) -> list[tirx.Stm
     """Return the statements of ``multimem_red``, which evaluate the value once.
 
     Args:
-        vectors: receives a buffer for the elements of a vector.
+        vectors: receives a buffer for the elements of a vector, unless memory already has them.
     """
     lanes, value = operation.lanes, operation.call.args[1]
-    is_addition = operation.is_ordinary and operation.op == "add"
-    piece = 1 if is_addition else operation.piece
-    if lanes == piece:
+    if lanes == 1 or (lanes == operation.piece and not operation.is_addition):
         variable = tirx.Var("value", value.dtype)
-        statements: list[tirx.Stmt] = [tirx.Bind(variable, value)]
-        pieces = [variable]
-    else:
+        changes = [_red(operation, owner, 0, variable) for owner in operation.owners()]
+        return [tirx.Bind(variable, value), *changes]
+    statements: list[tirx.Stmt] = []
+    if not _is_slice(value, operation.ref.buffer):
         vector = tirx.decl_buffer([lanes], operation.ref.buffer.dtype, "vector", scope="local")
         vectors.append(vector)
-        statements = [tirx.BufferStore(vector, value, [_lanes(0, lanes)])]
-        pieces = [tirx.BufferLoad(vector, [_lanes(k, piece)]) for k in range(0, lanes, piece)]
-    red = getattr(atomics, f"red_{operation.op}")
+        slice_of_vector = [tirx.Ramp(tirx.IntImm("int32", 0), 1, lanes)]
+        statements.append(tirx.BufferStore(vector, value, slice_of_vector))
+        value = tirx.BufferLoad(vector, slice_of_vector)
     for owner in operation.owners():
-        for number, part in enumerate(pieces):
-            ref = operation.at(owner, number * piece)
-            call = (
-                T.atomic_add(ref, part) if is_addition else red(ref, part, **operation.qualifiers)
-            )
-            statements.append(tirx.Evaluate(call))
+        if operation.is_addition:
+            lane = tirx.Var("lane", "int32")
+            add = _red(operation, owner, lane, _piece(value, lane))
+            statements.append(tirx.For(lane, 0, lanes, tirx.ForKind.VECTORIZED, add))
+            continue
+        for first in range(0, lanes, operation.piece):
+            piece = _piece(value, first, operation.piece)
+            statements.append(_red(operation, owner, first, piece))
     return statements
 
 
-def _lanes(first: int, lanes: int) -> tirx.PrimExpr:
-    index = tirx.IntImm("int32", first)
-    return tirx.Ramp(index, 1, lanes) if lanes > 1 else index
+def _is_slice(value: tirx.PrimExpr, target: tirx.Buffer) -> bool:
+    """Return whether ``value`` is a slice of memory that a change of ``target`` leaves alone."""
+    if not isinstance(value, tirx.BufferLoad) or value.buffer.data.same_as(target.data):
+        return False
+    return isinstance(value.indices[-1], tirx.Ramp) and int(value.indices[-1].stride) == 1
+
+
+def _piece(value: tirx.BufferLoad, first: int | tirx.Var, lanes: int = 1) -> tirx.BufferLoad:
+    """Return ``lanes`` elements of a slice, from number ``first`` on."""
+    *outer, last = value.indices
+    index = _offset(last.base, first)
+    return tirx.BufferLoad(
+        value.buffer, [*outer, tirx.Ramp(index, 1, lanes) if lanes > 1 else index]
+    )
+
+
+def _offset(index: tirx.PrimExpr, first: int | tirx.Var) -> tirx.PrimExpr:
+    return index if isinstance(first, int) and first == 0 else index + first
+
+
+def _red(
+    operation: _Operation, owner: tirx.PrimExpr, first: int | tirx.Var, value: tirx.PrimExpr
+) -> tirx.Stmt:
+    """Return the change of elements from number ``first`` on in the copy of ``owner``."""
+    ref = operation.at(owner, first)
+    if operation.is_addition:
+        return tirx.Evaluate(T.atomic_add(ref, value))
+    red = getattr(atomics, f"red_{operation.op}")
+    return tirx.Evaluate(red(ref, value, **operation.qualifiers))

@@ -135,3 +135,23 @@ def test_an_error_names_the_line_of_the_operation():
     with pytest.raises(tw.LanguageError, match="is written 3 times in one launch") as error:
         tw.simulate(program, RANKS, [{"X": np.zeros(N, np.float32)}] * RANKS)
     assert "test_lower_multimem.py:" in str(error.value)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_additions_wait_until_all_copies_are_cleared(ranks):
+    @T.prim_func
+    def program(X: T.Tensor((4, N), "float32"), sums: T.Tensor((4, N), "float32")):
+        with T.Kernel(4, threads=N) as row:
+            S = W.alloc_symmetric((4, N), "float32")
+            for i in T.Parallel(N):
+                S[W.rank(), (row + 1) % 4, i] = 0.0
+            for i in T.Parallel(N // 2):
+                W.multimem_red(S[:, row, i * 2], X[row, i * 2 : i * 2 + 2], op="add")
+            for i in T.Parallel(N):
+                sums[row, i] = S[W.rank(), row, i]
+
+    rng = np.random.default_rng(ranks)
+    inputs = [{"X": rng.integers(-8, 8, (4, N)).astype(np.float32)} for _ in range(ranks)]
+    for result in tw.simulate(program, ranks, inputs, schedules=3, epochs=3):
+        np.testing.assert_array_equal(result["sums"], sum(given["X"] for given in inputs))
+    assert "tw::system::atomic_addx2<tw::Type::f32" in tw.emit(program, world_size=ranks)

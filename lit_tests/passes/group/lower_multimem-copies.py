@@ -3,6 +3,7 @@
 
 import tilelang.language as T
 from tilelang import tvm
+from tvm import tirx
 
 import tileweave as tw
 from tileweave import language as W
@@ -90,12 +91,25 @@ def add(S, M, x):
 
 
 # CHECK-LABEL: TEST: add
-# CHECK: vector[0:2] = x[0:2]
-# CHECK-NEXT: T.atomic_add_elem_op(T.access_ptr(S[T.tileweave.rank(), 1, 8], 1, 3), vector[0])
-# CHECK-NEXT: T.atomic_add_elem_op(T.access_ptr(S[T.tileweave.rank(), 1, 9], 1, 3), vector[1])
-# CHECK-NEXT: T.atomic_add_elem_op(T.access_ptr(S[(T.tileweave.rank() + 1) % 2, 1, 8], 1, 3), vector[0])
-# CHECK-NEXT: T.atomic_add_elem_op(T.access_ptr(S[(T.tileweave.rank() + 1) % 2, 1, 9], 1, 3), vector[1])
+# CHECK: for lane in T.vectorized(2):
+# CHECK-NEXT: T.atomic_add_elem_op(T.access_ptr(S[T.tileweave.rank(), 1, 8 + lane], 1, 3), x[lane])
+# CHECK-NEXT: for lane in T.vectorized(2):
+# CHECK-NEXT: T.atomic_add_elem_op(T.access_ptr(S[(T.tileweave.rank() + 1) % 2, 1, 8 + lane], 1, 3), x[lane])
 show(add, "float32")
+
+
+@T.macro
+def add_twice(S, M, x):
+    x_2 = tirx.BufferLoad(x, [tirx.Ramp(0, 1, 2)])
+    W.multimem_red(S[:, 1, 8], x_2 + x_2, op="add")
+
+
+# CHECK-LABEL: TEST: add_twice
+# CHECK: vector = T.sblock_alloc_buffer((2,), scope="local")
+# CHECK: vector[0:2] = x_2 + x_2
+# CHECK-NEXT: for lane in T.vectorized(2):
+# CHECK-NEXT: T.atomic_add_elem_op(T.access_ptr(S[T.tileweave.rank(), 1, 8 + lane], 1, 3), vector[lane])
+show(add_twice, "float32")
 
 
 @T.macro
@@ -104,10 +118,10 @@ def add_release(S, M, x):
 
 
 # CHECK-LABEL: TEST: add_release
-# CHECK: T.tileweave.red_add(T.access_ptr(S[T.tileweave.rank(), 1, 8], 1, 3), vector[0:2], "bf16x2", "sys", "release")
-# CHECK-NEXT: T.tileweave.red_add(T.access_ptr(S[T.tileweave.rank(), 1, 10], 1, 3), vector[2:4], "bf16x2", "sys", "release")
-# CHECK-NEXT: T.tileweave.red_add(T.access_ptr(S[(T.tileweave.rank() + 1) % 2, 1, 8], 1, 3), vector[0:2], "bf16x2", "sys", "release")
-# CHECK-NEXT: T.tileweave.red_add(T.access_ptr(S[(T.tileweave.rank() + 1) % 2, 1, 10], 1, 3), vector[2:4], "bf16x2", "sys", "release")
+# CHECK: T.tileweave.red_add(T.access_ptr(S[T.tileweave.rank(), 1, 8], 1, 3), x[0:2], "bf16x2", "sys", "release")
+# CHECK-NEXT: T.tileweave.red_add(T.access_ptr(S[T.tileweave.rank(), 1, 10], 1, 3), x[2:4], "bf16x2", "sys", "release")
+# CHECK-NEXT: T.tileweave.red_add(T.access_ptr(S[(T.tileweave.rank() + 1) % 2, 1, 8], 1, 3), x[0:2], "bf16x2", "sys", "release")
+# CHECK-NEXT: T.tileweave.red_add(T.access_ptr(S[(T.tileweave.rank() + 1) % 2, 1, 10], 1, 3), x[2:4], "bf16x2", "sys", "release")
 show(add_release, "bfloat16")
 
 
