@@ -30,6 +30,7 @@ from .group import (
     insert_delays,
     lift_ragged,
     lift_symmetric,
+    lower_multimem,
     specialize_group,
     upgrade_ir,
 )
@@ -93,6 +94,11 @@ PREPARE_PASSES = (
     Pass(
         specialize_group.specialize_group,
         "before all passes that read shapes and strides, which must be constants",
+    ),
+    Pass(
+        lower_multimem.lower_multimem,
+        "after specialize_group, because it unrolls loops over the ranks; before the inference, "
+        "which sees an access to each copy",
     ),
 )
 """Specialize a program for one group."""

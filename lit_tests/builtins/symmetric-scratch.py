@@ -63,9 +63,13 @@ def refused(name, use):
         print(f"{name}: {error}".splitlines()[0])
 
 
-# Symmetric memory has no multicast address, and shared memory is not global memory.
-# CHECK: multicast: multimem_st: ref=S is allocated by W.alloc_symmetric; expected a parameter mapped to a multicast object
-refused("multicast", lambda S, tile: W.multimem_st(S[W.rank(), 0], 1.0))
+# A multimem operation accesses the copies of all ranks, and shared memory is not global memory.
+# CHECK: multimem: multimem_st: ref=S is symmetric, and an index selects ranks; expected the copies of all ranks, S[:, ...]
+refused("multimem", lambda S, tile: W.multimem_st(S[W.rank(), 0], 1.0))
+# CHECK: some: multimem_red: ref=S is symmetric, and an index selects ranks; expected the copies of all ranks, S[:, ...]
+refused("some", lambda S, tile: W.multimem_red(S[0:2, 0], 1.0, op="add"))
+# CHECK: all: accepted
+refused("all", lambda S, tile: W.multimem_st(S[:, 0], 1.0))
 # CHECK: shared: put_block: src=tile is in shared{{.*}} memory; expected a global-memory tensor
 refused("shared", lambda S, tile: W.put_block(tile[0], S[W.rank(), 0], N, peer=0))
 # CHECK: behind: put_block: dst={{.*}} has index 256 on axis 1; expected less than 256

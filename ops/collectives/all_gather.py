@@ -20,7 +20,17 @@ from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
 from .collective import Collective, Move, exchange
 from .transport import LL_BYTES, SUMMED
-from .vectors import LL_TILE, WALKERS, Lines, alloc_of, by_words, collected, copies_to, words_of
+from .vectors import (
+    LL_TILE,
+    WALKERS,
+    Lines,
+    alloc_of,
+    by_words,
+    collected,
+    copies_to,
+    multimem_lanes,
+    words_of,
+)
 
 NAME = "all_gather"
 
@@ -77,6 +87,31 @@ def all_gather_by_words(lines: Lines, ranks: int):
                 )
 
     return by_words(all_gather_ll, "arrived")
+
+
+def all_gather_by_multimem(lines: Lines, ranks: int):
+    """Return the program by multimem operations: one store of x (rows, columns) reaches all ranks,
+    itself included, which copy it to out (ranks, rows, columns)."""
+    height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
+
+    @T.prim_func
+    def all_gather_multimem(
+        x: T.Tensor(lines.shape, dtype), out: T.Tensor((ranks, *lines.shape), dtype)
+    ):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
+            me, first = W.rank(), block * height
+            for i, j in T.Parallel(height, lines.columns // lanes):
+                m, n = first + i, j * lanes
+                if m < lines.rows:
+                    W.multimem_st(arrived[:, me, m, n], x[m, n : n + lanes])
+            for step in T.serial(ranks):
+                source = (me + ranks - step) % ranks  # in order of arrival
+                T.copy(arrived[me, source, first, 0], tile_regs)
+                T.copy(tile_regs, out[source, first, 0])
+
+    return all_gather_multimem
 
 
 def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
@@ -141,10 +176,11 @@ class AllGather(Collective, op=NAME):
         result="the `x` of all ranks, (W x N, ...)",
         gradient="`reduce_scatter` by the same transport, `auto` for `ll`; for types that it does "
         "not add `nccl`",
-        memory="`copy_engine` W; `tma`, `ldst` 2 W; `ll` 4 W",
+        memory="`copy_engine` W; `tma`, `ldst`, `multicast` 2 W; `ll` 4 W",
         sent="(W - 1) x S",
     )
     engines_from_ranks = 3
+    multicast = True
     ll_bytes = LL_BYTES
 
     @staticmethod
@@ -157,6 +193,8 @@ class AllGather(Collective, op=NAME):
         dtype, count = words_of(problem.nbytes)
         if transport == "ll":
             return all_gather_by_words(Lines.of(count, dtype, tile=LL_TILE), problem.ranks)
+        if transport == "multicast":
+            return all_gather_by_multimem(Lines.of(count, "float32"), problem.ranks)
         lines = Lines.of(count, dtype)
         if transport != "copy_engine":
             return all_gather_program(lines, problem.ranks, transport)
@@ -225,8 +263,8 @@ def all_gather(
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: (ranks * N, ...), contiguous; receives the result. Not differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl`` (``torch.distributed``), or
-            ``auto``; see ``transport_of``.
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``multicast``, ``nccl``
+            (``torch.distributed``), or ``auto``; see ``transport_of``.
 
     Returns:
         (ranks * N, ...), in the type of ``x``.

@@ -21,7 +21,16 @@ from .all_gather import AllGather, collect
 from .collective import Collective, Move, exchange, sum_of
 from .reduce_scatter import ReduceScatter, add_up
 from .transport import ROW_BYTES
-from .vectors import LL_TILE, Lines, alloc_of, by_words, copies_to, tile_bytes
+from .vectors import (
+    LL_TILE,
+    Lines,
+    alloc_of,
+    by_whole_blocks,
+    by_words,
+    copies_to,
+    multimem_lanes,
+    tile_bytes,
+)
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
@@ -166,6 +175,60 @@ def two_shot_by_words(lines: Lines, ranks: int):
     return by_words(all_reduce_ll, "parts", "sums")
 
 
+def one_shot_by_multimem(lines: Lines, ranks: int):
+    """Return the one-shot program by multimem operations: each rank copies x (rows, columns) to its
+    symmetric memory, and one load of each vector adds it over all ranks, in their order."""
+    height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
+
+    @T.prim_func
+    def all_reduce_one_shot_multimem(
+        x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)
+    ):
+        with T.Kernel(lines.tiles, threads=256) as block:
+            parts = W.alloc_symmetric(lines.shape, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
+            first = block * height
+            T.copy(x[first, 0], tile_regs)
+            T.copy(tile_regs, parts[W.rank(), first, 0])
+            for i, j in T.Parallel(height, lines.columns // lanes):
+                m, n = first + i, j * lanes
+                if m < lines.rows:
+                    out[m, n : n + lanes] = W.multimem_ld_reduce(parts[:, m, n], lanes, op="add")
+
+    return all_reduce_one_shot_multimem
+
+
+def two_shot_by_multimem(lines: Lines, ranks: int):
+    """Return the two-shot program by multimem operations: the owner of a tile adds it over all
+    ranks by loads, and stores the sum to all of them. The result has the bits of
+    ``one_shot_by_multimem``."""
+    height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
+    share = T.ceildiv(lines.tiles, ranks) * height
+    stride = share.astype("int64")  # TileLang multiplies it by the columns in its type
+
+    @T.prim_func
+    def all_reduce_multimem(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
+        with T.Kernel(share // height, threads=256) as block:
+            parts = W.alloc_symmetric((ranks, share, lines.columns), dtype)
+            sums = W.alloc_symmetric((ranks, share, lines.columns), dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
+            me, first = W.rank(), block * height
+            for step in T.serial(ranks):
+                owner = (me + 1 + step) % ranks
+                T.copy(x[owner * stride + first, 0], tile_regs)
+                T.copy(tile_regs, parts[me, owner, first, 0])
+            for i, j in T.Parallel(height, lines.columns // lanes):
+                m, n = first + i, j * lanes
+                total = W.multimem_ld_reduce(parts[:, me, m, n], lanes, op="add")
+                W.multimem_st(sums[:, me, m, n], total)
+            for step in T.serial(ranks):
+                source = (me + ranks - step) % ranks  # in order of arrival
+                T.copy(sums[me, source, first, 0], tile_regs)
+                T.copy(tile_regs, out[source * stride + first, 0])
+
+    return by_whole_blocks(all_reduce_multimem, lines, ranks)
+
+
 def add_and_share(lines: Lines, ranks: int):
     """Return the kernel that adds the parts which copy engines write, stores the sums to the
     others, and collects theirs: the second half of ``two_shot_program``."""
@@ -225,12 +288,14 @@ class AllReduce(Collective, op=NAME):
         inputs="any shape, bf16, fp16, fp32",
         result="their sum",
         gradient="nothing is communicated, as in `matmul_all_reduce`",
-        memory="`copy_engine` 2; `tma`, `ldst` 2 W (one-shot) or 4 (two-shot); `ll` twice that",
+        memory="`copy_engine` 2; `tma`, `ldst` 2 W (one-shot) or 4 (two-shot); `ll` twice that; "
+        "`multicast` 2 or 4",
         sent="2 x (W - 1) / W x S",
     )
     reduces = True
     reference_in_place = True
     engines_from_ranks = 2
+    multicast = True
     ll_bytes = 1 << 20  # the two-shot program sends an eighth of its input to each of 8 ranks
 
     @staticmethod
@@ -245,9 +310,13 @@ class AllReduce(Collective, op=NAME):
             program = one_shot_by_words if is_one_shot(problem) else two_shot_by_words
             return program(Lines.of(problem.elements, dtype, tile=LL_TILE), ranks)
         if transport != "copy_engine":
-            program = one_shot_program if is_one_shot(problem) else two_shot_program
             tile = tile_bytes(problem.nbytes // ranks)  # the blocks of a rank share these bytes
-            return program(Lines.of(problem.elements, dtype, tile=tile), ranks, transport)
+            lines = Lines.of(problem.elements, dtype, tile=tile)
+            if transport == "multicast":
+                program = one_shot_by_multimem if is_one_shot(problem) else two_shot_by_multimem
+                return program(lines, ranks)
+            program = one_shot_program if is_one_shot(problem) else two_shot_program
+            return program(lines, ranks, transport)
         lines = Lines.of(problem.elements // ranks, dtype)
         return all_reduce_plan(lines, ranks, lines.pieces(moved=ranks + 1))
 
@@ -272,6 +341,10 @@ class AllReduce(Collective, op=NAME):
     @staticmethod
     def symmetric_inputs(problem):
         return 2, 2 * problem.ranks if is_one_shot(problem) else 4
+
+    @classmethod
+    def multicast_inputs(cls, problem):
+        return 2 if is_one_shot(problem) else 4
 
     @staticmethod
     def within(problem: CollectiveProblem, ranks: TwoLevels):
@@ -324,8 +397,8 @@ def all_reduce(
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: of the same shape, contiguous; receives the result. Not differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl`` (``torch.distributed``), or
-            ``auto``; see ``transport_of``.
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``multicast``, ``nccl``
+            (``torch.distributed``), or ``auto``; see ``transport_of``.
 
     Returns:
         The sum, in the shape and type of ``x``.

@@ -33,7 +33,7 @@ from ..core.problem import (
     require_dense_or_none,
 )
 from ..core.registry import OPERATORS, RegisteredOp, operators_of
-from .transport import ROW_BYTES, SUMMED, Transport, chosen
+from .transport import ROW_BYTES, SUMMED, WORD_BYTES, Transport, chosen
 from .vectors import as_declared
 
 Move: TypeAlias = Callable[..., None]
@@ -75,6 +75,7 @@ class Collective(Moved, RegisteredOp, ABC):
             holds the input.
         engines_from_ranks: least number of ranks for which copy engines are the fastest transport
             of large tensors; None if they are not.
+        multicast: whether the collective has a program by multimem operations.
         ll_bytes: most bytes of a rank's input that words with flags serve, see ``LL_BYTES``; 0 if
             the collective has no such program.
     """
@@ -86,6 +87,7 @@ class Collective(Moved, RegisteredOp, ABC):
     in_place: ClassVar[bool] = True
     reference_in_place: ClassVar[bool] = False
     engines_from_ranks: ClassVar[int | None] = None
+    multicast: ClassVar[bool] = False
     ll_bytes: ClassVar[int] = 0
 
     def __init__(self, problem: CollectiveProblem, transport: str, session: Session) -> None:
@@ -120,8 +122,11 @@ class Collective(Moved, RegisteredOp, ABC):
             return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
         if transport == "ll" and (reason := cls._obstacle_of_words(problem)):
             return reason
-        if transport == "tma" and (run := cls.run_bytes(problem)) % ROW_BYTES:
-            return f"a part has {run} bytes without a gap; expected a multiple of {ROW_BYTES}"
+        if transport == "multicast" and not cls.multicast:
+            return f"{cls.op} has no program by multimem operations; expected another transport"
+        unit = {"tma": ROW_BYTES, "multicast": WORD_BYTES}.get(transport, 1)
+        if (run := cls.run_bytes(problem)) % unit:
+            return f"a part has {run} bytes without a gap; expected a multiple of {unit}"
         return None
 
     @classmethod
@@ -207,10 +212,19 @@ class Collective(Moved, RegisteredOp, ABC):
         without counters and tails."""
 
     @classmethod
+    def multicast_inputs(cls, problem: CollectiveProblem) -> int:
+        """Return the symmetric memory by multimem operations, like ``symmetric_inputs``."""
+        return cls.symmetric_inputs(problem)[1]
+
+    @classmethod
     def symmetric_bytes(cls, problem: CollectiveProblem, transport: str) -> int:
         """Return the symmetric memory of a transport on each rank, without counters and tails."""
         engines, tiles = cls.symmetric_inputs(problem)
-        inputs = {"copy_engine": engines, "ll": 2 * tiles}  # a word has as many bytes of flag
+        inputs = {
+            "copy_engine": engines,
+            "ll": 2 * tiles,  # a word has as many bytes of flag
+            "multicast": cls.multicast_inputs(problem),
+        }
         return problem.nbytes * inputs.get(transport, tiles)
 
 

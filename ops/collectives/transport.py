@@ -1,4 +1,5 @@
-"""Transport of a collective: copy engines, the TMA, threads, words with flags, or NCCL."""
+"""Transport of a collective: copy engines, the TMA, threads, words with flags, multimem operations,
+or NCCL."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from ..core.strategy import Reasoned, obstacle_of_ranks, require_own_device
 if TYPE_CHECKING:
     from .collective import Collective
 
-OWN = ("copy_engine", "tma", "ldst", "ll")
+OWN = ("copy_engine", "tma", "ldst", "ll", "multicast")
 ENGINES_FROM = 256 << 20
 """Least bytes per rank from which copy engines are the fastest transport, if a collective declares
 ``engines_from_ranks``; at 64 MiB they are not."""
@@ -29,6 +30,8 @@ SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types of values that collectives add, in fp32."""
 ROW_BYTES = 16
 """The TMA moves multiples of this number of bytes."""
+WORD_BYTES = 4
+"""Multimem operations access multiples of this number of bytes."""
 
 
 class Transport(Reasoned):
@@ -37,7 +40,8 @@ class Transport(Reasoned):
     Attributes:
         name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``tma``: tiles pass
             through shared memory; ``ldst``: loads and stores of threads; ``ll``: the same,
-            by words of data and a flag; ``nccl``: ``torch.distributed``.
+            by words of data and a flag; ``multicast``: multimem operations, each a loop over the
+            ranks; ``nccl``: ``torch.distributed``.
         reason: why this transport was chosen.
     """
 
@@ -45,7 +49,8 @@ class Transport(Reasoned):
 def fastest(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
     H200 (benchmarks/LOG.md), but for ``ll``. The last one serves every problem that any of them
-    serves."""
+    serves. ``multicast`` is never among them, because without multicast it only adds loads of other
+    ranks' memory."""
     if problem.nbytes <= collective.ll_bytes:
         return ("ll", "ldst")
     min_ranks = collective.engines_from_ranks

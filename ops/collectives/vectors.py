@@ -29,6 +29,8 @@ thousand of them slow down what arrives; fewer blocks slow down the copying (ben
 LL_TILE = 1 << 11
 """Bytes of a tile that is exchanged by words with flags: for each of 256 threads the data of two
 words, one access. So a block waits for the latency of one access of each peer."""
+MULTIMEM_BYTES = 16
+"""Most bytes of one multimem operation."""
 _PACE = 10
 """Bytes that a kernel reads or writes in local memory while copy engines transfer one byte: 4 TB/s
 against 0.38 TB/s."""
@@ -56,6 +58,19 @@ def by_words(program: tirx.PrimFunc, *tensors: str) -> tirx.PrimFunc:
     """Return a program whose ranks exchange these symmetric tensors by words of data and a flag
     (the LL protocol), without signals and waits."""
     return with_options(program, {"tileweave.protocol": dict.fromkeys(tensors, "ll")})
+
+
+def multimem_lanes(lines: Lines) -> int:
+    """Return the number of elements that one multimem operation on ``lines`` accesses: 16 bytes, or
+    a shorter line."""
+    return gcd(lines.columns, MULTIMEM_BYTES // itemsize_of(lines.dtype))
+
+
+def by_whole_blocks(program: tirx.PrimFunc, lines: Lines, ranks: int) -> tirx.PrimFunc:
+    """Return a program in which a block signals to each rank once, when it has copied a tile of all
+    ``parts`` (ranks, rows, columns) to its symmetric memory."""
+    granule = (ranks, lines.height, lines.columns)
+    return with_options(program, {"tileweave.granule": {"parts": granule}})
 
 
 def itemsize_of(dtype: str) -> int:

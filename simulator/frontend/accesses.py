@@ -371,6 +371,7 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
     ):  # fmt: skip
         _store_of_points(frame, tile, index, values, poison, loc)
         return
+    _refuse_vector_of_points(frame, tile, index, values, loc)
     box = _ranges(frame, tile.shape, index) if np.shape(values) in ((), frame.space) else None
     if box is not None:
         _put(frame, tile, box, values, poison, loc)
@@ -391,6 +392,14 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
         values = np.broadcast_to(values, covered.shape)[covered]
         poison = None if poison is None else np.broadcast_to(poison, covered.shape)[covered]
     _put(frame, tile, key, values, poison, loc)
+
+
+def _refuse_vector_of_points(frame: Frame, tile: Tile, index: list, values: Any, loc: str) -> None:
+    """Refuse a store of vectors that differ between points of T.Parallel to the same registers."""
+    if frame.space is None or tile.scope not in _REGISTERS or np.ndim(values) <= len(frame.space):
+        return
+    if all(np.size(i) in (1, values.shape[-1]) for i in index):
+        raise unsupported(f"a vector of {tile.name}, of which each point has its own,", loc)
 
 
 def _put(frame: Frame, tile: Tile, key: tuple, values: Any, poison: Any, loc: str) -> None:

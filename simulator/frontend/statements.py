@@ -169,8 +169,9 @@ class Statements(Expressions):
             self.uniform.add(stmt.var)
         if expr.poison is None:
             self.sound.add(stmt.var)
-        bind = self._bind_uniform if not expr.varies and expr.poison is None else self._bind
-        return self.preempted(bind(expr, slot), stmt.value)
+        is_plain = not expr.varies and expr.poison is None
+        bind = self._bind_uniform(expr, slot) if is_plain else self._bind(expr, slot, stmt.var)
+        return self.preempted(bind, stmt.value)
 
     @staticmethod
     def _bind_uniform(expr: Expr, slot: int) -> Callable[[Frame], None]:
@@ -182,13 +183,16 @@ class Statements(Expressions):
         return run
 
     @staticmethod
-    def _bind(expr: Expr, slot: int) -> Callable[[Frame], None]:
+    def _bind(expr: Expr, slot: int, var: tirx.Var) -> Callable[[Frame], None]:
+        axes = int("x" in str(var.dtype))  # the value of one thread has an axis of lanes
+
         def run(frame):
             value = expr.value(frame)
             block = frame.block
             frame.env[slot] = value
             if block is not None:
-                block.by_thread[slot] = frame.space is None and isinstance(value, np.ndarray)
+                is_array = isinstance(value, np.ndarray) and value.ndim > axes
+                block.by_thread[slot] = frame.space is None and is_array
                 block.poisoned[slot] = expr.poison(frame) if expr.poison else None
 
         return run

@@ -102,7 +102,10 @@ def test_nothing_to_complain_about():
             {},
             NVCC,
             machine(L4, L4),
-            Problem("TMA copies, W.bulk_* and W.multimem_*", "a GPU is sm_89; they need sm_90"),
+            Problem(
+                "TMA copies, W.bulk_*, and W.multimem_* on multicast addresses",
+                "a GPU is sm_89; they need sm_90",
+            ),
         ),
         (
             {},
@@ -129,7 +132,7 @@ def test_nothing_to_complain_about():
             {},
             NVCC,
             machine(H200, H200, multicast=False, multicast_refusal="forbidden"),
-            Problem("W.multimem_*", "no NVLink multicast: forbidden"),
+            Problem("W.multimem_* on multicast addresses", "no NVLink multicast: forbidden"),
         ),
     ],
 )

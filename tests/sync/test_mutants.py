@@ -16,7 +16,7 @@ from tileweave.simulator import Mutant
 pytestmark = pytest.mark.long
 
 FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers",
-       "ragged_dispatch", "ragged_tiles")  # fmt: skip
+       "ragged_dispatch", "ragged_tiles", "multimem_loads", "multimem_stores")  # fmt: skip
 NAMES = tuple(PROGRAMS) if os.environ.get("TILEWEAVE_MUTANTS") == "all" else FEW
 SCHEDULES = 5
 COUNTS = {
@@ -57,6 +57,8 @@ COUNTS = {
     "ring_in_place": (57, 5),
     "add_again": (71, 10),
     "persistent_in_place": (30, 8),
+    "multimem_loads": (32, 8),
+    "multimem_stores": (20, 9),
     "ragged_dispatch": (48, 8),
     "ragged_halves": (47, 10),
     "ragged_there_and_back": (81, 8),

@@ -177,7 +177,7 @@ def _architecture_problems(nvcc: Nvcc, machine: Topology) -> Iterator[Problem]:
             yield Problem("most builtins", f"a GPU is sm_{sm}; they need sm_80")
         if sm < 90:
             reason = f"a GPU is sm_{sm}; they need sm_90"
-            yield Problem("TMA copies, W.bulk_* and W.multimem_*", reason)
+            yield Problem("TMA copies, W.bulk_*, and W.multimem_* on multicast addresses", reason)
 
 
 def _link_problems(machine: Topology) -> Iterator[Problem]:
@@ -193,7 +193,10 @@ def _link_problems(machine: Topology) -> Iterator[Problem]:
         reason = f"no NVLink known between {_pairs(slow)}"
         yield Problem("access to peers at NVLink speed", reason)
     if machine.gpus and not machine.multicast:
-        yield Problem("W.multimem_*", f"no NVLink multicast: {machine.multicast_refusal}")
+        yield Problem(
+            "W.multimem_* on multicast addresses",
+            f"no NVLink multicast: {machine.multicast_refusal}",
+        )
 
 
 def find_nvcc() -> Nvcc:

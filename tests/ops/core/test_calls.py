@@ -126,7 +126,7 @@ EXCHANGES_REFUSED = [
     (ops.all_to_all, (ones(4, 8), 0, -3), {},
      "gather_dim=-3; expected an axis of x of shape (4, 8)"),
     (ops.all_reduce, (ones(4, 8),), {"transport": "fast"},
-     "transport='fast'; expected 'auto', 'copy_engine', 'tma', 'ldst', 'll', 'nccl'"),
+     "transport='fast'; expected 'auto', 'copy_engine', 'tma', 'ldst', 'll', 'multicast', 'nccl'"),
     (ops.reduce_scatter, (ones(4, 8),), {"transport": "tma"},
      "transport='tma', but the tensors are on cpu; expected cuda"),
     (ops.reduce_scatter, (ones(4, 8).requires_grad_(),), {"out": ones(4, 8)},

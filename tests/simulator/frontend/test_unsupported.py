@@ -57,6 +57,19 @@ def extern():
     return program
 
 
+@refused("a vector of x, of which each point has its own,")
+def vectors_of_points():
+    @T.prim_func
+    def program(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+        with T.Kernel(1, threads=32) as _:
+            x = T.alloc_local((2,), "float32")
+            for i in T.Parallel(N // 2):
+                x[0:2] = A[i * 2 : i * 2 + 2]  # HERE
+                B[i * 2] = x[1]
+
+    return program
+
+
 @refused("match_all_sync")
 def match_all():
     @T.prim_func

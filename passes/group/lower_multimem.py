@@ -1,0 +1,218 @@
+"""Replace multimem operations on symmetric tensors by accesses to the copy of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Any
+
+import tilelang.language as T
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ...builtins import atomics, memory
+from ...builtins.declaration.qualifiers import PTX_TYPES
+from ...builtins.ranks import rank
+from ...builtins.spec import builtin_of
+from ..ir.walk import calls_in, flatten, rewrite_children, with_span_of
+from .specialize_group import heap_tensors
+
+_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b,
+    "min": tirx.min,
+    "max": tirx.max,
+    "and": tirx.bitwise_and,
+    "or": tirx.bitwise_or,
+    "xor": tirx.bitwise_xor,
+}
+_ACCUMULATED_IN = {"float16": "float32", "bfloat16": "float32"}
+"""Type in which values of another type are combined, as by ``.acc::f32``."""
+
+
+def lower_multimem(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
+    """Replace multimem operations on symmetric tensors, which have no multicast address.
+
+    Relaxed operations become ordinary accesses, which later passes order like all others. The
+    others synchronize explicitly, and become ``W.ld``, ``W.st`` and ``W.red_*`` with the same
+    qualifiers. A reduction combines the copies in the order of the ranks, so it has the same bits
+    on all ranks. Stores begin at the rank's own copy, so that ranks do not write to one rank at the
+    same time.
+
+    Operations on a parameter that the user maps to a multicast object do not change.
+
+    Args:
+        func: program that is specialized for the group.
+
+    Before: ``W.multimem_st(S[:, i], W.multimem_ld_reduce(P[:, i], op="add"))``
+    After:  ``sum = P[0, i] + P[1, i]; S[rank, i] = sum; S[(rank + 1) % 2, i] = sum``
+    """
+    symmetric = {tensor.data for tensor in heap_tensors(func)}
+
+    def is_lowered(node: Any) -> bool:
+        spec = builtin_of(node)
+        return bool(spec and spec.multicast) and node.args[0].args[0].buffer.data in symmetric
+
+    if not calls_in(func.body, is_lowered):
+        return func
+    vectors: list[tirx.Buffer] = []
+
+    def load(call: tirx.Call) -> tirx.PrimExpr | None:
+        is_load = is_lowered(call) and not builtin_of(call).writes
+        return _reduction(_Operation(call, world_size)) if is_load else None
+
+    def visit(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.Evaluate) and is_lowered(stmt.value):
+            operation = _Operation(stmt.value, world_size)
+            change = _store if operation.op == "set" else _combine
+            return flatten([with_span_of(stmt, s) for s in change(operation, vectors)])
+        outer = len(vectors)
+        new = rewrite_children(stmt, visit)
+        if isinstance(new, tirx.SBlockRealize) and len(vectors) > outer:
+            return with_span_of(
+                stmt, _with_allocations(new, [vectors.pop() for _ in vectors[outer:]])
+            )
+        return new
+
+    return func.with_body(visit(ir_transform(func.body, None, load, ["tirx.Call"])))
+
+
+def _with_allocations(stmt: tirx.SBlockRealize, buffers: list[tirx.Buffer]) -> tirx.SBlockRealize:
+    block = stmt.block
+    block = tirx.SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
+        [*block.alloc_buffers, *buffers], block.match_buffers, block.annotations,
+    )  # fmt: skip
+    return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+
+
+class _Operation:
+    """A multimem operation, and the elements of each rank that it accesses.
+
+    Attributes:
+        op: the operation that combines values; "set" for a store.
+        qualifiers: ``scope`` and ``sem``.
+        is_ordinary: whether ordinary accesses replace it.
+        is_addition: whether ``T.atomic_add`` replaces a ``multimem_red``.
+        lanes: number of consecutive elements.
+        piece: number of elements that one instruction combines.
+    """
+
+    def __init__(self, call: tirx.Call, world_size: int) -> None:
+        spec = builtin_of(call)
+        self.call, self.world_size = call, world_size
+        self.ref: tirx.BufferLoad = call.args[0].args[0]
+        self.op = spec.qualifier(call, "op") if spec.has_qualifier("op") else "set"
+        self.qualifiers = {name: spec.qualifier(call, name) for name in ("scope", "sem")}
+        self.is_ordinary = self.qualifiers["sem"] == "relaxed"
+        self.is_addition = self.is_ordinary and self.op == "add"
+        dtype = tvm.DataType(str(call.dtype if spec.result else call.args[1].dtype))
+        self.lanes = dtype.lanes // tvm.DataType(str(self.ref.buffer.dtype)).lanes
+        self.piece = min(self.lanes, PTX_TYPES[spec.ptx_type(call)][1])
+
+    def at(
+        self, owner: tirx.PrimExpr, first: int | tirx.Var = 0, lanes: int = 1
+    ) -> tirx.BufferLoad:
+        """Return ``lanes`` of the elements in the copy of ``owner``, from number ``first`` on."""
+        *outer, last = self.ref.indices[1:]
+        last = _offset(last, first)
+        last = tirx.Ramp(last, 1, lanes) if lanes > 1 else last
+        return tirx.BufferLoad(self.ref.buffer, [owner, *outer, last])
+
+    def owners(self) -> Iterator[tirx.PrimExpr]:
+        """Yield all ranks, this one first."""
+        for step in range(self.world_size):
+            yield (rank() + step) % self.world_size if step else rank()
+
+
+def _reduction(operation: _Operation) -> tirx.PrimExpr:
+    """Return the value of a load: the combined copies of all ranks."""
+    dtype = tvm.DataType(str(operation.call.dtype))
+    element = str(dtype.with_lanes(1))
+    wide = tvm.DataType(_ACCUMULATED_IN.get(element, element)).with_lanes(dtype.lanes)
+    copies: list[tirx.PrimExpr] = []
+    for owner in range(operation.world_size):
+        index = tirx.IntImm("int32", owner)
+        if operation.is_ordinary:
+            copies.append(operation.at(index, lanes=operation.lanes))
+        else:
+            ref = operation.at(index)
+            copies.append(memory.ld(ref, operation.lanes, **operation.qualifiers))
+    values = [tirx.Cast(str(wide), c) if wide != dtype else c for c in copies]
+    total = reduce(_COMBINE[operation.op], values)
+    return tirx.Cast(str(dtype), total) if wide != dtype else total
+
+
+def _store(operation: _Operation, vectors: list[tirx.Buffer]) -> list[tirx.Stmt]:
+    """Return the statements of ``multimem_st``, which evaluate the value once."""
+    value = tirx.Var("value", operation.call.args[1].dtype)
+    statements: list[tirx.Stmt] = [tirx.Bind(value, operation.call.args[1])]
+    for owner in operation.owners():
+        if operation.is_ordinary:
+            target = operation.at(owner, lanes=operation.lanes)
+            statements.append(tirx.BufferStore(target.buffer, value, target.indices))
+        else:
+            store = memory.st(operation.at(owner), value, **operation.qualifiers)
+            statements.append(tirx.Evaluate(store))
+    return statements
+
+
+def _combine(operation: _Operation, vectors: list[tirx.Buffer]) -> list[tirx.Stmt]:
+    """Return the statements of ``multimem_red``, which evaluate the value once.
+
+    Args:
+        vectors: receives a buffer for the elements of a vector, unless memory already has them.
+    """
+    lanes, value = operation.lanes, operation.call.args[1]
+    if lanes == 1 or (lanes == operation.piece and not operation.is_addition):
+        variable = tirx.Var("value", value.dtype)
+        changes = [_red(operation, owner, 0, variable) for owner in operation.owners()]
+        return [tirx.Bind(variable, value), *changes]
+    statements: list[tirx.Stmt] = []
+    if not _is_slice(value, operation.ref.buffer):
+        vector = tirx.decl_buffer([lanes], operation.ref.buffer.dtype, "vector", scope="local")
+        vectors.append(vector)
+        slice_of_vector = [tirx.Ramp(tirx.IntImm("int32", 0), 1, lanes)]
+        statements.append(tirx.BufferStore(vector, value, slice_of_vector))
+        value = tirx.BufferLoad(vector, slice_of_vector)
+    for owner in operation.owners():
+        if operation.is_addition:
+            lane = tirx.Var("lane", "int32")
+            add = _red(operation, owner, lane, _piece(value, lane))
+            statements.append(tirx.For(lane, 0, lanes, tirx.ForKind.VECTORIZED, add))
+            continue
+        for first in range(0, lanes, operation.piece):
+            piece = _piece(value, first, operation.piece)
+            statements.append(_red(operation, owner, first, piece))
+    return statements
+
+
+def _is_slice(value: tirx.PrimExpr, target: tirx.Buffer) -> bool:
+    """Return whether ``value`` is a slice of memory that a change of ``target`` leaves alone."""
+    if not isinstance(value, tirx.BufferLoad) or value.buffer.data.same_as(target.data):
+        return False
+    return isinstance(value.indices[-1], tirx.Ramp) and int(value.indices[-1].stride) == 1
+
+
+def _piece(value: tirx.BufferLoad, first: int | tirx.Var, lanes: int = 1) -> tirx.BufferLoad:
+    """Return ``lanes`` elements of a slice, from number ``first`` on."""
+    *outer, last = value.indices
+    index = _offset(last.base, first)
+    return tirx.BufferLoad(
+        value.buffer, [*outer, tirx.Ramp(index, 1, lanes) if lanes > 1 else index]
+    )
+
+
+def _offset(index: tirx.PrimExpr, first: int | tirx.Var) -> tirx.PrimExpr:
+    return index if isinstance(first, int) and first == 0 else index + first
+
+
+def _red(
+    operation: _Operation, owner: tirx.PrimExpr, first: int | tirx.Var, value: tirx.PrimExpr
+) -> tirx.Stmt:
+    """Return the change of elements from number ``first`` on in the copy of ``owner``."""
+    ref = operation.at(owner, first)
+    if operation.is_addition:
+        return tirx.Evaluate(T.atomic_add(ref, value))
+    red = getattr(atomics, f"red_{operation.op}")
+    return tirx.Evaluate(red(ref, value, **operation.qualifiers))
