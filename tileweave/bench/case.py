@@ -21,6 +21,9 @@ from ..runtime.host.group import Group
 if TYPE_CHECKING:
     from .selection import Wanted
 
+INPUTS = 3
+"""Number of input sets used in turn. It is odd, so that memory that is reused every second call
+never holds the right result of an earlier call."""
 OURS, NCCL, ASYNC_TP = "ours", "nccl", "async_tp"
 PRODUCT, EXCHANGE, TRANSPORT = "product/", "exchange/", "transport/"
 """Prefixes of names: one half of the operator, or our collective by one transport."""
@@ -147,6 +150,8 @@ class Case:
             counters and tails.
         gathered_bytes: bytes that the implementation by copies writes to each rank.
         implementations: constructors of the implementations by name.
+        device_bytes: other memory of each rank for operands and expected results; 0 for little.
+        obstacle: reason why the ranks cannot compute it, with what is expected; None if they can.
     """
 
     op: str
@@ -156,6 +161,8 @@ class Case:
     symmetric_bytes: int
     gathered_bytes: int
     implementations: Mapping[str, Constructor]
+    device_bytes: int = 0
+    obstacle: str | None = None
 
     def problem(self, ranks: int, dtype: torch.dtype) -> Any:
         """Return the problem of each rank, as in ``Family``."""

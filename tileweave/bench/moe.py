@@ -25,6 +25,7 @@ from ..runtime.host.group import Group
 from .case import (
     DEEP_EP,
     FLASHINFER,
+    INPUTS,
     OURS,
     TORCH,
     VLLM,
@@ -63,6 +64,8 @@ def cases(operator: type[RegisteredOp], wanted: Wanted, ranks: int) -> list[Case
             symmetric_bytes=symmetric_bytes(operator, shape),
             gathered_bytes=0,
             implementations=IMPLEMENTATIONS[operator],
+            device_bytes=device_bytes(shape),
+            obstacle=obstacle_of(shape),
         )
         for work in WORK[operator]
         for shape in wanted.moe.shapes(ranks, work)
@@ -85,6 +88,26 @@ def symmetric_bytes(operator: type[RegisteredOp], shape: Routed) -> int:
     rows = shape.tokens + shape.rows
     ids = 8 * shape.tokens * shape.top_k
     return rows * shape.hidden * ITEMSIZE + 3 * shape.ranks * ids
+
+
+def device_bytes(shape: Routed) -> int:
+    """Return the memory of the weights of a rank's experts, and of the rows between their products,
+    of each set of inputs and once more in fp32."""
+    weight = shape.hidden * shape.intermediate if shape.flops else 0
+    row = shape.hidden + 3 * shape.intermediate if shape.flops else 2 * shape.hidden
+    weights = ITEMSIZE * 3 * shape.experts // shape.ranks * weight
+    tokens = ITEMSIZE * INPUTS * shape.ranks * shape.tokens * shape.hidden
+    return weights + tokens + (ITEMSIZE * INPUTS + 4) * shape.rows * row
+
+
+def obstacle_of(shape: Routed) -> str | None:
+    """Return why the ranks cannot share the experts, with what is expected; None if they can."""
+    if shape.experts % shape.ranks == 0:
+        return None
+    return (
+        f"{shape.model} has {shape.experts} experts; expected a multiple of {shape.ranks} for "
+        f"{shape.ranks} ranks"
+    )
 
 
 class Problem(NamedTuple):

@@ -29,6 +29,7 @@ from .case import (
     TORCH,
     TRANSPORT,
     VLLM,
+    Case,
 )
 
 
@@ -312,11 +313,12 @@ _RATIOS: dict[type, tuple[tuple[str, Callable[[Result], float | None], Callable]
 """Ratios of the summary, and which of max and min is the worst."""
 
 
-def table(results: Sequence[Result], before: Result | None = None) -> list[str]:
+def table(results: Sequence[Result | Case], before: Result | Case | None = None) -> list[str]:
     """Return a row for each result, with a heading before each new kind.
 
     Args:
-        before: result of the line above them.
+        results: also cases with an obstacle, which are not measured.
+        before: result or case of the line above them.
     """
     lines = []
     for r in results:
@@ -333,9 +335,11 @@ def _head(kind: type) -> str:
     return f"{'operator':<22}{sized:<{width}}{titles}{'error':>9}{'took':>7}  how"
 
 
-def _row(r: Result) -> str:
+def _row(r: Result | Case) -> str:
     """Return one row; ``-`` where no right result exists."""
     cells, (_, place) = "", _SIZED[type(r.shape)]
+    if isinstance(r, Case):
+        return f"{r.op:<22}{r.shape!s:<{place}}  -: {r.obstacle}"
     for _, width, digits, value_of in COLUMNS[type(r.shape)]:
         value = value_of(r)
         cells += f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"
