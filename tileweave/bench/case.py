@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,7 +32,8 @@ PRODUCT, EXCHANGE, TRANSPORT = "product/", "exchange/", "transport/"
 LOCAL = "local"
 SDPA, GATHER, RING = "sdpa/", "gather/", "ring/"
 """Names of attention: ours on one rank without communication, and prefixes of PyTorch's: on one
-rank, after an all-gather, and as ring attention."""
+rank, after an all-gather, and as ring attention. Of decode steps, ``SDPA`` is PyTorch's on all
+ranks."""
 TORCH, DEEP_EP, VLLM, FLASHINFER = "torch", "deep_ep", "vllm", "flashinfer"
 """Names of alternatives for mixtures of experts."""
 NEEDED = {OURS, f"{PRODUCT}cublas", f"{EXCHANGE}nccl", NCCL}
@@ -104,6 +107,19 @@ def require_gpu(buffers: Buffers) -> None:
         raise Missing("there is no GPU")
 
 
+def require_one_rank(buffers: Buffers) -> None:
+    """Raise ``Missing`` if there are several ranks."""
+    if buffers.group.world_size > 1:
+        raise Missing("compared on one rank")
+
+
+def package(name: str, module: str) -> Any:
+    """Return a module of a package; raise ``Missing`` if the package is not installed."""
+    if find_spec(name) is None:
+        raise Missing("not installed")
+    return import_module(module)
+
+
 Constructor: TypeAlias = Callable[[Buffers], Implementation]
 """Function that returns an implementation, or raises ``Missing``."""
 
@@ -126,6 +142,7 @@ class Family:
         programs: returns the programs and plans that our implementations launch on a GPU, given the
             problem and the group.
         choice: returns how the operator computes a problem, and why, given the problem and inputs.
+        name: name of all of them on the command line; empty for none.
     """
 
     base: type[RegisteredOp] | tuple[type[RegisteredOp], ...]
@@ -137,6 +154,7 @@ class Family:
     stage: Callable[[Any, Group], tuple[dict[str, Tensor], Iterator[Any]]]
     programs: Callable[[Any, Group], Sequence[Any]]
     choice: Callable[[Any, Any], Reasoned]
+    name: str = ""
 
 
 @dataclass(frozen=True)

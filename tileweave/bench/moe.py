@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,6 +33,8 @@ from .case import (
     Family,
     Implementation,
     Missing,
+    package,
+    require_one_rank,
 )
 from .moe_shapes import ITEMSIZE, SETS, Model, Tables, Work, choices_of, tables_of
 from .results import Routed
@@ -398,27 +398,15 @@ def _torch_mlp(buffers: Buffers) -> Implementation:
     return _implementation(call)
 
 
-def _package(name: str, module: str) -> Any:
-    """Return a module of a package that may be missing."""
-    if find_spec(name) is None:
-        raise Missing("not installed")
-    return import_module(module)
-
-
-def _require_one_rank(buffers: Buffers) -> None:
-    if buffers.group.world_size > 1:
-        raise Missing("compared on one rank")
-
-
 def _vllm(buffers: Buffers) -> Implementation:
-    fused_moe = _package("vllm", "vllm.model_executor.layers.fused_moe")
-    _require_one_rank(buffers)
+    fused_moe = package("vllm", "vllm.model_executor.layers.fused_moe")
+    require_one_rank(buffers)
     return _implementation(lambda i: fused_moe.fused_experts(i.x, *i.weights, i.scores, i.ids))
 
 
 def _flashinfer(buffers: Buffers) -> Implementation:
-    fused_moe = _package("flashinfer", "flashinfer.fused_moe")
-    _require_one_rank(buffers)
+    fused_moe = package("flashinfer", "flashinfer.fused_moe")
+    require_one_rank(buffers)
     exchanged: dict[int, Tensor] = {}
 
     def up_gate(gate_up: Tensor) -> Tensor:
@@ -442,7 +430,7 @@ class _DeepEp:
     """Exchange of tokens by DeepEP's kernels for one node. A token has one row at a rank."""
 
     def __init__(self, buffers: Buffers) -> None:
-        deep_ep = _package("deep_ep", "deep_ep")
+        deep_ep = package("deep_ep", "deep_ep")
         self.shape, self.group = buffers.problem.shape, buffers.group
         if self.group.process_group is None or self.group.world_size == 1:
             raise Missing("there is one rank")
@@ -505,6 +493,7 @@ IMPLEMENTATIONS: dict[type[RegisteredOp], dict[str, Constructor]] = {
 FAMILY = Family(
     base=tuple(WORK),
     kind=Routed,
+    name="moe",
     option="tokens",
     example="--models 8x2x64x32 --tokens 16",
     cases=cases,
