@@ -6,7 +6,8 @@
 The figure is the median over the calls of a round, of the quickest round: other work on the machine
 makes some rounds twice as long. Each call finds the GPU idle, so no full queue delays the host.
 
-The plan is the all-gather + GEMM of ``tw.ops``. A grouped GEMM belongs to no plan. An operator adds
+The plan is the all-gather + GEMM of ``tw.ops``. A grouped GEMM belongs to no plan. ``dispatch``
+contains an all-gather of the experts, and the kernel of the routing. An operator adds
 the checks of its arguments and torch's part. Operators are also measured in
 ``torch.inference_mode()``, where torch looks for no gradients. All is measured twice: C++ enqueues
 the operations, then Python, by ``TILEWEAVE_NATIVE=0``.
@@ -46,8 +47,9 @@ from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS as OPERATORS_BY_NAME
 from tileweave.ops.core.tiles import LARGE, SMALL
+from tileweave.ops.decode import decode_attention
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
-from tileweave.ops.moe import grouped_matmul
+from tileweave.ops.moe import grouped_matmul, routing, row_exchange
 from tileweave.ops.moe.kernels.grouped_gemm import GroupedConfig
 from tileweave.passes.ir.implicit import implicit_of
 from tileweave.runtime.executor import calls as plan_streams
@@ -59,6 +61,10 @@ from tileweave.runtime.kernel import kernel
 OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
 ROWS, N, K = 128, 256, 256
 """Rows per rank, N and K of a small problem; the host does the same work for a large one."""
+EXPERTS_PER_RANK, TOP_K = 2, 2
+"""Experts of a small mixture, and the choices of a token."""
+BATCH, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 4, 8, 2, 64, 16
+"""Extents of a small decode step."""
 _PAUSE_S = 0.2
 """Pause between rounds, in seconds."""
 
@@ -136,9 +142,12 @@ def enter_stand_in_session(ranks: int) -> None:
     compiled_ops.compile_program = compile_nothing
     strategy.obstacle = transport.obstacle = _nothing
     torch.cuda.device = lambda _: Nothing()
-    grouped_matmul.has_kernel = lambda *_: True
+    for module in (row_exchange, decode_attention):
+        module.obstacle_of_ranks = _nothing
+    for module in (grouped_matmul, routing):
+        module.has_kernel = lambda *_: True
+        module.compiled = lambda *_: StandInKernel.launch
     grouped_matmul.config_of = lambda w, *_: GroupedConfig(*w.shape, "bfloat16", w.is_contiguous())
-    grouped_matmul.compiled = lambda *_: StandInKernel.launch
     for module in (plan_streams, call):
         module.has_driver = lambda device: True
 
@@ -173,8 +182,9 @@ def plan_call() -> Callable[[], None]:
 
 
 def calls(name_filter: str) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield names and calls to measure: the plan, each operator by each of its programs, and a
-    collective. Nothing that an earlier use compiled remains.
+    """Yield names and calls to measure: the plan, each GEMM operator by each of its programs, a
+    collective, and operators for mixtures and decode steps. Nothing that an earlier use compiled
+    remains.
 
     Args:
         name_filter: text that the names of the measured programs contain.
@@ -199,6 +209,32 @@ def calls(name_filter: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     offsets = torch.zeros(8, dtype=torch.int32, device=group.device)
     for order, w in (("(E, N, K)", weights), ("(E, K, N)", weights.transpose(1, 2))):
         yield f"grouped_matmul {order}", partial(ops.grouped_matmul, shard, w, offsets)
+    yield from mixture_calls(shard)
+    yield "decode_attention", decode_call(group)
+
+
+def mixture_calls(x: torch.Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield names and calls of the exchanges of a mixture of experts."""
+    experts = EXPERTS_PER_RANK * tw.world_size()
+    ids = torch.arange(TOP_K, dtype=torch.int32, device=x.device).expand(len(x), -1).contiguous()
+    weights = torch.ones(ids.shape, device=x.device)
+    send = partial(ops.dispatch, x, ids, weights, num_experts=experts, transport="ldst")
+    yield "dispatch", send
+    rows, _, handle = send()
+    yield "combine", partial(ops.combine, rows, handle)
+
+
+def decode_call(group: Group) -> Callable[[], torch.Tensor]:
+    """Return a call of decode attention to one page of each sequence."""
+    bf16 = {"dtype": torch.bfloat16, "device": group.device}
+    q = torch.zeros(BATCH, HEADS, HEAD_DIM, **bf16)
+    k_cache, v_cache = torch.zeros(2, BATCH, PAGE_SIZE, KV_HEADS, HEAD_DIM, **bf16)
+    table = torch.arange(BATCH, dtype=torch.int32, device=group.device).view(-1, 1)
+    lengths = torch.full((BATCH,), PAGE_SIZE, dtype=torch.int32, device=group.device)
+    return partial(
+        ops.decode_attention, q, k_cache, v_cache, block_table=table, seq_lens=lengths,
+        strategy="fused",
+    )  # fmt: skip
 
 
 def microseconds(call: Callable[[], None], calls: int, drain: Callable[[], None]) -> list[float]:

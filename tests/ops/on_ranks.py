@@ -328,7 +328,7 @@ def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
 
 def benchmark_of_mixtures(json: str, model: str) -> tuple[bool, str]:
     """Return whether ``tileweave bench moe`` finds all results right, and its output."""
-    said, mixtures = io.StringIO(), Mixtures((model,), (1, 9), ROUTINGS)
+    said, mixtures = io.StringIO(), Mixtures((model, "8x2x64x32"), (1, 9), ROUTINGS)
     wanted = bench.Wanted(["moe"], [], [], warmups=1, runs=2, json=json, moe=mixtures)
     with contextlib.redirect_stdout(said):
         right = bench.run(wanted)

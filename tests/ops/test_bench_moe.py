@@ -15,7 +15,7 @@ from torch.nn import functional
 from tests.ops import on_ranks
 from tileweave import ops
 from tileweave.bench import command as bench
-from tileweave.bench import moe, moe_shapes
+from tileweave.bench import moe, moe_shapes, results
 from tileweave.bench.moe_shapes import (
     MODELS,
     ROUTINGS,
@@ -153,6 +153,27 @@ def test_ranks_share_the_experts(monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_ranks_that_cannot_share_the_experts():
+    wanted = bench.Wanted(["moe"], [], [], moe=Mixtures((SMALL_NAME, "8x2x64x32"), (5,)))
+    assert {case.obstacle for case in wanted.cases()} == {None}
+    cases = moe.cases(operators_of(tuple(moe.WORK))["dispatch"], wanted, 3)
+    message = "8x2x64x32 has 8 experts; expected a multiple of 3 for 3 ranks"
+    assert [case.obstacle for case in cases] == [None, message]
+    _, row = results.table(cases[1:])
+    assert row.split() == ["dispatch", "8x2x64x32", "5", "uniform", "-:", *message.split()]
+
+
+def test_weights_that_do_not_fit():
+    mixtral = Mixtures(("mixtral-8x7b",), (1,))
+    cases = bench.Wanted(["dispatch", "expert_mlp"], [], [], moe=mixtral).cases()
+    small, large = bench._fitting(cases, 2 << 30)
+    assert small.obstacle is None
+    assert large.obstacle == (
+        "operands and expected results have 2.6 GiB; expected at most 2.0 GiB, the free memory of "
+        "a rank"
+    )
+
+
 def run(*arguments):
     options = "--models", SMALL_NAME, "--tokens", "5", "--warmups", "1", "--runs", "1"
     return main(["bench", *arguments, *options])
@@ -166,10 +187,10 @@ def test_one_process(tmp_path, capsys):
         assert out.count(note) == 1
     names = [line.split()[0] for line in out.splitlines() if "expected cuda" in line]
     assert names == ["combine"] * 2 + ["dispatch"] * 2 + ["expert_mlp"] * 2 + ["grouped_matmul"] * 4
-    _, results = load(file)
-    assert all(set(r.ms) == {"ours", "torch"} for r in results)
-    assert all(r.is_right(name) for r in results for name in r.ms)
-    assert {r.shape.part for r in results} == {"", "gate_up", "down"}
+    _, measured = load(file)
+    assert all(set(r.ms) == {"ours", "torch"} for r in measured)
+    assert all(r.is_right(name) for r in measured for name in r.ms)
+    assert {r.shape.part for r in measured} == {"", "gate_up", "down"}
     assert main(["bench", "--from", file]) == 0
     again = capsys.readouterr().out
     assert [line.split()[:4] for line in again.splitlines() if "expected cuda" in line] == [
@@ -249,9 +270,10 @@ def test_three_ranks(three, tmp_path):
     file = tmp_path / "moe.json"
     (right, table), *others = three.run(on_ranks.benchmark_of_mixtures, str(file), SMALL_NAME)
     assert (right, others) == (True, [(True, "")] * 2)
-    _, results = load(str(file))
-    assert {(r.op, r.shape.routing) for r in results} == set(product(NAMES, ROUTINGS))
-    for r in results:
+    _, measured = load(str(file))
+    assert {(r.op, r.shape.routing) for r in measured} == set(product(NAMES, ROUTINGS))
+    for r in measured:
         assert r.is_right("ours") and r.is_right("torch")
         assert (r.gigabytes("ours") is None) == (r.op == "grouped_matmul")
     assert "vllm: -: not installed" in table
+    assert table.count("8x2x64x32 has 8 experts; expected a multiple of 3 for 3 ranks") == 30

@@ -35,7 +35,7 @@ from .case import (
 )
 from .programs import local_attention_plan
 from .results import Length
-from .sdpa import BACKENDS, Backend, by_rank, exact, in_order, of_rank, ring, row_error
+from .sdpa import BACKENDS, backend_of, by_rank, exact, in_order, of_rank, ring, row_error
 
 if TYPE_CHECKING:
     from .selection import Wanted
@@ -201,13 +201,6 @@ def _by_row(call: Callable[[Inputs], Tensor]) -> Implementation:
     return Implementation(call, error=row_error)
 
 
-def _backend(buffers: Buffers, name: str) -> Backend:
-    kind = buffers.group.device.type
-    if name not in BACKENDS[kind]:
-        raise Missing(f"torch has none on {kind}")
-    return BACKENDS[kind][name]
-
-
 def _ours(buffers: Buffers) -> Implementation:
     operator = getattr(ops, buffers.problem.op)
     options = {
@@ -245,14 +238,15 @@ def _local(buffers: Buffers) -> Implementation:
 
 
 def _sdpa(buffers: Buffers, name: str) -> Implementation:
-    backend, problem, rank = _backend(buffers, name), buffers.problem, buffers.group.rank
+    problem, rank = buffers.problem, buffers.group.rank
+    backend = backend_of(name, buffers.group.device)
     return _by_row(
         lambda inputs: of_rank(backend, problem, rank, inputs.q, inputs.k_all, inputs.v_all)
     )
 
 
 def _gather(buffers: Buffers, name: str) -> Implementation:
-    backend, problem, group = _backend(buffers, name), buffers.problem, buffers.group
+    backend, problem, group = backend_of(name, buffers.group.device), buffers.problem, buffers.group
 
     def call(inputs: Inputs) -> Tensor:
         k, v = (in_order(problem, by_rank(x, group)) for x in (inputs.k, inputs.v))
@@ -262,7 +256,7 @@ def _gather(buffers: Buffers, name: str) -> Implementation:
 
 
 def _ring(buffers: Buffers, name: str) -> Implementation:
-    backend, problem, group = _backend(buffers, name), buffers.problem, buffers.group
+    backend, problem, group = backend_of(name, buffers.group.device), buffers.problem, buffers.group
     if group.device.type == "cuda" and group.shares_gpus:
         raise Missing("ranks share a GPU, and gloo cannot send from its memory")
     return _by_row(lambda inputs: ring(backend, problem, group, inputs.q, inputs.k, inputs.v))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,13 +23,17 @@ from ..runtime.host.group import Group
 if TYPE_CHECKING:
     from .selection import Wanted
 
+INPUTS = 3
+"""Number of input sets used in turn. It is odd, so that memory that is reused every second call
+never holds the right result of an earlier call."""
 OURS, NCCL, ASYNC_TP = "ours", "nccl", "async_tp"
 PRODUCT, EXCHANGE, TRANSPORT = "product/", "exchange/", "transport/"
 """Prefixes of names: one half of the operator, or our collective by one transport."""
 LOCAL = "local"
 SDPA, GATHER, RING = "sdpa/", "gather/", "ring/"
 """Names of attention: ours on one rank without communication, and prefixes of PyTorch's: on one
-rank, after an all-gather, and as ring attention."""
+rank, after an all-gather, and as ring attention. Of decode steps, ``SDPA`` is PyTorch's on all
+ranks."""
 TORCH, DEEP_EP, VLLM, FLASHINFER = "torch", "deep_ep", "vllm", "flashinfer"
 """Names of alternatives for mixtures of experts."""
 NEEDED = {OURS, f"{PRODUCT}cublas", f"{EXCHANGE}nccl", NCCL}
@@ -101,6 +107,19 @@ def require_gpu(buffers: Buffers) -> None:
         raise Missing("there is no GPU")
 
 
+def require_one_rank(buffers: Buffers) -> None:
+    """Raise ``Missing`` if there are several ranks."""
+    if buffers.group.world_size > 1:
+        raise Missing("compared on one rank")
+
+
+def package(name: str, module: str) -> Any:
+    """Return a module of a package; raise ``Missing`` if the package is not installed."""
+    if find_spec(name) is None:
+        raise Missing("not installed")
+    return import_module(module)
+
+
 Constructor: TypeAlias = Callable[[Buffers], Implementation]
 """Function that returns an implementation, or raises ``Missing``."""
 
@@ -123,6 +142,7 @@ class Family:
         programs: returns the programs and plans that our implementations launch on a GPU, given the
             problem and the group.
         choice: returns how the operator computes a problem, and why, given the problem and inputs.
+        name: name of all of them on the command line; empty for none.
     """
 
     base: type[RegisteredOp] | tuple[type[RegisteredOp], ...]
@@ -134,6 +154,7 @@ class Family:
     stage: Callable[[Any, Group], tuple[dict[str, Tensor], Iterator[Any]]]
     programs: Callable[[Any, Group], Sequence[Any]]
     choice: Callable[[Any, Any], Reasoned]
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -147,6 +168,8 @@ class Case:
             counters and tails.
         gathered_bytes: bytes that the implementation by copies writes to each rank.
         implementations: constructors of the implementations by name.
+        device_bytes: other memory of each rank for operands and expected results; 0 for little.
+        obstacle: reason why the ranks cannot compute it, with what is expected; None if they can.
     """
 
     op: str
@@ -156,6 +179,8 @@ class Case:
     symmetric_bytes: int
     gathered_bytes: int
     implementations: Mapping[str, Constructor]
+    device_bytes: int = 0
+    obstacle: str | None = None
 
     def problem(self, ranks: int, dtype: torch.dtype) -> Any:
         """Return the problem of each rank, as in ``Family``."""

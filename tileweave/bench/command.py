@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -27,18 +28,17 @@ from ..runtime.host.group import Group, from_torchrun
 from ..runtime.host.heap import HeapExhausted
 from ..runtime.host.measure import interleaved, largest
 from ..runtime.host.out_file import out_file
-from .case import OURS, Buffers, Case, Checker, implementations_of
+from .case import INPUTS, OURS, Buffers, Case, Checker, implementations_of
 from .figure import DRAWN, draw, require_matplotlib
 from .results import Result, load, save, summary, table, wrong_others
 from .selection import FAMILIES, Wanted, names_of
 
-INPUTS = 3
-"""Number of input sets used in turn. It is odd, so that memory that is reused every second call
-never holds the right result of an earlier call."""
 CPU_OPERATIONS = 1 << 32
 """Limit of a case without a GPU: each implementation runs some 30 times, a few seconds each."""
 _SPARE_BYTES = 64 << 20
 """Bytes of the heap for counters and tails."""
+_USED = 0.9
+"""Part of the free memory of a GPU that operands may use."""
 
 
 def run(wanted: Wanted) -> bool:
@@ -53,22 +53,31 @@ def run(wanted: Wanted) -> bool:
     cases = wanted.cases()
     _require_files(wanted.json, wanted.figure)
     _require_drawn(wanted.figure, cases)
-    _require_small_without_gpu(cases)
-    group = join(cases)
+    possible = _possible(cases)
+    _require_small_without_gpu(possible)
+    group = join(possible)
     dtype = getattr(torch, wanted.dtype)
-    problems = [case.problem(group.world_size, dtype) for case in cases]
     log = print if group.rank == 0 else _nothing
     if group.device.type == "cpu":
         log("no GPU: gloo and torch on the CPU; these times do not represent the operators")
     gathered = None
     if group.device.type == "cuda":
-        gathered = _room(cases, dtype)
+        gathered = _room(possible, dtype)
+        cases = _fitting(cases, _free_bytes(group))
+    problems = [c.problem(group.world_size, dtype) if c.obstacle is None else None for c in cases]
+    if group.device.type == "cuda":
         _compile(cases, problems, group, log)
     results: list[Result] = []
     notes: set[str] = set()
+    before: Result | Case | None = None
     for case, problem in zip(cases, problems, strict=True):
+        if problem is None:
+            log("\n".join(table([case], before)), flush=True)
+            before = case
+            continue
         result, missing = measured(case, problem, group, gathered, wanted)
-        log("\n".join(table([result], results[-1] if results else None)), flush=True)
+        log("\n".join(table([result], before)), flush=True)
+        before = result
         absent = [f"{name}: -: {reason}" for name, reason in missing.items()]
         new = [note for note in wrong_others(result) + absent if note not in notes]
         log(*(f"  {note}\n" for note in new), sep="", end="", flush=True)
@@ -148,6 +157,36 @@ def _require_drawn(figure: str | None, cases: Sequence[Case | Result]) -> None:
         )
 
 
+def _possible(cases: list[Case]) -> list[Case]:
+    """Return the cases that the ranks can compute; refuse a command that has none."""
+    possible = [case for case in cases if case.obstacle is None]
+    if not possible:
+        case = cases[0]
+        raise TileWeaveError(f"bench: {case.op} {case.shape}: {case.obstacle}")
+    return possible
+
+
+def _fitting(cases: Iterable[Case], free_bytes: int) -> list[Case]:
+    """Return the cases; those whose operands do not fit in the GPU's memory have an obstacle."""
+    return [
+        replace(
+            case,
+            obstacle=f"operands and expected results have {case.device_bytes / (1 << 30):.1f} GiB; "
+            f"expected at most {free_bytes / (1 << 30):.1f} GiB, the free memory of a rank",
+        )
+        if case.obstacle is None and case.device_bytes > free_bytes
+        else case
+        for case in cases
+    ]
+
+
+def _free_bytes(group: Group) -> int:
+    """Return the memory that a rank's operands may use on a GPU, equal on all ranks. Collective."""
+    free, _ = torch.cuda.mem_get_info(group.device)
+    least = -largest({"free": -free}, group)["free"]
+    return int(_USED * least / (group.world_size if group.shares_gpus else 1))
+
+
 def _require_small_without_gpu(cases: Sequence[Case]) -> None:
     """Refuse cases that would keep a CPU busy for hours, such as the models' shapes."""
     if torch.cuda.is_available():
@@ -183,7 +222,7 @@ def _compile(
 ) -> None:
     """Compile all kernels, many at a time, before they are needed one after the other."""
     begin = time.perf_counter()
-    pairs = zip(cases, problems, strict=True)
+    pairs = [(case, p) for case, p in zip(cases, problems, strict=True) if p is not None]
     count = compile_ahead(
         program for case, p in pairs for program in case.family.programs(p, group)
     )

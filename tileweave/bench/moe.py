@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -25,6 +23,7 @@ from ..runtime.host.group import Group
 from .case import (
     DEEP_EP,
     FLASHINFER,
+    INPUTS,
     OURS,
     TORCH,
     VLLM,
@@ -34,6 +33,8 @@ from .case import (
     Family,
     Implementation,
     Missing,
+    package,
+    require_one_rank,
 )
 from .moe_shapes import ITEMSIZE, SETS, Model, Tables, Work, choices_of, tables_of
 from .results import Routed
@@ -63,6 +64,8 @@ def cases(operator: type[RegisteredOp], wanted: Wanted, ranks: int) -> list[Case
             symmetric_bytes=symmetric_bytes(operator, shape),
             gathered_bytes=0,
             implementations=IMPLEMENTATIONS[operator],
+            device_bytes=device_bytes(shape),
+            obstacle=obstacle_of(shape),
         )
         for work in WORK[operator]
         for shape in wanted.moe.shapes(ranks, work)
@@ -85,6 +88,26 @@ def symmetric_bytes(operator: type[RegisteredOp], shape: Routed) -> int:
     rows = shape.tokens + shape.rows
     ids = 8 * shape.tokens * shape.top_k
     return rows * shape.hidden * ITEMSIZE + 3 * shape.ranks * ids
+
+
+def device_bytes(shape: Routed) -> int:
+    """Return the memory of the weights of a rank's experts, and of the rows between their products,
+    of each set of inputs and once more in fp32."""
+    weight = shape.hidden * shape.intermediate if shape.flops else 0
+    row = shape.hidden + 3 * shape.intermediate if shape.flops else 2 * shape.hidden
+    weights = ITEMSIZE * 3 * shape.experts // shape.ranks * weight
+    tokens = ITEMSIZE * INPUTS * shape.ranks * shape.tokens * shape.hidden
+    return weights + tokens + (ITEMSIZE * INPUTS + 4) * shape.rows * row
+
+
+def obstacle_of(shape: Routed) -> str | None:
+    """Return why the ranks cannot share the experts, with what is expected; None if they can."""
+    if shape.experts % shape.ranks == 0:
+        return None
+    return (
+        f"{shape.model} has {shape.experts} experts; expected a multiple of {shape.ranks} for "
+        f"{shape.ranks} ranks"
+    )
 
 
 class Problem(NamedTuple):
@@ -375,27 +398,15 @@ def _torch_mlp(buffers: Buffers) -> Implementation:
     return _implementation(call)
 
 
-def _package(name: str, module: str) -> Any:
-    """Return a module of a package that may be missing."""
-    if find_spec(name) is None:
-        raise Missing("not installed")
-    return import_module(module)
-
-
-def _require_one_rank(buffers: Buffers) -> None:
-    if buffers.group.world_size > 1:
-        raise Missing("compared on one rank")
-
-
 def _vllm(buffers: Buffers) -> Implementation:
-    fused_moe = _package("vllm", "vllm.model_executor.layers.fused_moe")
-    _require_one_rank(buffers)
+    fused_moe = package("vllm", "vllm.model_executor.layers.fused_moe")
+    require_one_rank(buffers)
     return _implementation(lambda i: fused_moe.fused_experts(i.x, *i.weights, i.scores, i.ids))
 
 
 def _flashinfer(buffers: Buffers) -> Implementation:
-    fused_moe = _package("flashinfer", "flashinfer.fused_moe")
-    _require_one_rank(buffers)
+    fused_moe = package("flashinfer", "flashinfer.fused_moe")
+    require_one_rank(buffers)
     exchanged: dict[int, Tensor] = {}
 
     def up_gate(gate_up: Tensor) -> Tensor:
@@ -419,7 +430,7 @@ class _DeepEp:
     """Exchange of tokens by DeepEP's kernels for one node. A token has one row at a rank."""
 
     def __init__(self, buffers: Buffers) -> None:
-        deep_ep = _package("deep_ep", "deep_ep")
+        deep_ep = package("deep_ep", "deep_ep")
         self.shape, self.group = buffers.problem.shape, buffers.group
         if self.group.process_group is None or self.group.world_size == 1:
             raise Missing("there is one rank")
@@ -482,6 +493,7 @@ IMPLEMENTATIONS: dict[type[RegisteredOp], dict[str, Constructor]] = {
 FAMILY = Family(
     base=tuple(WORK),
     kind=Routed,
+    name="moe",
     option="tokens",
     example="--models 8x2x64x32 --tokens 16",
     cases=cases,

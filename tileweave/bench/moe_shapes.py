@@ -75,7 +75,7 @@ class Mixtures:
         """Return the shapes of an operator, or of one product of the MLP.
 
         Raises:
-            TileWeaveError: a model or a routing does not exist, or the ranks cannot share experts.
+            TileWeaveError: a model or a routing does not exist.
         """
         for routing in self.routings:
             if routing not in ROUTINGS:
@@ -89,7 +89,7 @@ class Mixtures:
         ]
 
 
-def model_of(name: str, ranks: int) -> Model:
+def model_of(name: str) -> Model:
     """Return the model of a name or of its extents."""
     model = MODELS.get(name)
     if model is None:
@@ -103,11 +103,6 @@ def model_of(name: str, ranks: int) -> Model:
                 "EXPERTSxTOP_KxHIDDENxINTERMEDIATE"
             )
         model = Model(*map(int, extents))
-    if model.experts % ranks:
-        raise TileWeaveError(
-            f"bench: --models {name} has {model.experts} experts; expected a multiple of {ranks} "
-            f"for {ranks} ranks"
-        )
     if model.top_k > model.experts:
         raise TileWeaveError(
             f"bench: --models {name}: a token chooses {model.top_k} experts; expected at most "
@@ -117,10 +112,13 @@ def model_of(name: str, ranks: int) -> Model:
 
 
 def shape_of(name: str, tokens: int, routing: str, ranks: int, work: Work) -> Routed:
-    """Return a shape with the largest numbers of rows of its routings."""
-    model = model_of(name, ranks)
-    loads = [load_of(model, tokens, routing, ranks, number) for number in range(SETS)]
-    rows, remote_rows = (max(column) for column in zip(*loads, strict=True))
+    """Return a shape with the largest numbers of rows of its routings; no rows if the ranks cannot
+    share the experts."""
+    model = model_of(name)
+    rows = remote_rows = 0
+    if model.experts % ranks == 0:
+        loads = [load_of(model, tokens, routing, ranks, number) for number in range(SETS)]
+        rows, remote_rows = (max(column) for column in zip(*loads, strict=True))
     sent_bytes = ITEMSIZE * work.exchanges * remote_rows * model.hidden
     flops = 2 * work.products * rows * model.hidden * model.intermediate
     return Routed(name, *model, tokens, routing, work.part, ranks, rows, sent_bytes, flops)

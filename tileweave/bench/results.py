@@ -29,6 +29,7 @@ from .case import (
     TORCH,
     TRANSPORT,
     VLLM,
+    Case,
 )
 
 
@@ -159,8 +160,46 @@ class Routed:
     def __str__(self) -> str:
         return " ".join(filter(None, (self.model, str(self.tokens), self.routing, self.part)))
 
+    @property
+    def moved_bytes(self) -> int:
+        """``sent_bytes``, for ``Result.gigabytes``."""
+        return self.sent_bytes
 
-KINDS = Shape, Size, Length, Routed
+
+@dataclass(frozen=True)
+class Cached:
+    """Attention of a decode step of the whole group.
+
+    Attributes:
+        batch, keys: number of sequences, and tokens of each on all ranks.
+        heads, kv_heads, head_dim: heads of queries, heads of keys and values, and their dimension.
+        page_size: tokens of a page.
+        tolerance: largest relative error of a head of a right result.
+        floors, others: as in ``Shape``.
+    """
+
+    tolerance: ClassVar[float] = TOLERANCE
+    floors: ClassVar[Sequence[str]] = ()
+    others: ClassVar[Sequence[str]] = SDPA, FLASHINFER
+
+    batch: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.keys}"
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes of the keys and values of a rank, of 2-byte values."""
+        return 2 * 2 * self.batch * self.keys // self.ranks * self.kv_heads * self.head_dim
+
+
+KINDS = Shape, Size, Length, Routed, Cached
 
 
 @dataclass(frozen=True)
@@ -175,7 +214,7 @@ class Result:
     """
 
     op: str
-    shape: Shape | Size | Length | Routed
+    shape: Shape | Size | Length | Routed | Cached
     strategy: str
     reason: str
     ms: dict[str, float]
@@ -212,9 +251,10 @@ class Result:
         return self.best(*self.shape.others)
 
     def gigabytes(self, name: str) -> float | None:
-        """Return the GB/s between ranks of a right implementation for a mixture of experts."""
-        ms, sent = self.best(name), self.shape.sent_bytes
-        return sent / ms / 1e6 if ms and sent else None
+        """Return the GB/s of a right implementation: between ranks for a mixture of experts, of the
+        cache for a decode step."""
+        ms, moved = self.best(name), self.shape.moved_bytes
+        return moved / ms / 1e6 if ms and moved else None
 
     def rate(self, name: str) -> float | None:
         """Return NCCL's bus bandwidth of a right implementation of a collective, in GB/s."""
@@ -281,12 +321,21 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("torch", 7, 0, lambda r: r.teraflops(TORCH)),
         _OTHERS,
     ),
+    Cached: (
+        ("ours, ms", 10, 4, lambda r: r.ours),
+        ("sdpa", 9, 4, lambda r: r.best(SDPA)),
+        ("flashinfer", 12, 4, lambda r: r.best(FLASHINFER)),
+        ("GB/s: ours", 12, 0, lambda r: r.gigabytes(OURS)),
+        ("sdpa", 7, 0, lambda r: r.gigabytes(SDPA)),
+        _OTHERS,
+    ),
 }
 _SIZED = {
     Shape: ("M x N x K", 22),
     Size: ("of each rank", 22),
     Length: ("batch x length", 28),
     Routed: ("model, tokens, routing", 34),
+    Cached: ("batch x tokens", 22),
 }
 """Title and width of the column of shapes."""
 _RATIOS: dict[type, tuple[tuple[str, Callable[[Result], float | None], Callable], ...]] = {
@@ -309,15 +358,20 @@ _RATIOS: dict[type, tuple[tuple[str, Callable[[Result], float | None], Callable]
         ("torch / ours", lambda r: ratio(r.best(TORCH), r.ours), min),
         ("best other / ours", lambda r: ratio(r.best_other, r.ours), min),
     ),
+    Cached: (
+        ("sdpa / ours", lambda r: ratio(r.best(SDPA), r.ours), min),
+        ("best other / ours", lambda r: ratio(r.best_other, r.ours), min),
+    ),
 }
 """Ratios of the summary, and which of max and min is the worst."""
 
 
-def table(results: Sequence[Result], before: Result | None = None) -> list[str]:
+def table(results: Sequence[Result | Case], before: Result | Case | None = None) -> list[str]:
     """Return a row for each result, with a heading before each new kind.
 
     Args:
-        before: result of the line above them.
+        results: also cases with an obstacle, which are not measured.
+        before: result or case of the line above them.
     """
     lines = []
     for r in results:
@@ -334,9 +388,11 @@ def _head(kind: type) -> str:
     return f"{'operator':<22}{sized:<{width}}{titles}{'error':>9}{'took':>7}  how"
 
 
-def _row(r: Result) -> str:
+def _row(r: Result | Case) -> str:
     """Return one row; ``-`` where no right result exists."""
     cells, (_, place) = "", _SIZED[type(r.shape)]
+    if isinstance(r, Case):
+        return f"{r.op:<22}{r.shape!s:<{place}}  -: {r.obstacle}"
     for _, width, digits, value_of in COLUMNS[type(r.shape)]:
         value = value_of(r)
         cells += f"{'-':>{width}}" if value is None else f"{value:>{width}.{digits}f}"

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..ops.attention.problem import AttentionProblem
 from ..ops.core import nccl
 from ..runtime.host.group import Group
+from .case import Missing
 
 _EVERY = slice(None)
 
@@ -97,6 +98,13 @@ BACKENDS: dict[str, dict[str, Backend]] = {
 }
 """Backends by kind of device and name. ``torch.nn.attention.bias.causal_lower_right`` calls the
 first one in the same way."""
+
+
+def backend_of(name: str, device: torch.device) -> Backend:
+    """Return a backend; raise ``Missing`` if torch has none for the device."""
+    if name not in BACKENDS[device.type]:
+        raise Missing(f"torch has none on {device.type}")
+    return BACKENDS[device.type][name]
 
 
 def of_rank(

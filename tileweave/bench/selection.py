@@ -10,15 +10,14 @@ import torch.distributed as dist
 from ..builtins.errors import TileWeaveError
 from ..ops.core.registry import operators_of
 from ..runtime.host.group import from_torchrun
-from . import attention, collectives, gemm, moe
+from . import attention, collectives, decode, gemm, moe
 from .attention import Lengths
 from .case import Case, Family
+from .decode import Steps
 from .moe_shapes import Mixtures
 
-FAMILIES = gemm.FAMILY, collectives.FAMILY, attention.FAMILY, moe.FAMILY
+FAMILIES = gemm.FAMILY, collectives.FAMILY, attention.FAMILY, moe.FAMILY, decode.FAMILY
 """All operators that are timed. Without names and options those of the first family are."""
-MOE = "moe"
-"""Name of all operators for mixtures of experts."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +26,8 @@ class Wanted:
 
     Attributes:
         operators: names of operators. If empty: with ``sizes`` all collectives, with lengths
-            attention, with tokens those of mixtures of experts, else all GEMM operators. ``moe`` is
-            the latter.
+            attention, with tokens those of mixtures of experts, with keys that of decode steps,
+            else all GEMM operators. ``Family.name`` is the name of all operators of a family.
         shapes: names of models, and ``MxNxK``; for GEMM operators.
         rows: values of M for each model.
         dtype: torch's name of the type.
@@ -36,7 +35,7 @@ class Wanted:
         json, figure: files to write; None for none.
         command: name of the command, for errors; ``tune`` accepts GEMM operators only.
         sizes: a rank's input to a collective, in MiB; empty for ``collectives.SIZES``.
-        attention, moe: options of attention and of mixtures of experts.
+        attention, moe, decode: options of attention, of mixtures of experts and of decode steps.
     """
 
     operators: Sequence[str]
@@ -51,6 +50,7 @@ class Wanted:
     sizes: Sequence[int] = ()
     attention: Lengths = field(default_factory=Lengths)
     moe: Mixtures = field(default_factory=Mixtures)
+    decode: Steps = field(default_factory=Steps)
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -61,6 +61,11 @@ class Wanted:
     def tokens(self) -> Sequence[int]:
         """Tokens of each rank, which select mixtures of experts; empty for the default."""
         return self.moe.tokens
+
+    @property
+    def keys(self) -> Sequence[int]:
+        """Tokens of each sequence, which select decode steps; empty for the default."""
+        return self.decode.keys
 
     def cases(self) -> list[Case]:
         """Return the cases: operators by shape, collectives by size, attention by length.
@@ -74,7 +79,7 @@ class Wanted:
             for family in families
             for name, operator in operators_of(family.base).items()
         }
-        groups = {MOE: names_of(moe.FAMILY)} if self.command == "bench" else {}
+        groups = {family.name: names_of(family) for family in families if family.name}
         named = [name for group in self.operators for name in groups.get(group, [group])]
         for name in named:
             if name not in operators:

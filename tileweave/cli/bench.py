@@ -9,6 +9,7 @@ from .bench_cases import add_gemm_cases, positive_integer, positive_integers, sp
 
 if TYPE_CHECKING:
     from ..bench.attention import Lengths
+    from ..bench.decode import Steps
     from ..bench.moe_shapes import Mixtures
 
 
@@ -31,6 +32,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     _add_attention(parser)
     _add_moe(parser)
+    _add_decode(parser)
     add(
         "--warmups",
         type=positive_integer,
@@ -58,7 +60,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 
 def _add_attention(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("attention").add_argument
+    add = parser.add_argument_group("attention and decode steps").add_argument
     add(
         "--lengths",
         nargs="+",
@@ -67,7 +69,13 @@ def _add_attention(parser: argparse.ArgumentParser) -> None:
         help="rows of each sequence over all ranks, separated by commas or spaces; default: the "
         "powers of two from 8192 to 262144. Without an OPERATOR, attention is timed",
     )
-    add("--batch", nargs="+", default=["1"], metavar="B", help="number of sequences; default: 1")
+    add(
+        "--batch",
+        nargs="+",
+        default=[],
+        metavar="B",
+        help="number of sequences; default: 1, and 1,16,64 for decode steps",
+    )
     add(
         "--heads",
         type=positive_integer,
@@ -129,6 +137,25 @@ def _add_moe(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_decode(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("decode steps").add_argument
+    add(
+        "--keys",
+        nargs="+",
+        default=[],
+        metavar="TOKENS",
+        help="cached tokens of each sequence on all ranks, separated by commas or spaces; default: "
+        "4096,32768,131072. Without an OPERATOR, decode steps are timed, as by the name `decode`",
+    )
+    add(
+        "--page-size",
+        type=positive_integer,
+        default=64,
+        metavar="TOKENS",
+        help="tokens of a page of the cache; default: %(default)s",
+    )
+
+
 def run(options: argparse.Namespace) -> None:
     """Measure, or print earlier results; the exit status is 1 if a result of ours is wrong."""
     from ..bench import command as bench
@@ -148,6 +175,7 @@ def run(options: argparse.Namespace) -> None:
         sizes=positive_integers(options, "sizes"),
         attention=_lengths(options),
         moe=_mixtures(options),
+        decode=_steps(options),
     )
     if not bench.run(wanted):
         raise SystemExit(1)
@@ -159,12 +187,25 @@ def _lengths(options: argparse.Namespace) -> Lengths:
     masks = [mask for mask, selected in ((True, options.causal), (False, options.full)) if selected]
     return Lengths(
         tuple(positive_integers(options, "lengths")),
-        tuple(positive_integers(options, "batch")),
+        tuple(positive_integers(options, "batch")) or Lengths.batches,
         options.heads,
         options.kv_heads,
         options.head_dim,
         options.layout,
         tuple(masks) or Lengths.masks,
+    )
+
+
+def _steps(options: argparse.Namespace) -> Steps:
+    from ..bench.decode import Steps
+
+    return Steps(
+        tuple(positive_integers(options, "keys")),
+        tuple(positive_integers(options, "batch")) or Steps.batches,
+        options.heads,
+        options.kv_heads,
+        options.head_dim,
+        options.page_size,
     )
 
 

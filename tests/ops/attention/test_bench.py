@@ -350,7 +350,7 @@ def test_options(arguments, lengths, monkeypatch):
     monkeypatch.setattr(bench, "run", lambda wanted: seen.append(wanted) or True)
     assert main(["bench", "sp_attention", *arguments]) == 0
     assert seen == [bench.Wanted(["sp_attention"], ["llama70b"], seen[0].rows, sizes=[],
-                                 attention=lengths)]  # fmt: skip
+                                 attention=lengths, decode=seen[0].decode)]  # fmt: skip
     assert {case.op for case in seen[0].cases()} == {"sp_attention"}
 
 

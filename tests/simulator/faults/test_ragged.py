@@ -19,9 +19,13 @@ from tileweave import language as W
 RANKS, ROWS, N, F32 = 2, 3, 4, "float32"
 
 
-def make(blocks, at_once):
+def make(blocks, at_once, bulk=False):
     """Return a program in which each rank sends ``sent`` rows, at ``places``, to each segment, and
-    receives ``at_once`` rows at once."""
+    receives ``at_once`` rows at once.
+
+    Args:
+        bulk: send by ``W.bulk_store``, which checks no address.
+    """
 
     @T.prim_func
     def program(
@@ -40,7 +44,12 @@ def make(blocks, at_once):
                 for peer in T.serial(RANKS):
                     W.announce(inbox[peer, me, 0, 0], count[0])  # ANNOUNCE
                     for i in T.serial(sent[0]):
-                        T.copy(tile, inbox[peer, me, places[i], 0])  # WRITE
+                        if bulk:
+                            W.bulk_store(inbox[peer, me, places[i], 0], tile, N)  # BULK
+                            W.bulk_commit()
+                            W.bulk_wait(0, read=True)
+                        else:
+                            T.copy(tile, inbox[peer, me, places[i], 0])  # WRITE
             if block == blocks - 1:
                 for s in T.serial(RANKS):
                     n = W.announced(inbox[me, s, 0, 0])
@@ -76,8 +85,9 @@ FORMS = {
     "one block": make(blocks=1, at_once=1),
     "two blocks": make(blocks=2, at_once=1),
     "tiles": make(blocks=2, at_once=2),
+    "bulk": make(blocks=2, at_once=1, bulk=True),
 }
-"""The second block receives, or all rows of a tile are read at once."""
+"""The second block receives, or all rows of a tile are read at once, or rows are bulk stores."""
 FAULTS = {
     "row_written_twice": (2, (1, 1), "race", ("# WRITE",), r"the same launch has written before"),
     "count_too_small": (1, (0, 1), "arrival", ("# ANNOUNCE", "# WRITE"), "announced rows: 1;"),
@@ -100,8 +110,23 @@ FAULTS_OF_TILES = {
 }
 
 
+FAULTS_IN_BULK = {
+    # The row would be row 0 of the segment of the next rank.
+    "segment_of_another_rank": (
+        2, (0, 3), "bounds", ("# WRITE",), r"inbox\[[01], 1, 0, 3, 0\] of shape \(2, 2, 2, 3, 4\)"
+    ),
+}  # fmt: skip
+
+
 def faults_of(form):
-    return {**FAULTS, **FAULTS_OF_TILES} if form == "tiles" else FAULTS
+    more = {"tiles": FAULTS_OF_TILES, "bulk": FAULTS_IN_BULK}
+    faults = {**FAULTS, **more.get(form, {})}
+    if form != "bulk":
+        return faults
+    return {
+        name: (*fault, tuple(mark.replace("WRITE", "BULK") for mark in marks), report)
+        for name, (*fault, marks, report) in faults.items()
+    }
 
 
 @pytest.mark.parametrize(("form", "name"), [(f, name) for f in FORMS for name in faults_of(f)])
