@@ -104,6 +104,11 @@ def _with_announcements(body: tirx.Stmt, change: Callable[[Builtin, list], None]
 
 def assumption(rows: TensorAccesses) -> str:
     """Return what the compiler assumes of the rows of a ragged tensor, for ``tw.explain``."""
+    if rows.is_packed:
+        return (
+            "each launch writes each row of each rank once, or the owner pads it; the owner reads "
+            "all tiles with written rows"
+        )
     capacity = int(rows.tensor.shape[1 + rows.segments])
     return (
         "each launch writes row 0 to count - 1 of a segment, each once, where count, at most "
