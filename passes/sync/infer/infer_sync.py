@@ -40,14 +40,13 @@ from ..regions.tiles import choose_tile
 from ..verify.outside import warn_outside
 from ..words.protocol import choose_protocols
 from ..words.store_words import store_words
-from .announcements import assumption, in_units, with_tiles
+from .announcements import assumption, count_padding, in_units, with_tiles
 from .context import Inserted, SyncContext
 from .counters import make_counters
 from .credits import place_credits
 from .drain import place_drain
 from .epochs import count_epochs
 from .options import Options, options_of
-from .padding import count_padding
 from .reindex import reindexed
 from .residency import leaves_room, verify_residency
 from .reuse import choose_buffers, clear_limited, guard_reuse
