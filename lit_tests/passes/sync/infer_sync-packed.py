@@ -11,9 +11,10 @@ from tileweave import passes
 RANKS, F32 = 2, "float32"
 
 
-def show(program):
+def show(program, **options):
     print("TEST:", program.attrs["global_symbol"])
-    mod = passes.run_group(tvm.IRModule({"program": program}), RANKS, 1 << 30)
+    func, _ = passes.split_options(program, {f"tileweave.{k}": v for k, v in options.items()})
+    mod = passes.run_group(tvm.IRModule({"program": func}), RANKS, 1 << 30)
     print(mod["program"].script())
 
 
@@ -79,3 +80,26 @@ def after_numbers(
 # CHECK: T.tileweave.pad(T.access_ptr(inbox_arrived[T.tileweave.rank(), {{.*}}epoch % T.uint32(2){{.*}}, 0], 1, 3), 7 - first[0], {{.*}}T.Cast("int32", first[0]), 7, 1, 7,
 # CHECK: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), {{.*}}epoch % T.uint32(2){{.*}}, 0], 1, 1), (epoch + T.uint32(2) - T.uint32(1)) // T.uint32(2) * T.uint32(7),
 show(after_numbers)
+
+
+@T.prim_func
+def before_others(X: T.Tensor((16,), F32), at: T.Tensor((2,), "int32"), Y: T.Tensor((16,), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_packed(rows=1, row=16)
+        S = W.alloc_symmetric((16,), F32)
+        me = W.rank()
+        for j in T.Parallel(16):
+            inbox[at[0], 0, j] = X[j]
+        for j in T.Parallel(16):
+            S[1 - me, j] = inbox[me, 0, j]
+        for j in T.Parallel(16):
+            Y[j] = S[me, j]
+
+
+# Rank 1 may have written no row of the tile. So the wait for the tile does not prove that the peer
+# has started this launch.
+# CHECK-LABEL: TEST: before_others
+# CHECK: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[
+# CHECK: T.tileweave.wait_reached(T.access_ptr(finished[T.tileweave.rank(), 1 - T.tileweave.rank()], 1, 1), epoch - T.uint32(1),
+# CHECK: S[1 - me, j] = inbox[
+show(before_others, reuse="credit")
