@@ -12,7 +12,7 @@ from tilelang import tvm
 from tilelang.language.kernel import get_thread_extents
 from tvm import tirx
 
-from .declaration.operands import buffer_of, ref_dtype
+from .declaration.operands import buffer_of, element, ref_dtype
 from .spec import Builtin, builtin_of, register_op
 from .symmetric import ragged_axes
 
@@ -103,9 +103,14 @@ def _threads(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.IntImm("int32", math.prod(int(e) for e in get_thread_extents()))
 
 
-def _total(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
-    """Return a placeholder: ``lift_ragged`` allocates the totals of a ragged tensor."""
+def _later(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    """Return a placeholder for memory that a pass allocates."""
     return tirx.reinterpret("handle", tirx.const(0, "uint64"))
+
+
+def _row(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+    """Return the row of ``ref``, an element of packed rows."""
+    return tirx.Cast("int32", element(spec.name, "ref", arguments["ref"], "global").indices[1])
 
 
 def _rows(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
@@ -129,12 +134,14 @@ def _ragged_extents(arguments: dict[str, Any]) -> list[tirx.PrimExpr]:
 
 _SUPPLIERS = {
     "context": _context,
+    "element": _later,
     "launch": _launch,
     "loc": _loc,
+    "row": _row,
     "row_size": _row_size,
     "rows": _rows,
     "thread": _thread,
     "threads": _threads,
     "tile": _tile,
-    "total": _total,
+    "total": _later,
 }

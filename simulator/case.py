@@ -18,6 +18,7 @@ from .machine.group import Group
 from .machine.machine import Machine
 from .machine.mesh import MeshExecutable
 from .memory.memory import Tensor
+from .memory.packed import PackedRows
 from .memory.segments import Segments
 from .memory.values import numpy_dtype
 
@@ -142,6 +143,8 @@ def _implicit_tensors(
             tensor.give((Ellipsis,), np.zeros(shape, dtype))
         if h.segments:
             tensor.segments = Segments(tensor, h.segments, h.segment)
+        elif h.segment:
+            tensor.segments = PackedRows(tensor, h.segment, h.tile)
         return tensor
 
     return _of_ranks(groups, h.symmetric, tensor)

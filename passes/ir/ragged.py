@@ -12,8 +12,8 @@ ARRIVED = "arrived"
 
 def ragged_of(func: tirx.PrimFunc) -> dict[str, int]:
     """Return the number of axes after the rank axis that select a segment of each ragged tensor of
-    ``func``, by its name. The last of these axes is the source."""
-    return {h.name: len(h.segments) for h in implicit_of(func) if h.segments}
+    ``func``, by its name. The last of these axes is the source. Packed rows have none."""
+    return {h.name: len(h.segments) for h in implicit_of(func) if h.segment}
 
 
 def tiles_of(func: tirx.PrimFunc) -> dict[str, int]:

@@ -26,7 +26,7 @@ from .threads import Accessed, ThreadOrder, ThreadRecord
 from .values import unwritten
 
 if TYPE_CHECKING:
-    from .segments import Segments
+    from .row_launches import RowLaunches
 
 _HISTORY = 8
 """Number of values of a word that are kept."""
@@ -217,7 +217,7 @@ class Tensor:
         """Time at which each agent first observed a value, by word and event of the store."""
         self.ranks: tuple[int, ...] = ()
         """Rank of each index of the first axis, if the tensor is symmetric."""
-        self.segments: Segments | None = None
+        self.segments: RowLaunches | None = None
         """Rows of the current launches, if the tensor is ragged."""
 
     @property

@@ -215,7 +215,7 @@ class SyncContext:
         if counter.pulled:
             granule = owner * counter.granules.total + granule
         traffic = counter.traffic
-        buffer = [] if traffic.is_ragged else self.buffer_index(traffic.tensor)
+        buffer = [] if traffic.counts is not None else self.buffer_index(traffic.tensor)
         indices = [waiter, *buffer, granule]
         return tirx.BufferLoad(counter.flags, indices)
 

@@ -27,6 +27,7 @@ from ..regions.ragged import (
     row_accesses,
     tile_accesses,
     verify_announcements,
+    verify_packed,
 )
 from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import (
@@ -39,7 +40,7 @@ from ..regions.tiles import choose_tile
 from ..verify.outside import warn_outside
 from ..words.protocol import choose_protocols
 from ..words.store_words import store_words
-from .announcements import assumption, in_units, with_tiles
+from .announcements import assumption, count_padding, in_units, with_tiles
 from .context import Inserted, SyncContext
 from .counters import make_counters
 from .credits import place_credits
@@ -148,7 +149,9 @@ def _inferred(
         tensors = heap_tensors(func)
         program, exchanged = _exchanged_tensors(func, tensors, world_size)
     for accesses in exchanged:
-        if accesses.is_ragged:
+        if accesses.is_packed:
+            verify_packed(accesses)
+        elif accesses.is_ragged:
             verify_announcements(accesses)
     for accesses in exchanged:
         verify_tensor_accesses(accesses)
@@ -167,6 +170,7 @@ def _inferred(
     func = func.with_body(context.placement.apply(func.body, context.program))
     func = _with_buffers(context, func)
     func = func.with_body(in_units(func.body, context.counters))
+    func = func.with_body(count_padding(func.body, context))
     func = store_words(context, func)
     func = with_implicit(func, context.implicit, context.implicit_buffers)
     return func, Explanation(
@@ -241,7 +245,7 @@ def _exchanged_tensors(
     """
     program = collect_accesses(func, tensors)
     exchanged, ragged, tiles = [], ragged_of(func), tiles_of(func)
-    announced = {counts_name(name): name for name in ragged}
+    announced = {counts_name(name): name for name, segments in ragged.items() if segments}
     by_name: dict[str, TensorAccesses] = {}
     for tensor in tensors:
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
@@ -261,7 +265,7 @@ def _exchanged_tensors(
                 tile=tiles.get(tensor.name, 0),
             )  # fmt: skip
             by_name[tensor.name] = tensor_accesses
-            if tensor_accesses.is_exchanged or segments:
+            if tensor_accesses.is_exchanged or segments or tensor_accesses.is_ragged:
                 exchanged.append(tensor_accesses)
     return program, exchanged
 
@@ -284,16 +288,18 @@ def _tiles(
 
 def _require_inference(func: tirx.PrimFunc) -> None:
     """Refuse a ragged tensor in a program whose synchronization is not inferred."""
-    names = list(ragged_of(func))
-    if not names:
+    ragged = ragged_of(func)
+    if not ragged:
         return
+    name, segments = next(iter(ragged.items()))
+    tensor = f"{'alloc_ragged' if segments else 'alloc_packed'}: {name}"
     legal = "a program whose synchronization the compiler infers and verifies"
     if options_of(func).verify == "off":
-        raise LanguageError(f"alloc_ragged: {names[0]}, and tileweave.verify=off; expected {legal}")
+        raise LanguageError(f"{tensor}, and tileweave.verify=off; expected {legal}")
     if (explicit := explicit_sync(func)) is not None:
         leaf, call = explicit
         raise LanguageError(
-            f"alloc_ragged: {names[0]}, and W.{builtin_of(call).name} synchronizes explicitly; "
+            f"{tensor}, and W.{builtin_of(call).name} synchronizes explicitly; "
             f"expected {legal}{location(leaf.stmt)}"
         )
 

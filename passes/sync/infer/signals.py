@@ -29,12 +29,15 @@ def place_signals(context: SyncContext) -> None:
     """
     for counter in context.signalled_counters:
         for footprints in counter.traffic.in_kernel(counter.kind):
-            _signal(context, counter, footprints)
+            if not footprints.access.pads:  # W.pad itself counts its rows
+                _signal(context, counter, footprints)
 
 
 def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints) -> int:
     """Count the loops around the access that enclose its signal."""
     access = footprints.access
+    if access.pads:
+        return len(access.loops)
     numbers = [footprints.owner, counter.granules.numbers_of(footprints)]
     if access.stored:
         depth = enclosing_depth(access, footprints, numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -84,6 +84,7 @@ class Access:
             that the block reaches ``anchor``; 0 for other accesses.
         stored_rows: number of rows of these elements.
         in_tile: whether the box is a tile of rows of a ragged tensor, which the access touches.
+        pads: whether it declares rows that no rank writes, instead of writing them.
         row: for such a box, the axis of the rows, and an index of a row of the tile as the program
             writes it: the first row that is accessed or, if loops around ``anchor`` do not leave
             the tile, the tile's first row. None if the row is known, or all rows are in one tile.
@@ -107,6 +108,7 @@ class Access:
     stored: int = 0
     stored_rows: int = 0
     in_tile: bool = False
+    pads: bool = False
     row: tuple[int, tirx.PrimExpr] | None = None
 
     @property
@@ -375,7 +377,7 @@ class AccessCollector:
             if name in JUMPS:
                 self._add_jump(JUMPS[name])
             if spec is not None:
-                if spec.moves or spec.announces:
+                if spec.moves or spec.announces or spec.pads:
                     self._add_moves(call, spec)
                 continue
             for argument in call.args:
@@ -409,7 +411,7 @@ class AccessCollector:
             self.program.jumps.append(Jump(name, loops[-1], location(self._anchor)))
 
     def _add_moves(self, call: tirx.Call, spec: Builtin) -> None:
-        """Record the accesses of a builtin that moves data, or that writes an announcement."""
+        """Record the accesses of a builtin that moves data, announces rows or pads them."""
         adds = spec.combination(call) != "set"
         for (_, kind), pointer in zip(spec.operands, call.args, strict=False):
             if not isinstance(kind, Pointer) or op_name(pointer) != "tl.access_ptr":
@@ -420,7 +422,11 @@ class AccessCollector:
             size = spec.operand(call, spec.moves) if spec.moves else pointer.args[1]
             written = "w" in kind.access
             effect: Kind = "read" if not written else "add" if adds else "write"
+            first = len(self.program.accesses)
             self._add_access(effect, spec.text, load, _contiguous_extents(load, size))
+            if spec.pads:
+                added = self.program.accesses[first:]
+                self.program.accesses[first:] = [replace(access, pads=True) for access in added]
 
     def _element_loads(self, *nodes: tirx.Stmt | tirx.PrimExpr) -> None:
         """Record a read of each element that ``nodes`` load.

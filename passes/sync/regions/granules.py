@@ -276,9 +276,12 @@ def counter_of(
         arrivals = _count_elements(traffic, kind, granules)
         increments = [np.unique(b.active(elements_of(b))[0]) for b in traffic.of_kind(kind)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *increments]), initial=0)) or 1
-    if traffic.is_ragged:  # announcements count whole rows, and a write may store a part of one
+    if traffic.is_ragged:  # whole rows are announced, and a write may store a part of one
         row = math.prod(granules.shape[1 + traffic.segments :])
         unit = math.gcd(row, *(b.access.stored for b in traffic.in_kernel(kind)))
+    if traffic.is_packed:  # each row arrives once, from any rank
+        elements = volumes(granules.shape, granules.size).ravel()
+        arrivals = np.tile(elements, (traffic.world_size, 1))
     waiting = [0] * traffic.world_size
     for footprints in users:
         for rank, owner in footprints.ranks_and_owners():

@@ -28,7 +28,7 @@ class TensorAccesses:
         missing: reads of the kernel that are completely outside of the tensor in some iteration.
         segments: number of axes that select a segment, if the tensor holds the rows of a ragged
             tensor or its announcements; else 0.
-        counts: the accesses to the announcements, if the tensor holds the rows of a ragged tensor.
+        counts: the accesses to the announcements, if the tensor holds rows that are announced.
         tile: rows of a ragged tensor that readers wait for at once; 0 for other tensors.
     """
 
@@ -45,7 +45,12 @@ class TensorAccesses:
     @property
     def is_ragged(self) -> bool:
         """True if the tensor holds the rows of a ragged tensor."""
-        return self.counts is not None
+        return self.tile > 0
+
+    @property
+    def is_packed(self) -> bool:
+        """True if the tensor holds packed rows: data decides which ranks write a tile."""
+        return self.is_ragged and self.counts is None
 
     @property
     def is_limited(self) -> bool:
@@ -97,10 +102,11 @@ class TensorAccesses:
     def is_written_again(self) -> bool:
         """True if some element is written more than once in a launch.
 
-        Segments are not: the rows of a segment are distinct, and are announced once.
+        Rows of a ragged tensor are not, because they are distinct, and their announcements are
+        not, because a segment is announced once.
         """
         written_again = self.is_exchanged and np.any(self.coverage["write"].times > 1)
-        return bool(written_again) and not self.segments
+        return bool(written_again) and not (self.segments or self.is_ragged)
 
     @property
     def last_producer(self) -> Kind:
@@ -158,7 +164,7 @@ def collect_tensor_accesses(
         tensor, world_size, footprints, grid, missing=missing, segments=segments, counts=counts,
         tile=tile,
     )  # fmt: skip
-    if not traffic.is_exchanged and not segments:
+    if not (traffic.is_exchanged or segments or tile):
         return traffic
     for kind in ("write", "add", "read"):
         of_kind = traffic.of_kind(kind)

@@ -11,7 +11,11 @@ from . import (
     gemm,
     gemm_plans,
     loops,
+<<<<<<< HEAD
     multimem,
+=======
+    packed,
+>>>>>>> packed
     ragged,
     ragged_tiles,
     stencils,
@@ -27,7 +31,11 @@ __all__ = [
     "gemm",
     "gemm_plans",
     "loops",
+<<<<<<< HEAD
     "multimem",
+=======
+    "packed",
+>>>>>>> packed
     "ragged",
     "ragged_tiles",
     "stencils",

@@ -162,6 +162,44 @@ def test_refused_segments(op):
                 use(inbox[0, 0, 1, 0])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rows": 0, "row": 4}, "rows=0; expected positive constants"),
+        ({"rows": 2, "row": (4, -1)}, "row=.*; expected positive constants"),
+        ({"rows": 2, "row": 4, "dtype": "complex"}, "dtype='complex'"),
+        (
+            {"rows": 1 << 20, "row": 1 << 10},
+            "rows=.*; expected 1 to 536870912 elements in a segment",
+        ),
+    ],
+)
+def test_refused_packed_rows(arguments, message):
+    with pytest.raises(tw.LanguageError, match=f"alloc_packed: {message}"):
+
+        @T.prim_func
+        def program(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1, threads=32):
+                W.alloc_packed(**arguments)
+
+
+def test_refused_padding():
+    with pytest.raises(tw.LanguageError, match=r"pad: ref=S; expected a tensor of W.alloc_packed"):
+
+        @T.prim_func
+        def other(S: W.Symmetric((4, 4), "float32")):
+            with T.Kernel(1, threads=32):
+                W.pad(S[0, 0, 0], 1)
+
+    with pytest.raises(tw.LanguageError, match=r"pad: .* expected index 0 on those of a row"):
+
+        @T.prim_func
+        def column(Y: T.Tensor((4,), "float32")):
+            with T.Kernel(1, threads=32):
+                inbox = W.alloc_packed(rows=2, row=4)
+                W.pad(inbox[0, 0, 1], 1)
+
+
 def to_both(change):
     """Each rank sends a row to rank 0, then one to rank 1. ``change`` changes the loaded owner."""
 
