@@ -1,13 +1,13 @@
 """Time ops.decode_attention on one rank beside torch's attention and FlashInfer.
 
     python benchmarks/decode_attention.py [--batch 1 8 ...] [--keys 4096 ...] [--heads 64]
-        [--kv-heads 8] [--page-size 64] [--calls 20]
+        [--kv-heads 8] [--page-size 64] [--cache bf16 fp8] [--calls 20]
 
 A time is that of one of ``--calls`` calls in a CUDA graph, in us: the median of ``--replays``
-replays. All sequences have the same number of keys, of 128 bf16 elements.
+replays. All sequences have the same number of keys, of 128 elements of bf16 or float8_e4m3fn.
 
-- ``sdpa``: ``scaled_dot_product_attention`` with ``enable_gqa``, on a contiguous cache
-- ``flashinfer``: ``BatchDecodeWithPagedKVCacheWrapper``, if installed, on the pages
+- ``sdpa``: ``scaled_dot_product_attention`` with ``enable_gqa``, on a contiguous cache, bf16 only
+- ``flashinfer``: ``BatchDecodeWithPagedKVCacheWrapper``, if installed, on the pages, bf16 only
 - ``fused``: the operator, on the pages
 - ``bound``: the bytes of the cache at 4.2 TB/s, which the memory of an H200 reaches
 
@@ -31,6 +31,9 @@ BATCHES = (1, 4, 16, 64, 128) if GPU else (2,)
 KEYS = (4096, 16384, 32768, 131072) if GPU else (128,)
 DIM = 128
 ERROR = 1e-2
+CACHES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+SCALE = 0.5
+"""Factor of fp8 caches."""
 BYTES_PER_US = 4.2e6
 MOST_BYTES = 60 << 30
 """Largest caches that are measured."""
@@ -40,13 +43,18 @@ Step = Callable[[], torch.Tensor]
 class Sequences:
     """Queries, and caches of sequences of equal lengths, in pages and not."""
 
-    def __init__(self, batch: int, keys: int, options: argparse.Namespace) -> None:
+    def __init__(
+        self, batch: int, keys: int, dtype: torch.dtype, options: argparse.Namespace
+    ) -> None:
         size, self.group = options.page_size, options.heads // options.kv_heads
         pages = keys // size
         memory = {"device": DEVICE, "dtype": torch.bfloat16}
         shape = batch * pages, size, options.kv_heads, DIM
         self.q = torch.randn(batch, options.heads, DIM, **memory)
-        self.k_cache, self.v_cache = torch.randn(shape, **memory), torch.randn(shape, **memory)
+        self.k_cache = torch.randn(shape, **memory).to(dtype)
+        self.v_cache = torch.randn(shape, **memory).to(dtype)
+        is_fp8 = dtype == CACHES["fp8"]
+        self.scale = torch.full((1,), SCALE, device=DEVICE) if is_fp8 else None
         table = torch.arange(batch * pages, dtype=torch.int32, device=DEVICE)
         self.table = table.view(batch, pages)
         self.lengths = torch.full((batch,), keys, dtype=torch.int32, device=DEVICE)
@@ -57,8 +65,9 @@ class Sequences:
 
     def fused(self) -> torch.Tensor:
         return ops.decode_attention(
-            self.q, self.k_cache, self.v_cache, block_table=self.table, seq_lens=self.lengths
-        )
+            self.q, self.k_cache, self.v_cache, block_table=self.table, seq_lens=self.lengths,
+            k_scale=self.scale, v_scale=self.scale,
+        )  # fmt: skip
 
     def sdpa(self) -> torch.Tensor:
         out = torch.nn.functional.scaled_dot_product_attention(
@@ -85,6 +94,8 @@ class Sequences:
         return lambda: wrapper.run(self.q, (self.k_cache, self.v_cache))
 
     def contenders(self) -> dict[str, Step]:
+        if self.scale is not None:
+            return {"fused": self.fused}
         steps: dict[str, Step] = {"sdpa": self.sdpa}
         if GPU and (step := self.flashinfer()) is not None:
             steps["flashinfer"] = step
@@ -93,14 +104,14 @@ class Sequences:
 
 def right(sequences: Sequences) -> torch.Tensor:
     """Return the result in fp32, sequence by sequence."""
-    results = []
+    results, scale = [], 1.0 if sequences.scale is None else SCALE
     for q, k, v in zip(
         sequences.q, sequences.heads(sequences.k_cache), sequences.heads(sequences.v_cache),
         strict=True,
     ):  # fmt: skip
         rows = q.view(k.shape[0], -1, DIM).float()
-        products = rows @ k.float().transpose(1, 2) * DIM**-0.5
-        results.append((products.softmax(-1) @ v.float()).view(-1, DIM))
+        products = rows @ k.float().transpose(1, 2) * (scale * DIM**-0.5)
+        results.append((products.softmax(-1) @ v.float() * scale).view(-1, DIM))
     return torch.stack(results)
 
 
@@ -136,6 +147,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=64 if GPU else 4)
     parser.add_argument("--kv-heads", type=int, default=8 if GPU else 2)
     parser.add_argument("--page-size", type=int, default=64)
+    parser.add_argument("--cache", nargs="+", default=["bf16"], choices=CACHES)
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--replays", type=int, default=10)
     return parser.parse_args()
@@ -144,12 +156,13 @@ def parsed() -> argparse.Namespace:
 @torch.no_grad()
 def main() -> None:
     options = parsed()
-    for batch, keys in product(options.batch, options.keys):
-        nbytes = 4 * batch * keys * options.kv_heads * DIM
+    for cache, batch, keys in product(options.cache, options.batch, options.keys):
+        dtype = CACHES[cache]
+        nbytes = 2 * dtype.itemsize * batch * keys * options.kv_heads * DIM
         if nbytes > MOST_BYTES:
-            print(f"batch {batch}, keys {keys}: not run: the cache has {nbytes >> 30} GiB")
+            print(f"{cache}, batch {batch}, keys {keys}: not run: the cache has {nbytes >> 30} GiB")
             continue
-        sequences = Sequences(batch, keys, options)
+        sequences = Sequences(batch, keys, dtype, options)
         expected, columns = right(sequences), []
         for name, step in sequences.contenders().items():
             error = (step().float() - expected).norm() / expected.norm()
@@ -157,7 +170,7 @@ def main() -> None:
                 raise SystemExit(f"{name}: relative error {error.item():.1e}")
             columns.append(f"{name} {microseconds(step, options.calls, options.replays):.1f}")
         columns.append(f"bound {nbytes / BYTES_PER_US:.1f}")
-        print(f"batch {batch}, keys {keys}: {', '.join(columns)} us")
+        print(f"{cache}, batch {batch}, keys {keys}: {', '.join(columns)} us")
 
 
 if __name__ == "__main__":

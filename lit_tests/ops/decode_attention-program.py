@@ -15,8 +15,8 @@ from tileweave.ops.decode.kernels.config import DecodeConfig
 
 def show(ranks, **options):
     config = DecodeConfig(
-        batch=2, heads=16, kv_heads=2, dim=128, pages=40, page_size=64, table=64, ranks=ranks,
-        dtype="bfloat16", scale=0.1, **options,
+        batch=2, heads=16, kv_heads=2, dim=128, pages=40, page_size=64, table=64,
+        ranks=ranks, dtype="bfloat16", scale=0.1, **({"cache_dtype": "bfloat16"} | options),
     )  # fmt: skip
     print("TEST: ranks:", ranks)
     print(tw.emit(decode_attention.decode_attention(config), world_size=ranks))
@@ -59,3 +59,17 @@ show(4)
 # CHECK-NOT: tw::{{signal|wait|ll_}}
 # CHECK: (out +
 show(1, parts=1)
+
+# The TMA loads fp8 tiles, which threads convert before they multiply. Scales change the exponents
+# and the result.
+# CHECK-LABEL: TEST: ranks: 1
+# CHECK: tl::tma_load(k_cache_desc, {{.*}}(fp8_e4_t*)
+# CHECK: to_log2 = ({{.*}} * k_scale[0]);
+# CHECK: v_scale{{.*}} = v_scale{{.*}}[0];
+# CHECK: __tl_cvt_e4m3x2_to_bfloat162(
+# CHECK: tl::fence_proxy_async();
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16
+# CHECK: __tl_cvt_e4m3x2_to_bfloat162(
+# CHECK: tl::fence_proxy_async();
+# CHECK: tl::wgmma_rs<tl::DataType::kBFloat16
+show(1, parts=1, cache_dtype="float8_e4m3fn")

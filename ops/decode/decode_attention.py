@@ -109,7 +109,8 @@ def decode_attention(
         block_table: (batch, pages of a sequence) int32, pages of each sequence on this rank.
         seq_lens: (batch,) int32, tokens of each sequence; see ``sharding``.
         scale: factor of the products of q and k; None for ``dim ** -0.5``.
-        k_scale, v_scale: one float32 each, factors of fp8 caches; a latent cache has ``k_scale``.
+        k_scale, v_scale: one positive float32 each, factors of fp8 caches; a latent cache has
+            ``k_scale``.
         sharding: tokens of a rank. ``interleaved``: page p of a sequence is on rank p % W, where it
             is page p // W. ``contiguous``: rank r has the tokens from r x C on, if a block table
             has room for C tokens. ``local``: any; ``seq_lens`` counts the tokens on this rank.

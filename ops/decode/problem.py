@@ -31,7 +31,7 @@ _INDEX_LIMIT = 1 << 31
 
 
 class Inputs(NamedTuple):
-    """Tensors that a call reads. The program has no parameter for the scales.
+    """Tensors that a call reads.
 
     Attributes:
         q: (batch, heads, dim).
@@ -100,15 +100,14 @@ class DecodeProblem:
         """Parameters of the program."""
         return DecodeConfig(
             self.batch, self.heads, self.kv_heads, self.dim, self.pages, self.page_size, self.table,
-            self.ranks, _tile_dtype(self.dtype), self.scale, self.sharding, self.returns_lse,
+            self.ranks, _tile_dtype(self.dtype), _tile_dtype(self.cache_dtype), self.scale,
+            self.sharding, self.returns_lse,
         )  # fmt: skip
 
     def obstacle(self) -> str | None:
         """Return why no program serves the problem, with what is expected; else None."""
         if self.dtype not in _DTYPES:
             return f"q is of {self.dtype}; expected {' or '.join(map(str, _DTYPES))}"
-        if self.cache_dtype != self.dtype:
-            return f"the cache is of {self.cache_dtype}; expected {self.dtype} as q"
         if self.latent:
             return "the cache is latent; expected v_cache"
         if self.dim not in DIMS or self.v_dim != self.dim:

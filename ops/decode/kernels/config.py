@@ -38,7 +38,8 @@ class DecodeConfig:
         pages, page_size: pages of the cache of a rank, and tokens of a page.
         table: pages of a sequence in the block table of a rank.
         ranks: ranks that share the tokens.
-        dtype: type of q and of the cache, as TileLang writes it; a 16-bit type.
+        dtype: type of q, as TileLang writes it; a 16-bit type.
+        cache_dtype: type of the cache: that of q, or float8_e4m3fn.
         scale: factor of the products of q and k.
         sharding: one of ``SHARDINGS``.
         has_lse: whether the logarithms are results.
@@ -54,10 +55,16 @@ class DecodeConfig:
     table: int
     ranks: int
     dtype: str
+    cache_dtype: str
     scale: float
     sharding: str = INTERLEAVED
     has_lse: bool = False
     parts: int | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the cache has another type than q, and scales."""
+        return self.cache_dtype != self.dtype
 
     @property
     def group(self) -> int:

@@ -40,10 +40,12 @@ def _program(config):
     @T.prim_func
     def decode_attention(
         q: T.Tensor((batch * heads, config.dim), config.dtype),
-        k_cache: T.Tensor(cache, config.dtype),
-        v_cache: T.Tensor(cache, config.dtype),
+        k_cache: T.Tensor(cache, config.cache_dtype),
+        v_cache: T.Tensor(cache, config.cache_dtype),
         block_table: T.Tensor((batch, config.table), "int32"),
         seq_lens: T.Tensor((batch,), "int32"),
+        k_scale: T.Tensor((1,), "float32") if config.is_quantized else None,
+        v_scale: T.Tensor((1,), "float32") if config.is_quantized else None,
         lse: T.Tensor((batch, heads), "float32") if config.has_lse else None,
         out: T.Tensor((batch, heads, config.dim), config.dtype),
     ):
@@ -52,7 +54,7 @@ def _program(config):
             parts = W.alloc_symmetric(parts_shape, "float32") if config.merges else None
             sums = W.alloc_symmetric(sums_shape, "float32") if ranks > 1 else None
             results = Results(parts, sums, lse, out)
-            inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens)
+            inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
             if config.merges == 0:
                 attend_to_split(config, inputs, results, me, block, 0)
             elif block < attends:

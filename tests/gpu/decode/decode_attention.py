@@ -32,6 +32,9 @@ STRATEGIES = ["fused", "nccl"] if GPU else ["auto"]
 HEAP_BYTES = 2 << 30
 ERROR = {torch.bfloat16: 8e-3, torch.float16: 2e-3}
 """Largest relative norm of the error of results."""
+FP8 = torch.float8_e4m3fn
+SCALES = 0.75, 1.5
+"""Factors of the keys and of the values of fp8 caches."""
 TABLE = 16 if GPU else 2
 """Pages of a sequence on each rank."""
 
@@ -39,12 +42,13 @@ TABLE = 16 if GPU else 2
 def problem_of(
     batch: int, heads: int, kv_heads: int, dim: int, page_size: int,
     sharding: str = "interleaved", dtype: torch.dtype = torch.bfloat16,
+    cache_dtype: torch.dtype | None = None,
 ) -> DecodeProblem:  # fmt: skip
     """Return a problem whose caches have more pages than the sequences."""
     pages = batch * TABLE + 3
     return DecodeProblem(
-        NAME, batch, heads, kv_heads, dim, dim, pages, page_size, TABLE, 0, dtype, dtype,
-        dim**-0.5, sharding, False, True,
+        NAME, batch, heads, kv_heads, dim, dim, pages, page_size, TABLE, 0, dtype,
+        cache_dtype or dtype, dim**-0.5, sharding, False, True,
     )  # fmt: skip
 
 
@@ -54,6 +58,8 @@ CASES = [
     problem_of(5, 6, 2, 64, 32, "contiguous"),
     problem_of(33, 64, 8, 128, 128, dtype=torch.float16),
     problem_of(2, 96, 1, 128, 64, "local"),
+    problem_of(3, 32, 8, 128, 16, cache_dtype=FP8),
+    problem_of(2, 16, 2, 64, 64, "contiguous", torch.float16, FP8),
 ]
 
 
@@ -65,14 +71,18 @@ class Step:
         self.problem, self.strategy = replace(problem, ranks=self.group.world_size), strategy
         device = torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu"
         options = {"device": device, "dtype": problem.dtype}
-        cache = problem.pages, problem.page_size, problem.kv_heads, problem.dim
+        cache = problem.pages, problem.page_size, problem.kv_heads
+        stored = {"device": device, "dtype": problem.cache_dtype}
+        is_quantized = problem.cache_dtype == FP8
+        scales = [torch.tensor([x], device=device) if is_quantized else None for x in SCALES]
         table = torch.arange(problem.batch * TABLE, device=device, dtype=torch.int32)
         self.inputs = Inputs(
             torch.empty(problem.batch, problem.heads, problem.dim, **options),
-            torch.empty(cache, **options),
-            torch.empty(cache, **options),
+            torch.empty(*cache, problem.dim, **stored),
+            torch.empty(*cache, problem.v_dim, **stored),
             table.view(problem.batch, TABLE),
             torch.zeros(problem.batch, device=device, dtype=torch.int32),
+            *scales,
         )
         self.refill(0)
 
@@ -88,8 +98,8 @@ class Step:
         if self.problem.batch > 1:
             lengths[0] = 0
         torch.manual_seed(1000 * seed + self.problem.batch + 1 + self.group.rank)
-        k_cache.normal_()
-        v_cache.normal_()
+        for cache in (k_cache, v_cache):
+            cache.copy_(torch.randn(cache.shape, device=cache.device))
         order = torch.randperm(self.problem.pages, device=table.device)
         table.copy_(order[: table.numel()].view_as(table))
 

@@ -13,7 +13,10 @@ from tileweave.ops.decode.kernels.config import DecodeConfig
 DTYPES = {
     "bfloat16": ml_dtypes.bfloat16,
     "float16": np.float16,
+    "float8_e4m3fn": ml_dtypes.float8_e4m3fn,
 }
+SCALES = 0.75, 3.0
+"""Factors of the keys and of the values of fp8 caches."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Sequences:
 
     Attributes:
         q: (batch, heads, dim).
-        keys, values: of each sequence, (tokens, kv_heads, dim).
+        keys, values: of each sequence, (tokens, kv_heads, dim), as the cache holds them.
     """
 
     config: DecodeConfig
@@ -40,9 +43,19 @@ class Sequences:
             return rng.standard_normal(shape).astype(DTYPES[dtype])
 
         q = numbers(config.dtype, config.batch, config.heads, config.dim)
-        keys = [numbers(config.dtype, n, config.kv_heads, config.dim) for n in lengths]
-        values = [numbers(config.dtype, n, config.kv_heads, config.dim) for n in lengths]
+        dtype, kv_heads = config.cache_dtype, config.kv_heads
+        keys = [numbers(dtype, n, kv_heads, config.dim) for n in lengths]
+        values = [numbers(dtype, n, kv_heads, config.dim) for n in lengths]
         return Sequences(config, q, keys, values, lengths)
+
+    @property
+    def scales(self) -> dict[str, float]:
+        """Factors that the program has parameters for."""
+        return (
+            dict(zip(("k_scale", "v_scale"), SCALES, strict=True))
+            if self.config.is_quantized
+            else {}
+        )
 
     def owned(self, length: int, rank: int) -> np.ndarray:
         """Return the numbers of the tokens of a sequence that a rank holds."""
@@ -59,8 +72,8 @@ class Sequences:
         config, rng = self.config, np.random.default_rng(100 * seed + rank)
         size = config.page_size
         shape = config.pages, size, config.kv_heads
-        k_cache = np.full((*shape, config.dim), 77, DTYPES[config.dtype])
-        v_cache = np.full((*shape, config.dim), 55, DTYPES[config.dtype])
+        k_cache = np.full((*shape, config.dim), 77, DTYPES[config.cache_dtype])
+        v_cache = np.full((*shape, config.dim), 55, DTYPES[config.cache_dtype])
         table = np.full((config.batch, config.table), -1, np.int32)
         order, used = rng.permutation(config.pages).astype(np.int32), 0
         lengths = []
@@ -80,11 +93,13 @@ class Sequences:
             "block_table": table,
             "seq_lens": np.array(lengths, np.int32),
         }
-        return inputs
+        return inputs | {name: np.array([x], np.float32) for name, x in self.scales.items()}
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the result and the logarithms, in fp32."""
         config = self.config
+        k_scale = self.scales.get("k_scale", 1.0)
+        v_scale = self.scales.get("v_scale", 1.0)
         out = np.zeros((config.batch, config.heads, config.dim), np.float32)
         lse = np.full((config.batch, config.heads), -np.inf, np.float32)
         for b, length in enumerate(self.lengths):
@@ -93,9 +108,9 @@ class Sequences:
             for h in range(config.heads):
                 kv = h // config.group
                 keys, values = (x[b][:, kv].astype(np.float64) for x in (self.keys, self.values))
-                products = keys @ self.q[b, h].astype(np.float64) * config.scale
+                products = keys @ self.q[b, h].astype(np.float64) * (config.scale * k_scale)
                 weights = np.exp(products - products.max())
-                out[b, h] = weights @ values / weights.sum()
+                out[b, h] = weights @ values / weights.sum() * v_scale
                 lse[b, h] = np.log(weights.sum()) + products.max()
         return out, lse
 

@@ -12,6 +12,7 @@ from tileweave import ops
 from tileweave.ops.decode import decode_attention
 
 CALL = Call(lengths=(37, 0), heads=2, kv_heads=1, dim=64, v_dim=64, page_size=16, table=3)
+CALLS = {"bf16": CALL, "fp8": CALL._replace(quantized=True)}
 
 
 @pytest.fixture
@@ -20,13 +21,15 @@ def simulated(monkeypatch):
         yield calls
 
 
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_the_program_and_torch_return_the_same_and_repeated_calls_enqueue_addresses(
-    simulated, monkeypatch
+    simulated, monkeypatch, call
 ):
     record_calls(monkeypatch)
-    given = CALL.arguments(0, 1)
+    given = call.arguments(0, 1)
     for name in ("k_cache", "v_cache"):
-        given[name].nan_to_num_()
+        if given[name] is not None:
+            given[name] = given[name].float().nan_to_num().to(given[name].dtype)
     results = [
         ops.decode_attention(**given, return_lse=True, strategy=strategy)
         for strategy in ("fused", "nccl", "fused", "fused")
@@ -36,6 +39,5 @@ def test_the_program_and_torch_return_the_same_and_repeated_calls_enqueue_addres
         assert torch.allclose(one.float(), other.float(), rtol=1e-2, atol=1e-2)
     assert simulated == ["decode_attention"] and len(Simulated.enqueued) == 2
     out, lse = results[-1]
-    names = "q", "k_cache", "v_cache", "block_table", "seq_lens"
-    tensors = *(given[name] for name in names), lse
+    tensors = *(tensor for tensor in given.values() if tensor is not None), lse
     assert Simulated.enqueued[-1] == (*(t.data_ptr() for t in tensors), MEMORY, out.data_ptr())

@@ -16,9 +16,10 @@ from tileweave.simulator.simulate import executable_at
 LONG = pytest.mark.long
 SMALL = DecodeConfig(
     batch=2, heads=2, kv_heads=1, dim=64, pages=24, page_size=16, table=8, ranks=2,
-    dtype="bfloat16", scale=0.125, has_lse=True, parts=2,
+    dtype="bfloat16", cache_dtype="bfloat16", scale=0.125, has_lse=True, parts=2,
 )  # fmt: skip
 """Program with splits and ranks. Some blocks have no keys, some tiles are not full."""
+QUANTIZED = replace(SMALL, cache_dtype="float8_e4m3fn")
 
 
 def run(config: DecodeConfig, lengths: list[int], schedules: int = 1, tolerance: float = 1e-2):
@@ -32,6 +33,7 @@ def run(config: DecodeConfig, lengths: list[int], schedules: int = 1, tolerance:
 CASES = {
     "splits and ranks": (SMALL, [100, 0]),
     "one block merges nothing": (replace(SMALL, heads=4, kv_heads=2, ranks=1, parts=1), [100, 0]),
+    "fp8, one block merges nothing": (replace(QUANTIZED, ranks=1, parts=1), [100, 0]),
 }
 LONG_CASES = {
     "one split, three ranks, odd heads": (
@@ -41,9 +43,20 @@ LONG_CASES = {
     "contiguous": (
         replace(
             SMALL, batch=3, page_size=32, table=3, sharding="contiguous", dtype="float16",
-            ranks=3, parts=1,
+            cache_dtype="float16", ranks=3, parts=1,
         ),
         [96, 97, 250],
+    ),
+    "fp8": (QUANTIZED, [100, 0]),
+    "fp8, contiguous": (
+        replace(
+            QUANTIZED, batch=3, dim=128, page_size=32, table=3, sharding="contiguous",
+            dtype="float16", ranks=3, parts=1,
+        ),
+        [96, 97, 250],
+    ),
+    "fp8, three splits on one rank": (
+        replace(QUANTIZED, batch=1, page_size=64, table=3, pages=3, ranks=1, parts=3), [170]
     ),
     "any tokens": (replace(SMALL, sharding="local", batch=2), [90, 1]),
     "more tokens than the table has": (replace(SMALL, batch=1, table=1, pages=2), [32]),
@@ -100,11 +113,14 @@ def test_every_mutant_is_killed_or_equivalent():
 
 
 @LONG
-@pytest.mark.parametrize("protocol", ["flag", "ll"])
-def test_device_functions(protocol):
+@pytest.mark.parametrize(
+    ("tested", "protocol"), [(SMALL, "flag"), (SMALL, "ll"), (QUANTIZED, "ll")],
+    ids=["flag", "ll", "fp8"],
+)  # fmt: skip
+def test_device_functions(tested, protocol):
     """Parts that are exchanged as words would be compared bit by bit with those of tiles, and fp32
     sums have another order there; so words are compared with the definition."""
-    config = replace(SMALL, batch=1, table=4)
+    config = replace(tested, batch=1, table=4)
     sequences = Sequences.of(config, [100])
     inputs = [sequences.inputs(rank) for rank in range(config.ranks)]
     program = decode_attention(config)
@@ -118,20 +134,21 @@ def test_device_functions(protocol):
     check(results, sequences, 1e-2)
 
 
-LLAMA = DecodeConfig(64, 64, 8, 128, 65536, 64, 512, 4, "bfloat16", 0.088)
+LLAMA = DecodeConfig(64, 64, 8, 128, 65536, 64, 512, 4, "bfloat16", "bfloat16", 0.088)
 
 
 @LONG
-@pytest.mark.parametrize("page_size", [16, 64])
-def test_pages_are_loaded_by_the_tma_without_spills(ptxas, page_size):
+@pytest.mark.parametrize(
+    ("page_size", "cache_dtype", "copies"),
+    [(16, "bfloat16", 8), (64, "bfloat16", 1), (16, "float8_e4m3fn", 4), (64, "float8_e4m3fn", 1)],
+)
+def test_pages_are_loaded_by_the_tma_without_spills(ptxas, page_size, cache_dtype, copies):
     """Two blocks fit on an SM: at most 128 registers for 256 threads, and 113 KiB."""
-    program = decode_attention(replace(LLAMA, page_size=page_size))
+    program = decode_attention(replace(LLAMA, page_size=page_size, cache_dtype=cache_dtype))
     source = tw.emit(program, world_size=4)
     loop = source[source.index("for (int step = 0; step < steps") :]
     producer = loop[: loop.index("} else {")]
-    assert producer.count("tl::tma_load(k_cache_desc") == 64 // page_size * (
-        (page_size < 64 and 2) or 1
-    )
+    assert producer.count("tl::tma_load(k_cache_desc") == copies
     assert "block_table[" in producer and "wgmma" not in producer
     assert "wgmma" in loop
     said = ptxas(tw.emit(program, stage="ptx", world_size=4))
@@ -170,10 +187,9 @@ def test_no_program():
         False,
     )  # fmt: skip
     assert problem.obstacle() is None
-    fp8 = torch.float8_e4m3fn
+    assert replace(problem, cache_dtype=torch.float8_e4m3fn).obstacle() is None
     for changed, message in [
         ({"dtype": torch.float32}, "q is of torch.float32; expected torch.bfloat16 or torch.fl"),
-        ({"cache_dtype": fp8}, "the cache is of torch.float8_e4m3fn; expected torch.bfloat16 as q"),
         ({"latent": True}, "the cache is latent; expected v_cache"),
         ({"dim": 96}, "heads have 96 and 128 elements; expected 64 or 128 for both"),
         ({"page_size": 48}, "pages have 48 tokens; expected 16, 32, 64, or a multiple of 64"),
