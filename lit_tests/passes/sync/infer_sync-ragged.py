@@ -227,3 +227,35 @@ def of_rank(at: T.Tensor((2,), "int32"), Y: T.Tensor((RANKS, 4, 16), F32)):
 # CHECK: T.tileweave.signal(T.access_ptr(inbox_arrived[peer, T.tileweave.rank() * 3], 1, 3),
 # CHECK: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source * 3], 1, 1), inbox_announced[T.tileweave.rank(), {{.*}}, source, source + 1],
 show(of_rank)
+
+
+@T.prim_func
+def parts(
+    X: T.Tensor((4, 16), F32),
+    at: T.Tensor((4,), "int32"),
+    half: T.Tensor((2,), "int32"),
+    Y: T.Tensor((RANKS, 8, 16), F32),
+):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=8, row=16)
+        part = T.alloc_shared((1, 4), F32)
+        tile = T.alloc_shared((1, 16), F32)
+        me = W.rank()
+        for peer in T.serial(RANKS):
+            W.announce(inbox[peer, me, 0, 0], at[peer])
+        for t in T.serial(4):
+            for h in T.serial(2):
+                for j in T.serial(2):
+                    T.copy(X[t, half[h] % 2 * 8 + j * 4], part)
+                    T.copy(part, inbox[at[t], me, t, half[h] % 2 * 8 + j * 4])
+        for source in T.serial(RANKS):
+            for i in T.serial(W.announced(inbox[me, source, 0, 0])):
+                T.copy(inbox[me, source, i, 0], tile)
+                T.copy(tile, Y[source, i, 0])
+
+
+# Data and loops around the write choose columns that are inside of the row. One signal follows all.
+# CHECK-LABEL: TEST: parts
+# CHECK: T.copy(T.region(part[0, 0], 1, 1, 4), T.region(inbox[at[t], {{.*}}, me, t, half[h] % 2 * 8 + j * 4], 2,
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], T.tileweave.rank()], 1, 3), T.uint32(4),
+show(parts)

@@ -243,7 +243,7 @@ def _require_inside(access: Access, axis: int, space: Space, program: Program) -
     if (unknown := _unknown_in(start, space)) is None:
         return
     analyzer = tvm.arith.Analyzer()
-    for loop in access.inner:
+    for loop in (*access.loops, *access.inner):
         analyzer.bind(loop.var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
     bound = analyzer.const_int_bound(Symbols(program, 1).inlined(start))
     size = int(space.evaluate(access.extents[axis]).max())
