@@ -11,11 +11,8 @@ from . import (
     gemm,
     gemm_plans,
     loops,
-<<<<<<< HEAD
     multimem,
-=======
     packed,
->>>>>>> packed
     ragged,
     ragged_tiles,
     stencils,
@@ -31,11 +28,8 @@ __all__ = [
     "gemm",
     "gemm_plans",
     "loops",
-<<<<<<< HEAD
     "multimem",
-=======
     "packed",
->>>>>>> packed
     "ragged",
     "ragged_tiles",
     "stencils",
