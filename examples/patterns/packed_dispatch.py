@@ -97,7 +97,7 @@ def packed_dispatch(ranks, experts, tokens, D, F, top_k, block_M, block_N, block
                 for e in T.serial(experts):
                     if begin[e] <= tile and tile < begin[e + 1]:
                         T.clear(total)
-                        for k in T.Pipelined(D // block_K, num_stages=2):
+                        for k in T.serial(D // block_K):
                             T.copy(inbox[me, tile * block_M, k * block_K], A_tile)
                             T.copy(weight[e, column * block_N, k * block_K], B_tile)
                             T.gemm(A_tile, B_tile, total, transpose_B=True)
