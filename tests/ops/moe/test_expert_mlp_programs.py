@@ -116,8 +116,8 @@ def expected(shape: Shape, layer: Layer) -> np.ndarray:
 SHAPES = [
     Shape(1),
     Shape(2),
-    Shape(3, tokens=37, choices=3),
-    Shape(4, tokens=5, choices=4, per_rank=1),
+    pytest.param(Shape(3, tokens=37, choices=3), marks=pytest.mark.long),
+    pytest.param(Shape(4, tokens=5, choices=4, per_rank=1), marks=pytest.mark.long),
 ]
 
 
