@@ -13,6 +13,7 @@ from ..core.problem import refused, require_dense
 from ..core.registry import RegisteredOp, TableRow
 from .combine import combine
 from .dispatch import dispatch
+from .fused_mlp import fused_mlp, is_fused
 from .grouped_matmul import grouped_matmul
 from .kernels.grouped_gemm import SWIGLU
 from .quantized_mlp import Weights, check_quantized, quantized_experts
@@ -22,7 +23,7 @@ NAME = "expert_mlp"
 
 
 class ExpertMlp(RegisteredOp, op=NAME):
-    """Gated MLP of the experts of a mixture. It has no program of its own."""
+    """Gated MLP of the experts of a mixture: the separate steps, or ``FusedMlp``."""
 
     arguments = ("x", "topk_ids", "topk_weights", "w_gate_up", "w_down")
     row = TableRow(
@@ -55,9 +56,16 @@ def _check_shapes(x: torch.Tensor, w_gate_up: Any, w_down: Any) -> None:
 def _expert_mlp(
     x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w_gate_up: torch.Tensor,
     w_down: torch.Tensor, scale_w_gate_up: torch.Tensor | None, scale_w_down: torch.Tensor | None,
-    quant: str | None, capacity: int | None, group: str, transport: str,
+    quant: str | None, capacity: int | None, group: str, transport: str, strategy: str,
 ) -> torch.Tensor:  # fmt: skip
-    num_experts = w_gate_up.shape[0] * ranks_of(group).world_size
+    ranks = ranks_of(group)
+    separate = _separate_only(quant, capacity, transport)
+    has_gradient = torch.is_grad_enabled() and any(
+        t.requires_grad for t in (x, topk_weights, w_gate_up, w_down)
+    )
+    if is_fused(strategy, x, topk_ids, w_gate_up, ranks, separate) and not has_gradient:
+        return fused_mlp(x, topk_ids, topk_weights, w_gate_up, w_down, group)
+    num_experts = w_gate_up.shape[0] * ranks.world_size
     rows, offsets, handle = dispatch(
         x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity, quant=quant,
         group=group, transport=transport,
@@ -67,6 +75,15 @@ def _expert_mlp(
         return combine(quantized_experts(*rows, offsets, weights, x.dtype), handle)
     hidden = _gated(rows, w_gate_up, offsets)
     return combine(grouped_matmul(hidden, w_down, offsets), handle)
+
+
+def _separate_only(quant: str | None, capacity: int | None, transport: str) -> str | None:
+    """Return the argument that only the separate steps accept, with what is expected; else None."""
+    if quant is not None:
+        return f"quant={quant!r}; expected None"
+    if capacity is not None:
+        return f"capacity={capacity}; expected None"
+    return None if transport == "auto" else f"transport={transport!r}; expected 'auto'"
 
 
 def _gated(rows: torch.Tensor, w_gate_up: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -91,11 +108,12 @@ def expert_mlp(
     quant: str | None = None,
     capacity: int | None = None,
     transport: str = "auto",
+    strategy: str = "auto",
 ) -> torch.Tensor:
     """Apply the gated MLPs of each token's experts and add their results with ``topk_weights``.
 
     ``dispatch``, ``silu(rows @ gate.T) * (rows @ up.T)``, a product with ``w_down``, and
-    ``combine``, one after the other. Every rank calls it with the same shapes.
+    ``combine``, one after the other or overlapped. Every rank calls it with the same shapes.
 
     Args:
         x: (T, H) floating-point.
@@ -109,6 +127,10 @@ def expert_mlp(
             of SwiGLU is quantized in the same way. x is bf16 or fp16, I a multiple of 128 and H of
             16. Nothing has a gradient.
         group, capacity, transport: see ``dispatch``.
+        strategy: ``separate``: the steps one after the other. ``fused``: two kernels, in which
+            ranks multiply tokens while others arrive; for bf16 and fp16 on GPUs of one node, H a
+            multiple of 256, without ``quant``, ``capacity`` and ``transport``. Under autograd the
+            steps are separate. ``auto``: ``separate``; no size is measured to be faster fused.
 
     Returns:
         (T, H), in the type of ``x``. Without ``quant``, all floating-point arguments have
@@ -123,13 +145,21 @@ def expert_mlp(
     weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
     check_quantized(NAME, quant, x, topk_weights, weights)
     return torch.ops.tileweave.expert_mlp(
-        x, topk_ids, topk_weights, *weights, quant, capacity, name_of(group), transport
+        x,
+        topk_ids,
+        topk_weights,
+        *weights,
+        quant,
+        capacity,
+        name_of(group),
+        transport,
+        strategy,
     )
 
 
 define_composite(
     f"{NAME}(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w_gate_up, Tensor w_down, "
     "Tensor? scale_w_gate_up, Tensor? scale_w_down, str? quant, int? capacity, str group, "
-    "str transport) -> Tensor",
+    "str transport, str strategy) -> Tensor",
     _expert_mlp,
 )

@@ -166,10 +166,11 @@ class Mixture:
         )  # fmt: skip
         return rows, offsets, handle, ops.combine(rows * 2, handle)
 
-    def __call__(self) -> torch.Tensor:
+    def __call__(self, strategy: str = "separate") -> torch.Tensor:
+        transport = "auto" if strategy == "fused" else self.transport
         return ops.expert_mlp(
             self.x, self.ids, self.weights, self.w_gate_up, self.w_down,
-            capacity=self.case.capacity, transport=self.transport,
+            capacity=self.case.capacity, transport=transport, strategy=strategy,
         )  # fmt: skip
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:
@@ -242,6 +243,42 @@ class Mixture:
         """Return what is wrong with a result or a gradient, or ""."""
         error = (actual.float() - right).norm() / right.norm().clamp(min=1e-3)
         return "" if error <= ERROR else f"{self.case}: {what}: relative error {error:.1e}"
+
+
+FUSED_CASES = [
+    Case(256, 2048, 768, 8, 8),
+    Case(300, 1024, 264, 4, 3),
+    Case(64, 4096, 1024, 2, 1),
+    Case(7, 7168, 256, 3, 2),
+    Case(48, 512, 64, 3, 3, dtype=torch.float16),
+]
+"""Cases of the overlapped kernels: whole and partial tiles, few tokens, one expert on a rank."""
+
+
+@torch.no_grad()
+def check_fused(transport: str) -> str:
+    """The overlapped kernels against the separate steps, many launches with changing routing and
+    random delays, without host synchronization; and equal bits in two calls."""
+    every = [Mixture(case, transport, 3) for case in FUSED_CASES]
+    wrong = torch.zeros(len(every), dtype=torch.int32, device=every[0].device)
+    torch.manual_seed(1)
+    choice = torch.randint(len(every), (LAUNCHES,)).tolist()
+    routings = torch.randint(len(ROUTINGS), (LAUNCHES,)).tolist()
+    torch.manual_seed(100 + group_of("").rank)
+    for which, routing in zip(choice, routings, strict=True):
+        mixture = every[which]
+        mixture.x.normal_()
+        mixture.route(ROUTINGS[routing])
+        if torch.rand(()) < 0.3:
+            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
+        right = mixture().float()
+        out = mixture("fused")
+        error = (out.float() - right).norm() / right.norm().clamp(min=1e-3)
+        wrong[which] += ~(error <= ERROR) | (out != mixture("fused")).any()
+    for mixture, count in zip(every, wrong.tolist(), strict=True):
+        if count:
+            return f"{mixture.case}: {count} launches of the overlapped kernels are wrong"
+    return ""
 
 
 def quantized_squares(w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -458,12 +495,13 @@ CHECKS = {
     "exchange": check_exchange,
     "mlp": check_mlp,
     "fp8": check_fp8,
+    "expert_mlp fused": check_fused,
     "routing": check_routing,
     "gradients": check_gradients,
     "back to back": check_back_to_back,
     "graph": check_graph,
 }
-NEED_GPU = ("graph",)
+NEED_GPU = "graph", "expert_mlp fused"
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:

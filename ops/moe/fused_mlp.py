@@ -1,0 +1,201 @@
+"""``expert_mlp`` as two kernels in which exchange and products overlap, without gradients.
+
+Contains the choice between these kernels and the separate steps, and the torch operator.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import tilelang.language as T
+import torch
+
+from ...runtime import Plan, PlanBuilder, plan
+from ...runtime.host.group import Group
+from ...runtime.host.session import Session
+from ..core.cache import prepared
+from ..core.compiled import CompiledOp
+from ..core.groups import TwoLevels, ranks_of
+from ..core.library import define
+from ..core.problem import ALIGNMENT, agree, dense, refused
+from ..core.strategy import obstacle_of_ranks
+from .kernels.expert_mlp import ExpertMlpConfig, down, gate_up
+from .routing import INDEX_LIMIT
+from .row_problem import CHECK_IDS, checks_ids
+from .segments import segments_of
+
+NAME = "expert_mlp"
+AUTO, FUSED, SEPARATE = STRATEGIES = "auto", "fused", "separate"
+LEAST_TOKENS: int | None = None
+"""Tokens of a rank from which ``auto`` overlaps; None for never. Not measured yet: the overlapped
+kernels multiply the tokens of each rank for each expert in tiles of their own, so they need many.
+The estimate is 128 rows of an expert from each rank, tokens = 128 x experts / k."""
+_DTYPES = (torch.bfloat16, torch.float16)
+_MOST_ELEMENTS = 1 << 29
+"""Limit of the elements of a segment, see ``W.alloc_ragged``."""
+
+
+@dataclass(frozen=True)
+class MlpProblem:
+    """Call of the overlapped kernels. Their memory is cached per problem.
+
+    Attributes:
+        op: the operator.
+        tokens, choices: tokens of a rank, and experts of a token.
+        per_rank: experts of a rank.
+        hidden, width: columns of a token, and of gate.
+    """
+
+    op: ClassVar[str] = NAME
+    tokens: int
+    choices: int
+    per_rank: int
+    hidden: int
+    width: int
+    ranks: int
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(
+        x: torch.Tensor, topk_ids: torch.Tensor, w_gate_up: torch.Tensor, ranks: int
+    ) -> "MlpProblem":
+        """Return the problem of a call whose arguments are checked."""
+        per_rank, columns, hidden = w_gate_up.shape
+        return MlpProblem(*topk_ids.shape, per_rank, hidden, columns // 2, ranks, x.dtype)
+
+    @property
+    def config(self) -> ExpertMlpConfig:
+        """Parameters of the kernels."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return ExpertMlpConfig(
+            self.tokens, self.choices, self.per_rank, self.hidden, self.width, self.ranks, dtype
+        )
+
+    def obstacle(self) -> str | None:
+        """Return why the kernels cannot serve the problem, with what is expected; else None."""
+        config, tile = self.config, self.config.down.N
+        if self.dtype not in _DTYPES:
+            return f"x is of {self.dtype}; expected {' or '.join(map(str, _DTYPES))}"
+        if self.hidden % tile:
+            return f"hidden size {self.hidden}; expected a multiple of {tile}"
+        if self.width * self.dtype.itemsize % ALIGNMENT:
+            return f"intermediate size {self.width}; expected a multiple of 8"
+        if config.capacity * self.hidden > _MOST_ELEMENTS:
+            most = _MOST_ELEMENTS // self.hidden
+            return f"there are {self.tokens} tokens; expected at most {most}"
+        if self.ranks * self.per_rank * config.capacity >= INDEX_LIMIT:
+            return f"there are {self.ranks * self.per_rank} experts; expected fewer"
+        return None
+
+    def __str__(self) -> str:
+        dtype = self.config.dtype
+        return (
+            f"{NAME} of {self.tokens} tokens of {self.hidden} {dtype}, top-{self.choices}, "
+            f"{self.per_rank} experts of a rank, intermediate size {self.width}"
+        )
+
+
+def mlp_plan(config: ExpertMlpConfig) -> Plan:
+    """Return the plan of both kernels."""
+    first, second = config.first, config.second
+    tokens, choices, dtype = config.tokens, config.choices, config.dtype
+    segments = config.per_rank, config.ranks
+    kernels = gate_up(config), down(config)
+
+    @plan
+    def expert_mlp(
+        p: PlanBuilder,
+        x: T.Tensor((tokens, config.hidden), dtype),
+        sent: T.Tensor((tokens * choices,), "int32"),
+        counts: T.Tensor((config.ranks, config.per_rank), "int32"),
+        place: T.Tensor((tokens, choices), "int32"),
+        topk_weights: T.Tensor((tokens, choices), "float32"),
+        w_gate_up: first.w,
+        w_down: second.w,
+        received: T.Tensor(segments, "int32"),
+        activations: T.Tensor((*segments, config.capacity, config.width), dtype),
+        out: T.Tensor((tokens, config.hidden), dtype),
+    ):
+        p.launch(kernels[0], x, sent, counts, w_gate_up, received, activations)
+        p.launch(kernels[1], activations, received, w_down, place, topk_weights, out)
+
+    return expert_mlp
+
+
+class FusedMlp(CompiledOp):
+    """Compiled kernels of one problem, with memory for the results of SwiGLU."""
+
+    def __init__(self, problem: MlpProblem, strategy: str, session: Session) -> None:
+        """Compile, and allocate symmetric memory. Collective."""
+        config, device = problem.config, session.group.device
+        super().__init__(mlp_plan(config), session)
+        segments = config.per_rank, config.ranks
+        rows = *segments, config.capacity, config.width
+        self.given = (
+            torch.empty(segments, dtype=torch.int32, device=device),
+            torch.empty(rows, dtype=problem.dtype, device=device),
+        )
+
+
+def is_fused(
+    requested: str, x: torch.Tensor, topk_ids: torch.Tensor, w_gate_up: torch.Tensor,
+    ranks: Group | TwoLevels, separate: str | None,
+) -> bool:  # fmt: skip
+    """Return whether the overlapped kernels compute a call. It depends only on values that are
+    equal on all ranks.
+
+    Args:
+        separate: argument that only the separate steps accept, with what is expected; else None.
+
+    Raises:
+        TileWeaveError: ``requested`` is no strategy, or is ``fused`` for a call that cannot be
+            overlapped.
+    """
+    if requested not in STRATEGIES:
+        raise refused(NAME, f"strategy={requested!r}", ", ".join(map(repr, STRATEGIES)))
+    too_few = LEAST_TOKENS is None or x.shape[0] < LEAST_TOKENS
+    if requested == SEPARATE or (requested == AUTO and too_few):
+        return False
+    reason = separate or _obstacle(x, topk_ids, w_gate_up, ranks)
+    if reason is not None and requested == FUSED:
+        raise refused(NAME, *f"strategy='fused', but {reason}".split("; expected ", 1))
+    return reason is None
+
+
+def _obstacle(
+    x: torch.Tensor, topk_ids: torch.Tensor, w_gate_up: torch.Tensor, ranks: Group | TwoLevels
+) -> str | None:
+    """Return why the kernels do not serve a call, with what is expected; else None."""
+    if isinstance(ranks, TwoLevels):
+        return "the group has several nodes; expected ranks of one node"
+    if checks_ids():
+        return f"{CHECK_IDS}=1; expected 0"
+    problem = MlpProblem.of(x, topk_ids, w_gate_up, ranks.world_size)
+    return obstacle_of_ranks(x.device, ranks) or problem.obstacle()
+
+
+def _eager(x, topk_ids, topk_weights, w_gate_up, w_down, group):
+    ranks = ranks_of(group)
+    assert isinstance(ranks, Group)
+    problem = MlpProblem.of(x, topk_ids, w_gate_up, ranks.world_size)
+    agree(ranks, problem, FUSED)
+    cache = prepared(ranks)
+    config = problem.config
+    num_experts = problem.ranks * problem.per_rank
+    tables = segments_of(topk_ids, ranks.rank, problem.ranks, num_experts, config.capacity)
+    tensors = {"x": x, "w_gate_up": w_gate_up, "w_down": w_down}
+    x, w_gate_up, w_down = (dense(NAME, name, t) for name, t in tensors.items())
+    out = _fake(x)
+    compiled = cache.operator(problem, FUSED, FusedMlp)
+    compiled.enqueue((x, *tables, topk_weights.float().contiguous(), w_gate_up, w_down), out)
+    return out
+
+
+def _fake(x, *_: Any):
+    return x.new_empty(x.shape)
+
+
+fused_mlp = define(
+    "expert_mlp_fused(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w_gate_up, "
+    "Tensor w_down, str group) -> Tensor",
+    _eager, _fake,
+)  # fmt: skip

@@ -1,0 +1,316 @@
+"""Gated MLPs of experts whose GEMMs overlap the exchange of tokens and results.
+
+Two programs. The first sends the tokens and multiplies by the weights of gate and up, the second
+multiplies by those of down, returns the results and adds them. Each rank::
+
+    send     | expert 0: own tokens, those for each peer | expert 1 | ...
+    multiply |    wait | gate, up of expert 0: own tokens, each peer's tokens | expert 1 | ...
+    - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - - -
+    multiply | down of expert 0: results for each peer, own results | expert 1 | ... |
+    add      |                                                       wait for results | add |
+
+Rows of one expert and one source are a segment of a ragged tensor. A row tile is multiplied as soon
+as its rows have arrived, and its results leave tile by tile.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import tilelang.language as T
+
+from ....builtins import language as W
+from ....passes import with_options
+from ...core.tiles import DEVICE, Tiles
+from ...gemm.kernels.tile_macros import TileBuffers, accumulate
+from .grouped_gemm import SWIGLU, GroupedConfig, apply_epilogue, load_weights
+
+GATE_UP = Tiles(128, 192, 64, stages=4)
+"""Tiles of the first product, half of gate and half of up. Larger ones do not fit into registers
+beside the state of the loops."""
+DOWN = Tiles(128, 256, 64, stages=4)
+"""Tiles of the second product."""
+SENDERS = 16
+"""Blocks that send tokens. Not measured in this kernel; alone, 16 blocks of 512 threads saturate
+NVLink."""
+PART = 16
+"""Rows of results that are stored at once; their number is announced as a multiple of it."""
+VECTOR = 8
+"""Elements that a thread loads or stores at once."""
+
+
+@dataclass(frozen=True)
+class ExpertMlpConfig:
+    """Parameters of the programs.
+
+    Attributes:
+        tokens, choices: extents of the routing of a rank.
+        per_rank: experts of a rank.
+        hidden, width: columns of a token, and of gate.
+        gate_up, down: tiles of the products.
+        senders: blocks that send tokens.
+        blocks: blocks that multiply in the second program, and blocks that add.
+    """
+
+    tokens: int
+    choices: int
+    per_rank: int
+    hidden: int
+    width: int
+    ranks: int
+    dtype: str
+    gate_up: Tiles = GATE_UP
+    down: Tiles = DOWN
+    senders: int = SENDERS
+    blocks: int = DEVICE.sm_count
+
+    @property
+    def capacity(self) -> int:
+        """Rows of a segment: a token has one row at an expert."""
+        return ceil(self.tokens / self.gate_up.M) * self.gate_up.M
+
+    @property
+    def numbers(self) -> int:
+        """Elements for the rows of all segments: a multiple of a warp."""
+        return ceil(self.per_rank * self.ranks / 32) * 32
+
+    @property
+    def first(self) -> GroupedConfig:
+        """Product with the weights of gate and up."""
+        return GroupedConfig(
+            self.per_rank, 2 * self.width, self.hidden, self.dtype, True, self.gate_up,
+            out_dtype=self.dtype, epilogue=SWIGLU,
+        )  # fmt: skip
+
+    @property
+    def second(self) -> GroupedConfig:
+        """Product with the weights of down."""
+        return GroupedConfig(
+            self.per_rank, self.hidden, self.width, self.dtype, True, self.down,
+            out_dtype=self.dtype,
+        )  # fmt: skip
+
+    @property
+    def padded(self) -> int:
+        """Vectors of a row in registers: a multiple of the threads, the producer's included."""
+        threads = self.down.threads + 128
+        return ceil(self.hidden / VECTOR / threads) * threads
+
+
+@T.macro
+def send(config, x, sent, counts, inbox, block):
+    """Announce the rows of all segments, then store the tokens of each, the blocks in turn."""
+    me, height, senders = W.rank(), config.gate_up.M, config.senders
+    if block == 0:
+        for dst in T.serial(config.ranks):
+            for e in T.serial(config.per_rank):
+                W.announce(inbox[dst, e, me, 0, 0], counts[dst, e])
+    before = T.alloc_var("int32")
+    before = 0
+    for e in T.serial(config.per_rank):
+        for step in T.serial(config.ranks):
+            peer = (me + step) % config.ranks
+            count = counts[peer, e]
+            for tile in T.serial(T.ceildiv(count, height)):
+                rows = T.min(height, count - tile * height)
+                for i in T.serial(T.ceildiv(rows - (block + step) % senders, senders)):
+                    token = sent[before + tile * height + i * senders + (block + step) % senders]
+                    # The row is spelled out, so that a signal follows all rows of the tile.
+                    W.put_block(
+                        x[T.min(T.max(token, 0), config.tokens - 1), 0],
+                        inbox[
+                            peer, e, me, tile * height + i * senders + (block + step) % senders, 0
+                        ],
+                        config.hidden,
+                    )
+            before = before + count
+
+
+@T.macro
+def multiply(config, A, segment, row, weights, expert, n, buffers):
+    """Compute a tile of the products of an expert."""
+    T.clear(buffers.total)
+    for step in T.Pipelined(T.ceildiv(config.K, config.tiles.K), num_stages=config.tiles.stages):
+        k = step * config.tiles.K
+        T.copy(A[(*segment, row, k)], buffers.A)
+        load_weights(config, weights, expert, n, k, buffers.B)
+        accumulate(config, buffers)
+
+
+@T.macro
+def read_numbers(config, inbox, numbers):
+    """Read the rows of all segments. All threads do so before a barrier: the warps that load tiles
+    have done so when those that multiply end the launch."""
+    for e in T.serial(config.per_rank):
+        for source in T.serial(config.ranks):
+            numbers[e * config.ranks + source] = W.announced(inbox[W.rank(), e, source, 0, 0])
+
+
+def gate_up(config: ExpertMlpConfig) -> Any:
+    """Build the first program: silu(gate) * up of all tokens at this rank's experts."""
+    product, tiles, ranks, per_rank = config.first, config.gate_up, config.ranks, config.per_rank
+    columns, senders = ceil(config.width / product.tile_columns), config.senders
+    blocks, row_tiles = config.blocks - senders, config.capacity // tiles.M
+
+    @T.prim_func
+    def gate_up(
+        x: T.Tensor((config.tokens, config.hidden), config.dtype),
+        sent: T.Tensor((config.tokens * config.choices,), "int32"),
+        counts: T.Tensor((ranks, per_rank), "int32"),
+        weights: product.w,
+        received: T.Tensor((per_rank, ranks), "int32"),
+        activations: T.Tensor((per_rank, ranks, config.capacity, config.width), config.dtype),
+    ):
+        with T.Kernel(config.blocks, threads=tiles.threads) as block:
+            inbox = W.alloc_ragged(
+                per_rank, rows=config.capacity, row=config.hidden, dtype=config.dtype
+            )
+            buffers = TileBuffers.alloc(product, product.tile_columns)
+            me = W.rank()
+            if block < senders:
+                send(config, x, sent, counts, inbox, block)
+            else:
+                numbers = T.alloc_shared((config.numbers,), "int32", scope="shared")
+                read_numbers(config, inbox, numbers)
+                before = T.alloc_var("int32")
+                count = T.alloc_var("int32")
+                m = T.alloc_var("int32")
+                column = T.alloc_var("int32")
+                before = 0
+                for expert in T.serial(per_rank):
+                    for step in T.serial(ranks):
+                        peer = (me + (ranks - 1) * step) % ranks
+                        count = numbers[expert * ranks + peer]
+                        if block == senders:
+                            received[expert, peer] = count
+                        height = T.ceildiv(count, tiles.M)
+                        before = before + height * columns
+                        first = (block - senders + blocks + height * columns - before) % blocks
+                        for wave in T.serial(T.ceildiv(height * columns - first, blocks)):
+                            m = (first + wave * blocks) % height
+                            column = (first + wave * blocks) // height
+                            n = column * product.tile_columns
+                            multiply(
+                                product, inbox, (me, expert, peer), m % row_tiles * tiles.M,
+                                weights, expert, n, buffers,
+                            )  # fmt: skip
+                            apply_epilogue(product, buffers.total, None, None, 0, n, expert)
+                            for i, j in T.Parallel(tiles.M, product.tile_columns):
+                                buffers.total[i, j] = T.if_then_else(
+                                    m * tiles.M + i < count, buffers.total[i, j], 0
+                                )
+                            T.copy(buffers.total[:, : product.tile_columns], buffers.C)
+                            T.copy(buffers.C, activations[expert, peer, m * tiles.M, n])
+
+    return with_options(gate_up, {"tileweave.reuse": "credit"})
+
+
+@T.macro
+def add(config, place, topk_weights, results, out, block):
+    """Add the results of each token's experts in the order of its choices, in fp32."""
+    per_rank, capacity, vectors = config.per_rank, config.capacity, config.hidden // VECTOR
+    row = T.alloc_fragment((config.padded, VECTOR), config.dtype)
+    total = T.alloc_fragment((config.padded, VECTOR), "float32")
+    for wave in T.serial(ceil(config.tokens / config.blocks)):
+        token = wave * config.blocks + block
+        if token < config.tokens:
+            T.clear(total)
+            for choice in T.serial(config.choices):
+                number = place[token, choice]
+                if number >= 0:
+                    expert = number // capacity
+                    owner, e, slot = expert // per_rank, expert % per_rank, number % capacity
+                    for i, j in T.Parallel(config.padded, VECTOR):
+                        if i < vectors:
+                            row[i, j] = results[W.rank(), e, owner, slot, i * VECTOR + j]
+                    for i, j in T.Parallel(config.padded, VECTOR):
+                        if i < vectors:
+                            total[i, j] += topk_weights[token, choice] * row[i, j]
+            for i, j in T.Parallel(config.padded, VECTOR):
+                if i < vectors:
+                    out[token, i * VECTOR + j] = total[i, j]
+
+
+@T.macro
+def give_back(config, buffers, results, segment, m, row_tiles, count, column):
+    """Store a tile of results at the source of its tokens, ``PART`` rows at a time."""
+    tiles, columns = config.tiles, config.N // config.tiles.N
+    for first in T.unroll(0, tiles.N, tiles.width):
+        T.copy(buffers.total[:, first : first + tiles.width], buffers.C)
+        for part in T.serial(T.min(T.ceildiv(count - m * tiles.M, PART), tiles.M // PART)):
+            # Row and column are spelled out: a signal follows all rows of the tile, and vectors are
+            # stored.
+            for i, j, lane in T.Parallel(PART, tiles.width // VECTOR, VECTOR):
+                results[
+                    (
+                        *segment,
+                        m % row_tiles * tiles.M + part * PART + i,
+                        column % columns * tiles.N + first + j * VECTOR + lane,
+                    )
+                ] = buffers.C[part * PART + i, j * VECTOR + lane]
+
+
+@T.macro
+def announce_results(config, received, results):
+    """Announce the rows of all segments of results."""
+    for e in T.serial(config.per_rank):
+        for dst in T.serial(config.ranks):
+            parts = T.ceildiv(received[e, dst], PART)
+            W.announce(results[dst, e, W.rank(), 0, 0], parts * PART)
+
+
+def down(config: ExpertMlpConfig) -> Any:
+    """Build the second program: products with the weights of down, added for each token."""
+    product, tiles, ranks, per_rank = config.second, config.down, config.ranks, config.per_rank
+    tokens, blocks = config.tokens, config.blocks
+    columns = ceil(config.hidden / tiles.N)
+    row_tiles = config.capacity // tiles.M
+
+    @T.prim_func
+    def down(
+        activations: T.Tensor((per_rank, ranks, config.capacity, config.width), config.dtype),
+        received: T.Tensor((per_rank, ranks), "int32"),
+        weights: product.w,
+        place: T.Tensor((tokens, config.choices), "int32"),
+        topk_weights: T.Tensor((tokens, config.choices), "float32"),
+        out: T.Tensor((tokens, config.hidden), config.dtype),
+    ):
+        with T.Kernel(2 * blocks, threads=tiles.threads) as block:
+            results = W.alloc_ragged(
+                per_rank, rows=config.capacity, row=config.hidden, dtype=config.dtype
+            )
+            buffers = TileBuffers.alloc(product, tiles.width)
+            me = W.rank()
+            if block < blocks:
+                if block == 0:
+                    announce_results(config, received, results)
+                before = T.alloc_var("int32")
+                m = T.alloc_var("int32")
+                column = T.alloc_var("int32")
+                before = 0
+                for e in T.serial(per_rank):
+                    for step in T.serial(ranks):
+                        source = (me + 1 + step) % ranks
+                        count = received[e, source]
+                        height = T.ceildiv(count, tiles.M)
+                        before = before + height * columns
+                        first = (block + blocks + height * columns - before) % blocks
+                        for wave in T.serial(T.ceildiv(height * columns - first, blocks)):
+                            m = (first + wave * blocks) % height
+                            column = (first + wave * blocks) // height
+                            n = column % columns * tiles.N
+                            multiply(
+                                product, activations, (e, source), m % row_tiles * tiles.M,
+                                weights, e, n, buffers,
+                            )  # fmt: skip
+                            # Set again, so that they need no registers during the product.
+                            m = (first + wave * blocks) % height
+                            column = (first + wave * blocks) // height
+                            give_back(
+                                product, buffers, results, (source, e, me), m, row_tiles, count,
+                                column,
+                            )  # fmt: skip
+            else:
+                add(config, place, topk_weights, results, out, block - blocks)
+
+    return with_options(down, {"tileweave.granule": {"results": (1, 1, tiles.M, config.hidden)}})
