@@ -20,6 +20,7 @@ from .device import (
     keep_to_block,
     sync_before_warps,
     sync_branches,
+    verify_locals,
     verify_pipelined,
     wait_once,
     widen_atomics,
@@ -232,6 +233,7 @@ every kernel of a program with a builtin or a symmetric tensor."""
 DEVICE_PASSES = (
     Pass(guard_loads.guard_loads, "first: later passes see the conditions of loads"),
     Pass(verify_pipelined.verify_pipelined, "early: it verifies the loops as TileLang lowers them"),
+    Pass(verify_locals.verify_locals, "early: it verifies the warps as TileLang divides them"),
     Pass(keep_to_block.keep_to_block, "before passes that follow conditions on the thread index"),
     Pass(end_by_producer.end_by_producer, "before idle producer warps leave"),
     Pass(dismiss_idle_warps.dismiss_idle_warps, "after end_by_producer, which adds to producers"),

@@ -1,0 +1,154 @@
+"""Refuse kernels whose warps read thread-local memory that only other warps compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from tvm import tirx
+from tvm.arith import Analyzer
+from tvm.ir import Range
+
+from ...builtins.errors import LanguageError
+from ..ir.walk import calls_in, children_of, location, nodes_in, op_name
+from .keep_to_block import SCOPE
+
+_Memory = frozenset[tirx.Var]
+
+
+class _State(NamedTuple):
+    """What warps know about thread-local memory at a place of the program.
+
+    Attributes:
+        stored: memory that they may have stored.
+        foreign: memory whose latest value only the warps of the other role have.
+    """
+
+    stored: _Memory = frozenset()
+    foreign: _Memory = frozenset()
+
+
+def verify_locals(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Refuse reads of thread-local memory that only other warps have computed.
+
+    TileLang moves statements around a pipelined loop, which compute thread-local memory, to the
+    consumer warps. Producer warps, and other branches of the program, then read an old value, or
+    registers that nothing has written.
+
+    Before: ``if tx < 128: tma_load(x, row[0]); else: row[0] = ...; multiply``
+    After:  LanguageError; legal kernels stay unchanged
+    """
+    splits = [
+        branch
+        for scope in nodes_in(func.body, tirx.AttrStmt)
+        if scope.attr_key == SCOPE
+        for branch in _split_of(scope)
+    ]
+    for own in (0, 1) if splits else ():
+        analyzer = Analyzer()
+        for attr in nodes_in(func.body, tirx.AttrStmt):
+            if attr.attr_key == "thread_extent":
+                analyzer.bind(attr.node.var, Range(0, attr.value))
+        is_producer = splits[0].condition
+        with analyzer.constraint_scope(tirx.Not(is_producer) if own else is_producer):
+            _Warps(own, splits, analyzer).visit(func.body, _State(), True)
+    return func
+
+
+def _split_of(scope: tirx.AttrStmt) -> list[tirx.IfThenElse]:
+    """Return the outermost branch in a specialized part. Its cases are producer and consumer."""
+    return [b for b in nodes_in(scope, tirx.IfThenElse) if b.else_case is not None][-1:]
+
+
+class _Warps:
+    """Warps of one role.
+
+    Attributes:
+        own: case of the specialized parts that they run, 0 or 1.
+        splits: branches of the specialized parts.
+        analyzer: knows the indices of their threads.
+        others: memory that the warps of the other role store in the specialized parts.
+    """
+
+    def __init__(self, own: int, splits: list[tirx.IfThenElse], analyzer: Analyzer) -> None:
+        self.own, self.splits, self.analyzer = own, splits, analyzer
+        self.others = frozenset().union(*(_stored_in(_cases(split)[1 - own]) for split in splits))
+
+    def visit(self, stmt: tirx.Stmt, before: _State, check: bool) -> _State:
+        """Return the state after ``stmt``. Refuse illegal reads in it if ``check``."""
+        if isinstance(stmt, tirx.IfThenElse):
+            return self._visit_branch(stmt, before, check)
+        if isinstance(stmt, (tirx.For, tirx.While)):
+            before = _joined(before, self.visit(stmt.body, before, False))
+            return self.visit(stmt.body, before, check)
+        inner = children_of(stmt)
+        if inner:
+            for part in inner:
+                before = self.visit(part, before, check)
+            return before
+        if check:
+            self._require(stmt, stmt, before)
+        stored = _stored_in(stmt)
+        return _State(before.stored | stored, before.foreign - stored)
+
+    def _visit_branch(self, stmt: tirx.IfThenElse, before: _State, check: bool) -> _State:
+        if any(stmt.same_as(split) for split in self.splits):
+            after = self.visit(_cases(stmt)[self.own], before, check)
+            own, other = (_stored_in(_cases(stmt)[role]) for role in (self.own, 1 - self.own))
+            return after._replace(foreign=after.foreign | (other - own))
+        if check:
+            self._require(stmt.condition, stmt, before)
+        if self._excludes(stmt.condition):
+            return before if stmt.else_case is None else self.visit(stmt.else_case, before, check)
+        cases = [case for case in _cases(stmt) if case is not None]
+        after = [self.visit(case, before, check) for case in cases]
+        return _joined(*after, *([before] if stmt.else_case is None else []))
+
+    def _excludes(self, condition: tirx.PrimExpr) -> bool:
+        """Return whether ``condition`` is false for the indices of these warps."""
+        if isinstance(condition, tirx.And):
+            return self._excludes(condition.a) or self._excludes(condition.b)
+        return self.analyzer.can_prove(tirx.Not(condition))
+
+    def _require(self, node: tirx.PrimExpr | tirx.Stmt, stmt: tirx.Stmt, state: _State) -> None:
+        """Check that these warps have the value of each load in ``node``."""
+        unwritten = self.others - state.stored - _passed_in(node)
+        for load in nodes_in(node, tirx.BufferLoad):
+            if load.buffer.data in unwritten | state.foreign:
+                name = load.buffer.name
+                raise LanguageError(
+                    f"{name}: TileLang moves its computation to some of the warps of a pipelined "
+                    f"loop, and other warps read it; expected shared memory instead of {name}, or "
+                    f"T.serial instead of T.Pipelined{location(stmt)}"
+                )
+
+
+def _cases(branch: tirx.IfThenElse) -> tuple[tirx.Stmt, tirx.Stmt | None]:
+    return branch.then_case, branch.else_case
+
+
+def _joined(*states: _State) -> _State:
+    """Return what may be true if one of these states is."""
+    return _State(*(frozenset().union(*memories) for memories in zip(*states, strict=True)))
+
+
+def _stored_in(stmt: tirx.Stmt) -> _Memory:
+    """Return the thread-local memory that ``stmt`` stores to, or whose address it passes to a
+    call."""
+    stores = nodes_in(stmt, tirx.BufferStore)
+    return _local(store.buffer.data for store in stores) | _passed_in(stmt)
+
+
+def _passed_in(node: tirx.PrimExpr | tirx.Stmt) -> _Memory:
+    """Return the thread-local memory whose address is passed to a call."""
+    addresses = calls_in(node, lambda c: op_name(c) == "tirx.address_of")
+    loads = [load for call in addresses for load in nodes_in(call, tirx.BufferLoad)]
+    pointers = calls_in(node, lambda c: op_name(c).endswith("access_ptr"))
+    variables = [value for call in pointers for value in call.args if isinstance(value, tirx.Var)]
+    return _local([*(load.buffer.data for load in loads), *variables])
+
+
+def _local(variables: Iterable[tirx.Var]) -> _Memory:
+    """Return the variables that point to thread-local memory."""
+    scopes = {v: getattr(v.type_annotation, "storage_scope", "") for v in variables}
+    return frozenset(v for v, scope in scopes.items() if scope.startswith("local"))
