@@ -22,6 +22,7 @@ from .device import (
     sync_branches,
     verify_locals,
     verify_pipelined,
+    verify_tiles,
     wait_once,
     widen_atomics,
 )
@@ -233,6 +234,7 @@ every kernel of a program with a builtin or a symmetric tensor."""
 DEVICE_PASSES = (
     Pass(guard_loads.guard_loads, "first: later passes see the conditions of loads"),
     Pass(verify_pipelined.verify_pipelined, "early: it verifies the loops as TileLang lowers them"),
+    Pass(verify_tiles.verify_tiles, "after lowering, which places tiles in shared memory"),
     Pass(verify_locals.verify_locals, "early: it verifies the warps as TileLang divides them"),
     Pass(keep_to_block.keep_to_block, "before passes that follow conditions on the thread index"),
     Pass(end_by_producer.end_by_producer, "before idle producer warps leave"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, gcd
 
+from ...collectives.vectors import itemsize_of
+
 LOG2_E = 1.4426950408889634
 INTERLEAVED, CONTIGUOUS, LOCAL = SHARDINGS = ("interleaved", "contiguous", "local")
 """Values of ``sharding``: which tokens of a sequence each rank holds."""
@@ -128,6 +130,18 @@ class DecodeConfig:
         """Return the parts that a block loads at once: a divisor of their number."""
         most = max(1, _HELD // (self.dim * self.merge_rows))
         return next(n for n in range(min(parts, most), 0, -1) if parts % n == 0)
+
+    def room(self, parts: int) -> int:
+        """Return the parts for which a block has memory, of which it uses ``held``.
+
+        TileLang places large buffers first, and wgmma needs the converted tiles of an fp8 cache at
+        multiples of 1024 bytes.
+        """
+        room, size = self.held(parts), self.merge_rows * self.columns * 4
+        is_first = self.is_quantized and room * size > self.N * self.dim * itemsize_of(self.dtype)
+        while is_first and room * size % 1024:
+            room += 1
+        return room
 
     @property
     def to_log2(self) -> float:

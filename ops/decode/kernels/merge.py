@@ -67,12 +67,12 @@ def merge_heads(config, results, me, first):
 def merge(config, parts, count, place, row, rows):
     """Merge ``count`` parts at a place of ``parts``."""
     R, held = config.merge_rows, config.held(count)
-    tile = T.alloc_shared((held, R, config.columns), "float32")
+    tile = T.alloc_shared((config.room(count), R, config.columns), "float32")
     T.clear(rows.total)
     T.clear(rows.weight)
     T.fill(rows.top, LOWEST)
     for step in T.serial(count // held):
-        T.copy(parts[(*place, step * held, row, 0)], tile)
+        T.copy(parts[(*place, step * held, row, 0)], tile[:held, :, :])
         T.copy(rows.top, rows.previous_top)
         for s in T.unroll(held):
             for i in T.Parallel(R):

@@ -134,6 +134,18 @@ def test_device_functions(tested, protocol):
     check(results, sequences, 1e-2)
 
 
+@LONG
+def test_tiles_of_fp8_are_aligned_after_many_splits():
+    """The block holds more bytes of 16 parts than of a tile."""
+    config = replace(
+        QUANTIZED, batch=1, heads=16, kv_heads=2, page_size=64, table=16, pages=19, ranks=1,
+        dtype="float16", sharding="contiguous", parts=16,
+    )  # fmt: skip
+    sequences = Sequences.of(config, [50])
+    device = executable_at(decode_attention(config), 1, "device", "sm_90a")
+    check(tw.simulate(device, 1, [sequences.inputs(0)]), sequences, 1e-3)
+
+
 LLAMA = DecodeConfig(64, 64, 8, 128, 65536, 64, 512, 4, "bfloat16", "bfloat16", 0.088)
 
 
