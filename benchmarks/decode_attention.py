@@ -1,13 +1,17 @@
 """Time ops.decode_attention on one rank beside torch's attention and FlashInfer.
 
     python benchmarks/decode_attention.py [--batch 1 8 ...] [--keys 4096 ...] [--heads 64]
-        [--kv-heads 8] [--page-size 64] [--cache bf16 fp8] [--calls 20]
+        [--kv-heads 8] [--page-size 64] [--cache bf16 fp8] [--latent]
+        [--calls 20]
 
 A time is that of one of ``--calls`` calls in a CUDA graph, in us: the median of ``--replays``
-replays. All sequences have the same number of keys, of 128 elements of bf16 or float8_e4m3fn.
+replays. All sequences have the same number of keys, of 128 elements of bf16 or float8_e4m3fn. With
+``--latent`` keys have 576 elements, the first 512 are the values, and all heads share them.
 
-- ``sdpa``: ``scaled_dot_product_attention`` with ``enable_gqa``, on a contiguous cache, bf16 only
-- ``flashinfer``: ``BatchDecodeWithPagedKVCacheWrapper``, if installed, on the pages, bf16 only
+- ``sdpa``: ``scaled_dot_product_attention`` with ``enable_gqa``, on a contiguous cache, bf16 only,
+  not latent
+- ``flashinfer``: ``BatchDecodeWithPagedKVCacheWrapper``, if installed, on the pages, bf16
+  only, not latent
 - ``fused``: the operator, on the pages
 - ``bound``: the bytes of the cache at 4.2 TB/s, which the memory of an H200 reaches
 
@@ -24,6 +28,7 @@ from itertools import product
 import torch
 
 from tileweave import ops
+from tileweave.ops.decode.problem import LATENT
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -49,10 +54,11 @@ class Sequences:
         size, self.group = options.page_size, options.heads // options.kv_heads
         pages = keys // size
         memory = {"device": DEVICE, "dtype": torch.bfloat16}
-        shape = batch * pages, size, options.kv_heads, DIM
-        self.q = torch.randn(batch, options.heads, DIM, **memory)
+        dim = LATENT[0] if options.latent else DIM
+        shape = batch * pages, size, options.kv_heads, dim
+        self.q = torch.randn(batch, options.heads, dim, **memory)
         self.k_cache = torch.randn(shape, **memory).to(dtype)
-        self.v_cache = torch.randn(shape, **memory).to(dtype)
+        self.v_cache = None if options.latent else torch.randn(shape, **memory).to(dtype)
         is_fp8 = dtype == CACHES["fp8"]
         self.scale = torch.full((1,), SCALE, device=DEVICE) if is_fp8 else None
         table = torch.arange(batch * pages, dtype=torch.int32, device=DEVICE)
@@ -94,7 +100,7 @@ class Sequences:
         return lambda: wrapper.run(self.q, (self.k_cache, self.v_cache))
 
     def contenders(self) -> dict[str, Step]:
-        if self.scale is not None:
+        if self.scale is not None or self.v_cache is None:
             return {"fused": self.fused}
         steps: dict[str, Step] = {"sdpa": self.sdpa}
         if GPU and (step := self.flashinfer()) is not None:
@@ -105,13 +111,13 @@ class Sequences:
 def right(sequences: Sequences) -> torch.Tensor:
     """Return the result in fp32, sequence by sequence."""
     results, scale = [], 1.0 if sequences.scale is None else SCALE
-    for q, k, v in zip(
-        sequences.q, sequences.heads(sequences.k_cache), sequences.heads(sequences.v_cache),
-        strict=True,
-    ):  # fmt: skip
-        rows = q.view(k.shape[0], -1, DIM).float()
-        products = rows @ k.float().transpose(1, 2) * (scale * DIM**-0.5)
-        results.append((products.softmax(-1) @ v.float() * scale).view(-1, DIM))
+    keys = sequences.heads(sequences.k_cache)
+    is_latent = sequences.v_cache is None
+    values = keys[..., : LATENT[1]] if is_latent else sequences.heads(sequences.v_cache)
+    for q, k, v in zip(sequences.q, keys, values, strict=True):
+        rows = q.view(k.shape[0], -1, q.shape[-1]).float()
+        products = rows @ k.float().transpose(1, 2) * (scale * q.shape[-1] ** -0.5)
+        results.append((products.softmax(-1) @ v.float() * scale).view(-1, v.shape[-1]))
     return torch.stack(results)
 
 
@@ -148,9 +154,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--kv-heads", type=int, default=8 if GPU else 2)
     parser.add_argument("--page-size", type=int, default=64)
     parser.add_argument("--cache", nargs="+", default=["bf16"], choices=CACHES)
+    parser.add_argument("--latent", action="store_true")
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--replays", type=int, default=10)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.latent:
+        options.kv_heads = 1
+        if options.cache != ["bf16"]:
+            parser.error(f"--cache {' '.join(options.cache)} with --latent; expected bf16")
+    return options
 
 
 @torch.no_grad()
@@ -158,19 +170,20 @@ def main() -> None:
     options = parsed()
     for cache, batch, keys in product(options.cache, options.batch, options.keys):
         dtype = CACHES[cache]
-        nbytes = 2 * dtype.itemsize * batch * keys * options.kv_heads * DIM
+        columns = LATENT[0] if options.latent else 2 * options.kv_heads * DIM
+        nbytes = dtype.itemsize * batch * keys * columns
         if nbytes > MOST_BYTES:
             print(f"{cache}, batch {batch}, keys {keys}: not run: the cache has {nbytes >> 30} GiB")
             continue
         sequences = Sequences(batch, keys, dtype, options)
-        expected, columns = right(sequences), []
+        expected, times = right(sequences), []
         for name, step in sequences.contenders().items():
             error = (step().float() - expected).norm() / expected.norm()
             if not error <= ERROR:
                 raise SystemExit(f"{name}: relative error {error.item():.1e}")
-            columns.append(f"{name} {microseconds(step, options.calls, options.replays):.1f}")
-        columns.append(f"bound {nbytes / BYTES_PER_US:.1f}")
-        print(f"{cache}, batch {batch}, keys {keys}: {', '.join(columns)} us")
+            times.append(f"{name} {microseconds(step, options.calls, options.replays):.1f}")
+        times.append(f"bound {nbytes / BYTES_PER_US:.1f}")
+        print(f"{cache}, batch {batch}, keys {keys}: {', '.join(times)} us")
 
 
 if __name__ == "__main__":

@@ -7,17 +7,20 @@ The program contains no synchronization; its kernel does.
 
 import inspect
 import re
+from dataclasses import replace
 
 import tileweave as tw
 from tileweave.ops.decode.kernels import attend, decode_attention, merge
 from tileweave.ops.decode.kernels.config import DecodeConfig
 
+HEADS = DecodeConfig(
+    batch=2, heads=16, kv_heads=2, dim=128, v_dim=128, pages=40, page_size=64, table=64, ranks=1,
+    dtype="bfloat16", cache_dtype="bfloat16", scale=0.1,
+)  # fmt: skip
+
 
 def show(ranks, **options):
-    config = DecodeConfig(
-        batch=2, heads=16, kv_heads=2, dim=128, pages=40, page_size=64, table=64,
-        ranks=ranks, dtype="bfloat16", scale=0.1, **({"cache_dtype": "bfloat16"} | options),
-    )  # fmt: skip
+    config = replace(HEADS, ranks=ranks, **options)
     print("TEST: ranks:", ranks)
     print(tw.emit(decode_attention.decode_attention(config), world_size=ranks))
 
@@ -42,7 +45,7 @@ print(re.findall(r"W\.(?:signal|wait|fence|barrier|ll_)\w*|sync_threads", source
 # CHECK: tl::wgmma_rs<
 # CHECK: *(float2*)(parts +
 # CHECK: tw::signal<
-# CHECK: } else {
+# CHECK: if (256 <= ((int)blockIdx.x)) {
 # CHECK: tw::wait_reached<
 # CHECK: = parts[
 # CHECK-NOT: tw::signal<
@@ -73,3 +76,24 @@ show(1, parts=1)
 # CHECK: tl::fence_proxy_async();
 # CHECK: tl::wgmma_rs<tl::DataType::kBFloat16
 show(1, parts=1, cache_dtype="float8_e4m3fn")
+
+# Two warp groups multiply columns of a latent cache, with registers of the producer. Merging uses
+# the memory of keys.
+# CHECK-LABEL: TEST: ranks: 2
+# CHECK-NOT: v_cache
+# CHECK: __launch_bounds__(384, 1)
+# CHECK: void* v = ((void*)((char*)buf_dyn_shmem + 0));
+# CHECK: void* tile = ((void*)((char*)buf_dyn_shmem + 0));
+# CHECK: tl::warpgroup_reg_dealloc<40>();
+# CHECK-COUNT-2: tl::tma_load(k_cache_desc
+# CHECK-NOT: tl::tma_load(
+# CHECK: tl::warpgroup_reg_alloc<232>();
+# CHECK-COUNT-2: tl::wgmma_ss<{{.*}}, 64, 32, 16,
+# CHECK: tl::wgmma_ss<{{.*}}, 64, 256, 16,
+# CHECK: tw::signal<
+# CHECK: tw::wait_reached<
+# CHECK-NOT: tw::wait_reached<
+# CHECK: tw::ll_st<tw::Scope::sys>((&(sums[
+# CHECK: tw::ll_ld<tw::Scope::sys, 2>((&(sums[
+# CHECK-NOT: tw::
+show(2, kv_heads=1, dim=576, v_dim=512)

@@ -99,18 +99,18 @@ class DecodeProblem:
     def config(self) -> DecodeConfig:
         """Parameters of the program."""
         return DecodeConfig(
-            self.batch, self.heads, self.kv_heads, self.dim, self.pages, self.page_size, self.table,
-            self.ranks, _tile_dtype(self.dtype), _tile_dtype(self.cache_dtype), self.scale,
-            self.sharding, self.returns_lse,
+            self.batch, self.heads, self.kv_heads, self.dim, self.v_dim, self.pages,
+            self.page_size, self.table, self.ranks, _tile_dtype(self.dtype),
+            _tile_dtype(self.cache_dtype), self.scale, self.sharding, self.returns_lse,
         )  # fmt: skip
 
     def obstacle(self) -> str | None:
         """Return why no program serves the problem, with what is expected; else None."""
         if self.dtype not in _DTYPES:
             return f"q is of {self.dtype}; expected {' or '.join(map(str, _DTYPES))}"
-        if self.latent:
-            return "the cache is latent; expected v_cache"
-        if self.dim not in DIMS or self.v_dim != self.dim:
+        if self.latent and self.cache_dtype != self.dtype:
+            return f"the latent cache is of {self.cache_dtype}; expected {self.dtype} as q"
+        if not self.latent and (self.dim not in DIMS or self.v_dim != self.dim):
             return f"heads have {self.dim} and {self.v_dim} elements; expected 64 or 128 for both"
         if self.page_size not in PAGES and self.page_size % PAGES[-1]:
             legal = f"{', '.join(map(str, PAGES))}, or a multiple of {PAGES[-1]}"

@@ -15,9 +15,9 @@ bytes."""
 def verify_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Refuse a tile of wgmma that does not begin at a multiple of its swizzle's repeat.
 
-    Tensor cores swizzle addresses, threads swizzle indices of a tile. TileLang aligns tiles that
-    the TMA loads, but not those that threads write: if a smaller buffer lies before such a tile,
-    its elements are read at other places.
+    Tensor cores swizzle addresses, threads swizzle indices of a tile. TileLang aligns most tiles,
+    but not all of those that threads write: after a buffer of another size, elements of such a tile
+    are read at other places.
 
     Before: ``v = handle_add_byte_offset(shared, 8704); initialize_wgmma_descriptor(d, v, 1, ...)``
     After:  LanguageError; legal kernels stay unchanged
@@ -37,7 +37,8 @@ def verify_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
         begin, alignment = offsets[data] + int(first) * size, ALIGNMENTS.get(layout, 1)
         if begin % alignment:
             raise LanguageError(
-                f"T.gemm: wgmma reads a tile from byte {begin} of shared memory; expected a multiple "
-                f"of {alignment}: give each larger T.alloc_shared a multiple of {alignment} bytes"
+                f"T.gemm: wgmma reads a tile from byte {begin} of shared memory; expected a "
+                f"multiple of {alignment}: give each larger T.alloc_shared a multiple of "
+                f"{alignment} bytes"
             )
     return func

@@ -108,7 +108,7 @@ def symmetric_bytes(shape: Cached) -> int:
         return 0
     config = problem_of(DecodeAttention.op, shape, shape.ranks, torch.bfloat16).config
     parts = config.splits + 4 * shape.ranks
-    return 4 * parts * shape.batch * shape.heads * config.columns
+    return 4 * parts * shape.batch * shape.heads * config.sections * config.columns
 
 
 def device_bytes(shape: Cached) -> int:

@@ -7,6 +7,7 @@ import tilelang.language as T
 
 from .config import CONTIGUOUS, INTERLEAVED, STAGES
 from .heads import alloc_heads, attend, load_keys, load_queries
+from .latent import alloc_latent, attend_to_latent, load_latent_keys, load_latent_queries
 from .merge import store
 from .softmax import alloc_softmax, clear, divide
 from .tiles import Split
@@ -18,7 +19,7 @@ class Inputs:
 
     Attributes:
         q: (batch * heads, dim).
-        k_cache, v_cache: (tokens of all pages, kv_heads * dim).
+        k_cache, v_cache: (tokens of all pages, kv_heads * dim); no v_cache for a latent cache.
         block_table: page of the cache for each page of a sequence, (batch, table).
         seq_lens: tokens of the sequences, (batch,).
         k_scale, v_scale: factors of an fp8 cache, (1,).
@@ -38,17 +39,26 @@ def attend_to_split(config, inputs, results, me, item, split):
     """Attend with the heads of an item to a split of the keys on this rank."""
     softmax = alloc_softmax(config, inputs)
     keys = find_split(config, inputs, me, item, split)
-    heads = alloc_heads(config)
-    load_queries(config, inputs.q, item, heads)
-    clear(softmax)
-    for step in T.Pipelined(keys.steps, num_stages=STAGES):
-        load_keys(config, inputs, keys, step, heads)
-        attend(config, keys, step, heads, softmax)
+    if config.is_latent:
+        latent = alloc_latent(config)
+        load_latent_queries(config, inputs.q, item, latent)
+        clear(softmax)
+        for step in T.Pipelined(keys.steps, num_stages=STAGES):
+            load_latent_keys(config, inputs, keys, step, latent)
+            attend_to_latent(config, keys, step, latent, softmax)
+    else:
+        heads = alloc_heads(config)
+        load_queries(config, inputs.q, item, heads)
+        clear(softmax)
+        for step in T.Pipelined(keys.steps, num_stages=STAGES):
+            load_keys(config, inputs, keys, step, heads)
+            attend(config, keys, step, heads, softmax)
     divide(config, softmax)
     if config.merges:
         store_part(config, results.parts, (me, item, split), softmax)
     else:
-        store(config, results, item, 0, config.rows, softmax.out, softmax.lse)
+        first = item * config.part_rows
+        store(config, results, first, config.rows, softmax.out, softmax.lse)
 
 
 @T.macro
@@ -81,9 +91,12 @@ def keys_on_rank(config: Any, length: Any, me: Any) -> Any:
 @T.macro
 def store_part(config, parts, place, softmax):
     """Store results and logarithms at a place of the parts of this rank."""
-    for i, j in T.Parallel(config.M, config.dim):
+    sections, width = config.sections, config.width
+    for i, j in T.Parallel(config.M, config.v_dim):
         if i < config.rows:
-            parts[(*place, i, j)] = softmax.out[i, j]
-    for i, j in T.Parallel(config.M, config.columns - config.dim):
+            parts[(*place, i * sections + j // width, j % width)] = softmax.out[i, j]
+    padding = config.columns - width
+    for i, j in T.Parallel(config.M, sections * padding):
         if i < config.rows:
-            parts[(*place, i, config.dim + j)] = softmax.lse[i]
+            place_of_lse = i * sections + j // padding, width + j % padding
+            parts[(*place, *place_of_lse)] = softmax.lse[i]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, gcd
 
-from ...collectives.vectors import itemsize_of
-
 LOG2_E = 1.4426950408889634
 INTERLEAVED, CONTIGUOUS, LOCAL = SHARDINGS = ("interleaved", "contiguous", "local")
 """Values of ``sharding``: which tokens of a sequence each rank holds."""
@@ -18,15 +16,19 @@ _MOST_SPLITS = 128
 """Most splits of the keys of a rank, which a block merges."""
 STAGES = 2
 """Tiles of keys in shared memory: two blocks fit on an SM."""
-THREADS = 128
-"""Threads of a block that compute."""
+_WARP_GROUP, _WIDTH = 128, 256
+"""Threads of a warp group, and columns of the result that its registers hold."""
 _BLOCKS = 264
-"""Blocks that attend, if there are enough keys: two for each SM of an H100 or H200."""
+"""Blocks of one warp group that attend, if there are enough keys: two for each SM of an H100 or
+H200."""
+_SECTION = 128
+"""Most columns of a section of a value. Blocks merge sections: they divide a row equally among the
+threads of a block, and a part of many columns leaves no shared memory."""
 _HELD = 2048
 """Most fp32 numbers of parts that a block loads at once, unless one row has more: a thread polls
 one word after the other, at most 8."""
 _LSE_COLUMNS = 4
-"""Columns of a part after those of the result: its logarithm, and padding to 16 bytes."""
+"""Columns of a part after those of a section: the logarithm, and padding to 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ class DecodeConfig:
     Attributes:
         batch: sequences.
         heads, kv_heads: of q and of the cache.
-        dim: elements of a key, and of a value.
+        dim, v_dim: elements of a key, and of a value. Values are the first columns of keys if these
+            numbers differ.
         pages, page_size: pages of the cache of a rank, and tokens of a page.
         table: pages of a sequence in the block table of a rank.
         ranks: ranks that share the tokens.
@@ -52,6 +55,7 @@ class DecodeConfig:
     heads: int
     kv_heads: int
     dim: int
+    v_dim: int
     pages: int
     page_size: int
     table: int
@@ -64,9 +68,19 @@ class DecodeConfig:
     parts: int | None = None
 
     @property
+    def is_latent(self) -> bool:
+        """Return whether values are the first columns of keys."""
+        return self.dim != self.v_dim
+
+    @property
     def is_quantized(self) -> bool:
-        """Whether the cache has another type than q, and scales."""
+        """Return whether the cache has another type than q, and scales."""
         return self.cache_dtype != self.dtype
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block that compute: a warp group for each 256 columns of values."""
+        return _WARP_GROUP * ceil(self.v_dim / _WIDTH)
 
     @property
     def group(self) -> int:
@@ -106,42 +120,46 @@ class DecodeConfig:
     @property
     def splits(self) -> int:
         """Splits of the keys of each sequence on a rank."""
-        return self.parts or splits_for(self.items, ceil(self.capacity / self.N))
+        blocks = _BLOCKS * _WARP_GROUP // self.threads
+        return self.parts or splits_for(self.items, ceil(self.capacity / self.N), blocks)
+
+    @property
+    def width(self) -> int:
+        """Columns of a section of a value."""
+        return min(self.v_dim, _SECTION)
+
+    @property
+    def sections(self) -> int:
+        """Sections of a value."""
+        return self.v_dim // self.width
+
+    @property
+    def part_rows(self) -> int:
+        """Rows of a part: the sections of the heads that a block attends with."""
+        return self.rows * self.sections
 
     @property
     def columns(self) -> int:
-        """Columns of a part: result and logarithm."""
-        return self.dim + _LSE_COLUMNS
+        """Columns of a part: those of a section, and its logarithm."""
+        return self.width + _LSE_COLUMNS
 
     @property
     def merge_rows(self) -> int:
-        """Rows that a block merges."""
-        most = max(1, _HELD // (self.dim * max(self.splits, self.ranks)))
-        return gcd(self.rows, 1 << (most.bit_length() - 1))
+        """Sections that a block merges."""
+        most = max(1, _HELD // (self.width * max(self.splits, self.ranks)))
+        return gcd(self.part_rows, 1 << (most.bit_length() - 1))
 
     @property
     def merges(self) -> int:
         """Blocks that merge; 0 if there is one part."""
         if self.splits == self.ranks == 1:
             return 0
-        return self.batch * self.heads // self.merge_rows
+        return self.batch * self.heads * self.sections // self.merge_rows
 
     def held(self, parts: int) -> int:
         """Return the parts that a block loads at once: a divisor of their number."""
-        most = max(1, _HELD // (self.dim * self.merge_rows))
+        most = max(1, _HELD // (self.width * self.merge_rows))
         return next(n for n in range(min(parts, most), 0, -1) if parts % n == 0)
-
-    def room(self, parts: int) -> int:
-        """Return the parts for which a block has memory, of which it uses ``held``.
-
-        TileLang places large buffers first, and wgmma needs the converted tiles of an fp8 cache at
-        multiples of 1024 bytes.
-        """
-        room, size = self.held(parts), self.merge_rows * self.columns * 4
-        is_first = self.is_quantized and room * size > self.N * self.dim * itemsize_of(self.dtype)
-        while is_first and room * size % 1024:
-            room += 1
-        return room
 
     @property
     def to_log2(self) -> float:
@@ -149,9 +167,9 @@ class DecodeConfig:
         return self.scale * LOG2_E
 
 
-def splits_for(items: int, tiles: int) -> int:
+def splits_for(items: int, tiles: int, blocks: int = _BLOCKS) -> int:
     """Return the number of splits, a power of two: enough to fill the GPU, and at least one tile of
     keys for each. It does not depend on the lengths of the sequences, so that CUDA graphs fit
     all."""
-    most = min(max(_BLOCKS // items, 1), max(tiles, 1), _MOST_SPLITS)
+    most = min(max(blocks // items, 1), max(tiles, 1), _MOST_SPLITS)
     return 1 << (most.bit_length() - 1)

@@ -17,7 +17,7 @@ import tilelang.language as T
 from ....builtins import language as W
 from ....passes import with_options
 from .attend import Inputs, attend_to_split
-from .config import THREADS, DecodeConfig
+from .config import DecodeConfig
 from .merge import Results, merge_heads
 
 
@@ -33,23 +33,23 @@ def decode_attention(config: DecodeConfig) -> Any:
 def _program(config):
     batch, heads, splits, ranks = config.batch, config.heads, config.splits, config.ranks
     attends = config.items * splits
-    parts_shape = config.items, splits, config.rows, config.columns
-    sums_shape = config.items, ranks, config.rows, config.columns
+    parts_shape = config.items, splits, config.part_rows, config.columns
+    sums_shape = config.items, ranks, config.part_rows, config.columns
     cache = config.pages * config.page_size, config.kv_heads * config.dim
 
     @T.prim_func
     def decode_attention(
         q: T.Tensor((batch * heads, config.dim), config.dtype),
         k_cache: T.Tensor(cache, config.cache_dtype),
-        v_cache: T.Tensor(cache, config.cache_dtype),
+        v_cache: None if config.is_latent else T.Tensor(cache, config.cache_dtype),
         block_table: T.Tensor((batch, config.table), "int32"),
         seq_lens: T.Tensor((batch,), "int32"),
         k_scale: T.Tensor((1,), "float32") if config.is_quantized else None,
         v_scale: T.Tensor((1,), "float32") if config.is_quantized else None,
         lse: T.Tensor((batch, heads), "float32") if config.has_lse else None,
-        out: T.Tensor((batch, heads, config.dim), config.dtype),
+        out: T.Tensor((batch, heads * config.sections, config.width), config.dtype),
     ):
-        with T.Kernel(attends + config.merges, threads=THREADS) as block:
+        with T.Kernel(attends + config.merges, threads=config.threads) as block:
             me = W.rank()
             parts = W.alloc_symmetric(parts_shape, "float32") if config.merges else None
             sums = W.alloc_symmetric(sums_shape, "float32") if ranks > 1 else None
@@ -57,9 +57,11 @@ def _program(config):
             inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
             if config.merges == 0:
                 attend_to_split(config, inputs, results, me, block, 0)
-            elif block < attends:
-                attend_to_split(config, inputs, results, me, block // splits, block % splits)
             else:
-                merge_heads(config, results, me, (block - attends) * config.merge_rows)
+                # Two statements: the branches of one would not share memory of a block.
+                if block < attends:
+                    attend_to_split(config, inputs, results, me, block // splits, block % splits)
+                if block >= attends:
+                    merge_heads(config, results, me, (block - attends) * config.merge_rows)
 
     return decode_attention

@@ -31,7 +31,7 @@ class Heads:
 def alloc_heads(config):
     """Allocate ``Heads``."""
     Q = T.alloc_shared((config.M, config.dim), config.dtype)
-    K, V = alloc_tile(config, config.dim), alloc_tile(config, config.dim)
+    K, V = alloc_tile(config, config.dim), alloc_tile(config, config.v_dim)
     P = T.alloc_fragment((config.M, config.N), config.dtype)
     return Heads(Q, K, V, P)
 
@@ -47,7 +47,7 @@ def load_keys(config, inputs, split, step, heads):
     """Load a tile of keys and values."""
     head = split.kv_head
     load_tile(config, inputs, split, step, inputs.k_cache, head * config.dim, heads.K)
-    load_tile(config, inputs, split, step, inputs.v_cache, head * config.dim, heads.V)
+    load_tile(config, inputs, split, step, inputs.v_cache, head * config.v_dim, heads.V)
 
 
 @T.macro

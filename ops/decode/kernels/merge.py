@@ -17,11 +17,11 @@ class Results:
     """Tensors that a program writes.
 
     Attributes:
-        parts: parts of the splits of this rank, (items, splits, rows, columns); None if no block
-            merges.
-        sums: parts of all ranks, (items, ranks, rows, columns); None for one rank.
+        parts: parts of the splits of this rank, (items, splits, rows * sections, columns); None if
+            no block merges.
+        sums: parts of all ranks, (items, ranks, rows * sections, columns); None for one rank.
         lse: logarithms, (batch, heads), or None.
-        out: (batch, heads, dim).
+        out: (batch, heads * sections, width).
     """
 
     parts: Any
@@ -49,9 +49,10 @@ class Rows:
 
 @T.macro
 def merge_heads(config, results, me, first):
-    """Merge the parts of ``config.merge_rows`` heads from number ``first`` of all sequences on."""
-    item, row = first // config.rows, first % config.rows
-    total = T.alloc_fragment((config.merge_rows, config.dim), "float32")
+    """Merge the parts of ``config.merge_rows`` sections of heads, from number ``first`` of all
+    sequences on."""
+    item, row = first // config.part_rows, first % config.part_rows
+    total = T.alloc_fragment((config.merge_rows, config.width), "float32")
     weight = T.alloc_fragment((config.merge_rows,), "float32")
     top = T.alloc_fragment((config.merge_rows,), "float32")
     previous_top = T.alloc_fragment((config.merge_rows,), "float32")
@@ -60,33 +61,33 @@ def merge_heads(config, results, me, first):
     if config.ranks > 1:
         send(config, rows, results.sums, me, item, row)
         merge(config, results.sums, config.ranks, (me, item), row, rows)
-    store(config, results, item, row, config.merge_rows, total, top)
+    store(config, results, first, config.merge_rows, total, top)
 
 
 @T.macro
 def merge(config, parts, count, place, row, rows):
     """Merge ``count`` parts at a place of ``parts``."""
     R, held = config.merge_rows, config.held(count)
-    tile = T.alloc_shared((config.room(count), R, config.columns), "float32")
+    tile = T.alloc_shared((held, R, config.columns), "float32")
     T.clear(rows.total)
     T.clear(rows.weight)
     T.fill(rows.top, LOWEST)
     for step in T.serial(count // held):
-        T.copy(parts[(*place, step * held, row, 0)], tile[:held, :, :])
+        T.copy(parts[(*place, step * held, row, 0)], tile)
         T.copy(rows.top, rows.previous_top)
         for s in T.unroll(held):
             for i in T.Parallel(R):
-                rows.top[i] = T.max(rows.top[i], tile[s, i, config.dim])
-        for i, j in T.Parallel(R, config.dim):
+                rows.top[i] = T.max(rows.top[i], tile[s, i, config.width])
+        for i, j in T.Parallel(R, config.width):
             rows.total[i, j] *= T.exp2(rows.previous_top[i] - rows.top[i])
         for i in T.Parallel(R):
             rows.weight[i] *= T.exp2(rows.previous_top[i] - rows.top[i])
         for s in T.unroll(held):
-            for i, j in T.Parallel(R, config.dim):
-                rows.total[i, j] += tile[s, i, j] * T.exp2(tile[s, i, config.dim] - rows.top[i])
+            for i, j in T.Parallel(R, config.width):
+                rows.total[i, j] += tile[s, i, j] * T.exp2(tile[s, i, config.width] - rows.top[i])
             for i in T.Parallel(R):
-                rows.weight[i] += T.exp2(tile[s, i, config.dim] - rows.top[i])
-    for i, j in T.Parallel(R, config.dim):
+                rows.weight[i] += T.exp2(tile[s, i, config.width] - rows.top[i])
+    for i, j in T.Parallel(R, config.width):
         rows.total[i, j] = T.if_then_else(rows.weight[i] > 0, rows.total[i, j] / rows.weight[i], 0)
     for i in T.Parallel(R):
         rows.top[i] += T.log2(rows.weight[i])
@@ -96,22 +97,27 @@ def merge(config, parts, count, place, row, rows):
 def send(config, rows, sums, me, item, row):
     """Store the merged rows to all ranks, the next one first."""
     part = T.alloc_shared((config.merge_rows, config.columns), "float32")
-    for i, j in T.Parallel(config.merge_rows, config.dim):
+    for i, j in T.Parallel(config.merge_rows, config.width):
         part[i, j] = rows.total[i, j]
-    for i, j in T.Parallel(config.merge_rows, config.columns - config.dim):
-        part[i, config.dim + j] = rows.top[i]
+    for i, j in T.Parallel(config.merge_rows, config.columns - config.width):
+        part[i, config.width + j] = rows.top[i]
     for step in T.serial(config.ranks):
         T.copy(part, sums[(me + 1 + step) % config.ranks, item, me, row, 0])
 
 
 @T.macro
-def store(config, results, item, row, rows, out, lse):
-    """Store results, and their logarithms if they are asked for."""
-    first = item * config.rows + row
-    for i, j in T.Parallel(out.shape[0], config.dim):
+def store(config, results, first, rows, out, lse):
+    """Store results of ``rows`` heads or sections of heads, from section ``first`` on; and their
+    logarithms, if they are asked for."""
+    columns, width = out.shape[1], config.width
+    sections = config.heads * config.sections
+    for i, j in T.Parallel(*out.shape):
         if i < rows:
-            results.out[first // config.heads, first % config.heads + i, j] = out[i, j]
+            section = first % sections + (i * columns + j) // width
+            results.out[first // sections, section, j % width] = out[i, j]
     if config.has_lse:
         for i in T.Parallel(out.shape[0]):
-            if i < rows:
-                results.lse[first // config.heads, first % config.heads + i] = lse[i] / LOG2_E
+            section = first % sections + i * columns // width
+            if i < rows and section % config.sections == 0:
+                head = section // config.sections
+                results.lse[first // sections, head] = lse[i] / LOG2_E

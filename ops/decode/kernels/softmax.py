@@ -39,7 +39,7 @@ class Softmax:
 def alloc_softmax(config, inputs):
     """Allocate a ``Softmax``, and read the scales."""
     S = T.alloc_fragment((config.M, config.N), "float32")
-    out = T.alloc_fragment((config.M, config.dim), "float32")
+    out = T.alloc_fragment((config.M, config.v_dim), "float32")
     row_max = T.alloc_fragment((config.M,), "float32")
     previous_max = T.alloc_fragment((config.M,), "float32")
     rescale = T.alloc_fragment((config.M,), "float32")
@@ -89,7 +89,7 @@ def add_exponentials(config, softmax):
     T.reduce_sum(S, softmax.tile_sum, dim=1)
     for i in T.Parallel(config.M):
         softmax.row_sum[i] = softmax.row_sum[i] * softmax.rescale[i] + softmax.tile_sum[i]
-    for i, j in T.Parallel(config.M, config.dim):
+    for i, j in T.Parallel(config.M, config.v_dim):
         softmax.out[i, j] *= softmax.rescale[i]
 
 
@@ -97,7 +97,7 @@ def add_exponentials(config, softmax):
 def divide(config, softmax):
     """Divide ``out`` by the sums of exponentials, and compute the logarithms of these sums: zeros,
     and minus infinity, without keys."""
-    for i, j in T.Parallel(config.M, config.dim):
+    for i, j in T.Parallel(config.M, config.v_dim):
         softmax.out[i, j] = T.if_then_else(
             softmax.row_sum[i] > 0, softmax.out[i, j] * softmax.v_scale / softmax.row_sum[i], 0
         )

@@ -20,7 +20,7 @@ from tileweave import ops
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.decode.decode_attention import DecodeAttention
-from tileweave.ops.decode.problem import NAME, DecodeProblem, Inputs, Results
+from tileweave.ops.decode.problem import LATENT, NAME, DecodeProblem, Inputs, Results
 from tileweave.ops.decode.reference import merged, part_of
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
@@ -45,10 +45,10 @@ def problem_of(
     cache_dtype: torch.dtype | None = None,
 ) -> DecodeProblem:  # fmt: skip
     """Return a problem whose caches have more pages than the sequences."""
-    pages = batch * TABLE + 3
+    pages, is_latent = batch * TABLE + 3, dim == LATENT[0]
     return DecodeProblem(
-        NAME, batch, heads, kv_heads, dim, dim, pages, page_size, TABLE, 0, dtype,
-        cache_dtype or dtype, dim**-0.5, sharding, False, True,
+        NAME, batch, heads, kv_heads, dim, LATENT[1] if is_latent else dim, pages, page_size, TABLE,
+        0, dtype, cache_dtype or dtype, dim**-0.5, sharding, is_latent, True,
     )  # fmt: skip
 
 
@@ -60,6 +60,9 @@ CASES = [
     problem_of(2, 96, 1, 128, 64, "local"),
     problem_of(3, 32, 8, 128, 16, cache_dtype=FP8),
     problem_of(2, 16, 2, 64, 64, "contiguous", torch.float16, FP8),
+    problem_of(1, 128, 1, LATENT[0], 64),
+    problem_of(3, 16, 1, LATENT[0], 16),
+    problem_of(5, 96, 1, LATENT[0], 32, "contiguous", torch.float16),
 ]
 
 
@@ -79,7 +82,7 @@ class Step:
         self.inputs = Inputs(
             torch.empty(problem.batch, problem.heads, problem.dim, **options),
             torch.empty(*cache, problem.dim, **stored),
-            torch.empty(*cache, problem.v_dim, **stored),
+            None if problem.latent else torch.empty(*cache, problem.v_dim, **stored),
             table.view(problem.batch, TABLE),
             torch.zeros(problem.batch, device=device, dtype=torch.int32),
             *scales,
@@ -98,7 +101,7 @@ class Step:
         if self.problem.batch > 1:
             lengths[0] = 0
         torch.manual_seed(1000 * seed + self.problem.batch + 1 + self.group.rank)
-        for cache in (k_cache, v_cache):
+        for cache in (k_cache,) if v_cache is None else (k_cache, v_cache):
             cache.copy_(torch.randn(cache.shape, device=cache.device))
         order = torch.randperm(self.problem.pages, device=table.device)
         table.copy_(order[: table.numel()].view_as(table))

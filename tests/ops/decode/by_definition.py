@@ -25,7 +25,8 @@ class Sequences:
 
     Attributes:
         q: (batch, heads, dim).
-        keys, values: of each sequence, (tokens, kv_heads, dim), as the cache holds them.
+        keys, values: of each sequence, (tokens, kv_heads, dim) and (tokens, kv_heads, v_dim), as
+            the cache holds them.
     """
 
     config: DecodeConfig
@@ -45,7 +46,9 @@ class Sequences:
         q = numbers(config.dtype, config.batch, config.heads, config.dim)
         dtype, kv_heads = config.cache_dtype, config.kv_heads
         keys = [numbers(dtype, n, kv_heads, config.dim) for n in lengths]
-        values = [numbers(dtype, n, kv_heads, config.dim) for n in lengths]
+        values = [numbers(dtype, n, kv_heads, config.v_dim) for n in lengths]
+        if config.is_latent:
+            values = [k[..., : config.v_dim] for k in keys]
         return Sequences(config, q, keys, values, lengths)
 
     @property
@@ -73,7 +76,7 @@ class Sequences:
         size = config.page_size
         shape = config.pages, size, config.kv_heads
         k_cache = np.full((*shape, config.dim), 77, DTYPES[config.cache_dtype])
-        v_cache = np.full((*shape, config.dim), 55, DTYPES[config.cache_dtype])
+        v_cache = np.full((*shape, config.v_dim), 55, DTYPES[config.cache_dtype])
         table = np.full((config.batch, config.table), -1, np.int32)
         order, used = rng.permutation(config.pages).astype(np.int32), 0
         lengths = []
@@ -93,6 +96,8 @@ class Sequences:
             "block_table": table,
             "seq_lens": np.array(lengths, np.int32),
         }
+        if config.is_latent:
+            del inputs["v_cache"]
         return inputs | {name: np.array([x], np.float32) for name, x in self.scales.items()}
 
     def expected(self) -> tuple[np.ndarray, np.ndarray]:
@@ -100,7 +105,7 @@ class Sequences:
         config = self.config
         k_scale = self.scales.get("k_scale", 1.0)
         v_scale = self.scales.get("v_scale", 1.0)
-        out = np.zeros((config.batch, config.heads, config.dim), np.float32)
+        out = np.zeros((config.batch, config.heads, config.v_dim), np.float32)
         lse = np.full((config.batch, config.heads), -np.inf, np.float32)
         for b, length in enumerate(self.lengths):
             if not length:
@@ -121,7 +126,7 @@ def check(results: list[dict[str, Any]], sequences: Sequences, tolerance: float)
     for result in results:
         for name in ("out", "lse"):
             assert result[name].tobytes() == results[0][name].tobytes(), f"{name} differs by rank"
-    actual = np.asarray(results[0]["out"]).astype(np.float32)
+    actual = np.asarray(results[0]["out"]).astype(np.float32).reshape(out.shape)
     error = np.abs(actual - out).max() / max(np.abs(out).max(), 1e-6)
     assert error <= tolerance, error
     empty = np.isneginf(lse)

@@ -12,7 +12,11 @@ from tileweave import ops
 from tileweave.ops.decode import decode_attention
 
 CALL = Call(lengths=(37, 0), heads=2, kv_heads=1, dim=64, v_dim=64, page_size=16, table=3)
-CALLS = {"bf16": CALL, "fp8": CALL._replace(quantized=True)}
+CALLS = {
+    "bf16": CALL,
+    "fp8": CALL._replace(quantized=True),
+    "latent": CALL._replace(dim=576, v_dim=512, latent=True),
+}
 
 
 @pytest.fixture

@@ -15,11 +15,12 @@ from tileweave.simulator.simulate import executable_at
 
 LONG = pytest.mark.long
 SMALL = DecodeConfig(
-    batch=2, heads=2, kv_heads=1, dim=64, pages=24, page_size=16, table=8, ranks=2,
+    batch=2, heads=2, kv_heads=1, dim=64, v_dim=64, pages=24, page_size=16, table=8, ranks=2,
     dtype="bfloat16", cache_dtype="bfloat16", scale=0.125, has_lse=True, parts=2,
 )  # fmt: skip
 """Program with splits and ranks. Some blocks have no keys, some tiles are not full."""
 QUANTIZED = replace(SMALL, cache_dtype="float8_e4m3fn")
+LATENT = replace(SMALL, heads=3, dim=576, v_dim=512, scale=0.04)
 
 
 def run(config: DecodeConfig, lengths: list[int], schedules: int = 1, tolerance: float = 1e-2):
@@ -34,6 +35,7 @@ CASES = {
     "splits and ranks": (SMALL, [100, 0]),
     "one block merges nothing": (replace(SMALL, heads=4, kv_heads=2, ranks=1, parts=1), [100, 0]),
     "fp8, one block merges nothing": (replace(QUANTIZED, ranks=1, parts=1), [100, 0]),
+    "latent, one block merges nothing": (replace(LATENT, ranks=1, parts=1), [100, 0]),
 }
 LONG_CASES = {
     "one split, three ranks, odd heads": (
@@ -47,10 +49,22 @@ LONG_CASES = {
         ),
         [96, 97, 250],
     ),
+    "latent": (replace(LATENT, ranks=1), [100, 0]),
+    "latent, two groups of heads": (
+        replace(LATENT, batch=1, heads=66, table=2, ranks=1, parts=1), [25]
+    ),
+    "latent, contiguous": (
+        replace(
+            LATENT, batch=1, heads=1, page_size=32, table=2, sharding="contiguous", ranks=3,
+            dtype="float16", cache_dtype="float16", parts=1,
+        ),
+        [150],
+    ),
+    "latent, interleaved": (replace(LATENT, page_size=64, table=2), [130, 200]),
     "fp8": (QUANTIZED, [100, 0]),
     "fp8, contiguous": (
         replace(
-            QUANTIZED, batch=3, dim=128, page_size=32, table=3, sharding="contiguous",
+            QUANTIZED, batch=3, dim=128, v_dim=128, page_size=32, table=3, sharding="contiguous",
             dtype="float16", ranks=3, parts=1,
         ),
         [96, 97, 250],
@@ -62,7 +76,7 @@ LONG_CASES = {
     "more tokens than the table has": (replace(SMALL, batch=1, table=1, pages=2), [32]),
     "128 columns, pages of two tiles, steps of parts": (
         replace(
-            SMALL, batch=1, dim=128, page_size=128, table=3, parts=32, ranks=1
+            SMALL, batch=1, dim=128, v_dim=128, page_size=128, table=3, parts=32, ranks=1
         ),
         [300],
     ),
@@ -114,8 +128,9 @@ def test_every_mutant_is_killed_or_equivalent():
 
 @LONG
 @pytest.mark.parametrize(
-    ("tested", "protocol"), [(SMALL, "flag"), (SMALL, "ll"), (QUANTIZED, "ll")],
-    ids=["flag", "ll", "fp8"],
+    ("tested", "protocol"),
+    [(SMALL, "flag"), (SMALL, "ll"), (QUANTIZED, "ll"), (replace(LATENT, heads=2), "ll")],
+    ids=["flag", "ll", "fp8", "latent"],
 )  # fmt: skip
 def test_device_functions(tested, protocol):
     """Parts that are exchanged as words would be compared bit by bit with those of tiles, and fp32
@@ -146,7 +161,23 @@ def test_tiles_of_fp8_are_aligned_after_many_splits():
     check(tw.simulate(device, 1, [sequences.inputs(0)]), sequences, 1e-3)
 
 
-LLAMA = DecodeConfig(64, 64, 8, 128, 65536, 64, 512, 4, "bfloat16", "bfloat16", 0.088)
+LLAMA = DecodeConfig(64, 64, 8, 128, 128, 65536, 64, 512, 4, "bfloat16", "bfloat16", 0.088)
+
+
+def copies_and_registers(ptxas, config: DecodeConfig) -> tuple[int, int]:
+    """Return the copies of keys of a tile, which a producer loads, and the registers of a thread.
+    Nothing is spilled."""
+    program = decode_attention(config)
+    source = tw.emit(program, world_size=config.ranks)
+    loop = source[source.index("for (int step = 0; step < steps") :]
+    producer = loop[: loop.index("} else {")]
+    assert "block_table[" in producer and "wgmma" not in producer
+    assert "wgmma" in loop
+    said = ptxas(tw.emit(program, stage="ptx", world_size=config.ranks))
+    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    assert set(spills) == {("0", "0")}
+    registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
+    return len(re.findall(r"tl::tma_load\(k_cache_desc", producer)), registers
 
 
 @LONG
@@ -156,17 +187,30 @@ LLAMA = DecodeConfig(64, 64, 8, 128, 65536, 64, 512, 4, "bfloat16", "bfloat16", 
 )
 def test_pages_are_loaded_by_the_tma_without_spills(ptxas, page_size, cache_dtype, copies):
     """Two blocks fit on an SM: at most 128 registers for 256 threads, and 113 KiB."""
-    program = decode_attention(replace(LLAMA, page_size=page_size, cache_dtype=cache_dtype))
-    source = tw.emit(program, world_size=4)
-    loop = source[source.index("for (int step = 0; step < steps") :]
-    producer = loop[: loop.index("} else {")]
-    assert producer.count("tl::tma_load(k_cache_desc") == copies
-    assert "block_table[" in producer and "wgmma" not in producer
-    assert "wgmma" in loop
-    said = ptxas(tw.emit(program, stage="ptx", world_size=4))
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
-    assert set(spills) == {("0", "0")}
-    assert max(map(int, re.findall(r"Used (\d+) registers", said))) <= 128
+    config = replace(LLAMA, page_size=page_size, cache_dtype=cache_dtype)
+    loaded, registers = copies_and_registers(ptxas, config)
+    assert loaded == copies and registers <= 128
+
+
+MLA = replace(LLAMA, heads=16, kv_heads=1, dim=576, v_dim=512)
+
+
+@LONG
+@pytest.mark.parametrize(
+    ("heads", "ranks", "page_size", "copies"),
+    [(16, 1, 64, 2), (16, 2, 64, 2), (64, 2, 16, 36), (128, 4, 64, 2)],
+)
+def test_latent_pages_are_loaded_by_the_tma_without_spills(ptxas, heads, ranks, page_size, copies):
+    config = replace(MLA, heads=heads, ranks=ranks, page_size=page_size)
+    loaded, registers = copies_and_registers(ptxas, config)
+    assert loaded == copies and registers == 168
+
+
+def test_merging_needs_no_shared_memory_beside_the_tiles_of_a_latent_cache():
+    """The last buffer is the workspace of a sum of 256 threads. Barriers occupy 1 KiB."""
+    source = tw.emit(decode_attention(MLA), world_size=MLA.ranks)
+    last = max(map(int, re.findall(r"buf_dyn_shmem \+ (\d+)", source)))
+    assert last + 4 * 256 + 1024 <= 227 * 1024
 
 
 @pytest.mark.parametrize(
@@ -200,9 +244,13 @@ def test_no_program():
     )  # fmt: skip
     assert problem.obstacle() is None
     assert replace(problem, cache_dtype=torch.float8_e4m3fn).obstacle() is None
+    assert replace(problem, kv_heads=1, dim=576, v_dim=512, latent=True).obstacle() is None
     for changed, message in [
         ({"dtype": torch.float32}, "q is of torch.float32; expected torch.bfloat16 or torch.fl"),
-        ({"latent": True}, "the cache is latent; expected v_cache"),
+        (
+            {"latent": True, "cache_dtype": torch.float8_e4m3fn},
+            "the latent cache is of torch.float8_e4m3fn; expected torch.bfloat16 as q",
+        ),
         ({"dim": 96}, "heads have 96 and 128 elements; expected 64 or 128 for both"),
         ({"page_size": 48}, "pages have 48 tokens; expected 16, 32, 64, or a multiple of 64"),
         ({"pages": 1 << 25}, "the cache has 2147483648 tokens; expected less than 2**31"),
