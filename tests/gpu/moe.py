@@ -25,9 +25,11 @@ from tileweave.ops.collectives.collective import checked
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
+from tileweave.ops.moe.fused_mlp import MlpProblem, mlp_plan
 from tileweave.ops.moe.quant import quantized
 from tileweave.ops.moe.routing import default_capacity, has_kernel, routing_by_torch, routing_of
 from tileweave.ops.moe.row_problem import RowProblem
+from tileweave.runtime import Plan
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -476,32 +478,42 @@ def multiply(case: Case) -> None:
         torch.ops.tileweave.grouped_wgrad(grad, x, offsets, True, False)
 
 
+def overlapped(case: Case) -> Plan:
+    """Return the plan of the overlapped kernels of a case."""
+    ranks = group_of("").world_size
+    sizes = case.tokens, case.choices, case.per_rank, case.hidden, case.width
+    return mlp_plan(MlpProblem(*sizes, ranks, case.dtype).config)
+
+
 def compile_all(checks: Collection[str]) -> None:
     """Compile in parallel what checks need; ranks share the work through TileLang's cache."""
     group = group_of("")
-    compile_ahead(program for case in CASES for program in programs(case))
-    if not {"mlp", "gradients", "graph"} & set(checks):
-        return
+    fused = FUSED_CASES if FUSED_CHECK in checks else []
+    cases = CASES if set(checks) - {FUSED_CHECK} else []
+    exchanged = [program for case in [*cases, *fused] for program in programs(case)]
+    compile_ahead([*exchanged, *map(overlapped, fused)])
+    multiplied = fused + (cases if {"mlp", "gradients", "graph"} & set(checks) else [])
     device, workers = group.device, max(1, len(os.sched_getaffinity(0)) // group.world_size)
     with ThreadPoolExecutor(workers, initializer=torch.cuda.set_device, initargs=(device,)) as pool:
-        own_cases = CASES[group.rank :: group.world_size]
+        own_cases = multiplied[group.rank :: group.world_size]
         for future in [pool.submit(multiply, case) for case in own_cases]:
             future.result()
     torch.cuda.empty_cache()
     group.meet("grouped GEMMs", timeout_s=3600.0)
 
 
+FUSED_CHECK = "expert_mlp fused"
 CHECKS = {
     "exchange": check_exchange,
     "mlp": check_mlp,
     "fp8": check_fp8,
-    "expert_mlp fused": check_fused,
+    FUSED_CHECK: check_fused,
     "routing": check_routing,
     "gradients": check_gradients,
     "back to back": check_back_to_back,
     "graph": check_graph,
 }
-NEED_GPU = "graph", "expert_mlp fused"
+NEED_GPU = "graph", FUSED_CHECK
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:
