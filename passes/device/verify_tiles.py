@@ -22,23 +22,33 @@ def verify_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Before: ``v = handle_add_byte_offset(shared, 8704); initialize_wgmma_descriptor(d, v, 1, ...)``
     After:  LanguageError; legal kernels stay unchanged
     """
-    offsets = {
-        bind.var: int(bind.value.args[1])
-        for bind in nodes_in(func.body, tirx.Bind)
-        if op_name(bind.value).endswith("handle_add_byte_offset")
-        and isinstance(bind.value.args[1], tirx.IntImm)
-    }
+    binds = [(bind.var, bind.value) for bind in nodes_in(func.body, tirx.Bind)]
+    offsets = {var: _begin_of(value, {}) for var, value in binds}
     for call in calls_in(func.body, lambda c: op_name(c) == "tl.initialize_wgmma_descriptor"):
-        pointer, layout = call.args[1], int(call.args[2])
-        data, first = pointer.args[1], pointer.args[2]
-        if data not in offsets or not isinstance(first, tirx.IntImm):
-            continue
-        size = DataType(str(pointer.args[0].dtype)).bits // 8
-        begin, alignment = offsets[data] + int(first) * size, ALIGNMENTS.get(layout, 1)
-        if begin % alignment:
+        begin, alignment = _begin_of(call.args[1], offsets), ALIGNMENTS.get(int(call.args[2]), 1)
+        if begin is not None and begin % alignment:
             raise LanguageError(
                 f"T.gemm: wgmma reads a tile from byte {begin} of shared memory; expected a "
                 f"multiple of {alignment}: give each larger T.alloc_shared a multiple of "
                 f"{alignment} bytes"
             )
     return func
+
+
+def _begin_of(pointer: tirx.PrimExpr, offsets: dict[tirx.Var, int | None]) -> int | None:
+    """Return the number of the first byte of a tile in shared memory; None if it is no constant.
+
+    Args:
+        offsets: those of buffers, by the variables that point to them.
+    """
+    begin: int | None = 0
+    if op_name(pointer) == "tirx.tvm_access_ptr":
+        dtype, data, first, *_ = pointer.args
+        begin, size = offsets.get(data), DataType(str(dtype.dtype)).bits // 8
+    elif op_name(pointer) == "tirx.handle_add_byte_offset":
+        first, size = pointer.args[1], 1
+    else:
+        return None
+    if begin is None or not isinstance(first, tirx.IntImm):
+        return None
+    return begin + int(first) * size
