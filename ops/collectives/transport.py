@@ -89,7 +89,7 @@ def first_possible(
 
     Args:
         own: transports of the operator's programs.
-        preferred: those of them that ``auto`` tries, in this order.
+        preferred: those of them that ``auto`` tries, in this order; none for ``nccl``.
         obstacle: returns why a transport of ``own`` cannot serve the call, with what is expected;
             else None.
         argument: the caller's name of ``requested``.
@@ -104,6 +104,7 @@ def first_possible(
     require_own_device(op, device, group)
     if requested == "nccl":
         return Transport("nccl", "asked for")
+    reason: str | None = "preferred by auto"
     for name in preferred if requested == "auto" else (requested,):
         reason = obstacle(name)
         if reason is None:

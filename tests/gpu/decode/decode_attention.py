@@ -61,7 +61,7 @@ CASES = [
     problem_of(3, 32, 8, 128, 16, cache_dtype=FP8),
     problem_of(2, 16, 2, 64, 64, "contiguous", torch.float16, FP8),
     problem_of(1, 128, 1, LATENT[0], 64),
-    problem_of(3, 16, 1, LATENT[0], 16),
+    problem_of(3, 16, 1, LATENT[0], 128),
     problem_of(5, 96, 1, LATENT[0], 32, "contiguous", torch.float16),
 ]
 

@@ -15,7 +15,7 @@ CALL = Call(lengths=(37, 0), heads=2, kv_heads=1, dim=64, v_dim=64, page_size=16
 CALLS = {
     "bf16": CALL,
     "fp8": CALL._replace(quantized=True),
-    "latent": CALL._replace(dim=576, v_dim=512, latent=True),
+    "latent": CALL._replace(dim=576, v_dim=512, latent=True, page_size=32, table=2),
 }
 
 
