@@ -130,7 +130,7 @@ def expert_mlp(
         strategy: ``separate``: the steps one after the other. ``fused``: two kernels, in which
             ranks multiply tokens while others arrive; for bf16 and fp16 on GPUs of one node, H a
             multiple of 256, without ``quant``, ``capacity`` and ``transport``. Under autograd the
-            steps are separate. ``auto``: ``separate``; no size is measured to be faster fused.
+            steps are separate. ``auto``: ``separate``.
 
     Returns:
         (T, H), in the type of ``x``. Without ``quant``, all floating-point arguments have

@@ -24,11 +24,9 @@ from .row_problem import CHECK_IDS, checks_ids
 from .segments import segments_of
 
 NAME = "expert_mlp"
-AUTO, FUSED, SEPARATE = STRATEGIES = "auto", "fused", "separate"
-LEAST_TOKENS: int | None = None
-"""Tokens of a rank from which ``auto`` overlaps; None for never. Not measured yet: the overlapped
-kernels multiply the tokens of each rank for each expert in tiles of their own, so they need many.
-The estimate is 128 rows of an expert from each rank, tokens = 128 x experts / k."""
+FUSED = "fused"
+STRATEGIES = "auto", FUSED, "separate"
+"""``auto`` takes the separate steps; benchmarks/LOG.md has too few sizes for a limit."""
 _DTYPES = (torch.bfloat16, torch.float16)
 _MOST_ELEMENTS = 1 << 29
 """Limit of the elements of a segment, see ``W.alloc_ragged``."""
@@ -152,13 +150,12 @@ def is_fused(
     """
     if requested not in STRATEGIES:
         raise refused(NAME, f"strategy={requested!r}", ", ".join(map(repr, STRATEGIES)))
-    too_few = LEAST_TOKENS is None or x.shape[0] < LEAST_TOKENS
-    if requested == SEPARATE or (requested == AUTO and too_few):
+    if requested != FUSED:
         return False
     reason = separate or _obstacle(x, topk_ids, w_gate_up, ranks)
-    if reason is not None and requested == FUSED:
+    if reason is not None:
         raise refused(NAME, *f"strategy='fused', but {reason}".split("; expected ", 1))
-    return reason is None
+    return True
 
 
 def _obstacle(

@@ -17,7 +17,7 @@ _Memory = frozenset[tirx.Var]
 
 
 class _State(NamedTuple):
-    """What warps know about thread-local memory at a place of the program.
+    """Thread-local memory of warps at a place of the program.
 
     Attributes:
         stored: memory that they may have stored.

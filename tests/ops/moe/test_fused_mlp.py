@@ -80,15 +80,10 @@ def test_separate_steps_are_taken(monkeypatch, strategy):
     torch.testing.assert_close(out, mixture(x[None], ids[None], weights[None], *experts)[0])
 
 
-def test_auto_overlaps_many_tokens(monkeypatch):
-    monkeypatch.setattr(fused_mlp, "obstacle_of_ranks", lambda *_: None)
+def test_auto_takes_the_separate_steps():
     x, ids, _, gate_up, _ = inputs()
     ranks = SimpleNamespace(world_size=1)
-    for least, expected in ((6, True), (7, False), (None, False)):
-        monkeypatch.setattr(fused_mlp, "LEAST_TOKENS", least)
-        assert fused_mlp.is_fused("auto", x, ids, gate_up, ranks, None) == expected
-    monkeypatch.setattr(fused_mlp, "LEAST_TOKENS", 1)
-    assert not fused_mlp.is_fused("auto", x, ids, gate_up, ranks, "capacity=3; expected None")
+    assert not fused_mlp.is_fused("auto", x, ids, gate_up, ranks, None)
 
 
 REFUSED = [
