@@ -183,8 +183,9 @@ def accumulate_blocks(config, buffers, scales, row, n, expert, step):
     for i in T.Parallel(total.shape[0]):
         of_rows[i] = scale_x[row + i, step]
     for half, number in T.grid(halves, count):
-        column = n + half * config.columns + number * SCALED
-        loaded[half * count + number] = scale_w[expert, column // SCALED, step]
+        # The last tile may extend past the last block.
+        block = (n + half * config.columns) // SCALED + number
+        loaded[half * count + number] = scale_w[expert, T.min(block, scale_w.shape[1] - 1), step]
     T.gemm(buffers.A, buffers.B, product, transpose_B=True, policy=ROWS, clear_accum=True)
     for part in T.unroll(parts):
         first = part * width // config.tile_columns * count
