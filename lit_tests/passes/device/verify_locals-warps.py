@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """Thread-local memory that TileLang computes in some warps only must not be read by others."""
 
