@@ -5,9 +5,8 @@ from typing import Any
 
 import tilelang.language as T
 
+from . import heads, latent
 from .config import CONTIGUOUS, INTERLEAVED, STAGES
-from .heads import alloc_heads, attend, load_keys, load_queries
-from .latent import alloc_latent, attend_to_latent, load_latent_keys, load_latent_queries
 from .merge import store
 from .softmax import alloc_softmax, clear, divide
 from .tiles import Split
@@ -39,26 +38,24 @@ def attend_to_split(config, inputs, results, me, item, split):
     """Attend with the heads of an item to a split of the keys on this rank."""
     softmax = alloc_softmax(config, inputs)
     keys = find_split(config, inputs, me, item, split)
-    if config.is_latent:
-        latent = alloc_latent(config)
-        load_latent_queries(config, inputs.q, item, latent)
-        clear(softmax)
-        for step in T.Pipelined(keys.steps, num_stages=STAGES):
-            load_latent_keys(config, inputs, keys, step, latent)
-            attend_to_latent(config, keys, step, latent, softmax)
-    else:
-        heads = alloc_heads(config)
-        load_queries(config, inputs.q, item, heads)
-        clear(softmax)
-        for step in T.Pipelined(keys.steps, num_stages=STAGES):
-            load_keys(config, inputs, keys, step, heads)
-            attend(config, keys, step, heads, softmax)
+    cache = cache_of(config)
+    buffers = cache.alloc(config)
+    cache.load_queries(config, inputs.q, item, buffers)
+    clear(softmax)
+    for step in T.Pipelined(keys.steps, num_stages=STAGES):
+        cache.load_keys(config, inputs, keys, step, buffers)
+        cache.attend(config, keys, step, buffers, softmax)
     divide(config, softmax)
     if config.merges:
         store_part(config, results.parts, (me, item, split), softmax)
     else:
         first = item * config.part_rows
         store(config, results, first, config.rows, softmax.out, softmax.lse)
+
+
+def cache_of(config: Any) -> Any:
+    """Return the module that loads and multiplies tiles of a cache."""
+    return latent if config.is_latent else heads
 
 
 @T.macro

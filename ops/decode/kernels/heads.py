@@ -28,7 +28,7 @@ class Heads:
 
 
 @T.macro
-def alloc_heads(config):
+def alloc(config):
     """Allocate ``Heads``."""
     Q = T.alloc_shared((config.M, config.dim), config.dtype)
     K, V = alloc_tile(config, config.dim), alloc_tile(config, config.v_dim)

@@ -33,7 +33,7 @@ class Latent:
 
 
 @T.macro
-def alloc_latent(config):
+def alloc(config):
     """Allocate ``Latent``, and move registers from the producer to the warp groups that compute."""
     T.annotate_producer_reg_dealloc(PRODUCER_REGISTERS)
     T.annotate_consumer_reg_alloc(REGISTERS)
@@ -46,21 +46,21 @@ def alloc_latent(config):
 
 
 @T.macro
-def load_latent_queries(config, q, item, latent):
+def load_queries(config, q, item, latent):
     """Load the queries of an item, and others into the rest of the tile."""
     T.copy(q[item * config.rows, 0], latent.Q)
     T.copy(q[item * config.rows, config.v_dim], latent.Q_rest)
 
 
 @T.macro
-def load_latent_keys(config, inputs, split, step, latent):
+def load_keys(config, inputs, split, step, latent):
     """Load a tile of keys."""
     load_tile(config, inputs, split, step, inputs.k_cache, 0, latent.V)
     load_tile(config, inputs, split, step, inputs.k_cache, config.v_dim, latent.K_rest)
 
 
 @T.macro
-def attend_to_latent(config, split, step, latent, softmax):
+def attend(config, split, step, latent, softmax):
     """Attend to a tile of keys."""
     T.gemm(latent.Q, latent.V.operand, softmax.S, transpose_B=True, policy=COLUMNS)
     T.gemm(latent.Q_rest, latent.K_rest.operand, softmax.S, transpose_B=True, policy=COLUMNS)
