@@ -145,16 +145,8 @@ def expert_mlp(
     weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
     check_quantized(NAME, quant, x, topk_weights, weights)
     return torch.ops.tileweave.expert_mlp(
-        x,
-        topk_ids,
-        topk_weights,
-        *weights,
-        quant,
-        capacity,
-        name_of(group),
-        transport,
-        strategy,
-    )
+        x, topk_ids, topk_weights, *weights, quant, capacity, name_of(group), transport, strategy
+    )  # fmt: skip
 
 
 define_composite(

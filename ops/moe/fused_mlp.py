@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import tilelang.language as T
 import torch
 
+from ...builtins.ragged import MOST_ELEMENTS
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
@@ -28,8 +29,6 @@ FUSED = "fused"
 STRATEGIES = "auto", FUSED, "separate"
 """``auto`` takes the separate steps; benchmarks/LOG.md has too few sizes for a limit."""
 _DTYPES = (torch.bfloat16, torch.float16)
-_MOST_ELEMENTS = 1 << 29
-"""Limit of the elements of a segment, see ``W.alloc_ragged``."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +76,8 @@ class MlpProblem:
             return f"hidden size {self.hidden}; expected a multiple of {tile}"
         if self.width * self.dtype.itemsize % ALIGNMENT:
             return f"intermediate size {self.width}; expected a multiple of 8"
-        if config.capacity * self.hidden > _MOST_ELEMENTS:
-            most = _MOST_ELEMENTS // self.hidden
+        if config.capacity * self.hidden > MOST_ELEMENTS:
+            most = MOST_ELEMENTS // self.hidden
             return f"there are {self.tokens} tokens; expected at most {most}"
         if self.ranks * self.per_rank * config.capacity >= INDEX_LIMIT:
             return f"there are {self.ranks * self.per_rank} experts; expected fewer"

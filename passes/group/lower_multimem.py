@@ -64,8 +64,9 @@ def lower_multimem(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.Evaluate) and is_lowered(stmt.value):
             operation = _Operation(stmt.value, world_size)
-            change = _store if operation.op == "set" else _combine
-            return flatten([with_span_of(stmt, s) for s in change(operation, vectors)])
+            is_store = operation.op == "set"
+            changes = _store(operation) if is_store else _combine(operation, vectors)
+            return flatten([with_span_of(stmt, s) for s in changes])
         outer = len(vectors)
         new = rewrite_children(stmt, visit)
         if isinstance(new, tirx.SBlockRealize) and len(vectors) > outer:
@@ -143,7 +144,7 @@ def _reduction(operation: _Operation) -> tirx.PrimExpr:
     return tirx.Cast(str(dtype), total) if wide != dtype else total
 
 
-def _store(operation: _Operation, vectors: list[tirx.Buffer]) -> list[tirx.Stmt]:
+def _store(operation: _Operation) -> list[tirx.Stmt]:
     """Return the statements of ``multimem_st``, which evaluate the value once."""
     value = tirx.Var("value", operation.call.args[1].dtype)
     statements: list[tirx.Stmt] = [tirx.Bind(value, operation.call.args[1])]

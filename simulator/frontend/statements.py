@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from tvm import tirx
+from tvm import DataType, tirx
 
 from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
 from ...passes.tile.pin_pipelined import is_pipelined
@@ -184,7 +184,8 @@ class Statements(Expressions):
 
     @staticmethod
     def _bind(expr: Expr, slot: int, var: tirx.Var) -> Callable[[Frame], None]:
-        axes = int("x" in str(var.dtype))  # the value of one thread has an axis of lanes
+        # The vector of one thread has an axis, too.
+        axes = int(DataType(str(var.dtype)).lanes > 1)
 
         def run(frame):
             value = expr.value(frame)

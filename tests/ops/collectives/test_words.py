@@ -31,6 +31,7 @@ from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.registry import OPERATORS
 
 LONG = pytest.mark.long
+SCHEDULES = int(os.environ.get("TILEWEAVE_SCHEDULES", "10"))
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 TILE = 64
 """Bytes of a tile in these tests."""
@@ -168,8 +169,12 @@ OPERATIONS = {
 }
 
 
-def check_in_turn(name: str, ranks: int, schedules: int) -> None:
-    small, large = (OPERATIONS[name](ranks, n) for n in (1, 2))
+def cases_of(name: str, ranks: int) -> list[Small]:
+    return [OPERATIONS[name](ranks, n) for n in (1, 2)]
+
+
+def check_in_turn(small: Small, large: Small, schedules: int) -> None:
+    ranks = len(small.inputs)
     inputs = [{"x": x, "large_x": y} for x, y in zip(small.inputs, large.inputs, strict=True)]
     actual = tw.simulate(in_turn(small, large), ranks, inputs, schedules=schedules, epochs=3)
     for rank, result in enumerate(actual):
@@ -180,7 +185,7 @@ def check_in_turn(name: str, ranks: int, schedules: int) -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_interleaved_replays(name):
-    check_in_turn(name, 2, 1)
+    check_in_turn(*cases_of(name, 2), 1)
 
 
 @LONG
@@ -189,7 +194,7 @@ def test_interleaved_replays(name):
 def test_many_schedules(name, ranks):
     """A schedule has three replays of four launches. With ``TILEWEAVE_SCHEDULES=200`` an operator
     has 1,000."""
-    check_in_turn(name, ranks, int(os.environ.get("TILEWEAVE_SCHEDULES", "10")))
+    check_in_turn(*cases_of(name, ranks), SCHEDULES)
 
 
 SAME = "ll_st rank+1", "ll_ld rank+1"
