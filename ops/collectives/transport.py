@@ -49,8 +49,7 @@ class Transport(Reasoned):
 def fastest(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
     H200 (benchmarks/LOG.md), but for ``ll``. The last one serves every problem that any of them
-    serves. ``multicast`` is never among them, because without multicast it only adds loads of other
-    ranks' memory."""
+    serves. ``multicast`` is never among them: its speed is not measured."""
     if problem.nbytes <= collective.ll_bytes:
         return ("ll", "ldst")
     min_ranks = collective.engines_from_ranks
