@@ -27,6 +27,9 @@ fails: its pass finds the loop, but does not replace it (``ReplacePipelineLoopIn
 POINTS_TO_VECTORS = (0, 1, 13)
 """First release that takes the address of an element of a tensor whose elements are vectors."""
 
+CANNOT_CHECK_SLICES = (0, 1, 13)
+"""Release whose check for races in ``T.Parallel`` fails for slices (``VerifyParallelLoop``)."""
+
 
 @contextlib.contextmanager
 def limits(mod: IRModule, target: Target) -> Iterator[None]:
@@ -37,6 +40,7 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
     """
     if installed_tilelang() < POINTS_TO_VECTORS:
         _refuse_vectors(mod)
+    functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
     names = [str(n.name_hint) for n, f in mod.functions.items() if _has_nested_pipeline(f)]
     config: dict[str, bool] = {}
     if names and installed_tilelang() < SPECIALIZES_NESTED and may_have_producer(target):
@@ -47,6 +51,8 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
             f"(tilelang=={'.'.join(map(str, SPECIALIZES_NESTED))} can)",
             stacklevel=2,
         )
+    if installed_tilelang() == CANNOT_CHECK_SLICES and any(map(_has_parallel_slices, functions)):
+        config[PassConfigKey.TL_DISABLE_DATA_RACE_CHECK] = True
     try:
         with with_config(config) if config else contextlib.nullcontext():
             yield
@@ -105,3 +111,10 @@ def _has_nested_pipeline(func: object) -> bool:
 
 def _is_pipelined(loop: tirx.For) -> bool:
     return int(loop.annotations.get("num_stages", 0)) > 0
+
+
+def _has_parallel_slices(func: tirx.PrimFunc) -> bool:
+    """Return whether a parallel loop stores to several elements by one statement."""
+    loops = [loop for loop in nodes_in(func.body, tirx.For) if loop.kind == tirx.ForKind.PARALLEL]
+    stores = [store for loop in loops for store in nodes_in(loop.body, tirx.BufferStore)]
+    return any(isinstance(index, tirx.Ramp) for store in stores for index in store.indices)

@@ -128,6 +128,24 @@ def test_other_kernels_are_specialized(installed, release, func, target):
         assert not inside(func, target)
 
 
+@T.prim_func
+def sliced(X: T.Tensor((64, 64), "float32")):
+    with T.Kernel(1, threads=64):
+        for i, j in T.Parallel(64, 16):
+            X[i, j * 4 : j * 4 + 4] = T.Broadcast(T.float32(1), 4)
+
+
+@pytest.mark.parametrize(
+    ("release", "func", "disabled"),
+    [((0, 1, 13), sliced, True), ((0, 1, 14), sliced, False), ((0, 1, 13), program, False)],
+)
+def test_slices_in_parallel_loops_are_not_checked(installed, release, func, disabled):
+    installed(*release)
+    with limits.limits(tvm.IRModule({"name": func}), SM_90):
+        config = tvm.transform.PassContext.current().config
+        assert bool(config.get("tl.disable_data_race_check", False)) == disabled
+
+
 def test_a_failure_of_an_old_release_is_refused(installed):
     installed(0, 1, 14)
     expected = r"name: TileLang .* cannot compile it \(last\); expected .* tilelang==0\.1\.15"
