@@ -85,8 +85,8 @@ show(1, parts=1, cache_dtype="float8_e4m3fn")
 # CHECK: void* v = ((void*)((char*)buf_dyn_shmem + 0));
 # CHECK: void* tile = ((void*)((char*)buf_dyn_shmem + 0));
 # CHECK: tl::warpgroup_reg_dealloc<40>();
-# CHECK-COUNT-2: tl::tma_load(k_cache_desc
-# CHECK-NOT: tl::tma_load(
+# SINCE_0_1_14: CHECK-COUNT-2: tl::tma_load(k_cache_desc
+# SINCE_0_1_14: CHECK-NOT: tl::tma_load(
 # CHECK: tl::warpgroup_reg_alloc<232>();
 # CHECK-COUNT-2: tl::wgmma_ss<{{.*}}, 64, 32, 16,
 # CHECK: tl::wgmma_ss<{{.*}}, 64, 256, 16,

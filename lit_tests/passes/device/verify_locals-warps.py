@@ -55,7 +55,7 @@ def show(name, program, arch="sm_90a"):
 
 # The producer would load the rows from 0 on in each iteration.
 # CHECK: after the loop: row: TileLang moves its computation to some of the warps of a pipelined loop, and other warps read it; expected shared memory instead of row, or T.serial instead of T.Pipelined
-# LINE: CHECK-NEXT: --> {{.*}}verify_locals-warps.py:
+# SINCE_0_1_14: CHECK-NEXT: --> {{.*}}verify_locals-warps.py:
 show("after the loop", advanced(True, pipelined))
 
 # CHECK: before the loop: accepted
