@@ -62,8 +62,8 @@ show("grouped_gemm (E, K, N)", grouped_gemm(GroupedConfig(8, 4096, 7168, "float1
 # CHECK: = scale_w[
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32, 64, {{64|192}}, 32
 # CHECK: *(float2*)(total +
-# CHECK: tl::__sync_thread_partial(8, 256);
-# CHECK: *(uint1*)(Y
+# SINCE_0_1_14: CHECK: tl::__sync_thread_partial(8, 256);
+# SINCE_0_1_14: CHECK: *(uint1*)(Y
 # CHECK-NOT: __syncthreads();
 show(
     "grouped_gemm fp8",
