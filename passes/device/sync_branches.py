@@ -41,7 +41,7 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
         stmt = rewrite_children(stmt, visit)
         if divergence is Divergence.DIVERGENT:
             return stmt
-        if _may_not_run(stmt) and (barrier := barrier_in(stmt.body)) is not None:
+        if may_not_run(stmt) and (barrier := barrier_in(stmt.body)) is not None:
             return flatten([stmt, barrier])
         return with_barriers(stmt) if isinstance(stmt, tirx.IfThenElse) else stmt
 
@@ -85,7 +85,7 @@ def _is_specialized(stmt: tirx.Stmt | None) -> bool:
     return stmt is not None and any(map(_is_specialized, children_of(stmt)))
 
 
-def _may_not_run(stmt: tirx.Stmt) -> bool:
+def may_not_run(stmt: tirx.Stmt) -> bool:
     """Return whether ``stmt`` is a loop that may run zero times."""
     if isinstance(stmt, tirx.While):
         return True

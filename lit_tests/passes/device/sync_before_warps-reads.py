@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.simulator.device.miscompiled import reads_in_producers
 from tileweave import language as W
 
 
@@ -65,3 +66,16 @@ show("before", reads_before=True, branches=False)
 # CHECK: if (128 <= ((int)threadIdx.x)) {
 # CHECK: tw::atom_add<
 show("beside", reads_before=False, branches=True)
+
+
+# A producer reads the announced rows in the specialized part. All threads meet before its end counts.
+# CHECK-LABEL: TEST: inside
+# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: int n = ((int)inbox_announced[
+# CHECK: } else {
+# CHECK: __syncthreads();
+# CHECK-NEXT: if (128 <= ((int)threadIdx.x)) {
+# CHECK-NEXT: tl::__sync_thread_partial(
+# CHECK: tw::atom_add<
+print("TEST: inside")
+print(tw.emit(reads_in_producers(), world_size=2, pass_configs={"tileweave.reuse": "credit"}))

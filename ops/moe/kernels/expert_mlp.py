@@ -139,8 +139,7 @@ def multiply(config, A, segment, row, weights, expert, n, buffers):
 
 @T.macro
 def read_numbers(config, inbox, numbers):
-    """Read the rows of all segments. All threads do so before a barrier: the warps that load tiles
-    have done so when those that multiply end the launch."""
+    """Read the rows of all segments once, so that the loop over tiles waits for none of them."""
     for e in T.serial(config.per_rank):
         for source in T.serial(config.ranks):
             numbers[e * config.ranks + source] = W.announced(inbox[W.rank(), e, source, 0, 0])

@@ -98,6 +98,38 @@ def reads_before_warps():
     return program
 
 
+def reads_in_producers():
+    """A producer reads how many rows it loads, and the program's threads release the number."""
+    capacity, N = 4, 32
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((capacity, N), "float32"),
+        count: T.Tensor((1,), "int32"),
+        Y: T.Tensor((capacity, N), "float32"),
+    ):
+        with T.Kernel(2, threads=128) as block:
+            inbox = W.alloc_ragged((), rows=capacity, row=N)
+            sent = T.alloc_shared((1, N), "float32")
+            tile = T.alloc_shared((1, N), "float32")
+            me = W.rank()
+            peer = (me + 1) % 2
+            if block == 0:
+                W.announce(inbox[peer, me, 0, 0], count[0])
+                for i in T.serial(count[0]):
+                    T.copy(X[i, 0], sent)
+                    T.copy(sent, inbox[peer, me, i, 0])
+            else:
+                n = W.announced(inbox[me, peer, 0, 0])
+                for i in T.Pipelined(capacity, num_stages=2):
+                    if i < n:
+                        T.copy(inbox[me, peer, i, 0], tile)
+                        for j in T.Parallel(N):
+                            Y[i, j] = tile[0, j]
+
+    return program
+
+
 def adds_at_the_peer():
     """Both ranks add to the same elements."""
 

@@ -181,6 +181,7 @@ def test_fault_of_one_level(edit):
         ("counts_backward", "make_factors_positive", "translation", {}),
         ("past_a_loop", "sync_branches", "race", {}),
         ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
+        ("reads_in_producers", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
         ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
     ],
