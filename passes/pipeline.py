@@ -40,17 +40,13 @@ from .ir.walk import uses_tileweave
 from .sync.infer import infer_sync
 from .sync.verify import verify_sync
 from .tile import (
-    align_tma,
     bind_runtime,
     compare_unsigned,
-    defer_initializations,
     elect_leader,
     fold_axes,
     free_async_tiles,
     hoist_waits,
-    keep_strides,
     linear_bulk_tiles,
-    make_factors_positive,
     order_releases,
     pin_pipelined,
     predicate_loads,
@@ -58,6 +54,13 @@ from .tile import (
     stage_waits,
     verify_barriers,
     verify_indices,
+)
+from .workarounds import (
+    align_tma,
+    defer_initializations,
+    hide_factors,
+    keep_strides,
+    make_factors_positive,
 )
 
 
@@ -202,8 +205,9 @@ tile-level IR for every kernel of a program with a builtin or a symmetric tensor
 INDEX_PASSES = (
     Pass(
         make_factors_positive.make_factors_positive,
-        "last before TileLang: it also changes indices that passes added",
+        "late: it also changes indices that passes added",
     ),
+    Pass(hide_factors.hide_factors, "last before TileLang, like make_factors_positive"),
 )
 """Passes that protect indices from TVM's simplification. They run on tile-level IR for every kernel
 of a program with a builtin or a symmetric tensor."""

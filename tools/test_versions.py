@@ -73,7 +73,7 @@ OPERATORS = (
     "tests/ops/core",
 )
 """Tests of the runtime and the operators on CPUs: what calls torch."""
-LIT_PART = ("lit_tests/builtins", "lit_tests/passes/tile")
+LIT_PART = ("lit_tests/builtins", "lit_tests/passes/tile", "lit_tests/passes/workarounds")
 SIMULATOR_PART = ("tests/simulator/frontend", "tests/sync/verify")
 CHECKS = (*OF_EACH_PAIR, *OF_TILELANG, *SELECTED, *OF_TORCH)
 

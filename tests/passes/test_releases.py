@@ -12,7 +12,7 @@ from tileweave.builtins.errors import LanguageError
 from tileweave.codegen import limits
 from tileweave.passes import PREPARE_PASSES, run_group
 from tileweave.passes.group import upgrade_ir
-from tileweave.passes.tile import keep_strides
+from tileweave.passes.workarounds import keep_strides
 
 SM_80, SM_90 = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a"))
 

@@ -113,7 +113,7 @@ def reads_in_producers():
             sent = T.alloc_shared((1, N), "float32")
             tile = T.alloc_shared((1, N), "float32")
             me = W.rank()
-            peer = (me + 1) % 2
+            peer = 1 - me
             if block == 0:
                 W.announce(inbox[peer, me, 0, 0], count[0])
                 for i in T.serial(count[0]):

@@ -23,7 +23,7 @@ from ..ir.walk import (
     op_name,
     rewrite_children,
 )
-from .require_arch import may_have_producer
+from ..tile.require_arch import may_have_producer
 
 
 def defer_initializations(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:

@@ -11,7 +11,7 @@ from ...builtins.errors import LanguageError
 from ...builtins.symmetric import packed_strides
 from ...builtins.versions import installed_tilelang
 from ..ir.walk import annotated, location, nodes_in, op_name
-from .require_arch import TMA_COPY, TMA_SM, sm_of
+from ..tile.require_arch import TMA_COPY, TMA_SM, sm_of
 
 _COPY = "tl.tileop.copy"
 _WITHOUT_FAULT = (0, 1, 13)

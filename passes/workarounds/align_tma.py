@@ -12,7 +12,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import packed_strides
 from ..ir.walk import annotated, location, nodes_in, op_name
-from .require_arch import TMA_COPY, TMA_SM, sm_of
+from ..tile.require_arch import TMA_COPY, TMA_SM, sm_of
 
 _COPIES = ("tl.tileop.copy", TMA_COPY)
 ALIGNMENT = 128
