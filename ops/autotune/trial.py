@@ -83,7 +83,7 @@ class Trial:
         OPERATORS[self.problem.op].collective.unfused(product, total, self.group)
         return total
 
-    def right_of(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def expected_of(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """Return the expected result in fp32. Collective."""
         a, b = a.float(), b.float()
         if self.epilogue.scales is not None:
@@ -93,7 +93,7 @@ class Trial:
 
     def error_of(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> float:
         """Return the relative error of the result ``c`` for these inputs. Collective."""
-        return error_number(c, self.right_of(a, b))
+        return error_number(c, self.expected_of(a, b))
 
 
 def relative_error(result: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:

@@ -202,7 +202,7 @@ class Autotuner:
         self.choices = list(dict.fromkeys(candidates))
         self.trial = Trial(problem, group)
         self.inputs = [self.trial.inputs() for _ in range(_INPUTS)]
-        self.rights = [self.trial.right_of(*inputs) for inputs in self.inputs]
+        self.expected = [self.trial.expected_of(*inputs) for inputs in self.inputs]
         self.attempts: list[TrialResult] = []
 
     def run(self) -> Tuned:
@@ -308,7 +308,7 @@ class Autotuner:
         for number in range(_INPUTS):
             self.trial.c.fill_(float("nan"))
             operator(*self.inputs[number], self.trial.c, *self.trial.epilogue.tensors)
-            errors.append(error_number(self.trial.c, self.rights[number]))
+            errors.append(error_number(self.trial.c, self.expected[number]))
         return errors
 
     def _nccl(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: torch.Tensor) -> None:
@@ -324,7 +324,7 @@ class Autotuner:
             operator(*self.inputs[number], c, *self.trial.epilogue.tensors)
 
         def after(name: str, number: int, _: None) -> None:
-            errors[name] = max(errors[name], error_number(c, self.rights[number]))
+            errors[name] = max(errors[name], error_number(c, self.expected[number]))
 
         times = interleaved(
             {name: partial(call, operator) for name, operator in calls.items()},

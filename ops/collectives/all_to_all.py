@@ -50,8 +50,8 @@ class Parts:
     Attributes:
         height, columns: rows, and elements of a row, of a tile.
         dtype: type in which ``width`` counts elements.
-        given_behind, got_behind: whether the ranks' axis comes after the rows, in the input and in
-            the result.
+        x_ranks_last, out_ranks_last: whether the ranks' axis comes after the rows, in the input and
+            in the result.
     """
 
     ranks: int
@@ -61,8 +61,8 @@ class Parts:
     height: int
     columns: int
     dtype: str
-    given_behind: bool
-    got_behind: bool
+    x_ranks_last: bool
+    out_ranks_last: bool
 
     @staticmethod
     def of(problem: CollectiveProblem, tile: int | None = None) -> "Parts":
@@ -76,19 +76,19 @@ class Parts:
         low, high = min(scatter, gather), max(scatter, gather)
         if scatter == gather:
             outer, rows = 1, prod(shape[:low])
-            behind = rows > 1, rows > 1
+            ranks_last = rows > 1, rows > 1
         else:
             outer, rows = prod(shape[:low]), prod(shape[low:high])
-            behind = scatter > gather, gather > scatter
+            ranks_last = scatter > gather, gather > scatter
         if scatter < gather:
             rows //= ranks
         dtype, width = words_of(problem.nbytes // (ranks * outer * rows))
         columns = gcd(width, COLUMNS)
-        if behind == (False, False):  # no gaps on either side: use short, adjacent rows
+        if ranks_last == (False, False):  # no gaps on either side: use short, adjacent rows
             rows, width = width // columns, columns
         height = height_of(columns, dtype, tile or tile_bytes(problem.nbytes // ranks))
         height = min(height, 1 << (rows - 1).bit_length())  # padding would cost memory
-        return Parts(ranks, outer, rows, width, height, columns, dtype, *behind)
+        return Parts(ranks, outer, rows, width, height, columns, dtype, *ranks_last)
 
     @property
     def tiles(self) -> tuple[int, int]:
@@ -111,10 +111,10 @@ class Parts:
             return [slice(0, self.rows)]
         return pieces_of(self.rows, self.height, self.width * itemsize_of(self.dtype))
 
-    def shape(self, behind: bool) -> tuple[int, ...]:
+    def shape(self, ranks_last: bool) -> tuple[int, ...]:
         """Return the shape of the input or the result, with an axis of extent 1 where the ranks'
         axis could be."""
-        if behind:
+        if ranks_last:
             return self.outer, self.rows, self.ranks, self.width
         return self.outer, self.ranks, self.rows, 1, self.width
 
@@ -125,12 +125,13 @@ def all_to_all_program(parts: Parts, transport: str):
     ranks, outer, width, height, columns, dtype = (
         parts.ranks, parts.outer, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
-    given_behind, got_behind = parts.given_behind, parts.got_behind
+    x_ranks_last, out_ranks_last = parts.x_ranks_last, parts.out_ranks_last
     alloc, (tiles, wide) = alloc_of(transport), parts.tiles
 
     @T.prim_func
     def all_to_all(
-        x: T.Tensor(parts.shape(given_behind), dtype), out: T.Tensor(parts.shape(got_behind), dtype)
+        x: T.Tensor(parts.shape(x_ranks_last), dtype),
+        out: T.Tensor(parts.shape(out_ranks_last), dtype),
     ):
         with T.Kernel(outer * tiles * wide, threads=256) as block:
             # Whole tiles, ordered by rank, in one axis: the TMA has at most 5 axes.
@@ -140,14 +141,16 @@ def all_to_all_program(parts: Parts, transport: str):
             position, o, m, n = parts.place_of(block)
             for step in T.serial(ranks - 1):
                 peer = (me + 1 + step) % ranks
-                T.copy(x[o, m, peer, n] if given_behind else x[o, peer, m, 0, n], tile_regs)
+                T.copy(x[o, m, peer, n] if x_ranks_last else x[o, peer, m, 0, n], tile_regs)
                 T.copy(tile_regs, arrived[peer, me * rows_per_rank + position, 0, n])
-            T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], tile_regs)
-            T.copy(tile_regs, out[o, m, me, n] if got_behind else out[o, me, m, 0, n])
+            T.copy(x[o, m, me, n] if x_ranks_last else x[o, me, m, 0, n], tile_regs)
+            T.copy(tile_regs, out[o, m, me, n] if out_ranks_last else out[o, me, m, 0, n])
             for step in T.serial(ranks - 1):
                 source = (me + ranks - 1 - step) % ranks  # in order of arrival
                 T.copy(arrived[me, source * rows_per_rank + position, 0, n], tile_regs)
-                T.copy(tile_regs, out[o, m, source, n] if got_behind else out[o, source, m, 0, n])
+                T.copy(
+                    tile_regs, out[o, m, source, n] if out_ranks_last else out[o, source, m, 0, n]
+                )
 
     return all_to_all
 
@@ -158,12 +161,13 @@ def all_to_all_by_words(parts: Parts):
     ranks, outer, width, height, columns, dtype = (
         parts.ranks, parts.outer, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
-    given_behind, got_behind = parts.given_behind, parts.got_behind
+    x_ranks_last, out_ranks_last = parts.x_ranks_last, parts.out_ranks_last
     tiles, wide = parts.tiles
 
     @T.prim_func
     def all_to_all_ll(
-        x: T.Tensor(parts.shape(given_behind), dtype), out: T.Tensor(parts.shape(got_behind), dtype)
+        x: T.Tensor(parts.shape(x_ranks_last), dtype),
+        out: T.Tensor(parts.shape(out_ranks_last), dtype),
     ):
         with T.Kernel(outer * tiles * wide, threads=256) as block:
             arrived = W.alloc_symmetric((ranks, outer * tiles * height, width), dtype)
@@ -173,7 +177,7 @@ def all_to_all_by_words(parts: Parts):
                 peer = (me + 1 + step) % ranks
                 T.copy(
                     x[o, m : m + height, peer, n : n + columns]
-                    if given_behind
+                    if x_ranks_last
                     else x[o, peer, m : m + height, 0, n : n + columns],
                     arrived[peer, me, position : position + height, n : n + columns],
                 )
@@ -182,7 +186,7 @@ def all_to_all_by_words(parts: Parts):
                 T.copy(
                     arrived[me, source, position : position + height, n : n + columns],
                     out[o, m : m + height, source, n : n + columns]
-                    if got_behind
+                    if out_ranks_last
                     else out[o, source, m : m + height, 0, n : n + columns],
                 )
 
@@ -199,15 +203,15 @@ def collect_parts(parts: Parts, blocks: int | None = None):
     ranks, outer, rows, width, height, columns, dtype = (
         parts.ranks, parts.outer, parts.rows, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
-    given_behind, got_behind = parts.given_behind, parts.got_behind
+    x_ranks_last, out_ranks_last = parts.x_ranks_last, parts.out_ranks_last
     tiles_per_rank = outer * prod(parts.tiles)
     schedule = PersistentSchedule.with_blocks(ranks * tiles_per_rank, blocks)
 
     @T.prim_func
     def collect_parts(
-        x: T.Tensor(parts.shape(given_behind), dtype),
+        x: T.Tensor(parts.shape(x_ranks_last), dtype),
         arrived: W.Symmetric((ranks, outer, rows, 1, width), dtype),
-        out: T.Tensor(parts.shape(got_behind), dtype),
+        out: T.Tensor(parts.shape(out_ranks_last), dtype),
     ):
         with T.Kernel(schedule.blocks, threads=256) as block:
             tile_regs = T.alloc_fragment((height, 1, columns), dtype)
@@ -218,11 +222,12 @@ def collect_parts(parts: Parts, blocks: int | None = None):
                     before, source, tile = collected(number, me, tiles_per_rank, ranks)
                     o, m, n = parts.place_of(tile)[1:]
                     if before == 0:
-                        T.copy(x[o, m, me, n] if given_behind else x[o, me, m, 0, n], tile_regs)
+                        T.copy(x[o, m, me, n] if x_ranks_last else x[o, me, m, 0, n], tile_regs)
                     else:
                         T.copy(arrived[me, source, o, m, 0, n], tile_regs)
                     T.copy(
-                        tile_regs, out[o, m, source, n] if got_behind else out[o, source, m, 0, n]
+                        tile_regs,
+                        out[o, m, source, n] if out_ranks_last else out[o, source, m, 0, n],
                     )
 
     return collect_parts
@@ -239,14 +244,14 @@ def all_to_all_plan(parts: Parts, pieces: list[slice], blocks: int | None = None
     kernel = collect_parts(parts, blocks)
 
     def part(x, rank, piece):
-        return x[:, piece, rank] if parts.given_behind else x[:, rank, piece, 0]
+        return x[:, piece, rank] if parts.x_ranks_last else x[:, rank, piece, 0]
 
     @plan
     def all_to_all(
         p: PlanBuilder,
-        x: T.Tensor(parts.shape(parts.given_behind), parts.dtype),
+        x: T.Tensor(parts.shape(parts.x_ranks_last), parts.dtype),
         arrived: W.Symmetric((parts.ranks, parts.outer, parts.rows, 1, parts.width), parts.dtype),
-        out: T.Tensor(parts.shape(parts.got_behind), parts.dtype),
+        out: T.Tensor(parts.shape(parts.out_ranks_last), parts.dtype),
     ):
         for peer, piece in copies_to(p.peers(), pieces):
             p.copy(arrived[peer, p.rank, :, piece, 0], part(x, peer, piece), stream="copies")

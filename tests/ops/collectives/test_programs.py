@@ -160,7 +160,7 @@ def test_all_to_all(shape, scatter, gather, transport):
         program = all_to_all_program(parts, transport)
     rng = np.random.default_rng(ranks)
     x = [rng.integers(0, 1 << 30, shape).astype(np.int32) for _ in range(ranks)]
-    actual = simulated(program, [given.reshape(parts.shape(parts.given_behind)) for given in x])
+    actual = simulated(program, [given.reshape(parts.shape(parts.x_ranks_last)) for given in x])
     for out, right in zip(actual, expected_all_to_all(x, scatter, gather), strict=True):
         assert np.array_equal(out.reshape(result), right)
 

@@ -79,7 +79,7 @@ def exchanged(
     results = [np.concatenate([p[rank] for p in split], gather) for rank in range(ranks)]
     by_threads = all_to_all_program(parts, "ldst")
     program = by_threads if ranks == 1 else all_to_all_by_words(parts)
-    given, got = parts.shape(parts.given_behind), parts.shape(parts.got_behind)
+    given, got = parts.shape(parts.x_ranks_last), parts.shape(parts.out_ranks_last)
     return Small(program, [a.reshape(given) for a in x], [a.reshape(got) for a in results])
 
 
