@@ -12,6 +12,7 @@ from tvm.ir import Range
 from ...builtins.errors import LanguageError
 from ..ir.walk import calls_in, children_of, location, nodes_in, op_name
 from .keep_to_block import SCOPE
+from .sync_branches import may_not_run
 
 _Memory = frozenset[tirx.Var]
 
@@ -98,7 +99,8 @@ class _Warps:
             is_while = isinstance(stmt, tirx.While)
             for expr in (stmt.condition,) if is_while else (stmt.min, stmt.extent):
                 self._require(expr, stmt, before)
-        return self.visit(stmt.body, before, check)
+        after = self.visit(stmt.body, before, check)
+        return _joined(before, after) if may_not_run(stmt) else after
 
     def _visit_branch(self, stmt: tirx.IfThenElse, before: _State, check: bool) -> _State:
         if any(stmt.same_as(split) for split in self.splits):
