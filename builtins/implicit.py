@@ -103,7 +103,7 @@ def _threads(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.IntImm("int32", math.prod(int(e) for e in get_thread_extents()))
 
 
-def _later(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
+def _placeholder(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     """Return a placeholder for memory that a pass allocates."""
     return tirx.reinterpret("handle", tirx.const(0, "uint64"))
 
@@ -134,7 +134,7 @@ def _ragged_extents(arguments: dict[str, Any]) -> list[tirx.PrimExpr]:
 
 _SUPPLIERS = {
     "context": _context,
-    "element": _later,
+    "element": _placeholder,
     "launch": _launch,
     "loc": _loc,
     "row": _row,
@@ -143,5 +143,5 @@ _SUPPLIERS = {
     "thread": _thread,
     "threads": _threads,
     "tile": _tile,
-    "total": _later,
+    "total": _placeholder,
 }

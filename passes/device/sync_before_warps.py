@@ -12,12 +12,12 @@ from .keep_to_block import SCOPE
 from .sync_branches import may_not_run
 
 _ARRIVE = "tirx.ptx_arrive_barrier"
-"""Operation that consumers wait for: what the thread did before is ordered."""
+"""Arrival at a barrier of the consumers: the thread's accesses before it are ordered."""
 
 
 def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Insert a block barrier before a part of the kernel in which only the program's threads meet,
-    if other threads have accessed global memory before it.
+    """Insert a block barrier before a part of the kernel in which barriers are of the program's
+    threads only, if other threads have accessed global memory before it.
 
     With warp specialization, TileLang launches producer threads in addition to the program's.
     Before the specialized part, the program's threads are the first ones of the block. In it and
@@ -39,7 +39,7 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     producers = int(scopes[0].node[0])
     analyzer = tvm.arith.Analyzer()
     thread: list[tirx.Var] = []
-    accessed = False  # whether other threads did so since they met the program's threads
+    accessed = False  # whether other threads did so since the last barrier of the block
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
         nonlocal accessed
@@ -65,7 +65,7 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
         nonlocal accessed
         before = accessed
         new = rewrite_children(stmt, visit)
-        if accessed and not before:  # the next iteration begins like this
+        if accessed and not before:  # the next iteration begins after these accesses
             new = rewrite_children(stmt, visit)
         accessed = accessed or (before and may_not_run(stmt))
         return new

@@ -12,15 +12,16 @@ from tvm.ir import Range
 from ...builtins.errors import LanguageError
 from ..ir.walk import calls_in, children_of, location, nodes_in, op_name
 from .keep_to_block import SCOPE
+from .sync_branches import may_not_run
 
 _Memory = frozenset[tirx.Var]
 
 
 class _State(NamedTuple):
-    """Thread-local memory of warps at a place of the program.
+    """Thread-local memory of the warps of one role, producer or consumer, at a statement.
 
     Attributes:
-        stored: memory that they may have stored.
+        stored: memory that these warps may have stored.
         foreign: memory whose latest value only the warps of the other role have.
     """
 
@@ -31,9 +32,9 @@ class _State(NamedTuple):
 def verify_locals(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Refuse reads of thread-local memory that only other warps have computed.
 
-    TileLang moves statements around a pipelined loop, which compute thread-local memory, to the
-    consumer warps. Producer warps, and other branches of the program, then read an old value, or
-    registers that nothing has written.
+    With warp specialization, TileLang moves statements that compute thread-local memory, before and
+    after a pipelined loop, to the consumer warps. Producer warps that read this memory then have an
+    old value, or registers that no statement has written.
 
     Before: ``if tx < 128: tma_load(x, row[0]); else: row[0] = ...; multiply``
     After:  LanguageError; legal kernels stay unchanged
@@ -66,7 +67,7 @@ class _Warps:
     Attributes:
         own: case of the specialized parts that they run, 0 or 1.
         splits: branches of the specialized parts.
-        analyzer: knows the indices of their threads.
+        analyzer: analyzer with the range of their thread index.
         others: memory that the warps of the other role store in the specialized parts.
     """
 
@@ -75,12 +76,11 @@ class _Warps:
         self.others = frozenset().union(*(_stored_in(_cases(split)[1 - own]) for split in splits))
 
     def visit(self, stmt: tirx.Stmt, before: _State, check: bool) -> _State:
-        """Return the state after ``stmt``. Refuse illegal reads in it if ``check``."""
+        """Return the state after ``stmt``. If ``check``, refuse illegal reads in it."""
         if isinstance(stmt, tirx.IfThenElse):
             return self._visit_branch(stmt, before, check)
         if isinstance(stmt, (tirx.For, tirx.While)):
-            before = _joined(before, self.visit(stmt.body, before, False))
-            return self.visit(stmt.body, before, check)
+            return self._visit_loop(stmt, before, check)
         inner = children_of(stmt)
         if inner:
             for part in inner:
@@ -90,6 +90,17 @@ class _Warps:
             self._require(stmt, stmt, before)
         stored = _stored_in(stmt)
         return _State(before.stored | stored, before.foreign - stored)
+
+    def _visit_loop(self, stmt: tirx.For | tirx.While, before: _State, check: bool) -> _State:
+        if check:
+            # An iteration also begins with the state after another one. The state after the loop
+            # does not depend on this, so one visit is sufficient without checks.
+            before = _joined(before, self.visit(stmt.body, before, False))
+            is_while = isinstance(stmt, tirx.While)
+            for expr in (stmt.condition,) if is_while else (stmt.min, stmt.extent):
+                self._require(expr, stmt, before)
+        after = self.visit(stmt.body, before, check)
+        return _joined(before, after) if may_not_run(stmt) else after
 
     def _visit_branch(self, stmt: tirx.IfThenElse, before: _State, check: bool) -> _State:
         if any(stmt.same_as(split) for split in self.splits):

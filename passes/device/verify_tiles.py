@@ -8,16 +8,15 @@ from ...builtins.errors import LanguageError
 from ..ir.walk import calls_in, nodes_in, op_name
 
 ALIGNMENTS = {1: 1024, 2: 512, 3: 256}
-"""Alignment of a tile in bytes by the layout of its descriptor: swizzles of 128, 64 and 32
-bytes."""
+"""Period in bytes of the swizzle of each layout of a descriptor: of 128, 64 and 32 bytes."""
 
 
 def verify_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Refuse a tile of wgmma that does not begin at a multiple of its swizzle's repeat.
+    """Refuse a tile of wgmma whose first address is not a multiple of its swizzle period.
 
-    Tensor cores swizzle addresses, threads swizzle indices of a tile. TileLang aligns most tiles,
-    but not all of those that threads write: after a buffer of another size, elements of such a tile
-    are read at other places.
+    Tensor cores swizzle the bits of addresses, but threads that write a tile swizzle its indices.
+    The places are equal only if the tile is aligned to the period. TileLang does not align all
+    tiles that threads write after a buffer of another size, nor the first element of a slice.
 
     Before: ``v = handle_add_byte_offset(shared, 8704); initialize_wgmma_descriptor(d, v, 1, ...)``
     After:  LanguageError; legal kernels stay unchanged
@@ -30,16 +29,16 @@ def verify_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
             raise LanguageError(
                 f"T.gemm: wgmma reads a tile from byte {begin} of shared memory; expected a "
                 f"multiple of {alignment}: give each larger T.alloc_shared a multiple of "
-                f"{alignment} bytes"
+                f"{alignment} bytes, and begin each slice at such a multiple"
             )
     return func
 
 
 def _begin_of(pointer: tirx.PrimExpr, offsets: dict[tirx.Var, int | None]) -> int | None:
-    """Return the number of the first byte of a tile in shared memory; None if it is no constant.
+    """Return the offset in bytes of a tile in shared memory, or None if it is not a constant.
 
     Args:
-        offsets: those of buffers, by the variables that point to them.
+        offsets: offsets of buffers in bytes, by the variables that point to them.
     """
     begin: int | None = 0
     if op_name(pointer) == "tirx.tvm_access_ptr":

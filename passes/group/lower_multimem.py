@@ -15,7 +15,7 @@ from ...builtins import atomics, memory
 from ...builtins.declaration.qualifiers import PTX_TYPES
 from ...builtins.ranks import rank
 from ...builtins.spec import builtin_of
-from ..ir.walk import calls_in, flatten, rewrite_children, with_span_of
+from ..ir.walk import calls_in, flatten, nodes_in, rewrite_children, with_span_of
 from .specialize_group import heap_tensors
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -66,7 +66,7 @@ def lower_multimem(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
             operation = _Operation(stmt.value, world_size)
             is_store = operation.op == "set"
             changes = _store(operation) if is_store else _combine(operation, vectors)
-            return flatten([with_span_of(stmt, s) for s in changes])
+            return flatten([with_span_of(stmt, s) for s in (*operation.binds, *changes)])
         outer = len(vectors)
         new = rewrite_children(stmt, visit)
         if isinstance(new, tirx.SBlockRealize) and len(vectors) > outer:
@@ -91,6 +91,9 @@ class _Operation:
     """A multimem operation, and the elements of each rank that it accesses.
 
     Attributes:
+        indices: those of the first element in each copy. An index that loads the tensor is a
+            variable if the operation changes the tensor, so that all copies have the same index.
+        binds: statements that define these variables.
         op: the operation that combines values; "set" for a store.
         qualifiers: ``scope`` and ``sem``.
         is_ordinary: whether ordinary accesses replace it.
@@ -103,6 +106,11 @@ class _Operation:
         spec = builtin_of(call)
         self.call, self.world_size = call, world_size
         self.ref: tirx.BufferLoad = call.args[0].args[0]
+        self.indices, self.binds = list(self.ref.indices[1:]), []
+        for axis, index in enumerate(self.indices):
+            if spec.writes and _loads(index, self.ref.buffer):
+                self.indices[axis] = tirx.Var("index", index.dtype)
+                self.binds.append(tirx.Bind(self.indices[axis], index))
         self.op = spec.qualifier(call, "op") if spec.has_qualifier("op") else "set"
         self.qualifiers = {name: spec.qualifier(call, name) for name in ("scope", "sem")}
         self.is_ordinary = self.qualifiers["sem"] == "relaxed"
@@ -115,7 +123,7 @@ class _Operation:
         self, owner: tirx.PrimExpr, first: int | tirx.Var = 0, lanes: int = 1
     ) -> tirx.BufferLoad:
         """Return ``lanes`` of the elements in the copy of ``owner``, from number ``first`` on."""
-        *outer, last = self.ref.indices[1:]
+        *outer, last = self.indices
         last = _offset(last, first)
         last = tirx.Ramp(last, 1, lanes) if lanes > 1 else last
         return tirx.BufferLoad(self.ref.buffer, [owner, *outer, last])
@@ -189,10 +197,15 @@ def _combine(operation: _Operation, vectors: list[tirx.Buffer]) -> list[tirx.Stm
 
 
 def _is_slice(value: tirx.PrimExpr, target: tirx.Buffer) -> bool:
-    """Return whether ``value`` is a slice of memory that a change of ``target`` leaves alone."""
-    if not isinstance(value, tirx.BufferLoad) or value.buffer.data.same_as(target.data):
+    """Return whether ``value`` is a slice that does not depend on ``target``."""
+    if not isinstance(value, tirx.BufferLoad) or _loads(value, target):
         return False
     return isinstance(value.indices[-1], tirx.Ramp) and int(value.indices[-1].stride) == 1
+
+
+def _loads(node: tirx.PrimExpr, buffer: tirx.Buffer) -> bool:
+    """Return whether ``node`` loads an element of ``buffer``."""
+    return any(load.buffer.data.same_as(buffer.data) for load in nodes_in(node, tirx.BufferLoad))
 
 
 def _piece(value: tirx.BufferLoad, first: int | tirx.Var, lanes: int = 1) -> tirx.BufferLoad:

@@ -28,10 +28,13 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
     This applies to calls that the whole block reaches. Under a condition on the thread index, the
     program chooses the threads itself.
 
-    Four kinds of calls are refused: a call under a condition on a register that may differ between
-    threads, because the arriving threads are unknown; a ``block`` builtin that only a part of the
-    block reaches; a barrier that several threads, but not the whole block, reach; and a ``warp``
-    builtin that a part of a warp reaches.
+    These calls are refused:
+
+    - a call under a condition on a register that may differ between threads, because the arriving
+      threads are unknown;
+    - a ``block`` builtin that only a part of the block reaches;
+    - a barrier, an announcement or padding that several threads, but not the whole block, reach;
+    - a ``warp`` builtin that a part of a warp reaches.
 
     Before: ``T.tileweave.signal(...)``
     After:  ``T.sync_threads(); if thread == 0: T.tileweave.signal(...)``
@@ -90,11 +93,13 @@ def _threads_of_builtins(func: tirx.PrimFunc) -> dict[tirx.Stmt, ThreadSet]:
 def _require_threads(
     call: tirx.Call, stmt: tirx.Stmt, divergence: Divergence, threads: ThreadSet | None
 ) -> None:
-    """Refuse a barrier or a ``warp`` builtin in threads that cannot execute it together."""
+    """Refuse a barrier or a ``warp`` builtin in threads that cannot execute it together, and an
+    announcement or padding that several threads would count."""
     spec = builtin_of(call)
     if threads is None or not divergence:
         return
-    if spec.participants and threads.size > 1:
+    counts_rows = spec.announces or spec.pads
+    if (spec.participants or counts_rows) and threads.size > 1:
         count = (
             f"up to {threads.size} threads" if not threads.is_exact else f"{threads.size} threads"
         )

@@ -167,7 +167,7 @@ def fault_of_rows(spec: Builtin, seen: int, expected: int) -> str:
     if spec.announces:
         return f"announced {seen} rows of a segment; expected 0 to {expected}"
     if spec.pads:
-        return f"padded {seen} rows, not all of which are among the {expected} rows"
+        return f"padded {seen} rows; expected a range among the {expected} rows of the tensor"
     if spec.level == "thread":
         return f"wrote {seen} units to a segment, in all launches, and announced {expected}"
     if 0 <= seen < expected:

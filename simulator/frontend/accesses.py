@@ -323,7 +323,7 @@ def _key_of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple:
     space = frame.space
     assert space is not None
     if any(np.ndim(i) > len(space) for i in index):
-        raise unsupported(f"a vector of {tile.name}, of which each point has its own,", loc)
+        raise _vector_of_points(tile, loc)
     points = np.arange(int(np.prod(space))).reshape(space)
     positions = [np.broadcast_to(i, space) for i in index]
     if frame.active is not None:  # indices of inactive points may be out of bounds
@@ -399,7 +399,11 @@ def _refuse_vector_of_points(frame: Frame, tile: Tile, index: list, values: Any,
     if frame.space is None or tile.scope not in _REGISTERS or np.ndim(values) <= len(frame.space):
         return
     if all(np.size(i) in (1, values.shape[-1]) for i in index):
-        raise unsupported(f"a vector of {tile.name}, of which each point has its own,", loc)
+        raise _vector_of_points(tile, loc)
+
+
+def _vector_of_points(tile: Tile, loc: str) -> SimulationError:
+    return unsupported(f"a vector of {tile.name} in each point of T.Parallel", loc)
 
 
 def _put(frame: Frame, tile: Tile, key: tuple, values: Any, poison: Any, loc: str) -> None:

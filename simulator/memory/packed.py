@@ -37,7 +37,7 @@ class PackedRows(RowLaunches):
         """Elements that are written or padded, by copy and launch."""
 
     def pad(self, copy: tuple[int, ...], first: int, count: int, access: Access, text: str) -> None:
-        """Note that no rank writes some rows.
+        """Note that rows are padding.
 
         Args:
             copy: indices before the row.
@@ -74,7 +74,7 @@ class PackedRows(RowLaunches):
             raise self._fault(copy[0], row, _PADDED_AND_WRITTEN, (self._pads[copy[0]], text))
 
     def stale(self, key: Any, access: Access, poison: Any) -> Any:
-        """Note a read of tiles of rows, beside what the base class does."""
+        """Note the tiles that are read, and return the same as the base class."""
         rows = np.unique(np.asarray(self._tensor.flat[key]) // self.row)
         launches = self._read.reshape(-1, self.capacity)
         for copy, row in {divmod(int(n), self.capacity) for n in rows}:

@@ -1,4 +1,4 @@
-"""Rows of which each is written once in a launch: the launch that last wrote each element."""
+"""Launch that last wrote each element of a tensor whose rows are written once in a launch."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class RowLaunches(ABC):
         """Describe rows that are not written, or return "".
 
         Args:
-            starting: ranks of which blocks have not started, which may write more rows.
+            starting: ranks with blocks that have not started; these may write more rows.
         """
 
     def _launch_of(self, access: Access) -> int:

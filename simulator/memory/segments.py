@@ -25,7 +25,7 @@ class Announcement(NamedTuple):
 
 
 class Segments(RowLaunches):
-    """Rows that the current launch of each rank announces and writes to segments of its own.
+    """Rows that the current launch of each rank announces and writes to its segments.
 
     Args:
         segments: extents of the axes that select a segment of a rank.

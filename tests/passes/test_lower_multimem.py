@@ -76,6 +76,48 @@ def test_copies_are_accessed_like_a_multicast_address(dtype, lanes, op):
     assert (by_copies[0]["sums"] != inputs[0]["X"]).any()
 
 
+def dependent(operation, by_address):
+    """Return a program in which an operand of ``operation`` is an element that it changes."""
+
+    def at(S, everywhere, index):
+        return everywhere[index] if by_address else S[:, index]
+
+    @T.prim_func
+    def program(
+        S: W.Symmetric((N,), "float32"),
+        everywhere: T.Tensor((N,), "float32"),
+        X: T.Tensor((N,), "float32"),
+    ):
+        with T.Kernel(1, threads=1) as _:
+            if W.rank() == 0:
+                if operation == "store":
+                    W.multimem_st(at(S, everywhere, T.Cast("int32", S[0, 0])), X[4])
+                elif operation == "add":
+                    W.multimem_red(at(S, everywhere, T.Cast("int32", S[0, 0])), X[4], op="add")
+                else:
+                    W.multimem_red(
+                        at(S, everywhere, 0),
+                        X[T.Cast("int32", S[0, 0]) * 4 : T.Cast("int32", S[0, 0]) * 4 + 4],
+                        op="add",
+                    )
+            W.sync_ranks()
+
+    return program
+
+
+@pytest.mark.parametrize("operation", ["store", "add", "add a slice"])
+def test_operands_are_evaluated_once_for_all_copies(operation):
+    given = {"S": np.zeros(N, np.float32), "X": np.arange(1, N + 1, dtype=np.float32)}
+    for by_address in (True, False):
+        everywhere = "S" if by_address else np.zeros(N, np.float32)
+        inputs = [{**given, "everywhere": everywhere}] * RANKS
+        results = tw.simulate(dependent(operation, by_address), RANKS, inputs, epochs=1)
+        expected = given["X"][:4] if operation == "add a slice" else [5, 0, 0, 0]
+        for result in results:
+            np.testing.assert_array_equal(result["S"][:4], expected)
+            assert not result["S"][4:].any()
+
+
 def barrier(sem):
     """Return a program whose ranks meet at a flag that one operation changes on all ranks."""
 

@@ -1,8 +1,8 @@
-"""Random programs that exchange rows of ragged tensors: inferred, simulated with a routing of its
-own in each launch, and compared with NumPy.
+"""Random programs that exchange rows of ragged tensors. The compiler infers their synchronization,
+and the simulator compares them with NumPy, each launch with another routing.
 
-One change of an inserted signal or wait of each program is a fault. ``TILEWEAVE_PROGRAMS=1000``
-tests that many programs instead of a few.
+In a mutant of each program, an inserted signal or wait is wrong. The simulator must find the fault.
+``TILEWEAVE_PROGRAMS=1000`` tests 1,000 programs instead of a few.
 """
 
 import os
@@ -50,9 +50,10 @@ def program(
 AMOUNTS = {"signal drop", "signal value+1"}
 ORDERS = {"signal sem=relaxed", "wait_reached drop", "wait_reached sem=relaxed",
           "wait_reached read before"}  # fmt: skip
-"""Changes of signals and waits that are faults, the latter if nothing else orders the accesses."""
+"""Mutations that are faults: those of amounts always, those of orders unless other synchronization
+orders the accesses."""
 MOST_SCHEDULES = 10
-"""Schedules in which a mutant has a fault or a wrong result."""
+"""Limit of schedules until a mutant has a fault or a wrong result."""
 
 
 class Shape(NamedTuple):

@@ -40,6 +40,29 @@ def advanced(after, steps):
     return program
 
 
+@T.prim_func
+def counted(
+    A: T.Tensor((512, 256), "float16"), B: T.Tensor((64, 256), "float16"),
+    C: T.Tensor((512, 64), "float32"), counts: T.Tensor((4,), "int32"),
+    flag: T.Tensor((4,), "uint32"),
+):  # fmt: skip
+    """The number of iterations of a loop is computed after the loop over K."""
+    with T.Kernel(4, threads=128):
+        A_tile, B_tile = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        total = T.alloc_fragment((64, 64), "float32")
+        tiles = T.alloc_var("int32", 1)
+        for e in T.serial(4):
+            for tile in T.serial(tiles):
+                T.clear(total)
+                for k in T.Pipelined(4, num_stages=2):
+                    T.copy(A[tile * 64, k * 64], A_tile)
+                    T.copy(B[0, k * 64], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                T.copy(total, C[tile * 64, 0])
+                tiles = tiles + counts[e]
+        W.red_add(flag[0], 1)
+
+
 def pipelined(count):
     return T.Pipelined(count, num_stages=2)
 
@@ -66,3 +89,8 @@ show("without a pipeline", advanced(True, T.serial))
 
 # CHECK: without warp specialization: accepted
 show("without warp specialization", advanced(True, pipelined), "sm_80")
+
+# The producer would execute one iteration, and wait for the consumers at the next barrier.
+# CHECK: bound of a loop: tiles: TileLang moves its computation to some of the warps
+# SINCE_0_1_14: CHECK-NEXT: --> {{.*}}verify_locals-warps.py:
+show("bound of a loop", counted)

@@ -1,4 +1,4 @@
-"""Ragged tensors: announced totals of each tile of rows in units of its counter, and padding."""
+"""Counters of ragged tensors: announced totals of each tile in units of its counter; padding."""
 
 from __future__ import annotations
 

@@ -132,8 +132,8 @@ class ragged_tile_results:
 
 @T.macro
 def locate(table, me, first, counts, tiles, ranks, parts):
-    """Compute where rows start: those of a part follow the part before, from a whole tile on, and
-    are sorted by source.
+    """Compute where rows start. The rows of a part are sorted by source, and start at the first
+    tile after the part before.
 
     Args:
         table: (ranks, source, owner, part) numbers of rows.

@@ -134,8 +134,7 @@ def test_device_functions():
 
 
 SPILLED = {"gate_up": 0, "down": 16}
-"""Most bytes of registers that a thread spills: the state of the loops over segments, once a
-tile."""
+"""Limit of the bytes that a thread spills: the state of the loops over segments, once per tile."""
 
 
 @pytest.mark.parametrize("build", [gate_up, down], ids=lambda build: build.__name__)

@@ -70,7 +70,7 @@ def test_call(monkeypatch):
 
 
 @pytest.mark.parametrize("strategy", ["auto", "separate", "fused"])
-def test_separate_steps_are_taken(monkeypatch, strategy):
+def test_separate_steps_are_used(monkeypatch, strategy):
     """By ``auto``, on request, and always under autograd."""
     monkeypatch.setattr("tileweave.ops.moe.fused_mlp._obstacle", lambda *_: None)
     monkeypatch.setattr("tileweave.ops.moe.expert_mlp.fused_mlp", None)
@@ -80,7 +80,7 @@ def test_separate_steps_are_taken(monkeypatch, strategy):
     torch.testing.assert_close(out, mixture(x[None], ids[None], weights[None], *experts)[0])
 
 
-def test_auto_takes_the_separate_steps():
+def test_auto_uses_the_separate_steps():
     x, ids, _, gate_up, _ = inputs()
     ranks = SimpleNamespace(world_size=1)
     assert not fused_mlp.is_fused("auto", x, ids, gate_up, ranks, None)

@@ -57,7 +57,7 @@ def extern():
     return program
 
 
-@refused("a vector of x, of which each point has its own,")
+@refused("a vector of x in each point of T.Parallel is not simulated")
 def vectors_of_points():
     @T.prim_func
     def program(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):

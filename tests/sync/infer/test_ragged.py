@@ -252,3 +252,38 @@ def test_owner_changes_between_writes(change):
     for reader in range(2):
         rows = [inputs[sender]["X"][reader] for sender in range(2)]
         np.testing.assert_array_equal(out[reader]["Y"], rows)
+
+
+def counted_by(selects):
+    """Return programs whose threads for which ``selects`` holds announce a row, or pad the other
+    rows."""
+
+    @T.prim_func
+    def announce(X: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=4, row=8)
+            for peer in T.serial(2):
+                if selects(T.get_thread_binding()):
+                    W.announce(inbox[peer, W.rank(), 0, 0], 1)
+                T.copy(X, inbox[peer, W.rank(), 0, 0])
+            T.copy(inbox[W.rank(), 1 - W.rank(), 0, 0], Y)
+
+    @T.prim_func
+    def pad(X: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_packed(rows=4, row=8)
+            T.copy(X, inbox[1 - W.rank(), 0, 0])
+            if selects(T.get_thread_binding()):
+                W.pad(inbox[W.rank(), 1, 0], 3)
+            T.copy(inbox[W.rank(), 0, 0], Y)
+
+    return {"announce": announce, "pad": pad}
+
+
+@pytest.mark.parametrize("name", ["announce", "pad"])
+def test_one_thread_counts_rows(name):
+    inputs = [{"X": np.full((1, 8), rank, np.float32)} for rank in range(2)]
+    for rank, out in enumerate(tw.simulate(counted_by(lambda t: t == 5)[name], 2, inputs)):
+        assert (out["Y"] == 1 - rank).all()
+    with pytest.raises(tw.LanguageError, match=f"{name}: 7 threads call it separately"):
+        tw.simulate(counted_by(lambda t: t < 7)[name], 2, inputs)
