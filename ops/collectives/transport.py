@@ -4,7 +4,7 @@ or NCCL."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -96,10 +96,7 @@ def first_possible(
     Raises:
         TileWeaveError: as in ``chosen``.
     """
-    legal = ("auto", *own, "nccl")
-    if requested not in legal:
-        expected = ", ".join(map(repr, legal))
-        raise TileWeaveError(f"{op}: {argument}={requested!r}; expected {expected}")
+    check_requested(requested, op, own, argument)
     require_own_device(op, device, group)
     if requested == "nccl":
         return Transport("nccl", "asked for")
@@ -111,6 +108,17 @@ def first_possible(
     if requested != "auto":
         raise TileWeaveError(f"{op}: {argument}={requested!r}, but {reason}")
     return Transport("nccl", reason)
+
+
+def check_requested(
+    requested: Any, op: str, own: Sequence[str], argument: str = "transport"
+) -> None:
+    """Refuse a value that is neither ``auto`` nor ``nccl`` nor in ``own``; see
+    ``first_possible``."""
+    legal = ("auto", *own, "nccl")
+    if requested not in legal:
+        expected = ", ".join(map(repr, legal))
+        raise TileWeaveError(f"{op}: {argument}={requested!r}; expected {expected}")
 
 
 def obstacle(

@@ -130,7 +130,7 @@ def decode_attention(
     inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
     require_tensors(inputs, out)
     if scale is None:
-        scale = max(1, *q.shape[-1:]) ** -0.5
+        scale = max((1, *q.shape[-1:])) ** -0.5
     options = scale, sharding, "" if group is None else name_of(group), strategy
     if out is None:
         results = Results(*_into_new(*inputs, return_lse, *options))

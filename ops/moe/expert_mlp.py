@@ -13,10 +13,11 @@ from ..core.problem import refused, require_dense
 from ..core.registry import RegisteredOp, TableRow
 from .combine import combine
 from .dispatch import dispatch
-from .fused_mlp import fused_mlp, is_fused
+from .fused_mlp import check_strategy, fused_mlp, is_fused
 from .grouped_matmul import grouped_matmul
 from .kernels.grouped_gemm import SWIGLU
 from .quantized_mlp import Weights, check_quantized, quantized_experts
+from .row_exchange import check_options
 from .row_problem import check_tokens
 
 NAME = "expert_mlp"
@@ -144,6 +145,8 @@ def expert_mlp(
     _check_shapes(x, w_gate_up, w_down)
     weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
     check_quantized(NAME, quant, x, topk_weights, weights)
+    check_options(NAME, capacity, transport)
+    check_strategy(strategy)
     return torch.ops.tileweave.expert_mlp(
         x, topk_ids, topk_weights, *weights, quant, capacity, name_of(group), transport, strategy
     )  # fmt: skip

@@ -27,7 +27,8 @@ from .segments import segments_of
 NAME = "expert_mlp"
 FUSED = "fused"
 STRATEGIES = "auto", FUSED, "separate"
-"""``auto`` takes the separate steps; benchmarks/LOG.md has too few sizes for a limit."""
+"""``auto`` uses the separate steps, because too few sizes are measured to choose between them
+(benchmarks/LOG.md)."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -77,10 +78,12 @@ class MlpProblem:
         if self.width * self.dtype.itemsize % ALIGNMENT:
             return f"intermediate size {self.width}; expected a multiple of 8"
         if config.capacity * self.hidden > MOST_ELEMENTS:
-            most = MOST_ELEMENTS // self.hidden
+            rows = config.gate_up.M
+            most = MOST_ELEMENTS // self.hidden // rows * rows
             return f"there are {self.tokens} tokens; expected at most {most}"
-        if self.ranks * self.per_rank * config.capacity >= INDEX_LIMIT:
-            return f"there are {self.ranks * self.per_rank} experts; expected fewer"
+        if (experts := self.ranks * self.per_rank) * config.capacity >= INDEX_LIMIT:
+            most = (INDEX_LIMIT - 1) // config.capacity
+            return f"there are {experts} experts; expected at most {most}"
         return None
 
     def __str__(self) -> str:
@@ -133,6 +136,12 @@ class FusedMlp(CompiledOp):
         )
 
 
+def check_strategy(requested: Any) -> None:
+    """Refuse what is no strategy."""
+    if requested not in STRATEGIES:
+        raise refused(NAME, f"strategy={requested!r}", ", ".join(map(repr, STRATEGIES)))
+
+
 def is_fused(
     requested: str, x: torch.Tensor, topk_ids: torch.Tensor, w_gate_up: torch.Tensor,
     ranks: Group | TwoLevels, separate: str | None,
@@ -147,8 +156,7 @@ def is_fused(
         TileWeaveError: ``requested`` is no strategy, or is ``fused`` for a call that cannot be
             overlapped.
     """
-    if requested not in STRATEGIES:
-        raise refused(NAME, f"strategy={requested!r}", ", ".join(map(repr, STRATEGIES)))
+    check_strategy(requested)
     if requested != FUSED:
         return False
     reason = separate or _obstacle(x, topk_ids, w_gate_up, ranks)

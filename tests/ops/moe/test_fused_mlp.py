@@ -87,6 +87,7 @@ def test_auto_takes_the_separate_steps():
 
 
 REFUSED = [
+    ({"strategy": None}, "strategy=None; expected 'auto', 'fused', 'separate'"),
     ({"strategy": "nccl"}, "strategy='nccl'; expected 'auto', 'fused', 'separate'"),
     ({}, "strategy='fused', but the tensors are on cpu; expected cuda"),
     ({"capacity": 4}, "strategy='fused', but capacity=4; expected None"),
@@ -106,8 +107,8 @@ OBSTACLES = [
     ({"dtype": torch.float32}, "x is of torch.float32; expected torch.bfloat16 or torch.float16"),
     ({"hidden": 2880}, "hidden size 2880; expected a multiple of 256"),
     ({"width": 100}, "intermediate size 100; expected a multiple of 8"),
-    ({"tokens": 100_000}, "there are 100000 tokens; expected at most 74898"),
-    ({"per_rank": 1 << 22}, "there are 33554432 experts; expected fewer"),
+    ({"tokens": 100_000}, "there are 100000 tokens; expected at most 74880"),
+    ({"per_rank": 1 << 22}, "there are 33554432 experts; expected at most 16777215"),
 ]
 
 
@@ -115,3 +116,8 @@ OBSTACLES = [
 def test_obstacles(changes, message):
     assert PROBLEM.obstacle() is None
     assert MlpProblem(**vars(PROBLEM) | changes).obstacle() == message
+
+
+def test_largest_number_of_tokens():
+    """The largest number that the error names is legal."""
+    assert MlpProblem(**vars(PROBLEM) | {"tokens": 74880}).obstacle() is None
