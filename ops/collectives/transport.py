@@ -48,8 +48,8 @@ class Transport(Reasoned):
 
 def fastest(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
-    H200 (benchmarks/LOG.md), but for ``ll``. The last one serves every problem that any of them
-    serves. ``multicast`` is never among them: its speed is not measured."""
+    H200 (benchmarks/LOG.md); for ``ll`` see ``LL_BYTES``. The last one serves every problem that
+    any of them serves. ``multicast`` is never among them, because its speed is not measured."""
     if problem.nbytes <= collective.ll_bytes:
         return ("ll", "ldst")
     min_ranks = collective.engines_from_ranks
@@ -88,7 +88,8 @@ def first_possible(
 
     Args:
         own: transports of the operator's programs.
-        preferred: those of them that ``auto`` tries, in this order; none for ``nccl``.
+        preferred: those of them that ``auto`` tries, in this order; if empty, ``auto`` uses
+            ``nccl``.
         obstacle: returns why a transport of ``own`` cannot serve the call, with what is expected;
             else None.
         argument: the caller's name of ``requested``.
@@ -100,7 +101,7 @@ def first_possible(
     require_own_device(op, device, group)
     if requested == "nccl":
         return Transport("nccl", "asked for")
-    reason: str | None = "preferred by auto"
+    reason: str | None = "auto prefers it"
     for name in preferred if requested == "auto" else (requested,):
         reason = obstacle(name)
         if reason is None:

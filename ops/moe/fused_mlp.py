@@ -96,7 +96,6 @@ class MlpProblem:
 
 def mlp_plan(config: ExpertMlpConfig) -> Plan:
     """Return the plan of both kernels."""
-    first, second = config.first, config.second
     tokens, choices, dtype = config.tokens, config.choices, config.dtype
     segments = config.per_rank, config.ranks
     kernels = gate_up(config), down(config)
@@ -109,8 +108,8 @@ def mlp_plan(config: ExpertMlpConfig) -> Plan:
         counts: T.Tensor((config.ranks, config.per_rank), "int32"),
         place: T.Tensor((tokens, choices), "int32"),
         topk_weights: T.Tensor((tokens, choices), "float32"),
-        w_gate_up: first.w,
-        w_down: second.w,
+        w_gate_up: config.gate_up_gemm.w,
+        w_down: config.down_gemm.w,
         received: T.Tensor(segments, "int32"),
         activations: T.Tensor((*segments, config.capacity, config.width), dtype),
         out: T.Tensor((tokens, config.hidden), dtype),
@@ -146,11 +145,12 @@ def is_fused(
     requested: str, x: torch.Tensor, topk_ids: torch.Tensor, w_gate_up: torch.Tensor,
     ranks: Group | TwoLevels, separate: str | None,
 ) -> bool:  # fmt: skip
-    """Return whether the overlapped kernels compute a call. It depends only on values that are
-    equal on all ranks.
+    """Return whether the overlapped kernels compute a call without gradients. The choice depends
+    only on values that are equal on all ranks.
 
     Args:
-        separate: argument that only the separate steps accept, with what is expected; else None.
+        separate: an argument of the call that only the separate steps accept, with what is
+            expected instead; None if there is none.
 
     Raises:
         TileWeaveError: ``requested`` is no strategy, or is ``fused`` for a call that cannot be
