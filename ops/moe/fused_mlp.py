@@ -169,8 +169,6 @@ def _obstacle(
     x: torch.Tensor, topk_ids: torch.Tensor, w_gate_up: torch.Tensor, ranks: Group | TwoLevels
 ) -> str | None:
     """Return why the kernels do not serve a call, with what is expected; else None."""
-    if isinstance(ranks, TwoLevels):
-        return "the group has several nodes; expected ranks of one node"
     if checks_ids():
         return f"{CHECK_IDS}=1; expected 0"
     problem = MlpProblem.of(x, topk_ids, w_gate_up, ranks.world_size)

@@ -11,6 +11,7 @@ from tests.ops.moe.by_definition import mixture, random_ids
 from tests.ops.moe.simulated_kernels import as_numpy
 from tests.ops.simulated_calls import simulated_calls
 from tileweave import ops
+from tileweave.ops.core.groups import TwoLevels
 from tileweave.ops.moe import fused_mlp
 from tileweave.ops.moe.fused_mlp import MlpProblem, mlp_plan
 from tileweave.ops.moe.segments import segments_of
@@ -100,6 +101,15 @@ def test_refused(options, message):
     with pytest.raises(tw.TileWeaveError) as error:
         ops.expert_mlp(*inputs(), **{"strategy": "fused"} | options)
     assert str(error.value) == f"expert_mlp: {message}"
+
+
+def test_several_nodes():
+    """The kernels exchange within one node."""
+    ranks = TwoLevels(nodes=SimpleNamespace(world_size=2), node=SimpleNamespace(world_size=1))
+    x, ids, _, gate_up, _ = inputs()
+    message = "strategy='fused', but the group has several nodes; expected ranks of one node"
+    with pytest.raises(tw.TileWeaveError, match=message):
+        fused_mlp.is_fused("fused", x, ids, gate_up, ranks, None)
 
 
 PROBLEM = MlpProblem(128, 8, 8, 7168, 2048, 8, torch.bfloat16)
