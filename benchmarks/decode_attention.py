@@ -1,19 +1,19 @@
 """Time ops.decode_attention on one rank beside torch's attention and FlashInfer.
 
     python benchmarks/decode_attention.py [--batch 1 8 ...] [--keys 4096 ...] [--heads 64]
-        [--kv-heads 8] [--page-size 64] [--cache bf16 fp8] [--latent]
-        [--calls 20]
+        [--kv-heads 8] [--page-size 64] [--cache bf16 fp8] [--latent] [--calls 20]
+        [--replays 10]
 
 A time is that of one of ``--calls`` calls in a CUDA graph, in us: the median of ``--replays``
 replays. All sequences have the same number of keys, of 128 elements of bf16 or float8_e4m3fn. With
 ``--latent`` keys have 576 elements, the first 512 are the values, and all heads share them.
 
-- ``sdpa``: ``scaled_dot_product_attention`` with ``enable_gqa``, on a contiguous cache, bf16 only,
-  not latent
-- ``flashinfer``: ``BatchDecodeWithPagedKVCacheWrapper``, if installed, on the pages, bf16
-  only, not latent
-- ``fused``: the operator, on the pages
+- ``sdpa``: ``scaled_dot_product_attention`` with ``enable_gqa``, on a contiguous cache
+- ``flashinfer``: ``BatchDecodeWithPagedKVCacheWrapper``, if installed, on the pages
+- ``fused``: the kernel of the operator, on the pages; on CPUs its torch implementation
 - ``bound``: the bytes of the cache at 4.2 TB/s, which the memory of an H200 reaches
+
+fp8 and latent caches have only the last two.
 
 Every result is compared with that of plain torch. Without a GPU, one small size runs once, which
 only tests this file.
@@ -35,6 +35,7 @@ DEVICE = "cuda" if GPU else "cpu"
 BATCHES = (1, 4, 16, 64, 128) if GPU else (2,)
 KEYS = (4096, 16384, 32768, 131072) if GPU else (128,)
 DIM = 128
+STRATEGY = "fused" if GPU else "auto"
 ERROR = 1e-2
 CACHES = {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 SCALE = 0.5
@@ -72,7 +73,7 @@ class Sequences:
     def fused(self) -> torch.Tensor:
         return ops.decode_attention(
             self.q, self.k_cache, self.v_cache, block_table=self.table, seq_lens=self.lengths,
-            k_scale=self.scale, v_scale=self.scale,
+            k_scale=self.scale, v_scale=self.scale, strategy=STRATEGY,
         )  # fmt: skip
 
     def sdpa(self) -> torch.Tensor:
@@ -99,7 +100,7 @@ class Sequences:
         )  # fmt: skip
         return lambda: wrapper.run(self.q, (self.k_cache, self.v_cache))
 
-    def contenders(self) -> dict[str, Step]:
+    def implementations(self) -> dict[str, Step]:
         if self.scale is not None or self.v_cache is None:
             return {"fused": self.fused}
         steps: dict[str, Step] = {"sdpa": self.sdpa}
@@ -108,7 +109,7 @@ class Sequences:
         return steps | {"fused": self.fused}
 
 
-def right(sequences: Sequences) -> torch.Tensor:
+def reference(sequences: Sequences) -> torch.Tensor:
     """Return the result in fp32, sequence by sequence."""
     results, scale = [], 1.0 if sequences.scale is None else SCALE
     keys = sequences.heads(sequences.k_cache)
@@ -176,8 +177,8 @@ def main() -> None:
             print(f"{cache}, batch {batch}, keys {keys}: not run: the cache has {nbytes >> 30} GiB")
             continue
         sequences = Sequences(batch, keys, dtype, options)
-        expected, times = right(sequences), []
-        for name, step in sequences.contenders().items():
+        expected, times = reference(sequences), []
+        for name, step in sequences.implementations().items():
             error = (step().float() - expected).norm() / expected.norm()
             if not error <= ERROR:
                 raise SystemExit(f"{name}: relative error {error.item():.1e}")

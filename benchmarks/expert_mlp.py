@@ -1,10 +1,11 @@
 """Time ops.expert_mlp with overlapped kernels beside its separate steps, in one run.
 
     torchrun --nproc-per-node=4 benchmarks/expert_mlp.py [--tokens 128 512 1024 2048 4096]
-        [--case EXPERTS_PER_RANK K H I ...] [--rep 50]
+        [--case EXPERTS_PER_RANK K H I] [--rep 50]
 
-Median time of the slowest rank in us. Experts are chosen at random with equal probabilities. Every
-result of the overlapped kernels is compared with that of the separate steps.
+``--case`` may be repeated. Times are in us: medians of ``--rep`` calls, of the slowest rank. The
+ratio is that of the times, separate / fused. Experts are chosen at random with equal probabilities.
+The first result of the overlapped kernels is compared with that of the separate steps.
 """
 
 import argparse
@@ -25,7 +26,7 @@ ERROR = 2e-2
 
 
 def times_us(call, rep: int) -> list[float]:
-    """Return the times of calls, each between two events, after the ranks have met."""
+    """Return the times of calls, each between two events. All ranks start a call together."""
     group, times = group_of(""), []
     for _ in range(rep):
         group.meet("time")
@@ -61,8 +62,8 @@ def compare(tokens: int, case: tuple[int, ...], rep: int) -> str:
         times_us(call, 5)
         own = torch.tensor([statistics.median(times_us(call, rep))], device=group.device)
         medians[strategy] = nccl.all_gather(own, group).max().item()
-    right = results["separate"]
-    error = ((results["fused"] - right).norm() / right.norm()).item()
+    expected = results["separate"]
+    error = ((results["fused"] - expected).norm() / expected.norm()).item()
     if not error <= ERROR:
         raise SystemExit(f"{case}, {tokens} tokens: relative error {error:.1e}")
     separate, fused = medians["separate"], medians["fused"]
@@ -82,7 +83,7 @@ def main() -> None:
         print(
             time.strftime("%F %T"), torch.cuda.get_device_name(), group_of("").world_size, "ranks"
         )
-        print("     E      k      H      I      T   separate      fused    ratio")
+        print("   E/W      k      H      I      T   separate      fused    ratio")
     for case in options.case or CASES:
         for tokens in options.tokens:
             row = compare(tokens, tuple(case), options.rep)

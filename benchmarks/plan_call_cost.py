@@ -7,10 +7,10 @@ The figure is the median over the calls of a round, of the quickest round: other
 makes some rounds twice as long. Each call finds the GPU idle, so no full queue delays the host.
 
 The plan is the all-gather + GEMM of ``tw.ops``. A grouped GEMM belongs to no plan. ``dispatch``
-contains an all-gather of the experts, and the kernel of the routing. An operator adds
-the checks of its arguments and torch's part. Operators are also measured in
-``torch.inference_mode()``, where torch looks for no gradients. All is measured twice: C++ enqueues
-the operations, then Python, by ``TILEWEAVE_NATIVE=0``.
+contains an all-gather of ``topk_ids`` and the routing kernel. An operator adds the checks of its
+arguments and torch's part. Operators are also measured in ``torch.inference_mode()``, where torch
+looks for no gradients. All is measured twice: C++ enqueues the operations, then Python, by
+``TILEWEAVE_NATIVE=0``.
 
 Without a GPU, stand-ins that do nothing replace the driver, torch's streams and events, and the
 kernels, for rank 0 of ``--ranks``. What remains is the time of torch, TVM-FFI and TileWeave. The

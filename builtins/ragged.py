@@ -100,12 +100,12 @@ def alloc_packed(*, rows: int, row: int | Sequence[int], dtype: str = "float32")
         W.pad(inbox[me, end, 0], 4096 - end)
         T.copy(inbox[me, tile * 64, 0], A_tile)
 
-    Before, the ranks exchange their counts in a tensor of ``W.alloc_symmetric``, and compute where
-    their rows start. The compiler inserts the synchronization: a read waits until all rows of its
-    tile are written or padding. Tiles have as many rows as the largest read; if all reads are of
-    single rows, the tile is the whole tensor. ``pass_configs`` may choose another number by
-    ``tileweave.granule``. Only the owner reads the rows. In each launch, it reads all tiles with
-    written rows. The simulator checks these rules; see the guide on synchronization.
+    First, the ranks exchange their numbers of rows in a tensor of ``W.alloc_symmetric``, and
+    compute where their rows start. The compiler inserts the synchronization: a read waits until all
+    rows of its tile are written or padding. Tiles have as many rows as the largest read; if all
+    reads are of single rows, the tile is the whole tensor. ``pass_configs`` may choose another
+    number by ``tileweave.granule``. Only the owner reads the rows, and in each launch all tiles
+    with written rows. The simulator checks the rows; see the guide on synchronization.
 
     Args:
         rows: rows of each rank's copy.
@@ -157,7 +157,7 @@ def announce(ref: Write, count: Int32) -> None:
     implicit=("element", "row", "rows", "row_size", "tile", *WATCHED),
 )  # fmt: skip
 def pad(ref: Write, count: Int32) -> None:
-    """Declare ``count`` packed rows, from ``ref`` on, as padding: no rank writes them.
+    """Declare that no rank writes ``count`` packed rows in this launch, beginning at ``ref``.
 
     One thread of the block counts the rows as arrived, so that readers of their tiles do not wait
     for them. Their contents are undefined. Each row of each rank needs exactly one write or one

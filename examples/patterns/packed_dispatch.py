@@ -1,8 +1,8 @@
 """Dispatch tokens to experts on all ranks, and multiply them: packed rows and a grouped GEMM.
 
 The ranks exchange how many tokens they have for each expert. Then every rank knows where its rows
-begin on every rank, so that the rows of an expert are adjacent, whichever rank they are from. The
-GEMM of an expert multiplies whole tiles of them.
+begin on every rank. The rows of an expert are therefore adjacent, no matter which rank they come
+from, and the GEMM of an expert multiplies whole tiles of them.
 
     python examples/patterns/packed_dispatch.py
 """
@@ -14,7 +14,7 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 
-# EXPERTS: of each rank. TOP_K: experts of a token.
+# EXPERTS: experts of each rank. TOP_K: experts of each token.
 RANKS, EXPERTS, TOKENS, D, F, TOP_K = 4, 2, 4, 32, 64, 2
 BLOCK_M, BLOCK_N, BLOCK_K = 16, 32, 16
 

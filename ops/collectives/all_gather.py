@@ -90,8 +90,8 @@ def all_gather_by_words(lines: Lines, ranks: int):
 
 
 def all_gather_by_multimem(lines: Lines, ranks: int):
-    """Return the program by multimem operations: one store of x (rows, columns) reaches all ranks,
-    itself included, which copy it to out (ranks, rows, columns)."""
+    """Return the program with multimem operations: one store of each vector of x (rows, columns)
+    reaches all ranks, this one included. They copy it to out (ranks, rows, columns)."""
     height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
 
     @T.prim_func

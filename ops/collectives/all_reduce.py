@@ -25,10 +25,10 @@ from .vectors import (
     LL_TILE,
     Lines,
     alloc_of,
-    by_whole_blocks,
     by_words,
     copies_to,
     multimem_lanes,
+    signal_once,
     tile_bytes,
 )
 
@@ -176,8 +176,9 @@ def two_shot_by_words(lines: Lines, ranks: int):
 
 
 def one_shot_by_multimem(lines: Lines, ranks: int):
-    """Return the one-shot program by multimem operations: each rank copies x (rows, columns) to its
-    symmetric memory, and one load of each vector adds it over all ranks, in their order."""
+    """Return the one-shot program with multimem operations: each rank copies x (rows, columns) to
+    its symmetric memory, and one load of each vector returns its sum over all ranks, added in the
+    order of the ranks."""
     height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
 
     @T.prim_func
@@ -199,8 +200,8 @@ def one_shot_by_multimem(lines: Lines, ranks: int):
 
 
 def two_shot_by_multimem(lines: Lines, ranks: int):
-    """Return the two-shot program by multimem operations: the owner of a tile adds it over all
-    ranks by loads, and stores the sum to all of them. The result has the bits of
+    """Return the two-shot program with multimem operations: the owner of a tile loads its sum over
+    all ranks and stores the sum to all of them. The result has the same bits as that of
     ``one_shot_by_multimem``."""
     height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
     share = T.ceildiv(lines.tiles, ranks) * height
@@ -226,7 +227,7 @@ def two_shot_by_multimem(lines: Lines, ranks: int):
                 T.copy(sums[me, source, first, 0], tile_regs)
                 T.copy(tile_regs, out[source * stride + first, 0])
 
-    return by_whole_blocks(all_reduce_multimem, lines, ranks)
+    return signal_once(all_reduce_multimem, lines, ranks)
 
 
 def add_and_share(lines: Lines, ranks: int):
@@ -289,7 +290,7 @@ class AllReduce(Collective, op=NAME):
         result="their sum",
         gradient="nothing is communicated, as in `matmul_all_reduce`",
         memory="`copy_engine` 2; `tma`, `ldst` 2 W (one-shot) or 4 (two-shot); `ll` twice that; "
-        "`multicast` 2 or 4",
+        "`multicast` 2 (one-shot) or 4 (two-shot)",
         sent="2 x (W - 1) / W x S",
     )
     reduces = True

@@ -75,7 +75,7 @@ class Collective(Moved, RegisteredOp, ABC):
             holds the input.
         engines_from_ranks: least number of ranks for which copy engines are the fastest transport
             of large tensors; None if they are not.
-        multicast: whether the collective has a program by multimem operations.
+        multicast: whether the collective has a program with multimem operations.
         ll_bytes: most bytes of a rank's input that words with flags serve, see ``LL_BYTES``; 0 if
             the collective has no such program.
     """
@@ -213,7 +213,8 @@ class Collective(Moved, RegisteredOp, ABC):
 
     @classmethod
     def multicast_inputs(cls, problem: CollectiveProblem) -> int:
-        """Return the symmetric memory by multimem operations, like ``symmetric_inputs``."""
+        """Return the symmetric memory of the program with multimem operations, in units of a rank's
+        input, without counters and tails."""
         return cls.symmetric_inputs(problem)[1]
 
     @classmethod

@@ -17,7 +17,7 @@ from ..core.collective_problem import CollectiveProblem, require_exchangeable, s
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
 from .collective import Collective, Move, exchange, sum_of
-from .vectors import Lines, alloc_of, by_whole_blocks, copies_to, multimem_lanes
+from .vectors import Lines, alloc_of, copies_to, multimem_lanes, signal_once
 
 NAME = "reduce_scatter"
 
@@ -62,8 +62,8 @@ def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
 
 
 def reduce_scatter_by_multimem(lines: Lines, ranks: int):
-    """Return the program by multimem operations: each rank copies x (ranks, rows, columns) to its
-    symmetric memory, and one load of each vector adds the own part over all ranks."""
+    """Return the program with multimem operations: each rank copies x (ranks, rows, columns) to its
+    symmetric memory, and one load of each vector of its own part returns the sum over all ranks."""
     height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
 
     @T.prim_func
@@ -85,7 +85,7 @@ def reduce_scatter_by_multimem(lines: Lines, ranks: int):
                         parts[:, me, m, n], lanes, op="add"
                     )
 
-    return by_whole_blocks(reduce_scatter_multimem, lines, ranks)
+    return signal_once(reduce_scatter_multimem, lines, ranks)
 
 
 def add_parts(lines: Lines, ranks: int):

@@ -4,7 +4,7 @@ or NCCL."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -48,8 +48,8 @@ class Transport(Reasoned):
 
 def fastest(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
-    H200 (benchmarks/LOG.md), but for ``ll``. The last one serves every problem that any of them
-    serves. ``multicast`` is never among them: its speed is not measured."""
+    H200 (benchmarks/LOG.md); for ``ll`` see ``LL_BYTES``. The last one serves every problem that
+    any of them serves. ``multicast`` is never among them, because its speed is not measured."""
     if problem.nbytes <= collective.ll_bytes:
         return ("ll", "ldst")
     min_ranks = collective.engines_from_ranks
@@ -88,7 +88,8 @@ def first_possible(
 
     Args:
         own: transports of the operator's programs.
-        preferred: those of them that ``auto`` tries, in this order; none for ``nccl``.
+        preferred: those of them that ``auto`` tries, in this order; if empty, ``auto`` uses
+            ``nccl``.
         obstacle: returns why a transport of ``own`` cannot serve the call, with what is expected;
             else None.
         argument: the caller's name of ``requested``.
@@ -96,14 +97,11 @@ def first_possible(
     Raises:
         TileWeaveError: as in ``chosen``.
     """
-    legal = ("auto", *own, "nccl")
-    if requested not in legal:
-        expected = ", ".join(map(repr, legal))
-        raise TileWeaveError(f"{op}: {argument}={requested!r}; expected {expected}")
+    check_requested(requested, op, own, argument)
     require_own_device(op, device, group)
     if requested == "nccl":
         return Transport("nccl", "asked for")
-    reason: str | None = "preferred by auto"
+    reason: str | None = "auto prefers it"
     for name in preferred if requested == "auto" else (requested,):
         reason = obstacle(name)
         if reason is None:
@@ -111,6 +109,17 @@ def first_possible(
     if requested != "auto":
         raise TileWeaveError(f"{op}: {argument}={requested!r}, but {reason}")
     return Transport("nccl", reason)
+
+
+def check_requested(
+    requested: Any, op: str, own: Sequence[str], argument: str = "transport"
+) -> None:
+    """Refuse a value that is neither ``auto`` nor ``nccl`` nor in ``own``; see
+    ``first_possible``."""
+    legal = ("auto", *own, "nccl")
+    if requested not in legal:
+        expected = ", ".join(map(repr, legal))
+        raise TileWeaveError(f"{op}: {argument}={requested!r}; expected {expected}")
 
 
 def obstacle(

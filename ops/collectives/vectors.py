@@ -61,14 +61,14 @@ def by_words(program: tirx.PrimFunc, *tensors: str) -> tirx.PrimFunc:
 
 
 def multimem_lanes(lines: Lines) -> int:
-    """Return the number of elements that one multimem operation on ``lines`` accesses: 16 bytes, or
-    a shorter line."""
+    """Return the number of elements that one multimem operation on ``lines`` accesses: those of 16
+    bytes, or fewer if they do not divide a line."""
     return gcd(lines.columns, MULTIMEM_BYTES // itemsize_of(lines.dtype))
 
 
-def by_whole_blocks(program: tirx.PrimFunc, lines: Lines, ranks: int) -> tirx.PrimFunc:
-    """Return a program in which a block signals to each rank once, when it has copied a tile of all
-    ``parts`` (ranks, rows, columns) to its symmetric memory."""
+def signal_once(program: tirx.PrimFunc, lines: Lines, ranks: int) -> tirx.PrimFunc:
+    """Return a program in which a block signals to each rank once, after it has copied one tile of
+    each part to the symmetric tensor ``parts`` (ranks, rows, columns)."""
     granule = (ranks, lines.height, lines.columns)
     return with_options(program, {"tileweave.granule": {"parts": granule}})
 

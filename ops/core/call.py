@@ -164,23 +164,27 @@ def run_and_record(
     key: Hashable, decision: Decision, operator: Any, inputs: Any, results: Any,
     tensors: Sequence[torch.Tensor | None],
 ) -> None:  # fmt: skip
-    """Run a compiled operator on inputs that it can read, and record the call for later ones.
+    """Run the compiled operator of a problem, and record the call for later ones. Inputs with gaps
+    or without alignment are copied before.
 
     Args:
-        key: of ``signature(names, tensors, results.out)``.
-        operator: class of the operator, with ``declared(inputs, results)``.
+        key: key of the call, from ``signature(names, tensors, results.out)``.
+        operator: class of the operator; its method ``declared(inputs, results)`` returns the
+            arguments of ``enqueue``.
         inputs, results: named tuples of tensors and None; ``results`` has ``out``.
         tensors: ``inputs`` and all results but ``out``.
     """
     named = zip(inputs._fields, inputs, strict=True)
-    laid = type(inputs)(*(t if t is None else dense(operator.op, name, t) for name, t in named))
+    packed_inputs = type(inputs)(
+        *(t if t is None else dense(operator.op, name, t) for name, t in named)
+    )
     cache = prepared(decision.group)
     compiled = cache.operator(decision.problem, decision.choice, operator)
-    declared = compiled.declared(laid, results)
+    declared = compiled.declared(packed_inputs, results)
     compiled.enqueue(*declared)
     if not capturing():
-        given = [t for t in tensors if t is not None]
-        decision.fast_path = record_fast_path(given, cache, compiled, *declared, results.out, ())
+        present = [t for t in tensors if t is not None]
+        decision.fast_path = record_fast_path(present, cache, compiled, *declared, results.out, ())
         recorded_calls().put(cache.session, key, decision)
 
 

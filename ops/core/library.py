@@ -158,6 +158,14 @@ def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) 
         )
 
 
+def refuse_all_gradients(op: str, /, **tensors: torch.Tensor | None) -> None:
+    """Refuse gradients of an operator that has none; keywords are names of arguments."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            legal = "torch.no_grad(), as there is no gradient"
+            raise refused(op, f"{name} requires a gradient", legal)
+
+
 _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
 """Registered products by name: one that returns a new result, and one that writes to ``out``."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -269,7 +270,9 @@ def require_dense(op: str, **tensors: Any) -> None:
     """Refuse arguments that are not ``is_dense``; keywords are their names."""
     for name, tensor in tensors.items():
         if not is_dense(tensor):
-            raise refused(op, f"{name}={tensor!r}", "a dense torch.Tensor")
+            is_tensor = isinstance(tensor, torch.Tensor)
+            what = f" has layout {tensor.layout}" if is_tensor else f"={reprlib.repr(tensor)}"
+            raise refused(op, f"{name}{what}", "a dense torch.Tensor")
 
 
 def require_dense_or_none(op: str, **tensors: Any) -> None:

@@ -10,6 +10,7 @@ import torch
 from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import Group
 from .epilogue import FP8
+from .groups import TwoLevels
 from .problem import Problem, fp8_obstacle
 from .registry import OPERATORS
 
@@ -131,9 +132,11 @@ def require_own_device(op: str, device: torch.device, group: Group) -> None:
         )
 
 
-def obstacle_of_ranks(device: torch.device, group: Group) -> str | None:
+def obstacle_of_ranks(device: torch.device, group: Group | TwoLevels) -> str | None:
     """Return why ranks cannot exchange tensors on a device, with what is expected; else None.
     Collective for a new group."""
+    if isinstance(group, TwoLevels):
+        return "the group has several nodes; expected ranks of one node"
     if device.type != "cuda":
         return f"the tensors are on {device}; expected cuda"
     major, minor = torch.cuda.get_device_capability(device)

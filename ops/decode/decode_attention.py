@@ -11,7 +11,6 @@ import torch
 from tvm import tirx
 
 from ...runtime.executor.recorded_calls import recorded_calls
-from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.plans.parameters import parameters_of
 from ..collectives.transport import first_possible
@@ -20,8 +19,8 @@ from ..core import nccl
 from ..core.call import Decision, run_and_record, signature
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
-from ..core.library import define
-from ..core.problem import agree, refused
+from ..core.library import define, refuse_all_gradients
+from ..core.problem import agree
 from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import obstacle_of_ranks
 from .kernels.config import INTERLEAVED
@@ -130,7 +129,7 @@ def decode_attention(
     inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
     require_tensors(inputs, out)
     if scale is None:
-        scale = max(1, *q.shape[-1:]) ** -0.5
+        scale = max((1, *q.shape[-1:])) ** -0.5
     options = scale, sharding, "" if group is None else name_of(group), strategy
     if out is None:
         results = Results(*_into_new(*inputs, return_lse, *options))
@@ -177,17 +176,10 @@ def _decide(
     preferred = () if problem.latent else (FUSED,)
     strategy = first_possible(
         requested, NAME, inputs.q.device, node, (FUSED,), preferred,
-        lambda _: _obstacle(problem, inputs.q.device, ranks), "strategy",
+        lambda _: obstacle_of_ranks(inputs.q.device, ranks) or problem.obstacle(), "strategy",
     ).name  # fmt: skip
     agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
     return Decision(problem, ranks, strategy)
-
-
-def _obstacle(problem: DecodeProblem, device: torch.device, ranks: Group | TwoLevels) -> str | None:
-    """Return why the program does not serve a call, with what is expected; else None."""
-    if isinstance(ranks, TwoLevels):
-        return "the group has several nodes; expected ranks of one node"
-    return obstacle_of_ranks(device, ranks) or problem.obstacle()
 
 
 def _by_torch(decision: Decision, inputs: Inputs, results: Results) -> None:
@@ -238,19 +230,12 @@ def _fake_out(q, k, v, table, lens, k_scale, v_scale, out, lse, scale, sharding,
 
 
 def _check(*args):
-    _refuse_gradients(Inputs(*args[: len(Inputs._fields)]))
+    refuse_all_gradients(NAME, **Inputs(*args[: len(Inputs._fields)])._asdict())
 
 
 def _check_out(*args):
     count = len(Inputs._fields)
-    _refuse_gradients(Inputs(*args[:count]), out=args[count])
-
-
-def _refuse_gradients(inputs: Inputs, **results: torch.Tensor) -> None:
-    for name, tensor in (inputs._asdict() | results).items():
-        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-            legal = "torch.no_grad(), as there is no gradient"
-            raise refused(NAME, f"{name} requires a gradient", legal)
+    refuse_all_gradients(NAME, **Inputs(*args[:count])._asdict(), out=args[count])
 
 
 _TENSORS = (

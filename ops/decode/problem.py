@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NamedTuple
 
 import torch
@@ -172,8 +173,8 @@ def checked(
     require_like(NAME, "block_table", block_table, "q", q, torch.int32)
     require_like(NAME, "seq_lens", seq_lens, "q", q, torch.int32)
     _check_scales(inputs)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not scale > 0:
-        raise refused(NAME, f"scale={scale!r}", "a positive number")
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < inf:
+        raise refused(NAME, f"scale={scale!r}", "a positive finite number")
     if sharding not in SHARDINGS:
         raise refused(NAME, f"sharding={sharding!r}", ", ".join(map(repr, SHARDINGS)))
     return DecodeProblem(

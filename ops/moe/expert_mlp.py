@@ -13,17 +13,18 @@ from ..core.problem import refused, require_dense
 from ..core.registry import RegisteredOp, TableRow
 from .combine import combine
 from .dispatch import dispatch
-from .fused_mlp import fused_mlp, is_fused
+from .fused_mlp import check_strategy, fused_mlp, is_fused
 from .grouped_matmul import grouped_matmul
 from .kernels.grouped_gemm import SWIGLU
 from .quantized_mlp import Weights, check_quantized, quantized_experts
+from .row_exchange import check_options
 from .row_problem import check_tokens
 
 NAME = "expert_mlp"
 
 
 class ExpertMlp(RegisteredOp, op=NAME):
-    """Gated MLP of the experts of a mixture: the separate steps, or ``FusedMlp``."""
+    """Gated MLPs of the experts of a mixture, by separate steps or by ``FusedMlp``."""
 
     arguments = ("x", "topk_ids", "topk_weights", "w_gate_up", "w_down")
     row = TableRow(
@@ -31,7 +32,7 @@ class ExpertMlp(RegisteredOp, op=NAME):
         "`w_gate_up`, (E / W, 2 I, H), the gate first, and `w_down`, (E / W, H, I)",
         result="(T, H): the weighted sums of the experts' MLPs with SwiGLU for the rank's tokens",
         gradient="of `x`, `topk_weights` and both weights; none with `quant`",
-        memory="T x H + C x H",
+        memory="T x H + C x H; `fused` 2 x E x T x H, with T rounded up to a multiple of 128",
     )
 
 
@@ -78,7 +79,8 @@ def _expert_mlp(
 
 
 def _separate_only(quant: str | None, capacity: int | None, transport: str) -> str | None:
-    """Return the argument that only the separate steps accept, with what is expected; else None."""
+    """Return an argument that only the separate steps accept, with what the overlapped kernels
+    expect; None if there is none."""
     if quant is not None:
         return f"quant={quant!r}; expected None"
     if capacity is not None:
@@ -112,8 +114,9 @@ def expert_mlp(
 ) -> torch.Tensor:
     """Apply the gated MLPs of each token's experts and add their results with ``topk_weights``.
 
-    ``dispatch``, ``silu(rows @ gate.T) * (rows @ up.T)``, a product with ``w_down``, and
-    ``combine``, one after the other or overlapped. Every rank calls it with the same shapes.
+    The steps are ``dispatch``, ``silu(rows @ gate.T) * (rows @ up.T)``, a product with ``w_down``,
+    and ``combine``. They run one after the other or overlap. Every rank calls it with the same
+    shapes.
 
     Args:
         x: (T, H) floating-point.
@@ -127,10 +130,11 @@ def expert_mlp(
             of SwiGLU is quantized in the same way. x is bf16 or fp16, I a multiple of 128 and H of
             16. Nothing has a gradient.
         group, capacity, transport: see ``dispatch``.
-        strategy: ``separate``: the steps one after the other. ``fused``: two kernels, in which
-            ranks multiply tokens while others arrive; for bf16 and fp16 on GPUs of one node, H a
-            multiple of 256, without ``quant``, ``capacity`` and ``transport``. Under autograd the
-            steps are separate. ``auto``: ``separate``.
+        strategy: ``separate``: the steps run one after the other. ``fused``: two kernels, in which
+            ranks multiply tokens while others arrive. It needs bf16 or fp16, GPUs of one node, H a
+            multiple of 256 and I of 8, and accepts no ``quant``, ``capacity`` or ``transport``. If
+            an argument requires a gradient, ``fused`` uses the separate steps. ``auto``:
+            ``separate``.
 
     Returns:
         (T, H), in the type of ``x``. Without ``quant``, all floating-point arguments have
@@ -144,6 +148,8 @@ def expert_mlp(
     _check_shapes(x, w_gate_up, w_down)
     weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
     check_quantized(NAME, quant, x, topk_weights, weights)
+    check_options(NAME, capacity, transport)
+    check_strategy(strategy)
     return torch.ops.tileweave.expert_mlp(
         x, topk_ids, topk_weights, *weights, quant, capacity, name_of(group), transport, strategy
     )  # fmt: skip

@@ -27,7 +27,8 @@ from .segments import segments_of
 NAME = "expert_mlp"
 FUSED = "fused"
 STRATEGIES = "auto", FUSED, "separate"
-"""``auto`` takes the separate steps; benchmarks/LOG.md has too few sizes for a limit."""
+"""``auto`` uses the separate steps, because too few sizes are measured to choose between them
+(benchmarks/LOG.md)."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -77,10 +78,12 @@ class MlpProblem:
         if self.width * self.dtype.itemsize % ALIGNMENT:
             return f"intermediate size {self.width}; expected a multiple of 8"
         if config.capacity * self.hidden > MOST_ELEMENTS:
-            most = MOST_ELEMENTS // self.hidden
+            rows = config.gate_up.M
+            most = MOST_ELEMENTS // self.hidden // rows * rows
             return f"there are {self.tokens} tokens; expected at most {most}"
-        if self.ranks * self.per_rank * config.capacity >= INDEX_LIMIT:
-            return f"there are {self.ranks * self.per_rank} experts; expected fewer"
+        if (experts := self.ranks * self.per_rank) * config.capacity >= INDEX_LIMIT:
+            most = (INDEX_LIMIT - 1) // config.capacity
+            return f"there are {experts} experts; expected at most {most}"
         return None
 
     def __str__(self) -> str:
@@ -93,7 +96,6 @@ class MlpProblem:
 
 def mlp_plan(config: ExpertMlpConfig) -> Plan:
     """Return the plan of both kernels."""
-    first, second = config.first, config.second
     tokens, choices, dtype = config.tokens, config.choices, config.dtype
     segments = config.per_rank, config.ranks
     kernels = gate_up(config), down(config)
@@ -106,8 +108,8 @@ def mlp_plan(config: ExpertMlpConfig) -> Plan:
         counts: T.Tensor((config.ranks, config.per_rank), "int32"),
         place: T.Tensor((tokens, choices), "int32"),
         topk_weights: T.Tensor((tokens, choices), "float32"),
-        w_gate_up: first.w,
-        w_down: second.w,
+        w_gate_up: config.gate_up_gemm.w,
+        w_down: config.down_gemm.w,
         received: T.Tensor(segments, "int32"),
         activations: T.Tensor((*segments, config.capacity, config.width), dtype),
         out: T.Tensor((tokens, config.hidden), dtype),
@@ -133,22 +135,28 @@ class FusedMlp(CompiledOp):
         )
 
 
+def check_strategy(requested: Any) -> None:
+    """Refuse what is no strategy."""
+    if requested not in STRATEGIES:
+        raise refused(NAME, f"strategy={requested!r}", ", ".join(map(repr, STRATEGIES)))
+
+
 def is_fused(
     requested: str, x: torch.Tensor, topk_ids: torch.Tensor, w_gate_up: torch.Tensor,
     ranks: Group | TwoLevels, separate: str | None,
 ) -> bool:  # fmt: skip
-    """Return whether the overlapped kernels compute a call. It depends only on values that are
-    equal on all ranks.
+    """Return whether the overlapped kernels compute a call without gradients. The choice depends
+    only on values that are equal on all ranks.
 
     Args:
-        separate: argument that only the separate steps accept, with what is expected; else None.
+        separate: an argument of the call that only the separate steps accept, with what is
+            expected instead; None if there is none.
 
     Raises:
         TileWeaveError: ``requested`` is no strategy, or is ``fused`` for a call that cannot be
             overlapped.
     """
-    if requested not in STRATEGIES:
-        raise refused(NAME, f"strategy={requested!r}", ", ".join(map(repr, STRATEGIES)))
+    check_strategy(requested)
     if requested != FUSED:
         return False
     reason = separate or _obstacle(x, topk_ids, w_gate_up, ranks)
@@ -161,8 +169,6 @@ def _obstacle(
     x: torch.Tensor, topk_ids: torch.Tensor, w_gate_up: torch.Tensor, ranks: Group | TwoLevels
 ) -> str | None:
     """Return why the kernels do not serve a call, with what is expected; else None."""
-    if isinstance(ranks, TwoLevels):
-        return "the group has several nodes; expected ranks of one node"
     if checks_ids():
         return f"{CHECK_IDS}=1; expected 0"
     problem = MlpProblem.of(x, topk_ids, w_gate_up, ranks.world_size)

@@ -1,8 +1,8 @@
 """Grouped GEMM of one GPU: rows that are sorted by expert, each times the weight of its expert.
 
 The kernels are compiled for the extents and the memory order of the weights. The number of rows may
-change in each call. A first kernel lists the row tiles of all experts on the GPU, so that the host
-does not wait for the offsets.
+change in each call. Blocks read the offsets on the GPU and count the row tiles of all experts
+themselves, so that the host does not wait for the offsets.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from tvm import tirx
@@ -14,7 +14,7 @@ from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
-from ..collectives.transport import Transport, first_possible
+from ..collectives.transport import Transport, check_requested, first_possible
 from ..collectives.vectors import as_declared
 from ..core.cache import prepared
 from ..core.call import Decision, record_fast_path, signature
@@ -24,7 +24,7 @@ from ..core.problem import agree, check_layout, dense, require_apart
 from ..core.registry import OPERATORS, RegisteredOp
 from ..core.strategy import obstacle_of_ranks
 from .routing import Tables
-from .row_problem import RowProblem
+from .row_problem import RowProblem, check_capacity
 
 OWN = ("ldst",)
 """Transports of the programs."""
@@ -86,6 +86,13 @@ class RowExchange(CompiledOp, RegisteredOp, ABC):
         rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, group: Group
     ) -> torch.Tensor:
         """Return the result by ``torch.distributed``, on any device."""
+
+
+def check_options(op: str, capacity: Any, transport: Any) -> None:
+    """Refuse values that no call accepts. torch would convert them, or refuse them with another
+    error."""
+    check_capacity(op, capacity)
+    check_requested(transport, op, OWN)
 
 
 def chosen(

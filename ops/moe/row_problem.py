@@ -117,12 +117,17 @@ def checked(
         raise refused(
             op, f"num_experts={num_experts!r}", f"a positive multiple of {ranks} for {ranks} ranks"
         )
-    if capacity is not None and not _is_positive(capacity):
-        raise refused(op, f"capacity={capacity!r}", "a positive number of rows, or None")
+    check_capacity(op, capacity)
     tokens, choices = topk_ids.shape
     if capacity is None:
         capacity = default_capacity(tokens, ranks, choices, num_experts // ranks)
     return RowProblem(op, tokens, choices, capacity, x.shape[1], ranks, x.dtype, num_experts)
+
+
+def check_capacity(op: str, capacity: Any) -> None:
+    """Refuse a capacity that is neither None nor a positive integer."""
+    if capacity is not None and not _is_positive(capacity):
+        raise refused(op, f"capacity={capacity!r}", "a positive number of rows, or None")
 
 
 def checks_ids() -> bool:

@@ -1,7 +1,7 @@
 """Order in which a rank sends its tokens, and places of their results, for ``kernels.expert_mlp``.
 
-A segment has the tokens of one rank for one expert. Each rank computes the tables of its own tokens
-alone; no rank needs the experts of others.
+A segment contains the tokens of one rank for one expert. Each rank computes these tables from the
+routing of its own tokens; it does not need the routing of other ranks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .routing import first_choices
 
 
 class Segments(NamedTuple):
-    """Tokens of a rank by segment, in int32. A token that names an expert several times has one row
-    there.
+    """Tokens of a rank sorted by segment, in int32. A token that names an expert several times has
+    one row there.
 
     Attributes:
-        sent: (T * k,) the token of each row, segment after segment: all ranks of an expert in a
-            row, from this rank on. Undefined past the last row.
+        sent: (T * k,) the token of each row. Segments are sorted by the number of the expert on its
+            rank, then by that rank, beginning with this one. Undefined after the last row.
         counts: (W, E / W) rows of each segment.
         place: (T, k) row of each choice, as ``expert * capacity + row``; -1 for a choice that is
             dropped.

@@ -12,7 +12,6 @@ import torch
 from tvm import tirx
 
 from ...runtime.executor.recorded_calls import recorded_calls
-from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.plans.parameters import parameters_of
 from ..collectives.transport import first_possible
@@ -22,8 +21,8 @@ from ..core.call import Decision, run_and_record, signature
 from ..core.compiled import CompiledOp
 from ..core.epilogue import FP8
 from ..core.groups import TwoLevels, name_of, ranks_of
-from ..core.library import define
-from ..core.problem import agree, refused
+from ..core.library import define, refuse_all_gradients
+from ..core.problem import agree
 from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import obstacle_of_ranks
 from .kernels.all_reduce_rms_norm import (
@@ -192,17 +191,10 @@ def _decide(inputs: Inputs, eps: float, quant: str | None, group: str, requested
     node = ranks.node if isinstance(ranks, TwoLevels) else ranks
     strategy = first_possible(
         requested, NAME, inputs.x.device, node, OWN, (AllReduceRmsNorm.fastest(problem),),
-        lambda _: _obstacle(problem, inputs.x.device, ranks), "strategy",
+        lambda _: obstacle_of_ranks(inputs.x.device, ranks) or problem.obstacle(), "strategy",
     ).name  # fmt: skip
     agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
     return Decision(problem, ranks, strategy)
-
-
-def _obstacle(problem: NormProblem, device: torch.device, ranks: Group | TwoLevels) -> str | None:
-    """Return why no program serves a call, with what is expected; else None."""
-    if isinstance(ranks, TwoLevels):
-        return "the group has several nodes; expected ranks of one node"
-    return obstacle_of_ranks(device, ranks) or problem.obstacle()
 
 
 def _by_torch(
@@ -266,18 +258,12 @@ def _fake_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, s
 
 
 def _check(x, residual, weight, bias, scale, *_):
-    _refuse_gradients(Inputs(x, residual, weight, bias, scale))
+    refuse_all_gradients(NAME, **Inputs(x, residual, weight, bias, scale)._asdict())
 
 
 def _check_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, *_):
-    _refuse_gradients(Inputs(x, residual, weight, bias, scale), out=out, residual_out=residual_out)
-
-
-def _refuse_gradients(inputs: Inputs, **results: torch.Tensor) -> None:
-    for name, tensor in (inputs._asdict() | results).items():
-        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-            legal = "torch.no_grad(), as there is no gradient"
-            raise refused(NAME, f"{name} requires a gradient", legal)
+    inputs = Inputs(x, residual, weight, bias, scale)._asdict()
+    refuse_all_gradients(NAME, **inputs, out=out, residual_out=residual_out)
 
 
 _TENSORS = (

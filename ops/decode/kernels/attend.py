@@ -19,7 +19,7 @@ class Inputs:
     Attributes:
         q: (batch * heads, dim).
         k_cache, v_cache: (tokens of all pages, kv_heads * dim); no v_cache for a latent cache.
-        block_table: page of the cache for each page of a sequence, (batch, table).
+        block_table: number in the cache of each page of a sequence, (batch, table).
         seq_lens: tokens of the sequences, (batch,).
         k_scale, v_scale: factors of an fp8 cache, (1,).
     """
@@ -46,7 +46,7 @@ def attend_to_split(config, inputs, results, me, item, split):
         cache.load_keys(config, inputs, keys, step, buffers)
         cache.attend(config, keys, step, buffers, softmax)
     divide(config, softmax)
-    if config.merges:
+    if config.merge_blocks:
         store_part(config, results.parts, (me, item, split), softmax)
     else:
         first = item * config.part_rows
@@ -61,7 +61,7 @@ def cache_of(config: Any) -> Any:
 @T.macro
 def find_split(config, inputs, me, item, split):
     """Return the ``Split`` of a block."""
-    # Variables, because TVM would repeat their definitions in each index.
+    # Variables, because TVM would otherwise repeat these expressions in each index.
     keys, begin, steps = T.alloc_var("int32"), T.alloc_var("int32"), T.alloc_var("int32")
     sequence = item // (config.heads // config.rows)
     kv_head = item % (config.heads // config.rows) // (config.group // config.rows)
@@ -73,7 +73,7 @@ def find_split(config, inputs, me, item, split):
 
 
 def keys_on_rank(config: Any, length: Any, me: Any) -> Any:
-    """Return how many tokens of a sequence a rank holds, at most its capacity."""
+    """Return the number of tokens of a sequence on a rank, at most its capacity."""
     size, ranks = config.page_size, config.ranks
     keys = length
     if config.sharding == CONTIGUOUS:
@@ -87,7 +87,7 @@ def keys_on_rank(config: Any, length: Any, me: Any) -> Any:
 
 @T.macro
 def store_part(config, parts, place, softmax):
-    """Store results and logarithms at a place of the parts of this rank."""
+    """Store results and logarithms at index ``place`` of the parts of this rank."""
     sections, width = config.sections, config.width
     for i, j in T.Parallel(config.M, config.v_dim):
         if i < config.rows:

@@ -22,11 +22,12 @@ _BLOCKS = 264
 """Blocks of one warp group that attend, if there are enough keys: two for each SM of an H100 or
 H200."""
 _SECTION = 128
-"""Most columns of a section of a value. Blocks merge sections: they divide a row equally among the
-threads of a block, and a part of many columns leaves no shared memory."""
-_HELD = 2048
-"""Most fp32 numbers of parts that a block loads at once, unless one row has more: a thread polls
-one word after the other, at most 8."""
+"""Most columns that are merged together; longer values are merged section by section. Each block
+merges sections: the threads of a block share the columns of a section equally, and parts with more
+columns exceed the shared memory beside latent caches."""
+_LOAD_ELEMENTS = 2048
+"""Most fp32 elements of parts that a block loads together, if one row has no more: a thread polls
+its words one after the other, at most 8."""
 _LSE_COLUMNS = 4
 """Columns of a part after those of a section: the logarithm, and padding to 16 bytes."""
 
@@ -48,7 +49,7 @@ class DecodeConfig:
         scale: factor of the products of q and k.
         sharding: one of ``SHARDINGS``.
         has_lse: whether the logarithms are results.
-        parts: splits of the keys of a rank; None for ``splits_for``.
+        parts: number of splits of the keys on a rank; None for that of ``splits_for``.
     """
 
     batch: int
@@ -145,20 +146,20 @@ class DecodeConfig:
 
     @property
     def merge_rows(self) -> int:
-        """Sections that a block merges."""
-        most = max(1, _HELD // (self.width * max(self.splits, self.ranks)))
+        """Sections that one block merges."""
+        most = max(1, _LOAD_ELEMENTS // (self.width * max(self.splits, self.ranks)))
         return gcd(self.part_rows, 1 << (most.bit_length() - 1))
 
     @property
-    def merges(self) -> int:
-        """Blocks that merge; 0 if there is one part."""
+    def merge_blocks(self) -> int:
+        """Number of blocks that merge; 0 if there is one part."""
         if self.splits == self.ranks == 1:
             return 0
         return self.batch * self.heads * self.sections // self.merge_rows
 
-    def held(self, parts: int) -> int:
-        """Return the parts that a block loads at once: a divisor of their number."""
-        most = max(1, _HELD // (self.width * self.merge_rows))
+    def parts_per_load(self, parts: int) -> int:
+        """Return the number of parts that a block loads together: a divisor of ``parts``."""
+        most = max(1, _LOAD_ELEMENTS // (self.width * self.merge_rows))
         return next(n for n in range(min(parts, most), 0, -1) if parts % n == 0)
 
     @property

@@ -1,7 +1,7 @@
 """Tile program that attends to a paged cache, whose tokens are sharded over ranks.
 
-Blocks that attend come first in the grid, then those that merge. A block waits for blocks of lower
-index, and for the blocks of other ranks that send before they wait::
+Blocks that attend come first in the grid, then those that merge. A block waits only for blocks of
+lower index on its rank, and for blocks of other ranks that send before they wait::
 
     | attend to a split of the keys | merge splits, send to all ranks, merge the parts of ranks |
 
@@ -49,16 +49,16 @@ def _program(config):
         lse: T.Tensor((batch, heads), "float32") if config.has_lse else None,
         out: T.Tensor((batch, heads * config.sections, config.width), config.dtype),
     ):
-        with T.Kernel(attends + config.merges, threads=config.threads) as block:
+        with T.Kernel(attends + config.merge_blocks, threads=config.threads) as block:
             me = W.rank()
-            parts = W.alloc_symmetric(parts_shape, "float32") if config.merges else None
+            parts = W.alloc_symmetric(parts_shape, "float32") if config.merge_blocks else None
             sums = W.alloc_symmetric(sums_shape, "float32") if ranks > 1 else None
             results = Results(parts, sums, lse, out)
             inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
-            if config.merges == 0:
+            if config.merge_blocks == 0:
                 attend_to_split(config, inputs, results, me, block, 0)
             else:
-                # Two statements: the branches of one would not share memory of a block.
+                # No else: TileLang reuses shared memory between statements, not between branches.
                 if block < attends:
                     attend_to_split(config, inputs, results, me, block // splits, block % splits)
                 if block >= attends:

@@ -1,4 +1,4 @@
-"""Attend with heads that share a head of a cache of keys and values."""
+"""Attend with the query heads that share a head of separate caches of keys and values (GQA)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ class Heads:
     Attributes:
         Q: queries, in shared memory.
         K, V: ``Tile`` of keys, and of values.
-        P: exponentials in the type of q.
+        P: exponentials in the type of q, in registers.
     """
 
     Q: Any
@@ -38,7 +38,8 @@ def alloc(config):
 
 @T.macro
 def load_queries(config, q, item, heads):
-    """Load the queries of an item, and others into the rest of the tile."""
+    """Load the queries of an item. The remaining rows of the tile receive others, which are not
+    used."""
     T.copy(q[item * config.rows, 0], heads.Q)
 
 

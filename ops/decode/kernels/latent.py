@@ -1,4 +1,5 @@
-"""Attend with heads that share a latent cache, whose values are the first columns of keys."""
+"""Attend with the query heads that share a latent cache (MLA). Values are the first columns of
+keys."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,12 @@ from .softmax import add_exponentials, mask
 from .tiles import alloc_tile, load_tile
 
 COLUMNS = T.GemmWarpPolicy.FullCol
-"""Each warp group multiplies columns of its own: keys, and then elements of values."""
+"""Each warp group computes columns of its own: of the products with keys, then of those with
+values."""
 
 PRODUCER_REGISTERS, REGISTERS = 40, 232
-"""Registers of a thread. The result alone has 128 in each thread that computes."""
+"""Registers of a thread of the producer, and of a thread that computes. The accumulator of the
+result alone uses 128 of the latter."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ def alloc(config):
 
 @T.macro
 def load_queries(config, q, item, latent):
-    """Load the queries of an item, and others into the rest of the tile."""
+    """Load the queries of an item. The remaining rows of the tile receive others, which are not
+    used."""
     T.copy(q[item * config.rows, 0], latent.Q)
     T.copy(q[item * config.rows, config.v_dim], latent.Q_rest)
 

@@ -8,8 +8,8 @@ import tilelang.language as T
 from .config import LOG2_E
 
 LOWEST = -1e30
-"""Lower bound of logarithms and of products of q and k. It is finite, so that the maximum of what
-has no keys yet differs from itself by 0."""
+"""Lower bound of logarithms and of products of q and k. It is finite, so that the difference of two
+maxima without keys is 0 and not NaN."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Rows:
     Attributes:
         total: weighted sum of the results of parts, then the result.
         weight: sum of the weights of parts.
-        top, previous_top: largest logarithm of base 2 of the parts so far, and before these parts;
-            then the logarithm of the result.
+        top, previous_top: largest logarithm to base 2 of the parts so far, and of those before the
+            latest ones; at the end ``top`` is the logarithm of the result.
     """
 
     total: Any
@@ -49,8 +49,8 @@ class Rows:
 
 @T.macro
 def merge_heads(config, results, me, first):
-    """Merge the parts of ``config.merge_rows`` sections of heads, from number ``first`` of all
-    sequences on."""
+    """Merge the parts of ``config.merge_rows`` sections of heads, beginning with section ``first``
+    of those of all sequences."""
     item, row = first // config.part_rows, first % config.part_rows
     total = T.alloc_fragment((config.merge_rows, config.width), "float32")
     weight = T.alloc_fragment((config.merge_rows,), "float32")
@@ -67,7 +67,7 @@ def merge_heads(config, results, me, first):
 @T.macro
 def merge(config, parts, count, place, row, rows):
     """Merge ``count`` parts at a place of ``parts``."""
-    R, held = config.merge_rows, config.held(count)
+    R, held = config.merge_rows, config.parts_per_load(count)
     tile = T.alloc_shared((held, R, config.columns), "float32")
     T.clear(rows.total)
     T.clear(rows.weight)
@@ -107,8 +107,8 @@ def send(config, rows, sums, me, item, row):
 
 @T.macro
 def store(config, results, first, rows, out, lse):
-    """Store results of ``rows`` heads or sections of heads, from section ``first`` on; and their
-    logarithms, if they are asked for."""
+    """Store the results of ``rows`` heads or sections of heads, beginning with section ``first``.
+    Also store their logarithms if the program returns them."""
     columns, width = out.shape[1], config.width
     sections = config.heads * config.sections
     for i, j in T.Parallel(*out.shape):

@@ -1,4 +1,4 @@
-"""Softmax of tiles of products, whose maxima and sums change from tile to tile."""
+"""Online softmax: maxima and sums of each row, which are updated with each tile of keys."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +16,9 @@ class Softmax:
         S: products of q and k, then their exponentials.
         out: sum of exponentials times v.
         row_max, previous_max: maximum of each row so far, and before this tile of keys.
-        rescale: factor of the sums so far, because the maximum has changed.
+        rescale: factor that relates the sums so far to the new maximum.
         tile_sum, row_sum: sums of exponentials of this tile of keys, and so far.
-        lse: logarithms of base 2 of ``row_sum``.
+        lse: logarithms to base 2 of the sums of exponentials.
         to_log2: factor from products of q and of the numbers in the cache to exponents of 2.
         v_scale: factor of the values in the cache.
     """
@@ -48,13 +48,13 @@ def alloc_softmax(config, inputs):
     lse = T.alloc_fragment((config.M,), "float32")
     # Variables, because TVM would repeat loads in each use.
     to_log2, v_scale = T.alloc_var("float32"), T.alloc_var("float32")
-    to_log2 = config.to_log2 * number_in(config, inputs.k_scale)
-    v_scale = number_in(config, inputs.v_scale)
+    to_log2 = config.to_log2 * scale_factor(config, inputs.k_scale)
+    v_scale = scale_factor(config, inputs.v_scale)
     return Softmax(S, out, row_max, previous_max, rescale, tile_sum, row_sum, lse, to_log2, v_scale)
 
 
-def number_in(config: Any, scale: Any) -> Any:
-    """Return the number in a scale of an fp8 cache, or 1 for other caches."""
+def scale_factor(config: Any, scale: Any) -> Any:
+    """Return the value of a scale of an fp8 cache, or 1 for other caches."""
     return scale[0] if config.is_quantized else T.float32(1)
 
 
@@ -69,7 +69,7 @@ def clear(softmax):
 
 @T.macro
 def mask(config, softmax, split, step):
-    """Set the products of a tile with what follows the last key to minus infinity."""
+    """Set the products with keys after the last one to minus infinity."""
     S, first = softmax.S, (split.begin + step) * config.N
     if first + config.N > split.keys:
         for i, j in T.Parallel(config.M, config.N):
@@ -95,8 +95,8 @@ def add_exponentials(config, softmax):
 
 @T.macro
 def divide(config, softmax):
-    """Divide ``out`` by the sums of exponentials, and compute the logarithms of these sums: zeros,
-    and minus infinity, without keys."""
+    """Divide ``out`` by the sums of exponentials, and compute the logarithms of these sums. Without
+    keys the results are zeros and minus infinity."""
     for i, j in T.Parallel(config.M, config.v_dim):
         softmax.out[i, j] = T.if_then_else(
             softmax.row_sum[i] > 0, softmax.out[i, j] * softmax.v_scale / softmax.row_sum[i], 0

@@ -10,7 +10,7 @@ import tilelang.language as T
 from ...collectives.vectors import itemsize_of
 
 _BYTES = 128
-"""Bytes of a row of a copy of a part of a tile, the width of a swizzle."""
+"""Most bytes of a row that one copy of a run loads: the width of the 128-byte swizzle."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Tile:
     """Tile of a cache in shared memory.
 
     Attributes:
-        loaded: in the type of the cache.
-        operand: in the type of q; ``loaded`` if the types are equal.
+        loaded: the tile in the type of the cache.
+        operand: the tile in the type of q; ``loaded`` if the types are equal.
     """
 
     loaded: Any
@@ -44,7 +44,7 @@ class Tile:
 
 
 def alloc_tile(config: Any, columns: int) -> Tile:
-    """Allocate a ``Tile`` of all keys of a step."""
+    """Allocate a ``Tile`` for the keys of one step."""
     loaded = T.alloc_shared((config.N, columns), config.cache_dtype)
     if config.is_quantized:
         return Tile(loaded, T.alloc_shared((config.N, columns), config.dtype))
@@ -56,11 +56,12 @@ def load_tile(
 ) -> None:
     """Emit the copies of a tile from column ``column`` of a cache, one for each run of tokens.
 
-    A macro would bind rows to variables, and the copies would leave the producer warp.
+    It is no macro: a macro would bind rows to variables, and TileLang would then move the copies
+    out of the producer warp.
     """
     for begin in range(0, config.N, config.run):
         token = (split.begin + step) * config.N + begin
-        # A sequence has no pages after its last token.
+        # Tokens after the last one use its page: the block table has no entries for others.
         page = inputs.block_table[split.sequence, T.min(token, split.keys - 1) // config.page_size]
         row = page * config.page_size + token % config.page_size
         if config.run == config.N:

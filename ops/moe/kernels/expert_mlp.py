@@ -1,7 +1,7 @@
 """Gated MLPs of experts whose GEMMs overlap the exchange of tokens and results.
 
-Two programs. The first sends the tokens and multiplies by the weights of gate and up, the second
-multiplies by those of down, returns the results and adds them. Each rank::
+Two programs. The first sends the tokens and multiplies them by the weights of gate and up. The
+second multiplies by the weights of down, sends the results back and adds them. On each rank::
 
     send     | expert 0: own tokens, those for each peer | expert 1 | ...
     multiply |    wait | gate, up of expert 0: own tokens, each peer's tokens | expert 1 | ...
@@ -9,8 +9,8 @@ multiplies by those of down, returns the results and adds them. Each rank::
     multiply | down of expert 0: results for each peer, own results | expert 1 | ... |
     add      |                                                       wait for results | add |
 
-Rows of one expert and one source are a segment of a ragged tensor. A row tile is multiplied as soon
-as its rows have arrived, and its results leave tile by tile.
+The rows that one source rank sends to one expert are a segment of a ragged tensor. A row tile is
+multiplied as soon as its rows have arrived, and its results are sent tile by tile.
 """
 
 from dataclasses import dataclass
@@ -26,15 +26,15 @@ from ...gemm.kernels.tile_macros import TileBuffers, accumulate
 from .grouped_gemm import SWIGLU, GroupedConfig, apply_epilogue, load_weights
 
 GATE_UP = Tiles(128, 192, 64, stages=4)
-"""Tiles of the first product, half of gate and half of up. Larger ones do not fit into registers
-beside the state of the loops."""
+"""Tiles of the product with gate and up; half of the columns are of gate, half of up. Larger
+accumulators and the state of the loops exceed the registers."""
 DOWN = Tiles(128, 256, 64, stages=4)
-"""Tiles of the second product."""
+"""Tiles of the product with down."""
 SENDERS = 16
 """Blocks that send tokens. Not measured in this kernel; alone, 16 blocks of 512 threads saturate
 NVLink."""
 PART = 16
-"""Rows of results that are stored at once; their number is announced as a multiple of it."""
+"""Rows of results that are stored together. Announced numbers of results are multiples of it."""
 VECTOR = 8
 """Elements that a thread loads or stores at once."""
 
@@ -44,12 +44,13 @@ class ExpertMlpConfig:
     """Parameters of the programs.
 
     Attributes:
-        tokens, choices: extents of the routing of a rank.
+        tokens, choices: tokens of a rank, and experts of a token.
         per_rank: experts of a rank.
         hidden, width: columns of a token, and of gate.
         gate_up, down: tiles of the products.
-        senders: blocks that send tokens.
-        blocks: blocks that multiply in the second program, and blocks that add.
+        senders: blocks of the first program that send tokens.
+        blocks: blocks of the first program, those that send included; in the second program the
+            number of blocks that multiply, and of blocks that add.
     """
 
     tokens: int
@@ -66,16 +67,16 @@ class ExpertMlpConfig:
 
     @property
     def capacity(self) -> int:
-        """Rows of a segment: a token has one row at an expert."""
+        """Rows of a segment, in whole tiles: a token has at most one row at an expert."""
         return ceil(self.tokens / self.gate_up.M) * self.gate_up.M
 
     @property
-    def numbers(self) -> int:
-        """Elements for the rows of all segments: a multiple of a warp."""
+    def padded_segments(self) -> int:
+        """Segments of a rank, rounded up to a multiple of the threads of a warp."""
         return ceil(self.per_rank * self.ranks / 32) * 32
 
     @property
-    def first(self) -> GroupedConfig:
+    def gate_up_gemm(self) -> GroupedConfig:
         """Product with the weights of gate and up."""
         return GroupedConfig(
             self.per_rank, 2 * self.width, self.hidden, self.dtype, True, self.gate_up,
@@ -83,7 +84,7 @@ class ExpertMlpConfig:
         )  # fmt: skip
 
     @property
-    def second(self) -> GroupedConfig:
+    def down_gemm(self) -> GroupedConfig:
         """Product with the weights of down."""
         return GroupedConfig(
             self.per_rank, self.hidden, self.width, self.dtype, True, self.down,
@@ -91,15 +92,17 @@ class ExpertMlpConfig:
         )  # fmt: skip
 
     @property
-    def padded(self) -> int:
-        """Vectors of a row in registers: a multiple of the threads, the producer's included."""
+    def padded_vectors(self) -> int:
+        """Vectors of a row, rounded up to a multiple of the threads of a block, the producer's
+        included."""
         threads = self.down.threads + 128
         return ceil(self.hidden / VECTOR / threads) * threads
 
 
 @T.macro
 def send(config, x, sent, counts, inbox, block):
-    """Announce the rows of all segments, then store the tokens of each, the blocks in turn."""
+    """Announce the number of rows of all segments, then store the tokens of each segment. The
+    blocks store rows in turn."""
     me, height, senders = W.rank(), config.gate_up.M, config.senders
     if block == 0:
         for dst in T.serial(config.ranks):
@@ -115,7 +118,7 @@ def send(config, x, sent, counts, inbox, block):
                 rows = T.min(height, count - tile * height)
                 for i in T.serial(T.ceildiv(rows - (block + step) % senders, senders)):
                     token = sent[before + tile * height + i * senders + (block + step) % senders]
-                    # The row is spelled out, so that a signal follows all rows of the tile.
+                    # The row is no variable, so that one signal follows all rows of the tile.
                     W.put_block(
                         x[T.min(T.max(token, 0), config.tokens - 1), 0],
                         inbox[
@@ -138,16 +141,29 @@ def multiply(config, A, segment, row, weights, expert, n, buffers):
 
 
 @T.macro
-def read_numbers(config, inbox, numbers):
-    """Read the rows of all segments once, so that the loop over tiles waits for none of them."""
+def read_counts(config, inbox, numbers):
+    """Wait for the announced rows of all segments once, so that no tile waits for them."""
     for e in T.serial(config.per_rank):
         for source in T.serial(config.ranks):
             numbers[e * config.ranks + source] = W.announced(inbox[W.rank(), e, source, 0, 0])
 
 
+def first_tile(block: Any, blocks: int, count: Any, before: Any) -> Any:
+    """Return the first tile of a segment that a block computes; the next ones follow at distances
+    of ``blocks``. Blocks compute the tiles of all segments in turn, so that they are equally busy.
+
+    Args:
+        block: number among the ``blocks`` blocks that compute tiles.
+        count: tiles of the segment.
+        before: tiles of all segments up to the end of this one.
+    """
+    return (block + blocks + count - before) % blocks
+
+
 def gate_up(config: ExpertMlpConfig) -> Any:
     """Build the first program: silu(gate) * up of all tokens at this rank's experts."""
-    product, tiles, ranks, per_rank = config.first, config.gate_up, config.ranks, config.per_rank
+    product, tiles = config.gate_up_gemm, config.gate_up
+    ranks, per_rank = config.ranks, config.per_rank
     columns, senders = ceil(config.width / product.tile_columns), config.senders
     blocks, row_tiles = config.blocks - senders, config.capacity // tiles.M
 
@@ -169,8 +185,8 @@ def gate_up(config: ExpertMlpConfig) -> Any:
             if block < senders:
                 send(config, x, sent, counts, inbox, block)
             else:
-                numbers = T.alloc_shared((config.numbers,), "int32", scope="shared")
-                read_numbers(config, inbox, numbers)
+                numbers = T.alloc_shared((config.padded_segments,), "int32", scope="shared")
+                read_counts(config, inbox, numbers)
                 before = T.alloc_var("int32")
                 count = T.alloc_var("int32")
                 m = T.alloc_var("int32")
@@ -184,11 +200,12 @@ def gate_up(config: ExpertMlpConfig) -> Any:
                             received[expert, peer] = count
                         height = T.ceildiv(count, tiles.M)
                         before = before + height * columns
-                        first = (block - senders + blocks + height * columns - before) % blocks
+                        first = first_tile(block - senders, blocks, height * columns, before)
                         for wave in T.serial(T.ceildiv(height * columns - first, blocks)):
                             m = (first + wave * blocks) % height
                             column = (first + wave * blocks) // height
                             n = column * product.tile_columns
+                            # m % row_tiles is m. It shows the compiler that rows are in bounds.
                             multiply(
                                 product, inbox, (me, expert, peer), m % row_tiles * tiles.M,
                                 weights, expert, n, buffers,
@@ -205,11 +222,12 @@ def gate_up(config: ExpertMlpConfig) -> Any:
 
 
 @T.macro
-def add(config, place, topk_weights, results, out, block):
-    """Add the results of each token's experts in the order of its choices, in fp32."""
+def combine(config, place, topk_weights, results, out, block):
+    """Compute the weighted sum of the results of each token, in the order of its choices, in
+    fp32."""
     per_rank, capacity, vectors = config.per_rank, config.capacity, config.hidden // VECTOR
-    row = T.alloc_fragment((config.padded, VECTOR), config.dtype)
-    total = T.alloc_fragment((config.padded, VECTOR), "float32")
+    row = T.alloc_fragment((config.padded_vectors, VECTOR), config.dtype)
+    total = T.alloc_fragment((config.padded_vectors, VECTOR), "float32")
     for wave in T.serial(ceil(config.tokens / config.blocks)):
         token = wave * config.blocks + block
         if token < config.tokens:
@@ -219,26 +237,26 @@ def add(config, place, topk_weights, results, out, block):
                 if number >= 0:
                     expert = number // capacity
                     owner, e, slot = expert // per_rank, expert % per_rank, number % capacity
-                    for i, j in T.Parallel(config.padded, VECTOR):
+                    for i, j in T.Parallel(config.padded_vectors, VECTOR):
                         if i < vectors:
                             row[i, j] = results[W.rank(), e, owner, slot, i * VECTOR + j]
-                    for i, j in T.Parallel(config.padded, VECTOR):
+                    for i, j in T.Parallel(config.padded_vectors, VECTOR):
                         if i < vectors:
                             total[i, j] += topk_weights[token, choice] * row[i, j]
-            for i, j in T.Parallel(config.padded, VECTOR):
+            for i, j in T.Parallel(config.padded_vectors, VECTOR):
                 if i < vectors:
                     out[token, i * VECTOR + j] = total[i, j]
 
 
 @T.macro
-def give_back(config, buffers, results, segment, m, row_tiles, count, column):
-    """Store a tile of results at the source of its tokens, ``PART`` rows at a time."""
+def send_results(config, buffers, results, segment, m, row_tiles, count, column):
+    """Store a tile of results on the rank of its tokens, ``PART`` rows at a time."""
     tiles, columns = config.tiles, config.N // config.tiles.N
     for first in T.unroll(0, tiles.N, tiles.width):
         T.copy(buffers.total[:, first : first + tiles.width], buffers.C)
         for part in T.serial(T.min(T.ceildiv(count - m * tiles.M, PART), tiles.M // PART)):
-            # Row and column are spelled out: a signal follows all rows of the tile, and vectors are
-            # stored.
+            # Row and column are no variables, so that one signal follows all rows of the tile, and
+            # stores are vectorized.
             for i, j, lane in T.Parallel(PART, tiles.width // VECTOR, VECTOR):
                 results[
                     (
@@ -251,7 +269,7 @@ def give_back(config, buffers, results, segment, m, row_tiles, count, column):
 
 @T.macro
 def announce_results(config, received, results):
-    """Announce the rows of all segments of results."""
+    """Announce the rows of all segments of results, in multiples of ``PART``."""
     for e in T.serial(config.per_rank):
         for dst in T.serial(config.ranks):
             parts = T.ceildiv(received[e, dst], PART)
@@ -259,8 +277,9 @@ def announce_results(config, received, results):
 
 
 def down(config: ExpertMlpConfig) -> Any:
-    """Build the second program: products with the weights of down, added for each token."""
-    product, tiles, ranks, per_rank = config.second, config.down, config.ranks, config.per_rank
+    """Build the second program: products with the weights of down, and the weighted sum of the
+    results of each token."""
+    product, tiles, ranks, per_rank = config.down_gemm, config.down, config.ranks, config.per_rank
     tokens, blocks = config.tokens, config.blocks
     columns = ceil(config.hidden / tiles.N)
     row_tiles = config.capacity // tiles.M
@@ -293,23 +312,24 @@ def down(config: ExpertMlpConfig) -> Any:
                         count = received[e, source]
                         height = T.ceildiv(count, tiles.M)
                         before = before + height * columns
-                        first = (block + blocks + height * columns - before) % blocks
+                        first = first_tile(block, blocks, height * columns, before)
                         for wave in T.serial(T.ceildiv(height * columns - first, blocks)):
                             m = (first + wave * blocks) % height
                             column = (first + wave * blocks) // height
+                            # As m % row_tiles is m, so is column % columns column.
                             n = column % columns * tiles.N
                             multiply(
                                 product, activations, (e, source), m % row_tiles * tiles.M,
                                 weights, e, n, buffers,
                             )  # fmt: skip
-                            # Set again, so that they need no registers during the product.
+                            # Computed again, so that they need no registers during the product.
                             m = (first + wave * blocks) % height
                             column = (first + wave * blocks) // height
-                            give_back(
+                            send_results(
                                 product, buffers, results, (source, e, me), m, row_tiles, count,
                                 column,
                             )  # fmt: skip
             else:
-                add(config, place, topk_weights, results, out, block - blocks)
+                combine(config, place, topk_weights, results, out, block - blocks)
 
     return with_options(down, {"tileweave.granule": {"results": (1, 1, tiles.M, config.hidden)}})

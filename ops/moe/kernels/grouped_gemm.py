@@ -96,13 +96,13 @@ class GroupedConfig:
 
     @property
     def scaled_columns(self) -> int:
-        """Columns of a tile of products, from a multiple of them on, that have one scale of
-        blocks."""
+        """Columns of a run in a tile that has one scale of blocks. Tiles and runs begin at
+        multiples of this number, so that no run crosses a block of ``SCALED`` columns."""
         return gcd(self.tile_columns, SCALED)
 
     @property
     def scales_of_columns(self) -> int:
-        """Most scales of blocks that columns of a tile of the result have in a row."""
+        """Largest number of blocks of ``SCALED`` columns that a tile of the result overlaps."""
         return ceil((self.tile_columns + SCALED - self.scaled_columns) / SCALED)
 
     @property
@@ -168,10 +168,10 @@ def accumulate(config, buffers, scales, row, n, expert, step):
 
 @T.macro
 def accumulate_blocks(config, buffers, scales, row, n, expert, step):
-    """Add the products of one step of K, times its scales.
+    """Add the products of one step of K, times the scales of this step.
 
-    Scales are loaded before the tensor cores start and used after they end, so that nothing waits
-    for the loads.
+    Scales are loaded before the tensor cores start and used after they finish, which hides the
+    latency of the loads.
     """
     scale_x, scale_w = scales
     total, width, count = buffers.total, config.scaled_columns, config.scales_of_columns
@@ -183,23 +183,23 @@ def accumulate_blocks(config, buffers, scales, row, n, expert, step):
     for i in T.Parallel(total.shape[0]):
         of_rows[i] = scale_x[row + i, step]
     for half, number in T.grid(halves, count):
-        # The last tile may extend past the last block.
+        # The last tile may extend past the last block of weights.
         block = (n + half * config.columns) // SCALED + number
         loaded[half * count + number] = scale_w[expert, T.min(block, scale_w.shape[1] - 1), step]
     T.gemm(buffers.A, buffers.B, product, transpose_B=True, policy=ROWS, clear_accum=True)
     for part in T.unroll(parts):
         first = part * width // config.tile_columns * count
         number = (n % SCALED + part * width % config.tile_columns) // SCALED
-        of_columns[part] = chosen(loaded, first, count, number)
+        of_columns[part] = select(loaded, first, count, number)
     for i, j in T.Parallel(*total.shape):
-        total[i, j] += product[i, j] * (of_rows[i] * chosen(of_columns, 0, parts, j // width))
+        total[i, j] += product[i, j] * (of_rows[i] * select(of_columns, 0, parts, j // width))
 
 
-def chosen(values: Any, first: Any, count: int, index: Any) -> Any:
-    """Return ``values[first + index]`` by comparing ``index`` with all numbers below ``count``.
+def select(values: Any, first: Any, count: int, index: Any) -> Any:
+    """Return ``values[first + index]``, for ``index`` in [0, count), as a chain of selects.
 
-    TileLang accepts no variable index of thread-local memory in a parallel loop, and such memory
-    would not be in registers.
+    TileLang accepts no variable index into thread-local memory in a parallel loop, and memory with
+    variable indices would not be in registers.
     """
     value = values[first]
     for number in range(1, count):

@@ -79,6 +79,7 @@ REFUSED = [
     ({"q": None}, "q=None; expected a dense torch.Tensor"),
     ({"seq_lens": [1]}, "seq_lens=[1]; expected a dense torch.Tensor"),
     ({"k_scale": 2.0}, "k_scale=2.0; expected a dense torch.Tensor"),
+    ({"q": Q[0, 0, 0]}, "q has shape (); expected (batch, heads, dim), all positive"),
     ({"q": Q[0]}, "q has shape (6, 32); expected (batch, heads, dim), all positive"),
     ({"q": Q[..., :0]}, "q has shape (4, 6, 0); expected (batch, heads, dim), all positive"),
     ({"q": Q[:0]}, "q has shape (0, 6, 32); expected (batch, heads, dim), all positive"),
@@ -94,7 +95,8 @@ REFUSED = [
     ({"block_table": GIVEN["block_table"].long()}, "block_table is of torch.int64; expected torc"),
     ({"seq_lens": GIVEN["seq_lens"][:3]}, "seq_lens has shape (3,); expected (4,) for q of shape"),
     ({"seq_lens": GIVEN["seq_lens"].to("meta")}, "seq_lens is on meta; expected cpu as q"),
-    ({"scale": 0}, "scale=0; expected a positive number"),
+    ({"scale": 0}, "scale=0; expected a positive finite number"),
+    ({"scale": torch.inf}, "scale=inf; expected a positive finite number"),
     ({"sharding": "heads"}, "sharding='heads'; expected 'interleaved', 'contiguous', 'local'"),
     ({"k_scale": ONE}, "k_scale is given, and k_cache is of torch.bfloat16; expected k_scale for"),
     (

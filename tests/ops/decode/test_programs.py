@@ -233,8 +233,8 @@ def test_splits_fill_the_gpu(items, tiles, splits):
 def test_blocks_share_the_heads_equally(heads, rows):
     config = replace(LLAMA, heads=heads, kv_heads=1)
     assert (config.rows, config.items) == (rows, 64 * heads // rows)
-    assert config.merges * config.merge_rows == 64 * heads
-    assert config.splits % config.held(config.splits) == 0
+    assert config.merge_blocks * config.merge_rows == 64 * heads
+    assert config.splits % config.parts_per_load(config.splits) == 0
 
 
 def test_no_program():

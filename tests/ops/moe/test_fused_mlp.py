@@ -11,6 +11,7 @@ from tests.ops.moe.by_definition import mixture, random_ids
 from tests.ops.moe.simulated_kernels import as_numpy
 from tests.ops.simulated_calls import simulated_calls
 from tileweave import ops
+from tileweave.ops.core.groups import TwoLevels
 from tileweave.ops.moe import fused_mlp
 from tileweave.ops.moe.fused_mlp import MlpProblem, mlp_plan
 from tileweave.ops.moe.segments import segments_of
@@ -87,6 +88,7 @@ def test_auto_uses_the_separate_steps():
 
 
 REFUSED = [
+    ({"strategy": None}, "strategy=None; expected 'auto', 'fused', 'separate'"),
     ({"strategy": "nccl"}, "strategy='nccl'; expected 'auto', 'fused', 'separate'"),
     ({}, "strategy='fused', but the tensors are on cpu; expected cuda"),
     ({"capacity": 4}, "strategy='fused', but capacity=4; expected None"),
@@ -101,13 +103,22 @@ def test_refused(options, message):
     assert str(error.value) == f"expert_mlp: {message}"
 
 
+def test_several_nodes():
+    """The kernels exchange within one node."""
+    ranks = TwoLevels(nodes=SimpleNamespace(world_size=2), node=SimpleNamespace(world_size=1))
+    x, ids, _, gate_up, _ = inputs()
+    message = "strategy='fused', but the group has several nodes; expected ranks of one node"
+    with pytest.raises(tw.TileWeaveError, match=message):
+        fused_mlp.is_fused("fused", x, ids, gate_up, ranks, None)
+
+
 PROBLEM = MlpProblem(128, 8, 8, 7168, 2048, 8, torch.bfloat16)
 OBSTACLES = [
     ({"dtype": torch.float32}, "x is of torch.float32; expected torch.bfloat16 or torch.float16"),
     ({"hidden": 2880}, "hidden size 2880; expected a multiple of 256"),
     ({"width": 100}, "intermediate size 100; expected a multiple of 8"),
-    ({"tokens": 100_000}, "there are 100000 tokens; expected at most 74898"),
-    ({"per_rank": 1 << 22}, "there are 33554432 experts; expected fewer"),
+    ({"tokens": 100_000}, "there are 100000 tokens; expected at most 74880"),
+    ({"per_rank": 1 << 22}, "there are 33554432 experts; expected at most 16777215"),
 ]
 
 
@@ -115,3 +126,8 @@ OBSTACLES = [
 def test_obstacles(changes, message):
     assert PROBLEM.obstacle() is None
     assert MlpProblem(**vars(PROBLEM) | changes).obstacle() == message
+
+
+def test_largest_number_of_tokens():
+    """The largest number that the error names is legal."""
+    assert MlpProblem(**vars(PROBLEM) | {"tokens": 74880}).obstacle() is None

@@ -202,11 +202,14 @@ REFUSED = [
     ((None, IDS, WEIGHTS), {}, "x=None; expected a dense torch.Tensor"),
     ((X, [[0]], WEIGHTS), {}, "topk_ids=[[0]]; expected a dense torch.Tensor"),
     ((X, IDS, WEIGHTS), {"capacity": 0}, "capacity=0; expected a positive number of rows, or None"),
+    ((X, IDS, WEIGHTS), {"capacity": 2.5}, "capacity=2.5; expected a positive number of rows, or "),
+    ((X, IDS, WEIGHTS), {"capacity": True}, "capacity=True; expected a positive number of rows, o"),
     ((X, IDS, WEIGHTS), {"num_experts": 0}, "num_experts=0; expected a positive multiple of 1 fo"),
     ((X, IDS, WEIGHTS), {"quant": "fp8"}, "quant='fp8'; expected None, 'fp8_1x128'"),
     ((X.int(), IDS, WEIGHTS), QUANT, "x is of torch.int32; expected a floating-point type of 16 "),
     ((X.clone().requires_grad_(), IDS, WEIGHTS), QUANT, "quant='fp8_1x128' and x requires a gradi"),
     ((X, IDS, WEIGHTS), {"transport": "tma"}, "transport='tma'; expected 'auto', 'ldst', 'nccl'"),
+    ((X, IDS, WEIGHTS), {"transport": None}, "transport=None; expected 'auto', 'ldst', 'nccl'"),
     ((X, IDS, WEIGHTS), {"transport": "ldst"}, "transport='ldst', but the tensors are on cpu; exp"),
 ]  # fmt: skip
 
@@ -310,6 +313,14 @@ def test_quantized_mlp_refused(tensors, options, message):
     assert str(error.value).startswith(f"expert_mlp: {message}")
 
 
-def test_capacity_of_expert_mlp():
-    with pytest.raises(tw.TileWeaveError, match="capacity=0; expected a positive number of rows"):
-        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, capacity=0)
+@pytest.mark.parametrize("capacity", [0, True, 2.5])
+def test_capacity_of_expert_mlp(capacity):
+    message = f"expert_mlp: capacity={capacity}; expected a positive number of rows, or None"
+    with pytest.raises(tw.TileWeaveError, match=message):
+        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, capacity=capacity)
+
+
+def test_transport_of_expert_mlp():
+    message = "expert_mlp: transport=None; expected 'auto', 'ldst', 'nccl'"
+    with pytest.raises(tw.TileWeaveError, match=message):
+        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, transport=None)
