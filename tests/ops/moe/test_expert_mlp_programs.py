@@ -2,11 +2,13 @@
 
 import functools
 import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
+import tilelang.language as T
 import torch
 
 import tileweave as tw
@@ -15,8 +17,10 @@ from tileweave.ops.core.tiles import Tiles
 from tileweave.ops.moe.fused_mlp import mlp_plan
 from tileweave.ops.moe.kernels.expert_mlp import ExpertMlpConfig, down, gate_up
 from tileweave.ops.moe.segments import segments_of
+from tileweave.runtime import PlanBuilder, plan
 from tileweave.simulator.simulate import executable_at
 
+SIDECARS = Path(__file__).with_name("equivalent")
 BF16 = ml_dtypes.bfloat16
 LAUNCHES = 3
 TILES = Tiles(16, 32, 16, stages=2, threads=64)
@@ -131,6 +135,62 @@ def test_device_functions():
     """Producers and consumers agree on the order of tiles, which they compute from the counts."""
     shape = Shape(2, tokens=70, tiles=Tiles(64, 64, 32, stages=2, threads=128), blocks=4)
     tw.validate(mlp_plan(shape.config), 2, inputs_of(shape, layer_of(shape, 1)))
+
+
+def called_twice(config: ExpertMlpConfig) -> Any:
+    """Return the plan of two calls with other tokens."""
+    kernels = gate_up(config), down(config)
+    x = T.Tensor((config.tokens, config.hidden), config.dtype)
+    sent = T.Tensor((config.tokens * config.choices,), "int32")
+    counts = T.Tensor((config.ranks, config.per_rank), "int32")
+    place = T.Tensor((config.tokens, config.choices), "int32")
+    topk_weights = T.Tensor((config.tokens, config.choices), "float32")
+    segments = config.per_rank, config.ranks
+    rows = *segments, config.capacity, config.width
+
+    @plan
+    def expert_mlps(
+        p: PlanBuilder,
+        x0: x, sent0: sent, counts0: counts, place0: place, topk_weights0: topk_weights, out0: x,
+        x1: x, sent1: sent, counts1: counts, place1: place, topk_weights1: topk_weights, out1: x,
+        w_gate_up: config.gate_up_gemm.w, w_down: config.down_gemm.w,
+        received: T.Tensor(segments, "int32"), activations: T.Tensor(rows, config.dtype),
+    ):  # fmt: skip
+        p.launch(kernels[0], x0, sent0, counts0, w_gate_up, received, activations)
+        p.launch(kernels[1], activations, received, w_down, place0, topk_weights0, out0)
+        p.launch(kernels[0], x1, sent1, counts1, w_gate_up, received, activations)
+        p.launch(kernels[1], activations, received, w_down, place1, topk_weights1, out1)
+
+    return expert_mlps
+
+
+@pytest.mark.long
+def test_every_mutant_is_accounted_for():
+    """Calls without exchange alternate with calls in which all tokens go to both ranks. Each of two
+    senders stores one row of a segment."""
+    shape = Shape(2, tokens=2, per_rank=1, blocks=4)
+    layer = layer_of(shape, 1)
+    ids = torch.tensor([[[0, -1], [0, -1]], [[1, -1], [1, -1]]], dtype=layer.ids.dtype)
+    exchanged = torch.tensor([[[0, 1], [0, 1]], [[1, 0], [1, 0]]], dtype=layer.ids.dtype)
+    calls = [inputs_of(shape, layer._replace(ids=chosen)) for chosen in (ids, exchanged)]
+    weights = "w_gate_up", "w_down"
+    inputs = [
+        {
+            f"{name}{n}": v
+            for n in range(2)
+            for name, v in calls[n][r].items()
+            if name not in weights
+        }
+        | {name: calls[0][r][name] for name in weights}
+        for r in range(2)
+    ]
+    mutants = tw.mutate(
+        called_twice(shape.config), 2, inputs, schedules=20, epochs=2,
+        equivalent=SIDECARS / "expert_mlp.json",
+    )  # fmt: skip
+    assert [(m.line, m.name, m.verdict, m.why) for m in mutants if not m.is_accounted_for] == []
+    verdicts = [m.verdict for m in mutants]
+    assert (verdicts.count("killed"), verdicts.count("explained")) == (130, 45)
 
 
 SPILLED = {"gate_up": 0, "down": 16}
