@@ -205,7 +205,7 @@ def gate_up(config: ExpertMlpConfig) -> Any:
                             m = (first + wave * blocks) % height
                             column = (first + wave * blocks) // height
                             n = column * product.tile_columns
-                            # m % row_tiles is m. It shows the compiler that rows are in bounds.
+                            # m % row_tiles is m, and lets the compiler prove that the rows exist.
                             multiply(
                                 product, inbox, (me, expert, peer), m % row_tiles * tiles.M,
                                 weights, expert, n, buffers,
@@ -316,7 +316,7 @@ def down(config: ExpertMlpConfig) -> Any:
                         for wave in T.serial(T.ceildiv(height * columns - first, blocks)):
                             m = (first + wave * blocks) % height
                             column = (first + wave * blocks) // height
-                            # As m % row_tiles is m, so is column % columns column.
+                            # column % columns is column, and is written for the same reason.
                             n = column % columns * tiles.N
                             multiply(
                                 product, activations, (e, source), m % row_tiles * tiles.M,
