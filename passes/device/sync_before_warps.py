@@ -34,70 +34,75 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     n = S[0]; load; else: multiply; sync(); if 128 <= tx: sync(3, 128); signal``
     """
     scopes = [a for a in nodes_in(func.body, tirx.AttrStmt) if a.attr_key == SCOPE]
-    if not scopes:
-        return func
-    producers = int(scopes[0].node[0])
-    analyzer = tvm.arith.Analyzer()
-    thread: list[tirx.Var] = []
-    accessed = False  # whether other threads did so since the last barrier of the block
+    return func.with_body(_Inserter(scopes[0].node[0]).visit(func.body)) if scopes else func
 
-    def visit(stmt: tirx.Stmt) -> tirx.Stmt:
-        nonlocal accessed
+
+class _Inserter:
+    """Inserts the barriers, statement by statement.
+
+    Args:
+        producers: number of producer threads, which are the first ones of the block.
+    """
+
+    def __init__(self, producers: tirx.IntImm) -> None:
+        self.producers, self.analyzer = producers, tvm.arith.Analyzer()
+        self.thread: tirx.Var | None = None
+        self.accessed = False
+        """Whether other threads accessed global memory since the last barrier of the block."""
+
+    def visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
-            analyzer.bind(stmt.node.var, tvm.ir.Range(0, stmt.value))
+            self.analyzer.bind(stmt.node.var, tvm.ir.Range(0, stmt.value))
             if stmt.node.thread_tag == "threadIdx.x":
-                thread[:] = [stmt.node.var]
+                self.thread = stmt.node.var
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-            missing, accessed = accessed, False
-            stmt = rewrite_children(stmt, visit)
+            missing, self.accessed = self.accessed, False
+            stmt = rewrite_children(stmt, self.visit)
             return flatten([sync_threads(), stmt]) if missing else stmt
         if isinstance(stmt, tirx.For | tirx.While):
-            return loop(stmt)
+            return self._loop(stmt)
         if isinstance(stmt, tirx.IfThenElse):
-            return branch(stmt)
+            return self._branch(stmt)
         if is_sync_threads(stmt) or op_name(getattr(stmt, "value", None)) == _ARRIVE:
-            accessed = False
+            self.accessed = False
         elif isinstance(stmt, tirx.Evaluate | tirx.BufferStore | tirx.Bind):
-            accessed = accessed or _accesses_global_memory(stmt)
-        return rewrite_children(stmt, visit)
+            self.accessed = self.accessed or _accesses_global_memory(stmt)
+        return rewrite_children(stmt, self.visit)
 
-    def loop(stmt: tirx.For | tirx.While) -> tirx.Stmt:
-        nonlocal accessed
-        before = accessed
-        new = rewrite_children(stmt, visit)
-        if accessed and not before:  # the next iteration begins after these accesses
-            new = rewrite_children(stmt, visit)
-        accessed = accessed or (before and may_not_run(stmt))
+    def _loop(self, stmt: tirx.For | tirx.While) -> tirx.Stmt:
+        before = self.accessed
+        new = rewrite_children(stmt, self.visit)
+        if self.accessed and not before:  # the next iteration begins after these accesses
+            new = rewrite_children(stmt, self.visit)
+        self.accessed = self.accessed or (before and may_not_run(stmt))
         return new
 
-    def branch(stmt: tirx.IfThenElse) -> tirx.Stmt:
-        nonlocal accessed
-        if is_of_program(stmt.condition) and stmt.else_case is None:
-            missing = accessed and any(map(is_barrier, nodes_in(stmt, tirx.Evaluate)))
-            accessed = accessed and not missing
+    def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
+        if self._is_of_program(stmt.condition) and stmt.else_case is None:
+            missing = self.accessed and any(map(is_barrier, nodes_in(stmt, tirx.Evaluate)))
+            self.accessed = self.accessed and not missing
             return flatten([sync_threads(), stmt]) if missing else stmt
-        before, after = accessed, []
+        before, after = self.accessed, []
 
         def case(inner: tirx.Stmt) -> tirx.Stmt:
-            nonlocal accessed
-            accessed = before
-            inner = visit(inner)
-            after.append(accessed)
+            self.accessed = before
+            inner = self.visit(inner)
+            after.append(self.accessed)
             return inner
 
-        if is_of_program(tirx.Not(stmt.condition)):
+        if self._is_of_program(tirx.Not(stmt.condition)):
             cases = iter([case(stmt.then_case), stmt.else_case])
             return rewrite_children(stmt, lambda _: next(cases))
         stmt = rewrite_children(stmt, case)
-        accessed = any(after) or (stmt.else_case is None and before)
+        self.accessed = any(after) or (stmt.else_case is None and before)
         return stmt
 
-    def is_of_program(condition: tirx.PrimExpr) -> bool:
+    def _is_of_program(self, condition: tirx.PrimExpr) -> bool:
         """Return whether only threads after the producers fulfill the condition."""
-        with analyzer.constraint_scope(condition):
-            return bool(thread) and analyzer.can_prove(thread[0] >= producers)
-
-    return func.with_body(visit(func.body))
+        if self.thread is None:
+            return False
+        with self.analyzer.constraint_scope(condition):
+            return self.analyzer.can_prove(self.thread >= self.producers)
 
 
 def _accesses_global_memory(stmt: tirx.Stmt) -> bool:
