@@ -117,8 +117,11 @@ EQUIVALENT = [
 
 
 @LONG
-def test_every_mutant_is_killed_or_equivalent():
-    config = replace(SMALL, batch=1, table=4)
+@pytest.mark.parametrize(
+    "tested", [SMALL, QUANTIZED, replace(LATENT, heads=2)], ids=["small", "fp8", "latent"]
+)
+def test_every_mutant_is_killed_or_equivalent(tested):
+    config = replace(tested, batch=1, table=4)
     sequences = Sequences.of(config, [100])
     inputs = [sequences.inputs(rank) for rank in range(config.ranks)]
     mutants = tw.mutate(decode_attention(config), config.ranks, inputs, schedules=5)
