@@ -58,6 +58,7 @@ from .tile import (
 from .workarounds import (
     align_tma,
     defer_initializations,
+    elect_once,
     hide_factors,
     keep_strides,
     make_factors_positive,
@@ -213,6 +214,7 @@ INDEX_PASSES = (
 of a program with a builtin or a symmetric tensor."""
 
 BARRIER_PASSES = (
+    Pass(elect_once.elect_once, "first: later passes see the thread that issues a TMA operation"),
     Pass(sync_branches.sync_branches, "before the device passes, which then see every barrier"),
     Pass(
         sync_before_warps.sync_before_warps,

@@ -1,1 +1,1 @@
-"""Passes on tile-level IR that work around faults of TileLang and TVM."""
+"""Passes that work around faults of TileLang and TVM."""

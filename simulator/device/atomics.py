@@ -9,12 +9,12 @@ from tilelang import tvm
 from tvm import tirx
 
 from ...passes.device.widen_atomics import SYSTEM_ATOMIC
-from ..frontend.builtin_ops import element_atomic
+from ..frontend.builtin_ops import element_atomic, vector_atomic
 from ..machine.steps import Step
 from ..report.errors import unsupported
 from .statements import DeviceStatements
 
-_TEMPLATE = re.compile(r"tw::system::atomic_(\w+?)(_ret)?<[^,]*, (\d+)>")
+_TEMPLATE = re.compile(r"tw::system::atomic_([a-z]+)(?:x(\d))?(_ret)?<[^,]*, (\d+)>")
 
 
 def _compiled(c: DeviceStatements, call: tirx.Call, loc: str) -> Any:
@@ -22,9 +22,11 @@ def _compiled(c: DeviceStatements, call: tirx.Call, loc: str) -> Any:
     template = _TEMPLATE.fullmatch(call.args[0].value)
     if template is None:
         raise unsupported(call.args[0].value, loc)
-    kind, returns = template[1], bool(template[2])
-    order = tirx.IntImm("int32", int(template[3]))
+    kind, lanes, returns = template[1], template[2], bool(template[3])
+    order = tirx.IntImm("int32", int(template[4]))
     operation = tirx.Call(call.dtype, tvm.ir.Op.get(SYSTEM_ATOMIC), [*call.args[1:], order])
+    if lanes is not None:
+        return vector_atomic(int(lanes), returns, widened=True)(c, operation, loc)
     return element_atomic(kind, returns or kind == "load", widened=True)(c, operation, loc)
 
 

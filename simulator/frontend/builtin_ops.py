@@ -366,23 +366,36 @@ def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, loc: st
     return Expr(change) if returns else c.preempted(change, call)
 
 
-def vector_atomic(lanes: int, returns: bool):
-    """Return the compiler of T.atomic_addx2 or x4, which add each element separately."""
+def vector_atomic(lanes: int, returns: bool, widened: bool = False):
+    """Return the compiler of T.atomic_addx2 or x4, which add each element separately.
+
+    Args:
+        widened: the same as for ``element_atomic``.
+    """
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
-        op = f"T.atomic_addx{lanes}"
-        pointer, load = Pointer(c, call.args[0], op, loc), call.args[1].args[0]
+        pointer = Pointer(c, call.args[0], f"T.atomic_addx{lanes}", loc)
         if pointer.slot >= 0:
-            raise unsupported(f"{op} in {pointer.buffer.scope()} memory", loc)
-        *first, last = load.indices
-        base = last.base if isinstance(last, tirx.Ramp) else last
-        vector = tirx.BufferLoad(load.buffer, [*first, tirx.Ramp(base, 1, lanes)])
-        scope = "sys" if c.widens and pointer.buffer.data in c.symmetric else "gpu"
-        word = Word(pointer.ref, "relaxed", scope)
-        change = _change(c, pointer, [c.compile(vector, loc)], word, lanes, REDUCTIONS["add"])
+            raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", loc)
+        scope = "sys" if (widened or c.widens) and pointer.buffer.data in c.symmetric else "gpu"
+        sem = _ORDERS[int(call.args[2])] if len(call.args) > 2 else "relaxed"
+        if scope == "gpu" and _drops_order("add", returns, pointer.dtype):
+            sem = "relaxed"
+        word = Word(pointer.ref, sem, scope)
+        operand = c.compile(_vector(c, call.args[1], lanes, loc), loc)
+        change = _change(c, pointer, [operand], word, lanes, REDUCTIONS["add"])
         return change if returns else c.preempted(change.value, call)
 
     return compile
+
+
+def _vector(c: Statements, operand: Any, lanes: int, loc: str) -> Any:
+    """Return the vector that an operand is or points to: vectorized loops pass vectors."""
+    if lanes_of(operand.dtype) == lanes:
+        return operand
+    buffer, (*first, last) = c.pointee(operand, loc)
+    base = last.base if isinstance(last, tirx.Ramp) else last
+    return tirx.BufferLoad(buffer, [*first, tirx.Ramp(base, 1, lanes)])
 
 
 def _any_or_all(f: Any):

@@ -261,3 +261,19 @@ def words_beside_a_pipeline():
                     Z[s, i, j] = parts[s, i, j] * 2
 
     return program
+
+
+def adds_in_two_axes():
+    """TileLang chooses the thread that issues a TMA operation by its first index alone."""
+
+    @T.prim_func
+    def program(X: T.Tensor((16, 32), "float32"), S: W.Symmetric((16, 32), "float32")):
+        with T.Kernel(1, threads=(32, 4)):
+            tile = T.alloc_shared((16, 32), "float32")
+            me = W.rank()
+            T.clear(tile)
+            T.copy(tile, S[me, 0, 0])
+            T.copy(X, tile)
+            T.atomic_add(S[(me + 1) % 2, 0, 0], tile, use_tma=True)
+
+    return program

@@ -179,6 +179,7 @@ def test_fault_of_one_level(edit):
             marks=needs_nested_pipelines,
         ),
         ("counts_backward", "make_factors_positive", "translation", {}),
+        ("adds_in_two_axes", "elect_once", "race", {}),
         ("past_a_loop", "sync_branches", "race", {}),
         ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
         ("reads_in_producers", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),

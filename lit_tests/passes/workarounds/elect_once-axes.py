@@ -1,0 +1,32 @@
+# RUN: %python %s | %filecheck %s
+"""One thread of a block with several axes issues each operation of the TMA."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+
+
+def show(threads, name):
+    @T.prim_func
+    def program(X: T.Tensor((16, 32), "float32"), S: W.Symmetric((16, 32), "float32")):
+        with T.Kernel(1, threads=threads):
+            tile = T.alloc_shared((16, 32), "float32")
+            T.copy(X, tile)
+            T.copy(tile, S[W.rank(), 0, 0])
+
+    print("TEST:", name)
+    print(tw.emit(program.with_attr("global_symbol", name)))
+
+
+# CHECK-LABEL: TEST: two_axes
+# CHECK: threadIdx.x) == 0) && (((int)threadIdx.y) == 0)
+# CHECK-NEXT: tl::fence_proxy_async();
+# CHECK-NEXT: tl::tma_store(
+show((32, 4), "two_axes")
+
+# CHECK-LABEL: TEST: one_axis
+# CHECK: if (tl::tl_shuffle_elect<128>()) {
+# CHECK-NEXT: tl::fence_proxy_async();
+# CHECK-NEXT: tl::tma_store(
+show(128, "one_axis")
