@@ -31,7 +31,7 @@ from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
 from ..core.problem import agree, dense, require_dense, require_dense_or_none
 from ..core.registry import RegisteredOp, TableRow
-from ..core.strategy import Strategy, obstacle_of_ranks, unless_fused
+from ..core.strategy import Strategy, obstacle_of_ranks, unfused_strategy
 from .across_nodes import attend_across, require_supported
 from .backward import NAME as BACKWARD
 from .flash import (
@@ -221,7 +221,9 @@ def _problem(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group) ->
     )  # fmt: skip
 
 
-def chosen(requested: str, problem: AttentionProblem, device: torch.device, group: str) -> Strategy:
+def choose_strategy(
+    requested: str, problem: AttentionProblem, device: torch.device, group: str
+) -> Strategy:
     """Return the strategy for a problem, on several nodes the one within a node; it is the same on
     all ranks.
 
@@ -231,11 +233,11 @@ def chosen(requested: str, problem: AttentionProblem, device: torch.device, grou
     ranks = ranks_of(group)
     if isinstance(ranks, TwoLevels):
         ranks = ranks.node
-    other = unless_fused(
+    unfused = unfused_strategy(
         requested, problem.op, device, ranks,
         lambda: obstacle_of_ranks(device, ranks) or obstacle(problem),
     )  # fmt: skip
-    return other or Strategy("fused", "asked for" if requested == "fused" else "it can be")
+    return unfused or Strategy("fused", "asked for" if requested == "fused" else "it can be")
 
 
 def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, strategy):
@@ -243,7 +245,7 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
     problem, ranks = _problem(q, k, v, *options), ranks_of(group)
     if isinstance(ranks, TwoLevels):
         require_supported(problem)
-    name = chosen(strategy, problem, q.device, group).name
+    name = choose_strategy(strategy, problem, q.device, group).name
     agree(ranks, problem, name)
     if isinstance(ranks, TwoLevels):
         attend = partial(_attend_in_node, problem, ranks.node_name, name)

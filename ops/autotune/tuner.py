@@ -33,7 +33,7 @@ from ..core.groups import group_of
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, operator_name
 from ..core.registry import OPERATORS, operators_of
-from ..core.strategy import obstacle, preferred
+from ..core.strategy import obstacle, preferred_strategy
 from ..core.tiles import SHARED_BYTES
 from .store import Measured, agreed, measured_as, save, table_for
 from .trial import TOLERANCE, Trial, error_number, problem_of
@@ -143,7 +143,7 @@ def _decided(
     requested: str, problem: Problem, measured: Measured | None, operator: type[Operator]
 ) -> Choice | None:
     """Return the result of ``choice_of``. Calls that a CUDA graph captures decide each time."""
-    if preferred(requested, problem, measured).name == "nccl":
+    if preferred_strategy(requested, problem, measured).name == "nccl":
         return None
     return operator.table(problem) if measured is None else measured.choice
 

@@ -33,7 +33,7 @@ from ..core.problem import (
     require_dense_or_none,
 )
 from ..core.registry import OPERATORS, RegisteredOp, operators_of
-from .transport import ROW_BYTES, SUMMED, WORD_BYTES, Transport, chosen
+from .transport import ROW_BYTES, SUMMED, WORD_BYTES, Transport, choose_transport
 from .vectors import as_declared
 
 Move: TypeAlias = Callable[..., None]
@@ -290,7 +290,7 @@ def transport_within(
         part = torch.empty(shape, dtype=problem.dtype, device="meta")
         ranks = ranks.node
         problem = checked(collective.op, part, None, ranks.world_size, options)
-    return chosen(requested, replace(problem, op=name), device, ranks, collective)
+    return choose_transport(requested, replace(problem, op=name), device, ranks, collective)
 
 
 def _move(

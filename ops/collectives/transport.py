@@ -57,7 +57,7 @@ def fastest(problem: CollectiveProblem, collective: type[Collective]) -> tuple[s
     return ("copy_engine", "ldst") if engines else ("ldst",)
 
 
-def chosen(
+def choose_transport(
     requested: str,
     problem: CollectiveProblem,
     device: torch.device,
@@ -95,7 +95,7 @@ def first_possible(
         argument: the caller's name of ``requested``.
 
     Raises:
-        TileWeaveError: as in ``chosen``.
+        TileWeaveError: as in ``choose_transport``.
     """
     check_requested(requested, op, own, argument)
     require_own_device(op, device, group)

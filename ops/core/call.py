@@ -36,7 +36,7 @@ from .problem import (
     require_operands,
 )
 from .registry import OPERATORS, operators_of
-from .strategy import Strategy, chosen, not_fused
+from .strategy import Strategy, choose_strategy, unfused_gemm_strategy
 
 
 def signature(
@@ -327,13 +327,13 @@ def _decide(
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
     if isinstance(ranks, TwoLevels):
         part = OPERATORS[op].within(problem, ranks)
-        not_fused(requested, replace(part, op=op), a.device, ranks.node)
+        unfused_gemm_strategy(requested, replace(part, op=op), a.device, ranks.node)
         agree(ranks, problem, requested)
         return Decision(problem, ranks, None), False
-    other = not_fused(requested, problem, a.device, ranks)
-    agree(ranks, problem, other.name if other else requested)
-    choice = None if other else choice_of(requested, problem, ranks)
-    return Decision(problem, ranks, choice), other is None
+    unfused = unfused_gemm_strategy(requested, problem, a.device, ranks)
+    agree(ranks, problem, unfused.name if unfused else requested)
+    choice = None if unfused else choice_of(requested, problem, ranks)
+    return Decision(problem, ranks, choice), unfused is None
 
 
 def strategy_of(
@@ -356,4 +356,4 @@ def strategy_of(
     problem = checked(name, a, b, ranks.world_size, None, epilogue)
     if isinstance(ranks, TwoLevels):
         problem, ranks = OPERATORS[name].within(problem, ranks), ranks.node
-    return chosen(strategy, problem, a.device, ranks, lookup(problem, ranks))
+    return choose_strategy(strategy, problem, a.device, ranks, lookup(problem, ranks))

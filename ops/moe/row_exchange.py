@@ -95,7 +95,7 @@ def check_options(op: str, capacity: Any, transport: Any) -> None:
     check_requested(transport, op, OWN)
 
 
-def chosen(
+def choose_transport(
     requested: str, problem: RowProblem, device: torch.device, group: Group, obstacle: str | None
 ) -> Transport:
     """Return the transport for a problem. It depends only on values that are equal on all ranks.
@@ -170,7 +170,7 @@ def _decide(
     ranks = group_of(group)
     problem = problem_of(operator.op, rows, tables, ranks.world_size)
     obstacle = operator.obstacle(problem)
-    transport = chosen(requested, problem, rows.device, ranks, obstacle).name
+    transport = choose_transport(requested, problem, rows.device, ranks, obstacle).name
     agree(ranks, problem, transport)
     return Decision(problem, ranks, transport)
 

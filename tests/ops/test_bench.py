@@ -407,7 +407,7 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels
         return len(compile_ahead._kernels(programs, session))
 
     assert every_rank(rank) == [1, 1]
-    monkeypatch.setattr(gemm, "not_fused", lambda *_: None)
+    monkeypatch.setattr(gemm, "unfused_gemm_strategy", lambda *_: None)
     assert every_rank(rank) == [1 + kernels] * 2
 
 

@@ -234,7 +234,7 @@ def test_nothing_fused_is_right(contest, monkeypatch):
     assert measured == Measured(None, None, 1.5) and StandIn.alive == []
     assert measured.strategy == ("nccl", "measured: nccl 1.500 ms, fused never right")
     with pytest.raises(tw.TileWeaveError, match=r"strategy='fused', but measured: nccl 1\.500"):
-        strategy.preferred("fused", ASKED, measured)
+        strategy.preferred_strategy("fused", ASKED, measured)
 
 
 def test_ranks_whose_times_differ_take_those_of_rank_0(contest):
