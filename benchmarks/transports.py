@@ -166,7 +166,7 @@ def compare(
     if group.rank == 0:
         print(f"{problem.op}, {problem.nbytes >> 20} MiB, {time.perf_counter() - begin:.0f} s")
         for name in sorted(ms, key=ms.get):
-            rate = problem.sent / ms[name] / 1e6
+            rate = problem.bytes_sent / ms[name] / 1e6
             ratio = f"{ms['copies alone'] / ms[name]:8.3f}" if "copies alone" in ms else ""
             failed = f"  failed: {errors[name]:.1e}" * (errors[name] > 0)
             print(f"  {name:24} {ms[name]:8.4f} ms {rate:7.1f} GB/s{ratio}{failed}", flush=True)

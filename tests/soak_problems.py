@@ -194,7 +194,7 @@ class Gemm(Draw):
         return self.pick % 4 == 0
 
     def programs(self) -> list[Any]:
-        return OPERATORS[self.op].launched(self.problem, self.choice)
+        return OPERATORS[self.op].compiled_programs(self.problem, self.choice)
 
     def data(self) -> Data:
         if self.choice is not None:

@@ -25,11 +25,11 @@ from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ..core.across_nodes import Mesh
-from ..core.cache import prepared
+from ..core.cache import op_cache_of
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
-from ..core.problem import agree, dense, require_dense, require_dense_or_none
+from ..core.problem import agree, as_kernel_operand, require_dense, require_dense_or_none
 from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import Strategy, obstacle_of_ranks, unfused_strategy
 from .across_nodes import attend_across, require_supported
@@ -255,10 +255,10 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
     if name == "nccl":
         return attend_gathered(problem, q, k, v, cu_q, cu_k, max_q, max_k, group)
     checked_maxima(problem, cu_q, cu_k, max_q, max_k)
-    q, k, v = (dense(OP, operand, x) for operand, x in (("q", q), ("k", k), ("v", v)))
+    q, k, v = (as_kernel_operand(OP, operand, x) for operand, x in (("q", q), ("k", k), ("v", v)))
     out, lse = _fake(q, k, v, *options, strategy)
     packing = (cu_q, cu_k) if problem.packed else ()
-    operator = prepared(ranks).operator(problem, tiles_for(problem), SpAttention)
+    operator = op_cache_of(ranks).operator(problem, tiles_for(problem), SpAttention)
     operator(q, k, v, out, lse, ranks.rank, *packing)
     return out, lse
 

@@ -15,7 +15,7 @@ from math import ceil
 import numpy as np
 
 from ...builtins.tile_order import swizzle_ranks
-from ..core.tiles import DEVICE, PersistentSchedule, Tiles, stored, stores_last_peer
+from ..core.tiles import DEVICE, PersistentSchedule, Tiles, store_tiles, stores_last_peer
 from ..gemm.kernels.comm_blocks import CommBlocks
 
 _FLOPS_PER_US = 6.05e6
@@ -77,7 +77,7 @@ number of blocks that this rate needs; fewer blocks store proportionally less.""
 _BLOCK_PUSH_BYTES_PER_US = 15e3
 """Bytes per us that a block stores if it does nothing else."""
 _CUBLAS_EXTRA_US = 2.0
-"""Extra time of a GEMM of cuBLAS over the estimate for the best of the ``stored`` tiles."""
+"""Extra time of a GEMM of cuBLAS over the estimate for the best of the ``store_tiles``."""
 _NCCL_SMALL, _NCCL_LARGE = (7.0, 10e-6), (26.0, 3e-6)
 """Latency of a collective of NCCL, and its time per byte that a rank receives, for small and for
 large messages. The smaller of both times applies."""
@@ -284,7 +284,7 @@ def estimate_unfused_us(M: int, N: int, K: int, nbytes: float, itemsize: int = 2
         nbytes: bytes that each rank receives; 0 if there is one rank.
     """
     product = _CUBLAS_EXTRA_US + min(
-        estimate_product_us(M, N, K, tiles, itemsize) for tiles in stored(itemsize)
+        estimate_product_us(M, N, K, tiles, itemsize) for tiles in store_tiles(itemsize)
     )
     exchange = min(latency + per_byte * nbytes for latency, per_byte in (_NCCL_SMALL, _NCCL_LARGE))
     return product + (exchange if nbytes else 0.0)

@@ -98,7 +98,7 @@ class _Rank:
         self, collective: type[Collective], x: torch.Tensor, out: torch.Tensor, *options: int
     ) -> None:
         problem = checked(collective.op, x, None, self.mesh.ranks_per_node, options)
-        self.call(collective.op, self.rates.call + problem.sent / self.rates.nvlink)
+        self.call(collective.op, self.rates.call + problem.bytes_sent / self.rates.nvlink)
 
 
 def predict(

@@ -74,7 +74,7 @@ class Measured:
             is_legal = (
                 is_whole
                 and all(math.isfinite(n) and n > 0 for n in numbers)
-                and (fused is None if choice is None else operator.may_take(problem, choice))
+                and (fused is None if choice is None else operator.has_choice(problem, choice))
             )
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"{error!r} in {data!r}") from None

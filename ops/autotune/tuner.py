@@ -28,7 +28,7 @@ from ...runtime.host.heap import HeapExhausted
 from ...runtime.host.measure import interleaved, largest
 from ...runtime.host.watchdog import DeadlockError
 from ...runtime.kernel.kernel import capturing
-from ..core.cache import OpCache, prepared
+from ..core.cache import OpCache, op_cache_of
 from ..core.groups import group_of
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, operator_name
@@ -155,7 +155,7 @@ def tune_problem(problem: Problem, group: Group) -> Tuned:
     Args:
         group: ranks that compute it; opens their session if it is not open.
     """
-    cache = prepared(group)
+    cache = op_cache_of(group)
     session_group = cache.session.group
     problems = session_group.exchange("tune", str(problem))
     if len(set(problems)) > 1:
@@ -237,7 +237,7 @@ class Autotuner:
             if self._shared_bytes(choice) > SHARED_BYTES:
                 continue
             with contextlib.suppress(Exception):
-                programs += self.operator.launched(self.problem, choice)
+                programs += self.operator.compiled_programs(self.problem, choice)
         compile_ahead(programs, self.group.process_group)
 
     def _progress(self, choices: Iterable[Choice]) -> Iterable[Choice]:

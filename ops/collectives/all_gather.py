@@ -18,7 +18,7 @@ from ..core.groups import TwoLevels
 from ..core.problem import shares_memory
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .collective import Collective, Move, exchange
+from .collective import Collective, Move, call_collective
 from .transport import LL_BYTES, SUMMED
 from .vectors import (
     LL_TILE,
@@ -273,4 +273,4 @@ def all_gather(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return exchange(NAME, x, group, out, transport)
+    return call_collective(NAME, x, group, out, transport)

@@ -18,7 +18,7 @@ from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
 from .all_gather import AllGather, collect
-from .collective import Collective, Move, exchange, sum_of
+from .collective import Collective, Move, call_collective, sum_of
 from .reduce_scatter import ReduceScatter, add_up
 from .transport import ROW_BYTES
 from .vectors import (
@@ -408,4 +408,4 @@ def all_reduce(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return exchange(NAME, x, group, out, transport)
+    return call_collective(NAME, x, group, out, transport)

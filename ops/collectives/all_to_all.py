@@ -16,11 +16,16 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes
-from ..core.collective_problem import CollectiveProblem, axis_of, require_exchangeable, shared
+from ..core.collective_problem import (
+    CollectiveProblem,
+    axis_of,
+    extent_per_rank,
+    require_exchangeable,
+)
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .collective import Collective, Move, exchange
+from .collective import Collective, Move, call_collective
 from .transport import LL_BYTES
 from .vectors import (
     COLUMNS,
@@ -282,7 +287,7 @@ class AllToAll(Collective, op=NAME):
         scatter = axis_of(NAME, "scatter_dim", scatter_dim, x)
         gather = axis_of(NAME, "gather_dim", gather_dim, x)
         shape = list(x.shape)
-        shape[scatter] = shared(NAME, x, scatter, ranks)
+        shape[scatter] = extent_per_rank(NAME, x, scatter, ranks)
         shape[gather] *= ranks
         return tuple(shape), (scatter, gather)
 
@@ -392,4 +397,4 @@ def all_to_all(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return exchange(NAME, x, group, out, transport, scatter_dim, gather_dim)
+    return call_collective(NAME, x, group, out, transport, scatter_dim, gather_dim)

@@ -20,7 +20,7 @@ from ..core.problem import refused
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
 from .all_gather import AllGather
-from .collective import Collective, Move, exchange
+from .collective import Collective, Move, call_collective
 from .transport import ROW_BYTES
 from .vectors import WALKERS, Lines, alloc_of, copies_to, words_of
 
@@ -234,4 +234,4 @@ def broadcast(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return exchange(NAME, x, group, out, transport, root)
+    return call_collective(NAME, x, group, out, transport, root)

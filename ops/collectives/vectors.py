@@ -14,7 +14,7 @@ from tvm import tirx
 
 from ...passes import with_options
 from ...runtime.plans.parameters import Parameter
-from ..core.problem import packed
+from ..core.problem import with_packed_strides
 from ..core.tiles import DEVICE
 
 TILE, _BLOCKS = 1 << 15, 256
@@ -47,7 +47,7 @@ def words_of(nbytes: int) -> tuple[str, int]:
 
 def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     """Return a contiguous tensor in the type and shape of a parameter."""
-    flat = packed(tensor).view(-1)
+    flat = with_packed_strides(tensor).view(-1)
     dtype = getattr(torch, parameter.dtype)
     if flat.dtype != dtype:
         flat = flat.view(torch.uint8).view(dtype)

@@ -170,7 +170,7 @@ FEW_ROWS = (
 FP8 = Tiles(128, 128, 128, stages=4)
 """fp8 tiles. A thread holds two accumulators, see ``accumulate``; those of a larger tile do not fit
 into registers."""
-STORED = (LARGE, SMALL, *FEW_ROWS)
+STORE_TILES = (LARGE, SMALL, *FEW_ROWS)
 """Tiles of kernels with one block per tile that store over NVLink."""
 CANDIDATES = (
     LARGE,
@@ -212,7 +212,7 @@ def has_room_for_persistent_blocks() -> bool:
     return torch.cuda.get_device_properties().multi_processor_count >= DEVICE.sm_count
 
 
-def blocks_that_push() -> int:
+def max_push_blocks() -> int:
     """Return how many blocks of a kernel may store for other ranks before any of them continues.
     All must be resident at once, on sm_90 GPUs with fewer SMs too, and beside a kernel of NCCL."""
     return DEVICE.sm_count - 32 if has_room_for_persistent_blocks() else 64
@@ -237,6 +237,6 @@ def persistent_tiles(itemsize: int) -> tuple[Tiles, ...]:
     return (FP8,) if itemsize == 1 else PERSISTENT_TILES
 
 
-def stored(itemsize: int) -> tuple[Tiles, ...]:
-    """Return ``STORED`` for operands with elements of ``itemsize`` bytes."""
-    return (FP8,) if itemsize == 1 else STORED
+def store_tiles(itemsize: int) -> tuple[Tiles, ...]:
+    """Return ``STORE_TILES`` for operands with elements of ``itemsize`` bytes."""
+    return (FP8,) if itemsize == 1 else STORE_TILES

@@ -13,10 +13,10 @@ from ..core.epilogue import FP8
 from ..core.problem import (
     check_layout,
     refused,
-    require_apart,
     require_dense,
     require_dense_or_none,
     require_like,
+    require_no_overlap,
 )
 from .kernels.config import SHARDINGS, DecodeConfig
 
@@ -246,4 +246,4 @@ def check_memory(inputs: Inputs, out: torch.Tensor | None) -> None:
         check_layout(NAME, inputs.v_cache, "v_cache")
     if out is not None:
         check_layout(NAME, out)
-        require_apart(NAME, out, **inputs._asdict())
+        require_no_overlap(NAME, out, **inputs._asdict())

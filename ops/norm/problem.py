@@ -12,10 +12,10 @@ from ..core.epilogue import FP8
 from ..core.problem import (
     check_layout,
     refused,
-    require_apart,
     require_dense,
     require_dense_or_none,
     require_like,
+    require_no_overlap,
     shares_memory,
 )
 from .kernels.all_reduce_rms_norm import QUANTIZATIONS, STATIC, WIDTH, NormConfig
@@ -191,4 +191,4 @@ def check_memory(inputs: Inputs, out: torch.Tensor, residual_out: torch.Tensor) 
                 raise refused(
                     NAME, f"{name} shares memory with {given}", "the same tensor, or other memory"
                 )
-        require_apart(NAME, result, name, **dict(zip(names, others, strict=True)))
+        require_no_overlap(NAME, result, name, **dict(zip(names, others, strict=True)))

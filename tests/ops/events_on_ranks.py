@@ -99,7 +99,7 @@ def patches_of(recorder: Recorder) -> Iterator[mock._patch]:
         return named(all_gather_matmul.AllGatherMatmul, a, b, out)
 
     # The dispatch mode then sees what operators do, and not only the operators.
-    yield mock.patch.object(library, "concerns_torch", lambda args: False)
+    yield mock.patch.object(library, "needs_dispatcher", lambda args: False)
     yield mock.patch.object(Mesh, "of", recorded_mesh)
     yield mock.patch.object(
         Collective, "in_node", staticmethod(lambda *args: recorder.call(in_node(*args), out=2))

@@ -146,7 +146,7 @@ def programs(problem: Problem, group: Group) -> list[Any]:
     if not unfused_gemm_strategy("auto", problem, group.device, group):
         fused = choice_of("auto", problem, group)
         if fused is not None:
-            launched += OPERATORS[problem.op].launched(problem, fused)
+            launched += OPERATORS[problem.op].compiled_programs(problem, fused)
     return launched
 
 

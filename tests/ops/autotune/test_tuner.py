@@ -113,7 +113,7 @@ def contest(every_rank, monkeypatch, tmp_path):
     here = threading.local()
     monkeypatch.setattr(StandIn, "here", here, raising=False)
     monkeypatch.setattr(StandIn, "alive", [], raising=False)
-    monkeypatch.setattr(tuner, "prepared", lambda group: here.kept)
+    monkeypatch.setattr(tuner, "op_cache_of", lambda group: here.kept)
     monkeypatch.setattr(
         tuner, "compile_ahead", lambda programs, group: run.ahead.append(list(programs))
     )

@@ -17,7 +17,7 @@ from tileweave.ops.attention.backward import sp_attention_backward
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives import transport
-from tileweave.ops.core import cache as prepared
+from tileweave.ops.core import cache as op_cache
 from tileweave.ops.core import groups, problem, strategy
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.epilogue import Epilogue
@@ -405,7 +405,7 @@ def heap(monkeypatch):
     free, cache = [10], OpCache(None)
 
     def take(nbytes, captured=False):
-        monkeypatch.setattr(prepared, "capturing", lambda: captured)
+        monkeypatch.setattr(op_cache, "capturing", lambda: captured)
         return cache.operator(sized(nbytes), WAY, lambda p, *_: Memory(free, p.rows_per_rank))
 
     take.kept = lambda: [p.rows_per_rank for p, _ in cache.operators]
@@ -472,7 +472,7 @@ def test_what_the_kernels_get_fits_their_declaration(transposed, biased):
         operator = object.__new__(make)
         operator.problem, operator.choice = problem, Choice("copy_engines", LARGE)
         operator.run = lambda *args: seen.append([tuple(x.shape) for x in args])
-        operator.memory, operator.given = memory, () if given is None else (given,)
+        operator.memory, operator.fixed_inputs = memory, () if given is None else (given,)
         bias = [ones(N, dtype=BF16)] * biased
         operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16), *bias)
     B = [(N, K) if transposed else (K, N), *[(N,)] * biased]
