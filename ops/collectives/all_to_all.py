@@ -28,17 +28,17 @@ from ..core.tiles import PersistentSchedule
 from .collective import Collective, Move, call_collective
 from .transport import LL_BYTES
 from .vectors import (
+    COLLECT_BLOCKS,
     COLUMNS,
     LL_TILE,
-    WALKERS,
     alloc_of,
-    by_words,
-    collected,
     copies_to,
     height_of,
     itemsize_of,
+    locate_collected_tile,
     pieces_of,
     tile_bytes,
+    with_ll_protocol,
     words_of,
 )  # fmt: skip
 
@@ -160,7 +160,7 @@ def all_to_all_program(parts: Parts, transport: str):
     return all_to_all
 
 
-def all_to_all_by_words(parts: Parts):
+def all_to_all_ll_program(parts: Parts):
     """Return the program for small inputs: each rank stores its parts as words with flags to all,
     itself included, which copy them to their positions."""
     ranks, outer, width, height, columns, dtype = (
@@ -195,7 +195,7 @@ def all_to_all_by_words(parts: Parts):
                     else out[o, source, m : m + height, 0, n : n + columns],
                 )
 
-    return by_words(all_to_all_ll, "arrived")
+    return with_ll_protocol(all_to_all_ll, "arrived")
 
 
 def collect_parts(parts: Parts, blocks: int | None = None):
@@ -224,7 +224,7 @@ def collect_parts(parts: Parts, blocks: int | None = None):
             for wave in T.serial(schedule.waves):
                 number = wave * schedule.blocks + block
                 if number < schedule.tiles:
-                    before, source, tile = collected(number, me, tiles_per_rank, ranks)
+                    before, source, tile = locate_collected_tile(number, me, tiles_per_rank, ranks)
                     o, m, n = parts.place_of(tile)[1:]
                     if before == 0:
                         T.copy(x[o, m, me, n] if x_ranks_last else x[o, me, m, 0, n], tile_regs)
@@ -294,11 +294,11 @@ class AllToAll(Collective, op=NAME):
     @staticmethod
     def steps(problem: CollectiveProblem, transport: str):
         if transport == "ll":
-            return all_to_all_by_words(Parts.of(problem, LL_TILE))
+            return all_to_all_ll_program(Parts.of(problem, LL_TILE))
         parts = Parts.of(problem)
         if transport != "copy_engine":
             return all_to_all_program(parts, transport)
-        return all_to_all_plan(parts, parts.pieces, WALKERS)
+        return all_to_all_plan(parts, parts.pieces, COLLECT_BLOCKS)
 
     @staticmethod
     def run_bytes(problem):

@@ -73,8 +73,8 @@ class Collective(Moved, RegisteredOp, ABC):
             writes.
         reference_in_place: whether ``reference`` computes in the memory of the result, which then
             holds the input.
-        engines_from_ranks: least number of ranks for which copy engines are the fastest transport
-            of large tensors; None if they are not.
+        copy_engine_min_ranks: least number of ranks for which copy engines are the fastest
+            transport of large tensors; None if they are not the fastest for any.
         multicast: whether the collective has a program with multimem operations.
         ll_bytes: most bytes of a rank's input that words with flags serve, see ``LL_BYTES``; 0 if
             the collective has no such program.
@@ -86,7 +86,7 @@ class Collective(Moved, RegisteredOp, ABC):
     reduces: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
     reference_in_place: ClassVar[bool] = False
-    engines_from_ranks: ClassVar[int | None] = None
+    copy_engine_min_ranks: ClassVar[int | None] = None
     multicast: ClassVar[bool] = False
     ll_bytes: ClassVar[int] = 0
 
@@ -120,7 +120,7 @@ class Collective(Moved, RegisteredOp, ABC):
         None."""
         if cls.reduces and problem.dtype not in SUMMED:
             return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
-        if transport == "ll" and (reason := cls._obstacle_of_words(problem)):
+        if transport == "ll" and (reason := cls._ll_obstacle(problem)):
             return reason
         if transport == "multicast" and not cls.multicast:
             return f"{cls.op} has no program by multimem operations; expected another transport"
@@ -130,7 +130,7 @@ class Collective(Moved, RegisteredOp, ABC):
         return None
 
     @classmethod
-    def _obstacle_of_words(cls, problem: CollectiveProblem) -> str | None:
+    def _ll_obstacle(cls, problem: CollectiveProblem) -> str | None:
         if not cls.ll_bytes:
             return f"{cls.op} has no program by words with flags; expected another transport"
         if problem.ranks == 1:

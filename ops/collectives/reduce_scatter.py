@@ -140,7 +140,7 @@ class ReduceScatter(Collective, op=NAME):
         sent="(W - 1) / W x S",
     )
     reduces = True
-    engines_from_ranks = 3
+    copy_engine_min_ranks = 3
     multicast = True
 
     @staticmethod
