@@ -39,7 +39,7 @@ from .flash import (
     PackedTile,
     key_chunk,
     keys_shape,
-    most_tiles,
+    max_tiles,
     packed_tiles,
     queries_shape,
     tiles_for,
@@ -70,7 +70,7 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
     queries, keys = queries_shape(problem), keys_shape(problem)
     batch, *q_rows = queries
     k_width, v_width = problem.kv_heads * problem.dim, problem.kv_heads * problem.v_dim
-    work_shape = most_tiles(problem, tiles), len(PackedTile._fields)
+    work_shape = max_tiles(problem, tiles), len(PackedTile._fields)
     kernel = flash_attention(problem, tiles)
 
     @plan(pass_configs=FAST_MATH)
@@ -130,10 +130,10 @@ class SpAttention(CompiledOp, RegisteredOp, op=OP):
         batch, *q_rows = queries
         q, out = (x.view(*queries, *x.shape[-2:]) for x in (q, out))
         k, v = (x.view(*keys, -1) for x in (k, v))
-        work = [self._tiles_of(rank, *cu_seqlens)] if self.problem.packed else []
+        work = [self._cached_tiles(rank, *cu_seqlens)] if self.problem.packed else []
         self.run(q, *work, k, v, *self.memory, out, lse.view(batch, -1, *q_rows))
 
-    def _tiles_of(self, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor) -> torch.Tensor:
+    def _cached_tiles(self, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor) -> torch.Tensor:
         """Return ``packed_tiles``, computed again if offsets have changed; in a graph, in each
         replay.
 

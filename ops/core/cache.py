@@ -48,7 +48,7 @@ class OpCache:
         self._captured: set[tuple[Any, Any]] = set()
         """Keys of operators that a CUDA graph may replay at any time."""
         self.uses = count(1)
-        """Numbers of uses."""
+        """Counter from which ``Compiled.last_used`` is set."""
 
     def operator(
         self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice, Session], Op]

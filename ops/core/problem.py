@@ -346,7 +346,7 @@ def as_kernel_operands(
 
 
 def as_kernel_operand(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return an argument as kernels can read it."""
+    """Return an argument, or a copy if kernels cannot read it; warn of the first copy."""
     if is_contiguous_and_aligned(tensor):
         return with_packed_strides(tensor)
     if (op, name) not in _warned:
@@ -444,7 +444,7 @@ def _disagreement(op: str, calls: dict[int, str]) -> TileWeaveError:
 
 
 def is_contiguous_and_aligned(tensor: torch.Tensor) -> bool:
-    """Return whether kernels can read and write the tensor."""
+    """Return whether kernels can read and write the tensor as it is."""
     return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
@@ -461,5 +461,10 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def refused(op: str, what: str, expected: str) -> TileWeaveError:
-    """Return the error of an operator."""
+    """Return the error for an illegal argument.
+
+    Args:
+        what: its name and value.
+        expected: what is legal.
+    """
     return TileWeaveError(f"{op}: {what}; expected {expected}")

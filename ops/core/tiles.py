@@ -60,7 +60,7 @@ class Tiles:
 
     @property
     def width(self) -> int:
-        """Columns of the result that a ``PersistentSchedule`` stores at once.
+        """Columns of the result that a block of a persistent kernel stores at once.
 
         At most half a tile, and a power of two, which the TMA swizzles best. Each warp group has
         rows of these columns, so that TileLang keeps its barriers before and after each store.
@@ -113,7 +113,7 @@ class PersistentSchedule:
     """Schedule of a persistent kernel: a block computes tile ``wave * blocks + block`` in each
     wave.
 
-    All blocks compute equally many tiles, give or take one, in as few blocks as possible. The
+    It has the fewest blocks for its number of waves. Blocks differ by at most one tile. The
     operands of the next tile are loaded while the result of this one is stored. The result occupies
     at most half a tile of shared memory, so that four stages fit: a ring of three stages that
     continues from tile to tile costs 3 %, because TileLang computes its index modulo 3.
@@ -213,8 +213,9 @@ def has_room_for_persistent_blocks() -> bool:
 
 
 def max_push_blocks() -> int:
-    """Return how many blocks of a kernel may store for other ranks before any of them continues.
-    All must be resident at once, on sm_90 GPUs with fewer SMs too, and beside a kernel of NCCL."""
+    """Return the most blocks of a kernel that may store for other ranks before any of them
+    continues. All must be resident at once, on sm_90 GPUs with fewer SMs too, and beside a kernel
+    of NCCL."""
     return DEVICE.sm_count - 32 if has_room_for_persistent_blocks() else 64
 
 

@@ -233,7 +233,7 @@ def all_gather_matmul(
     return out, _rows_and_product(a_shard, b, out, *options)
 
 
-def _computed(
+def _compute_with_rows(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
     epilogue: Epilogue,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -264,7 +264,7 @@ def _rows_of_nodes(request: Call, ranks: TwoLevels, requested: str) -> torch.Ten
     with Mesh.of(NAME, ranks, request.a.device) as mesh:
         for node, shard in pieces_of_nodes([request.a] * count, mesh):
             with writable(parts[node]) as out:
-                rows[node] = _computed(readable(shard), request.b, out, *options)[1]
+                rows[node] = _compute_with_rows(readable(shard), request.b, out, *options)[1]
     return rows.flatten(0, 1)
 
 
@@ -281,11 +281,11 @@ def _choice_keeping_rows(problem: Problem) -> Choice | None:
 
 
 def _eager(a_shard, b, group, strategy, *epilogue):
-    return _computed(a_shard, b, None, group, strategy, Epilogue(*epilogue))
+    return _compute_with_rows(a_shard, b, None, group, strategy, Epilogue(*epilogue))
 
 
 def _eager_out(a_shard, b, out, group, strategy, *epilogue):
-    return _computed(a_shard, b, out, group, strategy, Epilogue(*epilogue))[1]
+    return _compute_with_rows(a_shard, b, out, group, strategy, Epilogue(*epilogue))[1]
 
 
 def _fake(a_shard, b, group, strategy, *epilogue):

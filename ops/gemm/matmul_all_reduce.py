@@ -50,9 +50,9 @@ from .kernels.partial_sums import identity_of
 from .matmul_reduce_scatter import MatmulReduceScatter
 
 NAME = "matmul_all_reduce"
-HOPELESS_BYTES = 32 << 20
+ONE_SHOT_MAX_BYTES = 32 << 20
 """Most bytes that a rank pulls in the one-shot program."""
-GROUPS = (4, 1), (8, 1), (8, 2), (8, 4), (16, 1)
+GROUPINGS = (4, 1), (8, 1), (8, 2), (8, 4), (16, 1)
 """Pairs (``group_m``, ``num_chunks``) that are tried with copy engines.
 
 Sums are copied when a chunk is complete, the last one after the kernel. Smaller chunks are copied
@@ -184,18 +184,18 @@ class MatmulAllReduce(Operator, op=NAME):
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:
         sizes = problem.N, problem.K, problem.ranks
-        bytes_of = problem.itemsize, problem.out_dtype.itemsize
+        itemsizes = problem.itemsize, problem.out_dtype.itemsize
         pulled = pulled_bytes(problem)
         return {
             Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(
-                rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *bytes_of,
+                rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *itemsizes,
                 shared=True,
             )
             for shape in persistent_tiles(problem.itemsize)
-            for tiles in (replace(shape, group_m=m, num_chunks=n) for m, n in GROUPS)
+            for tiles in (replace(shape, group_m=m, num_chunks=n) for m, n in GROUPINGS)
             if tiles.has_whole_chunks(rows_of_owner(problem.M, problem.ranks, tiles), problem.N)
         } | {
-            Choice("two_shot", tiles): estimate_two_shot_us(problem.M, *sizes, tiles, *bytes_of)
+            Choice("two_shot", tiles): estimate_two_shot_us(problem.M, *sizes, tiles, *itemsizes)
             for tiles in store_tiles(problem.itemsize)
         } | {
             Choice("one_shot", tiles): estimate_one_shot_us(
@@ -206,7 +206,7 @@ class MatmulAllReduce(Operator, op=NAME):
 
     @classmethod
     def suits(cls, problem: Problem, program: str) -> bool:
-        if program == "one_shot" and pulled_bytes(problem) > HOPELESS_BYTES:
+        if program == "one_shot" and pulled_bytes(problem) > ONE_SHOT_MAX_BYTES:
             return False
         if program == "copy_engines":
             tried = cls.tuning_tiles(problem)

@@ -44,7 +44,7 @@ from .kernels.gemm_reduce_scatter import gemm_rs_one_shot, gemm_rs_store
 from .kernels.partial_sums import identity_of
 
 NAME = "matmul_reduce_scatter"
-FEW = 2048
+ONE_SHOT_MAX_ROWS = 2048
 """Most rows of the one-shot program: the tiles of a column must run at the same time."""
 
 
@@ -151,9 +151,9 @@ class MatmulReduceScatter(Operator, op=NAME):
     def estimates(problem: Problem) -> dict[Choice, float]:
         rows_per_rank, N, ranks = problem.shards
         sizes = rows_per_rank, N, problem.K, ranks
-        bytes_of = problem.itemsize, problem.out_dtype.itemsize
+        itemsizes = problem.itemsize, problem.out_dtype.itemsize
         return {
-            Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(*sizes, tiles, *bytes_of)
+            Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(*sizes, tiles, *itemsizes)
             for tiles in persistent_tiles(problem.itemsize)
         } | {
             Choice("stores", tiles): estimate_gemm_rs_store_us(*sizes, tiles, problem.itemsize)
@@ -167,7 +167,7 @@ class MatmulReduceScatter(Operator, op=NAME):
 
     @classmethod
     def suits(cls, problem: Problem, program: str) -> bool:
-        has_many_rows = problem.M > FEW and program == "one_shot"
+        has_many_rows = problem.M > ONE_SHOT_MAX_ROWS and program == "one_shot"
         return not has_many_rows and super().suits(problem, program)
 
 

@@ -322,7 +322,7 @@ def test_the_variable_is_0_or_1(contest, monkeypatch):
 def test_either_all_ranks_may_tune_or_none(contest, monkeypatch):
     """Nothing was measured before."""
     may = iter([True, False])
-    monkeypatch.setattr(tuner, "_wanted", lambda: next(may))
+    monkeypatch.setattr(tuner, "_tuning_enabled", lambda: next(may))
     for error in contest("quick", function=choices()):
         assert re.search("TILEWEAVE_TUNE is 1 on rank [01] only; expected the same", str(error))
 

@@ -106,9 +106,9 @@ def taking(monkeypatch):
 
         monkeypatch.setattr(kind, "options", staticmethod(of_program))
 
-    tuner._decided.cache_clear()
+    tuner._choice_of_measured.cache_clear()
     yield take
-    tuner._decided.cache_clear()
+    tuner._choice_of_measured.cache_clear()
 
 
 @pytest.mark.parametrize("given_out", [False, True], ids=["new", "out"])
