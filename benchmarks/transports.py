@@ -30,6 +30,7 @@ from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_
 from tileweave.ops.collectives.collective import Moved, checked
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.vectors import Lines, words_of
+from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
@@ -130,7 +131,7 @@ def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
 
 
 def implementation_of(buffers: Buffers, steps: Any) -> Implementation:
-    compiled = Moved(steps)
+    compiled = Moved(steps, op_cache_of(buffers.group).session)
     buffers.compiled.append(compiled)
     return buffers.into("result", lambda inputs, out: compiled(inputs.x, out))
 
