@@ -42,7 +42,7 @@ from tileweave import ops, passes
 from tileweave.ops.collectives import transport
 from tileweave.ops.core import call, strategy
 from tileweave.ops.core import compiled as compiled_ops
-from tileweave.ops.core.cache import prepared
+from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS as OPERATORS_BY_NAME
@@ -190,7 +190,7 @@ def calls(name_filter: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         name_filter: text that the names of the measured programs contain.
     """
     group = session.current().group
-    operators = prepared(group).operators
+    operators = op_cache_of(group).operators
     while operators:
         operators.popitem()[1].free()
     yield "plan", plan_call()

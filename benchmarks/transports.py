@@ -30,6 +30,7 @@ from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_
 from tileweave.ops.collectives.collective import Moved, checked
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.vectors import Lines, words_of
+from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
@@ -130,7 +131,7 @@ def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
 
 
 def implementation_of(buffers: Buffers, steps: Any) -> Implementation:
-    compiled = Moved(steps)
+    compiled = Moved(steps, op_cache_of(buffers.group).session)
     buffers.compiled.append(compiled)
     return buffers.into("result", lambda inputs, out: compiled(inputs.x, out))
 
@@ -166,7 +167,7 @@ def compare(
     if group.rank == 0:
         print(f"{problem.op}, {problem.nbytes >> 20} MiB, {time.perf_counter() - begin:.0f} s")
         for name in sorted(ms, key=ms.get):
-            rate = problem.sent / ms[name] / 1e6
+            rate = problem.bytes_sent / ms[name] / 1e6
             ratio = f"{ms['copies alone'] / ms[name]:8.3f}" if "copies alone" in ms else ""
             failed = f"  failed: {errors[name]:.1e}" * (errors[name] > 0)
             print(f"  {name:24} {ms[name]:8.4f} ms {rate:7.1f} GB/s{ratio}{failed}", flush=True)

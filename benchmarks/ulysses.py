@@ -28,7 +28,7 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops.attention.ulysses import attend, exchanges_of, problem_of
 from tileweave.ops.collectives.all_to_all import AllToAll
-from tileweave.ops.collectives.transport import fastest
+from tileweave.ops.collectives.transport import auto_transports
 from tileweave.ops.core.groups import group_of
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.host.measure import interleaved
@@ -114,7 +114,9 @@ def compile_all(inputs: Inputs, causal: bool, groups: list[int]) -> None:
             q, k, v = (split_heads(x.to("meta"), ranks, count)[0] for x in inputs)
             problems += exchanges_of(problem_of(q, k, v, causal, None, ranks))
     compile_ahead(
-        AllToAll.steps(problem, fastest(problem, AllToAll)[0] if transport == "auto" else transport)
+        AllToAll.steps(
+            problem, auto_transports(problem, AllToAll)[0] if transport == "auto" else transport
+        )
         for problem in dict.fromkeys(problems)
         for transport in TRANSPORTS
         if transport != "nccl"

@@ -13,11 +13,11 @@ from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
 from .collectives.broadcast import broadcast
-from .collectives.collective import Collective, define_exchange, transport_of
+from .collectives.collective import Collective, define_collective, transport_of
 from .collectives.reduce_scatter import reduce_scatter
 from .collectives.transport import Transport
 from .core.call import strategy_of
-from .core.library import define_product
+from .core.library import define_gemm
 from .core.operator import Operator
 from .core.registry import operators_of
 from .core.strategy import Strategy
@@ -62,6 +62,6 @@ __all__ = [
 ]
 
 for _operator in operators_of(Operator).values():
-    define_product(_operator)
+    define_gemm(_operator)
 for _collective in operators_of(Collective).values():
-    define_exchange(_collective)
+    define_collective(_collective)

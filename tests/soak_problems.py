@@ -20,7 +20,7 @@ import tileweave as tw
 from tests.corpus import PROGRAMS
 from tests.on_gpus import GPU, transports_here
 from tileweave import ops
-from tileweave.ops.autotune.store import Measured, measured_as, table_for
+from tileweave.ops.autotune.store import Measured, table_for, tuning_key
 from tileweave.ops.collectives.collective import checked as checked_collective
 from tileweave.ops.collectives.transport import OWN, SUMMED
 from tileweave.ops.core.epilogue import Epilogue
@@ -194,12 +194,12 @@ class Gemm(Draw):
         return self.pick % 4 == 0
 
     def programs(self) -> list[Any]:
-        return OPERATORS[self.op].launched(self.problem, self.choice)
+        return OPERATORS[self.op].compiled_programs(self.problem, self.choice)
 
     def data(self) -> Data:
         if self.choice is not None:
             table = table_for(group_of(""))
-            table[measured_as(self.problem)] = Measured(self.choice, 0.0, 1.0)
+            table[tuning_key(self.problem)] = Measured(self.choice, 0.0, 1.0)
             invalidate()
         return GemmData(self)
 

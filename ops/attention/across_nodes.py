@@ -29,7 +29,7 @@ Attend: TypeAlias = Callable[
 """Function ``(q, k, v, causal)``: the result of the ranks of a node, and the log-sum-exps."""
 
 
-class Seen(NamedTuple):
+class Visible(NamedTuple):
     """Queries of each rank of a node that see keys of another node, and these keys of each of its
     ranks."""
 
@@ -37,21 +37,21 @@ class Seen(NamedTuple):
     keys: slice
 
 
-def seen(problem: AttentionProblem, node: int, owner: int) -> Seen | None:
+def visible_slices(problem: AttentionProblem, node: int, owner: int) -> Visible | None:
     """Return what the ranks of a node see of another node's keys; None if that is nothing.
 
     A rank of a zigzag holds a chunk from the front and one from the back of the sequence. The
     chunks of the front are ordered by node, those of the back in reverse.
     """
     if not problem.causal:
-        return Seen(slice(0, problem.q_rows), slice(0, problem.k_rows))
+        return Visible(slice(0, problem.q_rows), slice(0, problem.k_rows))
     parts = problem.sharding.parts
     if owner < node:  # the keys of the front come before all queries, those of the back after them
-        return Seen(slice(0, problem.q_rows), slice(0, problem.k_rows // parts))
+        return Visible(slice(0, problem.q_rows), slice(0, problem.k_rows // parts))
     if parts == 1:
         return None
     # All keys come before the queries of the back, and after those of the front.
-    return Seen(slice(problem.q_rows // parts, problem.q_rows), slice(0, problem.k_rows))
+    return Visible(slice(problem.q_rows // parts, problem.q_rows), slice(0, problem.k_rows))
 
 
 def require_supported(problem: AttentionProblem) -> None:
@@ -71,7 +71,7 @@ def require_supported(problem: AttentionProblem) -> None:
 class _Arriving(NamedTuple):
     """Keys and values in transfer from a node, those that it receives, and the transfers."""
 
-    seen: Seen | None
+    seen: Visible | None
     received: list[torch.Tensor]
     sent: list[torch.Tensor]
     works: list[Any]
@@ -86,16 +86,17 @@ def _start(
     if step == count:
         return None
     target, source = (me + step) % count, (me - step) % count
-    theirs, ours = seen(problem, target, me), seen(problem, me, source)
-    sent = [x[:, theirs.keys].contiguous() for x in (k, v)] if theirs else []
+    needed_by_target = visible_slices(problem, target, me)
+    needed_here = visible_slices(problem, me, source)
+    sent = [x[:, needed_by_target.keys].contiguous() for x in (k, v)] if needed_by_target else []
     received = []
-    if ours:
-        rows = ours.keys.stop - ours.keys.start
+    if needed_here:
+        rows = needed_here.keys.stop - needed_here.keys.start
         received = [x.new_empty(x.shape[0], rows, *x.shape[2:]) for x in (k, v)]
     works = []
     if sent or received:
         works = [*mesh.start(sent, target, received, source)]
-    return _Arriving(ours, received, sent, works)
+    return _Arriving(needed_here, received, sent, works)
 
 
 def merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:

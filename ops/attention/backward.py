@@ -22,9 +22,9 @@ from ..core.problem import agree, refused, require_dense, require_dense_or_none,
 from .problem import DTYPES, OP, AttentionProblem, checked_attention, checked_maxima
 
 NAME = "sp_attention_backward"
-_SCORES = 1 << 26
+_MAX_SCORES = 1 << 26
 """Products of q and k that ``by_definition`` keeps in memory at a time."""
-_MULTIPLE, _WIDEST = 8, 256
+_HEAD_DIM_MULTIPLE, _MAX_HEAD_DIM = 8, 256
 """Flash attention accepts head dimensions that are multiples of the first, up to the second."""
 Gradients = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -52,7 +52,7 @@ def gradients_of_rows(
         causal: whether each query sees one key less than the next query.
     """
     widest = max(k.shape[-1], v.shape[-1])
-    if k.is_cuda and k.dtype in DTYPES and widest <= _WIDEST:
+    if k.is_cuda and k.dtype in DTYPES and widest <= _MAX_HEAD_DIM:
         return by_flash(rows, k, v, causal, scale)
     return by_definition(rows, k, v, causal, scale)
 
@@ -63,7 +63,7 @@ def by_flash(rows: Rows, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: 
     The causal mask of flash attention is aligned at the last query and the last key. All heads have
     the same dimension, so smaller ones are padded with zeros.
     """
-    width = -(-max(k.shape[-1], v.shape[-1]) // _MULTIPLE) * _MULTIPLE
+    width = -(-max(k.shape[-1], v.shape[-1]) // _HEAD_DIM_MULTIPLE) * _HEAD_DIM_MULTIPLE
     grad_out, q, out, keys, values = (
         x if x.shape[-1] == width else pad(x, (0, width - x.shape[-1]))
         for x in (*rows[:3], k, v)
@@ -86,7 +86,7 @@ def by_definition(
     wide, count, keys = torch.promote_types(k.dtype, torch.float32), rows.q.shape[1], k.shape[1]
     k, v = k.to(wide), v.to(wide)
     grad_q, grad_k, grad_v = [], torch.zeros_like(k), torch.zeros_like(v)
-    step = max(1, _SCORES // (rows.lse.shape[0] * rows.lse.shape[1] * keys))
+    step = max(1, _MAX_SCORES // (rows.lse.shape[0] * rows.lse.shape[1] * keys))
     for first in range(0, count, step):
         grad_out, q, out, lse = (
             x.to(wide) for x in rows.part(slice(first, min(first + step, count)))

@@ -50,7 +50,7 @@ class PackedTile(NamedTuple):
 def packed_tiles(
     problem: AttentionProblem, tiles: FlashTiles, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor
 ) -> torch.Tensor:
-    """Return a rank's tiles, ``most_tiles`` rows of ``PackedTile``.
+    """Return a rank's tiles, ``max_tiles`` rows of ``PackedTile``.
 
     Tiles that see the most keys come first. Unused rows have no queries and come last. The host
     does not wait.
@@ -60,7 +60,7 @@ def packed_tiles(
     rows = (q_lengths // sharding.chunks).repeat_interleave(parts)
     counts = (rows + tiles.M - 1) // tiles.M
     ends = counts.cumsum(0)
-    number = torch.arange(most_tiles(problem, tiles), device=cu_q.device)
+    number = torch.arange(max_tiles(problem, tiles), device=cu_q.device)
     piece = torch.searchsorted(ends, number, right=True)
     used = piece < len(ends)
     piece = piece.clamp(max=len(ends) - 1)
@@ -78,7 +78,7 @@ def packed_tiles(
     return torch.stack(tile, 1)[work.argsort(descending=True)].int()
 
 
-def most_tiles(problem: AttentionProblem, tiles: FlashTiles) -> int:
+def max_tiles(problem: AttentionProblem, tiles: FlashTiles) -> int:
     """Return the number of tiles of queries of a rank for each head; if packed, an upper bound."""
     parts = problem.sharding.parts
     if problem.packed:
@@ -92,7 +92,7 @@ def key_chunk(problem: AttentionProblem) -> int:
     return problem.k_rows // sequences // (problem.sharding.parts if problem.causal else 1)
 
 
-_KEYS = ((128, 1.0), (112, 0.96), (96, 0.81))
+_KEY_TILES = ((128, 1.0), (112, 0.96), (96, 0.81))
 """Keys of a tile, and its time relative to the first one on an H200 (benchmarks/LOG.md)."""
 
 
@@ -107,7 +107,7 @@ def tiles_for(problem: AttentionProblem) -> FlashTiles:
         return FlashTiles(128, 64 if problem.dim > 128 else 128, 2, 256)
     if problem.dim > 128:
         return FlashTiles(192, 80, 2, 384)
-    keys = min(_KEYS, key=lambda option: ceil(chunk / option[0]) * option[1])[0]
+    keys = min(_KEY_TILES, key=lambda option: ceil(chunk / option[0]) * option[1])[0]
     return FlashTiles(192, keys, 2, 384)
 
 

@@ -18,7 +18,7 @@ OP = "sp_attention"
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = ((64, 64), (128, 128), (192, 128))
 """Head dimensions of q and k, and of v, that have kernels."""
-_MOST = torch.finfo(torch.float32).max
+_MAX_FLOAT32 = torch.finfo(torch.float32).max
 _Maxima: TypeAlias = "tuple[int | None, int | None]"
 _asserted = WeakTensorKeyDictionary()
 """For each cu_seqlens_q and cu_seqlens_k: the problems and maxima for which the GPU has asserted
@@ -181,7 +181,7 @@ def checked_scale(op: str, dim: int, scale: float | None) -> float:
     """
     if scale is None:
         return dim**-0.5
-    if not isinstance(scale, (int, float)) or not 0 < scale <= _MOST:
+    if not isinstance(scale, (int, float)) or not 0 < scale <= _MAX_FLOAT32:
         raise refused(op, f"softmax_scale={scale!r}", "a positive float32, or None")
     return float(scale)
 

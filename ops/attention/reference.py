@@ -19,7 +19,7 @@ from ..core.problem import agree, refused, require_dense, require_dense_or_none
 from .problem import OP, AttentionProblem, checked_attention, checked_maxima
 from .sequence import shard_sequence, unshard_sequence
 
-_SCORES = 1 << 26
+_MAX_SCORES = 1 << 26
 """Products of q and k that are kept in memory at a time."""
 Result = tuple[torch.Tensor, torch.Tensor]
 
@@ -84,7 +84,7 @@ def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, limits: torch.Tensor, scale: float
 ) -> Result:
     """Attend in one sequence, some queries at a time: (rows, heads, v_dim) and (heads, rows)."""
-    rows = max(1, _SCORES // (q.shape[1] * max(1, len(k))))
+    rows = max(1, _MAX_SCORES // (q.shape[1] * max(1, len(k))))
     blocks = [
         checkpoint(
             _attend_block, x, k, v, limit, scale, use_reentrant=False, preserve_rng_state=False

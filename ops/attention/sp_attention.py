@@ -25,13 +25,13 @@ from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ..core.across_nodes import Mesh
-from ..core.cache import prepared
+from ..core.cache import op_cache_of
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
-from ..core.problem import agree, dense, require_dense, require_dense_or_none
+from ..core.problem import agree, as_kernel_operand, require_dense, require_dense_or_none
 from ..core.registry import RegisteredOp, TableRow
-from ..core.strategy import Strategy, obstacle_of_ranks, unless_fused
+from ..core.strategy import Strategy, obstacle_of_ranks, unfused_strategy
 from .across_nodes import attend_across, require_supported
 from .backward import NAME as BACKWARD
 from .flash import (
@@ -39,7 +39,7 @@ from .flash import (
     PackedTile,
     key_chunk,
     keys_shape,
-    most_tiles,
+    max_tiles,
     packed_tiles,
     queries_shape,
     tiles_for,
@@ -70,7 +70,7 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
     queries, keys = queries_shape(problem), keys_shape(problem)
     batch, *q_rows = queries
     k_width, v_width = problem.kv_heads * problem.dim, problem.kv_heads * problem.v_dim
-    work_shape = most_tiles(problem, tiles), len(PackedTile._fields)
+    work_shape = max_tiles(problem, tiles), len(PackedTile._fields)
     kernel = flash_attention(problem, tiles)
 
     @plan(pass_configs=FAST_MATH)
@@ -130,10 +130,10 @@ class SpAttention(CompiledOp, RegisteredOp, op=OP):
         batch, *q_rows = queries
         q, out = (x.view(*queries, *x.shape[-2:]) for x in (q, out))
         k, v = (x.view(*keys, -1) for x in (k, v))
-        work = [self._tiles_of(rank, *cu_seqlens)] if self.problem.packed else []
+        work = [self._cached_tiles(rank, *cu_seqlens)] if self.problem.packed else []
         self.run(q, *work, k, v, *self.memory, out, lse.view(batch, -1, *q_rows))
 
-    def _tiles_of(self, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor) -> torch.Tensor:
+    def _cached_tiles(self, rank: int, cu_q: torch.Tensor, cu_k: torch.Tensor) -> torch.Tensor:
         """Return ``packed_tiles``, computed again if offsets have changed; in a graph, in each
         replay.
 
@@ -221,7 +221,9 @@ def _problem(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group) ->
     )  # fmt: skip
 
 
-def chosen(requested: str, problem: AttentionProblem, device: torch.device, group: str) -> Strategy:
+def choose_strategy(
+    requested: str, problem: AttentionProblem, device: torch.device, group: str
+) -> Strategy:
     """Return the strategy for a problem, on several nodes the one within a node; it is the same on
     all ranks.
 
@@ -231,11 +233,11 @@ def chosen(requested: str, problem: AttentionProblem, device: torch.device, grou
     ranks = ranks_of(group)
     if isinstance(ranks, TwoLevels):
         ranks = ranks.node
-    other = unless_fused(
+    unfused = unfused_strategy(
         requested, problem.op, device, ranks,
         lambda: obstacle_of_ranks(device, ranks) or obstacle(problem),
     )  # fmt: skip
-    return other or Strategy("fused", "asked for" if requested == "fused" else "it can be")
+    return unfused or Strategy("fused", "asked for" if requested == "fused" else "it can be")
 
 
 def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, strategy):
@@ -243,7 +245,7 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
     problem, ranks = _problem(q, k, v, *options), ranks_of(group)
     if isinstance(ranks, TwoLevels):
         require_supported(problem)
-    name = chosen(strategy, problem, q.device, group).name
+    name = choose_strategy(strategy, problem, q.device, group).name
     agree(ranks, problem, name)
     if isinstance(ranks, TwoLevels):
         attend = partial(_attend_in_node, problem, ranks.node_name, name)
@@ -253,10 +255,10 @@ def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, stra
     if name == "nccl":
         return attend_gathered(problem, q, k, v, cu_q, cu_k, max_q, max_k, group)
     checked_maxima(problem, cu_q, cu_k, max_q, max_k)
-    q, k, v = (dense(OP, operand, x) for operand, x in (("q", q), ("k", k), ("v", v)))
+    q, k, v = (as_kernel_operand(OP, operand, x) for operand, x in (("q", q), ("k", k), ("v", v)))
     out, lse = _fake(q, k, v, *options, strategy)
     packing = (cu_q, cu_k) if problem.packed else ()
-    operator = prepared(ranks).operator(problem, tiles_for(problem), SpAttention)
+    operator = op_cache_of(ranks).operator(problem, tiles_for(problem), SpAttention)
     operator(q, k, v, out, lse, ranks.rank, *packing)
     return out, lse
 

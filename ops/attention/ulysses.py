@@ -89,7 +89,7 @@ def exchanges_of(problem: AttentionProblem) -> list[CollectiveProblem]:
     ]  # fmt: skip
 
 
-def _aligned_at_ends(rows: int, keys: int) -> torch.Tensor:
+def _causal_lower_right_bias(rows: int, keys: int) -> torch.Tensor:
     """Return the bias ``causal_lower_right(rows, keys)`` without its tensor of rows x keys.
 
     Unlike the function of torch, this can be traced.
@@ -119,7 +119,7 @@ def attend(
     if causal and q.shape[_SEQUENCE] == k.shape[_SEQUENCE]:
         options["is_causal"] = True  # all kernels of torch support it; aligned at the starts
     elif causal:
-        options["attn_mask"] = _aligned_at_ends(q.shape[_SEQUENCE], k.shape[_SEQUENCE])
+        options["attn_mask"] = _causal_lower_right_bias(q.shape[_SEQUENCE], k.shape[_SEQUENCE])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = scaled_dot_product_attention(q, k, v, **options)
     # The exchange needs rows of all heads. Fused kernels return them; others return (B, H, S, D).

@@ -15,77 +15,79 @@ from math import ceil
 import numpy as np
 
 from ...builtins.tile_order import swizzle_ranks
-from ..core.tiles import DEVICE, PersistentSchedule, Tiles, stored, stores_last_peer
+from ..core.tiles import DEVICE, PersistentSchedule, Tiles, store_tiles, stores_last_peer
 from ..gemm.kernels.comm_blocks import CommBlocks
 
-_RATE = 6.05e6
+_FLOPS_PER_US = 6.05e6
 """Floating-point operations on 16-bit operands of an SM per us, in tiles of 128 x 256; fp8 is
 assumed twice as fast, which is not measured."""
-_RELATIVE = {
+_RELATIVE_TILE_TIME = {
     (128, 224, 4): 0.9, (128, 192, 4): 0.77, (128, 128, 4): 0.61, (128, 128, 6): 0.55,
     (128, 64, 8): 0.39, (64, 128, 4): 0.36, (64, 64, 6): 0.26,
 }  # fmt: skip
 """Time of a tile relative to 128 x 256, by rows, columns and stages. Other tiles are proportional
 to their size."""
-_READ = 3.15e6
+_READ_BYTES_PER_US = 3.15e6
 """Bytes of the second operand that all SMs together read per us."""
-_EMPTY = 0.35
+_PADDING_COST = 0.35
 """Relative extra time of a tile without a single valid row; the TMA fills in the missing rows."""
-_RESULT = 2.0
+_STORE_TILE_US = 2.0
 """Time to store the result of a tile, where it is not hidden."""
-_BEGIN, _END = 3.0, 4.0
-"""Time until a kernel's first tile begins, and from the end of its last tile to the end of the
-kernel."""
-_PUSHED, _PULLED = 360e3, 340e3
+_KERNEL_BEGIN_US, _KERNEL_END_US = 3.0, 4.0
+"""Time from the beginning of a call until its kernel computes the first tile, and from the end of
+the last tile to the end of the kernel."""
+_PUSH_BYTES_PER_US, _PULL_BYTES_PER_US = 360e3, 340e3
 """Bytes per us that a copy engine writes to a peer, or reads from one."""
-_PUSHED_ROWS = 200e3
-"""``_PUSHED`` for copies of parts of rows."""
-_ENTRY = 12.0
+_PUSH_ROW_PARTS_BYTES_PER_US = 200e3
+"""``_PUSH_BYTES_PER_US`` for copies of parts of rows, whose memory is not contiguous."""
+_FIRST_COPY_US = 12.0
 """Time from the beginning of a call to its first copy, which follows the kernel of the entry
 barrier."""
-_FLAG, _SEEN = 2.0, 2.0
-"""Time to copy a flag, and until its waiter continues."""
-_LOW, _OF_LOW = 8, 1.016
-"""Below ``_LOW`` rows of tiles, a group shares less of the operands in L2: factor on the time of
-its tiles."""
-_FURTHER, _PEER = 3.0, 4.0
-"""Extra time of a copy after another copy, and of a copy to another peer than before."""
-_AFTER_COPY, _AFTER_FLAG = 6.0, 7.0
-"""Time from a copy, or from the write of a flag, to a copy that follows a wait for flags."""
-_JOINED = 11.0
-"""Time from the last copy to the end of the call."""
-_PIECE, _SHORT_OF_A_WAVE = 4.0, 8.0
-"""Extra time of the kernel for each piece after the first, and if a piece is computed in less than
-a wave."""
-_SIGNALLED, _PULLED_BY_SMS = 8.0, 340e3
-"""Time until blocks may read the last tiles from peers, and bytes per us that all blocks together
-read."""
-_STORING = 1.1
+_FLAG_COPY_US, _FLAG_OBSERVED_US = 2.0, 2.0
+"""Time in which a copy engine writes a flag, and from then until the kernel that waits for the flag
+continues."""
+_LOW_GROUP_M, _LOW_GROUP_FACTOR = 8, 1.016
+"""A group of fewer than ``_LOW_GROUP_M`` rows of tiles reuses less of the operands in L2: factor on
+the time of its tiles."""
+_NEXT_COPY_US, _NEXT_PEER_US = 3.0, 4.0
+"""Extra time of a copy that follows another one to the same peer, or one to another peer."""
+_COPY_AFTER_COPY_US, _COPY_AFTER_FLAG_US = 6.0, 7.0
+"""Time until a copy that waits for flags begins: after the end of the previous copy, and after the
+last flag is written. The later time applies."""
+_JOIN_US = 11.0
+"""Time from the end of the last copy to the end of the call, which joins both streams."""
+_PIECE_US, _PARTIAL_WAVE_US = 4.0, 8.0
+"""Extra time of the kernel for each piece after the first, and if a piece has fewer tiles than a
+wave."""
+_LAST_SIGNAL_US, _SM_PULL_BYTES_PER_US = 8.0, 340e3
+"""Time until blocks may pull the last tiles from peers, and bytes per us that all blocks together
+pull."""
+_NVLINK_STORE_FACTOR = 1.1
 """Factor on the time of tiles whose results are stored over NVLink."""
-_STORED, _AT_LEAST = 33.0, 6.0
+_STORE_TAIL_US, _MIN_STORE_TAIL_US = 33.0, 6.0
 """Time from the end of the last tile of 128 x 256 until it is stored, has arrived, and is added.
-Other tiles are proportional to their size, but take at least ``_AT_LEAST``."""
-_PUBLISHED = 4.0
+That of other tiles is proportional to their size, but at least ``_MIN_STORE_TAIL_US``."""
+_PUBLISH_US = 4.0
 """Time until all ranks may read what each rank has stored."""
-_SPREAD, _SPREADING = 5.0, 385e3
-"""Time until the first sums of the owners have arrived, and bytes per us of sums that arrive."""
-_PUSHED_BY_SMS = 150e3, 100
-"""Bytes per us that SMs store before they multiply, and the number of blocks that it takes; fewer
-blocks store proportionally less."""
-_PUSHED_BY_ONE = 15e3
+_FIRST_SUMS_US, _SUMS_BYTES_PER_US = 5.0, 385e3
+"""Time until the first sums arrive from their owners, and bytes per us of sums that arrive."""
+_SM_PUSH_BYTES_PER_US, _SM_PUSH_BLOCKS = 150e3, 100
+"""Bytes per us that the blocks of a kernel together store at peers before they multiply, and the
+number of blocks that this rate needs; fewer blocks store proportionally less."""
+_BLOCK_PUSH_BYTES_PER_US = 15e3
 """Bytes per us that a block stores if it does nothing else."""
-_CUBLAS = 2.0
-"""Extra time of cuBLAS over the best tiles."""
-_SHORT, _LONG = (7.0, 10e-6), (26.0, 3e-6)
-"""Latency of NCCL, and its time per byte that a rank receives: two models, of which the smaller
-time applies."""
+_CUBLAS_EXTRA_US = 2.0
+"""Extra time of a GEMM of cuBLAS over the estimate for the best of the ``store_tiles``."""
+_NCCL_SMALL, _NCCL_LARGE = (7.0, 10e-6), (26.0, 3e-6)
+"""Latency of a collective of NCCL, and its time per byte that a rank receives, for small and for
+large messages. The smaller of both times applies."""
 
 
 def estimate_tile_us(tiles: Tiles, K: int, itemsize: int) -> float:
     """Estimate one tile on one SM."""
     by_size = tiles.M * tiles.N / (128 * 256)
-    relative = _RELATIVE.get((tiles.M, tiles.N, tiles.stages), by_size)
-    return relative * 2 * 128 * 256 * K / (_RATE * 2 / itemsize) + _RESULT
+    relative = _RELATIVE_TILE_TIME.get((tiles.M, tiles.N, tiles.stages), by_size)
+    return relative * 2 * 128 * 256 * K / (_FLOPS_PER_US * 2 / itemsize) + _STORE_TILE_US
 
 
 @lru_cache(maxsize=256)
@@ -103,21 +105,25 @@ def estimate_ag_gemm_copy_engine_us(
     schedule = PersistentSchedule.for_tiles(ranks * tiles_per_rank, DEVICE.sm_count)
     # Earliest end of the tiles of a peer's rows, given their arrival.
     arrival = np.zeros(ranks)
-    sent_us, column = _ENTRY - _PEER, rows_per_rank * itemsize
+    sent_us, column_bytes = _FIRST_COPY_US - _NEXT_PEER_US, rows_per_rank * itemsize
     for peer in range(1, ranks):
-        pieces, rate = [slice(0, K)], _PUSHED
+        pieces, rate = [slice(0, K)], _PUSH_BYTES_PER_US
         if peer == 1 and tiles.num_chunks > 1:
-            pieces, rate = tiles.widening(K), _PUSHED_ROWS
-        sent_us += _PEER - _FURTHER
+            pieces, rate = tiles.widening(K), _PUSH_ROW_PARTS_BYTES_PER_US
+        sent_us += _NEXT_PEER_US - _NEXT_COPY_US
         for k in pieces:
-            sent_us += _FURTHER + column * (k.stop - k.start) / rate + _FLAG
-            arrival[peer] = max(arrival[peer], sent_us + _SEEN + tile_us * (1 - k.start / K))
+            sent_us += _NEXT_COPY_US + column_bytes * (k.stop - k.start) / rate + _FLAG_COPY_US
+            arrival[peer] = max(
+                arrival[peer], sent_us + _FLAG_OBSERVED_US + tile_us * (1 - k.start / K)
+            )
     # If no SM stays free for the entry barrier, the kernel begins after it.
-    ends = np.full(schedule.blocks, _ENTRY if schedule.blocks == DEVICE.sm_count else _BEGIN)
+    ends = np.full(
+        schedule.blocks, _FIRST_COPY_US if schedule.blocks == DEVICE.sm_count else _KERNEL_BEGIN_US
+    )
     for numbers in _waves(schedule):
         wave_ends = ends[: len(numbers)]
         wave_ends[:] = np.maximum(wave_ends + tile_us, arrival[numbers // tiles_per_rank])
-    return float(ends.max()) + _END
+    return float(ends.max()) + _KERNEL_END_US
 
 
 @lru_cache(maxsize=256)
@@ -133,12 +139,18 @@ def estimate_ag_gemm_comm_blocks_us(
     tile_us = estimate_tile_us(tiles, K, itemsize) * _padding_factor(rows_per_rank, tiles)
     tiles_per_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
     senders = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, itemsize)
-    strip = senders.height * senders.width * itemsize
-    strip_us = max(strip / _PUSHED_BY_ONE, senders.blocks * strip / _PULLED)
+    strip_bytes = senders.height * senders.width * itemsize
+    strip_us = max(
+        strip_bytes / _BLOCK_PUSH_BYTES_PER_US, senders.blocks * strip_bytes / _PULL_BYTES_PER_US
+    )
     # Arrival of each piece from all ranks; only tiles of other ranks' rows wait for it.
     num_strips = np.arange(1, senders.pieces + 1) * senders.strips_per_piece * (ranks - 1)
-    arrival = _BEGIN + np.ceil(num_strips / max(senders.blocks, 1)) * strip_us + _SEEN
-    ends = np.full(senders.schedule.blocks, _BEGIN)
+    arrival = (
+        _KERNEL_BEGIN_US
+        + np.ceil(num_strips / max(senders.blocks, 1)) * strip_us
+        + _FLAG_OBSERVED_US
+    )
+    ends = np.full(senders.schedule.blocks, _KERNEL_BEGIN_US)
     for numbers in _waves(senders.schedule):
         wave_ends = ends[: len(numbers)]
         is_remote = numbers >= tiles_per_rank
@@ -147,7 +159,7 @@ def estimate_ag_gemm_comm_blocks_us(
                 np.maximum(wave_ends[is_remote], piece) + tile_us / senders.pieces
             )
         wave_ends[~is_remote] += tile_us
-    return float(ends.max()) + _END
+    return float(ends.max()) + _KERNEL_END_US
 
 
 @lru_cache(maxsize=256)
@@ -157,17 +169,17 @@ def estimate_gemm_rs_persistent_us(
 ) -> float:  # fmt: skip
     """Estimate ``gemm_rs_persistent`` with the copies of its products.
 
-    If its sums are ``shared``, copy engines transfer them too, except the last piece, which the
-    blocks of the kernel read from peers.
+    If every rank receives all sums (``shared``), copy engines transfer them too, except the last
+    piece, which the blocks of the kernel pull from peers.
 
     Args:
         rows_per_rank, N, K, ranks, tiles: arguments of the program.
         itemsize, out_itemsize: bytes of an element of the operands and of the result.
     """
     tile_us = estimate_tile_us(tiles, K, itemsize) * _padding_factor(rows_per_rank, tiles)
-    if tiles.group_m < _LOW:
-        tile_us *= _OF_LOW
-    adding = ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * tile_us
+    if tiles.group_m < _LOW_GROUP_M:
+        tile_us *= _LOW_GROUP_FACTOR
+    adding_us = ceil(tiles.N / tiles.K) / ceil(K / tiles.K) * tile_us
     tiles_per_rank = ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N)
     tiles_per_chunk = tiles.tiles_per_chunk(N)
     schedule = PersistentSchedule.for_tiles(ranks * tiles_per_rank)
@@ -181,7 +193,7 @@ def estimate_gemm_rs_persistent_us(
         [ceil(height / tiles.M) * ceil(width / tiles.N) for height, width in extents],
         ranks, shared, stores_last_peer(rows_per_rank, N, ranks, tiles),
     )  # fmt: skip
-    ends = np.full(schedule.blocks, _BEGIN)
+    ends = np.full(schedule.blocks, _KERNEL_BEGIN_US)
     for numbers in _waves(schedule):
         wave_ends = ends[: len(numbers)]
         owners, places = swizzle_ranks(
@@ -194,26 +206,28 @@ def estimate_gemm_rs_persistent_us(
         for piece in np.unique(pieces[~is_remote]):
             is_own = ~is_remote & (pieces == piece)
             for arrival in copies.arrivals(piece):
-                wave_ends[is_own] = np.maximum(wave_ends[is_own], arrival) + adding
+                wave_ends[is_own] = np.maximum(wave_ends[is_own], arrival) + adding_us
             copies.finish(owners[is_own], pieces[is_own], wave_ends[is_own])
-    end = float(ends.max()) + _END
+    end = float(ends.max()) + _KERNEL_END_US
     if shared and ranks > 1:
-        end += _PIECE * (len(extents) - 1) + _SHORT_OF_A_WAVE * (tiles_per_chunk < schedule.blocks)
-        end += _SIGNALLED + (ranks - 1) * nbytes[-1] / _PULLED_BY_SMS
-    return max(end, copies.end + _JOINED * (len(extents) > 1) * shared)
+        end += _PIECE_US * (len(extents) - 1) + _PARTIAL_WAVE_US * (
+            tiles_per_chunk < schedule.blocks
+        )
+        end += _LAST_SIGNAL_US + (ranks - 1) * nbytes[-1] / _SM_PULL_BYTES_PER_US
+    return max(end, copies.end + _JOIN_US * (len(extents) > 1) * shared)
 
 
 def estimate_gemm_rs_store_us(
     rows_per_rank: int, N: int, K: int, ranks: int, tiles: Tiles, itemsize: int = 2
 ) -> float:
     """Estimate ``gemm_rs_store``, whose tiles are stored over NVLink."""
-    last = max(_STORED * tiles.M * tiles.N / (128 * 256), _AT_LEAST)
+    tail = max(_STORE_TAIL_US * tiles.M * tiles.N / (128 * 256), _MIN_STORE_TAIL_US)
     rows = ranks * ceil(rows_per_rank / tiles.M) * tiles.M
     return (
         estimate_product_us(rows, N, K, tiles, itemsize)
         * _padding_factor(rows_per_rank, tiles)
-        * _STORING
-        + last
+        * _NVLINK_STORE_FACTOR
+        + tail
     )
 
 
@@ -222,16 +236,22 @@ def estimate_two_shot_us(
 ) -> float:
     """Estimate ``gemm_ar_two_shot``: tiles are stored over NVLink, and so are their sums."""
     sums = M * N * out_itemsize * (ranks - 1) / ranks
-    return estimate_gemm_rs_store_us(M, N, K, 1, tiles, itemsize) + _SPREAD + sums / _SPREADING
+    return (
+        estimate_gemm_rs_store_us(M, N, K, 1, tiles, itemsize)
+        + _FIRST_SUMS_US
+        + sums / _SUMS_BYTES_PER_US
+    )
 
 
 def estimate_one_shot_us(
-    M: int, N: int, K: int, tiles: Tiles, fetched: float, itemsize: int = 2
+    M: int, N: int, K: int, tiles: Tiles, pulled: float, itemsize: int = 2
 ) -> float:
-    """Estimate a one-shot program whose ranks read ``fetched`` bytes of products from the
+    """Estimate a one-shot program, in which each rank reads ``pulled`` bytes of products from the
     others."""
     product = estimate_product_us(M, N, K, tiles, itemsize) * _padding_factor(M, tiles)
-    return _BEGIN + product + (_PUBLISHED + fetched / _PULLED if fetched else 0.0)
+    return (
+        _KERNEL_BEGIN_US + product + (_PUBLISH_US + pulled / _PULL_BYTES_PER_US if pulled else 0.0)
+    )
 
 
 def estimate_ag_gemm_push_us(
@@ -240,20 +260,20 @@ def estimate_ag_gemm_push_us(
     """Estimate ``ag_gemm_push``."""
     nbytes, M = (ranks - 1) * rows_per_rank * K * itemsize, ranks * rows_per_rank
     product = estimate_product_us(M, N, K, tiles, itemsize) * _padding_factor(M, tiles)
-    rate, blocks = _PUSHED_BY_SMS
-    rate *= min(1, ceil(M / tiles.M) * ceil(N / tiles.N) / blocks)
-    return _BEGIN + (_PUBLISHED + nbytes / rate if nbytes else 0.0) + product
+    num_blocks = ceil(M / tiles.M) * ceil(N / tiles.N)
+    rate = _SM_PUSH_BYTES_PER_US * min(1, num_blocks / _SM_PUSH_BLOCKS)
+    return _KERNEL_BEGIN_US + (_PUBLISH_US + nbytes / rate if nbytes else 0.0) + product
 
 
 def _padding_factor(M: int, tiles: Tiles) -> float:
     """Return the factor on the time of tiles because some of their rows are padding."""
-    return 1 + _EMPTY * (1 - M / (ceil(M / tiles.M) * tiles.M))
+    return 1 + _PADDING_COST * (1 - M / (ceil(M / tiles.M) * tiles.M))
 
 
 def estimate_product_us(M: int, N: int, K: int, tiles: Tiles, itemsize: int = 2) -> float:
     """Estimate a kernel with one block per tile, without communication."""
     waves = ceil(ceil(M / tiles.M) * ceil(N / tiles.N) / DEVICE.sm_count)
-    return max(waves * estimate_tile_us(tiles, K, itemsize), N * K * itemsize / _READ)
+    return max(waves * estimate_tile_us(tiles, K, itemsize), N * K * itemsize / _READ_BYTES_PER_US)
 
 
 def estimate_unfused_us(M: int, N: int, K: int, nbytes: float, itemsize: int = 2) -> float:
@@ -263,10 +283,10 @@ def estimate_unfused_us(M: int, N: int, K: int, nbytes: float, itemsize: int = 2
         M, N, K: extents of one rank's product.
         nbytes: bytes that each rank receives; 0 if there is one rank.
     """
-    product = _CUBLAS + min(
-        estimate_product_us(M, N, K, tiles, itemsize) for tiles in stored(itemsize)
+    product = _CUBLAS_EXTRA_US + min(
+        estimate_product_us(M, N, K, tiles, itemsize) for tiles in store_tiles(itemsize)
     )
-    exchange = min(latency + per_byte * nbytes for latency, per_byte in (_SHORT, _LONG))
+    exchange = min(latency + per_byte * nbytes for latency, per_byte in (_NCCL_SMALL, _NCCL_LARGE))
     return product + (exchange if nbytes else 0.0)
 
 
@@ -277,13 +297,12 @@ def _waves(schedule: PersistentSchedule) -> Iterator[np.ndarray]:
 
 
 class Copies:
-    """Simulated copy engines of one rank while its kernel computes. All ranks behave the same.
+    """Simulated copies of one rank while its kernel computes. All ranks behave the same.
 
     Args:
         nbytes: bytes of each piece of an owner.
         tiles: number of tiles of each piece.
-        shared: whether sums are copied too, except the last piece: this rank then reads the sums of
-            its peers' pieces.
+        shared: whether copy engines also pull the peers' sums, except those of the last piece.
         stores_last_peer: whether the kernel stores the products for the last peer itself.
     """
 
@@ -309,7 +328,7 @@ class Copies:
                 self._next.extend((peer, piece) for peer in peers)
                 if piece:
                     self._next.append((0, piece - 1))
-        self.end = _ENTRY - _AFTER_COPY
+        self.end = _FIRST_COPY_US - _COPY_AFTER_COPY_US
         """Time at which all copies that could begin so far are complete."""
 
     def finish(self, owners: np.ndarray, pieces: np.ndarray, ends: np.ndarray) -> None:
@@ -319,20 +338,24 @@ class Copies:
             self._left[owner, piece] -= len(tile_ends)
             self._ready[owner, piece] = max(self._ready[owner, piece], float(tile_ends.max()))
             if self._stores_last_peer and owner == self._ranks - 1 and not self._left[owner, piece]:
-                stored = self._ready[owner, piece] + self._nbytes[piece] / _PUSHED
-                self._arrived[piece].append(stored + _SEEN)
+                stored = self._ready[owner, piece] + self._nbytes[piece] / _PUSH_BYTES_PER_US
+                self._arrived[piece].append(stored + _FLAG_OBSERVED_US)
         while self._next and not self._left[self._next[0]]:
             self._copy(*self._next.popleft())
 
     def _copy(self, owner: int, piece: int) -> None:
         nbytes = self._nbytes[piece]
-        begins = max(self.end + _AFTER_COPY, self._ready[owner, piece] + _AFTER_FLAG)
+        begins = max(
+            self.end + _COPY_AFTER_COPY_US, self._ready[owner, piece] + _COPY_AFTER_FLAG_US
+        )
         if owner:
-            self.end = begins + nbytes / _PUSHED + _FLAG
-            self._arrived[piece].append(self.end + _SEEN)
+            self.end = begins + nbytes / _PUSH_BYTES_PER_US + _FLAG_COPY_US
+            self._arrived[piece].append(self.end + _FLAG_OBSERVED_US)
         else:
             peers = self._ranks - 1
-            self.end = begins + peers * (nbytes / _PULLED + _FURTHER) - _FURTHER
+            self.end = (
+                begins + peers * (nbytes / _PULL_BYTES_PER_US + _NEXT_COPY_US) - _NEXT_COPY_US
+            )
 
     def arrivals(self, piece: int) -> list[float]:
         """Return when the others' products for an own piece arrive. All of them must be

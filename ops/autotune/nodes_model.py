@@ -82,7 +82,7 @@ class _Rank:
         ]
 
     def broadcast(self, x: torch.Tensor, source: int) -> None:
-        """The receivers pass on what has arrived, so that all receive at full rate."""
+        """Record a broadcast. Receivers forward what has arrived, so all receive at full rate."""
         if self.mesh.node == source:
             others = [node for node in range(self.mesh.nodes) if node != source]
             self._transfer(dict.fromkeys(others, x.nbytes), {}).wait()
@@ -98,7 +98,7 @@ class _Rank:
         self, collective: type[Collective], x: torch.Tensor, out: torch.Tensor, *options: int
     ) -> None:
         problem = checked(collective.op, x, None, self.mesh.ranks_per_node, options)
-        self.call(collective.op, self.rates.call + problem.sent / self.rates.nvlink)
+        self.call(collective.op, self.rates.call + problem.bytes_sent / self.rates.nvlink)
 
 
 def predict(

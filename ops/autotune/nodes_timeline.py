@@ -2,7 +2,7 @@
 
 Each node performs its actions in order: a call within the node takes time, a transfer is started,
 and a wait lasts until its transfer is complete. The transfers of a node follow each other, as those
-of one NCCL communicator do. A message begins when both nodes have come to it.
+of one NCCL communicator do. A message begins when both nodes have reached it.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Prediction:
     def hidden(self) -> float:
         """Share of ``network`` in which the node works; 1 if nothing is transferred."""
         network = self.network
-        works = sum(
+        busy = sum(
             max(min(end, call.end) - max(begin, call.begin), 0.0)
             for begin, end in self._in_flight()
             for call in self.calls
         )
-        return works / network if network else 1.0
+        return busy / network if network else 1.0
 
     def _in_flight(self) -> Iterator[tuple[float, float]]:
         """Yield the times in which transfers are in flight, without overlap."""
@@ -120,15 +120,15 @@ def timelines(
         TileWeaveError: the nodes wait for each other, or a message has no receiver or no sender.
     """
     _match(nodes)
-    every = [_Timeline(actions, network, latency) for actions in nodes]
-    while any([timeline.advance() for timeline in every]):
+    all_timelines = [_Timeline(actions, network, latency) for actions in nodes]
+    while any([timeline.advance() for timeline in all_timelines]):
         pass
-    if stuck := [number for number, timeline in enumerate(every) if not timeline.is_over]:
+    if stuck := [number for number, timeline in enumerate(all_timelines) if not timeline.is_over]:
         raise TileWeaveError(
             f"timelines: the nodes {', '.join(map(str, stuck))} wait for each other; expected "
             "transfers in an order in which each can end"
         )
-    return [timeline.prediction for timeline in every]
+    return [timeline.prediction for timeline in all_timelines]
 
 
 def _match(nodes: Sequence[Sequence[Action]]) -> None:
@@ -199,7 +199,7 @@ class _Timeline:
         return True
 
     def _complete(self, transfer: Transfer) -> bool:
-        """Return False if not all other nodes have come to the transfer yet."""
+        """Return False if not all other nodes have reached the transfer yet."""
         begins, ends = [], []
         for partner, nbytes in transfer.partners:
             if partner.ready is None or transfer.ready is None:

@@ -27,7 +27,7 @@ from ..core.registry import OPERATORS
 from ..core.strategy import Strategy
 from ..core.tiles import Tiles
 
-_known: WeakKeyDictionary[Group, dict[Problem, Measured | None]] = WeakKeyDictionary()
+_results: WeakKeyDictionary[Group, dict[Problem, Measured | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Measured:
     """Measured times of a problem in ms: the largest of the ranks' medians.
 
     Attributes:
-        choice: the fastest fused choice with right results; None if no choice had them.
+        choice: the fastest fused choice with correct results; None if no choice had them.
         fused: time of ``choice``; None without a choice.
         nccl: the time of NCCL and cuBLAS.
     """
@@ -74,7 +74,7 @@ class Measured:
             is_legal = (
                 is_whole
                 and all(math.isfinite(n) and n > 0 for n in numbers)
-                and (fused is None if choice is None else operator.may_take(problem, choice))
+                and (fused is None if choice is None else operator.has_choice(problem, choice))
             )
         except (AttributeError, KeyError, OverflowError, TypeError) as error:
             raise ValueError(f"{error!r} in {data!r}") from None
@@ -83,7 +83,7 @@ class Measured:
         return cls(choice, fused, nccl)
 
 
-def measured_as(problem: Problem) -> Problem:
+def tuning_key(problem: Problem) -> Problem:
     """Return the problem whose measurement applies: a bias makes no difference worth measuring."""
     return replace(problem, biased=False) if problem.biased else problem
 
@@ -93,10 +93,10 @@ def table_for(group: Group) -> dict[Problem, Measured | None]:
 
     A caller that changes the table does so on every rank, and calls ``recorded_calls.invalidate``.
     """
-    return _known.setdefault(group, {})
+    return _results.setdefault(group, {})
 
 
-def agreed(
+def agree_on_result(
     problem: Problem, group: Group, tune: Callable[[], Measured] | None = None
 ) -> Measured | None:
     """Return what rank 0 has on disk. If it has nothing, call ``tune`` if given, else return None.
@@ -122,7 +122,7 @@ def agreed(
 def lookup(problem: Problem, group: Group) -> Measured | None:
     """Return the agreed result; before the first call, the one on this machine's disk. Not
     collective."""
-    problem, results = measured_as(problem), table_for(group)
+    problem, results = tuning_key(problem), table_for(group)
     return results[problem] if problem in results else saved(problem, group)
 
 

@@ -12,7 +12,7 @@ from ..core.problem import Problem, result_of
 from ..core.registry import OPERATORS
 
 TOLERANCE = 1e-2
-"""Largest relative error, in the Frobenius norm, of a right bf16 or fp16 result."""
+"""Largest relative error, in the Frobenius norm, of a correct bf16 or fp16 result."""
 
 
 def problem_of(

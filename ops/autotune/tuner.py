@@ -1,5 +1,5 @@
 """Autotuner: measures the candidates of a problem on all ranks in lockstep and keeps the fastest
-right one.
+correct one.
 
 Each candidate is measured interleaved with the best so far. So at most two operators hold symmetric
 memory at a time, and both see the same state of the machine.
@@ -28,14 +28,14 @@ from ...runtime.host.heap import HeapExhausted
 from ...runtime.host.measure import interleaved, largest
 from ...runtime.host.watchdog import DeadlockError
 from ...runtime.kernel.kernel import capturing
-from ..core.cache import OpCache, prepared
+from ..core.cache import OpCache, op_cache_of
 from ..core.groups import group_of
 from ..core.operator import Choice, Operator
 from ..core.problem import Problem, operator_name
 from ..core.registry import OPERATORS, operators_of
-from ..core.strategy import obstacle, preferred
+from ..core.strategy import obstacle, preferred_strategy
 from ..core.tiles import SHARED_BYTES
-from .store import Measured, agreed, measured_as, save, table_for
+from .store import Measured, agree_on_result, save, table_for, tuning_key
 from .trial import TOLERANCE, Trial, error_number, problem_of
 
 _VARIABLE = "TILEWEAVE_TUNE"
@@ -86,7 +86,7 @@ def tune(
     *,
     transposed: bool = True,
 ) -> list[Tuned]:
-    """Measure the implementations of GEMMs, and use the fastest right one for ``strategy="auto"``.
+    """Measure the implementations of GEMMs; use the fastest correct one for ``strategy="auto"``.
 
     Every rank calls it with the same arguments. Later calls use the results. They are also stored
     on disk for later processes, and replace older results.
@@ -131,19 +131,21 @@ def choice_of(requested: str, problem: Problem, group: Group) -> Choice | None:
     Args:
         requested: ``fused`` or ``auto``.
     """
-    problem, results = measured_as(problem), table_for(group)
+    problem, results = tuning_key(problem), table_for(group)
     if problem not in results and not capturing():  # a capture compiles nothing
         tune = partial(tune_problem, problem, group)
-        results[problem] = agreed(problem, group, (lambda: tune().measured) if _wanted() else None)
-    return _decided(requested, problem, results.get(problem), OPERATORS[problem.op])
+        results[problem] = agree_on_result(
+            problem, group, (lambda: tune().measured) if _tuning_enabled() else None
+        )
+    return _choice_of_measured(requested, problem, results.get(problem), OPERATORS[problem.op])
 
 
 @lru_cache(maxsize=1024)
-def _decided(
+def _choice_of_measured(
     requested: str, problem: Problem, measured: Measured | None, operator: type[Operator]
 ) -> Choice | None:
     """Return the result of ``choice_of``. Calls that a CUDA graph captures decide each time."""
-    if preferred(requested, problem, measured).name == "nccl":
+    if preferred_strategy(requested, problem, measured).name == "nccl":
         return None
     return operator.table(problem) if measured is None else measured.choice
 
@@ -155,7 +157,7 @@ def tune_problem(problem: Problem, group: Group) -> Tuned:
     Args:
         group: ranks that compute it; opens their session if it is not open.
     """
-    cache = prepared(group)
+    cache = op_cache_of(group)
     session_group = cache.session.group
     problems = session_group.exchange("tune", str(problem))
     if len(set(problems)) > 1:
@@ -167,11 +169,11 @@ def tune_problem(problem: Problem, group: Group) -> Tuned:
         table_for(ranks)[problem] = tuned.measured
     invalidate()
     if session_group.rank == 0:
-        _keep(tuned, session_group)
+        _save_unless_out_of_memory(tuned, session_group)
     return tuned
 
 
-def _keep(tuned: Tuned, group: Group) -> None:
+def _save_unless_out_of_memory(tuned: Tuned, group: Group) -> None:
     """Store a result on disk, unless a larger heap might change it."""
     out_of_memory = [a for a in tuned.attempts if a.reason.startswith(HeapExhausted.__name__)]
     if not out_of_memory:
@@ -185,7 +187,7 @@ def _keep(tuned: Tuned, group: Group) -> None:
 
 
 class Candidate(NamedTuple):
-    """Compiled candidate whose results were right so far."""
+    """Compiled candidate whose results were correct so far."""
 
     choice: Choice
     operator: Operator
@@ -210,7 +212,7 @@ class Autotuner:
         best: Candidate | None = None
         self._compile_ahead()
         for choice in self._progress(self.choices):
-            candidate = self._made(choice)
+            candidate = self._compile_candidate(choice)
             if isinstance(candidate, str):
                 self.attempts.append(TrialResult(choice, None, candidate))
             else:
@@ -218,7 +220,7 @@ class Autotuner:
         times, errors = self._times(
             ({} if best is None else {"fused": best.operator}) | {"nccl": self._nccl}
         )
-        if best is not None and (reason := _wrong(errors["fused"])):
+        if best is not None and (reason := _why_wrong(errors["fused"])):
             self._leave_out(best, reason)
             best = None
         if best is None:
@@ -237,7 +239,7 @@ class Autotuner:
             if self._shared_bytes(choice) > SHARED_BYTES:
                 continue
             with contextlib.suppress(Exception):
-                programs += self.operator.launched(self.problem, choice)
+                programs += self.operator.compiled_programs(self.problem, choice)
         compile_ahead(programs, self.group.process_group)
 
     def _progress(self, choices: Iterable[Choice]) -> Iterable[Choice]:
@@ -248,20 +250,20 @@ class Autotuner:
         )  # fmt: skip
 
     def _fastest(self, candidates: list[Candidate]) -> Candidate | None:
-        """Measure ``candidates`` and return the fastest whose results stay right. Free the others.
-        The last one is new."""
-        times, errors = self._times({str(e.choice): e.operator for e in candidates})
-        right = []
+        """Measure ``candidates``, of which the last one is new. Return the fastest one with correct
+        results, and free the others."""
+        times, errors = self._times({str(c.choice): c.operator for c in candidates})
+        correct = []
         for candidate in candidates:
-            if reason := _wrong(errors[str(candidate.choice)]):
+            if reason := _why_wrong(errors[str(candidate.choice)]):
                 self._leave_out(candidate, reason)
             else:
-                right.append(candidate)
-        if candidates[-1] in right:
+                correct.append(candidate)
+        if candidates[-1] in correct:
             choice = candidates[-1].choice
             self.attempts.append(TrialResult(choice, times[str(choice)], ""))
-        best = min(right, key=lambda e: times[str(e.choice)], default=None)
-        for loser in right:
+        best = min(correct, key=lambda candidate: times[str(candidate.choice)], default=None)
+        for loser in correct:
             if loser is not best:
                 loser.operator.free()
         return best
@@ -270,7 +272,7 @@ class Autotuner:
         self.attempts.append(TrialResult(candidate.choice, None, reason))
         candidate.operator.free()
 
-    def _made(self, choice: Choice) -> Candidate | str:
+    def _compile_candidate(self, choice: Choice) -> Candidate | str:
         """Compile a candidate and call it. Return it, or why it is left out; equal on all ranks."""
         nbytes = self._shared_bytes(choice)
         if nbytes > SHARED_BYTES:
@@ -281,9 +283,9 @@ class Autotuner:
             return reason
         (operator,) = operators
         errors: list[float] = []
-        reason = self._failure(lambda: errors.extend(self._called(operator)))
+        reason = self._failure(lambda: errors.extend(self._call_errors(operator)))
         if not reason:
-            reason = _wrong(largest({"error": max(errors)}, self.group)["error"])
+            reason = _why_wrong(largest({"error": max(errors)}, self.group)["error"])
         if reason:
             operator.free()
         return reason or Candidate(choice, operator)
@@ -302,7 +304,7 @@ class Autotuner:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return next(filter(None, self.group.exchange("tune: tried", reason)), "")
 
-    def _called(self, operator: Operator) -> list[float]:
+    def _call_errors(self, operator: Operator) -> list[float]:
         """Return the error of a call for each set of inputs."""
         errors = []
         for number in range(_INPUTS):
@@ -335,14 +337,14 @@ class Autotuner:
         return tuple(json.loads(self.group.exchange("tune: times", measured)[0]))  # rank 0's
 
 
-def _wrong(error: float) -> str:
+def _why_wrong(error: float) -> str:
     """Return why results with this error are wrong, or ""."""
     if error <= TOLERANCE:
         return ""
     return f"relative error {error:.1e}; expected at most {TOLERANCE:g}"
 
 
-def _wanted() -> bool:
+def _tuning_enabled() -> bool:
     value = os.environ.get(_VARIABLE, "0")
     if value not in ("0", "1"):
         raise TileWeaveError(f"{_VARIABLE}={value!r}; expected 0 or 1")

@@ -18,17 +18,17 @@ from ..core.groups import TwoLevels
 from ..core.problem import shares_memory
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .collective import Collective, Move, exchange
+from .collective import Collective, Move, call_collective
 from .transport import LL_BYTES, SUMMED
 from .vectors import (
+    COLLECT_BLOCKS,
     LL_TILE,
-    WALKERS,
     Lines,
     alloc_of,
-    by_words,
-    collected,
     copies_to,
+    locate_collected_tile,
     multimem_lanes,
+    with_ll_protocol,
     words_of,
 )
 
@@ -64,7 +64,7 @@ def all_gather_program(lines: Lines, ranks: int, transport: str):
     return all_gather
 
 
-def all_gather_by_words(lines: Lines, ranks: int):
+def all_gather_ll_program(lines: Lines, ranks: int):
     """Return the program for small inputs: each rank stores x (rows, columns) as words with flags
     to all, itself included, which copy them to out (ranks, rows, columns)."""
     height, columns, dtype = lines.height, lines.columns, lines.dtype
@@ -86,7 +86,7 @@ def all_gather_by_words(lines: Lines, ranks: int):
                     out[source, m : m + height, 0:columns],
                 )
 
-    return by_words(all_gather_ll, "arrived")
+    return with_ll_protocol(all_gather_ll, "arrived")
 
 
 def all_gather_by_multimem(lines: Lines, ranks: int):
@@ -135,7 +135,7 @@ def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
             for wave in T.serial(schedule.waves):
                 number = wave * schedule.blocks + block
                 if number < schedule.tiles:
-                    before, source, tile = collected(number, me, lines.tiles, ranks)
+                    before, source, tile = locate_collected_tile(number, me, lines.tiles, ranks)
                     first = tile * lines.height
                     if before == 0:
                         T.copy(x[first, 0], tile_regs)
@@ -179,7 +179,7 @@ class AllGather(Collective, op=NAME):
         memory="`copy_engine` W; `tma`, `ldst`, `multicast` 2 W; `ll` 4 W",
         sent="(W - 1) x S",
     )
-    engines_from_ranks = 3
+    copy_engine_min_ranks = 3
     multicast = True
     ll_bytes = LL_BYTES
 
@@ -192,13 +192,13 @@ class AllGather(Collective, op=NAME):
     def steps(problem: CollectiveProblem, transport: str):
         dtype, count = words_of(problem.nbytes)
         if transport == "ll":
-            return all_gather_by_words(Lines.of(count, dtype, tile=LL_TILE), problem.ranks)
+            return all_gather_ll_program(Lines.of(count, dtype, tile=LL_TILE), problem.ranks)
         if transport == "multicast":
             return all_gather_by_multimem(Lines.of(count, "float32"), problem.ranks)
         lines = Lines.of(count, dtype)
         if transport != "copy_engine":
             return all_gather_program(lines, problem.ranks, transport)
-        return all_gather_plan(lines, problem.ranks, lines.pieces(), WALKERS)
+        return all_gather_plan(lines, problem.ranks, lines.pieces(), COLLECT_BLOCKS)
 
     @staticmethod
     def reference(x, out, group):
@@ -246,9 +246,9 @@ class AllGather(Collective, op=NAME):
 
     @staticmethod
     def gradient(grad, group, transport):
-        adds = "auto" if transport == "ll" else transport
-        adds = adds if grad.dtype in SUMMED else "nccl"
-        return torch.ops.tileweave.reduce_scatter(grad, group, adds)
+        sum_transport = "auto" if transport == "ll" else transport
+        sum_transport = sum_transport if grad.dtype in SUMMED else "nccl"
+        return torch.ops.tileweave.reduce_scatter(grad, group, sum_transport)
 
 
 def all_gather(
@@ -273,4 +273,4 @@ def all_gather(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return exchange(NAME, x, group, out, transport)
+    return call_collective(NAME, x, group, out, transport)

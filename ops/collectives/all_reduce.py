@@ -18,23 +18,23 @@ from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
 from .all_gather import AllGather, collect
-from .collective import Collective, Move, exchange, sum_of
+from .collective import Collective, Move, call_collective, sum_of
 from .reduce_scatter import ReduceScatter, add_up
 from .transport import ROW_BYTES
 from .vectors import (
     LL_TILE,
     Lines,
     alloc_of,
-    by_words,
     copies_to,
     multimem_lanes,
     signal_once,
     tile_bytes,
+    with_ll_protocol,
 )
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
-"""Most bytes that each rank sends in the one-shot program. A guess; not measured."""
+"""Most bytes that each rank sends in the one-shot program. An estimate, not measured."""
 
 
 def one_shot_program(lines: Lines, ranks: int, transport: str):
@@ -70,7 +70,7 @@ def two_shot_program(lines: Lines, ranks: int, transport: str):
     """Return the two-shot program for SMs: the owner of a tile adds it up and stores the sum to the
     others.
 
-    All ranks own equally many tiles; the last tiles may lie past the end of the tensor.
+    All ranks own the same number of tiles; the last tiles may be past the end of the tensor.
     """
     alloc, dtype = alloc_of(transport), lines.dtype
     share = T.ceildiv(lines.tiles, ranks) * lines.height
@@ -111,7 +111,7 @@ def add_in_order(parts_shared, total, ranks):
             total[i, j] += parts_shared[rank, i, j]
 
 
-def one_shot_by_words(lines: Lines, ranks: int):
+def one_shot_ll_program(lines: Lines, ranks: int):
     """Return the one-shot program for small tensors: each rank stores x (rows, columns) as words
     with flags to all, itself included, and every rank adds all of them, in the order of the
     ranks."""
@@ -133,13 +133,13 @@ def one_shot_by_words(lines: Lines, ranks: int):
             add_in_order(parts_shared, total, ranks)
             T.copy(total, out[m, 0])
 
-    return by_words(all_reduce_one_shot_ll, "arrived")
+    return with_ll_protocol(all_reduce_one_shot_ll, "arrived")
 
 
-def two_shot_by_words(lines: Lines, ranks: int):
+def two_shot_ll_program(lines: Lines, ranks: int):
     """Return the two-shot program for small tensors: each rank stores the tiles of x as words with
     flags to their owners, which add them in the order of the ranks and store the sums to all. The
-    result has the bits of ``one_shot_by_words``."""
+    result has the bits of ``one_shot_ll_program``."""
     height, columns, dtype = lines.height, lines.columns, lines.dtype
     share = ceil(lines.tiles / ranks) * height
 
@@ -172,7 +172,7 @@ def two_shot_by_words(lines: Lines, ranks: int):
                     out[first : first + height, 0:columns],
                 )
 
-    return by_words(all_reduce_ll, "parts", "sums")
+    return with_ll_protocol(all_reduce_ll, "parts", "sums")
 
 
 def one_shot_by_multimem(lines: Lines, ranks: int):
@@ -295,7 +295,7 @@ class AllReduce(Collective, op=NAME):
     )
     reduces = True
     reference_in_place = True
-    engines_from_ranks = 2
+    copy_engine_min_ranks = 2
     multicast = True
     ll_bytes = 1 << 20  # the two-shot program sends an eighth of its input to each of 8 ranks
 
@@ -308,7 +308,7 @@ class AllReduce(Collective, op=NAME):
     def steps(problem: CollectiveProblem, transport: str):
         ranks, dtype = problem.ranks, problem.tile_dtype
         if transport == "ll":
-            program = one_shot_by_words if is_one_shot(problem) else two_shot_by_words
+            program = one_shot_ll_program if is_one_shot(problem) else two_shot_ll_program
             return program(Lines.of(problem.elements, dtype, tile=LL_TILE), ranks)
         if transport != "copy_engine":
             tile = tile_bytes(problem.nbytes // ranks)  # the blocks of a rank share these bytes
@@ -357,12 +357,12 @@ class AllReduce(Collective, op=NAME):
         """Reduce-scatter over all ranks, then all-gather; zeros fill up the parts."""
         elements = padded_elements(x.numel(), x.dtype, mesh.world_size)
         is_whole = elements == x.numel()
-        given, total = x.reshape(-1), out.view(-1)
+        padded, total = x.reshape(-1), out.view(-1)
         if not is_whole:
-            given = torch.nn.functional.pad(given, (0, elements - x.numel()))
-            total = torch.empty_like(given)
-        part = given.new_empty(elements // mesh.world_size)
-        ReduceScatter.across(move, given, part, mesh)
+            padded = torch.nn.functional.pad(padded, (0, elements - x.numel()))
+            total = torch.empty_like(padded)
+        part = padded.new_empty(elements // mesh.world_size)
+        ReduceScatter.across(move, padded, part, mesh)
         AllGather.across(move, part, total, mesh)
         if not is_whole:
             out.view(-1).copy_(total[: x.numel()])
@@ -408,4 +408,4 @@ def all_reduce(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return exchange(NAME, x, group, out, transport)
+    return call_collective(NAME, x, group, out, transport)

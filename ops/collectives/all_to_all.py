@@ -16,24 +16,29 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes
-from ..core.collective_problem import CollectiveProblem, axis_of, require_exchangeable, shared
+from ..core.collective_problem import (
+    CollectiveProblem,
+    axis_of,
+    extent_per_rank,
+    require_exchangeable,
+)
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .collective import Collective, Move, exchange
+from .collective import Collective, Move, call_collective
 from .transport import LL_BYTES
 from .vectors import (
+    COLLECT_BLOCKS,
     COLUMNS,
     LL_TILE,
-    WALKERS,
     alloc_of,
-    by_words,
-    collected,
     copies_to,
     height_of,
     itemsize_of,
+    locate_collected_tile,
     pieces_of,
     tile_bytes,
+    with_ll_protocol,
     words_of,
 )  # fmt: skip
 
@@ -155,7 +160,7 @@ def all_to_all_program(parts: Parts, transport: str):
     return all_to_all
 
 
-def all_to_all_by_words(parts: Parts):
+def all_to_all_ll_program(parts: Parts):
     """Return the program for small inputs: each rank stores its parts as words with flags to all,
     itself included, which copy them to their positions."""
     ranks, outer, width, height, columns, dtype = (
@@ -190,7 +195,7 @@ def all_to_all_by_words(parts: Parts):
                     else out[o, source, m : m + height, 0, n : n + columns],
                 )
 
-    return by_words(all_to_all_ll, "arrived")
+    return with_ll_protocol(all_to_all_ll, "arrived")
 
 
 def collect_parts(parts: Parts, blocks: int | None = None):
@@ -219,7 +224,7 @@ def collect_parts(parts: Parts, blocks: int | None = None):
             for wave in T.serial(schedule.waves):
                 number = wave * schedule.blocks + block
                 if number < schedule.tiles:
-                    before, source, tile = collected(number, me, tiles_per_rank, ranks)
+                    before, source, tile = locate_collected_tile(number, me, tiles_per_rank, ranks)
                     o, m, n = parts.place_of(tile)[1:]
                     if before == 0:
                         T.copy(x[o, m, me, n] if x_ranks_last else x[o, me, m, 0, n], tile_regs)
@@ -282,18 +287,18 @@ class AllToAll(Collective, op=NAME):
         scatter = axis_of(NAME, "scatter_dim", scatter_dim, x)
         gather = axis_of(NAME, "gather_dim", gather_dim, x)
         shape = list(x.shape)
-        shape[scatter] = shared(NAME, x, scatter, ranks)
+        shape[scatter] = extent_per_rank(NAME, x, scatter, ranks)
         shape[gather] *= ranks
         return tuple(shape), (scatter, gather)
 
     @staticmethod
     def steps(problem: CollectiveProblem, transport: str):
         if transport == "ll":
-            return all_to_all_by_words(Parts.of(problem, LL_TILE))
+            return all_to_all_ll_program(Parts.of(problem, LL_TILE))
         parts = Parts.of(problem)
         if transport != "copy_engine":
             return all_to_all_program(parts, transport)
-        return all_to_all_plan(parts, parts.pieces, WALKERS)
+        return all_to_all_plan(parts, parts.pieces, COLLECT_BLOCKS)
 
     @staticmethod
     def run_bytes(problem):
@@ -392,4 +397,4 @@ def all_to_all(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return exchange(NAME, x, group, out, transport, scatter_dim, gather_dim)
+    return call_collective(NAME, x, group, out, transport, scatter_dim, gather_dim)

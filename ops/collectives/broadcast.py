@@ -20,9 +20,9 @@ from ..core.problem import refused
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
 from .all_gather import AllGather
-from .collective import Collective, Move, exchange
+from .collective import Collective, Move, call_collective
 from .transport import ROW_BYTES
-from .vectors import WALKERS, Lines, alloc_of, copies_to, words_of
+from .vectors import COLLECT_BLOCKS, Lines, alloc_of, copies_to, words_of
 
 NAME = "broadcast"
 
@@ -139,7 +139,7 @@ class Broadcast(Collective, op=NAME):
         lines, (root,) = Lines.of(count, dtype), problem.options
         if transport != "copy_engine":
             return broadcast_program(lines, problem.ranks, root, transport)
-        return broadcast_plan(lines, root, lines.pieces(), WALKERS)
+        return broadcast_plan(lines, root, lines.pieces(), COLLECT_BLOCKS)
 
     @staticmethod
     def reference(x, out, group, root):
@@ -196,8 +196,8 @@ class Broadcast(Collective, op=NAME):
 
     @staticmethod
     def gradient(grad, group, transport, root):
-        adds = "nccl" if transport == "nccl" else "auto"
-        total = torch.ops.tileweave.all_reduce(grad, group, adds)
+        sum_transport = "nccl" if transport == "nccl" else "auto"
+        total = torch.ops.tileweave.all_reduce(grad, group, sum_transport)
         return total if ranks_of(group).rank == root else torch.zeros_like(total)
 
 
@@ -234,4 +234,4 @@ def broadcast(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return exchange(NAME, x, group, out, transport, root)
+    return call_collective(NAME, x, group, out, transport, root)

@@ -16,7 +16,7 @@ from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
 from ..core.across_nodes import Mesh, readable, writable
-from ..core.cache import prepared
+from ..core.cache import op_cache_of
 from ..core.call import Decision, record_fast_path, signature
 from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
 from ..core.compiled import CompiledOp
@@ -24,16 +24,16 @@ from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define, refuse_gradients
 from ..core.problem import (
     agree,
+    as_kernel_operand,
     check_layout,
-    dense,
     operator_name,
     refused,
-    require_apart,
     require_dense,
     require_dense_or_none,
+    require_no_overlap,
 )
 from ..core.registry import OPERATORS, RegisteredOp, operators_of
-from .transport import ROW_BYTES, SUMMED, WORD_BYTES, Transport, chosen
+from .transport import ROW_BYTES, SUMMED, WORD_BYTES, Transport, choose_transport
 from .vectors import as_declared
 
 Move: TypeAlias = Callable[..., None]
@@ -73,8 +73,8 @@ class Collective(Moved, RegisteredOp, ABC):
             writes.
         reference_in_place: whether ``reference`` computes in the memory of the result, which then
             holds the input.
-        engines_from_ranks: least number of ranks for which copy engines are the fastest transport
-            of large tensors; None if they are not.
+        copy_engine_min_ranks: least number of ranks for which copy engines are the fastest
+            transport of large tensors; None if they are not the fastest for any.
         multicast: whether the collective has a program with multimem operations.
         ll_bytes: most bytes of a rank's input that words with flags serve, see ``LL_BYTES``; 0 if
             the collective has no such program.
@@ -86,7 +86,7 @@ class Collective(Moved, RegisteredOp, ABC):
     reduces: ClassVar[bool] = False
     in_place: ClassVar[bool] = True
     reference_in_place: ClassVar[bool] = False
-    engines_from_ranks: ClassVar[int | None] = None
+    copy_engine_min_ranks: ClassVar[int | None] = None
     multicast: ClassVar[bool] = False
     ll_bytes: ClassVar[int] = 0
 
@@ -120,7 +120,7 @@ class Collective(Moved, RegisteredOp, ABC):
         None."""
         if cls.reduces and problem.dtype not in SUMMED:
             return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
-        if transport == "ll" and (reason := cls._obstacle_of_words(problem)):
+        if transport == "ll" and (reason := cls._ll_obstacle(problem)):
             return reason
         if transport == "multicast" and not cls.multicast:
             return f"{cls.op} has no program by multimem operations; expected another transport"
@@ -130,7 +130,7 @@ class Collective(Moved, RegisteredOp, ABC):
         return None
 
     @classmethod
-    def _obstacle_of_words(cls, problem: CollectiveProblem) -> str | None:
+    def _ll_obstacle(cls, problem: CollectiveProblem) -> str | None:
         if not cls.ll_bytes:
             return f"{cls.op} has no program by words with flags; expected another transport"
         if problem.ranks == 1:
@@ -238,10 +238,10 @@ _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {
 """Registered functions by name: one that returns a new result, and one that writes to ``out``."""
 
 
-def exchange(
+def call_collective(
     name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
 ) -> torch.Tensor:
-    """Call a collective that ``define_exchange`` registered. Return its result, in ``out`` if
+    """Call a collective that ``define_collective`` registered. Return its result, in ``out`` if
     given."""
     into_new, into_out = _DEFINED[name]
     group = "" if group is None else name_of(group)
@@ -290,7 +290,7 @@ def transport_within(
         part = torch.empty(shape, dtype=problem.dtype, device="meta")
         ranks = ranks.node
         problem = checked(collective.op, part, None, ranks.world_size, options)
-    return chosen(requested, replace(problem, op=name), device, ranks, collective)
+    return choose_transport(requested, replace(problem, op=name), device, ranks, collective)
 
 
 def _move(
@@ -300,7 +300,7 @@ def _move(
     collective = OPERATORS[problem.op]
     if transport == "nccl":
         return lambda x, out: collective.unfused(x, out, group, *problem.options)
-    return prepared(group).operator(problem, transport, collective)
+    return op_cache_of(group).operator(problem, transport, collective)
 
 
 def checked(
@@ -330,25 +330,25 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
         if result is not None:
             return result
     collective = OPERATORS[name]
-    apart = () if collective.in_place else (x,)
+    no_overlap = () if collective.in_place else (x,)
     if decision is None:
         decision = _decide(name, x, out, *arguments)
-    elif out is not None and apart:
-        require_apart(name, out, **{ARGUMENT: x})
+    elif out is not None and no_overlap:
+        require_no_overlap(name, out, **{ARGUMENT: x})
     problem, ranks, transport = decision.problem, decision.group, decision.choice
-    packed = dense(name, ARGUMENT, x)
-    out = packed.new_empty(problem.result) if out is None else out
+    operand = as_kernel_operand(name, ARGUMENT, x)
+    out = operand.new_empty(problem.result) if out is None else out
     if isinstance(ranks, TwoLevels):
         move = collective.in_node(ranks, transport)
-        with Mesh.of(name, ranks, packed.device) as mesh:
-            collective.across(move, packed, out, mesh, *problem.options)
+        with Mesh.of(name, ranks, operand.device) as mesh:
+            collective.across(move, operand, out, mesh, *problem.options)
         return out
     move = _move(problem, transport, ranks)
-    move(packed, out)
+    move(operand, out)
     if isinstance(move, Collective) and not capturing():
-        declared = move.declared(packed, out)
-        cache = prepared(ranks)
-        decision.fast_path = record_fast_path((x,), cache, move, *declared, out, apart)
+        declared = move.declared(operand, out)
+        cache = op_cache_of(ranks)
+        decision.fast_path = record_fast_path((x,), cache, move, *declared, out, no_overlap)
         recorded_calls().put(cache.session, key, decision)
     return out
 
@@ -358,7 +358,7 @@ def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: An
     _require_dense(name, x, out)
     collective, (*options, group, requested) = OPERATORS[name], arguments
     if out is not None and not collective.in_place:
-        require_apart(name, out, **{ARGUMENT: x})
+        require_no_overlap(name, out, **{ARGUMENT: x})
     ranks = ranks_of(group)
     problem = checked(name, x, out, ranks.world_size, options)
     if out is not None:
@@ -373,7 +373,7 @@ def _require_dense(name: str, x: Any, out: Any) -> None:
     require_dense_or_none(name, out=out)
 
 
-def define_exchange(collective: type[Collective]) -> None:
+def define_collective(collective: type[Collective]) -> None:
     """Register a collective as ``torch.ops.tileweave.name``, and as ``name_out``, which has no
     gradient."""
     name = collective.op

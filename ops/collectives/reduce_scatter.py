@@ -13,10 +13,10 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh, sum_over_nodes
-from ..core.collective_problem import CollectiveProblem, require_exchangeable, shared
+from ..core.collective_problem import CollectiveProblem, extent_per_rank, require_exchangeable
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
-from .collective import Collective, Move, exchange, sum_of
+from .collective import Collective, Move, call_collective, sum_of
 from .vectors import Lines, alloc_of, copies_to, multimem_lanes, signal_once
 
 NAME = "reduce_scatter"
@@ -140,13 +140,13 @@ class ReduceScatter(Collective, op=NAME):
         sent="(W - 1) / W x S",
     )
     reduces = True
-    engines_from_ranks = 3
+    copy_engine_min_ranks = 3
     multicast = True
 
     @staticmethod
     def result(x, ranks):
         require_exchangeable(NAME, x, 1)
-        return (shared(NAME, x, 0, ranks), *x.shape[1:]), ()
+        return (extent_per_rank(NAME, x, 0, ranks), *x.shape[1:]), ()
 
     @staticmethod
     def steps(problem: CollectiveProblem, transport: str):
@@ -218,4 +218,4 @@ def reduce_scatter(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return exchange(NAME, x, group, out, transport)
+    return call_collective(NAME, x, group, out, transport)

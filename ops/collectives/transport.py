@@ -1,5 +1,5 @@
-"""Transport of a collective: copy engines, the TMA, threads, words with flags, multimem operations,
-or NCCL."""
+"""Transport of a collective: copy engines, the TMA, threads, words with flags (NCCL's protocol LL),
+multimem operations, or NCCL itself."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .collective import Collective
 
 OWN = ("copy_engine", "tma", "ldst", "ll", "multicast")
-ENGINES_FROM = 256 << 20
+COPY_ENGINE_MIN_BYTES = 256 << 20
 """Least bytes per rank from which copy engines are the fastest transport, if a collective declares
-``engines_from_ranks``; at 64 MiB they are not."""
+``copy_engine_min_ranks``; at 64 MiB they are not."""
 LL_BYTES = 64 << 10
 """Most bytes of a rank's input for which words with flags are the fastest transport, where each
 rank sends its input once. A collective names its own limit in ``ll_bytes``. On 2 H200 words were
@@ -38,26 +38,26 @@ class Transport(Reasoned):
     """Transport of a call.
 
     Attributes:
-        name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``tma``: tiles pass
-            through shared memory; ``ldst``: loads and stores of threads; ``ll``: the same,
-            by words of data and a flag; ``multicast``: multimem operations, each a loop over the
-            ranks; ``nccl``: ``torch.distributed``.
+        name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``tma``: the TMA moves
+            tiles through shared memory; ``ldst``: loads and stores of threads; ``ll``: the same, by
+            words of data and a flag; ``multicast``: multimem operations, each of which accesses the
+            memory of all ranks; ``nccl``: ``torch.distributed``.
         reason: why this transport was chosen.
     """
 
 
-def fastest(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
+def auto_transports(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
     H200 (benchmarks/LOG.md); for ``ll`` see ``LL_BYTES``. The last one serves every problem that
     any of them serves. ``multicast`` is never among them, because its speed is not measured."""
     if problem.nbytes <= collective.ll_bytes:
         return ("ll", "ldst")
-    min_ranks = collective.engines_from_ranks
-    engines = min_ranks and problem.ranks >= min_ranks and problem.nbytes >= ENGINES_FROM
+    min_ranks = collective.copy_engine_min_ranks
+    engines = min_ranks and problem.ranks >= min_ranks and problem.nbytes >= COPY_ENGINE_MIN_BYTES
     return ("copy_engine", "ldst") if engines else ("ldst",)
 
 
-def chosen(
+def choose_transport(
     requested: str,
     problem: CollectiveProblem,
     device: torch.device,
@@ -74,7 +74,7 @@ def chosen(
             are on another rank's GPU.
     """
     return first_possible(
-        requested, problem.op, device, group, OWN, fastest(problem, collective),
+        requested, problem.op, device, group, OWN, auto_transports(problem, collective),
         lambda name: obstacle(name, problem, device, group, collective),
     )  # fmt: skip
 
@@ -83,8 +83,7 @@ def first_possible(
     requested: str, op: str, device: torch.device, group: Group, own: Sequence[str],
     preferred: Sequence[str], obstacle: Callable[[str], str | None], argument: str = "transport",
 ) -> Transport:  # fmt: skip
-    """Return the transport that is asked for; for ``auto`` the first one without an obstacle, or
-    ``nccl``.
+    """Return the requested transport; for ``auto`` the first one without an obstacle, or ``nccl``.
 
     Args:
         own: transports of the operator's programs.
@@ -95,7 +94,7 @@ def first_possible(
         argument: the caller's name of ``requested``.
 
     Raises:
-        TileWeaveError: as in ``chosen``.
+        TileWeaveError: as in ``choose_transport``.
     """
     check_requested(requested, op, own, argument)
     require_own_device(op, device, group)

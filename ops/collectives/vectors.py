@@ -1,4 +1,4 @@
-"""Layout of collectives that only move data: vector types, tiles, and the order of copies."""
+"""Layout of collectives: types of vectors, tiles, and the order of copies."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from tvm import tirx
 
 from ...passes import with_options
 from ...runtime.plans.parameters import Parameter
-from ..core.problem import packed
+from ..core.problem import with_packed_strides
 from ..core.tiles import DEVICE
 
 TILE, _BLOCKS = 1 << 15, 256
 """Bytes of a tile: 128 for each of 256 threads, if ``_BLOCKS`` blocks have one each, about two per
 SM; else half of that. Measured at 8 times this size and more."""
-COLUMNS, _HEIGHT = 256, 256
+COLUMNS, _MAX_HEIGHT = 256, 256
 """Most columns and rows of a TMA box. Powers of two, because TileLang shares a tile evenly among
 threads, and moves 16 bytes at a time, only then."""
-WALKERS = 2 * (DEVICE.sm_count - 1)
-"""Blocks of the kernel that copies what copy engines write. All waiting blocks poll one flag, and a
-thousand of them slow down what arrives; fewer blocks slow down the copying (benchmarks/LOG.md)."""
+COLLECT_BLOCKS = 2 * (DEVICE.sm_count - 1)
+"""Blocks of the kernel that copies to the result what copy engines write. All waiting blocks poll
+one flag: a thousand of them delay the data that arrives, and fewer blocks copy more slowly
+(benchmarks/LOG.md)."""
 LL_TILE = 1 << 11
 """Bytes of a tile that is exchanged by words with flags: for each of 256 threads the data of two
 words, one access. So a block waits for the latency of one access of each peer."""
 MULTIMEM_BYTES = 16
 """Most bytes of one multimem operation."""
-_PACE = 10
+_KERNEL_TO_COPY_RATE = 10
 """Bytes that a kernel reads or writes in local memory while copy engines transfer one byte: 4 TB/s
 against 0.38 TB/s."""
-_PIECE, _PIECES = 24 << 20, 4
-"""Bytes that a kernel reads or writes in the time that one more piece and its flag cost copy
-engines, 5 to 6 us; and the most pieces."""
+_PIECE_BYTES, _MAX_PIECES = 24 << 20, 4
+"""Bytes that a kernel reads or writes in 5 to 6 us, the time that copy engines need for one more
+piece and its flag; and the most pieces."""
 
 
 def words_of(nbytes: int) -> tuple[str, int]:
@@ -47,16 +48,16 @@ def words_of(nbytes: int) -> tuple[str, int]:
 
 def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     """Return a contiguous tensor in the type and shape of a parameter."""
-    flat = packed(tensor).view(-1)
+    flat = with_packed_strides(tensor).view(-1)
     dtype = getattr(torch, parameter.dtype)
     if flat.dtype != dtype:
         flat = flat.view(torch.uint8).view(dtype)
     return flat.view(parameter.extents)
 
 
-def by_words(program: tirx.PrimFunc, *tensors: str) -> tirx.PrimFunc:
-    """Return a program whose ranks exchange these symmetric tensors by words of data and a flag
-    (the LL protocol), without signals and waits."""
+def with_ll_protocol(program: tirx.PrimFunc, *tensors: str) -> tirx.PrimFunc:
+    """Return a program whose ranks exchange these symmetric tensors by words of data and a flag, as
+    NCCL's protocol LL does, without signals and waits."""
     return with_options(program, {"tileweave.protocol": dict.fromkeys(tensors, "ll")})
 
 
@@ -133,12 +134,12 @@ def tile_bytes(nbytes: int) -> int:
 def height_of(columns: int, dtype: str, tile: int) -> int:
     """Return the number of rows in a tile of at most ``tile`` bytes, at least 1, for rows of
     ``columns`` elements."""
-    return max(1, min(tile // (columns * itemsize_of(dtype)), _HEIGHT))
+    return max(1, min(tile // (columns * itemsize_of(dtype)), _MAX_HEIGHT))
 
 
 def alloc_of(transport: str) -> Any:
-    """Return the allocator of a tile in flight: shared memory for the TMA, registers for
-    threads."""
+    """Return TileLang's allocator of a tile in flight: of shared memory for the TMA, of registers
+    for threads."""
     return {"tma": T.alloc_shared, "ldst": T.alloc_fragment}[transport]
 
 
@@ -156,13 +157,13 @@ def pieces_of(rows: int, height: int, nbytes: int, moved: int = 2) -> list[slice
         nbytes: bytes of a row.
         moved: bytes that the kernel reads and writes for each byte that arrives; 2 for a copy.
     """
-    times = max(2, round(_PACE / moved) + 1)
+    ratio = max(2, round(_KERNEL_TO_COPY_RATE / moved) + 1)
     cuts = 0
-    while cuts < _PIECES - 1 and rows * nbytes * moved > _PIECE * times**cuts:
+    while cuts < _MAX_PIECES - 1 and rows * nbytes * moved > _PIECE_BYTES * ratio**cuts:
         cuts += 1
-    length = height * ceil(rows / (height * times**cuts))
+    length = height * ceil(rows / (height * ratio**cuts))
     units = ceil(rows / length)
-    starts = [(units - times**cut) * length for cut in reversed(range(cuts))]
+    starts = [(units - ratio**cut) * length for cut in reversed(range(cuts))]
     starts = [0, *(start for start in starts if start > 0)]
     return [slice(*ends) for ends in pairwise([*starts, rows])]
 
@@ -180,13 +181,13 @@ def copies_to(peers: Iterable[int], pieces: Sequence[slice]) -> Iterator[tuple[i
             yield peer, piece
 
 
-def collected(
+def locate_collected_tile(
     number: tirx.PrimExpr, me: tirx.PrimExpr, tiles: int, ranks: int
 ) -> tuple[tirx.PrimExpr, ...]:
-    """Return the ``number``-th tile that is copied to its position: how many ranks come before, its
-    rank, and its index.
+    """Return the place of the ``number``-th tile that is copied to the result: how many ranks come
+    before its rank, its rank, and its index.
 
-    Each rank has ``tiles`` tiles. Own tiles come first, then those that arrive first.
+    Each rank has ``tiles`` tiles. Own tiles come first; the others follow in order of arrival.
     """
     before = number // tiles
     return before, (me + ranks - before) % ranks, number % tiles

@@ -31,7 +31,7 @@ from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import Group
 from . import nccl
 from .groups import TwoLevels
-from .problem import is_laid_out
+from .problem import is_contiguous_and_aligned
 
 
 @dataclass(frozen=True)
@@ -201,13 +201,13 @@ def wait_for(works: Iterable[Any]) -> None:
 
 def readable(x: torch.Tensor) -> torch.Tensor:
     """Return ``x``, or a copy if kernels cannot read it."""
-    return x if is_laid_out(x) else x.clone(memory_format=torch.contiguous_format)
+    return x if is_contiguous_and_aligned(x) else x.clone(memory_format=torch.contiguous_format)
 
 
 @contextmanager
 def writable(out: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield ``out``, or memory that kernels can write and that is copied to ``out`` in the end."""
-    if is_laid_out(out):
+    if is_contiguous_and_aligned(out):
         yield out
         return
     memory = torch.empty(out.shape, dtype=out.dtype, device=out.device)

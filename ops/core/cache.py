@@ -48,7 +48,7 @@ class OpCache:
         self._captured: set[tuple[Any, Any]] = set()
         """Keys of operators that a CUDA graph may replay at any time."""
         self.uses = count(1)
-        """Numbers of uses."""
+        """Counter from which ``Compiled.last_used`` is set."""
 
     def operator(
         self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice, Session], Op]
@@ -113,22 +113,22 @@ class OpCache:
             self.operators.pop(key).free()
 
 
-_prepared: dict[str, OpCache] = {}
+_caches: dict[str, OpCache] = {}
 """Caches of the sessions, by the name of the session."""
 
 
-def prepared(group: Group) -> OpCache:
+def op_cache_of(group: Group) -> OpCache:
     """Return the cache of the session of ``group``. Open the session if it is not open."""
     session = init(group.process_group)
-    cache = _prepared.get(session.name)
+    cache = _caches.get(session.name)
     if cache is None or cache.session is not session:
-        cache = _prepared[session.name] = OpCache(session)
+        cache = _caches[session.name] = OpCache(session)
     return cache
 
 
-def free_prepared() -> None:
+def free_caches() -> None:
     """Free the operators of all open sessions, except those in CUDA graphs. Collective."""
     for session in opened():
-        cache = _prepared.get(session.name)
+        cache = _caches.get(session.name)
         if cache is not None and cache.session is session:
             cache.free()

@@ -17,26 +17,26 @@ from ...runtime.kernel.kernel import capturing
 from ..autotune.store import lookup
 from ..autotune.tuner import choice_of
 from .across_nodes import Mesh, readable, writable
-from .cache import OpCache, prepared
+from .cache import OpCache, op_cache_of
 from .compiled import CompiledOp
-from .epilogue import NOTHING, Epilogue
+from .epilogue import NO_EPILOGUE, Epilogue
 from .groups import TwoLevels, name_of, ranks_of
 from .operator import Choice, Multiply, Operator
 from .problem import (
     ALIGNMENT,
     Problem,
     agree,
+    as_kernel_operand,
+    as_kernel_operands,
     check_layout,
     checked,
-    dense,
-    laid_out,
     operator_name,
-    packed,
-    require_apart_from_operands,
+    require_no_overlap_with_operands,
     require_operands,
+    with_packed_strides,
 )
 from .registry import OPERATORS, operators_of
-from .strategy import Strategy, chosen, not_fused
+from .strategy import Strategy, choose_strategy, unfused_gemm_strategy
 
 
 def signature(
@@ -76,19 +76,20 @@ class FastPath:
 
     def __init__(
         self, cache: OpCache, op: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
-        result: torch.Tensor, apart: Sequence[torch.Tensor | None],
+        result: torch.Tensor, no_overlap: Sequence[torch.Tensor | None],
     ) -> None:  # fmt: skip
         """
         Args:
             cache: cache that holds ``op``.
             inputs, out: tensors in the shapes and types that ``op`` declares.
             result: ``out`` in the shape and type that the caller receives.
-            apart: inputs whose memory ``out`` must not overlap: all, or the first of a call.
+            no_overlap: the first inputs of a call, whose memory ``out`` must not overlap.
         """
         self._uses, self._op = cache.uses, op
         self._recorded, addresses = op.recorded_call(inputs, out)
         self._memory = addresses[len(inputs) : -1]
-        self._nbytes, self._apart = result.nbytes, [x.nbytes for x in apart if x is not None]
+        self._nbytes = result.nbytes
+        self._no_overlap = [x.nbytes for x in no_overlap if x is not None]
         self._empty = partial(
             torch.empty_strided, tuple(result.shape), result.stride(),
             dtype=result.dtype, device=result.device,
@@ -114,7 +115,7 @@ class FastPath:
         else:
             address = addresses.pop()
             end = address + self._nbytes
-            for begin, nbytes in zip(addresses, self._apart, strict=False):
+            for begin, nbytes in zip(addresses, self._no_overlap, strict=False):
                 if begin < end and address < begin + nbytes:
                     return None
         self._op.last_used = next(self._uses)
@@ -125,20 +126,20 @@ class FastPath:
 def record_fast_path(
     originals: Sequence[torch.Tensor], cache: OpCache, op: CompiledOp,
     inputs: Sequence[torch.Tensor], out: torch.Tensor, result: torch.Tensor,
-    apart: Sequence[torch.Tensor | None],
+    no_overlap: Sequence[torch.Tensor | None],
 ) -> FastPath | None:  # fmt: skip
     """Return the fast path of later calls like the one just made. None if that one had to copy an
     input, if a CUDA graph captured it, or if Python enqueued it.
 
     Args:
         originals: the caller's inputs.
-        cache, op, inputs, out, result, apart: arguments of ``FastPath``.
+        cache, op, inputs, out, result, no_overlap: arguments of ``FastPath``.
     """
     if not has_driver(result.device) or library() is None or capturing():
         return None
     if any(x.data_ptr() != y.data_ptr() for x, y in zip(originals, inputs, strict=True)):
         return None
-    fast_path = FastPath(cache, op, inputs, out, result, apart)
+    fast_path = FastPath(cache, op, inputs, out, result, no_overlap)
     return fast_path if fast_path.is_native else None
 
 
@@ -176,9 +177,9 @@ def run_and_record(
     """
     named = zip(inputs._fields, inputs, strict=True)
     packed_inputs = type(inputs)(
-        *(t if t is None else dense(operator.op, name, t) for name, t in named)
+        *(t if t is None else as_kernel_operand(operator.op, name, t) for name, t in named)
     )
-    cache = prepared(decision.group)
+    cache = op_cache_of(decision.group)
     compiled = cache.operator(decision.problem, decision.choice, operator)
     declared = compiled.declared(packed_inputs, results)
     compiled.enqueue(*declared)
@@ -218,7 +219,7 @@ class Call(NamedTuple):
     def operator(self, choice: Choice) -> Operator:
         """Return the operator for ``choice``. Collective if it is new."""
         make = OPERATORS[self.problem.op]
-        return prepared(self.group).operator(self.problem, choice, make)
+        return op_cache_of(self.group).operator(self.problem, choice, make)
 
     @property
     def operands(self) -> tuple[torch.Tensor, ...]:
@@ -228,7 +229,7 @@ class Call(NamedTuple):
 
 def compute(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
-    epilogue: Sequence[Any] = NOTHING,
+    epilogue: Sequence[Any] = NO_EPILOGUE,
 ) -> torch.Tensor:  # fmt: skip
     """Return the result of a GEMM, in ``out`` if given. Collective for each new problem.
 
@@ -259,9 +260,9 @@ def compute(
     first, second, *rest = request.operands
     operator(first, second, request.c, *rest)
     declared = operator.declared(first, second, request.c, *rest)
-    inputs, apart = (a, b, *(t for t in tensors if t is not None)), (a, b, epilogue[0])
-    cache, decision = prepared(request.group), request.decision
-    decision.fast_path = record_fast_path(inputs, cache, operator, *declared, request.c, apart)
+    inputs, no_overlap = (a, b, *(t for t in tensors if t is not None)), (a, b, epilogue[0])
+    cache, decision = op_cache_of(request.group), request.decision
+    decision.fast_path = record_fast_path(inputs, cache, operator, *declared, request.c, no_overlap)
     if decision.fast_path is not None:  # this call may have opened the session
         recorded_calls().put(cache.session, key, decision)
     return request.c
@@ -280,7 +281,7 @@ def _in_node(ranks: TwoLevels, requested: str) -> Multiply:
 
 def call(
     op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
-    epilogue: Epilogue = NOTHING,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> Call:  # fmt: skip
     """Check a GEMM and decide how to compute it. Collective for each new problem.
 
@@ -305,10 +306,14 @@ def _call(
         if cacheable and not capturing():
             recorded_calls().put(find_named(group), key, decision)
     elif out is not None:
-        require_apart_from_operands(op, out, a, b, epilogue)
+        require_no_overlap_with_operands(op, out, a, b, epilogue)
     problem = decision.problem
-    a, b, epilogue = laid_out(problem, a, b, epilogue)
-    c = a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else packed(out)
+    a, b, epilogue = as_kernel_operands(problem, a, b, epilogue)
+    c = (
+        a.new_empty(problem.shape, dtype=problem.out_dtype)
+        if out is None
+        else with_packed_strides(out)
+    )
     return Call(decision, a, b, c, epilogue)
 
 
@@ -321,19 +326,19 @@ def _decide(
     tuning or session."""
     require_operands(op, a, b, out, epilogue)
     if out is not None:
-        require_apart_from_operands(op, out, a, b, epilogue)
+        require_no_overlap_with_operands(op, out, a, b, epilogue)
         check_layout(op, out)
     ranks = ranks_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
     if isinstance(ranks, TwoLevels):
         part = OPERATORS[op].within(problem, ranks)
-        not_fused(requested, replace(part, op=op), a.device, ranks.node)
+        unfused_gemm_strategy(requested, replace(part, op=op), a.device, ranks.node)
         agree(ranks, problem, requested)
         return Decision(problem, ranks, None), False
-    other = not_fused(requested, problem, a.device, ranks)
-    agree(ranks, problem, other.name if other else requested)
-    choice = None if other else choice_of(requested, problem, ranks)
-    return Decision(problem, ranks, choice), other is None
+    unfused = unfused_gemm_strategy(requested, problem, a.device, ranks)
+    agree(ranks, problem, unfused.name if unfused else requested)
+    choice = None if unfused else choice_of(requested, problem, ranks)
+    return Decision(problem, ranks, choice), unfused is None
 
 
 def strategy_of(
@@ -356,4 +361,4 @@ def strategy_of(
     problem = checked(name, a, b, ranks.world_size, None, epilogue)
     if isinstance(ranks, TwoLevels):
         problem, ranks = OPERATORS[name].within(problem, ranks), ranks.node
-    return chosen(strategy, problem, a.device, ranks, lookup(problem, ranks))
+    return choose_strategy(strategy, problem, a.device, ranks, lookup(problem, ranks))

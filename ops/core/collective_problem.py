@@ -44,7 +44,7 @@ class CollectiveProblem:
         return self.elements * self.dtype.itemsize
 
     @property
-    def sent(self) -> int:
+    def bytes_sent(self) -> int:
         """Bytes that each rank sends."""
         return OPERATORS[self.op].sent_bytes(self.nbytes, self.ranks)
 
@@ -69,7 +69,7 @@ def axis_of(op: str, name: str, axis: int, x: torch.Tensor) -> int:
     return axis % x.ndim
 
 
-def shared(op: str, x: torch.Tensor, axis: int, ranks: int) -> int:
+def extent_per_rank(op: str, x: torch.Tensor, axis: int, ranks: int) -> int:
     """Return the extent of each rank's part of an axis.
 
     Raises:

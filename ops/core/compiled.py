@@ -23,12 +23,12 @@ class CompiledOp:
     Attributes:
         memory: symmetric tensors of a plan, in the order of its parameters; a kernel owns its
             symmetric memory.
-        given: tensors passed after ``memory``, the same in each call.
+        fixed_inputs: tensors passed after ``memory``, the same in each call.
         run: the kernel, or the plan.
         last_used: number of the latest use, see ``OpCache``.
     """
 
-    given: tuple[torch.Tensor, ...] = ()
+    fixed_inputs: tuple[torch.Tensor, ...] = ()
     last_used = 0
 
     def __init__(self, steps: tirx.PrimFunc | Plan, session: Session) -> None:
@@ -65,14 +65,14 @@ class CompiledOp:
 
     def enqueue(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Run the kernel or plan on inputs of the shapes and types that it declares."""
-        self.run(*inputs, *self.memory, *self.given, out)
+        self.run(*inputs, *self.memory, *self.fixed_inputs, out)
 
     def recorded_call(
         self, inputs: Sequence[torch.Tensor], out: torch.Tensor
     ) -> tuple[RecordedCall, list[int]]:
         """Return the recorded call that ``enqueue`` makes for such tensors, and the addresses of
         its tensors; see ``Plan.recorded_call``."""
-        return self._plan.recorded_call(*inputs, *self.memory, *self.given, out)
+        return self._plan.recorded_call(*inputs, *self.memory, *self.fixed_inputs, out)
 
     @cached_property
     def _plan(self) -> Plan:

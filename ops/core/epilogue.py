@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 
 FP8 = torch.float8_e4m3fn
-SCHEMA = "Tensor? bias, Tensor? scale_a, Tensor? scale_b, ScalarType? out_dtype"
+EPILOGUE_SCHEMA = "Tensor? bias, Tensor? scale_a, Tensor? scale_b, ScalarType? out_dtype"
 """Arguments as ``torch.ops.tileweave.*`` declare them, after all others. None has a default,
 because torch does not pass arguments with defaults to gradients."""
 
@@ -60,4 +60,4 @@ class Epilogue(NamedTuple):
             c += self.bias
 
 
-NOTHING = Epilogue()
+NO_EPILOGUE = Epilogue()

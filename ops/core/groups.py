@@ -26,9 +26,9 @@ __all__ = ["TwoLevels", "group_of", "name_of", "ranks_of"]
 
 _groups: dict[dist.ProcessGroup, Group] = {}
 """Groups whose session is not open, such as those of CPU tensors."""
-_pairs: dict[tuple[Group, Group], TwoLevels] = {}
-_ALONE = Group(0, 1, 0, torch.device("cpu"), None, None)
-_met: Counter[str] = Counter()
+_meshes: dict[tuple[Group, Group], TwoLevels] = {}
+_SINGLE_PROCESS = Group(0, 1, 0, torch.device("cpu"), None, None)
+_generations: Counter[str] = Counter()
 """Number of groups of a name that have exchanged something. torch reuses the names of destroyed
 groups, and the new group must not read what the old one left in the store."""
 
@@ -106,9 +106,9 @@ def ranks_of(name: str) -> Group | TwoLevels:
     if not node:
         return group_of(name)
     pair = group_of(nodes), group_of(node)
-    if pair not in _pairs:
-        _pairs[pair] = TwoLevels(*pair)
-    return _pairs[pair]
+    if pair not in _meshes:
+        _meshes[pair] = TwoLevels(*pair)
+    return _meshes[pair]
 
 
 def group_of(name: str) -> Group:
@@ -133,7 +133,7 @@ def group_of(name: str) -> Group:
             "group=None: the processes have not met; expected tw.init() or "
             "torch.distributed.init_process_group() before this"
         )
-    return _ALONE
+    return _SINGLE_PROCESS
 
 
 def _group(group: dist.ProcessGroup) -> Group:
@@ -160,9 +160,9 @@ class _StoreOf:
 
     @cached_property
     def _store(self) -> dist.Store:
-        _met[self._name] += 1
+        _generations[self._name] += 1
         default = dist.distributed_c10d._get_default_store()
-        return dist.PrefixStore(f"tileweave/ops/{self._name}/{_met[self._name]}", default)
+        return dist.PrefixStore(f"tileweave/ops/{self._name}/{_generations[self._name]}", default)
 
     def __getattr__(self, method: str) -> Any:
         return getattr(self._store, method)
@@ -172,5 +172,5 @@ def _forget_destroyed() -> None:
     """Drop destroyed groups, so that their sockets are closed."""
     for group in [group for group in _groups if not is_alive(group)]:
         destroyed = _groups.pop(group)
-        for pair in [pair for pair in _pairs if destroyed in pair]:
-            del _pairs[pair]
+        for pair in [pair for pair in _meshes if destroyed in pair]:
+            del _meshes[pair]

@@ -10,7 +10,7 @@ import torch
 from torch import _C
 
 from .call import compute
-from .epilogue import FP8, SCHEMA, Epilogue
+from .epilogue import EPILOGUE_SCHEMA, FP8, Epilogue
 from .groups import name_of, ranks_of
 from .operator import Operator
 from .problem import checked, refused, require_operands
@@ -43,7 +43,7 @@ def define(
         as the rest of a call, where the dispatcher would only find ``eager``.
     """
     name = schema.partition("(")[0]
-    computed = _in_given_types(eager, _written(schema))
+    computed = _wrapped_eager(eager, _written_positions(schema))
     # torch.compile keeps a transposed b transposed: no copy, and the kernel made for it.
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
     _LIBRARY.impl(name, computed, "CompositeExplicitAutograd")
@@ -56,7 +56,7 @@ def define(
     dispatched = getattr(torch.ops.tileweave, name)
 
     def operator(*args: Any) -> Any:
-        if torch.compiler.is_compiling() or concerns_torch(args):
+        if torch.compiler.is_compiling() or needs_dispatcher(args):
             if check is not None:
                 check(*args)
             return dispatched(*args)
@@ -65,13 +65,13 @@ def define(
     return operator
 
 
-def _written(schema: str) -> list[int]:
+def _written_positions(schema: str) -> list[int]:
     """Return the positions of the arguments that an operator writes."""
     arguments = _C.parse_schema(f"tileweave::{schema}").arguments
     return [n for n, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
 
 
-def _in_given_types(eager: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
+def _wrapped_eager(eager: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
     """Wrap ``eager``: disable ``torch.autocast``, and mark the written arguments as changed,
     because torch does not see the writes of kernels."""
 
@@ -97,7 +97,7 @@ def _without_autocast(function: Callable[..., Any], args: tuple[Any, ...]) -> An
         return function(*args)
 
 
-def concerns_torch(args: Iterable[Any]) -> bool:
+def needs_dispatcher(args: Iterable[Any]) -> bool:
     """Return whether a call needs torch's dispatcher, which otherwise only finds ``eager``.
 
     It does if a dispatch or function mode, a transform, a tracer or a profiler is active, or if a
@@ -170,11 +170,11 @@ _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {
 """Registered products by name: one that returns a new result, and one that writes to ``out``."""
 
 
-def product(
+def call_gemm(
     name: str, a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None,
     strategy: str, epilogue: Epilogue,
 ) -> torch.Tensor:  # fmt: skip
-    """Call an operator that ``define_product`` registered. Return its result, in ``out`` if
+    """Call an operator that ``define_gemm`` registered. Return its result, in ``out`` if
     given."""
     into_new, into_out = _DEFINED[name]
     group = "" if group is None else name_of(group)
@@ -184,7 +184,7 @@ def product(
     return out
 
 
-def define_product(operator: type[Operator]) -> None:
+def define_gemm(operator: type[Operator]) -> None:
     """Register ``torch.ops.tileweave.name``, which returns one result of ``a @ b`` on each rank,
     and ``name_out``, which has no gradient."""
     name = operator.op
@@ -211,7 +211,7 @@ def define_product(operator: type[Operator]) -> None:
         require_operands(name, a, b, out, added)
         refuse_gradients(name, out, a, b, *added.tensors)
 
-    options = f"str group, str strategy, {SCHEMA}"
+    options = f"str group, str strategy, {EPILOGUE_SCHEMA}"
     schema_out = f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()"
     schema = f"{name}(Tensor a, Tensor b, {options}) -> Tensor"
     _DEFINED[name] = (

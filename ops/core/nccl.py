@@ -19,7 +19,7 @@ from ...runtime.host.collectives import (
 )
 from ...runtime.host.group import Group
 from ...runtime.kernel.kernel import capturing
-from .problem import packed, refused, require_same_call
+from .problem import refused, require_same_call, with_packed_strides
 
 
 class PeerError(TileWeaveError, RuntimeError):
@@ -176,4 +176,4 @@ def _complete(
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """View the tensor as bytes, because gloo does not support fp8."""
-    return packed(tensor).view(torch.uint8)
+    return with_packed_strides(tensor).view(torch.uint8)

@@ -70,7 +70,7 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         extra_inputs: by the name of a program, a function that returns the inputs that no caller
             passes, on a device.
         problem, choice: the problem, and how it is computed.
-        in_graphs: operator that CUDA graphs record instead; None if they record this one.
+        graph_operator: operator that CUDA graphs record instead; None if they record this one.
     """
 
     collective: ClassVar[type[Collective]]
@@ -82,7 +82,7 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     extra_inputs: ClassVar[
         Mapping[str, Callable[[Problem, Choice, torch.device], tuple[torch.Tensor, ...]]]
     ] = {}
-    in_graphs: Operator | None = None
+    graph_operator: Operator | None = None
 
     @classmethod
     def program(cls, problem: Problem, choice: Choice) -> tirx.PrimFunc | Plan:
@@ -99,18 +99,18 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         self.problem, self.choice = problem, choice
         extra_inputs = self.extra_inputs.get(choice.program)
         device = session.group.device
-        self.given = extra_inputs(problem, choice, device) if extra_inputs else ()
+        self.fixed_inputs = extra_inputs(problem, choice, device) if extra_inputs else ()
         with ExitStack() as failed:
             failed.callback(self.free)
-            if (recorded := self.recorded(problem, choice)) != choice:
-                self.in_graphs = type(self)(problem, recorded, session)
+            if (graph_choice := self.graph_choice(problem, choice)) != choice:
+                self.graph_operator = type(self)(problem, graph_choice, session)
             failed.pop_all()
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
     ) -> None:
         """Compute ``c``. Every rank calls it and passes ``Epilogue.tensors``."""
-        operator = self.in_graphs if self.in_graphs is not None and capturing() else self
+        operator = self.graph_operator if self.graph_operator is not None and capturing() else self
         operator.enqueue(*operator.declared(a, b, c, *epilogue))
 
     def declared(
@@ -121,8 +121,8 @@ class Operator(CompiledOp, RegisteredOp, ABC):
 
     def free(self) -> None:
         """Free its symmetric memory. Collective."""
-        if self.in_graphs is not None:
-            self.in_graphs.free()
+        if self.graph_operator is not None:
+            self.graph_operator.free()
         super().free()
 
     @staticmethod
@@ -151,7 +151,7 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         """
 
     @classmethod
-    def recorded(cls, problem: Problem, choice: Choice) -> Choice:
+    def graph_choice(cls, problem: Problem, choice: Choice) -> Choice:
         """Return what CUDA graphs record where calls run ``choice``: the ``graph_fallback`` of its
         program. A graph edge cannot let a kernel begin before copies that wait for it, and such
         copies may delay the kernel."""
@@ -162,9 +162,9 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         )
 
     @classmethod
-    def launched(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
+    def compiled_programs(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
         """Return all programs that are compiled for ``choice``."""
-        choices = dict.fromkeys((choice, cls.recorded(problem, choice)))
+        choices = dict.fromkeys((choice, cls.graph_choice(problem, choice)))
         return [cls.program(problem, option) for option in choices]
 
     @staticmethod
@@ -214,20 +214,20 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         return min(options, key=lambda choice: options[choice])
 
     @classmethod
-    def tiles_tried(cls, problem: Problem) -> tuple[Tiles, ...]:
+    def tuning_tiles(cls, problem: Problem) -> tuple[Tiles, ...]:
         """Return the tiles with which tuning measures each program."""
         return FP8_CANDIDATES if problem.scaled else CANDIDATES
 
     @classmethod
-    def may_take(cls, problem: Problem, choice: Choice) -> bool:
+    def has_choice(cls, problem: Problem, choice: Choice) -> bool:
         """Return whether this version has ``choice``, which another version may have stored."""
-        is_tried = choice.program in cls.programs and choice.tiles in cls.tiles_tried(problem)
+        is_tried = choice.program in cls.programs and choice.tiles in cls.tuning_tiles(problem)
         return is_tried or choice in cls.options(problem)
 
     @classmethod
     def candidates(cls, problem: Problem) -> list[Choice]:
         """Return the choices that tuning measures: ``options``, and every program with all of
-        ``tiles_tried``."""
+        ``tuning_tiles``."""
         programs = [p for p in cls.programs if cls.suits(problem, p)]
-        choices = [Choice(p, tiles) for p in programs for tiles in cls.tiles_tried(problem)]
+        choices = [Choice(p, tiles) for p in programs for tiles in cls.tuning_tiles(problem)]
         return list(dict.fromkeys([*cls.options(problem), *choices]))

@@ -14,7 +14,7 @@ import torch
 from ...builtins.errors import TileWeaveError
 from ...builtins.symmetric import packed_strides
 from ...runtime.host.group import Group
-from .epilogue import FP8, NOTHING, Epilogue
+from .epilogue import FP8, NO_EPILOGUE, Epilogue
 from .groups import TwoLevels
 from .registry import OPERATORS
 
@@ -24,14 +24,16 @@ if TYPE_CHECKING:
     from ..norm.problem import NormProblem
     from .collective_problem import CollectiveProblem
 
-    Agreed: TypeAlias = "Problem | CollectiveProblem | AttentionProblem | RowProblem | NormProblem"
+    AnyProblem: TypeAlias = (
+        "Problem | CollectiveProblem | AttentionProblem | RowProblem | NormProblem"
+    )
 
 ALIGNMENT = 16
 """Alignment in bytes that the TMA requires of the base address and of each row."""
 _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """Result types of fp8 products; the first is the default."""
 _warned: set[tuple[str, str]] = set()
-_agreed: WeakKeyDictionary[Group | TwoLevels, set[tuple[Agreed, str]]] = WeakKeyDictionary()
+_agreed: WeakKeyDictionary[Group | TwoLevels, set[tuple[AnyProblem, str]]] = WeakKeyDictionary()
 _calls: WeakKeyDictionary[Group, tuple[int, str, str, bool]] = WeakKeyDictionary()
 """Latest call of each group: its number, the operator, the text, and whether it is new."""
 
@@ -155,7 +157,7 @@ def operator_name(caller: str, op: Any, names: Iterable[str]) -> str:
 
 def checked(
     op: str, a: torch.Tensor, b: torch.Tensor, ranks: int, out: torch.Tensor | None = None,
-    epilogue: Epilogue = NOTHING,
+    epilogue: Epilogue = NO_EPILOGUE,
 ) -> Problem:  # fmt: skip
     """Return the problem of a call.
 
@@ -294,14 +296,14 @@ def require_operands(op: str, a: Any, b: Any, out: Any, epilogue: Epilogue) -> N
 
 def check_layout(op: str, out: torch.Tensor, name: str = "out") -> None:
     """Refuse a result that kernels cannot write."""
-    if not is_laid_out(out):
+    if not is_contiguous_and_aligned(out):
         raise refused(
             op, f"{name} has strides {out.stride()} and begins at {out.data_ptr():#x}",
             f"a contiguous tensor that begins at a multiple of {ALIGNMENT} bytes",
         )  # fmt: skip
 
 
-def require_apart(
+def require_no_overlap(
     op: str, out: torch.Tensor, /, result: str = "out", **tensors: torch.Tensor | None
 ) -> None:
     """Refuse a result that overlaps an argument in memory: it is written while the argument is
@@ -316,15 +318,15 @@ def shares_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
     return y.data_ptr() < x.data_ptr() + x.nbytes and x.data_ptr() < y.data_ptr() + y.nbytes
 
 
-def require_apart_from_operands(
+def require_no_overlap_with_operands(
     op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
 ) -> None:
-    """Apply ``require_apart`` to the inputs of a GEMM."""
+    """Apply ``require_no_overlap`` to the inputs of a GEMM."""
     first, second = OPERATORS[op].arguments
-    require_apart(op, out, **{first: a, second: b, "bias": epilogue.bias})
+    require_no_overlap(op, out, **{first: a, second: b, "bias": epilogue.bias})
 
 
-def laid_out(
+def as_kernel_operands(
     problem: Problem, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
 ) -> tuple[torch.Tensor, torch.Tensor, Epilogue]:
     """Return the operands as kernels can read them.
@@ -333,20 +335,20 @@ def laid_out(
     operator.
     """
     first, second = OPERATORS[problem.op].arguments
-    a = dense(problem.op, first, a)
-    b = problem.stored(dense(problem.op, second, problem.stored(b)))
+    a = as_kernel_operand(problem.op, first, a)
+    b = problem.stored(as_kernel_operand(problem.op, second, problem.stored(b)))
     bias, scale_a, scale_b, _ = epilogue
     if bias is not None:
-        bias = dense(problem.op, "bias", bias)
+        bias = as_kernel_operand(problem.op, "bias", bias)
     if scale_a is not None:
         scale_a, scale_b = scale_a.reshape(1), scale_b.reshape(1)
     return a, b, Epilogue(bias, scale_a, scale_b, problem.out_dtype)
 
 
-def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return an argument as kernels can read it."""
-    if is_laid_out(tensor):
-        return packed(tensor)
+def as_kernel_operand(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return an argument, or a copy if kernels cannot read it; warn of the first copy."""
+    if is_contiguous_and_aligned(tensor):
+        return with_packed_strides(tensor)
     if (op, name) not in _warned:
         _warned.add((op, name))
         warnings.warn(
@@ -358,7 +360,7 @@ def dense(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def agree(group: Group | TwoLevels, problem: Agreed, strategy: str) -> None:
+def agree(group: Group | TwoLevels, problem: AnyProblem, strategy: str) -> None:
     """Check that all ranks make the same call. Collective for each new problem.
 
     A rank for which the problem is not new does not wait for the others here. On a CPU,
@@ -441,12 +443,12 @@ def _disagreement(op: str, calls: dict[int, str]) -> TileWeaveError:
     )
 
 
-def is_laid_out(tensor: torch.Tensor) -> bool:
-    """Return whether kernels can read and write the tensor."""
+def is_contiguous_and_aligned(tensor: torch.Tensor) -> bool:
+    """Return whether kernels can read and write the tensor as it is."""
     return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
-def packed(tensor: torch.Tensor) -> torch.Tensor:
+def with_packed_strides(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor with packed strides, also along axes of extent 1, where torch
     allows any stride."""
     if 1 not in tensor.shape:
@@ -459,5 +461,10 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def refused(op: str, what: str, expected: str) -> TileWeaveError:
-    """Return the error of an operator."""
+    """Return the error for an illegal argument.
+
+    Args:
+        what: its name and value.
+        expected: what is legal.
+    """
     return TileWeaveError(f"{op}: {what}; expected {expected}")

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 STRATEGIES = ("auto", "fused", "nccl")
 _DTYPES = (torch.bfloat16, torch.float16, FP8)
 _ROW = 8
-"""Alignment of rows in elements: the TMA needs multiples of 16 bytes. fp8 needs twice as many."""
-_RANKS = 8
+"""Alignment of rows in 16-bit elements: the TMA needs multiples of 16 bytes. For the alignment of
+fp8 rows see ``fp8_obstacle``."""
+_MAX_RANKS = 8
 
 
 class Reasoned(NamedTuple):
-    """Name with the reason for it, such as ``fused: it can be``."""
+    """Name of a strategy or transport, and the reason for it, such as ``fused: asked for``."""
 
     name: str
     reason: str
@@ -44,44 +45,47 @@ class Strategy(Reasoned):
     """
 
 
-def chosen(
+def choose_strategy(
     requested: str,
     problem: Problem,
     device: torch.device,
     group: Group,
     measured: Measured | None = None,
 ) -> Strategy:
-    """Return the strategy for a problem. It depends only on values that are equal on all ranks.
+    """Return the strategy for a GEMM. It depends only on values that are equal on all ranks.
 
     Args:
+        requested: argument ``strategy`` of the call.
         measured: result of tuning, if there is one.
 
     Raises:
         TileWeaveError: ``requested`` is no strategy, or is ``fused`` for a problem that cannot be
             fused; or the tensors are on another rank's GPU.
     """
-    return not_fused(requested, problem, device, group) or preferred(requested, problem, measured)
+    unfused = unfused_gemm_strategy(requested, problem, device, group)
+    return unfused or preferred_strategy(requested, problem, measured)
 
 
-def not_fused(
+def unfused_gemm_strategy(
     requested: str, problem: Problem, device: torch.device, group: Group
 ) -> Strategy | None:
-    """Return the strategy for a problem that is not, or cannot be, fused; else None."""
-    return unless_fused(
+    """Return ``nccl``, with the reason, if it is requested or the problem cannot be fused; else
+    None."""
+    return unfused_strategy(
         requested, problem.op, device, group, lambda: obstacle(problem, device, group)
     )
 
 
-def unless_fused(
+def unfused_strategy(
     requested: str, op: str, device: torch.device, group: Group, obstacle: Callable[[], str | None]
 ) -> Strategy | None:
-    """Return the strategy for a call that is not, or cannot be, fused; else None.
+    """Return ``nccl``, with the reason, if it is requested or the call cannot be fused; else None.
 
     Args:
         obstacle: returns why the call cannot be fused, with what is expected; else None.
 
     Raises:
-        TileWeaveError: as in ``chosen``.
+        TileWeaveError: as in ``choose_strategy``.
     """
     if requested not in STRATEGIES:
         raise TileWeaveError(
@@ -96,7 +100,7 @@ def unless_fused(
     return None if reason is None else Strategy("nccl", reason)
 
 
-def preferred(requested: str, problem: Problem, measured: Measured | None) -> Strategy:
+def preferred_strategy(requested: str, problem: Problem, measured: Measured | None) -> Strategy:
     """Return the strategy for a problem that can be fused.
 
     Args:
@@ -107,7 +111,7 @@ def preferred(requested: str, problem: Problem, measured: Measured | None) -> St
         TileWeaveError: every fused program gave wrong results in tuning.
     """
     if requested == "auto":
-        return predicted(problem) if measured is None else measured.strategy
+        return predicted_strategy(problem) if measured is None else measured.strategy
     if measured is not None and measured.choice is None:
         raise TileWeaveError(
             f"{problem.op}: strategy='fused', but {measured.strategy.reason}; expected 'auto' or "
@@ -116,7 +120,7 @@ def preferred(requested: str, problem: Problem, measured: Measured | None) -> St
     return Strategy("fused", "asked for")
 
 
-def predicted(problem: Problem) -> Strategy:
+def predicted_strategy(problem: Problem) -> Strategy:
     """Return the strategy that the cost model predicts to be faster."""
     fused, nccl = OPERATORS[problem.op].predicted(problem)
     name = "fused" if fused <= nccl else "nccl"
@@ -133,8 +137,8 @@ def require_own_device(op: str, device: torch.device, group: Group) -> None:
 
 
 def obstacle_of_ranks(device: torch.device, group: Group | TwoLevels) -> str | None:
-    """Return why ranks cannot exchange tensors on a device, with what is expected; else None.
-    Collective for a new group."""
+    """Return why kernels of these ranks cannot exchange tensors on a device, with what is expected;
+    else None. Collective for a new group."""
     if isinstance(group, TwoLevels):
         return "the group has several nodes; expected ranks of one node"
     if device.type != "cuda":
@@ -142,8 +146,8 @@ def obstacle_of_ranks(device: torch.device, group: Group | TwoLevels) -> str | N
     major, minor = torch.cuda.get_device_capability(device)
     if major != 9:
         return f"{device} is sm_{major}{minor}; expected sm_90"
-    if group.world_size > _RANKS:
-        return f"there are {group.world_size} ranks; expected at most {_RANKS}"
+    if group.world_size > _MAX_RANKS:
+        return f"there are {group.world_size} ranks; expected at most {_MAX_RANKS}"
     if len(nodes := dict.fromkeys(group.nodes)) > 1:
         return f"its ranks are on the nodes {', '.join(nodes)}; expected ranks of one node"
     return None

@@ -60,7 +60,7 @@ class Tiles:
 
     @property
     def width(self) -> int:
-        """Columns of the result that a ``PersistentSchedule`` stores at once.
+        """Columns of the result that a block of a persistent kernel stores at once.
 
         At most half a tile, and a power of two, which the TMA swizzles best. Each warp group has
         rows of these columns, so that TileLang keeps its barriers before and after each store.
@@ -113,7 +113,7 @@ class PersistentSchedule:
     """Schedule of a persistent kernel: a block computes tile ``wave * blocks + block`` in each
     wave.
 
-    All blocks compute equally many tiles, give or take one, in as few blocks as possible. The
+    It has the fewest blocks for its number of waves. Blocks differ by at most one tile. The
     operands of the next tile are loaded while the result of this one is stored. The result occupies
     at most half a tile of shared memory, so that four stages fit: a ring of three stages that
     continues from tile to tile costs 3 %, because TileLang computes its index modulo 3.
@@ -170,7 +170,7 @@ FEW_ROWS = (
 FP8 = Tiles(128, 128, 128, stages=4)
 """fp8 tiles. A thread holds two accumulators, see ``accumulate``; those of a larger tile do not fit
 into registers."""
-STORED = (LARGE, SMALL, *FEW_ROWS)
+STORE_TILES = (LARGE, SMALL, *FEW_ROWS)
 """Tiles of kernels with one block per tile that store over NVLink."""
 CANDIDATES = (
     LARGE,
@@ -212,9 +212,10 @@ def has_room_for_persistent_blocks() -> bool:
     return torch.cuda.get_device_properties().multi_processor_count >= DEVICE.sm_count
 
 
-def blocks_that_push() -> int:
-    """Return how many blocks of a kernel may store for other ranks before any of them continues.
-    All must be resident at once, on sm_90 GPUs with fewer SMs too, and beside a kernel of NCCL."""
+def max_push_blocks() -> int:
+    """Return the most blocks of a kernel that may store for other ranks before any of them
+    continues. All must be resident at once, on sm_90 GPUs with fewer SMs too, and beside a kernel
+    of NCCL."""
     return DEVICE.sm_count - 32 if has_room_for_persistent_blocks() else 64
 
 
@@ -237,6 +238,6 @@ def persistent_tiles(itemsize: int) -> tuple[Tiles, ...]:
     return (FP8,) if itemsize == 1 else PERSISTENT_TILES
 
 
-def stored(itemsize: int) -> tuple[Tiles, ...]:
-    """Return ``STORED`` for operands with elements of ``itemsize`` bytes."""
-    return (FP8,) if itemsize == 1 else STORED
+def store_tiles(itemsize: int) -> tuple[Tiles, ...]:
+    """Return ``STORE_TILES`` for operands with elements of ``itemsize`` bytes."""
+    return (FP8,) if itemsize == 1 else STORE_TILES

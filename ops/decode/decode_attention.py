@@ -13,7 +13,7 @@ from tvm import tirx
 from ...runtime.executor.recorded_calls import recorded_calls
 from ...runtime.host.session import Session
 from ...runtime.plans.parameters import parameters_of
-from ..collectives.transport import first_possible
+from ..collectives.transport import check_requested, first_possible
 from ..collectives.vectors import as_declared
 from ..core import nccl
 from ..core.call import Decision, run_and_record, signature
@@ -32,6 +32,7 @@ from .problem import (
     Inputs,
     Results,
     check_memory,
+    check_options,
     check_result,
     checked,
     require_tensors,
@@ -229,11 +230,18 @@ def _fake_out(q, k, v, table, lens, k_scale, v_scale, out, lse, scale, sharding,
     check_result(inputs, checked(inputs, scale, sharding, lse is not None, ranks), out)
 
 
+def _check_options(scale, sharding, _, strategy):
+    check_options(scale, sharding)
+    check_requested(strategy, NAME, (FUSED,), "strategy")
+
+
 def _check(*args):
+    _check_options(*args[-4:])
     refuse_all_gradients(NAME, **Inputs(*args[: len(Inputs._fields)])._asdict())
 
 
 def _check_out(*args):
+    _check_options(*args[-4:])
     count = len(Inputs._fields)
     refuse_all_gradients(NAME, **Inputs(*args[:count])._asdict(), out=args[count])
 

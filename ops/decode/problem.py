@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +13,10 @@ from ..core.epilogue import FP8
 from ..core.problem import (
     check_layout,
     refused,
-    require_apart,
     require_dense,
     require_dense_or_none,
     require_like,
+    require_no_overlap,
 )
 from .kernels.config import SHARDINGS, DecodeConfig
 
@@ -173,14 +174,20 @@ def checked(
     require_like(NAME, "block_table", block_table, "q", q, torch.int32)
     require_like(NAME, "seq_lens", seq_lens, "q", q, torch.int32)
     _check_scales(inputs)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < inf:
-        raise refused(NAME, f"scale={scale!r}", "a positive finite number")
-    if sharding not in SHARDINGS:
-        raise refused(NAME, f"sharding={sharding!r}", ", ".join(map(repr, SHARDINGS)))
+    check_options(scale, sharding)
     return DecodeProblem(
         NAME, batch, heads, kv_heads, dim, v_dim, pages, page_size, block_table.shape[1], ranks,
         q.dtype, k_cache.dtype, float(scale), sharding, v_cache is None, bool(returns_lse),
     )  # fmt: skip
+
+
+def check_options(scale: Any, sharding: Any) -> None:
+    """Refuse values that no call accepts."""
+    is_number = isinstance(scale, (int, float, Real)) and not isinstance(scale, bool)
+    if not is_number or not 0 < scale < inf:
+        raise refused(NAME, f"scale={scale!r}", "a positive finite number")
+    if sharding not in SHARDINGS:
+        raise refused(NAME, f"sharding={sharding!r}", ", ".join(map(repr, SHARDINGS)))
 
 
 def _check_caches(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor | None) -> int:
@@ -239,4 +246,4 @@ def check_memory(inputs: Inputs, out: torch.Tensor | None) -> None:
         check_layout(NAME, inputs.v_cache, "v_cache")
     if out is not None:
         check_layout(NAME, out)
-        require_apart(NAME, out, **inputs._asdict())
+        require_no_overlap(NAME, out, **inputs._asdict())

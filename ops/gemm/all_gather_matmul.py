@@ -33,14 +33,14 @@ from ..collectives.collective import Move
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes, readable, writable
 from ..core.call import Call, call
-from ..core.epilogue import NOTHING, SCHEMA, Epilogue
+from ..core.epilogue import EPILOGUE_SCHEMA, NO_EPILOGUE, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels, name_of, ranks_of
-from ..core.library import define, product, refuse_gradients
+from ..core.library import call_gemm, define, refuse_gradients
 from ..core.operator import Choice, Multiply, Operator
 from ..core.problem import Problem, checked, require_operands
 from ..core.registry import TableRow
-from ..core.tiles import persistent_tiles, stored
+from ..core.tiles import persistent_tiles, store_tiles
 from .kernels.all_gather_gemm import ag_gemm_comm_blocks, ag_gemm_copy_engine, ag_gemm_push
 
 NAME = "all_gather_matmul"
@@ -178,7 +178,7 @@ class AllGatherMatmul(Operator, op=NAME):
             Choice("stores", tiles): estimate_ag_gemm_push_us(
                 rows_per_rank, N, problem.K, ranks, tiles, problem.itemsize
             )
-            for tiles in stored(problem.itemsize)
+            for tiles in store_tiles(problem.itemsize)
         }  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def all_gather_matmul(
     """
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     if not return_gathered:
-        return product(NAME, a_shard, b, group, out, strategy, epilogue)
+        return call_gemm(NAME, a_shard, b, group, out, strategy, epilogue)
     require_operands(NAME, a_shard, b, out, epilogue)
     refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
     options = name_of(group), strategy, *epilogue
@@ -233,7 +233,7 @@ def all_gather_matmul(
     return out, _rows_and_product(a_shard, b, out, *options)
 
 
-def _computed(
+def _compute_with_rows(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
     epilogue: Epilogue,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
@@ -264,7 +264,7 @@ def _rows_of_nodes(request: Call, ranks: TwoLevels, requested: str) -> torch.Ten
     with Mesh.of(NAME, ranks, request.a.device) as mesh:
         for node, shard in pieces_of_nodes([request.a] * count, mesh):
             with writable(parts[node]) as out:
-                rows[node] = _computed(readable(shard), request.b, out, *options)[1]
+                rows[node] = _compute_with_rows(readable(shard), request.b, out, *options)[1]
     return rows.flatten(0, 1)
 
 
@@ -281,11 +281,11 @@ def _choice_keeping_rows(problem: Problem) -> Choice | None:
 
 
 def _eager(a_shard, b, group, strategy, *epilogue):
-    return _computed(a_shard, b, None, group, strategy, Epilogue(*epilogue))
+    return _compute_with_rows(a_shard, b, None, group, strategy, Epilogue(*epilogue))
 
 
 def _eager_out(a_shard, b, out, group, strategy, *epilogue):
-    return _computed(a_shard, b, out, group, strategy, Epilogue(*epilogue))[1]
+    return _compute_with_rows(a_shard, b, out, group, strategy, Epilogue(*epilogue))[1]
 
 
 def _fake(a_shard, b, group, strategy, *epilogue):
@@ -325,7 +325,7 @@ def _gradients_of(
     grad_a = grad_b = None
     if ctx.needs_input_grad[0]:
         grad_a = torch.ops.tileweave.matmul_reduce_scatter(
-            grad_c, b.t(), ctx.group, ctx.strategy, *NOTHING
+            grad_c, b.t(), ctx.group, ctx.strategy, *NO_EPILOGUE
         )
     if ctx.needs_input_grad[1]:
         grad_b = gather().t() @ grad_c
@@ -333,7 +333,7 @@ def _gradients_of(
     return grad_a, grad_b, None, None, grad_bias, None, None, None
 
 
-_OPTIONS = f"str group, str strategy, {SCHEMA}"
+_OPTIONS = f"str group, str strategy, {EPILOGUE_SCHEMA}"
 _product_and_rows = define(
     f"{NAME}_rows(Tensor a_shard, Tensor b, {_OPTIONS}) -> (Tensor, Tensor)",
     _eager, _fake, (_save_rows, _gradients_rows),

@@ -38,11 +38,11 @@ from ..core.across_nodes import Mesh
 from ..core.epilogue import Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels
-from ..core.library import product
+from ..core.library import call_gemm
 from ..core.operator import Choice, Multiply, Operator
 from ..core.problem import Problem
 from ..core.registry import TableRow
-from ..core.tiles import Tiles, persistent_tiles, stored
+from ..core.tiles import Tiles, persistent_tiles, store_tiles
 from .identity import identities
 from .kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
 from .kernels.gemm_persistent import copied_sums_of, gemm_ar_persistent
@@ -50,9 +50,9 @@ from .kernels.partial_sums import identity_of
 from .matmul_reduce_scatter import MatmulReduceScatter
 
 NAME = "matmul_all_reduce"
-HOPELESS_BYTES = 32 << 20
+ONE_SHOT_MAX_BYTES = 32 << 20
 """Most bytes that a rank pulls in the one-shot program."""
-GROUPS = (4, 1), (8, 1), (8, 2), (8, 4), (16, 1)
+GROUPINGS = (4, 1), (8, 1), (8, 2), (8, 4), (16, 1)
 """Pairs (``group_m``, ``num_chunks``) that are tried with copy engines.
 
 Sums are copied when a chunk is complete, the last one after the kernel. Smaller chunks are copied
@@ -184,32 +184,32 @@ class MatmulAllReduce(Operator, op=NAME):
     @staticmethod
     def estimates(problem: Problem) -> dict[Choice, float]:
         sizes = problem.N, problem.K, problem.ranks
-        bytes_of = problem.itemsize, problem.out_dtype.itemsize
+        itemsizes = problem.itemsize, problem.out_dtype.itemsize
         pulled = pulled_bytes(problem)
         return {
             Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(
-                rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *bytes_of,
+                rows_of_owner(problem.M, problem.ranks, tiles), *sizes, tiles, *itemsizes,
                 shared=True,
             )
             for shape in persistent_tiles(problem.itemsize)
-            for tiles in (replace(shape, group_m=m, num_chunks=n) for m, n in GROUPS)
+            for tiles in (replace(shape, group_m=m, num_chunks=n) for m, n in GROUPINGS)
             if tiles.has_whole_chunks(rows_of_owner(problem.M, problem.ranks, tiles), problem.N)
         } | {
-            Choice("two_shot", tiles): estimate_two_shot_us(problem.M, *sizes, tiles, *bytes_of)
-            for tiles in stored(problem.itemsize)
+            Choice("two_shot", tiles): estimate_two_shot_us(problem.M, *sizes, tiles, *itemsizes)
+            for tiles in store_tiles(problem.itemsize)
         } | {
             Choice("one_shot", tiles): estimate_one_shot_us(
                 problem.M, problem.N, problem.K, tiles, pulled, problem.itemsize
             )
-            for tiles in stored(problem.itemsize)
+            for tiles in store_tiles(problem.itemsize)
         }  # fmt: skip
 
     @classmethod
     def suits(cls, problem: Problem, program: str) -> bool:
-        if program == "one_shot" and pulled_bytes(problem) > HOPELESS_BYTES:
+        if program == "one_shot" and pulled_bytes(problem) > ONE_SHOT_MAX_BYTES:
             return False
         if program == "copy_engines":
-            tried = cls.tiles_tried(problem)
+            tried = cls.tuning_tiles(problem)
             rows = max(rows_of_owner(problem.M, problem.ranks, tiles) for tiles in tried)
             # The program indexes all elements that a rank sums up.
             if rows * problem.N > LARGEST:
@@ -264,4 +264,4 @@ def matmul_all_reduce(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
+    return call_gemm(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))

@@ -30,21 +30,21 @@ from ..collectives.collective import Move
 from ..collectives.reduce_scatter import ReduceScatter
 from ..core import nccl
 from ..core.across_nodes import Mesh, sum_over_nodes
-from ..core.epilogue import NOTHING, Epilogue
+from ..core.epilogue import NO_EPILOGUE, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels
-from ..core.library import product
+from ..core.library import call_gemm
 from ..core.operator import Choice, Multiply, Operator
 from ..core.problem import Problem
 from ..core.registry import TableRow
-from ..core.tiles import persistent_tiles, stored
+from ..core.tiles import persistent_tiles, store_tiles
 from .identity import identities
 from .kernels.gemm_persistent import gemm_rs_persistent
 from .kernels.gemm_reduce_scatter import gemm_rs_one_shot, gemm_rs_store
 from .kernels.partial_sums import identity_of
 
 NAME = "matmul_reduce_scatter"
-FEW = 2048
+ONE_SHOT_MAX_ROWS = 2048
 """Most rows of the one-shot program: the tiles of a column must run at the same time."""
 
 
@@ -133,7 +133,7 @@ class MatmulReduceScatter(Operator, op=NAME):
     @staticmethod
     def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
         a, b = ctx.saved_tensors
-        arguments = grad_c.contiguous(), b.t(), ctx.group, ctx.strategy, *NOTHING
+        arguments = grad_c.contiguous(), b.t(), ctx.group, ctx.strategy, *NO_EPILOGUE
         grad_b = None
         if ctx.needs_input_grad[1]:
             grad_a, rows = torch.ops.tileweave.all_gather_matmul_rows(*arguments)
@@ -151,23 +151,23 @@ class MatmulReduceScatter(Operator, op=NAME):
     def estimates(problem: Problem) -> dict[Choice, float]:
         rows_per_rank, N, ranks = problem.shards
         sizes = rows_per_rank, N, problem.K, ranks
-        bytes_of = problem.itemsize, problem.out_dtype.itemsize
+        itemsizes = problem.itemsize, problem.out_dtype.itemsize
         return {
-            Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(*sizes, tiles, *bytes_of)
+            Choice("copy_engines", tiles): estimate_gemm_rs_persistent_us(*sizes, tiles, *itemsizes)
             for tiles in persistent_tiles(problem.itemsize)
         } | {
             Choice("stores", tiles): estimate_gemm_rs_store_us(*sizes, tiles, problem.itemsize)
-            for tiles in stored(problem.itemsize)
+            for tiles in store_tiles(problem.itemsize)
         } | {
             Choice("one_shot", tiles): estimate_one_shot_us(
                 problem.M, N, problem.K, tiles, problem.moved_bytes, problem.itemsize
             )
-            for tiles in stored(problem.itemsize)
+            for tiles in store_tiles(problem.itemsize)
         }  # fmt: skip
 
     @classmethod
     def suits(cls, problem: Problem, program: str) -> bool:
-        has_many_rows = problem.M > FEW and program == "one_shot"
+        has_many_rows = problem.M > ONE_SHOT_MAX_ROWS and program == "one_shot"
         return not has_many_rows and super().suits(problem, program)
 
 
@@ -216,4 +216,4 @@ def matmul_reduce_scatter(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return product(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
+    return call_gemm(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))

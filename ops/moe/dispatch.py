@@ -20,8 +20,15 @@ from .kernels.row_exchange import dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
 from .quant import check_quant, quantized
 from .routing import Tables, is_first_choice, routing_of
-from .row_exchange import TABLES, RowExchange, check_options, chosen, exchange, gathered
-from .row_problem import check_ids, check_tokens, checked, checks_ids, within_node
+from .row_exchange import TABLES, RowExchange, check_options, choose_transport, exchange, gathered
+from .row_problem import (
+    check_ids,
+    check_num_experts,
+    check_tokens,
+    checked,
+    checks_ids,
+    within_node,
+)
 
 NAME = "dispatch"
 Rows: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -96,7 +103,7 @@ def _dispatch(
     ranks = ranks_of(group)
     problem = checked(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
     part, node = within_node(problem, ranks)
-    chosen(transport, part, x.device, node, Dispatch.obstacle(part))
+    choose_transport(transport, part, x.device, node, Dispatch.obstacle(part))
     is_traced = torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)
     checks = not is_traced and checks_ids()
     if not is_traced:
@@ -165,6 +172,7 @@ def dispatch(
     """
     check_tokens(NAME, x, topk_ids, topk_weights)
     check_quant(NAME, quant, x)
+    check_num_experts(NAME, num_experts)
     check_options(NAME, capacity, transport)
     group = name_of(group)
     rows, *tables, offsets, dropped = torch.ops.tileweave.dispatch(

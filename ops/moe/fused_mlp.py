@@ -13,11 +13,11 @@ from ...builtins.ragged import MOST_ELEMENTS
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
-from ..core.cache import prepared
+from ..core.cache import op_cache_of
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, ranks_of
 from ..core.library import define
-from ..core.problem import ALIGNMENT, agree, dense, refused
+from ..core.problem import ALIGNMENT, agree, as_kernel_operand, refused
 from ..core.strategy import obstacle_of_ranks
 from .kernels.expert_mlp import ExpertMlpConfig, down, gate_up
 from .routing import INDEX_LIMIT
@@ -129,7 +129,7 @@ class FusedMlp(CompiledOp):
         super().__init__(mlp_plan(config), session)
         segments = config.per_rank, config.ranks
         rows = *segments, config.capacity, config.width
-        self.given = (
+        self.fixed_inputs = (
             torch.empty(segments, dtype=torch.int32, device=device),
             torch.empty(rows, dtype=problem.dtype, device=device),
         )
@@ -180,12 +180,12 @@ def _eager(x, topk_ids, topk_weights, w_gate_up, w_down, group):
     assert isinstance(ranks, Group)
     problem = MlpProblem.of(x, topk_ids, w_gate_up, ranks.world_size)
     agree(ranks, problem, FUSED)
-    cache = prepared(ranks)
+    cache = op_cache_of(ranks)
     config = problem.config
     num_experts = problem.ranks * problem.per_rank
     tables = segments_of(topk_ids, ranks.rank, problem.ranks, num_experts, config.capacity)
     tensors = {"x": x, "w_gate_up": w_gate_up, "w_down": w_down}
-    x, w_gate_up, w_down = (dense(NAME, name, t) for name, t in tensors.items())
+    x, w_gate_up, w_down = (as_kernel_operand(NAME, name, t) for name, t in tensors.items())
     out = _fake(x)
     compiled = cache.operator(problem, FUSED, FusedMlp)
     compiled.enqueue((x, *tables, topk_weights.float().contiguous(), w_gate_up, w_down), out)

@@ -18,9 +18,9 @@ from ..core.epilogue import FP8
 from ..core.library import define, refuse_gradients
 from ..core.problem import (
     ALIGNMENT,
-    dense,
-    packed,
-    require_apart,
+    as_kernel_operand,
+    require_no_overlap,
+    with_packed_strides,
 )
 from ..core.registry import RegisteredOp, TableRow
 from . import reference as by_torch
@@ -116,7 +116,7 @@ def _dense_options(config: GroupedConfig, options: Options) -> list[torch.Tensor
         assert options.scale_x is not None and options.scale_w is not None
         tensors["scale_x"] = options.scale_x.reshape(1)
         tensors["scale_w"] = options.scale_w.expand(config.experts).contiguous()
-    return [dense(NAME, name, t) for name, t in tensors.items() if t is not None]
+    return [as_kernel_operand(NAME, name, t) for name, t in tensors.items() if t is not None]
 
 
 def _compute(x, w, offsets, options: Options, out) -> _Call | None:
@@ -139,8 +139,11 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
     call = _Call(config, launch, empty)
     given = x, w if transposed else w.transpose(1, 2), offsets, out
     x, stored, offsets, out = (
-        *(dense(NAME, name, t) for name, t in zip(("x", "w", "offsets"), given, strict=False)),
-        packed(out),
+        *(
+            as_kernel_operand(NAME, name, t)
+            for name, t in zip(("x", "w", "offsets"), given, strict=False)
+        ),
+        with_packed_strides(out),
     )
     call(x, stored if transposed else stored.transpose(1, 2), offsets, options, out)
     is_copied = any(a is not b for a, b in zip((x, stored, offsets, out), given, strict=True))
@@ -155,7 +158,7 @@ def _call(x, w, offsets, out, options: Options):
         if out is None:
             out = call.empty()
         else:
-            require_apart(NAME, out, x=x, w=w, offsets=offsets, **options.tensors)
+            require_no_overlap(NAME, out, x=x, w=w, offsets=offsets, **options.tensors)
         call(x, w, offsets, options, out)
         return out
     if out is None:
@@ -238,7 +241,7 @@ def _eager_wgrad(grad, x, offsets, transposed: bool, reference: bool):
         by_torch.grouped_wgrad(WGRAD, grad, x, offsets, out)
     elif len(x):
         grad, x, offsets = (
-            dense(WGRAD, name, operand)
+            as_kernel_operand(WGRAD, name, operand)
             for name, operand in (("grad", grad), ("x", x), ("offsets", offsets))
         )
         with torch.cuda.device(x.device):

@@ -13,10 +13,10 @@ from ..core.problem import (
     check_layout,
     is_dense,
     refused,
-    require_apart,
     require_dense,
     require_dense_or_none,
     require_like,
+    require_no_overlap,
     result_of,
 )
 from .kernels.grouped_gemm import SCALED, SWIGLU
@@ -195,4 +195,4 @@ def check_out(
     require_like(NAME, "out", out, "x", x, dtype)
     if out.device.type != "meta":
         check_layout(NAME, out)
-        require_apart(NAME, out, x=x, w=w, offsets=offsets, **options.tensors)
+        require_no_overlap(NAME, out, x=x, w=w, offsets=offsets, **options.tensors)

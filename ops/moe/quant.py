@@ -8,7 +8,7 @@ import torch
 
 from ..core.epilogue import FP8
 from ..core.library import define
-from ..core.problem import dense, refused
+from ..core.problem import as_kernel_operand, refused
 from ..core.quantize import FP8_MAX, quantized_blocks
 from .kernels.grouped_gemm import SCALED
 from .kernels.quantize import THREADS, quantize_program
@@ -67,8 +67,12 @@ def _eager(x, offsets) -> tuple[torch.Tensor, torch.Tensor]:
             processors = torch.cuda.get_device_properties(x.device).multi_processor_count
             blocks = processors * _THREADS_PER_SM // THREADS
             program = quantize_program, columns, experts, _DTYPES[x.dtype], LEAST, blocks
-            x, written = (t.view(rows, -1, SCALED) for t in (dense(NAME, "x", x), values))
-            compiled(NAME, *program)(x, dense(NAME, "offsets", offsets), written, scales)
+            x, written = (
+                t.view(rows, -1, SCALED) for t in (as_kernel_operand(NAME, "x", x), values)
+            )
+            compiled(NAME, *program)(
+                x, as_kernel_operand(NAME, "offsets", offsets), written, scales
+            )
     return values, scales
 
 

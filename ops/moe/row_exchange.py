@@ -16,11 +16,11 @@ from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
 from ..collectives.transport import Transport, check_requested, first_possible
 from ..collectives.vectors import as_declared
-from ..core.cache import prepared
+from ..core.cache import op_cache_of
 from ..core.call import Decision, record_fast_path, signature
 from ..core.compiled import CompiledOp
 from ..core.groups import group_of
-from ..core.problem import agree, check_layout, dense, require_apart
+from ..core.problem import agree, as_kernel_operand, check_layout, require_no_overlap
 from ..core.registry import OPERATORS, RegisteredOp
 from ..core.strategy import obstacle_of_ranks
 from .routing import Tables
@@ -95,7 +95,7 @@ def check_options(op: str, capacity: Any, transport: Any) -> None:
     check_requested(transport, op, OWN)
 
 
-def chosen(
+def choose_transport(
     requested: str, problem: RowProblem, device: torch.device, group: Group, obstacle: str | None
 ) -> Transport:
     """Return the transport for a problem. It depends only on values that are equal on all ranks.
@@ -151,9 +151,11 @@ def exchange(
     if decision.choice == "nccl":
         result = operator.unfused(rows, weights, tables, ranks)
         return result if out is None else out.copy_(result)
-    readable = [dense(op, name, x) for name, x in zip(operator.reads, inputs, strict=True)]
+    readable = [
+        as_kernel_operand(op, name, x) for name, x in zip(operator.reads, inputs, strict=True)
+    ]
     result = operator.empty(rows, tables) if out is None else out
-    cache = prepared(ranks)
+    cache = op_cache_of(ranks)
     compiled = cache.operator(problem, decision.choice, operator)
     compiled(readable, result)
     if not capturing():
@@ -170,7 +172,7 @@ def _decide(
     ranks = group_of(group)
     problem = problem_of(operator.op, rows, tables, ranks.world_size)
     obstacle = operator.obstacle(problem)
-    transport = chosen(requested, problem, rows.device, ranks, obstacle).name
+    transport = choose_transport(requested, problem, rows.device, ranks, obstacle).name
     agree(ranks, problem, transport)
     return Decision(problem, ranks, transport)
 
@@ -179,4 +181,4 @@ def _check_out(
     operator: type[RowExchange], out: torch.Tensor, inputs: Sequence[torch.Tensor]
 ) -> None:
     check_layout(operator.op, out)
-    require_apart(operator.op, out, **dict(zip(operator.reads, inputs, strict=True)))
+    require_no_overlap(operator.op, out, **dict(zip(operator.reads, inputs, strict=True)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 import torch
@@ -130,6 +131,14 @@ def check_capacity(op: str, capacity: Any) -> None:
         raise refused(op, f"capacity={capacity!r}", "a positive number of rows, or None")
 
 
+def check_num_experts(op: str, num_experts: Any) -> None:
+    """Refuse a number of experts that is no integer. ``checked`` refuses the other illegal ones."""
+    if not _is_integer(num_experts):
+        raise refused(
+            op, f"num_experts={num_experts!r}", "a positive multiple of the number of ranks"
+        )
+
+
 def checks_ids() -> bool:
     """Return whether calls check experts, as ``CHECK_IDS`` says; not while a CUDA graph is being
     captured.
@@ -171,5 +180,18 @@ def within_node(problem: RowProblem, ranks: Group | TwoLevels) -> tuple[RowProbl
 
 
 def _is_positive(value: Any) -> bool:
-    is_number = isinstance(value, (int, torch.SymInt)) and not isinstance(value, bool)
-    return is_number and value > 0
+    return _is_integer(value) and value > 0
+
+
+def _is_integer(value: Any) -> bool:
+    """Return whether torch converts the value to an int, such as an integer of numpy; not for
+    booleans."""
+    if isinstance(value, bool):
+        return False
+    if isinstance(value, (int, torch.SymInt)):
+        return True
+    try:
+        index(value)
+    except TypeError:
+        return False
+    return True

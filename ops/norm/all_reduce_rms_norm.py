@@ -85,8 +85,8 @@ class AllReduceRmsNorm(CompiledOp, RegisteredOp, op=NAME):
 
     def declared(self, inputs: Inputs, results: Results) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Return the arguments of ``enqueue``."""
-        given = [t for t in (*inputs, results.residual, results.scales) if t is not None]
-        tensors = [as_declared(t, p) for t, p in zip(given, self._inputs, strict=True)]
+        present = [t for t in (*inputs, results.residual, results.scales) if t is not None]
+        tensors = [as_declared(t, p) for t, p in zip(present, self._inputs, strict=True)]
         return tensors, as_declared(results.out, self._out)
 
 

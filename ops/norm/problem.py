@@ -12,16 +12,16 @@ from ..core.epilogue import FP8
 from ..core.problem import (
     check_layout,
     refused,
-    require_apart,
     require_dense,
     require_dense_or_none,
     require_like,
+    require_no_overlap,
     shares_memory,
 )
 from .kernels.all_reduce_rms_norm import QUANTIZATIONS, STATIC, WIDTH, NormConfig
 
 NAME = "all_reduce_rms_norm"
-HIDDEN = 16384
+MAX_HIDDEN = 16384
 """Most elements of a row in registers of a block."""
 _DTYPES = (torch.bfloat16, torch.float16)
 _INDEX_LIMIT = 1 << 31
@@ -87,8 +87,8 @@ class NormProblem:
         """Return why no program serves the problem, with what is expected; else None."""
         if self.dtype not in _DTYPES:
             return f"x is of {self.dtype}; expected {' or '.join(map(str, _DTYPES))}"
-        if self.hidden % WIDTH or self.hidden > HIDDEN:
-            legal = f"a multiple of {WIDTH}, at most {HIDDEN}"
+        if self.hidden % WIDTH or self.hidden > MAX_HIDDEN:
+            legal = f"a multiple of {WIDTH}, at most {MAX_HIDDEN}"
             return f"rows have {self.hidden} elements; expected {legal}"
         if (elements := self.tokens * self.hidden) >= _INDEX_LIMIT:
             return f"x has {elements} elements; expected less than 2**31"
@@ -136,8 +136,8 @@ def checked(inputs: Inputs, eps: float, quant: str | None, ranks: int) -> NormPr
     if quant is not None and quant not in QUANTIZATIONS:
         raise refused(NAME, f"quant={quant!r}", f"None, {', '.join(map(repr, QUANTIZATIONS))}")
     if (scale is not None) != (quant == STATIC):
-        given = "scale is None" if scale is None else "scale is given"
-        raise refused(NAME, f"{given}, and quant={quant!r}", f"a scale with quant={STATIC!r} only")
+        what = "scale is None" if scale is None else "scale is given"
+        raise refused(NAME, f"{what}, and quant={quant!r}", f"a scale with quant={STATIC!r} only")
     if scale is not None:
         if scale.numel() != 1:
             raise refused(NAME, f"scale has shape {tuple(scale.shape)}", "one element")
@@ -185,10 +185,12 @@ def check_memory(inputs: Inputs, out: torch.Tensor, residual_out: torch.Tensor) 
     x, residual, *others = inputs
     names = Inputs._fields[2:]
     for name, result in (("out", out), ("residual_out", residual_out)):
-        for given, tensor in (("x", x), ("residual", residual)):
-            same = result.data_ptr() == tensor.data_ptr() and result.dtype == tensor.dtype
-            if not same and shares_memory(result, tensor):
+        for argument, tensor in (("x", x), ("residual", residual)):
+            in_place = result.data_ptr() == tensor.data_ptr() and result.dtype == tensor.dtype
+            if not in_place and shares_memory(result, tensor):
                 raise refused(
-                    NAME, f"{name} shares memory with {given}", "the same tensor, or other memory"
+                    NAME,
+                    f"{name} shares memory with {argument}",
+                    "the same tensor, or other memory",
                 )
-        require_apart(NAME, result, name, **dict(zip(names, others, strict=True)))
+        require_no_overlap(NAME, result, name, **dict(zip(names, others, strict=True)))

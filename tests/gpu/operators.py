@@ -16,10 +16,10 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.autotune.store import Measured, measured_as, table_for
+from tileweave.ops.autotune.store import Measured, table_for, tuning_key
 from tileweave.ops.autotune.tuner import choice_of
 from tileweave.ops.core import nccl
-from tileweave.ops.core.cache import prepared
+from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.problem import Problem, checked
@@ -153,7 +153,7 @@ def share_out_programs() -> None:
         ways = {(c.program, c.tiles.num_chunks): c for c in every}
         place = number // len(OPERATORS)
         choice = list(ways.values())[(place + place // len(SIZES)) % len(ways)]
-        known[measured_as(problem)] = Measured(choice, 0.0, 1.0)
+        known[tuning_key(problem)] = Measured(choice, 0.0, 1.0)
     invalidate()
 
 
@@ -188,7 +188,7 @@ def compile_all(checks: Iterable[str]) -> None:
     compile_ahead(
         program
         for problem, choice in zip(problems, choices, strict=True)
-        for program in OPERATOR_OF[problem.op].launched(problem, choice)
+        for program in OPERATOR_OF[problem.op].compiled_programs(problem, choice)
     )
 
 
@@ -328,7 +328,7 @@ def check_heap() -> str:
             product.call()
             if fault := product.fault():
                 return fault
-    shares = [p.rows_per_rank for p, _ in prepared(group_of("")).operators]
+    shares = [p.rows_per_rank for p, _ in op_cache_of(group_of("")).operators]
     if all(product.sizes[0] in shares for product in given):
         return "three times two fifths of the heap are allocated"
     try:

@@ -22,7 +22,7 @@ from tileweave.ops.autotune import store as measured
 from tileweave.ops.autotune import tuner
 from tileweave.ops.autotune.store import table_for
 from tileweave.ops.autotune.trial import TOLERANCE, Trial, problem_of
-from tileweave.ops.core.cache import prepared
+from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import Choice, Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
@@ -65,7 +65,7 @@ def tamper(name: str) -> None:
         @classmethod
         def candidates(cls, problem):
             few = [Choice(p, t) for p in operator.programs for t in (LARGE, SMALL)]
-            few = [choice for choice in few if operator.may_take(problem, choice)]
+            few = [choice for choice in few if operator.has_choice(problem, choice)]
             program = operator.table(problem).program
             return [Choice("wrong", SMALL), Choice(program, TOO_LARGE), Choice(program, ODD), *few]
 
@@ -91,7 +91,7 @@ def check_tuned(name: str, shape: tuple[int, int, int]) -> str:
     if len(right) < 2 or (tuned.measured.choice.program == "wrong"):
         return f"{tuned.measured.choice} won of {right}"
     choice = tuned.measured.choice
-    operator = prepared(group).operators[tuned.problem, choice]
+    operator = op_cache_of(group).operators[tuned.problem, choice]
     trial = Trial(tuned.problem, group)
     a, b = trial.inputs()
     for strategy in ("fused", "auto"):
@@ -99,12 +99,12 @@ def check_tuned(name: str, shape: tuple[int, int, int]) -> str:
         getattr(ops, name)(a, b, out=trial.c, strategy=strategy)
         if (error := trial.error_of(a, b, trial.c)) > TOLERANCE:
             return f"{strategy} after tuning: relative error {error:.1e}"
-    if prepared(group).operators[tuned.problem, choice] is not operator:
+    if op_cache_of(group).operators[tuned.problem, choice] is not operator:
         return "the winner was compiled again"
     said = ops.strategy_of(getattr(ops, name), a, b)
     if said != tuned.measured.strategy:
         return f"strategy_of says {said}"
-    del prepared(group).operators[tuned.problem, choice]
+    del op_cache_of(group).operators[tuned.problem, choice]
     operator.free()
     if heap._free.largest != free:
         return f"{free - heap._free.largest} bytes of the heap are lost"

@@ -32,7 +32,7 @@ from tileweave.ops.autotune.tuner import choice_of
 from tileweave.ops.collectives.collective import checked
 from tileweave.ops.core import nccl
 from tileweave.ops.core.across_nodes import Mesh
-from tileweave.ops.core.epilogue import NOTHING
+from tileweave.ops.core.epilogue import NO_EPILOGUE
 from tileweave.ops.core.groups import TwoLevels, name_of, ranks_of
 from tileweave.ops.core.problem import checked as checked_product
 from tileweave.ops.core.registry import OPERATORS
@@ -243,7 +243,7 @@ class Programs:
             if isinstance(call, Exchange):
                 OPERATORS[call.op].across(self.move, x, out, mesh, *call.options)
             elif isinstance(call, Product):
-                OPERATORS[call.op].across(self.multiply, _nothing, x, *more, out, NOTHING, mesh)
+                OPERATORS[call.op].across(self.multiply, _nothing, x, *more, out, NO_EPILOGUE, mesh)
             else:
                 options = {"causal": call.causal, "layout": call.layout}
                 self.layout = call.layout
@@ -259,7 +259,7 @@ class Programs:
         problem = checked_product(operator.op, a, b, self.local)
         if problem not in self.found:
             choice = choice_of("fused", problem, self.ranks.node)
-            self.found[problem] = operator.launched(problem, choice)
+            self.found[problem] = operator.compiled_programs(problem, choice)
 
     def attend(self, q, k, v, causal) -> tuple[torch.Tensor, torch.Tensor]:
         layout = self.layout if causal else "contiguous"

@@ -19,7 +19,7 @@ from tileweave import ops
 from tileweave.ops.attention.ulysses import exchanges_of, problem_of
 from tileweave.ops.collectives.all_to_all import AllToAll
 from tileweave.ops.collectives.collective import checked
-from tileweave.ops.collectives.transport import fastest
+from tileweave.ops.collectives.transport import auto_transports
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
 from tileweave.runtime.executor.compile_ahead import compile_ahead
@@ -133,7 +133,9 @@ def compile_all(transports: list[str]) -> None:
             grad = torch.empty(problem.result, dtype=case.dtype, device="meta")
             results += [problem, checked(problem.op, grad, None, ranks, problem.options[::-1])]
     compile_ahead(
-        AllToAll.steps(problem, fastest(problem, AllToAll)[0] if transport == "auto" else transport)
+        AllToAll.steps(
+            problem, auto_transports(problem, AllToAll)[0] if transport == "auto" else transport
+        )
         for problem in dict.fromkeys(results)
         for transport in transports
         if transport != "nccl"

@@ -85,7 +85,7 @@ def public(name: str, ranks: int, mesh) -> Callable[[], object]:
 def patches_of(recorder: Recorder) -> Iterator[mock._patch]:
     """Yield the patches that record calls within the node and transfers."""
     of, in_node, multiply_of = Mesh.of, Collective.in_node, calls._in_node
-    attend, computed = sp_attention._attend_in_node, all_gather_matmul._computed
+    attend, computed = sp_attention._attend_in_node, all_gather_matmul._compute_with_rows
 
     @contextmanager
     def recorded_mesh(*args):
@@ -99,7 +99,7 @@ def patches_of(recorder: Recorder) -> Iterator[mock._patch]:
         return named(all_gather_matmul.AllGatherMatmul, a, b, out)
 
     # The dispatch mode then sees what operators do, and not only the operators.
-    yield mock.patch.object(library, "concerns_torch", lambda args: False)
+    yield mock.patch.object(library, "needs_dispatcher", lambda args: False)
     yield mock.patch.object(Mesh, "of", recorded_mesh)
     yield mock.patch.object(
         Collective, "in_node", staticmethod(lambda *args: recorder.call(in_node(*args), out=2))
@@ -108,7 +108,7 @@ def patches_of(recorder: Recorder) -> Iterator[mock._patch]:
         calls, "_in_node", lambda *args: recorder.call(multiply_of(*args), out=3)
     )
     yield mock.patch.object(sp_attention, "_attend_in_node", recorder.call(attend))
-    yield mock.patch.object(all_gather_matmul, "_computed", computed_in_node)
+    yield mock.patch.object(all_gather_matmul, "_compute_with_rows", computed_in_node)
 
 
 def while_capturing(name: str, nodes: Nodes, uses_gloo: bool) -> tuple[str, int]:

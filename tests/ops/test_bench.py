@@ -30,7 +30,7 @@ from tileweave.ops.collectives.all_gather import AllGather
 from tileweave.ops.collectives.all_reduce import AllReduce
 from tileweave.ops.collectives.all_to_all import AllToAll
 from tileweave.ops.collectives.collective import Collective
-from tileweave.ops.core import cache as prepared
+from tileweave.ops.core import cache as op_cache
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import Operator
@@ -407,7 +407,7 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels
         return len(compile_ahead._kernels(programs, session))
 
     assert every_rank(rank) == [1, 1]
-    monkeypatch.setattr(gemm, "not_fused", lambda *_: None)
+    monkeypatch.setattr(gemm, "unfused_gemm_strategy", lambda *_: None)
     assert every_rank(rank) == [1 + kernels] * 2
 
 
@@ -488,7 +488,7 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     group = group_of("")
     cache = types.SimpleNamespace(create=lambda problem, name, make: make(problem, name, None))
     monkeypatch.setitem(collectives.OPERATORS, "all_reduce", StandIn)
-    monkeypatch.setattr(collectives, "prepared", lambda _: cache)
+    monkeypatch.setattr(collectives, "op_cache_of", lambda _: cache)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     memory, random = collectives.stage(problem, group)
     buffers, inputs = case.Buffers(problem, group, None, memory), next(random)
@@ -546,8 +546,8 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     monkeypatch.setattr(AllGather, "__call__", lambda self, x, out: out.copy_(x))
     monkeypatch.setattr(AllGather, "free", lambda self: heap.give(self.offset, self.nbytes))
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    monkeypatch.setattr(collectives, "prepared", lambda _: cache)
-    monkeypatch.setattr(prepared, "_prepared", {"": cache})
+    monkeypatch.setattr(collectives, "op_cache_of", lambda _: cache)
+    monkeypatch.setattr(op_cache, "_caches", {"": cache})
     monkeypatch.setitem(collectives.IMPLEMENTATIONS, "ours", ours)
     group, wanted = group_of(""), bench.Wanted((), (), (), warmups=1, runs=1, sizes=[1])
     (whole,) = collectives.cases(AllGather, wanted, 1)

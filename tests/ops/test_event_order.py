@@ -21,7 +21,7 @@ from tileweave.ops.attention.across_nodes import attend_across
 from tileweave.ops.autotune import nodes_model, nodes_timeline
 from tileweave.ops.collectives import all_gather, all_to_all
 from tileweave.ops.core.across_nodes import pieces_of_nodes, wait_for
-from tileweave.ops.core.epilogue import NOTHING
+from tileweave.ops.core.epilogue import NO_EPILOGUE
 from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.gemm import all_gather_matmul
@@ -54,7 +54,7 @@ def simulate(name: str) -> list[Trace]:
             if name in operators_of(Operator):
                 multiply = recorder.call(multiply, out=3)
                 c = torch.empty(problem.shape, dtype=problem.dtype)
-                OPERATORS[name].across(multiply, move, *inputs, c, NOTHING, mesh)
+                OPERATORS[name].across(multiply, move, *inputs, c, NO_EPILOGUE, mesh)
             else:
                 out = torch.empty(problem.result)
                 OPERATORS[name].across(move, *inputs, out, mesh, *options_of(name, ranks))

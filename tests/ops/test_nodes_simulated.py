@@ -28,7 +28,7 @@ from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.collectives.collective import checked
 from tileweave.ops.collectives.vectors import as_declared
 from tileweave.ops.core.across_nodes import Mesh
-from tileweave.ops.core.epilogue import NOTHING, Epilogue
+from tileweave.ops.core.epilogue import NO_EPILOGUE, Epilogue
 from tileweave.ops.core.operator import Choice, Operator
 from tileweave.ops.core.problem import checked as checked_product
 from tileweave.ops.core.registry import OPERATORS, operators_of
@@ -188,7 +188,7 @@ def test_products(op, program):
     def run(rank, mesh, node):
         a, b = every[rank]
         c = torch.full(checked_product(op, a, b, RANKS).shape, torch.nan, dtype=a.dtype)
-        added = NOTHING if op == "all_gather_matmul" else Epilogue(bias)
+        added = NO_EPILOGUE if op == "all_gather_matmul" else Epilogue(bias)
         multiply = partial(node, partial(simulate_product, program))
         move = partial(node, partial(simulate_collective, "ldst"))
         OPERATORS[op].across(multiply, move, a, b, c, added, mesh)

@@ -15,7 +15,7 @@ from .. import ops
 from ..ops.collectives.collective import Collective, checked
 from ..ops.collectives.transport import OWN, Transport, obstacle
 from ..ops.core import nccl
-from ..ops.core.cache import prepared
+from ..ops.core.cache import op_cache_of
 from ..ops.core.collective_problem import CollectiveProblem
 from ..ops.core.registry import OPERATORS
 from ..runtime import Plan
@@ -145,7 +145,7 @@ def _by_transport(buffers: Buffers, name: str) -> Implementation:
     if reason := obstacle(name, problem, group.device, group, collective):
         raise Missing(reason)
     # The cache does not hold it, so ``close`` frees it.
-    compiled = prepared(group).create(problem, name, collective)
+    compiled = op_cache_of(group).create(problem, name, collective)
     buffers.compiled.append(compiled)
     return buffers.into("result", lambda inputs, out: compiled(inputs.x, out))
 

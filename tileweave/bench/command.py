@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from .. import __version__
 from ..builtins.errors import TileWeaveError
-from ..ops.core.cache import free_prepared
+from ..ops.core.cache import free_caches
 from ..ops.core.groups import group_of
 from ..runtime import SymmetricTensor, finalize, init, symmetric
 from ..runtime.executor.compile_ahead import compile_ahead
@@ -113,7 +113,7 @@ def measured(
         title=f"{case.op} {case.shape}",
     )
     buffers.close()
-    free_prepared()  # the heap has room for one case at a time, in one piece
+    free_caches()  # the heap has room for one case at a time, in one piece
     errors = largest(checker.errors, group)
     choice = case.family.choice(problem, inputs[0])
     seconds = time.perf_counter() - begin

@@ -18,7 +18,7 @@ from ..ops.core import nccl
 from ..ops.core.operator import Operator
 from ..ops.core.problem import Problem
 from ..ops.core.registry import OPERATORS
-from ..ops.core.strategy import Strategy, not_fused
+from ..ops.core.strategy import Strategy, unfused_gemm_strategy
 from ..ops.core.tiles import tiles_for
 from ..passes.ir.sizes import LARGEST
 from ..runtime import compile
@@ -143,10 +143,10 @@ def product_program(problem: Problem) -> Any:
 def programs(problem: Problem, group: Group) -> list[Any]:
     """Return the programs that our implementations launch, as in ``Family``."""
     launched = [product_program(problem)]
-    if not not_fused("auto", problem, group.device, group):
+    if not unfused_gemm_strategy("auto", problem, group.device, group):
         fused = choice_of("auto", problem, group)
         if fused is not None:
-            launched += OPERATORS[problem.op].launched(problem, fused)
+            launched += OPERATORS[problem.op].compiled_programs(problem, fused)
     return launched
 
 

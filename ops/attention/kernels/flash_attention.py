@@ -13,7 +13,7 @@ from typing import Any
 import tilelang.language as T
 
 from ....builtins import language as W
-from ..flash import FlashTiles, PackedTile, key_chunk, keys_shape, most_tiles, queries_shape
+from ..flash import FlashTiles, PackedTile, key_chunk, keys_shape, max_tiles, queries_shape
 from ..problem import AttentionProblem
 
 LOG2_E = 1.4426950408889634
@@ -155,7 +155,7 @@ def flash_attention(problem: AttentionProblem, tiles: FlashTiles):
     heads, group, dim, v_dim = problem.heads, problem.group, problem.dim, problem.v_dim
     q_shape, k_shape = queries_shape(problem), keys_shape(problem)
     batch, *q_rows = q_shape
-    blocks = most_tiles(problem, tiles)
+    blocks = max_tiles(problem, tiles)
 
     @T.prim_func
     def flash_attention(

@@ -13,7 +13,7 @@ from ....builtins import language as W
 from ...core.gemm_config import GemmConfig
 from ...core.tiles import DEVICE, PersistentSchedule, Tiles
 
-_LEAST, _MOST = 16, 32
+_MIN_BLOCKS, _MAX_BLOCKS = 16, 32
 """Bounds of the blocks that communicate. Fewer blocks delay those that need the rows of all ranks;
 more saturate the links."""
 _PIECES = 8
@@ -67,7 +67,7 @@ class CommBlocks:
             N: columns of the product.
             itemsize: bytes of an element.
         """
-        reserved = min(_LEAST, DEVICE.sm_count // 2) if ranks > 1 else 0
+        reserved = min(_MIN_BLOCKS, DEVICE.sm_count // 2) if ranks > 1 else 0
         schedule = PersistentSchedule.for_tiles(
             ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), DEVICE.sm_count - reserved
         )
@@ -77,7 +77,7 @@ class CommBlocks:
         height = min_rows * max(1, _STRIP_BYTES // (width * itemsize) // min_rows)
         pieces, strips_per_piece = ceil(K / width), ceil(rows_per_rank / height)
         strips = pieces * strips_per_piece * (ranks - 1)
-        blocks = min(_MOST, DEVICE.sm_count - schedule.blocks, strips)
+        blocks = min(_MAX_BLOCKS, DEVICE.sm_count - schedule.blocks, strips)
         return CommBlocks(
             schedule, blocks, ranks - 1, pieces, width, height, strips_per_piece, strips
         )

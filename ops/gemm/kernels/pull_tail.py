@@ -12,7 +12,7 @@ from ....builtins import language as W
 from ...core.gemm_config import GemmConfig
 from ...core.tiles import Tiles
 
-_ROWS = 48
+_MIN_STRIP_ROWS = 48
 """Least rows of a strip: each thread then has several loads of 16 bytes in flight."""
 
 
@@ -54,7 +54,7 @@ class PullTail:
     def height(self) -> int:
         """Rows of a strip, see ``Tiles.rows_at_once``; an element of a sum has 2 bytes."""
         min_rows = self.tiles.rows_at_once(2 * self.tiles.N)
-        return min_rows * max(1, _ROWS // min_rows)
+        return min_rows * max(1, _MIN_STRIP_ROWS // min_rows)
 
     @property
     def strips_per_tile(self) -> int:

@@ -10,7 +10,7 @@ from tilelang import tvm
 
 from ....builtins import language as W
 from ...core.gemm_config import GemmConfig
-from ...core.tiles import blocks_that_push
+from ...core.tiles import max_push_blocks
 
 _LINE = 128
 """Bytes: a piece of a row is a multiple of this, so that it is stored without gaps."""
@@ -36,7 +36,7 @@ class PushBlocks:
     def of(config: GemmConfig) -> PushBlocks:
         """Return the blocks of a kernel with one block for each tile of the gathered rows."""
         rows, columns = config.grid(config.M)
-        blocks = min(rows * columns, blocks_that_push())
+        blocks = min(rows * columns, max_push_blocks())
         peers_at_once = min(blocks, config.ranks)
         line = _LINE // tvm.DataType(config.dtype).itemsize
         width = ceil(config.K / (blocks // peers_at_once) / line) * line

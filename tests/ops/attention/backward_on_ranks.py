@@ -47,12 +47,12 @@ def differentiate(
     leaves = [x.clone().requires_grad_() for x in given]
     out, lse = gathered_attention(*leaves, **options)
     expected = torch.autograd.grad(out, leaves, grad)
-    before = attention_backward._SCORES
-    attention_backward._SCORES = 200 if some else before
+    before = attention_backward._MAX_SCORES
+    attention_backward._MAX_SCORES = 200 if some else before
     try:
         actual = sp_attention_backward(grad, *given, out.detach(), lse.detach(), **options)
     finally:
-        attention_backward._SCORES = before
+        attention_backward._MAX_SCORES = before
     near = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
     return {
         name: x.dtype == dtype and x.is_contiguous() and torch.allclose(x, y, near, near)

@@ -10,7 +10,7 @@ import torch
 from tests.ops.attention import mesh_on_ranks
 from tests.ops.core.test_torch import assert_right
 from tests.ops.meshes import NODES, THREE, recorded_mesh
-from tileweave.ops.attention.across_nodes import attend_across, seen
+from tileweave.ops.attention.across_nodes import attend_across, visible_slices
 from tileweave.ops.attention.problem import checked_attention
 
 MASKS = [(True, "contiguous"), (True, "zigzag"), (False, "contiguous"), (False, "zigzag")]
@@ -82,7 +82,7 @@ def test_seen_is_what_the_mask_shows(shape, causal, layout):
         return problem.sharding.position(row, rank, problem.q_total)
 
     for node, owner in ((n, o) for n in range(nodes) for o in range(nodes) if n != o):
-        visible = seen(problem, node, owner)
+        visible = visible_slices(problem, node, owner)
         for me, other in ((m, o) for m in range(local) for o in range(local)):
             shown = {
                 (q, k)

@@ -116,7 +116,7 @@ def test_alone_in_bf16_some_queries_at_a_time(monkeypatch):
     )
     torch.testing.assert_close(out.float(), torch.stack(expected), rtol=2**-8, atol=1e-5)
     torch.testing.assert_close(lse, torch.stack(sums))
-    monkeypatch.setattr(attention_reference, "_SCORES", 100)
+    monkeypatch.setattr(attention_reference, "_MAX_SCORES", 100)
     for again, before in zip(module(q, k, v), (out, lse), strict=True):
         torch.testing.assert_close(again, before)
 

@@ -164,14 +164,14 @@ def test_tiles_are_not_those_of_other_offsets():
     made = object.__new__(SpAttention)
     made.problem, made.tiles = problem, FlashTiles(16, 16, 2, 128)
     made._work = WeakTensorKeyDictionary()
-    first = made._tiles_of(0, cu_q, cu_k)
-    assert made._tiles_of(0, cu_q, cu_k) is first
+    first = made._cached_tiles(0, cu_q, cu_k)
+    assert made._cached_tiles(0, cu_q, cu_k) is first
     cu_q[1] += 4
-    second = made._tiles_of(0, cu_q, cu_k)
+    second = made._cached_tiles(0, cu_q, cu_k)
     assert torch.equal(second, packed_tiles(problem, made.tiles, 0, cu_q, cu_k))
     cu_q.numpy()[1] -= 4
     with pytest.raises(RuntimeError, match="cu_seqlens were changed by what torch does not count"):
-        made._tiles_of(0, cu_q, cu_k)
+        made._cached_tiles(0, cu_q, cu_k)
 
 
 @pytest.mark.parametrize("layout", PARTS)

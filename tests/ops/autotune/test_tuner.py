@@ -113,7 +113,7 @@ def contest(every_rank, monkeypatch, tmp_path):
     here = threading.local()
     monkeypatch.setattr(StandIn, "here", here, raising=False)
     monkeypatch.setattr(StandIn, "alive", [], raising=False)
-    monkeypatch.setattr(tuner, "prepared", lambda group: here.kept)
+    monkeypatch.setattr(tuner, "op_cache_of", lambda group: here.kept)
     monkeypatch.setattr(
         tuner, "compile_ahead", lambda programs, group: run.ahead.append(list(programs))
     )
@@ -234,7 +234,7 @@ def test_nothing_fused_is_right(contest, monkeypatch):
     assert measured == Measured(None, None, 1.5) and StandIn.alive == []
     assert measured.strategy == ("nccl", "measured: nccl 1.500 ms, fused never right")
     with pytest.raises(tw.TileWeaveError, match=r"strategy='fused', but measured: nccl 1\.500"):
-        strategy.preferred("fused", ASKED, measured)
+        strategy.preferred_strategy("fused", ASKED, measured)
 
 
 def test_ranks_whose_times_differ_take_those_of_rank_0(contest):
@@ -322,7 +322,7 @@ def test_the_variable_is_0_or_1(contest, monkeypatch):
 def test_either_all_ranks_may_tune_or_none(contest, monkeypatch):
     """Nothing was measured before."""
     may = iter([True, False])
-    monkeypatch.setattr(tuner, "_wanted", lambda: next(may))
+    monkeypatch.setattr(tuner, "_tuning_enabled", lambda: next(may))
     for error in contest("quick", function=choices()):
         assert re.search("TILEWEAVE_TUNE is 1 on rank [01] only; expected the same", str(error))
 

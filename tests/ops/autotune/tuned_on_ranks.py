@@ -49,7 +49,7 @@ def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
     cache = OpCache(types.SimpleNamespace(group=group))
     patches = [
         patch.object(tuner, "save", lambda *_: None),
-        patch.object(tuner, "prepared", lambda _: cache),
+        patch.object(tuner, "op_cache_of", lambda _: cache),
         patch.object(tuner, "obstacle", lambda *_: None),
         patch.object(tuner, "compile_ahead", lambda programs, group: None),
     ]

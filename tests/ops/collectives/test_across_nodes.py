@@ -19,7 +19,7 @@ from tests.ops.core.test_torch import assert_right
 from tests.ops.meshes import NODES, THREE, recorded_mesh
 from tests.ops.on_ranks import EXCHANGES
 from tileweave.ops.core.across_nodes import readable, writable
-from tileweave.ops.core.problem import is_laid_out
+from tileweave.ops.core.problem import is_contiguous_and_aligned
 from tileweave.ops.core.registry import OPERATORS
 
 
@@ -137,10 +137,13 @@ def test_parts_at_odd_places_are_copied(first):
     x, out = torch.arange(12.0)[first:], torch.zeros(12)[first:]
     strided = torch.zeros(6, 2)[:, 1]
     for tensor, same in ((x, True), (x[1:], False), (strided, False)):
-        assert is_laid_out(readable(tensor))
+        assert is_contiguous_and_aligned(readable(tensor))
         assert (readable(tensor).data_ptr() == tensor.data_ptr()) == same
     for tensor, same in ((out, True), (out[1:], False), (strided, False)):
         with writable(tensor) as memory:
-            assert is_laid_out(memory) and (memory.data_ptr() == tensor.data_ptr()) == same
+            assert (
+                is_contiguous_and_aligned(memory)
+                and (memory.data_ptr() == tensor.data_ptr()) == same
+            )
             memory.copy_(torch.arange(float(len(tensor))))
         assert torch.equal(tensor, torch.arange(float(len(tensor))))

@@ -107,9 +107,9 @@ def test_transports(monkeypatch, count, asked, name):
     arguments = asked, problem, torch.device("cuda", 0), group, Broadcast
     if name is None:
         with pytest.raises(tw.TileWeaveError, match="14 bytes without a gap; expected a multiple"):
-            transports.chosen(*arguments)
+            transports.choose_transport(*arguments)
     else:
-        assert transports.chosen(*arguments).name == name
+        assert transports.choose_transport(*arguments).name == name
 
 
 def test_out_may_be_the_input():

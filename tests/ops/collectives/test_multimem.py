@@ -13,7 +13,7 @@ from tileweave.ops.collectives.all_gather import all_gather_by_multimem
 from tileweave.ops.collectives.all_reduce import one_shot_by_multimem, two_shot_by_multimem
 from tileweave.ops.collectives.collective import checked
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_by_multimem
-from tileweave.ops.collectives.transport import fastest
+from tileweave.ops.collectives.transport import auto_transports
 from tileweave.ops.collectives.vectors import Lines
 from tileweave.ops.core.registry import OPERATORS
 
@@ -200,4 +200,4 @@ def test_obstacles(op, shape, dtype, obstacle):
 @pytest.mark.parametrize("elements", [8, 1 << 20, 1 << 29])
 def test_auto_never_selects_it(op, elements):
     x = torch.empty(elements, dtype=torch.bfloat16, device="meta")
-    assert "multicast" not in fastest(checked(op, x, None, 4, ()), OPERATORS[op])
+    assert "multicast" not in auto_transports(checked(op, x, None, 4, ()), OPERATORS[op])

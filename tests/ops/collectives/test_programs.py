@@ -27,7 +27,7 @@ from tileweave.ops.collectives.all_to_all import (
 )
 from tileweave.ops.collectives.collective import checked
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
-from tileweave.ops.collectives.transport import fastest
+from tileweave.ops.collectives.transport import auto_transports
 from tileweave.ops.collectives.vectors import Lines, copies_to
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.registry import OPERATORS
@@ -204,7 +204,7 @@ def test_any_shape_compiles(op, axes, shape, dtype):
     """With the choice of ``auto``, and with copy engines."""
     problem = checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, axes)
     collective = OPERATORS[op]
-    programs = [collective.steps(problem, fastest(problem, collective)[-1])]
+    programs = [collective.steps(problem, auto_transports(problem, collective)[-1])]
     if collective.obstacle(problem, "copy_engine") is None:
         programs += collective.steps(problem, "copy_engine").kernels(2)
     for program in programs:

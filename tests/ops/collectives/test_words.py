@@ -11,21 +11,21 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
-from tileweave.ops.collectives.all_gather import all_gather_by_words, all_gather_program
+from tileweave.ops.collectives.all_gather import all_gather_ll_program, all_gather_program
 from tileweave.ops.collectives.all_reduce import (
-    one_shot_by_words,
+    one_shot_ll_program,
     one_shot_program,
-    two_shot_by_words,
+    two_shot_ll_program,
     two_shot_program,
 )
 from tileweave.ops.collectives.all_to_all import (
     AllToAll,
     Parts,
-    all_to_all_by_words,
+    all_to_all_ll_program,
     all_to_all_program,
 )
 from tileweave.ops.collectives.collective import checked
-from tileweave.ops.collectives.transport import fastest
+from tileweave.ops.collectives.transport import auto_transports
 from tileweave.ops.collectives.vectors import Lines
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.registry import OPERATORS
@@ -55,7 +55,7 @@ def reduced(name: str, ranks: int, count: int, dtype: str = "bfloat16") -> Small
     if ranks == 1:
         make = {"one_shot": one_shot_program, "two_shot": two_shot_program}[name]
         return Small(make(lines, ranks, "ldst"), x, x)
-    make = {"one_shot": one_shot_by_words, "two_shot": two_shot_by_words}[name]
+    make = {"one_shot": one_shot_ll_program, "two_shot": two_shot_ll_program}[name]
     return Small(make(lines, ranks), x, [total.astype(DTYPES[dtype])] * ranks)
 
 
@@ -64,7 +64,7 @@ def gathered(ranks: int, count: int, dtype: str = "int32") -> Small:
     rng = np.random.default_rng(count)
     x = [rng.integers(0, 128, lines.shape).astype(dtype) for _ in range(ranks)]
     by_threads = all_gather_program(lines, ranks, "ldst")
-    program = by_threads if ranks == 1 else all_gather_by_words(lines, ranks)
+    program = by_threads if ranks == 1 else all_gather_ll_program(lines, ranks)
     return Small(program, x, [np.stack(x)] * ranks)
 
 
@@ -78,7 +78,7 @@ def exchanged(
     split = [np.split(given, ranks, scatter) for given in x]
     results = [np.concatenate([p[rank] for p in split], gather) for rank in range(ranks)]
     by_threads = all_to_all_program(parts, "ldst")
-    program = by_threads if ranks == 1 else all_to_all_by_words(parts)
+    program = by_threads if ranks == 1 else all_to_all_ll_program(parts)
     given, got = parts.shape(parts.x_ranks_last), parts.shape(parts.out_ranks_last)
     return Small(program, [a.reshape(given) for a in x], [a.reshape(got) for a in results])
 
@@ -268,8 +268,8 @@ def test_small_tensors_are_words(op, elements, ranks, obstacle):
     problem, collective = checked(op, x, None, ranks, axes), OPERATORS[op]
     found = collective.obstacle(problem, "ll")
     assert found == obstacle if obstacle is None else str(found).startswith(obstacle)
-    assert obstacle is not None or fastest(problem, collective) == ("ll", "ldst")
-    assert fastest(problem, collective)[-1] == "ldst"
+    assert obstacle is not None or auto_transports(problem, collective) == ("ll", "ldst")
+    assert auto_transports(problem, collective)[-1] == "ldst"
 
 
 def test_the_gradient_of_gathered_words_is_a_sum_by_any_transport(monkeypatch):

@@ -17,7 +17,7 @@ from tileweave.ops.attention.backward import sp_attention_backward
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives import transport
-from tileweave.ops.core import cache as prepared
+from tileweave.ops.core import cache as op_cache
 from tileweave.ops.core import groups, problem, strategy
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.epilogue import Epilogue
@@ -182,7 +182,9 @@ def test_transports(monkeypatch, op, shape, dtype, asked, name, reason):
     problem = exchange.checked(op, x, None, 4, axes)
 
     def found():
-        return transport.chosen(asked, problem, torch.device("cuda", 0), group, OPERATORS[op])
+        return transport.choose_transport(
+            asked, problem, torch.device("cuda", 0), group, OPERATORS[op]
+        )
 
     if name:
         assert (found().name, found().reason[: len(reason)]) == (name, reason)
@@ -199,11 +201,11 @@ def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
     x = torch.empty(1 << 27, dtype=BF16, device="meta")
     problem = exchange.checked("all_gather", x, None, 4, ())
     made = OPERATORS["all_gather"]
-    taken = transport.chosen("auto", problem, cpu, group, made).name
+    taken = transport.choose_transport("auto", problem, cpu, group, made).name
     assert taken == ("ldst" if gpus == "abab" else "copy_engine")
     if gpus == "abab":
         with pytest.raises(tw.TileWeaveError, match=r"ranks share a GPU, .*; expected a GPU for e"):
-            transport.chosen("copy_engine", problem, cpu, group, made)
+            transport.choose_transport("copy_engine", problem, cpu, group, made)
 
 
 @pytest.mark.parametrize(("dtype", "taken"), [(BF16, "ldst"), (torch.float64, "nccl")])
@@ -337,7 +339,7 @@ def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), grou
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     joined = Group(0, ranks, 0, torch.device("cuda", 0), None, None)
     problem = Problem("matmul_reduce_scatter", 7, N, K, ranks, dtype, dtype == FP8)
-    return strategy.chosen("auto", problem, torch.device("cuda", 0), group or joined)
+    return strategy.choose_strategy("auto", problem, torch.device("cuda", 0), group or joined)
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,7 @@ def test_the_gpu_of_another_rank():
     group = Group(0, 2, 0, torch.device("cuda", 0), None, None)
     problem = Problem("matmul_reduce_scatter", 8, 8, 8, 2, BF16, False)
     with pytest.raises(tw.TileWeaveError, match="the tensors are on cuda:1; expected cuda:0, whic"):
-        strategy.chosen("auto", problem, torch.device("cuda", 1), group)
+        strategy.choose_strategy("auto", problem, torch.device("cuda", 1), group)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP8])
@@ -403,7 +405,7 @@ def heap(monkeypatch):
     free, cache = [10], OpCache(None)
 
     def take(nbytes, captured=False):
-        monkeypatch.setattr(prepared, "capturing", lambda: captured)
+        monkeypatch.setattr(op_cache, "capturing", lambda: captured)
         return cache.operator(sized(nbytes), WAY, lambda p, *_: Memory(free, p.rows_per_rank))
 
     take.kept = lambda: [p.rows_per_rank for p, _ in cache.operators]
@@ -470,7 +472,7 @@ def test_what_the_kernels_get_fits_their_declaration(transposed, biased):
         operator = object.__new__(make)
         operator.problem, operator.choice = problem, Choice("copy_engines", LARGE)
         operator.run = lambda *args: seen.append([tuple(x.shape) for x in args])
-        operator.memory, operator.given = memory, () if given is None else (given,)
+        operator.memory, operator.fixed_inputs = memory, () if given is None else (given,)
         bias = [ones(N, dtype=BF16)] * biased
         operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16), *bias)
     B = [(N, K) if transposed else (K, N), *[(N,)] * biased]

@@ -17,7 +17,7 @@ from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives import transport
 from tileweave.ops.collectives.all_gather import AllGather
 from tileweave.ops.core import call, strategy
-from tileweave.ops.core.cache import prepared
+from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import LARGE
@@ -146,7 +146,7 @@ def tuned(_, a, b):
 
 
 def freed(_, a, b):
-    prepared(ALONE).free()
+    op_cache_of(ALONE).free()
     scattered(a, b)
 
 
@@ -231,9 +231,9 @@ def test_nothing_is_repeated_without_the_native_part(said, monkeypatch):
 def test_a_repeated_call_counts_as_a_use(said):
     a, b = bf16(16, 8), bf16(8, 24)
     scattered(a, b)
-    (operator,) = prepared(ALONE).operators.values()
+    (operator,) = op_cache_of(ALONE).operators.values()
     scattered(a[:8], b)
-    (_, other) = prepared(ALONE).operators.values()
+    (_, other) = op_cache_of(ALONE).operators.values()
     assert operator.last_used < other.last_used
     scattered(a, b)
     assert operator.last_used > other.last_used and isinstance(said[-1], tuple)

@@ -12,7 +12,7 @@ from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from tileweave import ops
-from tileweave.ops.core.library import concerns_torch
+from tileweave.ops.core.library import needs_dispatcher
 
 
 class Subclass(torch.Tensor):
@@ -37,7 +37,7 @@ def tensor(**how) -> torch.Tensor:
 )
 def test_nobody_listens(around, make):
     with around():
-        assert not concerns_torch((make(), "name", None, True, 3, 0.5, torch.float16))
+        assert not needs_dispatcher((make(), "name", None, True, 3, 0.5, torch.float16))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_nobody_listens(around, make):
 )
 def test_somebody_listens(around, make):
     with around():
-        assert concerns_torch(("name", None, make()))
+        assert needs_dispatcher(("name", None, make()))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_transforms_listen(transform):
     heard = []
 
     def function(x):
-        heard.append(concerns_torch((x,)))
+        heard.append(needs_dispatcher((x,)))
         return x.sum()
 
     traced = transform(function)

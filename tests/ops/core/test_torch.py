@@ -99,12 +99,12 @@ def test_a_group_with_the_name_of_another_exchanges_anew(monkeypatch):
     """Another rank has only asked for the members, and received the answer of the second group."""
     store = dist.HashStore()
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
-    monkeypatch.setattr(groups, "_met", Counter())
+    monkeypatch.setattr(groups, "_generations", Counter())
     first, second, third, other = (groups._StoreOf("tp") for _ in range(4))
     first.set("said", "3")
     assert not second.check(["said"])
     second.set("said", "4")
-    monkeypatch.setattr(groups, "_met", Counter())
+    monkeypatch.setattr(groups, "_generations", Counter())
     assert other.get("said") == b"3" and third.get("said") == b"4"
 
 

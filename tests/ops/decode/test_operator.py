@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -96,7 +97,11 @@ REFUSED = [
     ({"seq_lens": GIVEN["seq_lens"][:3]}, "seq_lens has shape (3,); expected (4,) for q of shape"),
     ({"seq_lens": GIVEN["seq_lens"].to("meta")}, "seq_lens is on meta; expected cpu as q"),
     ({"scale": 0}, "scale=0; expected a positive finite number"),
+    ({"scale": [1.0]}, "scale=[1.0]; expected a positive finite number"),
+    ({"scale": [1.0], "out": torch.empty_like(Q)}, "scale=[1.0]; expected a positive finite num"),
+    ({"scale": 1j}, "scale=1j; expected a positive finite number"),
     ({"scale": torch.inf}, "scale=inf; expected a positive finite number"),
+    ({"sharding": ["local"]}, "sharding=['local']; expected 'interleaved', 'contiguous', 'local'"),
     ({"sharding": "heads"}, "sharding='heads'; expected 'interleaved', 'contiguous', 'local'"),
     ({"k_scale": ONE}, "k_scale is given, and k_cache is of torch.bfloat16; expected k_scale for"),
     (
@@ -107,6 +112,7 @@ REFUSED = [
     ({"out": Q.half()}, "out is of torch.float16; expected torch.bfloat16 as q"),
     ({"out": Q}, "out shares memory with q; expected memory of its own"),
     ({"k_cache": CACHE.transpose(1, 2).contiguous().transpose(1, 2)}, "k_cache has strides (256,"),
+    ({"strategy": ["nccl"]}, "strategy=['nccl']; expected 'auto', 'fused', 'nccl'"),
     ({"strategy": "flash"}, "strategy='flash'; expected 'auto', 'fused', 'nccl'"),
     ({"strategy": "fused"}, "strategy='fused', but the tensors are on cpu; expected cuda"),
 ]  # fmt: skip
@@ -117,6 +123,12 @@ def test_refused(changed, message):
     with pytest.raises(tw.TileWeaveError) as error:
         ops.decode_attention(**(GIVEN | changed))
     assert str(error.value).startswith(f"decode_attention: {message}")
+
+
+def test_scale_of_numpy():
+    given = GIVEN | {"strategy": "nccl"}
+    expected = ops.decode_attention(**given, scale=0.5)
+    assert torch.equal(ops.decode_attention(**given, scale=np.float32(0.5)), expected)
 
 
 @pytest.mark.parametrize("name", ["q", "k_cache", "out"])

@@ -8,7 +8,7 @@ import torch
 from tests.ops.core.test_torch import assert_right
 from tests.ops.gemm import mesh_on_ranks
 from tests.ops.meshes import NODES, THREE, recorded_mesh
-from tileweave.ops.core.epilogue import NOTHING
+from tileweave.ops.core.epilogue import NO_EPILOGUE
 from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
 
@@ -84,6 +84,6 @@ def test_nodes_exchange_while_the_node_multiplies(op, rows, expected):
     """No wait comes before the last product that does not need it."""
     log, (a, c) = [], (torch.zeros(n, 8) for n in rows)
     calls = (lambda *_: log.append("multiply")), (lambda *_: log.append("move"))
-    operands = a, torch.zeros(8, 8), c, NOTHING
+    operands = a, torch.zeros(8, 8), c, NO_EPILOGUE
     OPERATORS[op].across(*calls, *operands, recorded_mesh(log))
     assert " ".join(log) == expected

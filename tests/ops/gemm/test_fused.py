@@ -13,12 +13,12 @@ from tests.runtime.plans.fakes import FakeKernel, Ranks
 from tileweave import ops
 from tileweave.ops.autotune import tuner
 from tileweave.ops.collectives import transport
-from tileweave.ops.core import cache as prepared
+from tileweave.ops.core import cache as op_cache
 from tileweave.ops.core import compiled as made
 from tileweave.ops.core import operator as operators
 from tileweave.ops.core import registry, strategy
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.tiles import LARGE, SMALL, stored
+from tileweave.ops.core.tiles import LARGE, SMALL, store_tiles
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.host import session
 from tileweave.runtime.host.heap import HeapExhausted
@@ -102,13 +102,13 @@ def taking(monkeypatch):
 
         def of_program(problem):
             choices = {c: us for c, us in options(problem).items() if c.program == program}
-            return choices or {operators.Choice(program, stored(problem.itemsize)[0]): 1.0}
+            return choices or {operators.Choice(program, store_tiles(problem.itemsize)[0]): 1.0}
 
         monkeypatch.setattr(kind, "options", staticmethod(of_program))
 
-    tuner._decided.cache_clear()
+    tuner._choice_of_measured.cache_clear()
     yield take
-    tuner._decided.cache_clear()
+    tuner._choice_of_measured.cache_clear()
 
 
 @pytest.mark.parametrize("given_out", [False, True], ids=["new", "out"])
@@ -178,9 +178,9 @@ def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
         heap, group = session.current().heap, group_of("")
         free = heap._free.largest
         (tuned,) = ops.tune(operator, [(40, 24, 16)])
-        ((_, choice), kept), *others = prepared.prepared(group).operators.items()
+        ((_, choice), kept), *others = op_cache.op_cache_of(group).operators.items()
         c = operator(a, b, strategy="fused")
-        assert list(prepared.prepared(group).operators.values()) == [kept]
+        assert list(op_cache.op_cache_of(group).operators.values()) == [kept]
         taken = free - heap._free.largest
         kept.free()
         return tuned, choice, others, c, taken, free - heap._free.largest
@@ -203,7 +203,7 @@ def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
         saved = []
         for rows in (600, 600, 1200, 600, 800):
             ops.all_gather_matmul(torch.randn(rows, 512).bfloat16(), b, strategy="fused")
-            saved.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
+            saved.append([p.M for p, _ in op_cache.op_cache_of(group_of("")).operators])
         with pytest.raises(
             HeapExhausted, match=r"all_gather_matmul of \(4000, 512\) .* 4096000 by"
         ):
@@ -288,7 +288,7 @@ def test_room_is_made_for_what_kernels_of_plans_hide(on_rank, taking, monkeypatc
         for rows in (40, 48, 40):
             a = torch.randn(rows, 16).bfloat16()
             assert torch.equal(ops.all_gather_matmul(a, b, strategy="fused"), a @ b)
-            saved.append([p.M for p, _ in prepared.prepared(group_of("")).operators])
+            saved.append([p.M for p, _ in op_cache.op_cache_of(group_of("")).operators])
         return saved
 
     kept, _ = on_rank(calls)
@@ -306,7 +306,7 @@ def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
     def calls():
         results = [call()]
         with monkeypatch.context() as captured:
-            for module in (operators, prepared):
+            for module in (operators, op_cache):
                 captured.setattr(module, "capturing", lambda: True)
             results.append(call())
         return [*results, call()]

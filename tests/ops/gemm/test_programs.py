@@ -431,10 +431,10 @@ def test_what_another_version_may_have_chosen(kind):
     (name,) = (name for name, other in OPERATORS.items() if other is kind)
     problem = Problem(name, 1024, 4096, 4096, 4, torch.bfloat16, False)
     for program in kind.programs:
-        for tiles in kind.tiles_tried(problem):
-            assert kind.may_take(problem, operators.Choice(program, tiles))
-    assert not kind.may_take(problem, operators.Choice("three_phase", LARGE))
-    assert not kind.may_take(problem, operators.Choice("copy_engines", replace(LARGE, K=48)))
+        for tiles in kind.tuning_tiles(problem):
+            assert kind.has_choice(problem, operators.Choice(program, tiles))
+    assert not kind.has_choice(problem, operators.Choice("three_phase", LARGE))
+    assert not kind.has_choice(problem, operators.Choice("copy_engines", replace(LARGE, K=48)))
 
 
 EVERY_SHAPE = {(t.M, t.N): t for t in (*CANDIDATES, *PERSISTENT_TILES)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -206,6 +207,10 @@ REFUSED = [
     ((X, IDS, WEIGHTS), {"capacity": True}, "capacity=True; expected a positive number of rows, o"),
     ((X, IDS, WEIGHTS), {"num_experts": 0}, "num_experts=0; expected a positive multiple of 1 fo"),
     ((X, IDS, WEIGHTS), {"quant": "fp8"}, "quant='fp8'; expected None, 'fp8_1x128'"),
+    ((X, IDS, WEIGHTS), {"num_experts": 2.0}, "num_experts=2.0; expected a positive multiple of "),
+    ((X, IDS, WEIGHTS), {"num_experts": [2]}, "num_experts=[2]; expected a positive multiple of "),
+    ((X, IDS, WEIGHTS), {"num_experts": None}, "num_experts=None; expected a positive multiple of"),
+    ((X, IDS, WEIGHTS), {"num_experts": True}, "num_experts=True; expected a positive multiple of"),
     ((X.int(), IDS, WEIGHTS), QUANT, "x is of torch.int32; expected a floating-point type of 16 "),
     ((X.clone().requires_grad_(), IDS, WEIGHTS), QUANT, "quant='fp8_1x128' and x requires a gradi"),
     ((X, IDS, WEIGHTS), {"transport": "tma"}, "transport='tma'; expected 'auto', 'ldst', 'nccl'"),
@@ -219,6 +224,13 @@ def test_refused(tensors, options, message):
     with pytest.raises(tw.TileWeaveError) as error:
         ops.dispatch(*tensors, **{"num_experts": 4} | options)
     assert str(error.value).startswith(f"dispatch: {message}")
+
+
+def test_options_of_numpy():
+    """They are integers, although no ints."""
+    options = {"num_experts": np.int64(4), "capacity": np.int64(8)}
+    rows, offsets, _ = ops.dispatch(X, IDS, WEIGHTS, **options)
+    assert rows.shape == (8, 6) and offsets.shape == (4,)
 
 
 def test_experts_that_ranks_cannot_share():
