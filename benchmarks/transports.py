@@ -52,6 +52,9 @@ TILES = (1 << 13, 1 << 14, 1 << 15)
 HEAP_BYTES = 24 << 30
 """Memory for all variants of one collective at the same time."""
 
+OPS = "all_gather", "all_reduce", "all_to_all", "reduce_scatter"
+"""Collectives that have variants."""
+
 
 class Variant(NamedTuple):
     """Variant of a transport.
@@ -207,7 +210,7 @@ def simulate_variants(op: str, variants: Sequence[Variant], ranks: int = 3) -> N
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("ops", nargs="*", default=[*collectives.COLLECTIVES], metavar="OP")
+    parser.add_argument("ops", nargs="*", default=OPS, metavar="OP", help=", ".join(OPS))
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256], help="MiB per rank")
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
     parser.add_argument("--runs", type=int, default=10)

@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from unittest import mock
 
+import pytest
+
 from benchmarks import transports
 
 
@@ -14,3 +16,17 @@ def test_variants_are_compiled_in_the_session_of_the_group(monkeypatch):
     transports.implementation_of(buffers, "steps")
     moved.assert_called_once_with("steps", "group")
     assert buffers.compiled == [moved.return_value]
+
+
+def test_operators_have_variants():
+    """Each default operator has a variant for each transport."""
+    for op in transports.OPS:
+        names = [variant.name for variant in transports.variants_of(transports.TRANSPORTS, op)]
+        assert all(any(n.startswith(t) for n in names) for t in transports.TRANSPORTS)
+
+
+def test_arguments_are_parsed(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["transports.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        transports.main()
+    assert "all_gather, all_reduce, all_to_all, reduce_scatter" in capsys.readouterr().out
