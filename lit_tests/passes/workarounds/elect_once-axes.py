@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """One thread of a block with several axes issues each operation of the TMA."""
 

@@ -15,6 +15,7 @@ import tileweave as tw
 from tests.releases import (
     RECORDS_DEVICE_LINES,
     names_line,
+    needs_bulk_copies,
     needs_lines,
     needs_nested_pipelines,
 )
@@ -179,10 +180,16 @@ def test_fault_of_one_level(edit):
             marks=needs_nested_pipelines,
         ),
         ("counts_backward", "make_factors_positive", "translation", {}),
-        ("adds_in_two_axes", "elect_once", "race", {}),
+        pytest.param("adds_in_two_axes", "elect_once", "race", {}, marks=needs_bulk_copies),
         ("past_a_loop", "sync_branches", "race", {}),
         ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
-        ("reads_in_producers", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
+        pytest.param(
+            "reads_in_producers",
+            "sync_before_warps",
+            "reuse",
+            {"tileweave.reuse": "credit"},
+            marks=needs_bulk_copies,
+        ),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
         ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
     ],

@@ -5,6 +5,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.releases import since
 from tileweave import language as W
 from tileweave.simulator.memory.values import numpy_dtype
 
@@ -42,6 +43,7 @@ def adds(operand: str, dtype: str):
     return program
 
 
+@since("0.1.14", "adds four bfloat16 by an operation that the simulator does not know")
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("operand", ["vector", "constant", "pointer"])
