@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 
 from tilelang import tvm
@@ -38,10 +38,12 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
     Raises:
         LanguageError: the installed release, which is not the newest, fails.
     """
+    functions = {
+        str(n.name_hint): f for n, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)
+    }
     if installed_tilelang() < POINTS_TO_VECTORS:
-        _refuse_vectors(mod)
-    functions = [f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc)]
-    names = [str(n.name_hint) for n, f in mod.functions.items() if _has_nested_pipeline(f)]
+        _refuse_vectors(functions.values())
+    names = [name for name, func in functions.items() if _has_nested_pipeline(func)]
     config: dict[str, bool] = {}
     if names and installed_tilelang() < SPECIALIZES_NESTED and may_have_producer(target):
         config[PassConfigKey.TL_DISABLE_WARP_SPECIALIZED] = True
@@ -51,8 +53,9 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
             f"(tilelang=={'.'.join(map(str, SPECIALIZES_NESTED))} can)",
             stacklevel=2,
         )
-    if installed_tilelang() == CANNOT_CHECK_SLICES and any(map(_has_parallel_slices, functions)):
-        config[PassConfigKey.TL_DISABLE_DATA_RACE_CHECK] = True
+    if installed_tilelang() == CANNOT_CHECK_SLICES:
+        if any(map(_has_parallel_slices, functions.values())):
+            config[PassConfigKey.TL_DISABLE_DATA_RACE_CHECK] = True
     try:
         with with_config(config) if config else contextlib.nullcontext():
             yield
@@ -66,10 +69,10 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
         ) from error
 
 
-def _refuse_vectors(mod: IRModule) -> None:
+def _refuse_vectors(functions: Iterable[tirx.PrimFunc]) -> None:
     """Refuse builtins that operate on a tensor of vectors: the CUDA would not compile."""
-    for func in mod.functions.values():
-        for call in builtins_in(func.body) if isinstance(func, tirx.PrimFunc) else ():
+    for func in functions:
+        for call in builtins_in(func.body):
             for load in nodes_in(call, tirx.BufferLoad):
                 dtype = str(load.buffer.dtype)
                 if load.buffer.scope() == "global" and tvm.DataType(dtype).lanes > 1:
@@ -93,10 +96,8 @@ def with_config(config: dict[str, bool]) -> tvm.transform.PassContext:
     )
 
 
-def _has_nested_pipeline(func: object) -> bool:
+def _has_nested_pipeline(func: tirx.PrimFunc) -> bool:
     """Return whether a pipelined loop is in another loop of a kernel."""
-    if not isinstance(func, tirx.PrimFunc):
-        return False
     loops = [
         loop
         for loop in nodes_in(func.body, tirx.For, tirx.While)
