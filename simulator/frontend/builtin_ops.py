@@ -288,17 +288,10 @@ def element_atomic(kind: str, returns: bool, widened: bool = False):
     combine = {"load": None, "store": lambda old, new: new}.get(kind, REDUCTIONS.get(kind))
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
-        op = f"T.atomic_{kind}"
-        numbers = [a for a in call.args[1 if kind == "load" else 2 :]]
-        sem = _ORDERS[int(numbers[0])] if numbers else "relaxed"
-        pointer = Pointer(c, call.args[0], op, loc)
+        pointer = Pointer(c, call.args[0], f"T.atomic_{kind}", loc)
         if pointer.slot >= 0:
             return _tile_atomic(c, call, pointer, combine, returns, loc)
-        scope = "sys" if (widened or c.widens) and pointer.buffer.data in c.symmetric else "gpu"
-        if scope == "gpu" and sem != "relaxed" and _drops_order(kind, returns, pointer.dtype):
-            pointer.op += f" (relaxed: TileLang drops memory_order={sem!r})"
-            sem = "relaxed"
-        word = Word(pointer.ref, sem, scope)
+        word = _word_of(c, call, pointer, kind, returns, widened)
         if kind == "load":
             return _load(c, pointer, word, 1)
         value = c.compile(call.args[1], loc)
@@ -318,6 +311,19 @@ def element_atomic(kind: str, returns: bool, widened: bool = False):
         return c.preempted(run, call)
 
     return compile
+
+
+def _word_of(
+    c: Statements, call: tirx.Call, pointer: Pointer, kind: str, returns: bool, widened: bool
+) -> Word:
+    """Return the word of an atomic operation, with the scope and order that the GPU applies."""
+    numbers = call.args[1 if kind == "load" else 2 :]
+    sem = _ORDERS[int(numbers[0])] if numbers else "relaxed"
+    scope = "sys" if (widened or c.widens) and pointer.buffer.data in c.symmetric else "gpu"
+    if scope == "gpu" and sem != "relaxed" and _drops_order(kind, returns, pointer.dtype):
+        pointer.op += f" (relaxed: TileLang drops memory_order={sem!r})"
+        sem = "relaxed"
+    return Word(pointer.ref, sem, scope)
 
 
 def _drops_order(kind: str, returns: bool, dtype: np.dtype) -> bool:
@@ -377,11 +383,7 @@ def vector_atomic(lanes: int, returns: bool, widened: bool = False):
         pointer = Pointer(c, call.args[0], f"T.atomic_addx{lanes}", loc)
         if pointer.slot >= 0:
             raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", loc)
-        scope = "sys" if (widened or c.widens) and pointer.buffer.data in c.symmetric else "gpu"
-        sem = _ORDERS[int(call.args[2])] if len(call.args) > 2 else "relaxed"
-        if scope == "gpu" and _drops_order("add", returns, pointer.dtype):
-            sem = "relaxed"
-        word = Word(pointer.ref, sem, scope)
+        word = _word_of(c, call, pointer, "add", returns, widened)
         operand = c.compile(_vector(c, call.args[1], lanes, loc), loc)
         change = _change(c, pointer, [operand], word, lanes, REDUCTIONS["add"])
         return change if returns else c.preempted(change.value, call)
