@@ -7,9 +7,8 @@ from tvm import tirx
 
 from ...builtins.spec import builtin_of
 from ..ir.block_barrier import is_barrier, is_sync_threads, sync_threads
-from ..ir.walk import builtins_in, flatten, nodes_in, op_name, rewrite_children
+from ..ir.walk import builtins_in, flatten, may_not_run, nodes_in, op_name, rewrite_children
 from .keep_to_block import SCOPE
-from .sync_branches import may_not_run
 
 _ARRIVE = "tirx.ptx_arrive_barrier"
 """Arrival at a barrier of the consumers: the thread's accesses before it are ordered."""

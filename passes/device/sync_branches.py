@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tilelang import tvm
 from tvm import tirx
 
 from ..ir.block_barrier import is_barrier, is_sync_threads, sync_threads
 from ..ir.uniformity import Divergence, ThreadControl
-from ..ir.walk import children_of, flatten, rewrite_children, statements_of
+from ..ir.walk import children_of, flatten, may_not_run, rewrite_children, statements_of
 from .keep_to_block import SCOPE
 
 
@@ -83,10 +82,3 @@ def _is_specialized(stmt: tirx.Stmt | None) -> bool:
     if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
         return True
     return stmt is not None and any(map(_is_specialized, children_of(stmt)))
-
-
-def may_not_run(stmt: tirx.Stmt) -> bool:
-    """Return whether ``stmt`` is a loop that may run zero times."""
-    if isinstance(stmt, tirx.While):
-        return True
-    return isinstance(stmt, tirx.For) and not tvm.arith.Analyzer().can_prove(stmt.extent > 0)

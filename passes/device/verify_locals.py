@@ -10,9 +10,8 @@ from tvm.arith import Analyzer
 from tvm.ir import Range
 
 from ...builtins.errors import LanguageError
-from ..ir.walk import calls_in, children_of, location, nodes_in, op_name
+from ..ir.walk import calls_in, children_of, location, may_not_run, nodes_in, op_name
 from .keep_to_block import SCOPE
-from .sync_branches import may_not_run
 
 _Memory = frozenset[tirx.Var]
 

@@ -133,6 +133,13 @@ def nodes_in(node, *kinds: type) -> list[Any]:
     return nodes
 
 
+def may_not_run(stmt: tirx.Stmt) -> bool:
+    """Return whether ``stmt`` is a loop that may run zero times."""
+    if isinstance(stmt, tirx.While):
+        return True
+    return isinstance(stmt, tirx.For) and not tvm.arith.Analyzer().can_prove(stmt.extent > 0)
+
+
 def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
     """Return the calls inside a statement or expression for which ``match`` holds."""
     return [call for call in nodes_in(node, tirx.Call) if match(call)]
