@@ -104,8 +104,8 @@ def alloc_packed(*, rows: int, row: int | Sequence[int], dtype: str = "float32")
     compute where their rows start. The compiler inserts the synchronization: a read waits until all
     rows of its tile are written or padding. Tiles have as many rows as the largest read; if all
     reads are of single rows, the tile is the whole tensor. ``pass_configs`` may choose another
-    number by ``tileweave.granule``. Only the owner reads the rows, and in each launch all tiles
-    with written rows. The simulator checks the rows; see the guide on synchronization.
+    number by ``tileweave.granule``. Only the owner reads the rows. In each launch, it reads all
+    tiles with written rows. The simulator checks this; see the guide on synchronization.
 
     Args:
         rows: rows of each rank's copy.

@@ -15,8 +15,8 @@ _ARRIVE = "tirx.ptx_arrive_barrier"
 
 
 def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Insert a block barrier before a part of the kernel in which barriers are of the program's
-    threads only, if other threads have accessed global memory before it.
+    """Insert a block barrier before a part of the kernel in which only the program's threads
+    synchronize, if other threads have accessed global memory before it.
 
     With warp specialization, TileLang launches producer threads in addition to the program's.
     Before the specialized part, the program's threads are the first ones of the block. In it and

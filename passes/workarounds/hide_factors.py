@@ -23,7 +23,7 @@ def hide_factors(func: tirx.PrimFunc) -> tirx.PrimFunc:
     compile time"). In ``x[row, 0]`` the factor is the length of a row. In ``S[me, 1 - me, 0]``, on
     two ranks, it is the distance of the heaps minus that of ``S[0, 0]`` and ``S[0, 1]``.
 
-    Added is a difference of 0. nvcc removes it, but TVM cannot simplify it.
+    The pass adds a difference that is 0. nvcc removes it, but TVM cannot simplify it.
 
     Before: ``x[row, 0]``, with 40000 columns
     After:  ``x[row, T.bitwise_or(row, 0) - row]``
