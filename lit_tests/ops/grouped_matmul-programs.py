@@ -1,8 +1,8 @@
 # REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """Kernels of the grouped GEMM: blocks count the row tiles of all experts. Then one producer warp
-group loads by TMA, the others multiply and store by TMA. No barrier of all warps is in the loop over
-tiles."""
+group loads by TMA, the others multiply and store vectors. No barrier of all warps is in the loop
+over tiles."""
 
 import tileweave as tw
 from tileweave.ops.moe.kernels.grouped_gemm import GROUPED_FP8, GroupedConfig, grouped_gemm
@@ -30,11 +30,10 @@ def show(name, program):
 # CHECK: } else {
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, 256, 16, false, false
 # CHECK-NOT: __syncthreads();
-# CHECK: + 128) <= end{{.*}} {
-# CHECK: tl::tma_store(Y_desc
-# CHECK: } else {
-# CHECK: *(uint1*)(Y
-# CHECK: *(uint4*)(Y
+# CHECK: < (end{{.*}}
+# CHECK: *(uint4*)(Y + {{.*}} = *(uint4*)(Y_tile
+# CHECK: < (end{{.*}}
+# CHECK: *(uint4*)(Y + {{.*}} = *(uint4*)(Y_tile
 # CHECK-NOT: __syncthreads();
 show(
     "grouped_gemm (E, N, K)", grouped_gemm(GroupedConfig(32, 4096, 7168, "bfloat16", True))
@@ -44,26 +43,34 @@ show(
 # CHECK: tl::tma_load(X_desc, {{.*}}, ({{step.*}} * 64), row{{.*}});
 # SINCE_0_1_14: CHECK: tl::tma_load(W_desc, {{.*}}(({{column.*}} * 256) + (i * 64)), ({{step.*}} * 64), expert{{.*}});
 # CHECK: tl::wgmma_ss<tl::DataType::kFloat16, tl::DataType::kFloat16, tl::DataType::kFloat32, 64, 256, 16, false, true
-# CHECK: tl::tma_store(Y_desc
+# CHECK: *(uint4*)(Y + {{.*}} = *(uint4*)(Y_tile
 show("grouped_gemm (E, K, N)", grouped_gemm(GroupedConfig(8, 4096, 7168, "float16", False)))
 
-# Scales are loaded before the tensor cores start. CUDA cores add the products of each step, times the
-# scales. Threads store pairs of results.
+# Scales are loaded a step before they are used. CUDA cores add the products of each half of the
+# columns, times the scales.
 # CHECK-LABEL: TEST: grouped_gemm fp8
 # CHECK: for (int wave = 0;
 # CHECK-NOT: __syncthreads();
 # CHECK: if (((int)threadIdx.x) < 128) {
 # CHECK: tl::warpgroup_reg_dealloc<24>();
 # CHECK: tl::tma_load(X_desc, {{.*}}, ({{step.*}} * 128), row{{.*}});
-# CHECK: tl::tma_load(W_desc, {{.*}}, ({{step.*}} * 128), ({{column.*}} * 192), expert{{.*}});
+# CHECK: tl::tma_load(W_desc, {{.*}}, ({{step.*}} * 128), ({{column.*}} * 256), expert{{.*}});
 # CHECK: } else {
 # CHECK: tl::warpgroup_reg_alloc<240>();
 # CHECK: = scale_x[
 # CHECK: = scale_w[
-# CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32, 64, {{64|192}}, 32
-# CHECK: *(float2*)(total +
-# SINCE_0_1_14: CHECK: tl::__sync_thread_partial(8, 256);
-# SINCE_0_1_14: CHECK: *(uint1*)(Y
+# CHECK: for (int step
+# CHECK: of_rows{{.*}} = {{.*}}rows_ahead
+# CHECK: of_halves[half{{.*}}] = halves_ahead[
+# CHECK: = scale_x[
+# CHECK: = scale_w[
+# CHECK: mbarrier[{{.*}}].wait(
+# CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32, 64, 128, 32
+# CHECK: *(float2*)(total
+# CHECK: tl::wgmma_ss<tl::DataType::kFloat8_e4m3, tl::DataType::kFloat8_e4m3, tl::DataType::kFloat32, 64, 128, 32
+# CHECK: .arrive();
+# CHECK: *(float2*)(total
+# CHECK: *(uint4*)(Y + {{.*}} = *(uint4*)(Y_tile
 # CHECK-NOT: __syncthreads();
 show(
     "grouped_gemm fp8",

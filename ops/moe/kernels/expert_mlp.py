@@ -23,7 +23,7 @@ from ....builtins import language as W
 from ....passes import with_options
 from ...core.tiles import DEVICE, Tiles
 from ...gemm.kernels.tile_macros import TileBuffers, accumulate
-from .grouped_gemm import SWIGLU, GroupedConfig, apply_epilogue, load_weights
+from .grouped_gemm import SWIGLU, GroupedConfig, halves_of, load_weights, multiply_by_silu
 
 GATE_UP = Tiles(128, 192, 64, stages=4)
 """Tiles of the product with gate and up; half of the columns are of gate, half of up. Larger
@@ -210,7 +210,8 @@ def gate_up(config: ExpertMlpConfig) -> Any:
                                 product, inbox, (me, expert, peer), m % row_tiles * tiles.M,
                                 weights, expert, n, buffers,
                             )  # fmt: skip
-                            apply_epilogue(product, buffers.total, None, None, 0, n, expert)
+                            gate, up = halves_of(product, buffers.total)
+                            multiply_by_silu(gate, up, buffers.total)
                             for i, j in T.Parallel(tiles.M, product.tile_columns):
                                 buffers.total[i, j] = T.if_then_else(
                                     m * tiles.M + i < count, buffers.total[i, j], 0

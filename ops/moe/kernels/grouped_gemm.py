@@ -1,33 +1,39 @@
 """Persistent GEMM of rows that are sorted by expert, each times the weight of its expert.
 
 Each block first counts the row tiles of all experts, and then finds the rows of each tile that it
-computes. Two tiles may share rows of one expert. Both compute the same bits there, so their order
-does not matter. Invalid offsets change which rows are computed, but none outside of the result.
+computes. Invalid offsets change which rows are computed, but none outside of the result.
+
+The columns of a tile have two halves: gate and up, or left and right. With scales each half has an
+accumulator of its own, and the scale of one block of weights.
 """
 
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil
 from typing import Any
 
 import tilelang.language as T
+from tilelang.layout import make_swizzled_layout
 
 from ...core.tiles import DEVICE, Tiles
-from ...gemm.kernels import tile_macros
-from ...gemm.kernels.tile_macros import ROWS, TileBuffers
+from ...gemm.kernels.tile_macros import ROWS
 
 GROUPED = Tiles(128, 256, 64, stages=4, group_m=16)
 """Tiles of grouped GEMMs. Tiles of 64 rows are slower, also for 64 rows of each expert
 (benchmarks/LOG.md)."""
-GROUPED_FP8 = Tiles(128, 192, 128, stages=4, group_m=16)
-"""Tiles of fp8. A thread holds two accumulators, which are added every ``SCALED`` elements of K."""
-FP8_REGISTERS, PRODUCER_REGISTERS = 240, 24
-"""Registers of a thread that holds two accumulators, and of one that loads."""
+GROUPED_FP8 = Tiles(128, 256, 128, stages=4, group_m=16)
+"""Tiles of fp8. The products of each ``SCALED`` elements of K are computed one half of the columns
+at a time, and added to the sums of that half."""
+CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
+"""Registers of a thread that multiplies, and of one that loads. The first holds the sums of a tile,
+and with scales the products of a half."""
 MOST_EXPERTS = 351
 """Largest number of experts. Shared memory has room for a number for each of them beside the
 operands."""
 WARP = 32
 CONSUMERS = 8
 """Barrier of the warps that multiply. TileLang itself uses the first ones."""
+VECTOR = 8
+"""Elements of the result that a thread stores at once."""
 SCALED = 128
 """Extent of a block of weights, and of the part of a row, that has one scale."""
 SWIGLU = "swiglu"
@@ -95,15 +101,18 @@ class GroupedConfig:
         return self.scales != ""
 
     @property
-    def scaled_columns(self) -> int:
-        """Columns of a run in a tile that has one scale of blocks. Tiles and runs begin at
-        multiples of this number, so that no run crosses a block of ``SCALED`` columns."""
-        return gcd(self.tile_columns, SCALED)
+    def half_columns(self) -> int:
+        """Columns of half a tile of the products."""
+        return self.tiles.N // 2
 
-    @property
-    def scales_of_columns(self) -> int:
-        """Largest number of blocks of ``SCALED`` columns that a tile of the result overlaps."""
-        return ceil((self.tile_columns + SCALED - self.scaled_columns) / SCALED)
+    def column_of(self, n: Any, half: int) -> Any:
+        """Return the first column of a half of the products of a tile.
+
+        Args:
+            n: first column of the tile of the result.
+            half: 0 for gate or left, 1 for up or right.
+        """
+        return n + half * (self.columns if self.gated else self.half_columns)
 
     @property
     def w(self) -> Any:
@@ -147,64 +156,89 @@ class GroupedConfig:
 @T.macro
 def load_weights(config, W, expert, n, k, W_tile):
     """Load the tile of an expert's weights for the columns from ``n`` of the result."""
-    if config.gated and config.transposed:
-        T.copy(W[expert, n, k], W_tile[: config.tile_columns, :])
-        T.copy(W[expert, config.columns + n, k], W_tile[config.tile_columns :, :])
-    elif config.gated:
-        T.copy(W[expert, k, n], W_tile[:, : config.tile_columns])
-        T.copy(W[expert, k, config.columns + n], W_tile[:, config.tile_columns :])
+    if config.gated:
+        load_half(config, W, expert, config.column_of(n, 0), k, W_tile, 0)
+        load_half(config, W, expert, config.column_of(n, 1), k, W_tile, 1)
     else:
         T.copy(W[expert, n, k] if config.transposed else W[expert, k, n], W_tile)
 
 
 @T.macro
-def accumulate(config, buffers, scales, row, n, expert, step):
-    """Add the products of one step of K to ``buffers.total``, in fp32."""
-    if config.scales == "block":
-        accumulate_blocks(config, buffers, scales, row, n, expert, step)
+def load_half(config, W, expert, n, k, W_tile, half):
+    """Load half a tile of an expert's weights, for the products from column ``n``."""
+    first = half * config.half_columns
+    if config.transposed:
+        T.copy(W[expert, n, k], W_tile[first : first + config.half_columns, :])
     else:
-        tile_macros.accumulate(config, buffers)
+        T.copy(W[expert, k, n], W_tile[:, first : first + config.half_columns])
+
+
+def alloc_sums(config: GroupedConfig) -> list[Any]:
+    """Allocate the sums of a tile in registers: of both halves apart if there are scales."""
+    columns = config.half_columns if config.scaled else config.tiles.N
+    return [
+        T.alloc_fragment((config.tiles.M, columns), "float32")
+        for _ in range(config.tiles.N // columns)
+    ]
 
 
 @T.macro
-def accumulate_blocks(config, buffers, scales, row, n, expert, step):
-    """Add the products of one step of K, times the scales of this step.
-
-    Scales are loaded before the tensor cores start and used after they finish, which hides the
-    latency of the loads.
-    """
-    scale_x, scale_w = scales
-    total, width, count = buffers.total, config.scaled_columns, config.scales_of_columns
-    halves, parts = (2 if config.gated else 1), config.tiles.N // width
-    product = T.alloc_fragment(total.shape, "float32")
-    of_rows = T.alloc_fragment((total.shape[0],), "float32")
-    loaded = T.alloc_local((halves * count,), "float32")
-    of_columns = T.alloc_local((parts,), "float32")
-    for i in T.Parallel(total.shape[0]):
+def load_scales(config, scale_x, scale_w, row, n, expert, step, of_rows, of_halves):
+    """Load the scales of the rows and of both halves of the columns for a step of K."""
+    for i in T.Parallel(config.tiles.M):
         of_rows[i] = scale_x[row + i, step]
-    for half, number in T.grid(halves, count):
-        # The last tile may extend past the last block of weights.
-        block = (n + half * config.columns) // SCALED + number
-        loaded[half * count + number] = scale_w[expert, T.min(block, scale_w.shape[1] - 1), step]
-    T.gemm(buffers.A, buffers.B, product, transpose_B=True, policy=ROWS, clear_accum=True)
-    for part in T.unroll(parts):
-        first = part * width // config.tile_columns * count
-        number = (n % SCALED + part * width % config.tile_columns) // SCALED
-        of_columns[part] = select(loaded, first, count, number)
-    for i, j in T.Parallel(*total.shape):
-        total[i, j] += product[i, j] * (of_rows[i] * select(of_columns, 0, parts, j // width))
+    # The last tile may extend past the last block of weights.
+    last = scale_w.shape[1] - 1
+    for half in T.unroll(2):
+        block = config.column_of(n, half) // SCALED
+        of_halves[half] = scale_w[expert, T.min(block, last), step]
 
 
-def select(values: Any, first: Any, count: int, index: Any) -> Any:
-    """Return ``values[first + index]``, for ``index`` in [0, count), as a chain of selects.
+@T.macro
+def multiply(config, X, W, scales, row, n, expert, X_tile, W_tile, sums):
+    """Add the products of a tile to ``sums`` in fp32."""
+    total, steps = sums[0], ceil(config.K / config.tiles.K)
+    of_rows = T.alloc_fragment((config.tiles.M,), "float32")
+    of_halves = T.alloc_local((2,), "float32")
+    rows_ahead = T.alloc_fragment((config.tiles.M,), "float32")
+    halves_ahead = T.alloc_local((2,), "float32")
+    product = T.alloc_fragment((config.tiles.M, config.half_columns), "float32")
+    if config.scales == "block":
+        load_scales(config, *scales, row, n, expert, 0, rows_ahead, halves_ahead)
+    for step in T.Pipelined(steps, num_stages=config.tiles.stages):
+        T.copy(X[row, step * config.tiles.K], X_tile)
+        load_weights(config, W, expert, n, step * config.tiles.K, W_tile)
+        if config.scales == "block":
+            # Tensor cores would wait for the scales, so these are loaded a step earlier.
+            T.copy(rows_ahead, of_rows)
+            for half in T.unroll(2):
+                of_halves[half] = halves_ahead[half]
+            following = T.min(step + 1, steps - 1)
+            load_scales(config, *scales, row, n, expert, following, rows_ahead, halves_ahead)
+        if config.scaled:
+            add_half(config, X_tile, W_tile, product, of_rows, of_halves, sums, 0)
+            add_half(config, X_tile, W_tile, product, of_rows, of_halves, sums, 1)
+        else:
+            T.gemm(X_tile, W_tile, total, transpose_B=config.transposed, policy=ROWS)
 
-    TileLang accepts no variable index into thread-local memory in a parallel loop, and memory with
-    variable indices would not be in registers.
+
+@T.macro
+def add_half(config, X_tile, W_tile, product, of_rows, of_halves, sums, half):
+    """Add the products of half of the columns, times their scales.
+
+    Tensor cores of sm_90 accumulate fp8 products in fewer bits than fp32. So CUDA cores add the
+    products of each step, as CUTLASS does without fast accumulation.
     """
-    value = values[first]
-    for number in range(1, count):
-        value = T.if_then_else(index < number, value, values[first + number])
-    return value
+    total, first = sums[half], half * config.half_columns
+    T.gemm(
+        X_tile, W_tile[first : first + config.half_columns, :], product,
+        transpose_B=True, policy=ROWS, clear_accum=True,
+    )  # fmt: skip
+    for i, j in T.Parallel(*total.shape):
+        if config.scales == "block":
+            total[i, j] += product[i, j] * (of_rows[i] * of_halves[half])
+        else:
+            total[i, j] += product[i, j]
 
 
 def numbers_of(experts: int) -> int:
@@ -254,8 +288,7 @@ def find_tile(offsets, rows, tiles, columns, before, index):
     of tiles.
 
     The tiles of an expert are computed together, ``tiles.group_m`` row tiles at a time, column by
-    column. The last row tile of an expert with at least ``tiles.M`` rows ends where these rows end,
-    so that it has no row of another expert. It shares rows with the tile before it.
+    column.
 
     Args:
         columns: number of tiles in a row of the result.
@@ -286,20 +319,20 @@ def find_tile(offsets, rows, tiles, columns, before, index):
     row = row + inner % height
     begin = end_of(offsets, expert - 1, rows)
     end = end_of(offsets, expert, rows)
-    row = T.max(T.min(begin + row * tiles.M, end - tiles.M), begin)
+    row = begin + row * tiles.M
     return row, end, expert, column
 
 
 @T.macro
 def halves_of(config, total):
-    """Return copies of gate and up. TileLang accepts one index of a fragment in a loop; the copies
-    use no registers beside those of ``total``."""
-    width = config.tile_columns
-    gate = T.alloc_fragment((config.tiles.M, width), "float32")
-    up = T.alloc_fragment((config.tiles.M, width), "float32")
-    T.copy(total[:, :width], gate)
-    T.copy(total[:, width:], up)
-    return gate, up
+    """Return copies of both halves of a tile of products. TileLang accepts one index of a fragment
+    in a loop; the copies use no registers beside those of ``total``."""
+    columns = config.half_columns
+    left = T.alloc_fragment((config.tiles.M, columns), "float32")
+    right = T.alloc_fragment((config.tiles.M, columns), "float32")
+    T.copy(total[:, :columns], left)
+    T.copy(total[:, columns:], right)
+    return left, right
 
 
 @T.macro
@@ -307,77 +340,92 @@ def bias_of(config, bias, n, expert):
     """Return the bias of the columns of a tile."""
     row = T.alloc_fragment((config.tiles.N,), config.result)
     if config.gated:
-        T.copy(bias[expert, n], row[: config.tile_columns])
-        T.copy(bias[expert, config.columns + n], row[config.tile_columns :])
+        T.copy(bias[expert, n], row[: config.half_columns])
+        T.copy(bias[expert, config.column_of(n, 1)], row[config.half_columns :])
     else:
         T.copy(bias[expert, n], row)
     return row
 
 
 @T.macro
-def begin(config, total, bias, n, expert):
-    """Set a tile to its bias, or to zero.
+def begin(config, sums, bias, n, expert):
+    """Set the sums of a tile to its bias, or to zero.
 
     A bias that is added after the products would need registers beside those of the tile.
     """
-    if config.biased and config.scales != "tensor":
+    total = sums[0]
+    if config.biased and not config.scaled:
         row = bias_of(config, bias, n, expert)
         for i, j in T.Parallel(*total.shape):
             total[i, j] = row[j]
     else:
         T.clear(total)
-
-
-@T.macro
-def apply_epilogue(config, total, bias, row_weights, row, n, expert):
-    """Replace gate by silu(gate) * up, and multiply rows by their weights, in fp32."""
-    rows, width = config.tiles.M, config.tile_columns
-    if config.biased and config.scales == "tensor":
-        added = bias_of(config, bias, n, expert)
-        for i, j in T.Parallel(*total.shape):
-            total[i, j] += added[j]
-    if config.gated:
-        gate, up = halves_of(config, total)
-        for i, j in T.Parallel(rows, width):
-            total[i, j] = gate[i, j] / (1.0 + T.exp2(-LOG2_E * gate[i, j])) * up[i, j]
-    if config.weighted:
-        for i, j in T.Parallel(rows, width):
-            total[i, j] *= row_weights[row + i]
-
-
-@T.macro
-def store_by_threads(total, columns, Y, row, end, column):
-    """Store the rows of a tile before ``end``, two columns at once: Y has an even number.
-
-    Args:
-        columns: columns of the result in the tile, the first ones of ``total``.
-    """
-    rows = total.shape[0]
-    for i, j, lane in T.Parallel(rows, columns // 2, 2):
-        if row + i < end and column * columns + 2 * j < Y.shape[1]:
-            Y[row + i, column * columns + 2 * j + lane] = total[i, 2 * j + lane]
-
-
-@T.macro
-def store(config, buffers, Y, row, end, column):
-    """Store a tile of the result: by TMA if all of its rows are of one expert.
-
-    Other tiles do not pass through shared memory, because TileLang would insert a barrier of all
-    warps in each wave. It would do so for any tile of the result whose elements have another size
-    than the operands: it compares their places in shared memory by the number of the element.
-    """
-    rows, columns = buffers.total.shape[0], config.tile_columns
     if config.scaled:
+        T.clear(sums[1])
+
+
+@T.macro
+def scale_and_bias(config, half, total, scales, bias, n, expert):
+    """Multiply half of the products by the scales of whole tensors, and add its bias."""
+    if config.scales == "tensor":
+        scale_x, scale_w = scales
+        for i, j in T.Parallel(*total.shape):
+            total[i, j] *= scale_x[0] * scale_w[expert]
+    if config.biased:
+        row = T.alloc_fragment((config.half_columns,), config.result)
+        T.copy(bias[expert, config.column_of(n, half)], row)
+        for i, j in T.Parallel(*total.shape):
+            total[i, j] += row[j]
+
+
+@T.macro
+def multiply_by_silu(gate, up, total):
+    """Set the first columns of ``total`` to silu(gate) * up, in fp32."""
+    for i, j in T.Parallel(*gate.shape):
+        total[i, j] = gate[i, j] / (1.0 + T.exp2(-LOG2_E * gate[i, j])) * up[i, j]
+
+
+@T.macro
+def multiply_rows(total, row_weights, row):
+    """Multiply the rows of a tile from ``row`` by their weights."""
+    for i, j in T.Parallel(*total.shape):
+        total[i, j] *= row_weights[row + i]
+
+
+def apply_epilogue(config, sums, scales, bias, row_weights, row, n, expert) -> None:
+    """Apply the epilogue to a tile of products in fp32. The result of gate and up replaces gate."""
+    if config.scaled:
+        for half, total in enumerate(sums):
+            scale_and_bias(config, half, total, scales, bias, n, expert)
+    if config.gated:
+        gate, up = sums if config.scaled else halves_of(config, sums[0])
+        multiply_by_silu(gate, up, sums[0])
+    if config.weighted:
+        for total in sums[:1] if config.gated else sums:
+            multiply_rows(total, row_weights, row)
+
+
+def store(config, sums, Y_tile, Y, row, end, n) -> None:
+    """Round and store the rows of a tile of the result before ``end``, half a tile at a time."""
+    width = config.half_columns
+    halves = [
+        x[:, first : first + width] for x in sums for first in range(0, int(x.shape[1]), width)
+    ]
+    for half, columns in enumerate(halves[: config.tile_columns // width]):
+        store_half(config, columns, Y_tile, Y, row, end, n + half * width)
+
+
+@T.macro
+def store_half(config, columns, Y_tile, Y, row, end, n):
+    """Store half a tile from column ``n`` of the result. It passes through shared memory, so that a
+    thread stores ``VECTOR`` neighbors at once."""
+    if config.biased:
+        # TileLang would insert a barrier of all warps instead.
         T.sync_threads(CONSUMERS, config.tiles.threads)
-        store_by_threads(buffers.total, columns, Y, row, end, column)
-    elif row + rows <= end:
-        if config.gated:
-            T.copy(buffers.total[:, :columns], buffers.C)
-            T.copy(buffers.C, Y[row, column * columns])
-        else:
-            tile_macros.store(buffers, (Y, (row,), column * columns))
-    else:
-        store_by_threads(buffers.total, columns, Y, row, end, column)
+    T.copy(columns, Y_tile)
+    for i, j, lane in T.Parallel(config.tiles.M, config.half_columns // VECTOR, VECTOR):
+        if row + i < end and n + j * VECTOR < Y.shape[1]:
+            Y[row + i, n + j * VECTOR + lane] = Y_tile[i, j * VECTOR + lane]
 
 
 @T.macro
@@ -415,14 +463,15 @@ def grouped_gemm(config: GroupedConfig) -> Any:
         with T.Kernel(blocks, threads=tiles.threads) as block:
             X_tile = T.alloc_shared((tiles.M, tiles.K), dtype)
             W_tile = T.alloc_shared(config.w_tile, dtype)
-            Y_tile = T.alloc_shared((tiles.M, tiles.width), out_dtype)
-            total = T.alloc_fragment((tiles.M, tiles.N), "float32")
-            if config.scaled:
-                T.annotate_producer_reg_dealloc(PRODUCER_REGISTERS)
-                T.annotate_consumer_reg_alloc(FP8_REGISTERS)
-            buffers = TileBuffers(X_tile, W_tile, Y_tile, total)
+            # TileLang does not compare static shared memory with what the TMA writes, and would
+            # insert a barrier of all warps in each wave.
+            Y_tile = T.alloc_shared((tiles.M, config.half_columns), out_dtype, scope="shared")
+            T.annotate_layout({Y_tile: make_swizzled_layout(Y_tile)})
             before = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
             scratch = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
+            sums = alloc_sums(config)
+            T.annotate_producer_reg_dealloc(PRODUCER_REGISTERS)
+            T.annotate_consumer_reg_alloc(CONSUMER_REGISTERS)
             count_tiles(offsets, rows, tiles.M, before, scratch)
             # The extent is an upper bound, because TileLang allows no shared memory there.
             most = (rows // tiles.M + experts) * columns
@@ -432,18 +481,12 @@ def grouped_gemm(config: GroupedConfig) -> Any:
                     row, end, expert, column = find_tile(
                         offsets, rows, tiles, columns, before, index
                     )
-                    begin(config, total, bias, column * config.tile_columns, expert)
-                    for step in T.Pipelined(T.ceildiv(K, tiles.K), num_stages=tiles.stages):
-                        n, k = column * config.tile_columns, step * tiles.K
-                        T.copy(X[row, k], X_tile)
-                        load_weights(config, W, expert, n, k, W_tile)
-                        accumulate(config, buffers, (scale_x, scale_w), row, n, expert, step)
-                    if config.scales == "tensor":
-                        for i, j in T.Parallel(tiles.M, tiles.N):
-                            total[i, j] *= scale_x[0] * scale_w[expert]
                     n = column * config.tile_columns
-                    apply_epilogue(config, total, bias, row_weights, row, n, expert)
-                    store(config, buffers, Y, row, end, column)
+                    begin(config, sums, bias, n, expert)
+                    scales = scale_x, scale_w
+                    multiply(config, X, W, scales, row, n, expert, X_tile, W_tile, sums)
+                    apply_epilogue(config, sums, scales, bias, row_weights, row, n, expert)
+                    store(config, sums, Y_tile, Y, row, end, n)
             clear_rest(offsets, rows, block, blocks, Y)
 
     return grouped_gemm
