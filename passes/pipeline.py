@@ -62,6 +62,8 @@ from .workarounds import (
     hide_factors,
     keep_strides,
     make_factors_positive,
+    verify_reductions,
+    verify_thread_axes,
 )
 
 
@@ -170,6 +172,10 @@ SYNC_PASSES = (
         "early: its errors name lines of the program; after the number of ranks is known",
     ),
     Pass(
+        verify_thread_axes.verify_thread_axes,
+        "before elect_leader, which gives builtins to one thread of the block",
+    ),
+    Pass(
         elect_leader.elect_leader,
         "before passes that move builtins: it chooses threads by the conditions of the program",
     ),
@@ -214,6 +220,10 @@ INDEX_PASSES = (
 of a program with a builtin or a symmetric tensor."""
 
 BARRIER_PASSES = (
+    Pass(
+        verify_reductions.verify_reductions,
+        "after lowering, which chooses the threads of a reduction",
+    ),
     Pass(elect_once.elect_once, "first: later passes see the thread that issues a TMA operation"),
     Pass(sync_branches.sync_branches, "before the device passes, which then see every barrier"),
     Pass(
