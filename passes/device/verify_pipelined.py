@@ -44,12 +44,11 @@ def _overtaken(wait: tirx.Call, specialized: bool) -> LanguageError:
     loc = loc_of(wait)
     lines = f"\n --> {loc.file}:{loc.line}" if loc is not None else ""
     obstacle = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""
-    name, _, line = obstacle.partition("\n")
+    name, alternative, line = [*obstacle.split("\n", 2), "", ""][:3]
     lines += f"\n{line}" if line else ""
     reason = (
         f"because {name or 'a statement'} before it keeps it in the consumer warps; expected "
-        f"{name or 'that statement'} after the loads"
-        f"{', or T.gemm(clear_accum=True)' if name == 'T.fill' else ''}"
+        f"{alternative or 'that statement after the loads'}"
         if specialized
         else "because there is no warp specialization; expected T.serial, or num_stages=0"
     )
