@@ -64,6 +64,7 @@ from .workarounds import (
     make_factors_positive,
     verify_reductions,
     verify_thread_axes,
+    verify_versions,
 )
 
 
@@ -157,6 +158,10 @@ TARGET_PASSES = (
     Pass(
         predicate_loads.predicate_loads,
         "before the passes that look for loads of pipelined loops",
+    ),
+    Pass(
+        verify_versions.verify_versions,
+        "after the passes that choose which loads use the TMA; before passes that add statements",
     ),
 )
 """Passes that need the target. They run before the tile passes, for kernels with builtins."""

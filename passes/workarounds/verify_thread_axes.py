@@ -14,7 +14,7 @@ from ..ir.accesses import accesses_of, is_private
 from ..ir.accesses import name_of as statement_name
 from ..ir.origin import name_of
 from ..ir.uniformity import THREAD_INDICES
-from ..ir.walk import children_of, location, nodes_in, op_name, variables_in
+from ..ir.walk import children_of, headers_of, location, nodes_in, op_name, variables_in
 from ..tile.pin_pipelined import is_pipelined
 from ..tile.require_arch import asks_for_tma
 
@@ -86,12 +86,12 @@ class _Verifier:
             threads = tuple(map(int, stmt.block.annotations.get("tl.launch_threads", threads)))
         if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL and loads is None:
             loads = []
-        by_row = context.by_row or any(_depends(part, self.names) for part in _header(stmt))
+        by_row = context.by_row or any(_depends(part, self.names) for part in headers_of(stmt))
         return _Context(threads, by_row, loads)
 
     def _check_own(self, stmt: tirx.Stmt, context: _Context) -> None:
         """Refuse what ``stmt`` itself executes, without its inner statements."""
-        parts = _header(stmt) if children_of(stmt) else [stmt]
+        parts = headers_of(stmt) if children_of(stmt) else [stmt]
         for call in (call for part in parts for call in nodes_in(part, tirx.Call)):
             is_divided = context.loads is not None or op_name(call) == _TILE_ADD
             if is_divided and _accumulates(call) and not _depends(call, self.names):
@@ -119,7 +119,7 @@ def _names_of_rows(body: tirx.Stmt) -> set[tirx.Var]:
 
     def follow(stmt: tirx.Stmt, by_row: bool) -> None:
         children = children_of(stmt)
-        parts = _header(stmt) if children else [stmt]
+        parts = headers_of(stmt) if children else [stmt]
         by_row = by_row or any(_depends(part, names) for part in parts)
         if isinstance(stmt, tirx.Bind):
             index = stmt.value.args[0] if op_name(stmt.value) == _THREAD_INDEX else 0
@@ -138,13 +138,6 @@ def _names_of_rows(body: tirx.Stmt) -> set[tirx.Var]:
         before = len(names)
         follow(body, False)
     return names
-
-
-def _header(stmt: tirx.Stmt) -> list[tirx.PrimExpr]:
-    """Return the expressions of ``stmt`` that decide whether its inner statements run."""
-    if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
-        return [stmt.condition]
-    return [stmt.min, stmt.extent] if isinstance(stmt, tirx.For) else []
 
 
 def _depends(node: tirx.PrimExpr | tirx.Stmt, names: set[tirx.Var]) -> bool:
