@@ -62,6 +62,9 @@ from .workarounds import (
     hide_factors,
     keep_strides,
     make_factors_positive,
+    verify_reductions,
+    verify_thread_axes,
+    verify_versions,
 )
 
 
@@ -156,6 +159,10 @@ TARGET_PASSES = (
         predicate_loads.predicate_loads,
         "before the passes that look for loads of pipelined loops",
     ),
+    Pass(
+        verify_versions.verify_versions,
+        "after the passes that choose which loads use the TMA; before passes that add statements",
+    ),
 )
 """Passes that need the target. They run before the tile passes, for kernels with builtins."""
 
@@ -168,6 +175,10 @@ SYNC_PASSES = (
     Pass(
         verify_barriers.verify_barriers,
         "early: its errors name lines of the program; after the number of ranks is known",
+    ),
+    Pass(
+        verify_thread_axes.verify_thread_axes,
+        "before elect_leader, which gives builtins to one thread of the block",
     ),
     Pass(
         elect_leader.elect_leader,
@@ -214,6 +225,10 @@ INDEX_PASSES = (
 of a program with a builtin or a symmetric tensor."""
 
 BARRIER_PASSES = (
+    Pass(
+        verify_reductions.verify_reductions,
+        "after lowering, which chooses the threads of a reduction",
+    ),
     Pass(elect_once.elect_once, "first: later passes see the thread that issues a TMA operation"),
     Pass(sync_branches.sync_branches, "before the device passes, which then see every barrier"),
     Pass(

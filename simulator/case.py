@@ -143,7 +143,7 @@ def _implicit_tensors(
             tensor.give((Ellipsis,), np.zeros(shape, dtype))
         if h.segments:
             tensor.segments = Segments(tensor, h.segments, h.segment)
-        elif h.segment:
+        elif h.tile:  # 0 if the program does not use the packed rows
             tensor.segments = PackedRows(tensor, h.segment, h.tile)
         return tensor
 

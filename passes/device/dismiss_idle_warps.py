@@ -19,7 +19,7 @@ from ..ir.walk import (
     rewrite_children,
     statements_of,
 )
-from .keep_to_block import SCOPE
+from ..ir.warp_roles import is_specialized, roles_of
 
 _WARP = 32
 _FOLLOWED = frozenset(
@@ -42,28 +42,20 @@ def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     tma_load(...)``
     After:  ``if tx < 128: set_max_nreg(24); if tx % 128 < 32: for k in ...: ...``
     """
-    thread: list[tirx.Var] = []
+    roles = roles_of(func)
+    if roles is None:
+        return func
+
+    def dismiss(split: tirx.IfThenElse) -> tirx.Stmt:
+        cases = iter([_without_idle_warps(split.then_case, roles.thread), split.else_case])
+        return rewrite_children(split, lambda _: next(cases))
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-            return rewrite_children(stmt, lambda s: in_scope(s, int(stmt.node[0])))
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
-            if stmt.node.thread_tag == "threadIdx.x":
-                thread[:] = [stmt.node.var]
+        if is_specialized(stmt):
+            return roles.rewrite_splits(stmt, dismiss)
         return rewrite_children(stmt, visit)
 
-    def in_scope(stmt: tirx.Stmt, producers: int) -> tirx.Stmt:
-        if isinstance(stmt, tirx.IfThenElse) and _is_below(stmt.condition, thread[0], producers):
-            cases = iter([_without_idle_warps(stmt.then_case, thread[0]), stmt.else_case])
-            return rewrite_children(stmt, lambda _: next(cases))
-        return rewrite_children(stmt, lambda s: in_scope(s, producers))
-
     return func.with_body(visit(func.body))
-
-
-def _is_below(condition: tirx.PrimExpr, thread: tirx.Var, count: int) -> bool:
-    is_less = isinstance(condition, tirx.LT) and condition.a.same_as(thread)
-    return is_less and isinstance(condition.b, tirx.IntImm) and int(condition.b) == count
 
 
 def _without_idle_warps(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:

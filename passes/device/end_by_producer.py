@@ -15,8 +15,8 @@ from ..ir.walk import (
     rewrite_children,
     variables_in,
 )
+from ..ir.warp_roles import is_specialized, roles_of
 from ..tile.number_builtins import without_marks
-from .keep_to_block import SCOPE
 
 
 def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -32,15 +32,17 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Before: ``if tx < 128: load; else: multiply; if block == last: wait_reached(...)``
     After:  ``if tx < 128: load; if block == last: wait_reached(...); else: multiply``
     """
-
+    roles = roles_of(func)
+    if roles is None:
+        return func
     threads: set[tirx.Var] = set()
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             if stmt.node.thread_tag.startswith("threadIdx"):
                 threads.add(stmt.node.var)
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-            return rewrite_children(stmt, move_waits)
+        if is_specialized(stmt):
+            return roles.rewrite_splits(stmt, move_waits)
         if isinstance(stmt, (tirx.For, tirx.While)):
             return stmt  # another iteration may follow
         if isinstance(stmt, tirx.SeqStmt):
@@ -48,9 +50,7 @@ def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return rewrite_children(stmt, lambda s: visit(s) if s.same_as(last) else s)
         return rewrite_children(stmt, visit)
 
-    def move_waits(stmt: tirx.Stmt) -> tirx.Stmt:
-        if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
-            return rewrite_children(stmt, move_waits)
+    def move_waits(stmt: tirx.IfThenElse) -> tirx.Stmt:
         stmts = list(stmt.else_case.seq) if isinstance(stmt.else_case, tirx.SeqStmt) else []
         fixed = {bind.var for inner in stmts for bind in nodes_in(inner, tirx.Bind)} | threads
         moved: list[tirx.Stmt] = []

@@ -13,9 +13,6 @@ from ..ir.origin import name_of
 from ..ir.walk import has_loads, location, rewrite_children
 from ..tile.number_builtins import calls_of, mark_of
 
-SCOPE = "kWarpSpecializationScope"
-"""TileLang's attribute around specialized warps; its node is [producer, consumer] threads."""
-
 
 def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Guard builtins that write by the indices of the program's threads.

@@ -31,13 +31,13 @@ from ..ir.walk import (
     statements_of,
     variables_in,
 )
+from ..ir.warp_roles import is_specialized
 from ..tile.bind_runtime import BEGIN_LAUNCH
 from ..tile.number_builtins import NumberedCall, calls_of, mark_of
 from ..tile.pin_pipelined import is_pipelined
 
 MAIN, PRODUCER = "", "producer"
 """Roles of threads. A warp-specialized kernel also has producers."""
-_SPECIALIZED = "kWarpSpecializationScope"
 _GROUP_ENDS = ("tl.tma_store_arrive", "tl.tma_store_wait")
 
 Event = dict[str, Any]
@@ -175,7 +175,7 @@ class _Recording:
         if isinstance(body, tirx.AttrStmt):
             return rewrite_children(body, self._append)
         if isinstance(body, tirx.SeqStmt) and isinstance(body.seq[-1], tirx.AttrStmt):
-            if body.seq[-1].attr_key != _SPECIALIZED:
+            if not is_specialized(body.seq[-1]):
                 return flatten([*body.seq[:-1], self._append(body.seq[-1])])
         return flatten([body, self._point("end", self._leader)])
 
@@ -189,7 +189,7 @@ class _Recording:
     def _leader(self) -> tirx.PrimExpr | None:
         """Condition for the first of the main threads, which records the begin and the end."""
         for stmt in self._reached:
-            if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == _SPECIALIZED:
+            if is_specialized(stmt):
                 if isinstance(stmt.body, tirx.IfThenElse) and stmt.body.else_case is not None:
                     return self._first(stmt.body.else_case)
         return self._first(next(reversed(self._reached)), of_block=True)
@@ -245,7 +245,7 @@ class _Recording:
     def _insert(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt) or _tma_store(stmt) is not None:
             return flatten(self._sequence(statements_of(stmt)))
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == _SPECIALIZED:
+        if is_specialized(stmt):
             return rewrite_children(stmt, self._specialized)
         if isinstance(stmt, tirx.For) and stmt.loop_var.name in self._loops:
             return self._loop(stmt)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.spec import builtin_of
 from ..ir.block_barrier import is_barrier, is_sync_threads, sync_threads
 from ..ir.walk import builtins_in, flatten, may_not_run, nodes_in, op_name, rewrite_children
-from .keep_to_block import SCOPE
+from ..ir.warp_roles import WarpRoles, is_specialized, roles_of
 
 _ARRIVE = "tirx.ptx_arrive_barrier"
 """Arrival at a barrier of the consumers: the thread's accesses before it are ordered."""
@@ -32,29 +31,20 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     After:  ``Y[tx] = S[tx]; sync(); T.attr([128, 128], "kWarpSpecializationScope", 0): if tx < 128:
     n = S[0]; load; else: multiply; sync(); if 128 <= tx: sync(3, 128); signal``
     """
-    scopes = [a for a in nodes_in(func.body, tirx.AttrStmt) if a.attr_key == SCOPE]
-    return func.with_body(_Inserter(scopes[0].node[0]).visit(func.body)) if scopes else func
+    roles = roles_of(func)
+    return func if roles is None else func.with_body(_Inserter(roles).visit(func.body))
 
 
 class _Inserter:
-    """Inserts the barriers, statement by statement.
+    """Inserts the barriers, statement by statement."""
 
-    Args:
-        producers: number of producer threads, which are the first ones of the block.
-    """
-
-    def __init__(self, producers: tirx.IntImm) -> None:
-        self.producers, self.analyzer = producers, tvm.arith.Analyzer()
-        self.thread: tirx.Var | None = None
+    def __init__(self, roles: WarpRoles) -> None:
+        self.roles = roles
         self.accessed = False
         """Whether other threads accessed global memory since the last barrier of the block."""
 
     def visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
-            self.analyzer.bind(stmt.node.var, tvm.ir.Range(0, stmt.value))
-            if stmt.node.thread_tag == "threadIdx.x":
-                self.thread = stmt.node.var
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
+        if is_specialized(stmt):
             missing, self.accessed = self.accessed, False
             stmt = rewrite_children(stmt, self.visit)
             return flatten([sync_threads(), stmt]) if missing else stmt
@@ -77,7 +67,7 @@ class _Inserter:
         return new
 
     def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
-        if self._is_of_program(stmt.condition) and stmt.else_case is None:
+        if self.roles.is_of_consumers(stmt.condition) and stmt.else_case is None:
             missing = self.accessed and any(map(is_barrier, nodes_in(stmt, tirx.Evaluate)))
             self.accessed = self.accessed and not missing
             return flatten([sync_threads(), stmt]) if missing else stmt
@@ -89,19 +79,12 @@ class _Inserter:
             after.append(self.accessed)
             return inner
 
-        if self._is_of_program(tirx.Not(stmt.condition)):
+        if self.roles.is_of_consumers(tirx.Not(stmt.condition)):
             cases = iter([case(stmt.then_case), stmt.else_case])
             return rewrite_children(stmt, lambda _: next(cases))
         stmt = rewrite_children(stmt, case)
         self.accessed = any(after) or (stmt.else_case is None and before)
         return stmt
-
-    def _is_of_program(self, condition: tirx.PrimExpr) -> bool:
-        """Return whether only threads after the producers fulfill the condition."""
-        if self.thread is None:
-            return False
-        with self.analyzer.constraint_scope(condition):
-            return self.analyzer.can_prove(self.thread >= self.producers)
 
 
 def _accesses_global_memory(stmt: tirx.Stmt) -> bool:

@@ -7,7 +7,7 @@ from tvm import tirx
 from ..ir.block_barrier import is_barrier, is_sync_threads, sync_threads
 from ..ir.uniformity import Divergence, ThreadControl
 from ..ir.walk import children_of, flatten, may_not_run, rewrite_children, statements_of
-from .keep_to_block import SCOPE
+from ..ir.warp_roles import is_specialized
 
 
 def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -70,15 +70,15 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _rejoined(case: tirx.Stmt | None, other_case: tirx.Stmt | None) -> tirx.Stmt | None:
     """Return ``case`` with a block barrier at its end if only ``other_case`` is specialized."""
-    if case is None or not _is_specialized(other_case) or _is_specialized(case):
+    if case is None or not _has_specialized(other_case) or _has_specialized(case):
         return case
     if is_sync_threads(statements_of(case)[-1]):
         return case
     return flatten([case, sync_threads()])
 
 
-def _is_specialized(stmt: tirx.Stmt | None) -> bool:
+def _has_specialized(stmt: tirx.Stmt | None) -> bool:
     """Return whether a part of ``stmt`` is specialized by warps."""
-    if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-        return True
-    return stmt is not None and any(map(_is_specialized, children_of(stmt)))
+    if stmt is None or is_specialized(stmt):
+        return stmt is not None
+    return any(map(_has_specialized, children_of(stmt)))

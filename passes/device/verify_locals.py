@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from tvm import tirx
 from tvm.arith import Analyzer
-from tvm.ir import Range
 
 from ...builtins.errors import LanguageError
 from ..ir.walk import calls_in, children_of, location, may_not_run, nodes_in, op_name
-from .keep_to_block import SCOPE
+from ..ir.warp_roles import is_specialized, roles_of
 
 _Memory = frozenset[tirx.Var]
 
@@ -38,26 +37,17 @@ def verify_locals(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Before: ``if tx < 128: tma_load(x, row[0]); else: row[0] = ...; multiply``
     After:  LanguageError; legal kernels stay unchanged
     """
-    splits = [
-        branch
-        for scope in nodes_in(func.body, tirx.AttrStmt)
-        if scope.attr_key == SCOPE
-        for branch in _split_of(scope)
-    ]
+    roles = roles_of(func)
+    if roles is None:
+        return func
+    scopes = filter(is_specialized, nodes_in(func.body, tirx.AttrStmt))
+    branches = [branch for scope in scopes for branch in roles.splits_in(scope)]
+    splits = [branch for branch in branches if branch.else_case is not None]
     for own in (0, 1) if splits else ():
-        analyzer = Analyzer()
-        for attr in nodes_in(func.body, tirx.AttrStmt):
-            if attr.attr_key == "thread_extent":
-                analyzer.bind(attr.node.var, Range(0, attr.value))
-        is_producer = splits[0].condition
-        with analyzer.constraint_scope(tirx.Not(is_producer) if own else is_producer):
-            _Warps(own, splits, analyzer).visit(func.body, _State(), True)
+        is_own = tirx.Not(roles.is_producer) if own else roles.is_producer
+        with roles.analyzer.constraint_scope(is_own):
+            _Warps(own, splits, roles.analyzer).visit(func.body, _State(), True)
     return func
-
-
-def _split_of(scope: tirx.AttrStmt) -> list[tirx.IfThenElse]:
-    """Return the outermost branch in a specialized part. Its cases are producer and consumer."""
-    return [b for b in nodes_in(scope, tirx.IfThenElse) if b.else_case is not None][-1:]
 
 
 class _Warps:

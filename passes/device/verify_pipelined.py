@@ -8,6 +8,7 @@ from ...builtins.errors import LanguageError
 from ...builtins.implicit import loc_of
 from ..ir.origin import hint_of, name_of
 from ..ir.walk import TMA_LOADS, calls_in, op_name, rewrite_children
+from ..ir.warp_roles import is_specialized
 from ..tile.hoist_waits import KEPT_BY
 from ..tile.pin_pipelined import guards_in
 from ..tile.stage_waits import STAGED
@@ -26,7 +27,7 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
 
     def check(stmt: tirx.Stmt, specialized: bool, loads: bool) -> tirx.Stmt:
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "kWarpSpecializationScope":
+        if is_specialized(stmt):
             specialized, loads = True, False
         if isinstance(stmt, tirx.For):
             loads = loads or bool(calls_in(stmt.body, lambda c: op_name(c) in TMA_LOADS))
@@ -43,12 +44,11 @@ def _overtaken(wait: tirx.Call, specialized: bool) -> LanguageError:
     loc = loc_of(wait)
     lines = f"\n --> {loc.file}:{loc.line}" if loc is not None else ""
     obstacle = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""
-    name, _, line = obstacle.partition("\n")
+    name, alternative, line = [*obstacle.split("\n", 2), "", ""][:3]
     lines += f"\n{line}" if line else ""
     reason = (
         f"because {name or 'a statement'} before it keeps it in the consumer warps; expected "
-        f"{name or 'that statement'} after the loads"
-        f"{', or T.gemm(clear_accum=True)' if name == 'T.fill' else ''}"
+        f"{alternative or 'that statement after the loads'}"
         if specialized
         else "because there is no warp specialization; expected T.serial, or num_stages=0"
     )

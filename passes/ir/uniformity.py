@@ -12,7 +12,7 @@ from .accesses import is_private
 from .origin import ORIGIN
 from .walk import calls_in, has_effect, nodes_in, op_name, rewrite_children
 
-_THREAD_OPS = frozenset(
+THREAD_INDICES = frozenset(
     {
         "tl.tl_shuffle_elect",
         "tl.get_lane_idx",
@@ -23,6 +23,7 @@ _THREAD_OPS = frozenset(
         "tl.launch_thread_idx",
     }
 )
+"""TileLang's operators whose result depends on the index of the thread."""
 
 
 class Divergence(IntEnum):
@@ -89,7 +90,7 @@ class ThreadControl:
             if isinstance(node, tirx.Var):
                 divergence = max(divergence, self._divergence.get(node, Divergence.UNIFORM))
             elif isinstance(node, tirx.Call):
-                if op_name(node) in _THREAD_OPS:
+                if op_name(node) in THREAD_INDICES:
                     divergence = Divergence.DIVERGENT
                 elif not _is_fixed(node) and has_effect(node):
                     divergence = max(divergence, Divergence.MAYBE_DIVERGENT)

@@ -71,6 +71,13 @@ def children_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     return children
 
 
+def headers_of(stmt: tirx.Stmt) -> list[tirx.PrimExpr]:
+    """Return the expressions of ``stmt`` that decide whether its inner statements run."""
+    if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
+        return [stmt.condition]
+    return [stmt.min, stmt.extent] if isinstance(stmt, tirx.For) else []
+
+
 def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     if isinstance(stmt, tirx.SeqStmt):
         new = [f(s) for s in stmt.seq]

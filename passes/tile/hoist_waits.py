@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from ...builtins.spec import builtin_of
 from ..ir.accesses import REGIONS, accesses_of, name_of
 from ..ir.hold import hold
 from ..ir.walk import (
@@ -20,7 +21,8 @@ from ..ir.walk import (
 from .pin_pipelined import COPIES, guards_in, guards_loads, is_pipelined, loads_in
 
 KEPT_BY = "tileweave.kept_by"
-"""Annotation of a wait that names the statement which keeps it with the consumers."""
+"""Annotation of a wait: the statement that keeps it with the consumers, an alternative, and the
+line of the statement, each on a line of its own."""
 
 
 def hoist_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -99,12 +101,23 @@ def _independent(first: tirx.Stmt, second: tirx.Stmt) -> bool:
 
 def _with_reason(wait: tirx.Stmt, obstacle: tirx.Stmt) -> tirx.Stmt:
     """Annotate ``wait`` with the statement that it cannot pass."""
-    text = tirx.StringImm(f"{name_of(obstacle)}{location(obstacle)}")
+    alternative = _alternative_to(obstacle)
+    text = tirx.StringImm(f"{name_of(obstacle)}\n{alternative}{location(obstacle)}")
 
     def mark(call: tirx.Call) -> tirx.Call | None:
         return annotated(call, KEPT_BY, text) if guards_loads(call) else None
 
     return ir_transform(wait, None, mark, ["tirx.Call"])
+
+
+def _alternative_to(obstacle: tirx.Stmt) -> str:
+    """Return what a program may have in place of a statement before the waits of its iteration."""
+    name, specs = name_of(obstacle), [builtin_of(call) for call in effects_in(obstacle)]
+    if any(spec.announces or spec.pads for spec in specs):
+        # After the loads, it would be too late for readers that the loads may wait for.
+        return f"{name} before T.Pipelined, or T.serial"
+    after = f"{name} after the loads"
+    return f"{after}, or T.gemm(clear_accum=True)" if name == "T.fill" else after
 
 
 def _with_hold(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:

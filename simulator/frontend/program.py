@@ -26,7 +26,7 @@ from ..machine.block import Block, Mask
 from ..machine.steps import Step
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype
-from ..report.errors import unsupported
+from ..report.errors import refuse_vectors, unsupported
 from . import (
     block_ops,
     builtin_ops,
@@ -92,6 +92,7 @@ def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
 
     Raises:
         TileWeaveError: ``func`` is not a ``T.prim_func``.
+        SimulationError: the elements of a tensor or a tile are vectors.
     """
     if not isinstance(func, tirx.PrimFunc):
         raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
@@ -101,6 +102,10 @@ def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
     mod = passes.run_group(mod, world_size, _HEAP_STRIDE, group)
     mod = passes.run(passes.SYNC_PASSES, mod)
     (func,) = mod.functions.values()
+    tiles = [tile for block in nodes_in(func.body, tirx.SBlock) for tile in block.alloc_buffers]
+    for buffer in (*func.buffer_map.values(), *tiles):
+        loc = line_of_span(buffer.span) or first_line(func.body)
+        refuse_vectors(buffer.name, str(buffer.dtype), loc)
     return func
 
 

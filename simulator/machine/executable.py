@@ -32,7 +32,7 @@ from ..inputs.arguments import check_blocks
 from ..memory.memory import Tensor
 from ..memory.order import Lane, Layout, of_group
 from ..memory.threads import cut, finer, names_of
-from ..report.errors import SimulationError
+from ..report.errors import SimulationError, refuse_vectors
 from .collectives import Collective as CollectiveWork
 from .group import Group
 from .host import Host
@@ -91,6 +91,8 @@ class Executable:
             )
         if not isinstance(what, TracedPlan):
             raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
+        for p in what.parameters:
+            refuse_vectors(p.name, p.dtype, what.loc)
         self.plan, self.world_size, self._make, self._label = what, world_size, make, label
         self.groups = groups or [Group("", tuple(range(world_size)))]
         self._group_at = {rank: group for group in self.groups for rank in group.ranks}

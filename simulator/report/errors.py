@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tvm import DataType
+
 from ...builtins.errors import TileWeaveError
 
 KINDS = (
@@ -67,6 +69,20 @@ def uninitialized(use: str, block: Any, loc: str) -> SimulationError:
         "poison",
         f"{use} uninitialized memory, by {block.name()} in launch {block.epoch}\n --> {loc}",
     )
+
+
+def refuse_vectors(name: str, dtype: str, loc: str) -> None:
+    """Refuse a tensor or a tile whose elements are vectors, such as ``float16x2``.
+
+    The simulator has an array of numbers for each tensor. Accesses to vectors of them are legal.
+    """
+    if (lanes := DataType(dtype).lanes) > 1:
+        element = dtype.removesuffix(f"x{lanes}")
+        raise SimulationError(
+            "unsupported",
+            f"{name} with elements of {dtype} is not simulated; expected {element}, which "
+            f"{name}[i : i + {lanes}] accesses in vectors\n --> {loc}",
+        )
 
 
 def unsupported(what: Any, loc: str) -> SimulationError:

@@ -8,8 +8,8 @@ from tilelang import tvm
 from tvm import tirx
 
 import tileweave as tw
-from tileweave.passes.device.keep_to_block import SCOPE
 from tileweave.passes.device.verify_locals import verify_locals
+from tileweave.passes.ir.warp_roles import SCOPE
 
 PATTERN = Path(__file__).parents[2] / "examples" / "patterns" / "packed_dispatch.py"
 SERIAL, PIPELINED = "T.serial(D // block_K)", "T.Pipelined(D // block_K, num_stages=2)"

@@ -250,7 +250,7 @@ def _exchanged_tensors(
     for tensor in tensors:
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
         segments = ragged.get(announced.get(tensor.name, tensor.name), 0)
-        if tensor.name in ragged:
+        if tensor.name in tiles:
             accesses = row_accesses(accesses, segments, program, world_size)
             accesses = tile_accesses(
                 accesses, segments, tiles[tensor.name], Symbols(program, world_size)
@@ -273,12 +273,15 @@ def _exchanged_tensors(
 def _tiles(
     func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer], world_size: int, options: Options
 ) -> dict[str, int]:
-    """Return the rows of a tile of each ragged tensor, by its name."""
+    """Return the rows of a tile of each ragged tensor, by its name. Packed rows that the program
+    does not use have no tiles."""
     program, ragged = collect_accesses(func, tensors), ragged_of(func)
     tiles = {}
     for tensor in (t for t in tensors if t.name in ragged):
         axes = ragged[tensor.name]
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
+        if not accesses and not axes:
+            continue
         tiles[tensor.name] = choose_tile(
             tensor, row_accesses(accesses, axes, program, world_size), axes, program, world_size,
             options.granule.get(tensor.name),

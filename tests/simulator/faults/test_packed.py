@@ -146,3 +146,15 @@ def test_is_reported(form, name):
 def test_twin_is_clean(form):
     for output in simulate(form, (1, 0)):
         assert np.array_equal(output["Y"], np.array([[1], [1], [0], [1]]) * np.ones((1, N)))
+
+
+def test_rows_that_the_program_does_not_use_are_no_fault():
+    @T.prim_func
+    def program(X: T.Tensor((ROWS, N), F32), Y: T.Tensor((ROWS, N), F32)):
+        with T.Kernel(1, threads=32):
+            W.alloc_packed(rows=ROWS, row=N)
+            T.copy(X, Y)
+
+    inputs = [{"X": np.full((ROWS, N), rank, np.float32)} for rank in range(RANKS)]
+    for rank, result in enumerate(tw.simulate(program, RANKS, inputs)):
+        np.testing.assert_array_equal(result["Y"], inputs[rank]["X"])

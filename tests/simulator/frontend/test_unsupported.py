@@ -9,6 +9,7 @@ import tilelang.language as T
 import tileweave as tw
 from tests.releases import names_line
 from tests.simulator.frontend.launch import N
+from tileweave import language as W
 
 
 def refused(name):
@@ -137,6 +138,45 @@ def view_of_another_type():
                 B[i] = bits[i]  # HERE
 
     return program
+
+
+@refused(r"x with elements of float16x2 is not simulated; expected float16, which x\[i : i \+ 2\]")
+def tile_of_vectors():
+    @T.prim_func
+    def program(A: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            x = T.alloc_shared((32,), "float16x2")  # HERE
+            for i in T.Parallel(32):
+                x[i] = T.reinterpret(A[i], "float16x2")
+
+    return program
+
+
+@pytest.mark.parametrize("dtype", ["float16x2", "bfloat16x2"])
+@pytest.mark.parametrize("level", ["tile", "device"])
+def test_tensors_of_vectors_are_refused(dtype, level):
+    @T.prim_func
+    def parameters(A: T.Tensor((32,), "int32"), B: T.Tensor((32,), dtype)):
+        with T.Kernel(1, threads=32) as _:
+            for i in T.Parallel(32):
+                B[i] = T.reinterpret(A[i], dtype)
+
+    @T.prim_func
+    def allocated(A: T.Tensor((32,), "int32")):
+        with T.Kernel(1, threads=32) as _:
+            B = W.alloc_symmetric((32,), dtype)
+            for i in T.Parallel(32):
+                B[W.rank(), i] = T.reinterpret(A[i], dtype)
+
+    @tw.plan
+    def copies(p, A: T.Tensor((32,), dtype), B: T.Tensor((32,), dtype)):
+        p.copy(B, A)
+
+    for program in (parameters, allocated, copies):
+        with pytest.raises(tw.SimulationError) as error:
+            tw.simulate(program, 1, level=level)
+        assert error.value.kind == "unsupported"
+        assert f" with elements of {dtype} is not simulated" in error.value.report
 
 
 @pytest.mark.parametrize("name", REFUSED)

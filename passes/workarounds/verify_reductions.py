@@ -1,0 +1,46 @@
+"""Refuse reductions whose barriers count fewer threads than reach them."""
+
+from __future__ import annotations
+
+import re
+
+from tvm import tirx
+
+from ...builtins.errors import LanguageError
+from ..ir.thread_sets import Block, ThreadSet, follow_threads
+from ..ir.walk import calls_in, children_of, location, op_name
+
+_REDUCTION = re.compile(r"tl::AllReduce<tl::\w+, (\d+), (\d+), \d+, tl::NamedBarrier<(\d+)>")
+_WARP = 32
+
+
+def verify_reductions(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Refuse a reduction between warps that several rows of a block of several axes execute.
+
+    Warps exchange values in shared memory, between named barriers. TileLang lets the barriers count
+    the threads of the first axis. In a block of 128 x 2 threads, 256 threads meet at a barrier of
+    128, so a warp may read a value before another one has written it. A reduction within warps has
+    no barrier.
+
+    Before: ``T.reduce_sum(x, total)`` with ``threads=(128, 2)``, where each thread has a part of
+    ``x``
+    After:  LanguageError; legal programs stay unchanged
+    """
+
+    def visit(stmt: tirx.Stmt, threads: ThreadSet, block: Block | None) -> tirx.Stmt:
+        if block is None or children_of(stmt) or not threads.is_exact:
+            return stmt
+        for call in calls_in(stmt, lambda c: op_name(c) == "tirx.call_extern"):
+            match = _REDUCTION.match(call.args[0].value)
+            if match is None:
+                continue
+            count, scale, met = map(int, match.groups())
+            if count // 2 >= max(_WARP, scale) and threads.size > met > 0:
+                raise LanguageError(
+                    f"T.reduce or T.finalize_reducer: {threads.size} threads meet at barriers that "
+                    f"count {met} threads, because TileLang divides work among the threads of the "
+                    f"first axis only; expected threads={threads.size}{location(stmt)}"
+                )
+        return stmt
+
+    return func.with_body(follow_threads(func.body, visit))
