@@ -7,7 +7,15 @@ from tvm import tirx
 
 from ...builtins.spec import builtin_of
 from ..ir.block_barrier import is_barrier, is_sync_threads, sync_threads
-from ..ir.walk import builtins_in, flatten, may_not_run, nodes_in, op_name, rewrite_children
+from ..ir.walk import (
+    builtins_in,
+    flatten,
+    may_not_run,
+    nodes_in,
+    op_name,
+    rewrite_children,
+    statements_of,
+)
 from .keep_to_block import SCOPE
 
 _ARRIVE = "tirx.ptx_arrive_barrier"
@@ -55,7 +63,8 @@ class _Inserter:
             if stmt.node.thread_tag == "threadIdx.x":
                 self.thread = stmt.node.var
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == SCOPE:
-            missing, self.accessed = self.accessed, False
+            missing = self.accessed and not is_sync_threads(statements_of(stmt.body)[0])
+            self.accessed = False
             stmt = rewrite_children(stmt, self.visit)
             return flatten([sync_threads(), stmt]) if missing else stmt
         if isinstance(stmt, tirx.For | tirx.While):
@@ -69,12 +78,19 @@ class _Inserter:
         return rewrite_children(stmt, self.visit)
 
     def _loop(self, stmt: tirx.For | tirx.While) -> tirx.Stmt:
-        before = self.accessed
+        """Visit a loop. One barrier before it serves all iterations, unless other threads access
+        global memory in it, too."""
+        before, self.accessed = self.accessed, False
         new = rewrite_children(stmt, self.visit)
-        if self.accessed and not before:  # the next iteration begins after these accesses
-            new = rewrite_children(stmt, self.visit)
+        if not before and not self.accessed:
+            return new
+        accesses, self.accessed = self.accessed, True
+        in_each = rewrite_children(stmt, self.visit)
+        if not accesses and not tvm.ir.structural_equal(new, in_each):
+            self.accessed = False
+            return flatten([sync_threads(), new])
         self.accessed = self.accessed or (before and may_not_run(stmt))
-        return new
+        return in_each
 
     def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
         if self._is_of_program(stmt.condition) and stmt.else_case is None:
