@@ -15,9 +15,11 @@ from ..ir.walk import (
     op_name,
     rewrite_children,
     statements_of,
+    variables_in,
 )
 from .keep_to_block import SCOPE
 
+_ACCESSES = tirx.BufferLoad, tirx.BufferStore
 _ARRIVE = "tirx.ptx_arrive_barrier"
 """Arrival at a barrier of the consumers: the thread's accesses before it are ordered."""
 
@@ -33,7 +35,8 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     publish there, such as the end of the launch.
 
     The other threads access global memory before the specialized part, but also in it: a producer
-    reads how many rows of a ragged tensor it must wait for.
+    reads how many rows of a ragged tensor it must wait for. A late wait for a flag that the kernel
+    clears would not end.
 
     Before: ``Y[tx] = S[tx]; T.attr([128, 128], "kWarpSpecializationScope", 0): if tx < 128: n =
     S[0]; load; else: multiply; if 128 <= tx: sync(3, 128); signal``
@@ -41,7 +44,10 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     n = S[0]; load; else: multiply; sync(); if 128 <= tx: sync(3, 128); signal``
     """
     scopes = [a for a in nodes_in(func.body, tirx.AttrStmt) if a.attr_key == SCOPE]
-    return func.with_body(_Inserter(scopes[0].node[0]).visit(func.body)) if scopes else func
+    if not scopes:
+        return func
+    stored = {s.buffer.data for s in nodes_in(func.body, tirx.BufferStore)}
+    return func.with_body(_Inserter(scopes[0].node[0], stored).visit(func.body))
 
 
 class _Inserter:
@@ -49,10 +55,11 @@ class _Inserter:
 
     Args:
         producers: number of producer threads, which are the first ones of the block.
+        stored: variables of the buffers that the kernel stores to. A flag among them is cleared.
     """
 
-    def __init__(self, producers: tirx.IntImm) -> None:
-        self.producers, self.analyzer = producers, tvm.arith.Analyzer()
+    def __init__(self, producers: tirx.IntImm, stored: set[tirx.Var]) -> None:
+        self.producers, self.stored, self.analyzer = producers, stored, tvm.arith.Analyzer()
         self.thread: tirx.Var | None = None
         self.accessed = False
         """Whether other threads accessed global memory since the last barrier of the block."""
@@ -74,30 +81,41 @@ class _Inserter:
         if is_sync_threads(stmt) or op_name(getattr(stmt, "value", None)) == _ARRIVE:
             self.accessed = False
         elif isinstance(stmt, tirx.Evaluate | tirx.BufferStore | tirx.Bind):
-            self.accessed = self.accessed or _accesses_global_memory(stmt)
+            self.accessed = self.accessed or self._accesses_global_memory(stmt)
         return rewrite_children(stmt, self.visit)
 
     def _loop(self, stmt: tirx.For | tirx.While) -> tirx.Stmt:
         """Visit a loop. One barrier before it serves all iterations, unless other threads access
         global memory in it, too."""
-        before, self.accessed = self.accessed, False
-        new = rewrite_children(stmt, self.visit)
+        before, new = self.accessed, self._iterate(stmt, False)
         if not before and not self.accessed:
             return new
-        accesses, self.accessed = self.accessed, True
-        in_each = rewrite_children(stmt, self.visit)
+        accesses, in_each = self.accessed, self._iterate(stmt, True)
         if not accesses and not tvm.ir.structural_equal(new, in_each):
             self.accessed = False
             return flatten([sync_threads(), new])
         self.accessed = self.accessed or (before and may_not_run(stmt))
         return in_each
 
+    def _iterate(self, stmt: tirx.For | tirx.While, accessed: bool) -> tirx.Stmt:
+        """Visit an iteration. The bound of a loop is read before and after it.
+
+        Args:
+            accessed: whether other threads accessed global memory before.
+        """
+        bound = stmt.condition if isinstance(stmt, tirx.While) else stmt.extent
+        reads = self._accesses_global_memory(bound)
+        self.accessed = accessed or reads
+        stmt = rewrite_children(stmt, self.visit)
+        self.accessed = self.accessed or reads
+        return stmt
+
     def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
         if self._is_of_program(stmt.condition) and stmt.else_case is None:
             missing = self.accessed and any(map(is_barrier, nodes_in(stmt, tirx.Evaluate)))
             self.accessed = self.accessed and not missing
             return flatten([sync_threads(), stmt]) if missing else stmt
-        before, after = self.accessed, []
+        before, after = self.accessed or self._accesses_global_memory(stmt.condition), []
 
         def case(inner: tirx.Stmt) -> tirx.Stmt:
             self.accessed = before
@@ -119,11 +137,12 @@ class _Inserter:
         with self.analyzer.constraint_scope(condition):
             return self.analyzer.can_prove(self.thread >= self.producers)
 
-
-def _accesses_global_memory(stmt: tirx.Stmt) -> bool:
-    """Return whether the threads of the block access global memory, other than by atomics."""
-    accesses = nodes_in(stmt, tirx.BufferLoad, tirx.BufferStore)
-    specs = map(builtin_of, builtins_in(stmt))
-    return any(access.buffer.scope() == "global" for access in accesses) or any(
-        spec.moves and spec.level != "leader" for spec in specs
-    )
+    def _accesses_global_memory(self, node: tirx.Stmt | tirx.PrimExpr) -> bool:
+        """Return whether the threads of the block access global memory, other than by atomics, or
+        wait for a flag that the kernel clears."""
+        if any(a.buffer.scope() == "global" for a in nodes_in(node, *_ACCESSES)):
+            return True
+        calls = [(builtin_of(call), call) for call in builtins_in(node)]
+        return any(spec.moves and spec.level != "leader" for spec, _ in calls) or any(
+            spec.waits and self.stored.intersection(variables_in(call)) for spec, call in calls
+        )
