@@ -184,7 +184,13 @@ def test_fault_of_one_level(edit):
         pytest.param("adds_in_two_axes", "elect_once", "race", {}, marks=needs_bulk_copies),
         ("past_a_loop", "sync_branches", "race", {}),
         ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
-        ("reads_in_conditions", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
+        pytest.param(
+            "reads_in_conditions",
+            "sync_before_warps",
+            "reuse",
+            {"tileweave.reuse": "credit"},
+            marks=needs_nested_pipelines,
+        ),
         pytest.param(
             "reads_in_producers",
             "sync_before_warps",
@@ -211,7 +217,7 @@ def test_without_a_pass(monkeypatch, make, missing, kind, options):
     ("make", "missing"),
     [
         ("tile_in_a_uniform_branch", "drop_uniform"),
-        ("waits_before_warps", "sync_before_warps"),
+        pytest.param("waits_before_warps", "sync_before_warps", marks=needs_nested_pipelines),
     ],
 )
 def test_branches_on_rank_uniform(monkeypatch, make, missing, valid):
