@@ -57,3 +57,31 @@ refuse("st_wide", lambda M, x: W.multimem_st(M[0], x[0:8]), "float32")
 # CHECK-LABEL: TEST: st_sem
 # CHECK: multimem_st: sem='acquire'; expected 'relaxed' or 'release'
 refuse("st_sem", lambda M, x: W.multimem_st(M[0], 1.0, sem="acquire"), "float32")
+
+
+def refuse_vector(name, columns, first):
+    print("TEST:", name)
+
+    @T.prim_func
+    def program(X: T.Tensor((4, columns), "float32"), Y: T.Tensor((4, columns), "float32")):
+        with T.Kernel(4, threads=32) as row:
+            S = W.alloc_symmetric((4, columns), "float32")
+            T.copy(X[row, 0:columns], S[W.rank(), row, 0:columns])
+            for i in T.Parallel(7):
+                j = i * 4
+                Y[row, j : j + 4] = W.multimem_ld_reduce(S[:, row, i * 4 + first], 4, op="add")
+
+    try:
+        tw.emit(program, world_size=2)
+    except tw.LanguageError as error:
+        print(error)
+
+
+# Rows, and the second version of S, would begin between two vectors.
+# CHECK-LABEL: TEST: rows
+# CHECK: multimem_ld_reduce: S has rows of 34 elements; expected a multiple of 4 for vectors of 4 elements
+refuse_vector("rows", 34, 0)
+
+# CHECK-LABEL: TEST: first
+# CHECK: multimem_ld_reduce: S has a vector from element {{.*}} of a row; expected a multiple of 4
+refuse_vector("first", 32, 1)

@@ -184,12 +184,10 @@ def ulysses_attention(
     require_dense(NAME, q=q, k=k, v=v)
     if softmax_scale is not None and not torch.compiler.is_compiling():
         softmax_scale = checked_scale(NAME, 1, softmax_scale)
-    return torch.ops.tileweave.ulysses_attention(
-        q, k, v, bool(causal), softmax_scale, name_of(group), transport
-    )
+    return _attend(q, k, v, bool(causal), softmax_scale, name_of(group), transport)
 
 
-define_composite(
+_attend = define_composite(
     f"{NAME}(Tensor q, Tensor k, Tensor v, bool causal, float? softmax_scale, str group, "
     "str transport) -> Tensor",
     _ulysses_attention,

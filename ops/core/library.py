@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import _C
 
+from ...builtins.errors import TileWeaveError
 from .call import compute
 from .epilogue import EPILOGUE_SCHEMA, FP8, Epilogue
 from .groups import name_of, ranks_of
 from .operator import Operator
 from .problem import checked, refused, require_operands
+from .schema import Parameter, caller_of, parameters_of, type_mismatch
 
 _LIBRARY = torch.library.Library("tileweave", "DEF")
 _VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
@@ -42,8 +44,8 @@ def define(
         The operator for calls from Python. It skips torch's dispatcher, which costs as much time
         as the rest of a call, where the dispatcher would only find ``eager``.
     """
-    name = schema.partition("(")[0]
-    computed = _wrapped_eager(eager, _written_positions(schema))
+    name, parameters = schema.partition("(")[0], parameters_of(schema)
+    computed = _wrapped_eager(eager, [n for n, p in enumerate(parameters) if p.is_written])
     # torch.compile keeps a transposed b transposed: no copy, and the kernel made for it.
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
     _LIBRARY.impl(name, computed, "CompositeExplicitAutograd")
@@ -53,22 +55,42 @@ def define(
         torch.library.register_autograd(
             f"tileweave::{name}", gradients, setup_context=save, lib=_LIBRARY
         )
-    dispatched = getattr(torch.ops.tileweave, name)
+    return _for_python(name, parameters, computed, check)
+
+
+def _for_python(
+    name: str, parameters: Sequence[Parameter], computed: Callable[..., Any],
+    check: Callable[..., None] | None = None,
+) -> Callable[..., Any]:  # fmt: skip
+    """Return the registered operator ``name`` for calls from Python, as ``define`` describes it.
+
+    It refuses arguments of wrong types in the words of the public operator. To cost right calls no
+    time, it compares types only after an error, and while it is traced: a tracer would wrap the
+    error.
+    """
+    op, registered = caller_of(name), getattr(torch.ops.tileweave, name)
+
+    def dispatched(args: tuple[Any, ...]) -> Any:
+        if check is not None:
+            check(*args)
+        return registered(*args)
 
     def operator(*args: Any) -> Any:
-        if torch.compiler.is_compiling() or needs_dispatcher(args):
-            if check is not None:
-                check(*args)
-            return dispatched(*args)
-        return computed(*args)
+        if torch.compiler.is_compiling():
+            if (refusal := type_mismatch(op, parameters, args)) is not None:
+                raise refusal
+            return dispatched(args)
+        try:
+            return dispatched(args) if needs_dispatcher(args) else computed(*args)
+        except Exception as error:
+            if isinstance(error, TileWeaveError):
+                raise
+            refusal = type_mismatch(op, parameters, args)
+            if refusal is None:
+                raise
+            raise refusal from error
 
     return operator
-
-
-def _written_positions(schema: str) -> list[int]:
-    """Return the positions of the arguments that an operator writes."""
-    arguments = _C.parse_schema(f"tileweave::{schema}").arguments
-    return [n for n, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
 
 
 def _wrapped_eager(eager: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
@@ -126,9 +148,14 @@ def needs_dispatcher(args: Iterable[Any]) -> bool:
     return False
 
 
-def define_composite(schema: str, function: Callable[..., Any]) -> None:
+def define_composite(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Register an operator that calls others. It inherits their gradients, and ``torch.autocast``
-    does not change its types."""
+    does not change its types.
+
+    Returns:
+        The operator for calls from Python, as ``define`` returns it.
+    """
+    name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
 
     def composite(*args: Any) -> Any:
@@ -136,7 +163,8 @@ def define_composite(schema: str, function: Callable[..., Any]) -> None:
             return _without_autocast(function, args)
         return function(*args)
 
-    _LIBRARY.impl(schema.partition("(")[0], composite, "CompositeImplicitAutograd")
+    _LIBRARY.impl(name, composite, "CompositeImplicitAutograd")
+    return _for_python(name, parameters_of(schema), composite)
 
 
 def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:

@@ -100,7 +100,7 @@ def combine(
     weights = handle.weights.to(torch.promote_types(y.dtype, torch.float32))
     arguments = y, weights, *handle.tables
     is_across = BY in handle.group
-    combined = torch.ops.tileweave.combine_across if is_across else _combine
+    combined = _across if is_across else _combine
     if out is None:
         return combined(*arguments, handle.group, handle.transport)
     if tuple(out.shape) != (tokens, y.shape[1]):
@@ -181,4 +181,6 @@ _combine_out = define(
     f"{NAME}_out({_SCHEMA}, Tensor(a!) out, str group, str transport) -> ()",
     _eager_out, _fake_out, check=_check_out,
 )  # fmt: skip
-define_composite(f"{NAME}_across({_SCHEMA}, str group, str transport) -> Tensor", _combine_across)
+_across = define_composite(
+    f"{NAME}_across({_SCHEMA}, str group, str transport) -> Tensor", _combine_across
+)

@@ -175,7 +175,7 @@ def dispatch(
     check_num_experts(NAME, num_experts)
     check_options(NAME, capacity, transport)
     group = name_of(group)
-    rows, *tables, offsets, dropped = torch.ops.tileweave.dispatch(
+    rows, *tables, offsets, dropped = _sorted_rows(
         x, topk_ids, num_experts, capacity, quant, group, transport
     )
     handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport)
@@ -207,7 +207,7 @@ _dispatch_rows = define(
     f"{NAME}_rows(Tensor x, {TABLES}, str group, str transport) -> Tensor",
     _eager, _fake, (_save, _gradients),
 )  # fmt: skip
-define_composite(
+_sorted_rows = define_composite(
     f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str? quant, str group, "
     "str transport) -> (Tensor[], Tensor, Tensor, Tensor, Tensor, Tensor)",
     _dispatch,

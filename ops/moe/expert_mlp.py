@@ -150,12 +150,12 @@ def expert_mlp(
     check_quantized(NAME, quant, x, topk_weights, weights)
     check_options(NAME, capacity, transport)
     check_strategy(strategy)
-    return torch.ops.tileweave.expert_mlp(
+    return _mlp(
         x, topk_ids, topk_weights, *weights, quant, capacity, name_of(group), transport, strategy
     )  # fmt: skip
 
 
-define_composite(
+_mlp = define_composite(
     f"{NAME}(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w_gate_up, Tensor w_down, "
     "Tensor? scale_w_gate_up, Tensor? scale_w_down, str? quant, int? capacity, str group, "
     "str transport, str strategy) -> Tensor",

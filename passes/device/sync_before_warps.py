@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.spec import builtin_of
 from ..ir.block_barrier import is_barrier, is_sync_threads, sync_threads
-from ..ir.walk import builtins_in, flatten, may_not_run, nodes_in, op_name, rewrite_children
+from ..ir.walk import (
+    builtins_in,
+    flatten,
+    may_not_run,
+    nodes_in,
+    op_name,
+    rewrite_children,
+    statements_of,
+    variables_in,
+)
 from ..ir.warp_roles import WarpRoles, is_specialized, roles_of
 
+_ACCESSES = tirx.BufferLoad, tirx.BufferStore
 _ARRIVE = "tirx.ptx_arrive_barrier"
 """Arrival at a barrier of the consumers: the thread's accesses before it are ordered."""
 
@@ -24,7 +35,8 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     publish there, such as the end of the launch.
 
     The other threads access global memory before the specialized part, but also in it: a producer
-    reads how many rows of a ragged tensor it must wait for.
+    reads how many rows of a ragged tensor it must wait for. A late wait for a flag that the kernel
+    clears would not end.
 
     Before: ``Y[tx] = S[tx]; T.attr([128, 128], "kWarpSpecializationScope", 0): if tx < 128: n =
     S[0]; load; else: multiply; if 128 <= tx: sync(3, 128); signal``
@@ -32,20 +44,28 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     n = S[0]; load; else: multiply; sync(); if 128 <= tx: sync(3, 128); signal``
     """
     roles = roles_of(func)
-    return func if roles is None else func.with_body(_Inserter(roles).visit(func.body))
+    if roles is None:
+        return func
+    stored = {s.buffer.data for s in nodes_in(func.body, tirx.BufferStore)}
+    return func.with_body(_Inserter(roles, stored).visit(func.body))
 
 
 class _Inserter:
-    """Inserts the barriers, statement by statement."""
+    """Inserts the barriers, statement by statement.
 
-    def __init__(self, roles: WarpRoles) -> None:
-        self.roles = roles
+    Args:
+        stored: variables of the buffers that the kernel stores to. A flag among them is cleared.
+    """
+
+    def __init__(self, roles: WarpRoles, stored: set[tirx.Var]) -> None:
+        self.roles, self.stored = roles, stored
         self.accessed = False
         """Whether other threads accessed global memory since the last barrier of the block."""
 
     def visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if is_specialized(stmt):
-            missing, self.accessed = self.accessed, False
+            missing = self.accessed and not is_sync_threads(statements_of(stmt.body)[0])
+            self.accessed = False
             stmt = rewrite_children(stmt, self.visit)
             return flatten([sync_threads(), stmt]) if missing else stmt
         if isinstance(stmt, tirx.For | tirx.While):
@@ -55,23 +75,41 @@ class _Inserter:
         if is_sync_threads(stmt) or op_name(getattr(stmt, "value", None)) == _ARRIVE:
             self.accessed = False
         elif isinstance(stmt, tirx.Evaluate | tirx.BufferStore | tirx.Bind):
-            self.accessed = self.accessed or _accesses_global_memory(stmt)
+            self.accessed = self.accessed or self._accesses_global_memory(stmt)
         return rewrite_children(stmt, self.visit)
 
     def _loop(self, stmt: tirx.For | tirx.While) -> tirx.Stmt:
-        before = self.accessed
-        new = rewrite_children(stmt, self.visit)
-        if self.accessed and not before:  # the next iteration begins after these accesses
-            new = rewrite_children(stmt, self.visit)
+        """Visit a loop. One barrier before it serves all iterations, unless other threads access
+        global memory in it, too."""
+        before, new = self.accessed, self._iterate(stmt, False)
+        if not before and not self.accessed:
+            return new
+        accesses, in_each = self.accessed, self._iterate(stmt, True)
+        if not accesses and not tvm.ir.structural_equal(new, in_each):
+            self.accessed = False
+            return flatten([sync_threads(), new])
         self.accessed = self.accessed or (before and may_not_run(stmt))
-        return new
+        return in_each
+
+    def _iterate(self, stmt: tirx.For | tirx.While, accessed: bool) -> tirx.Stmt:
+        """Visit an iteration. The bound of a loop is read before and after it.
+
+        Args:
+            accessed: whether other threads accessed global memory before.
+        """
+        bound = stmt.condition if isinstance(stmt, tirx.While) else stmt.extent
+        reads = self._accesses_global_memory(bound)
+        self.accessed = accessed or reads
+        stmt = rewrite_children(stmt, self.visit)
+        self.accessed = self.accessed or reads
+        return stmt
 
     def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
         if self.roles.is_of_consumers(stmt.condition) and stmt.else_case is None:
             missing = self.accessed and any(map(is_barrier, nodes_in(stmt, tirx.Evaluate)))
             self.accessed = self.accessed and not missing
             return flatten([sync_threads(), stmt]) if missing else stmt
-        before, after = self.accessed, []
+        before, after = self.accessed or self._accesses_global_memory(stmt.condition), []
 
         def case(inner: tirx.Stmt) -> tirx.Stmt:
             self.accessed = before
@@ -86,11 +124,12 @@ class _Inserter:
         self.accessed = any(after) or (stmt.else_case is None and before)
         return stmt
 
-
-def _accesses_global_memory(stmt: tirx.Stmt) -> bool:
-    """Return whether the threads of the block access global memory, other than by atomics."""
-    accesses = nodes_in(stmt, tirx.BufferLoad, tirx.BufferStore)
-    specs = map(builtin_of, builtins_in(stmt))
-    return any(access.buffer.scope() == "global" for access in accesses) or any(
-        spec.moves and spec.level != "leader" for spec in specs
-    )
+    def _accesses_global_memory(self, node: tirx.Stmt | tirx.PrimExpr) -> bool:
+        """Return whether the threads of the block access global memory, other than by atomics, or
+        wait for a flag that the kernel clears."""
+        if any(a.buffer.scope() == "global" for a in nodes_in(node, *_ACCESSES)):
+            return True
+        calls = [(builtin_of(call), call) for call in builtins_in(node)]
+        return any(spec.moves and spec.level != "leader" for spec, _ in calls) or any(
+            spec.waits and self.stored.intersection(variables_in(call)) for spec, call in calls
+        )

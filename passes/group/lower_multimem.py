@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import reduce
+from math import gcd
 from typing import Any
 
 import tilelang.language as T
@@ -13,9 +14,18 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins import atomics, memory
 from ...builtins.declaration.qualifiers import PTX_TYPES
+from ...builtins.errors import LanguageError
 from ...builtins.ranks import rank
 from ...builtins.spec import builtin_of
-from ..ir.walk import calls_in, flatten, nodes_in, rewrite_children, with_span_of
+from ..ir.walk import (
+    calls_in,
+    flatten,
+    format_expr,
+    location,
+    nodes_in,
+    rewrite_children,
+    with_span_of,
+)
 from .specialize_group import heap_tensors
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
@@ -55,6 +65,9 @@ def lower_multimem(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
 
     if not calls_in(func.body, is_lowered):
         return func
+    for stmt in nodes_in(func.body, tirx.Evaluate, tirx.BufferStore, tirx.Bind):
+        for call in calls_in(stmt, is_lowered):
+            _Operation(call, world_size).require_aligned(stmt)
     vectors: list[tirx.Buffer] = []
 
     def load(call: tirx.Call) -> tirx.PrimExpr | None:
@@ -118,6 +131,26 @@ class _Operation:
         dtype = tvm.DataType(str(call.dtype if spec.result else call.args[1].dtype))
         self.lanes = dtype.lanes // tvm.DataType(str(self.ref.buffer.dtype)).lanes
         self.piece = min(self.lanes, PTX_TYPES[spec.ptx_type(call)][1])
+
+    def require_aligned(self, stmt: tirx.Stmt) -> None:
+        """Refuse vectors of which some begin at no multiple of their size. A row of a tensor begins
+        after the row before, and a version after the last row of the version before.
+
+        Args:
+            stmt: the statement of the operation.
+        """
+        extent, first = self.ref.buffer.shape[-1], self.ref.indices[-1]
+        modular = tvm.arith.Analyzer().modular_set(first)
+        if isinstance(extent, tirx.IntImm) and int(extent) % self.lanes:
+            what = f"rows of {extent} elements"
+        elif int(modular.base) % gcd(int(modular.coeff), self.lanes):
+            what = f"a vector from element {format_expr(first)} of a row"
+        else:
+            return
+        raise LanguageError(
+            f"{builtin_of(self.call).name}: {self.ref.buffer.name} has {what}; expected a multiple "
+            f"of {self.lanes} for vectors of {self.lanes} elements{location(stmt)}"
+        )
 
     def at(
         self, owner: tirx.PrimExpr, first: int | tirx.Var = 0, lanes: int = 1

@@ -110,7 +110,7 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "torch._C._is_any_autocast_enabled": ("ops/core/library.py", returns(bool)),
     "torch._C._len_torch_dispatch_stack": ("ops/core/library.py", returns(int)),
     "torch._C._len_torch_function_stack": ("ops/core/library.py", returns(int)),
-    "torch._C.parse_schema": ("ops/core/library.py", parses),
+    "torch._C.parse_schema": ("ops/core/schema.py", parses),
     "torch._assert_async": ("ops/attention", asserts),
     "torch._scaled_mm": (
         "ops/core/epilogue.py",

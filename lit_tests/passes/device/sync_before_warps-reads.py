@@ -1,3 +1,4 @@
+# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
 """Accesses of the first threads are ordered before what the program's threads publish later."""
 
@@ -79,3 +80,63 @@ show("beside", reads_before=False, branches=True)
 # CHECK: tw::atom_add<
 print("TEST: inside")
 print(tw.emit(reads_in_producers(), world_size=2, pass_configs={"tileweave.reuse": "credit"}))
+
+
+def loop(reads_in_loop: bool):
+    @T.prim_func
+    def program(
+        X: T.Tensor((128,), "int32"),
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+        Y: T.Tensor((2, 128), "int32"),
+    ):
+        with T.Kernel(1, threads=128):
+            S = W.alloc_symmetric((128,), "int32")
+            A_tile = T.alloc_shared((64, 32), "float16")
+            B_tile = T.alloc_shared((64, 32), "float16")
+            C_tile = T.alloc_shared((64, 64), "float32")
+            total = T.alloc_fragment((64, 64), "float32")
+            me = W.rank()
+            for i in T.Parallel(128):
+                S[1 - me, i] = X[i]
+            count = S[me, 0]
+            for wave in T.serial(count):
+                if reads_in_loop:
+                    for i in T.Parallel(128):
+                        Y[wave % 2, i] = S[me, i]
+                T.clear(total)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(A[0, k * 32], A_tile)
+                    T.copy(B[0, k * 32], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                T.copy(total, C_tile)
+                T.copy(C_tile, C)
+
+    return program
+
+
+def show_loop(name, **options):
+    print("TEST:", name)
+    print(tw.emit(loop(**options), world_size=2, pass_configs={"tileweave.reuse": "credit"}))
+
+
+# One barrier before the loop orders the reads before it: loads of the next iteration begin during
+# the end of an iteration.
+# CHECK-LABEL: TEST: reads before the loop
+# CHECK: int count = S[
+# CHECK-NOT: for (int wave
+# CHECK: __syncthreads();
+# CHECK-NEXT: for (int wave
+# CHECK-NOT: __syncthreads();
+# CHECK: if (((int)threadIdx.x) < 128) {
+show_loop("reads before the loop", reads_in_loop=False)
+
+# Reads in the loop need a barrier in each iteration, which orders the reads before the loop, too.
+# CHECK-LABEL: TEST: reads in the loop
+# CHECK: int count = S[
+# CHECK-NOT: __syncthreads();
+# CHECK: for (int wave
+# CHECK: __syncthreads();
+# CHECK-NEXT: if (((int)threadIdx.x) < 128) {
+show_loop("reads in the loop", reads_in_loop=True)

@@ -98,6 +98,91 @@ def reads_before_warps():
     return program
 
 
+def reads_in_conditions():
+    """Threads of the producer read ``S``, in conditions, whose reuse the program's threads
+    release."""
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+        X: T.Tensor((2,), "int32"),
+    ):
+        with T.Kernel(1, threads=128):
+            S = W.alloc_symmetric((2,), "int32")
+            A_tile = T.alloc_shared((64, 32), "float16")
+            B_tile = T.alloc_shared((64, 32), "float16")
+            total = T.alloc_fragment((64, 64), "float32")
+            me = W.rank()
+            for i in T.Parallel(2):
+                S[(me + 1) % 2, i] = X[i]
+            for step in T.serial(2):
+                if S[me, step] > 0:
+                    T.clear(total)
+                    for k in T.Pipelined(2, num_stages=2):
+                        T.copy(A[0, k * 32], A_tile)
+                        T.copy(B[0, k * 32], B_tile)
+                        T.gemm(A_tile, B_tile, total, transpose_B=True)
+                    T.copy(total, C)
+
+    return program
+
+
+def waits_before_warps():
+    """Threads of the producer wait for flags that the last block clears."""
+
+    @T.prim_func
+    def program(
+        num: T.Tensor((1,), "int32"),
+        X: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        Y: T.Tensor((2, 64, 64), "float32"),
+    ):
+        with T.Kernel(2, threads=128) as block:
+            S = W.alloc_symmetric((2, 64, 64), "float16")
+            A_tile = T.alloc_shared((32, 32), "float16")
+            B_tile = T.alloc_shared((64, 32), "float16")
+            total = T.alloc_fragment((32, 64), "float32")
+            me, m = W.rank(), block * 32
+            if m < W.rank_uniform(num[0]):
+                for peer in T.serial(2):
+                    T.copy(X[m : m + 32, 0:64], S[peer, me, m : m + 32, 0:64])
+            for source in T.serial(2):
+                if m < W.rank_uniform(num[0]):
+                    T.clear(total)
+                    for k in T.Pipelined(2, num_stages=2):
+                        T.copy(S[me, source, m, k * 32], A_tile)
+                        T.copy(B[0, k * 32], B_tile)
+                        T.gemm(A_tile, B_tile, total, transpose_B=True)
+                    T.copy(total, Y[source, m, 0])
+                else:
+                    for i, j in T.Parallel(32, 64):
+                        Y[source, m + i, j] = 0
+
+    return program
+
+
+def tile_in_a_uniform_branch():
+    """One thread stores a tile of all threads, in a branch on a number that is equal on all
+    ranks."""
+
+    @T.prim_func
+    def program(
+        num: T.Tensor((1,), "int32"),
+        X: T.Tensor((64, 64), "float16"),
+        Y: T.Tensor((64, 64), "float16"),
+    ):
+        with T.Kernel(2, threads=128) as block:
+            tile = T.alloc_shared((32, 64), "float16")
+            n = W.rank_uniform(num[0])
+            if block * 32 < n:
+                T.copy(X[block * 32, 0], tile)
+                T.copy(tile, Y[block * 32, 0])
+
+    return program
+
+
 def reads_in_producers():
     """A producer reads how many rows it loads, and the program's threads release the number."""
     capacity, N = 4, 32

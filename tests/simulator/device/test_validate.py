@@ -23,6 +23,7 @@ from tileweave import language as W
 from tileweave import passes
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.cli.main import main
+from tileweave.runtime.plans.parameters import parameters_of
 from tileweave.simulator import SimulationError
 from tileweave.simulator.device.program import DeviceProgram
 
@@ -184,6 +185,13 @@ def test_fault_of_one_level(edit):
         ("past_a_loop", "sync_branches", "race", {}),
         ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
         pytest.param(
+            "reads_in_conditions",
+            "sync_before_warps",
+            "reuse",
+            {"tileweave.reuse": "credit"},
+            marks=needs_nested_pipelines,
+        ),
+        pytest.param(
             "reads_in_producers",
             "sync_before_warps",
             "reuse",
@@ -202,6 +210,26 @@ def test_without_a_pass(monkeypatch, make, missing, kind, options):
     switch_off(monkeypatch, missing)
     error = reported(program, **arguments)
     assert error.kind == kind and names_line(error.report, "miscompiled.py:")
+
+
+@pytest.mark.parametrize("valid", [0, 32, 64])
+@pytest.mark.parametrize(
+    ("make", "missing"),
+    [
+        ("tile_in_a_uniform_branch", "drop_uniform"),
+        pytest.param("waits_before_warps", "sync_before_warps", marks=needs_nested_pipelines),
+    ],
+)
+def test_branches_on_rank_uniform(monkeypatch, make, missing, valid):
+    program, rng = getattr(miscompiled, make)(), np.random.default_rng(valid)
+    matrices = rng.integers(-4, 5, (2, 64, 64)).astype(np.float16)
+    given = {"num": np.array([valid], np.int32), "X": matrices[0], "B": matrices[1]}
+    names = {p.name for p in parameters_of(program)}
+    given = {name: value for name, value in given.items() if name in names}
+    tw.validate(program, 2, [given] * 2)
+    if valid:
+        switch_off(monkeypatch, missing)
+        assert reported(program, [given] * 2).kind == "race"
 
 
 @needs_nested_pipelines
