@@ -183,8 +183,9 @@ def alloc_sums(config: GroupedConfig) -> list[Any]:
 
 
 @T.macro
-def load_scales(config, scale_x, scale_w, row, n, expert, step, of_rows, of_halves):
+def load_scales(config, scales, place, step, of_rows, of_halves):
     """Load the scales of the rows and of both halves of the columns for a step of K."""
+    (scale_x, scale_w), (row, n, expert) = scales, place
     for i in T.Parallel(config.tiles.M):
         of_rows[i] = scale_x[row + i, step]
     # The last tile may extend past the last block of weights.
@@ -195,8 +196,14 @@ def load_scales(config, scale_x, scale_w, row, n, expert, step, of_rows, of_halv
 
 
 @T.macro
-def multiply(config, X, W, scales, row, n, expert, X_tile, W_tile, sums):
-    """Add the products of a tile to ``sums`` in fp32."""
+def multiply(config, operands, scales, place, tiles, sums):
+    """Add the products of a tile to ``sums`` in fp32.
+
+    Args:
+        operands, tiles: X and W, and their tiles in shared memory.
+        place: first row and column of the tile of the result, and its expert.
+    """
+    (X, W), (row, n, expert), (X_tile, W_tile) = operands, place, tiles
     total, steps = sums[0], ceil(config.K / config.tiles.K)
     of_rows = T.alloc_fragment((config.tiles.M,), "float32")
     of_halves = T.alloc_local((2,), "float32")
@@ -204,7 +211,7 @@ def multiply(config, X, W, scales, row, n, expert, X_tile, W_tile, sums):
     halves_ahead = T.alloc_local((2,), "float32")
     product = T.alloc_fragment((config.tiles.M, config.half_columns), "float32")
     if config.scales == "block":
-        load_scales(config, *scales, row, n, expert, 0, rows_ahead, halves_ahead)
+        load_scales(config, scales, place, 0, rows_ahead, halves_ahead)
     for step in T.Pipelined(steps, num_stages=config.tiles.stages):
         T.copy(X[row, step * config.tiles.K], X_tile)
         load_weights(config, W, expert, n, step * config.tiles.K, W_tile)
@@ -213,8 +220,7 @@ def multiply(config, X, W, scales, row, n, expert, X_tile, W_tile, sums):
             T.copy(rows_ahead, of_rows)
             for half in T.unroll(2):
                 of_halves[half] = halves_ahead[half]
-            following = T.min(step + 1, steps - 1)
-            load_scales(config, *scales, row, n, expert, following, rows_ahead, halves_ahead)
+            load_scales(config, scales, place, T.min(step + 1, steps - 1), rows_ahead, halves_ahead)
         if config.scaled:
             add_half(config, X_tile, W_tile, product, of_rows, of_halves, sums, 0)
             add_half(config, X_tile, W_tile, product, of_rows, of_halves, sums, 1)
@@ -392,8 +398,9 @@ def multiply_rows(total, row_weights, row):
         total[i, j] *= row_weights[row + i]
 
 
-def apply_epilogue(config, sums, scales, bias, row_weights, row, n, expert) -> None:
+def apply_epilogue(config, sums, scales, bias, row_weights, place) -> None:
     """Apply the epilogue to a tile of products in fp32. The result of gate and up replaces gate."""
+    row, n, expert = place
     if config.scaled:
         for half, total in enumerate(sums):
             scale_and_bias(config, half, total, scales, bias, n, expert)
@@ -483,9 +490,9 @@ def grouped_gemm(config: GroupedConfig) -> Any:
                     )
                     n = column * config.tile_columns
                     begin(config, sums, bias, n, expert)
-                    scales = scale_x, scale_w
-                    multiply(config, X, W, scales, row, n, expert, X_tile, W_tile, sums)
-                    apply_epilogue(config, sums, scales, bias, row_weights, row, n, expert)
+                    scales, place = (scale_x, scale_w), (row, n, expert)
+                    multiply(config, (X, W), scales, place, (X_tile, W_tile), sums)
+                    apply_epilogue(config, sums, scales, bias, row_weights, place)
                     store(config, sums, Y_tile, Y, row, end, n)
             clear_rest(offsets, rows, block, blocks, Y)
 
