@@ -31,10 +31,11 @@ print("TEST: synchronization in the source")
 source = "".join(map(inspect.getsource, (attend, decode_attention, merge)))
 print(re.findall(r"W\.(?:signal|wait|fence|barrier|ll_)\w*|sync_threads", source) or "none")
 
-# Two stages of keys and values. The producer reads the block table. A block that merges waits once
-# for the splits of its rank, and polls the words of other ranks.
+# Two stages of keys and values, and two blocks on an SM. The producer reads the block table. One
+# signal publishes a part to the blocks of this rank. A block that merges waits once for the splits
+# of its rank, and polls the words of other ranks.
 # CHECK-LABEL: TEST: ranks: 4
-# CHECK: __launch_bounds__(256, 1)
+# CHECK: __launch_bounds__(256, 2)
 # CHECK: if (((int)blockIdx.x) < 256) {
 # CHECK: seq_lens[
 # CHECK: for (int [[STEP:step]] = 0; [[STEP]] < steps; ++[[STEP]]) {
@@ -44,9 +45,11 @@ print(re.findall(r"W\.(?:signal|wait|fence|barrier|ll_)\w*|sync_threads", source
 # CHECK: tl::wgmma_ss<
 # CHECK: tl::wgmma_rs<
 # CHECK: *(float2*)(parts +
-# CHECK: tw::signal<
+# CHECK: *(float2*)(parts +
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::gpu, tw::Sem::release>(
+# CHECK-NOT: tw::signal<
 # CHECK: if (256 <= ((int)blockIdx.x)) {
-# CHECK: tw::wait_reached<
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::gpu, tw::Sem::acquire>(
 # CHECK: = parts[
 # CHECK-NOT: tw::signal<
 # CHECK: tw::ll_st<tw::Scope::sys>((&(sums[

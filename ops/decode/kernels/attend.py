@@ -6,7 +6,7 @@ from typing import Any
 import tilelang.language as T
 
 from . import heads, latent
-from .config import CONTIGUOUS, INTERLEAVED, STAGES
+from .config import CONTIGUOUS, INTERLEAVED
 from .merge import store
 from .softmax import alloc_softmax, clear, divide
 from .tiles import Split
@@ -42,7 +42,7 @@ def attend_to_split(config, inputs, results, me, item, split):
     buffers = cache.alloc(config)
     cache.load_queries(config, inputs.q, item, buffers)
     clear(softmax)
-    for step in T.Pipelined(keys.steps, num_stages=STAGES):
+    for step in T.Pipelined(keys.steps, num_stages=config.stages):
         cache.load_keys(config, inputs, keys, step, buffers)
         cache.attend(config, keys, step, buffers, softmax)
     divide(config, softmax)
@@ -89,11 +89,10 @@ def keys_on_rank(config: Any, length: Any, me: Any) -> Any:
 def store_part(config, parts, place, softmax):
     """Store results and logarithms at index ``place`` of the parts of this rank."""
     sections, width = config.sections, config.width
+    padding = config.columns - width
     for i, j in T.Parallel(config.M, config.v_dim):
         if i < config.rows:
-            parts[(*place, i * sections + j // width, j % width)] = softmax.out[i, j]
-    padding = config.columns - width
-    for i, j in T.Parallel(config.M, sections * padding):
-        if i < config.rows:
-            place_of_lse = i * sections + j // padding, width + j % padding
-            parts[(*place, *place_of_lse)] = softmax.lse[i]
+            row = *place, i * sections + j // width
+            parts[(*row, j % width)] = softmax.out[i, j]
+            if j % width < padding:
+                parts[(*row, width + j % width)] = softmax.lse[i]

@@ -50,6 +50,7 @@ class DecodeConfig:
         sharding: one of ``SHARDINGS``.
         has_lse: whether the logarithms are results.
         parts: number of splits of the keys on a rank; None for that of ``splits_for``.
+        merges_within, stages, load_elements, resident: variants for measurements.
     """
 
     batch: int
@@ -67,6 +68,10 @@ class DecodeConfig:
     sharding: str = INTERLEAVED
     has_lse: bool = False
     parts: int | None = None
+    merges_within: bool = False
+    stages: int = STAGES
+    load_elements: int = _LOAD_ELEMENTS
+    resident: int = 2
 
     @property
     def is_latent(self) -> bool:
@@ -145,8 +150,15 @@ class DecodeConfig:
         return self.width + _LSE_COLUMNS
 
     @property
+    def mergers(self) -> int:
+        """Blocks of an item that merge: its last ones."""
+        return gcd(self.part_rows, min(self.splits, 8))
+
+    @property
     def merge_rows(self) -> int:
         """Sections that one block merges."""
+        if self.merges_within:
+            return self.part_rows // self.mergers
         most = max(1, _LOAD_ELEMENTS // (self.width * max(self.splits, self.ranks)))
         return gcd(self.part_rows, 1 << (most.bit_length() - 1))
 
@@ -159,7 +171,7 @@ class DecodeConfig:
 
     def parts_per_load(self, parts: int) -> int:
         """Return the number of parts that a block loads together: a divisor of ``parts``."""
-        most = max(1, _LOAD_ELEMENTS // (self.width * self.merge_rows))
+        most = max(1, self.load_elements // (self.width * self.merge_rows))
         return next(n for n in range(min(parts, most), 0, -1) if parts % n == 0)
 
     @property

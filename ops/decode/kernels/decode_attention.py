@@ -49,7 +49,9 @@ def _program(config):
         lse: T.Tensor((batch, heads), "float32") if config.has_lse else None,
         out: T.Tensor((batch, heads * config.sections, config.width), config.dtype),
     ):
-        with T.Kernel(attends + config.merge_blocks, threads=config.threads) as block:
+        merging = 0 if config.merges_within else config.merge_blocks
+        with T.Kernel(attends + merging, threads=config.threads) as block:
+            T.annotate_min_blocks_per_sm(1 if config.is_latent else config.resident)
             me = W.rank()
             parts = W.alloc_symmetric(parts_shape, "float32") if config.merge_blocks else None
             sums = W.alloc_symmetric(sums_shape, "float32") if ranks > 1 else None
@@ -57,6 +59,12 @@ def _program(config):
             inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
             if config.merge_blocks == 0:
                 attend_to_split(config, inputs, results, me, block, 0)
+            elif config.merges_within:
+                item, split = block // splits, block % splits
+                attend_to_split(config, inputs, results, me, item, split)
+                if split >= splits - config.mergers:
+                    row = (split - splits + config.mergers) * config.merge_rows
+                    merge_heads(config, results, me, item * config.part_rows + row)
             else:
                 # No else: TileLang reuses shared memory between statements, not between branches.
                 if block < attends:

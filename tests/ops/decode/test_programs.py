@@ -102,12 +102,8 @@ def test_many_schedules():
 
 
 EQUIVALENT = [
-    # A part is stored by two statements with a signal each. The reader waits for both, and the
-    # second one publishes what the first one does.
-    "sync_threads drop", "signal sem=relaxed", "signal scope=gpu", "signal rank+1",
-    "signal write after",
-    # Only this rank reads its parts.
-    "signal scope=gpu", "wait_reached scope=gpu",
+    # One signal adds all units of a part.
+    "wait_reached target-1",
     # One block merges all rows, so the first row has no other number.
     "ll_st axis 3 flipped", "ll_ld axis 3 flipped",
     # A rank sends to all ranks, in any order, and so all ranks have the same words.
@@ -193,6 +189,13 @@ def test_pages_are_loaded_by_the_tma_without_spills(ptxas, page_size, cache_dtyp
     config = replace(LLAMA, page_size=page_size, cache_dtype=cache_dtype)
     loaded, registers = copies_and_registers(ptxas, config)
     assert loaded == copies and registers <= 128
+
+
+@LONG
+@pytest.mark.parametrize("batch", [1, 16])
+def test_few_long_splits_need_no_more_registers(ptxas, batch):
+    _, registers = copies_and_registers(ptxas, replace(LLAMA, batch=batch, ranks=1))
+    assert registers <= 128
 
 
 MLA = replace(LLAMA, heads=16, kv_heads=1, dim=576, v_dim=512)
