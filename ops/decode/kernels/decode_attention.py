@@ -25,6 +25,9 @@ def decode_attention(config: DecodeConfig) -> Any:
     """Return the program."""
     program = _program(config)
     options: dict[str, Any] = {"tl.enable_fast_math": True}
+    if config.merges_within and config.merge_blocks:
+        parts = 1, config.splits, config.part_rows, config.columns
+        options["tileweave.granule"] = {"parts": parts}
     if config.ranks > 1:
         options["tileweave.protocol"] = {"sums": "ll"}
     return with_options(program, options)

@@ -57,7 +57,10 @@ def merge_heads(config, results, me, first):
     top = T.alloc_fragment((config.merge_rows,), "float32")
     previous_top = T.alloc_fragment((config.merge_rows,), "float32")
     rows = Rows(total, weight, top, previous_top)
-    merge(config, results.parts, config.splits, (me, item), row, rows)
+    if config.merges_within:
+        merge_in_registers(config, results.parts, (me, item), row, rows)
+    else:
+        merge(config, results.parts, config.splits, (me, item), row, rows)
     if config.ranks > 1:
         send(config, rows, results.sums, me, item, row)
         merge(config, results.sums, config.ranks, (me, item), row, rows)
@@ -87,6 +90,34 @@ def merge(config, parts, count, place, row, rows):
                 rows.total[i, j] += tile[s, i, j] * T.exp2(tile[s, i, config.width] - rows.top[i])
             for i in T.Parallel(R):
                 rows.weight[i] += T.exp2(tile[s, i, config.width] - rows.top[i])
+    for i, j in T.Parallel(R, config.width):
+        rows.total[i, j] = T.if_then_else(rows.weight[i] > 0, rows.total[i, j] / rows.weight[i], 0)
+    for i in T.Parallel(R):
+        rows.top[i] += T.log2(rows.weight[i])
+
+
+@T.macro
+def merge_in_registers(config, parts, place, row, rows):
+    """Merge the parts of the splits of an item. It needs no shared memory, which may still receive
+    queries if the block has no keys."""
+    R, held = config.merge_rows, config.parts_per_load(config.splits)
+    lse = config.width
+    T.clear(rows.total)
+    T.clear(rows.weight)
+    T.fill(rows.top, LOWEST)
+    for step in T.serial(config.splits // held):
+        for s in T.unroll(held):
+            for i in T.Parallel(R):
+                rows.top[i] = T.max(rows.top[i], parts[(*place, step * held + s, row + i, lse)])
+    for step in T.serial(config.splits // held):
+        for s in T.unroll(held):
+            split = step * held + s
+            for i, j in T.Parallel(R, config.width):
+                rows.total[i, j] += parts[(*place, split, row + i, j)] * T.exp2(
+                    parts[(*place, split, row + i, lse)] - rows.top[i]
+                )
+            for i in T.Parallel(R):
+                rows.weight[i] += T.exp2(parts[(*place, split, row + i, lse)] - rows.top[i])
     for i, j in T.Parallel(R, config.width):
         rows.total[i, j] = T.if_then_else(rows.weight[i] > 0, rows.total[i, j] / rows.weight[i], 0)
     for i in T.Parallel(R):
