@@ -66,6 +66,24 @@ show(4)
 # CHECK: (out +
 show(1, parts=1)
 
+# The last blocks of an item merge its splits, without shared memory. Only the thread that counts the
+# launch waits for its atomic operation.
+# CHECK-LABEL: TEST: ranks: 1
+# CHECK: tl::tma_load(q_desc
+# CHECK: __syncthreads();
+# CHECK-NEXT: if (((int)threadIdx.x) == 127) {
+# CHECK-NEXT: tw::atom_add<
+# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: tl::tma_load(k_cache_desc
+# CHECK: tl::__sync_thread_partial(3, 128);
+# CHECK-NEXT: if (((int)threadIdx.x) == 128) {
+# CHECK-NEXT: tw::signal<
+# CHECK-NOT: sync
+# CHECK: tw::wait_reached<
+# CHECK-NOT: sync
+# CHECK: out[
+show(1, merges_within=True)
+
 # The TMA loads fp8 tiles, which threads convert before they multiply. Scales change the exponents
 # and the result.
 # CHECK-LABEL: TEST: ranks: 1

@@ -34,6 +34,7 @@ def run(config: DecodeConfig, lengths: list[int], schedules: int = 1, tolerance:
 CASES = {
     "splits and ranks": (SMALL, [100, 0]),
     "one block merges nothing": (replace(SMALL, heads=4, kv_heads=2, ranks=1, parts=1), [100, 0]),
+    "last blocks merge": (replace(SMALL, heads=4, ranks=1, merges_within=True), [100, 0]),
     "fp8, one block merges nothing": (replace(QUANTIZED, ranks=1, parts=1), [100, 0]),
     "latent, one block merges nothing": (replace(LATENT, ranks=1, parts=1), [100, 0]),
 }
@@ -146,6 +147,15 @@ def test_device_functions(tested, protocol):
         device = executable_at(program, config.ranks, "device", "sm_90a")
         results = tw.simulate(device, config.ranks, inputs, epochs=2)
     check(results, sequences, 1e-2)
+
+
+@LONG
+def test_blocks_without_keys_merge():
+    """Queries may still arrive in the shared memory of such a block."""
+    config = replace(SMALL, heads=8, table=8, ranks=1, parts=4, merges_within=True)
+    sequences = Sequences.of(config, [100, 0])
+    device = executable_at(decode_attention(config), 1, "device", "sm_90a")
+    check(tw.simulate(device, 1, [sequences.inputs(0)], epochs=2), sequences, 1e-2)
 
 
 @LONG
