@@ -6,8 +6,7 @@ from typing import Any
 import tilelang.language as T
 
 from . import heads, latent
-from .config import CONTIGUOUS, INTERLEAVED
-from .merge import store
+from .config import CONTIGUOUS, INTERLEAVED, STAGES
 from .softmax import alloc_softmax, clear, divide
 from .tiles import Split
 
@@ -34,23 +33,20 @@ class Inputs:
 
 
 @T.macro
-def attend_to_split(config, inputs, results, me, item, split):
-    """Attend with the heads of an item to a split of the keys on this rank."""
+def attend_to_split(config, inputs, me, item, split):
+    """Attend with the heads of an item to a split of the keys on this rank, and return a
+    ``Softmax`` with the part."""
     softmax = alloc_softmax(config, inputs)
     keys = find_split(config, inputs, me, item, split)
     cache = cache_of(config)
     buffers = cache.alloc(config)
     cache.load_queries(config, inputs.q, item, buffers)
     clear(softmax)
-    for step in T.Pipelined(keys.steps, num_stages=config.stages):
+    for step in T.Pipelined(keys.steps, num_stages=STAGES):
         cache.load_keys(config, inputs, keys, step, buffers)
         cache.attend(config, keys, step, buffers, softmax)
     divide(config, softmax)
-    if config.merge_blocks:
-        store_part(config, results.parts, (me, item, split), softmax)
-    else:
-        first = item * config.part_rows
-        store(config, results, first, config.rows, softmax.out, softmax.lse)
+    return softmax
 
 
 def cache_of(config: Any) -> Any:
@@ -83,16 +79,3 @@ def keys_on_rank(config: Any, length: Any, me: Any) -> Any:
         keys = (pages + ranks - 1 - me) // ranks * size
         keys += T.if_then_else(pages % ranks == me, last, 0)
     return T.max(T.min(keys, config.capacity), 0)
-
-
-@T.macro
-def store_part(config, parts, place, softmax):
-    """Store results and logarithms at index ``place`` of the parts of this rank."""
-    sections, width = config.sections, config.width
-    padding = config.columns - width
-    for i, j in T.Parallel(config.M, config.v_dim):
-        if i < config.rows:
-            row = *place, i * sections + j // width
-            parts[(*row, j % width)] = softmax.out[i, j]
-            if j % width < padding:
-                parts[(*row, width + j % width)] = softmax.lse[i]
