@@ -11,6 +11,7 @@ from tvm import IRModule, tirx
 
 from .device import (
     complete_bulk_stores,
+    count_late,
     dismiss_idle_warps,
     drop_readonly,
     end_by_producer,
@@ -23,6 +24,7 @@ from .device import (
     verify_locals,
     verify_pipelined,
     verify_tiles,
+    wait_before_loop,
     wait_once,
     widen_atomics,
 )
@@ -265,6 +267,8 @@ DEVICE_PASSES = (
     Pass(keep_to_block.keep_to_block, "before passes that follow conditions on the thread index"),
     Pass(end_by_producer.end_by_producer, "before idle producer warps leave"),
     Pass(dismiss_idle_warps.dismiss_idle_warps, "after end_by_producer, which adds to producers"),
+    Pass(wait_before_loop.wait_before_loop, "before count_late, which adds to the loads"),
+    Pass(count_late.count_late, "after the passes that expect only warp groups in their part"),
     Pass(complete_bulk_stores.complete_bulk_stores, "after lowering, which chooses bulk stores"),
     Pass(wait_once.wait_once, "before fence_after_wait, which adds a fence to each remaining wait"),
     Pass(fence_after_wait.fence_after_wait, "after lowering, which chooses bulk loads"),

@@ -31,29 +31,50 @@ print("TEST: synchronization in the source")
 source = "".join(map(inspect.getsource, (attend, decode_attention, merge)))
 print(re.findall(r"W\.(?:signal|wait|fence|barrier|ll_)\w*|sync_threads", source) or "none")
 
-# Two stages of keys and values. The producer reads the block table. A block that merges waits once
-# for the splits of its rank, and polls the words of other ranks.
+# Two stages of keys and values, and two blocks on an SM. The producer reads the block table. Also a
+# block without keys waits for its queries. One signal publishes a part to the blocks of this rank.
+# The last blocks of an item wait once for its splits, merge them, and store words to all ranks.
+# Other blocks poll them.
 # CHECK-LABEL: TEST: ranks: 4
-# CHECK: __launch_bounds__(256, 1)
+# CHECK: __launch_bounds__(256, 2)
 # CHECK: if (((int)blockIdx.x) < 256) {
+# CHECK: mbarrier[[[Q:[0-9]+]]].arrive_and_expect_tx(
+# CHECK: tl::tma_load(q_desc
 # CHECK: seq_lens[
 # CHECK: for (int [[STEP:step]] = 0; [[STEP]] < steps; ++[[STEP]]) {
 # CHECK: tl::tma_load(k_cache_desc, {{.*}}block_table[
 # CHECK: tl::tma_load(v_cache_desc, {{.*}}block_table[
 # CHECK: } else {
+# CHECK: mbarrier[[[Q]]].wait(0);
+# CHECK-NEXT: for (int step_1 = 0; step_1 < steps; ++step_1) {
 # CHECK: tl::wgmma_ss<
 # CHECK: tl::wgmma_rs<
 # CHECK: *(float2*)(parts +
-# CHECK: tw::signal<
-# CHECK: if (256 <= ((int)blockIdx.x)) {
-# CHECK: tw::wait_reached<
-# CHECK: = parts[
+# CHECK: *(float2*)(parts +
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::gpu, tw::Sem::release>(
 # CHECK-NOT: tw::signal<
+# CHECK: if (56 <= (((int)blockIdx.x) & 63)) {
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::gpu, tw::Sem::acquire>(
+# CHECK: parts[
+# CHECK-NOT: tw::{{signal|wait}}
 # CHECK: tw::ll_st<tw::Scope::sys>((&(sums[
+# CHECK-NOT: tw::{{signal|wait}}
+# CHECK: if (256 <= ((int)blockIdx.x)) {
+# CHECK-NOT: tw::{{signal|wait}}
 # CHECK: tw::ll_ld<tw::Scope::sys, 2>((&(sums[
 # CHECK-NOT: tw::
-# CHECK: out[
+# CHECK: (out +
 show(4)
+
+# One split has no parts: its block stores words to all ranks.
+# CHECK-LABEL: TEST: ranks: 2
+# CHECK-NOT: tw::{{signal|wait}}
+# CHECK: tw::ll_st<tw::Scope::sys>((&(sums[
+# CHECK-NOT: tw::{{signal|wait}}
+# CHECK: tw::ll_ld<tw::Scope::sys, 2>((&(sums[
+# CHECK-NOT: tw::{{signal|wait}}
+# CHECK: (out +
+show(2, parts=1)
 
 # One split on one rank exchanges nothing.
 # CHECK-LABEL: TEST: ranks: 1
@@ -62,6 +83,24 @@ show(4)
 # CHECK-NOT: tw::{{signal|wait|ll_}}
 # CHECK: (out +
 show(1, parts=1)
+
+# On one rank the last blocks of an item store the result. Only the thread that counts the launch
+# waits for its atomic operation.
+# CHECK-LABEL: TEST: ranks: 1
+# CHECK: tl::tma_load(q_desc
+# CHECK: __syncthreads();
+# CHECK-NEXT: if (((int)threadIdx.x) == 127) {
+# CHECK-NEXT: tw::atom_add<
+# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: tl::tma_load(k_cache_desc
+# CHECK: tl::__sync_thread_partial(3, 128);
+# CHECK-NEXT: if (((int)threadIdx.x) == 128) {
+# CHECK-NEXT: tw::signal<
+# CHECK-NOT: sync
+# CHECK: tw::wait_reached<
+# CHECK-NOT: sync
+# CHECK: out[
+show(1)
 
 # The TMA loads fp8 tiles, which threads convert before they multiply. Scales change the exponents
 # and the result.
@@ -77,8 +116,8 @@ show(1, parts=1)
 # CHECK: tl::wgmma_rs<tl::DataType::kBFloat16
 show(1, parts=1, cache_dtype="float8_e4m3fn")
 
-# Two warp groups multiply columns of a latent cache, with registers of the producer. Merging uses
-# the memory of keys.
+# Two warp groups multiply columns of a latent cache, with registers of the producer. Blocks that
+# merge ranks use the memory of keys.
 # CHECK-LABEL: TEST: ranks: 2
 # CHECK-NOT: v_cache
 # CHECK: __launch_bounds__(384, 1)

@@ -53,8 +53,8 @@ class DecodeAttention(CompiledOp, RegisteredOp, op=NAME):
         result="`softmax(scale q k^T) v` over the tokens of all ranks, (B, heads, D), in the type "
         "of `q`; with `return_lse` also the logarithms of the sums of exponentials",
         gradient="refused",
-        memory="4 x (splits + 4 W) x B x heads x (D + 4) bytes; on one rank 4 x splits x B x heads "
-        "x (D + 4) bytes, and none for one split. Latent caches: 528 instead of D + 4",
+        memory="4 x (splits + 4 W) x B x heads x (D + 4) bytes; one split counts as 0, and so does "
+        "W of one rank. Latent caches: 528 instead of D + 4",
     )
 
     def __init__(self, problem: DecodeProblem, strategy: str, session: Session) -> None:
@@ -173,10 +173,8 @@ def _decide(
     problem = checked(inputs, scale, sharding, results.lse is not None, ranks.world_size)
     check_result(inputs, problem, results.out)
     node = ranks.node if isinstance(ranks, TwoLevels) else ranks
-    # The kernel of latent caches has not run on GPUs yet (benchmarks/LOG.md).
-    preferred = () if problem.latent else (FUSED,)
     strategy = first_possible(
-        requested, NAME, inputs.q.device, node, (FUSED,), preferred,
+        requested, NAME, inputs.q.device, node, (FUSED,), (FUSED,),
         lambda _: obstacle_of_ranks(inputs.q.device, ranks) or problem.obstacle(), "strategy",
     ).name  # fmt: skip
     agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)

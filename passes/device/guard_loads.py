@@ -10,7 +10,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from ..ir.walk import calls_in, flatten, op_name, rewrite_children, uses_op
 from ..tile.predicate_loads import ONLY_IF
 
-_EXPECTS = frozenset({"tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier_expect_tx"})
+EXPECTS = frozenset({"tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier_expect_tx"})
 
 
 def guard_loads(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -40,7 +40,7 @@ def guard_loads(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _expects(stmt: tirx.Stmt) -> bool:
-    return op_name(getattr(stmt, "value", None)) in _EXPECTS
+    return op_name(getattr(stmt, "value", None)) in EXPECTS
 
 
 def _expecting(stmt: tirx.Evaluate, following: list[tirx.Stmt]) -> tirx.Stmt:

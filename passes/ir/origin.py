@@ -9,6 +9,8 @@ from ...builtins.spec import builtin_of
 
 ORIGIN = "tileweave.origin"
 """Annotation of an inserted call with its name, which names the access that needs it."""
+COUNT = "the count of launches that the compiler inserts"
+"""Name of the operations of ``passes.sync.infer.epochs``."""
 _KINDS = {"read": "read of", "write": "write of", "add": "addition to"}
 
 

@@ -216,6 +216,7 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         while not ready():
             yield Waiting(ready, text, targets=lambda: [target])
         groups = frame.mask.thread_groups
+        mbarrier.awaited = mbarrier.loaded
         block.complete(groups, mbarrier.number, mbarrier.loaded)
         if mbarrier.clock is not None:
             block.order.join(groups, mbarrier.clock)

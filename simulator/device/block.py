@@ -27,6 +27,7 @@ class TransactionBarrier:
         phase: number of completed phases.
         clock, fenced: clocks of the arrivals so far, and of their proxy fences.
         issued, loaded: time of the last copy, and of the last copy of completed phases.
+        awaited: time of the last copy for which a thread has waited.
     """
 
     number: int
@@ -40,6 +41,7 @@ class TransactionBarrier:
     fenced: Clock | None = None
     issued: int = 0
     loaded: int = 0
+    awaited: int = 0
 
     def settle(self) -> None:
         """Complete the phase if all have arrived."""
@@ -174,7 +176,15 @@ class DeviceBlock(Block):
         return f"{self.name()}, asynchronous accesses"
 
     def require_end(self) -> None:
-        """Refuse the end of the block while a bulk store may still read its shared memory."""
+        """Refuse the end of the block while an asynchronous copy may still read or write its shared
+        memory."""
+        for barrier in (b for barriers in self.transactions.values() for b in barriers):
+            if barrier.issued > barrier.awaited:
+                raise SimulationError(
+                    "reuse",
+                    f"{self.name()} in launch {self.epoch} ends while a load may still write its "
+                    f"shared memory; expected a wait at mbarrier {barrier.number}",
+                )
         for g, group in self.sources.items():
             if group.open or group.committed:
                 names = self.machine.memory.thread_names

@@ -59,7 +59,7 @@ COUNTS = {
     "add_again": (71, 10),
     "persistent_in_place": (30, 8),
     "multimem_loads": (32, 8),
-    "multimem_stores": (20, 9),
+    "multimem_stores": (20, 7),
     "ragged_dispatch": (48, 8),
     "ragged_halves": (47, 10),
     "ragged_there_and_back": (81, 8),

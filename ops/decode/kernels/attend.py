@@ -7,7 +7,6 @@ import tilelang.language as T
 
 from . import heads, latent
 from .config import CONTIGUOUS, INTERLEAVED, STAGES
-from .merge import store
 from .softmax import alloc_softmax, clear, divide
 from .tiles import Split
 
@@ -34,8 +33,9 @@ class Inputs:
 
 
 @T.macro
-def attend_to_split(config, inputs, results, me, item, split):
-    """Attend with the heads of an item to a split of the keys on this rank."""
+def attend_to_split(config, inputs, me, item, split):
+    """Attend with the heads of an item to a split of the keys on this rank, and return a
+    ``Softmax`` with the part."""
     softmax = alloc_softmax(config, inputs)
     keys = find_split(config, inputs, me, item, split)
     cache = cache_of(config)
@@ -46,11 +46,7 @@ def attend_to_split(config, inputs, results, me, item, split):
         cache.load_keys(config, inputs, keys, step, buffers)
         cache.attend(config, keys, step, buffers, softmax)
     divide(config, softmax)
-    if config.merge_blocks:
-        store_part(config, results.parts, (me, item, split), softmax)
-    else:
-        first = item * config.part_rows
-        store(config, results, first, config.rows, softmax.out, softmax.lse)
+    return softmax
 
 
 def cache_of(config: Any) -> Any:
@@ -83,17 +79,3 @@ def keys_on_rank(config: Any, length: Any, me: Any) -> Any:
         keys = (pages + ranks - 1 - me) // ranks * size
         keys += T.if_then_else(pages % ranks == me, last, 0)
     return T.max(T.min(keys, config.capacity), 0)
-
-
-@T.macro
-def store_part(config, parts, place, softmax):
-    """Store results and logarithms at index ``place`` of the parts of this rank."""
-    sections, width = config.sections, config.width
-    for i, j in T.Parallel(config.M, config.v_dim):
-        if i < config.rows:
-            parts[(*place, i * sections + j // width, j % width)] = softmax.out[i, j]
-    padding = config.columns - width
-    for i, j in T.Parallel(config.M, sections * padding):
-        if i < config.rows:
-            place_of_lse = i * sections + j // padding, width + j % padding
-            parts[(*place, *place_of_lse)] = softmax.lse[i]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil
 
 LOG2_E = 1.4426950408889634
 INTERLEAVED, CONTIGUOUS, LOCAL = SHARDINGS = ("interleaved", "contiguous", "local")
@@ -13,7 +13,7 @@ _MOST_ROWS = 64
 _KEYS = 64
 """Keys of a tile."""
 _MOST_SPLITS = 128
-"""Most splits of the keys of a rank, which a block merges."""
+"""Most splits of the keys of a rank."""
 STAGES = 2
 """Tiles of keys in shared memory: two blocks fit on an SM."""
 _WARP_GROUP, _WIDTH = 128, 256
@@ -22,12 +22,14 @@ _BLOCKS = 264
 """Blocks of one warp group that attend, if there are enough keys: two for each SM of an H100 or
 H200."""
 _SECTION = 128
-"""Most columns that are merged together; longer values are merged section by section. Each block
-merges sections: the threads of a block share the columns of a section equally, and parts with more
-columns exceed the shared memory beside latent caches."""
-_LOAD_ELEMENTS = 2048
-"""Most fp32 elements of parts that a block loads together, if one row has no more: a thread polls
-its words one after the other, at most 8."""
+"""Most columns of a section of a value. Blocks merge sections, and the threads of a block share the
+columns of a section equally."""
+_MOST_MERGERS = 32
+"""Most blocks that merge the splits of an item. They wait for each other, so a GPU has to run this
+number of blocks at once."""
+_LOADED, _POLLED = 32, 16
+"""Most fp32 elements that a thread that merges loads together, and that it polls together, if one
+row has no more. A thread polls words of two elements, one after the other."""
 _LSE_COLUMNS = 4
 """Columns of a part after those of a section: the logarithm, and padding to 16 bytes."""
 
@@ -145,22 +147,36 @@ class DecodeConfig:
         return self.width + _LSE_COLUMNS
 
     @property
-    def merge_rows(self) -> int:
-        """Sections that one block merges."""
-        most = max(1, _LOAD_ELEMENTS // (self.width * max(self.splits, self.ranks)))
-        return gcd(self.part_rows, 1 << (most.bit_length() - 1))
+    def mergers(self) -> int:
+        """Blocks of an item that merge its splits: its last ones."""
+        return _divisor(self.part_rows, min(self.splits, _MOST_MERGERS))
 
     @property
-    def merge_blocks(self) -> int:
-        """Number of blocks that merge; 0 if there is one part."""
-        if self.splits == self.ranks == 1:
-            return 0
-        return self.batch * self.heads * self.sections // self.merge_rows
+    def merge_rows(self) -> int:
+        """Sections whose splits one block merges."""
+        return self.part_rows // self.mergers
 
-    def parts_per_load(self, parts: int) -> int:
-        """Return the number of parts that a block loads together: a divisor of ``parts``."""
-        most = max(1, _LOAD_ELEMENTS // (self.width * self.merge_rows))
-        return next(n for n in range(min(parts, most), 0, -1) if parts % n == 0)
+    @property
+    def splits_per_load(self) -> int:
+        """Splits that a block loads together."""
+        return _divisor(self.splits, _LOADED * self.threads // (self.width * self.merge_rows))
+
+    @property
+    def rank_rows(self) -> int:
+        """Sections whose parts of ranks one block merges: a divisor or a multiple of
+        ``merge_rows``, which are sent together."""
+        most = _POLLED * self.threads // (self.width * self.ranks)
+        return _divisor(self.merge_rows, most) * _divisor(self.mergers, most // self.merge_rows)
+
+    @property
+    def ranks_per_load(self) -> int:
+        """Parts of ranks that a block polls together."""
+        return _divisor(self.ranks, _POLLED * self.threads // (self.width * self.rank_rows))
+
+    @property
+    def rank_blocks(self) -> int:
+        """Blocks that merge parts of ranks; 0 for one rank."""
+        return self.items * self.part_rows // self.rank_rows if self.ranks > 1 else 0
 
     @property
     def to_log2(self) -> float:
@@ -174,3 +190,8 @@ def splits_for(items: int, tiles: int, blocks: int = _BLOCKS) -> int:
     all."""
     most = min(max(blocks // items, 1), max(tiles, 1), _MOST_SPLITS)
     return 1 << (most.bit_length() - 1)
+
+
+def _divisor(count: int, most: int) -> int:
+    """Return the largest divisor of ``count`` that is at most ``most``, or 1."""
+    return next((n for n in range(min(count, most), 0, -1) if count % n == 0), 1)

@@ -1,9 +1,13 @@
 """Tile program that attends to a paged cache, whose tokens are sharded over ranks.
 
-Blocks that attend come first in the grid, then those that merge. A block waits only for blocks of
-lower index on its rank, and for blocks of other ranks that send before they wait::
+Each block attends with an item, the heads of q that share a head of a sequence, to a split of the
+keys of its rank. The last blocks of an item also merge its splits, and store the result. On several
+ranks they send it to all ranks instead, and other blocks at the end of the grid merge the ranks::
 
-    | attend to a split of the keys | merge splits, send to all ranks, merge the parts of ranks |
+    item 0: attend | attend | attend, merge | item 1: ... | merge ranks
+
+Blocks that attend wait only for blocks of their item and rank. Blocks that merge ranks wait only
+for blocks that attend.
 
 A part is a result for some of the keys, divided by the sum of their exponentials, and the logarithm
 of this sum. Parts are fp32, and are merged in the order of splits and ranks. All ranks therefore
@@ -18,13 +22,17 @@ from ....builtins import language as W
 from ....passes import with_options
 from .attend import Inputs, attend_to_split
 from .config import DecodeConfig
-from .merge import Results, merge_heads
+from .merge import Results, merge_ranks, merge_splits, send, store, store_part
 
 
 def decode_attention(config: DecodeConfig) -> Any:
     """Return the program."""
     program = _program(config)
     options: dict[str, Any] = {"tl.enable_fast_math": True}
+    if config.splits > 1:
+        # One counter for each item, and one signal for each block.
+        parts = 1, config.splits, config.part_rows, config.columns
+        options["tileweave.granule"] = {"parts": parts}
     if config.ranks > 1:
         options["tileweave.protocol"] = {"sums": "ll"}
     return with_options(program, options)
@@ -49,19 +57,55 @@ def _program(config):
         lse: T.Tensor((batch, heads), "float32") if config.has_lse else None,
         out: T.Tensor((batch, heads * config.sections, config.width), config.dtype),
     ):
-        with T.Kernel(attends + config.merge_blocks, threads=config.threads) as block:
+        with T.Kernel(attends + config.rank_blocks, threads=config.threads) as block:
+            T.annotate_min_blocks_per_sm(1 if config.is_latent else 2)
             me = W.rank()
-            parts = W.alloc_symmetric(parts_shape, "float32") if config.merge_blocks else None
+            parts = W.alloc_symmetric(parts_shape, "float32") if splits > 1 else None
             sums = W.alloc_symmetric(sums_shape, "float32") if ranks > 1 else None
             results = Results(parts, sums, lse, out)
             inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
-            if config.merge_blocks == 0:
-                attend_to_split(config, inputs, results, me, block, 0)
+            if ranks == 1:
+                attend(config, inputs, results, me, block // splits, block % splits)
             else:
                 # No else: TileLang reuses shared memory between statements, not between branches.
                 if block < attends:
-                    attend_to_split(config, inputs, results, me, block // splits, block % splits)
+                    attend(config, inputs, results, me, block // splits, block % splits)
                 if block >= attends:
-                    merge_heads(config, results, me, (block - attends) * config.merge_rows)
+                    combine(config, results, me, (block - attends) * config.rank_rows)
 
     return decode_attention
+
+
+@T.macro
+def attend(config, inputs, results, me, item, split):
+    """Attend to a split, and merge the splits of the item in its last blocks."""
+    softmax = attend_to_split(config, inputs, me, item, split)
+    if config.splits == 1:
+        finish(config, results, me, item, 0, config.rows, softmax)
+    else:
+        place = me, item, split
+        store_part(config, results.parts, place, 0, config.rows, softmax.out, softmax.lse)
+        first = config.splits - config.mergers
+        if split >= first:
+            row = (split - first) * config.merge_rows
+            rows = merge_splits(config, results.parts, me, item, row)
+            finish(config, results, me, item, row, config.merge_rows, rows)
+
+
+@T.macro
+def finish(config, results, me, item, row, count, part):
+    """Store ``count`` rows of the part of this rank, beginning with row ``row`` of the item, or
+    send them to all ranks if there are several."""
+    if config.ranks == 1:
+        store(config, results, item * config.part_rows + row, count, part.out, part.lse)
+    else:
+        send(config, results.sums, me, item, row, count, part.out, part.lse)
+
+
+@T.macro
+def combine(config, results, me, first):
+    """Merge the parts of ranks of rows, beginning with section ``first`` of those of all
+    sequences."""
+    item, row = first // config.part_rows, first % config.part_rows
+    rows = merge_ranks(config, results.sums, me, item, row)
+    store(config, results, first, config.rank_rows, rows.out, rows.lse)

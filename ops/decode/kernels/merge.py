@@ -17,8 +17,8 @@ class Results:
     """Tensors that a program writes.
 
     Attributes:
-        parts: parts of the splits of this rank, (items, splits, rows * sections, columns); None if
-            no block merges.
+        parts: parts of the splits of this rank, (items, splits, rows * sections, columns); None for
+            one split.
         sums: parts of all ranks, (items, ranks, rows * sections, columns); None for one rank.
         lse: logarithms, (batch, heads), or None.
         out: (batch, heads * sections, width).
@@ -35,74 +35,108 @@ class Rows:
     """Rows that a block merges, in registers.
 
     Attributes:
-        total: weighted sum of the results of parts, then the result.
+        out: weighted sum of the results of parts, then the result.
         weight: sum of the weights of parts.
-        top, previous_top: largest logarithm to base 2 of the parts so far, and of those before the
-            latest ones; at the end ``top`` is the logarithm of the result.
+        lse: largest logarithm to base 2 of the parts so far, then that of the result.
     """
 
-    total: Any
+    out: Any
     weight: Any
-    top: Any
-    previous_top: Any
+    lse: Any
 
 
 @T.macro
-def merge_heads(config, results, me, first):
-    """Merge the parts of ``config.merge_rows`` sections of heads, beginning with section ``first``
-    of those of all sequences."""
-    item, row = first // config.part_rows, first % config.part_rows
-    total = T.alloc_fragment((config.merge_rows, config.width), "float32")
-    weight = T.alloc_fragment((config.merge_rows,), "float32")
-    top = T.alloc_fragment((config.merge_rows,), "float32")
-    previous_top = T.alloc_fragment((config.merge_rows,), "float32")
-    rows = Rows(total, weight, top, previous_top)
-    merge(config, results.parts, config.splits, (me, item), row, rows)
-    if config.ranks > 1:
-        send(config, rows, results.sums, me, item, row)
-        merge(config, results.sums, config.ranks, (me, item), row, rows)
-    store(config, results, first, config.merge_rows, total, top)
+def alloc_rows(config, count):
+    """Allocate ``Rows`` for ``count`` sections, and set them to those of no keys."""
+    out = T.alloc_fragment((count, config.width), "float32")
+    weight = T.alloc_fragment((count,), "float32")
+    lse = T.alloc_fragment((count,), "float32")
+    T.clear(out)
+    T.clear(weight)
+    T.fill(lse, LOWEST)
+    return Rows(out, weight, lse)
 
 
 @T.macro
-def merge(config, parts, count, place, row, rows):
-    """Merge ``count`` parts at a place of ``parts``."""
-    R, held = config.merge_rows, config.parts_per_load(count)
+def merge_splits(config, parts, me, item, row):
+    """Merge the parts of an item on this rank, and return ``config.merge_rows`` rows of the result,
+    beginning with row ``row`` of the item."""
+    R, held, width = config.merge_rows, config.splits_per_load, config.width
+    rows = alloc_rows(config, R)
+    for step in T.serial(config.splits // held):
+        for s in T.unroll(held):
+            for i in T.Parallel(R):
+                lse = parts[me, item, step * held + s, row + i, width]
+                rows.lse[i] = T.max(rows.lse[i], lse)
+    for step in T.serial(config.splits // held):
+        for s in T.unroll(held):
+            split = step * held + s
+            for i, j in T.Parallel(R, width):
+                weight = T.exp2(parts[me, item, split, row + i, width] - rows.lse[i])
+                rows.out[i, j] += parts[me, item, split, row + i, j] * weight
+            for i in T.Parallel(R):
+                rows.weight[i] += T.exp2(parts[me, item, split, row + i, width] - rows.lse[i])
+    divide(config, R, rows)
+    return rows
+
+
+@T.macro
+def merge_ranks(config, sums, me, item, row):
+    """Merge the parts of all ranks, and return ``config.rank_rows`` rows of the result, beginning
+    with row ``row`` of the item. Each word is polled once, so the threads share parts in shared
+    memory."""
+    R, held, width = config.rank_rows, config.ranks_per_load, config.width
+    rows = alloc_rows(config, R)
+    previous = T.alloc_fragment((R,), "float32")
     tile = T.alloc_shared((held, R, config.columns), "float32")
-    T.clear(rows.total)
-    T.clear(rows.weight)
-    T.fill(rows.top, LOWEST)
-    for step in T.serial(count // held):
-        T.copy(parts[(*place, step * held, row, 0)], tile)
-        T.copy(rows.top, rows.previous_top)
+    for step in T.serial(config.ranks // held):
+        T.copy(sums[me, item, step * held, row, 0], tile)
+        T.copy(rows.lse, previous)
         for s in T.unroll(held):
             for i in T.Parallel(R):
-                rows.top[i] = T.max(rows.top[i], tile[s, i, config.width])
-        for i, j in T.Parallel(R, config.width):
-            rows.total[i, j] *= T.exp2(rows.previous_top[i] - rows.top[i])
+                rows.lse[i] = T.max(rows.lse[i], tile[s, i, width])
+        for i, j in T.Parallel(R, width):
+            rows.out[i, j] *= T.exp2(previous[i] - rows.lse[i])
         for i in T.Parallel(R):
-            rows.weight[i] *= T.exp2(rows.previous_top[i] - rows.top[i])
+            rows.weight[i] *= T.exp2(previous[i] - rows.lse[i])
         for s in T.unroll(held):
-            for i, j in T.Parallel(R, config.width):
-                rows.total[i, j] += tile[s, i, j] * T.exp2(tile[s, i, config.width] - rows.top[i])
+            for i, j in T.Parallel(R, width):
+                rows.out[i, j] += tile[s, i, j] * T.exp2(tile[s, i, width] - rows.lse[i])
             for i in T.Parallel(R):
-                rows.weight[i] += T.exp2(tile[s, i, config.width] - rows.top[i])
-    for i, j in T.Parallel(R, config.width):
-        rows.total[i, j] = T.if_then_else(rows.weight[i] > 0, rows.total[i, j] / rows.weight[i], 0)
-    for i in T.Parallel(R):
-        rows.top[i] += T.log2(rows.weight[i])
+                rows.weight[i] += T.exp2(tile[s, i, width] - rows.lse[i])
+    divide(config, R, rows)
+    return rows
 
 
 @T.macro
-def send(config, rows, sums, me, item, row):
-    """Store the merged rows to all ranks, the next one first."""
-    part = T.alloc_shared((config.merge_rows, config.columns), "float32")
-    for i, j in T.Parallel(config.merge_rows, config.width):
-        part[i, j] = rows.total[i, j]
-    for i, j in T.Parallel(config.merge_rows, config.columns - config.width):
-        part[i, config.width + j] = rows.top[i]
+def divide(config, count, rows):
+    """Divide the weighted sums of ``count`` rows by the sums of weights, and compute the
+    logarithms. Without keys the results are zeros and minus infinity."""
+    for i, j in T.Parallel(count, config.width):
+        rows.out[i, j] = T.if_then_else(rows.weight[i] > 0, rows.out[i, j] / rows.weight[i], 0)
+    for i in T.Parallel(count):
+        rows.lse[i] += T.log2(rows.weight[i])
+
+
+@T.macro
+def send(config, sums, me, item, row, rows, out, lse):
+    """Store ``rows`` rows of the part of this rank to all ranks, the next one first."""
     for step in T.serial(config.ranks):
-        T.copy(part, sums[(me + 1 + step) % config.ranks, item, me, row, 0])
+        rank = (me + 1 + step) % config.ranks
+        store_part(config, sums, (rank, item, me), row, rows, out, lse)
+
+
+@T.macro
+def store_part(config, parts, place, row, rows, out, lse):
+    """Store ``rows`` heads or sections of heads and their logarithms at index ``place`` of
+    ``parts``, beginning with section ``row``."""
+    columns, width = out.shape[1], config.width
+    for i, j in T.Parallel(*out.shape):
+        if i < rows:
+            section = row + (i * columns + j) // width
+            parts[(*place, section, j % width)] = out[i, j]
+            if j % width < config.columns - width:
+                parts[(*place, section, width + j % width)] = lse[i]
 
 
 @T.macro

@@ -15,24 +15,27 @@ from ...ir.origin import inserted
 from ..regions.accesses import Access
 
 
-def signal(flag: tirx.BufferLoad, value: tirx.PrimExpr, access: Access | None = None) -> tirx.Stmt:
-    """Build ``W.signal(flag, value)`` for ``access``, or for the whole launch."""
+def signal(
+    flag: tirx.BufferLoad, value: tirx.PrimExpr, access: Access | None = None, scope: str = "sys"
+) -> tirx.Stmt:
+    """Build ``W.signal(flag, value, scope=scope)`` for ``access``, or for the whole launch."""
     return _call(
         signals.signal, T.access_ptr(flag, "rw"), value,
-        qualifiers=("u32", "add", "sys", "release"), origin=_origin("signal", access),
+        qualifiers=("u32", "add", scope, "release"), origin=_origin("signal", access),
     )  # fmt: skip
 
 
 def wait_reached(
-    flag: tirx.BufferLoad, target: tirx.PrimExpr, peer: tirx.PrimExpr, access: Access
-) -> tirx.Stmt:
-    """Build ``W.wait_reached(flag, target, peer)`` for ``access``."""
+    flag: tirx.BufferLoad, target: tirx.PrimExpr, peer: tirx.PrimExpr, access: Access,
+    scope: str = "sys",
+) -> tirx.Stmt:  # fmt: skip
+    """Build ``W.wait_reached(flag, target, peer, scope=scope)`` for ``access``."""
     watched = _watched(
         signals.wait_reached, f"{flag} before {access.op}, inferred", access.line, "uint32"
     )
     return _call(
         signals.wait_reached, T.access_ptr(flag, "r"), target, peer, *watched,
-        qualifiers=("u32", "sys", "acquire"), origin=_origin("wait", access),
+        qualifiers=("u32", scope, "acquire"), origin=_origin("wait", access),
     )  # fmt: skip
 
 

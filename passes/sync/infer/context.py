@@ -226,7 +226,7 @@ class SyncContext:
         """Signal to all ranks that wait for a granule of the copy that ``owner`` owns."""
         if not counter.pulled:
             return builtin_calls.signal(
-                self.flag(counter, owner, owner, granule), value, footprints.access
+                self.flag(counter, owner, owner, granule), value, footprints.access, counter.scope
             )
         pairs = footprints.ranks_and_owners()
         return self.for_each_rank(

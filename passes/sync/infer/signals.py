@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from tilelang import tvm
 from tvm import tirx
+from tvm.ir import structural_equal
 
 from ..regions.accesses import Access
 from ..regions.data_dependent import stays_in
@@ -23,14 +26,60 @@ def place_signals(context: SyncContext) -> None:
 
     The signal adds the number of stored elements, in units, to the counter of the granule. It is
     moved out of loops in which the granule does not change, unless these loops contain waits.
+    Accesses whose signals would follow each other and change the same counter share one signal.
 
     Before: ``T.copy(tile, S[dst, row, 0])``
     After:  ``T.copy(tile, S[dst, row, 0]); T.tileweave.signal(S_arrived[dst, row // 128], 1)``
     """
     for counter in context.signalled_counters:
+        signals: list[_Signal] = []
         for footprints in counter.traffic.in_kernel(counter.kind):
             if not footprints.access.pads:  # W.pad itself counts its rows
-                _signal(context, counter, footprints)
+                _add(signals, _signal(context, counter, footprints))
+        for signal in signals:
+            _place(context, counter, signal)
+
+
+@dataclass
+class _Signal:
+    """Signal of one access, or of several.
+
+    Attributes:
+        accesses: footprints of the accesses that the signal publishes.
+        anchor: statement that the signal follows.
+        exited: loops around the first access that the signal was moved out of.
+        owner, granule: owner and number of the counter.
+        value: units that the signal adds.
+        is_guarded: whether the signal has conditions of its own.
+    """
+
+    accesses: list[Footprints]
+    anchor: tirx.Stmt
+    exited: Sequence[Loop]
+    owner: tirx.PrimExpr
+    granule: tirx.PrimExpr
+    value: tirx.PrimExpr
+    is_guarded: bool
+
+    def has_counter_of(self, other: _Signal) -> bool:
+        """Return whether both signals follow the same statement and always change one counter."""
+        return (
+            self.anchor.same_as(other.anchor)
+            and not self.is_guarded
+            and not other.is_guarded
+            and self.accesses[0].ranks_and_owners() == other.accesses[0].ranks_and_owners()
+            and structural_equal([self.owner, self.granule], [other.owner, other.granule])
+        )
+
+
+def _add(signals: list[_Signal], signal: _Signal) -> None:
+    """Append ``signal``, or add its units to a signal of the same counter."""
+    for other in signals:
+        if other.has_counter_of(signal):
+            other.accesses += signal.accesses
+            other.value = tvm.arith.Analyzer().simplify(other.value + signal.value)
+            return
+    signals.append(signal)
 
 
 def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints) -> int:
@@ -109,7 +158,8 @@ def _waits_in(context: SyncContext, loop: tirx.For | None) -> bool:
     )
 
 
-def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> None:
+def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> _Signal:
+    """Return the signal of an access."""
     access, symbols = footprints.access, context.symbols
     depth = signal_depth(context, counter, footprints)
     exited = access.loops[depth:]
@@ -121,11 +171,28 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> N
     granule = simple(counter.granules.index(footprints, symbols, exited))
     count = _rows_count if access.stored else _count
     value = simple(tirx.Cast("uint32", count(counter, footprints, symbols, exited)))
-    stmt = context.signal_to(counter, footprints, owner, granule, value)
-    stmt = context.guard(stmt, footprints, simple, exited)
-    context.placement.put_after(anchor_of(access, depth), stmt, access)
-    reason = f"{_reason(context, counter, access)}{moved_out_of(exited)}"
-    context.record_counter_op("signal", access, counter, reason, stmt, value)
+    unguarded = tirx.Evaluate(tirx.IntImm("int32", 0))
+    is_guarded = not context.guard(unguarded, footprints, simple, exited).same_as(unguarded)
+    anchor = anchor_of(access, depth)
+    return _Signal([footprints], anchor, exited, owner, granule, value, is_guarded)
+
+
+def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
+    """Insert a signal after its anchor, and record why."""
+    footprints, *others = signal.accesses
+    access = footprints.access
+
+    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        return context.symbols.simplified(expr, access)
+
+    stmt = context.signal_to(counter, footprints, signal.owner, signal.granule, signal.value)
+    stmt = context.guard(stmt, footprints, simple, signal.exited)
+    context.placement.put_after(signal.anchor, stmt, access)
+    reason = f"{_reason(context, counter, access)}{moved_out_of(signal.exited)}"
+    context.record_counter_op("signal", access, counter, reason, stmt, signal.value)
+    for other in others:
+        covered = f"the signal at {access.line} covers it, too"
+        context.record("signal", other.access, counter.traffic.tensor.name, covered)
 
 
 def _reason(context: SyncContext, counter: Counter, access: Access) -> str:

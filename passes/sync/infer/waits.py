@@ -109,7 +109,7 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
         target = arrivals if counter.traffic.is_limited else epochs * arrivals
     flag = context.flag(counter, symbols.rank, owner, granule)
     peer = tirx.IntImm("int32", -1)
-    stmt = builtin_calls.wait_reached(flag, target, peer, access)
+    stmt = builtin_calls.wait_reached(flag, target, peer, access, counter.scope)
     inner_conditions = access.conditions[access.guards[depth] :] if exited else ()
     conditions = [symbols.at_start(condition, exited) for condition in inner_conditions]
     if _reads_own(counter, footprints):

@@ -261,6 +261,15 @@ class Counter:
         return any(bits & ~(1 << owner) for owner, bits in enumerate(self.waiting))
 
     @property
+    def scope(self) -> str:
+        """Scope of the signals and waits: ``gpu`` if only blocks of the owner signal and wait."""
+        if self.by_copies or self.is_of_copies or self.traffic.is_ragged:
+            return "sys"
+        pairs = {p for b in self.traffic.in_kernel(self.kind) for p in b.ranks_and_owners()}
+        is_local = all(rank == owner for rank, owner in pairs)
+        return "gpu" if is_local and not self.pulled else "sys"
+
+    @property
     def is_of_copies(self) -> bool:
         """True if the counter counts copies of a plan instead of elements."""
         return self.kind == "write" and self.traffic.copies is not None

@@ -11,6 +11,7 @@ from tests.ops.decode.by_definition import Sequences, check
 from tileweave.ops.decode.kernels.config import DecodeConfig, splits_for
 from tileweave.ops.decode.kernels.decode_attention import decode_attention
 from tileweave.ops.decode.problem import DecodeProblem
+from tileweave.simulator.report.errors import SimulationError
 from tileweave.simulator.simulate import executable_at
 
 LONG = pytest.mark.long
@@ -34,6 +35,7 @@ def run(config: DecodeConfig, lengths: list[int], schedules: int = 1, tolerance:
 CASES = {
     "splits and ranks": (SMALL, [100, 0]),
     "one block merges nothing": (replace(SMALL, heads=4, kv_heads=2, ranks=1, parts=1), [100, 0]),
+    "one rank": (replace(SMALL, heads=4, ranks=1), [100, 0]),
     "fp8, one block merges nothing": (replace(QUANTIZED, ranks=1, parts=1), [100, 0]),
     "latent, one block merges nothing": (replace(LATENT, ranks=1, parts=1), [100, 0]),
 }
@@ -80,6 +82,8 @@ LONG_CASES = {
         ),
         [300],
     ),
+    "latent, three rows of a section to each block": (replace(LATENT, ranks=1, parts=4), [100, 0]),
+    "seven heads": (replace(SMALL, heads=7, parts=4), [100, 0]),
     "many heads": (
         replace(SMALL, batch=1, heads=96, table=3, ranks=1, parts=2), [33]
     ),
@@ -101,17 +105,27 @@ def test_many_schedules():
     run(replace(SMALL, batch=1, heads=1, table=4, ranks=3), [150], schedules=15)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_blocks_that_merge_an_item_need_to_run_at_once(ranks):
+    config = replace(SMALL, heads=8, ranks=ranks, parts=4)
+    assert config.mergers == 4
+    sequences = Sequences.of(config, [100, 0])
+    inputs = [sequences.inputs(rank) for rank in range(ranks)]
+    program = decode_attention(config)
+    results = tw.simulate(program, ranks, inputs, resident_blocks=4, epochs=2)
+    check(results, sequences, 1e-2)
+    with pytest.raises(SimulationError, match="deadlock"):
+        tw.simulate(program, ranks, inputs, resident_blocks=3)
+
+
 EQUIVALENT = [
-    # A part is stored by two statements with a signal each. The reader waits for both, and the
-    # second one publishes what the first one does.
-    "sync_threads drop", "signal sem=relaxed", "signal scope=gpu", "signal rank+1",
-    "signal write after",
-    # Only this rank reads its parts.
-    "signal scope=gpu", "wait_reached scope=gpu",
-    # One block merges all rows, so the first row has no other number.
-    "ll_st axis 3 flipped", "ll_ld axis 3 flipped",
-    # A rank sends to all ranks, in any order, and so all ranks have the same words.
-    "ll_st rank+1", "ll_ld rank+1",
+    # One signal adds all units of a part.
+    "wait_reached target-1",
+    # One block merges all rows of the ranks, so the first row has no other number.
+    "ll_ld axis 3 flipped",
+    # A rank sends results and logarithms to all ranks, in any order, and so all ranks have the same
+    # words.
+    "ll_st rank+1", "ll_st rank+1", "ll_ld rank+1",
 ]  # fmt: skip
 """Mutants that compute the same."""
 
@@ -150,6 +164,15 @@ def test_device_functions(tested, protocol):
         device = executable_at(program, config.ranks, "device", "sm_90a")
         results = tw.simulate(device, config.ranks, inputs, epochs=2)
     check(results, sequences, 1e-2)
+
+
+@LONG
+def test_blocks_without_keys_merge():
+    """Queries may still arrive in the shared memory of such a block."""
+    config = replace(SMALL, heads=8, table=8, ranks=1, parts=4)
+    sequences = Sequences.of(config, [100, 0])
+    device = executable_at(decode_attention(config), 1, "device", "sm_90a")
+    check(tw.simulate(device, 1, [sequences.inputs(0)], epochs=2), sequences, 1e-2)
 
 
 @LONG
@@ -209,6 +232,17 @@ def test_latent_pages_are_loaded_by_the_tma_without_spills(ptxas, heads, ranks, 
     assert loaded == copies and registers == 168
 
 
+@LONG
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize(("heads", "most"), [(LLAMA, 128), (replace(MLA, heads=128), 168)])
+def test_merging_splits_needs_no_more_registers(ptxas, heads, most, batch, ranks):
+    config = replace(heads, batch=batch, ranks=ranks)
+    assert config.splits > 1
+    _, registers = copies_and_registers(ptxas, config)
+    assert registers <= most
+
+
 def test_merging_needs_no_shared_memory_beside_the_tiles_of_a_latent_cache():
     """The last buffer is the workspace of a sum of 256 threads. Barriers occupy 1 KiB."""
     source = tw.emit(decode_attention(MLA), world_size=MLA.ranks)
@@ -236,8 +270,18 @@ def test_splits_fill_the_gpu(items, tiles, splits):
 def test_blocks_share_the_heads_equally(heads, rows):
     config = replace(LLAMA, heads=heads, kv_heads=1)
     assert (config.rows, config.items) == (rows, 64 * heads // rows)
-    assert config.merge_blocks * config.merge_rows == 64 * heads
-    assert config.splits % config.parts_per_load(config.splits) == 0
+    assert config.mergers * config.merge_rows == config.part_rows
+    assert config.rank_blocks * config.rank_rows == 64 * heads
+    assert config.splits % config.splits_per_load == config.ranks % config.ranks_per_load == 0
+
+
+@pytest.mark.parametrize("heads", [3, 7, 64, 96, 128])
+@pytest.mark.parametrize("parts", [1, 2, 32, 64])
+def test_rows_merged_by_ranks_nest_in_rows_that_are_sent_together(heads, parts):
+    """Otherwise a wait covers more rows than a block merges."""
+    for shape in (LLAMA, MLA):
+        config = replace(shape, heads=heads, kv_heads=1, parts=parts, ranks=4)
+        assert 0 in (config.rank_rows % config.merge_rows, config.merge_rows % config.rank_rows)
 
 
 def test_no_program():

@@ -78,6 +78,35 @@ def test_missing_wait_for_loads():
     assert error.kind in ("race", "poison")
 
 
+def test_block_that_ends_before_a_load():
+    """A loop without iterations skips the wait of its first iteration."""
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((64, 64), "bfloat16"),
+        steps: T.Tensor((1,), "int32"),
+        C: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            A_tile = T.alloc_shared((64, 64), "bfloat16")
+            B_tile = T.alloc_shared((64, 64), "bfloat16")
+            total = T.alloc_fragment((64, 64), "float32")
+            T.copy(A, A_tile)
+            T.clear(total)
+            for _ in T.Pipelined(steps[0], num_stages=2):
+                T.copy(A, B_tile)
+                T.gemm(A_tile, B_tile, total, transpose_B=True)
+            T.copy(total, C)
+
+    make = partial(DeviceProgram, change=dropped("tl.mbarrier_wait_parity"))
+    numbers = matrices(64, 64, 64)["A"]
+    inputs = {"A": numbers, "steps": np.zeros(1, np.int32)}
+    with pytest.raises(SimulationError) as error:
+        tw.simulate(Executable(program, 1, make), 1, [inputs])
+    assert error.value.kind == "reuse"
+    assert "ends while a load may still write its shared memory" in error.value.report
+
+
 def test_missing_arrival():
     error = reported(dropped("tirx.ptx_arrive_barrier"))
     assert error.kind == "deadlock" and "of 128 arrived" in error.report
