@@ -7,7 +7,7 @@ from tvm import tirx
 from ..ir.block_barrier import is_barrier
 from ..ir.origin import COUNT, name_of
 from ..ir.walk import builtins_in, flatten, rewrite_children, statements_of
-from .keep_to_block import SCOPE
+from ..ir.warp_roles import is_specialized
 
 
 def count_late(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -41,7 +41,7 @@ def _with_count(stmts: list[tirx.Stmt], count: tirx.Stmt) -> list[tirx.Stmt] | N
     for number, stmt in enumerate(stmts):
         if isinstance(stmt, tirx.AttrStmt):
             inner = statements_of(stmt.body)
-            if stmt.attr_key != SCOPE:
+            if not is_specialized(stmt):
                 moved = _with_count(inner, count)
             else:
                 moved = [inner[0], count, *inner[1:]] if is_barrier(inner[0]) else None
