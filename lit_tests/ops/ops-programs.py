@@ -34,7 +34,11 @@ from tileweave.ops.gemm.kernels.all_gather_gemm import (
     ag_gemm_copy_engine,
     ag_gemm_push,
 )
-from tileweave.ops.gemm.kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
+from tileweave.ops.gemm.kernels.gemm_all_reduce import (
+    gemm_ar_multimem,
+    gemm_ar_one_shot,
+    gemm_ar_two_shot,
+)
 from tileweave.ops.gemm.kernels.gemm_persistent import gemm_ar_persistent, gemm_rs_persistent
 from tileweave.ops.gemm.kernels.gemm_reduce_scatter import gemm_rs_one_shot, gemm_rs_store
 from tileweave.ops.gemm.matmul_all_reduce import matmul_all_reduce_plan
@@ -60,6 +64,7 @@ for make in (
     ag_gemm_push,
     gemm_ar_one_shot,
     gemm_ar_two_shot,
+    gemm_ar_multimem,
     gemm_ar_persistent,
     matmul_all_reduce_plan,
     tile_macros,
@@ -97,6 +102,7 @@ for make in (
 # CHECK-NEXT: ag_gemm_push []
 # CHECK-NEXT: gemm_ar_one_shot []
 # CHECK-NEXT: gemm_ar_two_shot []
+# CHECK-NEXT: gemm_ar_multimem []
 # CHECK-NEXT: gemm_ar_persistent []
 # CHECK-NEXT: matmul_all_reduce_plan []
 # CHECK-NEXT: tileweave.ops.gemm.kernels.tile_macros []
@@ -319,6 +325,26 @@ show(gemm_ar_one_shot(GemmConfig(72, 8200, 1800, 4, "bfloat16", True, SMALL)))
 # CHECK: *(uint4*)(sums
 # CHECK: tl::tma_store(C_desc
 show(gemm_ar_two_shot(GemmConfig(1000, 8200, 1800, 4, "bfloat16", True, LARGE)))
+
+# Tiles stay local and are signalled. Only blocks of the owner wait for the tiles of all ranks. Each of
+# their vectors of 16 bytes is loaded from 4 ranks, added in fp32, rounded once and stored on 4 ranks.
+# All blocks then copy the sums of their tiles to C.
+# CHECK-LABEL: TEST: gemm_ar_multimem
+# CHECK: __launch_bounds__(384, 1)
+# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
+# CHECK: tl::tma_store(products_desc
+# CHECK: tw::complete_bulk_stores();
+# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_arrived[
+# CHECK: if ((((int)blockIdx.x) & 3) == rank) {
+# CHECK-COUNT-4: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(products_arrived[
+# CHECK-COUNT-4: uint4 {{.*}} = *(uint4*)(products +
+# CHECK: __float22bfloat162_rn
+# CHECK-COUNT-4: *(uint4*)(sums + {{.*}}) = total
+# CHECK-COUNT-4: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_arrived[
+# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
+# CHECK: *(uint4*)(sums
+# CHECK: tl::tma_store(C_desc
+show(gemm_ar_multimem(GemmConfig(1000, 8200, 1800, 4, "bfloat16", True, LARGE)))
 
 # Copy engines do both exchanges. The kernel signals products to the stream, and sums after both of
 # their stores. Blocks without further tiles pull the last sums, 16 bytes at a time.

@@ -129,15 +129,18 @@ def choice_of(requested: str, problem: Problem, group: Group) -> Choice | None:
     Collective for each new problem, which is tuned first if ``TILEWEAVE_TUNE`` is 1.
 
     Args:
-        requested: ``fused`` or ``auto``.
+        requested: ``auto``, ``fused`` or one of ``Operator.explicit_programs``.
     """
+    operator = OPERATORS[problem.op]
+    if requested in operator.explicit_programs:
+        return operator.default_choice(problem, requested)
     problem, results = tuning_key(problem), table_for(group)
     if problem not in results and not capturing():  # a capture compiles nothing
         tune = partial(tune_problem, problem, group)
         results[problem] = agree_on_result(
             problem, group, (lambda: tune().measured) if _tuning_enabled() else None
         )
-    return _choice_of_measured(requested, problem, results.get(problem), OPERATORS[problem.op])
+    return _choice_of_measured(requested, problem, results.get(problem), operator)
 
 
 @lru_cache(maxsize=1024)

@@ -92,7 +92,8 @@ def all_gather_ll_program(lines: Lines, ranks: int):
 def all_gather_by_multimem(lines: Lines, ranks: int):
     """Return the program with multimem operations: one store of each vector of x (rows, columns)
     reaches all ranks, this one included. They copy it to out (ranks, rows, columns)."""
-    height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
+    height, dtype = lines.height, lines.dtype
+    lanes = multimem_lanes(lines.columns, dtype)
 
     @T.prim_func
     def all_gather_multimem(

@@ -24,6 +24,7 @@ from .transport import ROW_BYTES
 from .vectors import (
     LL_TILE,
     Lines,
+    add_by_multimem,
     alloc_of,
     copies_to,
     multimem_lanes,
@@ -179,7 +180,8 @@ def one_shot_by_multimem(lines: Lines, ranks: int):
     """Return the one-shot program with multimem operations: each rank copies x (rows, columns) to
     its symmetric memory, and one load of each vector returns its sum over all ranks, added in the
     order of the ranks."""
-    height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
+    height, dtype = lines.height, lines.dtype
+    lanes = multimem_lanes(lines.columns, dtype)
 
     @T.prim_func
     def all_reduce_one_shot_multimem(
@@ -203,7 +205,7 @@ def two_shot_by_multimem(lines: Lines, ranks: int):
     """Return the two-shot program with multimem operations: the owner of a tile loads its sum over
     all ranks and stores the sum to all of them. The result has the same bits as that of
     ``one_shot_by_multimem``."""
-    height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
+    height, dtype = lines.height, lines.dtype
     share = T.ceildiv(lines.tiles, ranks) * height
     stride = share.astype("int64")  # TileLang multiplies it by the columns in its type
 
@@ -218,10 +220,7 @@ def two_shot_by_multimem(lines: Lines, ranks: int):
                 owner = (me + 1 + step) % ranks
                 T.copy(x[owner * stride + first, 0], tile_regs)
                 T.copy(tile_regs, parts[me, owner, first, 0])
-            for i, j in T.Parallel(height, lines.columns // lanes):
-                m, n = first + i, j * lanes
-                total = W.multimem_ld_reduce(parts[:, me, m, n], lanes, op="add")
-                W.multimem_st(sums[:, me, m, n], total)
+            add_by_multimem(parts, sums, me, first, lines.tile)
             for step in T.serial(ranks):
                 source = (me + ranks - step) % ranks  # in order of arrival
                 T.copy(sums[me, source, first, 0], tile_regs)

@@ -64,7 +64,8 @@ def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
 def reduce_scatter_by_multimem(lines: Lines, ranks: int):
     """Return the program with multimem operations: each rank copies x (ranks, rows, columns) to its
     symmetric memory, and one load of each vector of its own part returns the sum over all ranks."""
-    height, dtype, lanes = lines.height, lines.dtype, multimem_lanes(lines)
+    height, dtype = lines.height, lines.dtype
+    lanes = multimem_lanes(lines.columns, dtype)
 
     @T.prim_func
     def reduce_scatter_multimem(

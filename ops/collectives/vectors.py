@@ -12,6 +12,7 @@ import tilelang.language as T
 import torch
 from tvm import tirx
 
+from ...builtins import language as W
 from ...passes import with_options
 from ...runtime.plans.parameters import Parameter
 from ..core.problem import with_packed_strides
@@ -61,10 +62,27 @@ def with_ll_protocol(program: tirx.PrimFunc, *tensors: str) -> tirx.PrimFunc:
     return with_options(program, {"tileweave.protocol": dict.fromkeys(tensors, "ll")})
 
 
-def multimem_lanes(lines: Lines) -> int:
-    """Return the number of elements that one multimem operation on ``lines`` accesses: those of 16
-    bytes, or fewer if they do not divide a line."""
-    return gcd(lines.columns, MULTIMEM_BYTES // itemsize_of(lines.dtype))
+def multimem_lanes(columns: int, dtype: str) -> int:
+    """Return the number of elements that one multimem operation on rows of ``columns`` elements
+    accesses: those of 16 bytes, or fewer if they do not divide a row."""
+    return gcd(columns, MULTIMEM_BYTES // itemsize_of(dtype))
+
+
+@T.macro
+def add_by_multimem(parts, sums, owner, first, tile):
+    """Add a tile of ``owner`` over the copies of all ranks, and store the sum in all copies.
+
+    Args:
+        parts, sums: symmetric tensors (ranks, rows, columns), by owner.
+        first: first row of the tile.
+        tile: its rows, and its columns, which begin at 0.
+    """
+    height, columns = tile
+    lanes = multimem_lanes(columns, parts.dtype)
+    for i, j in T.Parallel(height, columns // lanes):
+        m, n = first + i, j * lanes
+        total = W.multimem_ld_reduce(parts[:, owner, m, n], lanes, op="add")
+        W.multimem_st(sums[:, owner, m, n], total)
 
 
 def signal_once(program: tirx.PrimFunc, lines: Lines, ranks: int) -> tirx.PrimFunc:

@@ -31,6 +31,7 @@ from .problem import (
     check_layout,
     checked,
     operator_name,
+    refused,
     require_no_overlap_with_operands,
     require_operands,
     with_packed_strides,
@@ -331,6 +332,7 @@ def _decide(
     ranks = ranks_of(group)
     problem = checked(op, a, b, ranks.world_size, out, epilogue)
     if isinstance(ranks, TwoLevels):
+        require_one_node(op, requested)
         part = OPERATORS[op].within(problem, ranks)
         unfused_gemm_strategy(requested, replace(part, op=op), a.device, ranks.node)
         agree(ranks, problem, requested)
@@ -339,6 +341,13 @@ def _decide(
     agree(ranks, problem, unfused.name if unfused else requested)
     choice = None if unfused else choice_of(requested, problem, ranks)
     return Decision(problem, ranks, choice), unfused is None
+
+
+def require_one_node(op: str, requested: str) -> None:
+    """Refuse a program of one node on several nodes, where an operator calls other operators."""
+    if requested in OPERATORS[op].explicit_programs:
+        what = f"strategy={requested!r}, but the group has several nodes"
+        raise refused(op, what, "ranks of one node")
 
 
 def strategy_of(
@@ -360,5 +369,6 @@ def strategy_of(
     require_operands(name, a, b, None, epilogue)
     problem = checked(name, a, b, ranks.world_size, None, epilogue)
     if isinstance(ranks, TwoLevels):
+        require_one_node(name, strategy)
         problem, ranks = OPERATORS[name].within(problem, ranks), ranks.node
     return choose_strategy(strategy, problem, a.device, ranks, lookup(problem, ranks))

@@ -65,6 +65,8 @@ class Operator(CompiledOp, RegisteredOp, ABC):
             the product and adds.
         scatters: whether each rank receives some rows of the sum; else all of them.
         programs: tile programs or plans by ``Choice.program``.
+        explicit_programs: names of those that run only if ``strategy`` names them: the strategies
+            ``fused`` and ``auto`` and tuning never choose them.
         graph_fallback: by the name of a program whose kernel and copies wait for each other, and
             so must run concurrently: the program that replaces it where they may not.
         extra_inputs: by the name of a program, a function that returns the inputs that no caller
@@ -78,6 +80,7 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     scatters: ClassVar[bool] = False
     arguments = ("a", "b")
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
+    explicit_programs: ClassVar[tuple[str, ...]] = ()
     graph_fallback: ClassVar[Mapping[str, str]] = {}
     extra_inputs: ClassVar[
         Mapping[str, Callable[[Problem, Choice, torch.device], tuple[torch.Tensor, ...]]]
@@ -157,9 +160,12 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         copies may delay the kernel."""
         if choice.program not in cls.graph_fallback:
             return choice
-        return Choice(
-            cls.graph_fallback[choice.program], tiles_for(*problem.shards, problem.itemsize)
-        )
+        return cls.default_choice(problem, cls.graph_fallback[choice.program])
+
+    @staticmethod
+    def default_choice(problem: Problem, program: str) -> Choice:
+        """Return a program with the tiles that it has without a prediction and a measurement."""
+        return Choice(program, tiles_for(*problem.shards, problem.itemsize))
 
     @classmethod
     def compiled_programs(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
@@ -191,7 +197,10 @@ class Operator(CompiledOp, RegisteredOp, ABC):
 
     @classmethod
     def suits(cls, problem: Problem, program: str) -> bool:
-        """Return whether a program serves a problem, and the GPU has enough SMs for it."""
+        """Return whether ``fused`` may choose a program for a problem, and the GPU has enough SMs
+        for it."""
+        if program in cls.explicit_programs:
+            return False
         return program not in cls.graph_fallback or has_room_for_persistent_blocks()
 
     @classmethod
@@ -221,7 +230,8 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     @classmethod
     def has_choice(cls, problem: Problem, choice: Choice) -> bool:
         """Return whether this version has ``choice``, which another version may have stored."""
-        is_tried = choice.program in cls.programs and choice.tiles in cls.tuning_tiles(problem)
+        tried = cls.programs.keys() - set(cls.explicit_programs)
+        is_tried = choice.program in tried and choice.tiles in cls.tuning_tiles(problem)
         return is_tried or choice in cls.options(problem)
 
     @classmethod

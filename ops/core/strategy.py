@@ -1,8 +1,8 @@
-"""Strategy of a GEMM operator: the fused kernel, or NCCL and cuBLAS in sequence."""
+"""Strategy of a GEMM operator: a fused kernel, or NCCL and cuBLAS in sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -17,7 +17,6 @@ from .registry import OPERATORS
 if TYPE_CHECKING:
     from ..autotune.store import Measured
 
-STRATEGIES = ("auto", "fused", "nccl")
 _DTYPES = (torch.bfloat16, torch.float16, FP8)
 _ROW = 8
 """Alignment of rows in 16-bit elements: the TMA needs multiples of 16 bytes. For the alignment of
@@ -39,7 +38,8 @@ class Strategy(Reasoned):
     """Implementation of a call.
 
     Attributes:
-        name: ``fused``: our kernel communicates while it multiplies; ``nccl``: a collective of
+        name: ``fused``: our kernel communicates while it multiplies; one of
+            ``Operator.explicit_programs``: this kernel; ``nccl``: a collective of
             ``torch.distributed`` and ``torch.mm``.
         reason: why this name was chosen.
     """
@@ -59,7 +59,7 @@ def choose_strategy(
         measured: result of tuning, if there is one.
 
     Raises:
-        TileWeaveError: ``requested`` is no strategy, or is ``fused`` for a problem that cannot be
+        TileWeaveError: ``requested`` is no strategy, or is a fused one for a problem that cannot be
             fused; or the tensors are on another rank's GPU.
     """
     unfused = unfused_gemm_strategy(requested, problem, device, group)
@@ -71,32 +71,36 @@ def unfused_gemm_strategy(
 ) -> Strategy | None:
     """Return ``nccl``, with the reason, if it is requested or the problem cannot be fused; else
     None."""
+    programs = OPERATORS[problem.op].explicit_programs
     return unfused_strategy(
-        requested, problem.op, device, group, lambda: obstacle(problem, device, group)
+        requested, problem.op, device, group, lambda: obstacle(problem, device, group), programs
     )
 
 
 def unfused_strategy(
-    requested: str, op: str, device: torch.device, group: Group, obstacle: Callable[[], str | None]
-) -> Strategy | None:
+    requested: str, op: str, device: torch.device, group: Group,
+    obstacle: Callable[[], str | None], programs: Sequence[str] = (),
+) -> Strategy | None:  # fmt: skip
     """Return ``nccl``, with the reason, if it is requested or the call cannot be fused; else None.
 
     Args:
         obstacle: returns why the call cannot be fused, with what is expected; else None.
+        programs: names of fused programs that may be requested.
 
     Raises:
         TileWeaveError: as in ``choose_strategy``.
     """
-    if requested not in STRATEGIES:
+    legal = ("auto", "fused", *programs, "nccl")
+    if requested not in legal:
         raise TileWeaveError(
-            f"{op}: strategy={requested!r}; expected {', '.join(map(repr, STRATEGIES))}"
+            f"{op}: strategy={requested!r}; expected {', '.join(map(repr, legal))}"
         )
     require_own_device(op, device, group)
     if requested == "nccl":
         return Strategy("nccl", "asked for")
     reason = obstacle()
-    if requested == "fused" and reason is not None:
-        raise TileWeaveError(f"{op}: strategy='fused', but {reason}")
+    if requested != "auto" and reason is not None:
+        raise TileWeaveError(f"{op}: strategy={requested!r}, but {reason}")
     return None if reason is None else Strategy("nccl", reason)
 
 
@@ -104,7 +108,7 @@ def preferred_strategy(requested: str, problem: Problem, measured: Measured | No
     """Return the strategy for a problem that can be fused.
 
     Args:
-        requested: ``fused`` or ``auto``.
+        requested: ``auto``, ``fused`` or a program.
         measured: result of tuning, if there is one.
 
     Raises:
@@ -112,12 +116,12 @@ def preferred_strategy(requested: str, problem: Problem, measured: Measured | No
     """
     if requested == "auto":
         return predicted_strategy(problem) if measured is None else measured.strategy
-    if measured is not None and measured.choice is None:
+    if requested == "fused" and measured is not None and measured.choice is None:
         raise TileWeaveError(
             f"{problem.op}: strategy='fused', but {measured.strategy.reason}; expected 'auto' or "
             "'nccl'"
         )
-    return Strategy("fused", "asked for")
+    return Strategy(requested, "asked for")
 
 
 def predicted_strategy(problem: Problem) -> Strategy:

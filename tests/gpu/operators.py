@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
 
-FUSED = "fused" if GPU else "nccl"
+FUSED, MULTICAST = ("fused", "multicast") if GPU else ("nccl", "nccl")
 HEAP_BYTES = 1 << 30
 TOLERANCE = 1e-2
 SIZES = [
@@ -88,8 +88,8 @@ class Product:
             self.more["bias"].copy_(torch.randn(self.more["bias"].shape, generator=ALIKE))
         self.out.fill_(float("nan"))
 
-    def call(self) -> torch.Tensor:
-        return self.op(self.a, self.b, **self.more, out=self.out, strategy=FUSED)
+    def call(self, strategy: str = FUSED) -> torch.Tensor:
+        return self.op(self.a, self.b, **self.more, out=self.out, strategy=strategy)
 
     def right(self) -> torch.Tensor:
         return self.product() + self.more.get("bias", torch.zeros(())).float()
@@ -161,6 +161,10 @@ def usual_products() -> list[Product]:
     return [*every_product(), *products(biased=True)]
 
 
+def summed_products() -> list[Product]:
+    return [product for product in usual_products() if product.op is ops.matmul_all_reduce]
+
+
 def gradient_products() -> list[Product]:
     """Return the products of ``two_layers``, forwards and backwards."""
     wide, narrow = (
@@ -182,12 +186,18 @@ def heap_products() -> list[Product]:
 def compile_all(checks: Iterable[str]) -> None:
     """Compile the programs of the checks in parallel."""
     group = group_of("")
-    needed = dict.fromkeys(NEEDED.get(name, usual_products) for name in checks)
-    problems = [problem_of(product) for products_of in needed for product in products_of()]
-    choices = [choice_of("fused", problem, group) for problem in problems]
+    needed = dict.fromkeys(
+        (NEEDED.get(name, usual_products), "multicast" if name == "multicast" else "fused")
+        for name in checks
+    )
+    chosen = [
+        (problem, choice_of(strategy, problem, group))
+        for products_of, strategy in needed
+        for problem in map(problem_of, products_of())
+    ]
     compile_ahead(
         program
-        for problem, choice in zip(problems, choices, strict=True)
+        for problem, choice in chosen
         for program in OPERATOR_OF[problem.op].compiled_programs(problem, choice)
     )
 
@@ -232,16 +242,36 @@ def check_bits() -> str:
         first = product.call().clone()
         if any(not torch.equal(product.call(), first) for _ in range(10)):
             return f"{product.name}: not the same in each call"
-        if product.op is ops.matmul_all_reduce:
-            every = nccl.all_gather(first, group_of("")).view(-1, *first.shape)
-            if any(not torch.equal(actual, first) for actual in every):
-                return f"{product.name}: not the same on all ranks"
+        if product.op is ops.matmul_all_reduce and not is_equal_on_ranks(first):
+            return f"{product.name}: not the same on all ranks"
         if product.op is ops.all_gather_matmul:
             _, rows = ops.all_gather_matmul(
                 product.a, product.b, **product.more, return_gathered=True, strategy=FUSED
             )
             if not torch.equal(rows, nccl.all_gather(product.a, group_of(""))):
                 return f"{product.name}: gathered rows are wrong"
+    return ""
+
+
+def is_equal_on_ranks(result: torch.Tensor) -> bool:
+    every = nccl.all_gather(result, group_of("")).view(-1, *result.shape)
+    return all(torch.equal(other, result) for other in every)
+
+
+def check_multicast(calls: int = 10) -> str:
+    """Sums by multimem operations are right and equal on all ranks, in calls back to back too."""
+    calls = calls if GPU else 2
+    for product in summed_products():
+        product.refill()
+        right = product.right()
+        results = [product.call(MULTICAST).clone() for _ in range(calls)]
+        for result in results:
+            if fault := product.fault(result, right):
+                return fault
+            if not torch.equal(result, results[0]):
+                return f"{product.name}: not the same in each call"
+        if not is_equal_on_ranks(results[0]):
+            return f"{product.name}: not the same on all ranks"
     return ""
 
 
@@ -360,6 +390,7 @@ CHECKS = {
     "values": check_values,
     "exact": check_exact,
     "bits": check_bits,
+    "multicast": check_multicast,
     "back to back": check_back_to_back,
     "heap": check_heap,
     "graph": check_graph,  # what graphs captured stays in the heap, in pieces
@@ -367,7 +398,12 @@ CHECKS = {
     "disagreement": check_disagreement,
 }
 NEED_GPU = ("graph", "heap")
-NEEDED = {"gradients": gradient_products, "heap": heap_products, "disagreement": list}
+NEEDED = {
+    "multicast": summed_products,
+    "gradients": gradient_products,
+    "heap": heap_products,
+    "disagreement": list,
+}
 """Products of checks that do not use the usual ones."""
 
 
