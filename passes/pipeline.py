@@ -42,7 +42,6 @@ from .sync.verify import verify_sync
 from .tile import (
     bind_runtime,
     compare_unsigned,
-    drop_uniform,
     elect_leader,
     fold_axes,
     free_async_tiles,
@@ -198,10 +197,6 @@ HOST_PASSES = (
     Pass(
         bind_runtime.bind_runtime,
         "after the passes that add operands, which the host must bind",
-    ),
-    Pass(
-        drop_uniform.drop_uniform,
-        "after the inference, which needs the calls, and not for the simulator, which checks them",
     ),
     Pass(compare_unsigned.compare_unsigned, "last: it also changes conditions that passes added"),
 )
