@@ -251,6 +251,14 @@ def test_branches_on_loads(monkeypatch, load):
     assert reported(program, [given] * 2).kind == "race"
 
 
+@pytest.mark.parametrize("place", ["bound", "first", "condition"])
+def test_reads_in_bounds(monkeypatch, place):
+    program, options = miscompiled.reads_in_bounds(place), {"tileweave.reuse": "credit"}
+    tw.validate(program, 2, pass_configs=options, epochs=2)
+    switch_off(monkeypatch, "sync_before_warps")
+    assert reported(program, pass_configs=options, epochs=2).kind == "reuse"
+
+
 @needs_nested_pipelines
 def test_without_keep_to_block(monkeypatch):
     """The compiler itself refuses the program."""
