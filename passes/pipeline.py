@@ -62,6 +62,7 @@ from .workarounds import (
     hide_factors,
     keep_strides,
     make_factors_positive,
+    verify_preludes,
     verify_reductions,
     verify_thread_axes,
     verify_versions,
@@ -162,6 +163,10 @@ TARGET_PASSES = (
     Pass(
         verify_versions.verify_versions,
         "after the passes that choose which loads use the TMA; before passes that add statements",
+    ),
+    Pass(
+        verify_preludes.verify_preludes,
+        "after verify_versions, which explains uses of tiles with several versions",
     ),
 )
 """Passes that need the target. They run before the tile passes, for kernels with builtins."""
