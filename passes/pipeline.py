@@ -44,7 +44,6 @@ from .sync.verify import verify_sync
 from .tile import (
     bind_runtime,
     compare_unsigned,
-    drop_uniform,
     elect_leader,
     fold_axes,
     free_async_tiles,
@@ -65,6 +64,7 @@ from .workarounds import (
     hide_factors,
     keep_strides,
     make_factors_positive,
+    verify_preludes,
     verify_reductions,
     verify_thread_axes,
     verify_versions,
@@ -166,6 +166,10 @@ TARGET_PASSES = (
         verify_versions.verify_versions,
         "after the passes that choose which loads use the TMA; before passes that add statements",
     ),
+    Pass(
+        verify_preludes.verify_preludes,
+        "after verify_versions, which explains uses of tiles with several versions",
+    ),
 )
 """Passes that need the target. They run before the tile passes, for kernels with builtins."""
 
@@ -200,10 +204,6 @@ HOST_PASSES = (
     Pass(
         bind_runtime.bind_runtime,
         "after the passes that add operands, which the host must bind",
-    ),
-    Pass(
-        drop_uniform.drop_uniform,
-        "after the inference, which needs the calls, and not for the simulator, which checks them",
     ),
     Pass(compare_unsigned.compare_unsigned, "last: it also changes conditions that passes added"),
 )

@@ -85,3 +85,53 @@ refuse_vector("rows", 34, 0)
 # CHECK-LABEL: TEST: first
 # CHECK: multimem_ld_reduce: S has a vector from element {{.*}} of a row; expected a multiple of 4
 refuse_vector("first", 32, 1)
+
+
+def show_vector(name, shape, index):
+    """Compile a program that loads vectors of 4 elements.
+
+    Args:
+        index: function of the block, the element of a loop and the rank; the place of a vector.
+    """
+    print("TEST:", name)
+
+    @T.prim_func
+    def program(S: W.Symmetric(shape, "float32"), Y: T.Tensor((4, 7, 4), "float32")):
+        with T.Kernel(4, threads=32) as block:
+            W.sync_ranks()
+            for i in T.serial(7):
+                first = i * 4
+                place = index(block, first, W.rank())
+                Y[block, i, 0:4] = W.multimem_ld_reduce(S[(slice(None), *place)], 4, op="add")
+
+    try:
+        tw.emit(program, world_size=2)
+    except tw.LanguageError as error:
+        print(error)
+    else:
+        print("accepted")
+
+
+# CHECK-LABEL: TEST: one_row
+# CHECK: accepted
+show_vector("one_row", (34,), lambda block, first, rank: (first,))
+
+# CHECK-LABEL: TEST: even_rows
+# CHECK: accepted
+show_vector("even_rows", (8, 34), lambda block, first, rank: (block * 2, first))
+
+# CHECK-LABEL: TEST: compensated
+# CHECK: accepted
+show_vector("compensated", (2, 34), lambda block, first, rank: (1, first + 2))
+
+# CHECK-LABEL: TEST: all_rows
+# CHECK: multimem_ld_reduce: S has rows of 34 elements; expected a multiple of 4 for vectors of 4 elements
+show_vector("all_rows", (4, 34), lambda block, first, rank: (block, first))
+
+# CHECK-LABEL: TEST: bound_start
+# CHECK: multimem_ld_reduce: S has a vector from element {{.*}} of a row; expected a multiple of 4
+show_vector("bound_start", (36,), lambda block, first, rank: (first + 2,))
+
+# CHECK-LABEL: TEST: rank_start
+# CHECK: multimem_ld_reduce: S has a vector from element {{.*}} of a row; expected a multiple of 4
+show_vector("rank_start", (36,), lambda block, first, rank: (first + rank,))

@@ -9,6 +9,7 @@ from tvm import tirx
 from ...builtins.memory import fence_proxy_async
 from ...builtins.spec import builtin_of, declaration_of
 from ..ir.accesses import is_private
+from ..ir.block_barrier import is_barrier
 from ..ir.memory_order import writes
 from ..ir.walk import (
     calls_in,
@@ -36,7 +37,7 @@ def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     stage distinguishes only two phases. A warp that observes a flag later than the loading warp may
     miss a whole phase. It then deadlocks, because the loading warp does not wait for it. The idle
     warps have no work there, so they leave. Producers in which every thread loads or arrives do
-    wait for each other; they are not changed.
+    wait for each other; they are not changed. All warps execute the barriers of the block.
 
     Before: ``if tx < 128: set_max_nreg(24); for k in ...: mbarrier_wait_parity(...); if elect(128):
     tma_load(...)``
@@ -62,12 +63,15 @@ def _without_idle_warps(producer: tirx.Stmt, thread: tirx.Var) -> tirx.Stmt:
     stmts = statements_of(producer)
     # All warps of a warp group must release registers together.
     first = len(list(itertools.takewhile(_sets_registers, stmts)))
-    groups = {int(c.args[0]) for s in stmts[first:] for c in _elections(s)}
-    if len(groups) != 1 or not all(_is_idle(_without_elected(s)) for s in stmts[first:]):
+    parts = [(b, list(p)) for b, p in itertools.groupby(stmts[first:], is_barrier)]
+    work = [s for is_of_barriers, part in parts if not is_of_barriers for s in part]
+    groups = {int(c.args[0]) for s in work for c in _elections(s)}
+    if len(groups) != 1 or not all(_is_idle(_without_elected(s)) for s in work):
         return producer
-    (group,) = groups
-    busy = tirx.IfThenElse(thread % group < _WARP, flatten(stmts[first:]), None)
-    return flatten([*stmts[:first], busy])
+    is_busy = thread % groups.pop() < _WARP
+    for is_of_barriers, part in parts:
+        part[:] = part if is_of_barriers else [tirx.IfThenElse(is_busy, flatten(part), None)]
+    return flatten([*stmts[:first], *(s for _, part in parts for s in part)])
 
 
 def _sets_registers(stmt: tirx.Stmt) -> bool:

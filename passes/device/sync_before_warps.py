@@ -7,9 +7,12 @@ from tvm import tirx
 
 from ...builtins.spec import builtin_of
 from ..ir.block_barrier import is_barrier, is_sync_threads, sync_threads
+from ..ir.memory_order import releases
 from ..ir.walk import (
     builtins_in,
+    calls_in,
     flatten,
+    headers_of,
     may_not_run,
     nodes_in,
     op_name,
@@ -35,8 +38,9 @@ def sync_before_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     publish there, such as the end of the launch.
 
     The other threads access global memory before the specialized part, but also in it: a producer
-    reads how many rows of a ragged tensor it must wait for. A late wait for a flag that the kernel
-    clears would not end.
+    reads how many rows of a ragged tensor it must wait for, or the bound of its loop. A late wait
+    for a flag that the kernel clears would not end. If the consumers already publish in the
+    specialized part, a barrier of both follows the producers' code.
 
     Before: ``Y[tx] = S[tx]; T.attr([128, 128], "kWarpSpecializationScope", 0): if tx < 128: n =
     S[0]; load; else: multiply; if 128 <= tx: sync(3, 128); signal``
@@ -97,8 +101,7 @@ class _Inserter:
         Args:
             accessed: whether other threads accessed global memory before.
         """
-        bound = stmt.condition if isinstance(stmt, tirx.While) else stmt.extent
-        reads = self._accesses_global_memory(bound)
+        reads = any(map(self._accesses_global_memory, headers_of(stmt)))
         self.accessed = accessed or reads
         stmt = rewrite_children(stmt, self.visit)
         self.accessed = self.accessed or reads
@@ -118,11 +121,27 @@ class _Inserter:
             return inner
 
         if self.roles.is_of_consumers(tirx.Not(stmt.condition)):
-            cases = iter([case(stmt.then_case), stmt.else_case])
+            cases = iter(self._joined(case(stmt.then_case), stmt.else_case))
             return rewrite_children(stmt, lambda _: next(cases))
         stmt = rewrite_children(stmt, case)
         self.accessed = any(after) or (stmt.else_case is None and before)
         return stmt
+
+    def _joined(
+        self, producers: tirx.Stmt, consumers: tirx.Stmt | None
+    ) -> tuple[tirx.Stmt, tirx.Stmt | None]:
+        """Return the parts of producers and consumers, with a barrier of both before the consumers
+        publish, if it is necessary. Producers never wait for what consumers do after it."""
+        stmts = [] if consumers is None else statements_of(consumers)
+        awaited = [i for i, s in enumerate(stmts) if calls_in(s, lambda c: op_name(c) == _ARRIVE)]
+        after = range(awaited[-1] + 1 if awaited else 0, len(stmts))
+        first = next((i for i in after if any(map(releases, builtins_in(stmts[i])))), None)
+        if first is None or not self.accessed:
+            return producers, consumers
+        self.accessed = False
+        before = stmts[: first - 1 if first and is_barrier(stmts[first - 1]) else first]
+        consumers = flatten([*before, sync_threads(), *stmts[first:]])
+        return flatten([producers, sync_threads()]), consumers
 
     def _accesses_global_memory(self, node: tirx.Stmt | tirx.PrimExpr) -> bool:
         """Return whether the threads of the block access global memory, other than by atomics, or

@@ -7,11 +7,18 @@ import tilelang
 from tvm import IRModule, tirx
 
 from ...builtins.errors import LanguageError
-from ...builtins.spec import builtin_of
-from ..ir.memory_order import releases, writes
+from ..ir.memory_order import writes
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.walk import calls_in
-from ..tile.number_builtins import Mark, NumberedCall, calls_of, mark_of, with_calls, without_mark
+from ..tile.number_builtins import (
+    Mark,
+    NumberedCall,
+    calls_of,
+    is_required_of_each_thread,
+    mark_of,
+    with_calls,
+    without_mark,
+)
 
 
 class _Runs:
@@ -32,8 +39,7 @@ class _Runs:
         self.has_foreign_threads = self.is_duplicated = False
         self.is_exact = True
         self.writes = writes(call)
-        spec = builtin_of(call)
-        self.must_cover = self.writes or releases(call) or spec.level != "thread"
+        self.must_cover = is_required_of_each_thread(call)
         self._device_x = np.full(shape, -1)
 
     def add(self, thread_set: ThreadSet, mark: Mark, block: Block) -> None:

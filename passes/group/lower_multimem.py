@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Container, Iterator
 from functools import reduce
-from math import gcd
 from typing import Any
 
 import tilelang.language as T
@@ -17,6 +17,9 @@ from ...builtins.declaration.qualifiers import PTX_TYPES
 from ...builtins.errors import LanguageError
 from ...builtins.ranks import rank
 from ...builtins.spec import builtin_of
+from ...builtins.symmetric import packed_strides
+from ..ir.alignment import Starts
+from ..ir.implicit import implicit_of
 from ..ir.walk import (
     calls_in,
     flatten,
@@ -65,9 +68,13 @@ def lower_multimem(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
 
     if not calls_in(func.body, is_lowered):
         return func
-    for stmt in nodes_in(func.body, tirx.Evaluate, tirx.BufferStore, tirx.Bind):
+    starts, scratch = Starts(world_size), {i.name for i in implicit_of(func) if i.scratch}
+
+    def require_aligned(stmt: tirx.Stmt) -> None:
         for call in calls_in(stmt, is_lowered):
-            _Operation(call, world_size).require_aligned(stmt)
+            _Operation(call, world_size).require_aligned(stmt, starts, scratch)
+
+    starts.visit(func.body, require_aligned)
     vectors: list[tirx.Buffer] = []
 
     def load(call: tirx.Call) -> tirx.PrimExpr | None:
@@ -132,23 +139,31 @@ class _Operation:
         self.lanes = dtype.lanes // tvm.DataType(str(self.ref.buffer.dtype)).lanes
         self.piece = min(self.lanes, PTX_TYPES[spec.ptx_type(call)][1])
 
-    def require_aligned(self, stmt: tirx.Stmt) -> None:
+    def require_aligned(self, stmt: tirx.Stmt, starts: Starts, scratch: Container[str]) -> None:
         """Refuse vectors of which some begin at no multiple of their size. A row of a tensor begins
         after the row before, and a version after the last row of the version before.
 
         Args:
             stmt: the statement of the operation.
+            starts: values of the variables before it.
+            scratch: names of the tensors of which the inference may add versions.
         """
-        extent, first = self.ref.buffer.shape[-1], self.ref.indices[-1]
-        modular = tvm.arith.Analyzer().modular_set(first)
-        if isinstance(extent, tirx.IntImm) and int(extent) % self.lanes:
-            what = f"rows of {extent} elements"
-        elif int(modular.base) % gcd(int(modular.coeff), self.lanes):
-            what = f"a vector from element {format_expr(first)} of a row"
-        else:
+        buffer, first = self.ref.buffer, self.ref.indices[-1]
+        if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):
             return
+        own = [int(extent) for extent in buffer.shape[1:]]
+        strides = [stride % self.lanes for stride in packed_strides(own)]
+        outer = zip(self.ref.indices[1:-1], strides, strict=False)
+        rows = sum((i * s for i, s in outer), tirx.IntImm("int32", 0))
+        is_split = buffer.name in scratch and math.prod(own) % self.lanes
+        if not is_split and not starts.is_misaligned(rows + first, self.lanes):
+            return
+        if is_split or starts.is_misaligned(rows, self.lanes):
+            what = f"rows of {own[-1]} elements"
+        else:
+            what = f"a vector from element {format_expr(first)} of a row"
         raise LanguageError(
-            f"{builtin_of(self.call).name}: {self.ref.buffer.name} has {what}; expected a multiple "
+            f"{builtin_of(self.call).name}: {buffer.name} has {what}; expected a multiple "
             f"of {self.lanes} for vectors of {self.lanes} elements{location(stmt)}"
         )
 

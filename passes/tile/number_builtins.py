@@ -9,6 +9,7 @@ from tvm import IRModule, tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.spec import builtin_of
+from ..ir.memory_order import releases, writes
 from ..ir.origin import name_of
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.walk import (
@@ -30,9 +31,10 @@ class Mark:
     Attributes:
         number: number of the call in the tile program; copies that TileLang makes share it.
         thread: index on x of the program's thread that executes the call. If TileLang gives the
-            program's threads other indices in a larger block, it also replaces this index.
-        threads: extent on x of the program's block; 0 in ``T.Parallel``, which TileLang divides
-            among all threads of the larger block.
+            program's threads other indices in a larger block, it also replaces this index. 0 if
+            not each thread must execute the call.
+        threads: extent on x of the program's block; 0 if not each thread must execute the call, and
+            in ``T.Parallel``, which TileLang divides among all threads of the larger block.
     """
 
     number: int
@@ -61,6 +63,9 @@ def number_builtins(mod: IRModule) -> tuple[IRModule, dict[int, NumberedCall]]:
     TileLang copies calls, gives the program's threads other indices in a larger block, and removes
     calls that it considers dead. The mark identifies a call afterwards.
 
+    TileLang considers results equal in all threads if no operand contains the thread index. Only
+    then does it insert barriers in branches on them. So waits and loads have no thread index.
+
     Before: ``T.tileweave.signal(flag, 1, "u32", "add", "sys", "release")``
     After:  ``T.tileweave.signal(flag, 1, "u32", "add", "sys", "release", 7, tx, 128)``
     """
@@ -88,16 +93,24 @@ def _with_marks(func: tirx.PrimFunc, calls: dict[int, NumberedCall]) -> tirx.Stm
         def append(call: tirx.Call) -> tirx.Call:
             number = len(calls)
             calls[number] = NumberedCall(name_of(call), line_of(stmt), threads)
+            is_required = is_required_of_each_thread(call)
+            extent = block.extents[0] if is_required and call not in divided else 0
             mark = [
                 tirx.IntImm("int32", number),
-                block.index,
-                tirx.IntImm("int32", 0 if call in divided else block.extents[0]),
+                block.index if is_required else tirx.IntImm("int32", 0),
+                tirx.IntImm("int32", extent),
             ]
             return tirx.Call(call.dtype, call.op, [*call.args, *mark], call.annotations)
 
         return with_calls(stmt, append)
 
     return follow_threads(func.body, visit)
+
+
+def is_required_of_each_thread(call: tirx.Call) -> bool:
+    """Return whether every thread that reaches the builtin ``call`` must execute it. A wait or a
+    load may be executed by the threads that need it only."""
+    return writes(call) or releases(call) or builtin_of(call).level != "thread"
 
 
 def mark_of(call: tirx.Call) -> Mark | None:

@@ -45,7 +45,7 @@ def verify_versions(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     program = _Program()
     program.visit(func.body, None)
     versions = [_versions_of(loop, sm_of(target)) for loop in program.loops]
-    has_producer = may_have_producer(target) and any(map(_uses_tma, program.loops))
+    has_producer = may_have_producer(target) and any(map(uses_tma, program.loops))
     for use in program.uses:
         for number, loop in enumerate(program.loops):
             count = versions[number].get(use.tile.data)
@@ -102,7 +102,7 @@ def _versions_of(loop: tirx.For, sm: int) -> dict[tirx.Var, int]:
     for i, load in enumerate(stmts):
         if sm >= TMA_SM and _is_serial(load):
             continue
-        for tile in _loaded_in(load):
+        for tile in tiles_loaded_in(load):
             readers = [j for j, s in enumerate(stmts) if j != i and tile in accesses_of(s).reads]
             if not readers:
                 continue
@@ -121,7 +121,7 @@ def _iteration_of(loop: tirx.For) -> list[tirx.Stmt]:
     return [stmt for stmt in statements_of(body) if not isinstance(stmt, tirx.Bind)]
 
 
-def _loaded_in(stmt: tirx.Stmt) -> set[tirx.Var]:
+def tiles_loaded_in(stmt: tirx.Stmt) -> set[tirx.Var]:
     """Return the pointers of the tiles that ``stmt`` loads from global memory."""
     loads = filter(loads_in, nodes_in(stmt, tirx.Call, tirx.BufferStore))
     return {(x.args[1].args[0] if isinstance(x, tirx.Call) else x).buffer.data for x in loads}
@@ -132,14 +132,15 @@ def _is_serial(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, tirx.For) and stmt.kind != tirx.ForKind.PARALLEL
 
 
-def _uses_tma(loop: tirx.For) -> bool:
+def uses_tma(loop: tirx.For) -> bool:
     """Return whether producer warps may load tiles of ``loop`` by the TMA."""
     return "tl_pipeline_stage" not in loop.annotations and any(
-        _may_use_tma(call) for call in calls_in(loop.body, lambda c: op_name(c) in COPIES)
+        may_use_tma(call) for call in calls_in(loop.body, lambda c: op_name(c) in COPIES)
     )
 
 
-def _may_use_tma(copy: tirx.Call) -> bool:
+def may_use_tma(copy: tirx.Call) -> bool:
+    """Return whether TileLang may load a tile by the TMA for ``copy``."""
     source, target = (region.args[0].buffer for region in copy.args[:2])
     if source.scope() != "global" or not target.scope().startswith("shared"):
         return False

@@ -24,7 +24,7 @@ def rows_to_next(
 # counter has the units of one launch, because rows take part in some launches only.
 # CHECK-LABEL: TEST: rows_to_next
 # CHECK: rows_to_next_kernel(float* S, uint* S_arrived, float* X, float* Y, uint* finished, uint* launches, int* n,
-# CHECK: (((int)blockIdx.x) < n[0])
+# CHECK: (((int)blockIdx.x) < tw::rank_uniform(n[0]))
 # CHECK: tw::wait_reached<{{.*}}>((&(finished[{{.*}}])), (epoch - (uint)1),
 # CHECK: tw::signal<{{.*}}>((&(S_arrived[
 # CHECK: tw::wait_reached<{{.*}}>((&(S_arrived[{{.*}}])), (uint)1, -1,

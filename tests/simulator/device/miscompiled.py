@@ -183,6 +183,73 @@ def tile_in_a_uniform_branch():
     return program
 
 
+def tile_in_a_branch_on(load):
+    """A tile is written and read in a branch on memory.
+
+    Args:
+        load: function that loads the limit of the branch, from a parameter or from what another
+            rank has written.
+    """
+
+    @T.prim_func
+    def program(
+        limit: T.Tensor((1,), "int32"),
+        X: T.Tensor((64, 64), "float32"),
+        Y: T.Tensor((64, 64), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            S = W.alloc_symmetric((1,), "int32")
+            tile = T.alloc_shared((64, 64), "float32")
+            me = W.rank()
+            if T.get_thread_binding() == 0:
+                S[1 - me, 0] = limit[0]
+            for m in T.serial(2):
+                if m < load(limit[0], S[me, 0]):
+                    for i, j in T.Parallel(64, 64):
+                        tile[i, j] = X[i, j]
+                    for i, j in T.Parallel(64, 64):
+                        Y[i, j] = tile[63 - i, 63 - j]
+                else:
+                    for i, j in T.Parallel(64, 64):
+                        Y[i, j] = 0
+
+    return program
+
+
+def reads_in_bounds(place):
+    """A producer reads the bound of its loop, or a condition in it, after its last load.
+
+    Args:
+        place: "bound", "first" or "condition", where the number of loads is read.
+    """
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((16, 32), "float16"),
+        B: T.Tensor((32, 32), "float16"),
+        Y: T.Tensor((16, 32), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            S = W.alloc_symmetric((3,), "int32")
+            X_tile = T.alloc_shared((16, 16), "float16")
+            B_tile = T.alloc_shared((16, 32), "float16")
+            total = T.alloc_fragment((16, 32), "float32")
+            me = W.rank()
+            for i in T.Parallel(3):
+                S[1 - me, i] = i
+            T.clear(total)
+            first = S[me, 0] if place == "first" else 0
+            last = S[me, 2] if place == "bound" else 2
+            for k in T.Pipelined(first, last, num_stages=2):
+                if k < (S[me, 2] if place == "condition" else 2):
+                    T.copy(X[0, k * 16], X_tile)
+                    T.copy(B[k * 16, 0], B_tile)
+                    T.gemm(X_tile, B_tile, total)
+            T.copy(total, Y)
+
+    return program
+
+
 def reads_in_producers():
     """A producer reads how many rows it loads, and the program's threads release the number."""
     capacity, N = 4, 32

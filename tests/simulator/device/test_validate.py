@@ -32,6 +32,9 @@ from .programs import dropped, expected, gemm_reduce_scatter, inputs, with_argum
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SIMULATE = importlib.import_module("tileweave.simulator.simulate")
+IS_REQUIRED = "tileweave.passes.tile.number_builtins.is_required_of_each_thread"
+"""Without it, all builtins carry the thread index, so TileLang considers their results divergent.
+"""
 UNVERIFIED = {"tileweave.verify": "off"}
 
 
@@ -216,7 +219,7 @@ def test_without_a_pass(monkeypatch, make, missing, kind, options):
 @pytest.mark.parametrize(
     ("make", "missing"),
     [
-        ("tile_in_a_uniform_branch", "drop_uniform"),
+        ("tile_in_a_uniform_branch", ""),
         pytest.param("waits_before_warps", "sync_before_warps", marks=needs_nested_pipelines),
     ],
 )
@@ -228,8 +231,32 @@ def test_branches_on_rank_uniform(monkeypatch, make, missing, valid):
     given = {name: value for name, value in given.items() if name in names}
     tw.validate(program, 2, [given] * 2)
     if valid:
-        switch_off(monkeypatch, missing)
+        if missing:
+            switch_off(monkeypatch, missing)
+        else:
+            monkeypatch.setattr(IS_REQUIRED, lambda call: True)
         assert reported(program, [given] * 2).kind == "race"
+
+
+@pytest.mark.parametrize(
+    "load",
+    [lambda limit, copy: W.ld(limit), lambda limit, copy: copy],
+    ids=["ld", "symmetric"],
+)
+def test_branches_on_loads(monkeypatch, load):
+    program = miscompiled.tile_in_a_branch_on(load)
+    given = {"limit": np.ones(1, np.int32), "X": np.ones((64, 64), np.float32)}
+    tw.validate(program, 2, [given] * 2)
+    monkeypatch.setattr(IS_REQUIRED, lambda call: True)
+    assert reported(program, [given] * 2).kind == "race"
+
+
+@pytest.mark.parametrize("place", ["bound", "first", "condition"])
+def test_reads_in_bounds(monkeypatch, place):
+    program, options = miscompiled.reads_in_bounds(place), {"tileweave.reuse": "credit"}
+    tw.validate(program, 2, pass_configs=options, epochs=2)
+    switch_off(monkeypatch, "sync_before_warps")
+    assert reported(program, pass_configs=options, epochs=2).kind == "reuse"
 
 
 @needs_nested_pipelines
