@@ -24,7 +24,6 @@ from .device import (
     verify_locals,
     verify_pipelined,
     verify_tiles,
-    wait_before_loop,
     wait_once,
     widen_atomics,
 )
@@ -68,6 +67,7 @@ from .workarounds import (
     verify_reductions,
     verify_thread_axes,
     verify_versions,
+    wait_before_loop,
 )
 
 

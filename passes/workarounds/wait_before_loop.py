@@ -6,7 +6,7 @@ from tilelang import tvm
 from tvm import tirx
 
 from ..ir.walk import flatten, op_name, rewrite_children, statements_of
-from .guard_loads import EXPECTS
+from ..device.guard_loads import EXPECTS
 
 _ELECT = "tl.tl_shuffle_elect"
 _WAIT = "tl.mbarrier_wait_parity"
