@@ -5,8 +5,8 @@ from __future__ import annotations
 from tilelang import tvm
 from tvm import tirx
 
-from ..ir.walk import flatten, op_name, rewrite_children, statements_of
 from ..device.guard_loads import EXPECTS
+from ..ir.walk import flatten, op_name, rewrite_children, statements_of
 
 _ELECT = "tl.tl_shuffle_elect"
 _WAIT = "tl.mbarrier_wait_parity"
