@@ -42,18 +42,21 @@ def node_tables(tables: Tables, levels: TwoLevels) -> Tables:
 
 
 def dispatch_rows(
-    x: torch.Tensor, tables: Tables, levels: TwoLevels, transport: str
+    x: torch.Tensor, tables: Tables, clear_rest: bool, levels: TwoLevels, transport: str
 ) -> torch.Tensor:
     """Return the rows of this rank's experts.
 
     Args:
         x: (T, H), tokens of this rank.
         tables: those of all ranks.
+        clear_rest: whether other rows become zero.
         transport: transport within the node.
     """
     tables = node_tables(tables, levels)
     tokens = over_nodes(x, levels)
-    return torch.ops.tileweave.dispatch_rows(tokens, *tables, levels.node_name, transport)
+    return torch.ops.tileweave.dispatch_rows(
+        tokens, *tables, clear_rest, levels.node_name, transport
+    )
 
 
 def combine_rows(

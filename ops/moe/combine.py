@@ -149,7 +149,8 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
     source, _, place = tables
     needs_y, needs_weights, *_ = ctx.needs_input_grad
     grad_y = grad_weights = None
-    rows = torch.ops.tileweave.dispatch_rows(grad.contiguous(), *tables, ctx.group, ctx.transport)
+    grad = grad.contiguous()
+    rows = torch.ops.tileweave.dispatch_rows(grad, *tables, True, ctx.group, ctx.transport)
     rows = rows.to(weights.dtype)
     if needs_y:
         scale = _of_rows(weights, source, place, ctx)

@@ -74,8 +74,9 @@ class Dispatch(RowExchange, op=NAME):
     @staticmethod
     def program(problem):
         return dispatch_program(
-            problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.moved
-        )
+            problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.moved,
+            problem.clear_rest,
+        )  # fmt: skip
 
     @staticmethod
     def obstacle(problem):
@@ -96,7 +97,7 @@ class Dispatch(RowExchange, op=NAME):
 
 def _dispatch(
     x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None,
-    quant: str | None, group: str, transport: str,
+    quant: str | None, clear_rest: bool, group: str, transport: str,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the rows, with their scales if they have any, and the routing; all arguments are
     checked before the first exchange."""
@@ -116,9 +117,11 @@ def _dispatch(
     rows = []
     for part in (x,) if quant is None else quantized(x):
         if isinstance(ranks, TwoLevels):
-            rows.append(across_nodes.dispatch_rows(part, routing.tables, ranks, transport))
+            rows.append(
+                across_nodes.dispatch_rows(part, routing.tables, clear_rest, ranks, transport)
+            )
         else:
-            rows.append(_dispatch_rows(part, *routing.tables, group, transport))
+            rows.append(_dispatch_rows(part, *routing.tables, clear_rest, group, transport))
     return rows, *routing.tables, routing.offsets, routing.dropped
 
 
@@ -130,6 +133,7 @@ def dispatch(
     num_experts: int,
     capacity: int | None = None,
     quant: str | None = None,
+    clear_rest: bool = True,
     group: Any = None,
     transport: str = "auto",
 ) -> tuple[Rows, torch.Tensor, DispatchHandle]:
@@ -154,14 +158,16 @@ def dispatch(
         quant: ``fp8_1x128``: tokens are sent as e4m3, with a float32 scale for each 128 columns,
             as ``grouped_matmul`` accepts them; a quarter to a half of the bytes. x is then of 16
             bits or more and has no gradient.
+        clear_rest: set the rows past the last token to zero. Otherwise they are undefined, which
+            saves the time to write them.
         group: see ``all_to_all``. On several nodes, a token crosses to each other node once.
         transport: ``ldst`` (loads of threads), ``nccl`` (``torch.distributed``; the host reads the
             number of rows), or ``auto``: ``ldst`` if possible.
 
     Returns:
-        rows: (C, H), the tokens of this rank's experts, sorted by expert, then by rank and token;
-            zero past the last one. They have a gradient. With ``quant``, a pair: these rows, and
-            their scales, (C, H / 128), rounded up.
+        rows: (C, H), the tokens of this rank's experts, sorted by expert, then by rank and token.
+            They have a gradient. With ``quant``, a pair: these rows, and their scales,
+            (C, H / 128), rounded up.
         offsets: (num_experts / W,) int32, the end of each expert's rows, as
             ``torch.nn.functional.grouped_mm`` expects them.
         handle: for ``combine``.
@@ -176,22 +182,23 @@ def dispatch(
     check_options(NAME, capacity, transport)
     group = name_of(group)
     rows, *tables, offsets, dropped = _sorted_rows(
-        x, topk_ids, num_experts, capacity, quant, group, transport
+        x, topk_ids, num_experts, capacity, quant, clear_rest, group, transport
     )
     handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport)
     return rows[0] if quant is None else tuple(rows), offsets, handle
 
 
-def _eager(x, source, slots, place, group, transport):
-    return exchange(NAME, x, None, Tables(source, slots, place), group, transport)
+def _eager(x, source, slots, place, clear_rest, group, transport):
+    tables = Tables(source, slots, place)
+    return exchange(NAME, x, None, tables, group, transport, clear_rest=clear_rest)
 
 
-def _fake(x, source, slots, place, group, transport):
+def _fake(x, source, slots, place, clear_rest, group, transport):
     return Dispatch.empty(x, Tables(source, slots, place))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    _, *tables, ctx.group, ctx.transport = inputs
+    _, *tables, _, ctx.group, ctx.transport = inputs
     ctx.save_for_backward(*tables)
 
 
@@ -200,15 +207,16 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
     wide = torch.promote_types(grad.dtype, torch.float32)
     once = is_first_choice(tables.place).to(wide)  # a token has one row at an expert
     grad_x = torch.ops.tileweave.combine(grad.contiguous(), once, *tables, ctx.group, ctx.transport)
-    return grad_x, *(None for _ in range(5))
+    return grad_x, *(None for _ in range(6))
 
 
 _dispatch_rows = define(
-    f"{NAME}_rows(Tensor x, {TABLES}, str group, str transport) -> Tensor",
+    f"{NAME}_rows(Tensor x, {TABLES}, bool clear_rest, str group, str transport) -> Tensor",
     _eager, _fake, (_save, _gradients),
 )  # fmt: skip
 _sorted_rows = define_composite(
-    f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str? quant, str group, "
-    "str transport) -> (Tensor[], Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str? quant, "
+    "bool clear_rest, str group, str transport) -> "
+    "(Tensor[], Tensor, Tensor, Tensor, Tensor, Tensor)",
     _dispatch,
 )

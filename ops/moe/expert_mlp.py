@@ -67,15 +67,17 @@ def _expert_mlp(
     if is_fused(strategy, x, topk_ids, w_gate_up, ranks, separate) and not has_gradient:
         return fused_mlp(x, topk_ids, topk_weights, w_gate_up, w_down, group)
     num_experts = w_gate_up.shape[0] * ranks.world_size
+    # Undefined gradients of rows that nobody reads would fail torch.autograd.detect_anomaly.
+    clear_rest = has_gradient
     rows, offsets, handle = dispatch(
         x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity, quant=quant,
-        group=group, transport=transport,
+        clear_rest=clear_rest, group=group, transport=transport,
     )  # fmt: skip
     if isinstance(rows, tuple):
         weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
         return combine(quantized_experts(*rows, offsets, weights, x.dtype), handle)
-    hidden = _gated(rows, w_gate_up, offsets)
-    return combine(grouped_matmul(hidden, w_down, offsets), handle)
+    hidden = _gated(rows, w_gate_up, offsets, clear_rest)
+    return combine(grouped_matmul(hidden, w_down, offsets, clear_rest=clear_rest), handle)
 
 
 def _separate_only(quant: str | None, capacity: int | None, transport: str) -> str | None:
@@ -88,12 +90,14 @@ def _separate_only(quant: str | None, capacity: int | None, transport: str) -> s
     return None if transport == "auto" else f"transport={transport!r}; expected 'auto'"
 
 
-def _gated(rows: torch.Tensor, w_gate_up: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+def _gated(
+    rows: torch.Tensor, w_gate_up: torch.Tensor, offsets: torch.Tensor, clear_rest: bool
+) -> torch.Tensor:
     """Return silu(gate) * up: in one kernel if there is no gradient, which would need the
     products of that kernel again."""
     if not (torch.is_grad_enabled() and (rows.requires_grad or w_gate_up.requires_grad)):
-        return grouped_matmul(rows, w_gate_up, offsets, epilogue=SWIGLU)
-    gate, up = grouped_matmul(rows, w_gate_up, offsets).chunk(2, dim=-1)
+        return grouped_matmul(rows, w_gate_up, offsets, epilogue=SWIGLU, clear_rest=clear_rest)
+    gate, up = grouped_matmul(rows, w_gate_up, offsets, clear_rest=clear_rest).chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 

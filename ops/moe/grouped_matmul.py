@@ -82,13 +82,13 @@ def has_kernel(x: torch.Tensor, w: torch.Tensor, columns: int | None = None) -> 
 def config_of(
     w: torch.Tensor, transposed: bool, device: torch.device, scales: str = "",
     out_dtype: torch.dtype | None = None, epilogue: str | None = None, biased: bool = False,
-    weighted: bool = False,
+    weighted: bool = False, clear_rest: bool = True,
 ) -> GroupedConfig:  # fmt: skip
     """Return the parameters of the kernels for (E, N, K) weights and a GPU."""
     blocks = torch.cuda.get_device_properties(device).multi_processor_count
     return GroupedConfig(
         *w.shape, _DTYPES[w.dtype], transposed, GROUPED_FP8 if scales else GROUPED, blocks, scales,
-        _DTYPES[out_dtype or w.dtype], epilogue or "", biased, weighted,
+        _DTYPES[out_dtype or w.dtype], epilogue or "", biased, weighted, clear_rest,
     )  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
     transposed = is_transposed(w)
     config = config_of(
         w, transposed, x.device, options.scales.kind, out.dtype, options.epilogue,
-        options.bias is not None, options.row_weights is not None,
+        options.bias is not None, options.row_weights is not None, options.clear_rest,
     )  # fmt: skip
     with torch.cuda.device(x.device):
         launch = compiled(NAME, grouped_gemm, config)
@@ -230,7 +230,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
         ones = grad.new_ones(len(grad), ONES)
         grad_bias = ops.grouped_wgrad(grad, ones, offsets, True, ctx.reference)[..., 0]
     none = (None,) * 3
-    return grad_x, grad_w, *none, grad_bias, grad_row_weights, *none
+    return grad_x, grad_w, *none, grad_bias, grad_row_weights, *none, None
 
 
 def _eager_wgrad(grad, x, offsets, transposed: bool, reference: bool):
@@ -278,7 +278,7 @@ def _gradients_of_wgrad(ctx: Any, grad_w: torch.Tensor) -> tuple:
 _TENSORS = "Tensor x, Tensor w, Tensor offsets"
 _OPTIONS = (
     "Tensor? scale_x, Tensor? scale_w, Tensor? bias, Tensor? row_weights, str? epilogue, "
-    "ScalarType? out_dtype, bool reference"
+    "ScalarType? out_dtype, bool reference, bool clear_rest"
 )
 _into_new = define(
     f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients), _refuse
@@ -306,6 +306,7 @@ def grouped_matmul(
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     reference: bool = False,
+    clear_rest: bool = True,
 ) -> torch.Tensor:
     """Multiply rows that are sorted by expert by the weights of their experts, on one GPU.
 
@@ -335,17 +336,21 @@ def grouped_matmul(
         out_dtype: type of the result of fp8 operands: bf16, the default, or fp16.
         out: receives the result; there is no gradient then.
         reference: compute in plain torch, also if the kernels accept the operands.
+        clear_rest: set the rows from ``offsets[-1]`` to zero. Otherwise they are undefined, which
+            saves the time to write them.
 
     Returns:
         (rows, N), with ``swiglu`` (rows, N / 2), in the type of x, or ``out_dtype``. All steps are
-        computed in fp32, and the result is rounded once. Rows from ``offsets[-1]`` are zero. It
-        has a gradient with respect to x, w, bias and row_weights, but not for fp8. With an
-        epilogue, the backward pass computes the products again.
+        computed in fp32, and the result is rounded once. It has a gradient with respect to x, w,
+        bias and row_weights, but not for fp8. With an epilogue, the backward pass computes the
+        products again.
 
     Raises:
         TileWeaveError: arguments are invalid. Nothing is launched.
     """
-    options = Options(scale_x, scale_w, bias, row_weights, epilogue, out_dtype, reference)
+    options = Options(
+        scale_x, scale_w, bias, row_weights, epilogue, out_dtype, reference, clear_rest
+    )
     require_tensors(x, w, offsets, options, out)
     if out is None:
         return _into_new(x, w, offsets, *options)

@@ -53,6 +53,7 @@ class Options(NamedTuple):
         epilogue: ``SWIGLU`` or None.
         out_dtype: type of the result; None for the default.
         reference: whether plain torch computes.
+        clear_rest: whether rows after those of all experts become zero.
     """
 
     scale_x: torch.Tensor | None = None
@@ -62,6 +63,7 @@ class Options(NamedTuple):
     epilogue: str | None = None
     out_dtype: torch.dtype | None = None
     reference: bool = False
+    clear_rest: bool = True
 
     @property
     def scales(self) -> Scales:
@@ -132,7 +134,7 @@ def _check_epilogue(
     x: torch.Tensor, w: torch.Tensor, options: Options, result: torch.dtype
 ) -> None:
     """Refuse epilogues that are unknown, or do not fit operands and a result of type ``result``."""
-    _, _, bias, row_weights, epilogue, _, _ = options
+    _, _, bias, row_weights, epilogue, *_ = options
     if epilogue not in (None, SWIGLU):
         raise refused(NAME, f"epilogue={epilogue!r}", f"None or {SWIGLU!r}")
     experts, N, K = w.shape

@@ -91,7 +91,8 @@ def quantized_experts(
     rows: torch.Tensor, scales: torch.Tensor, offsets: torch.Tensor, weights: Weights,
     dtype: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the results of a rank's experts for e4m3 rows and their scales.
+    """Return the results of a rank's experts for e4m3 rows and their scales; rows after the last
+    one are undefined.
 
     SwiGLU is computed in fp32 and rounded to ``dtype``; then it is quantized as the rows are.
 
@@ -100,9 +101,10 @@ def quantized_experts(
     """
     hidden = grouped_matmul(
         rows, weights.gate_up, offsets, scale_x=scales, scale_w=weights.scale_gate_up,
-        epilogue=SWIGLU, out_dtype=dtype,
+        epilogue=SWIGLU, out_dtype=dtype, clear_rest=False,
     )  # fmt: skip
     values, scales = quantized_rows(hidden, offsets)
     return grouped_matmul(
-        values, weights.down, offsets, scale_x=scales, scale_w=weights.scale_down, out_dtype=dtype
-    )
+        values, weights.down, offsets, scale_x=scales, scale_w=weights.scale_down,
+        out_dtype=dtype, clear_rest=False,
+    )  # fmt: skip

@@ -33,7 +33,7 @@ def grouped_matmul(
     Rows after those of all experts become zero.
     """
     slices = slices_of(op, offsets, len(x))
-    scale_x, scale_w, bias, row_weights, epilogue, _, _ = options
+    scale_x, scale_w, bias, row_weights, epilogue, *_ = options
     wide = torch.promote_types(out.dtype, torch.float32)
     for e, rows in enumerate(slices):
         if options.is_plain and scale_w is None:

@@ -123,28 +123,37 @@ def gathered(values: torch.Tensor, group: str, transport: str) -> torch.Tensor:
     return torch.ops.tileweave.all_gather(values, group, by)
 
 
-def problem_of(op: str, rows: torch.Tensor, tables: Tables, ranks: int) -> RowProblem:
+def problem_of(
+    op: str, rows: torch.Tensor, tables: Tables, ranks: int, clear_rest: bool
+) -> RowProblem:
     """Return the problem of a call with tables."""
     (tokens, choices), capacity = tables.place.shape, len(tables.source)
-    return RowProblem(op, tokens, choices, capacity, rows.shape[1], ranks, rows.dtype)
+    columns = rows.shape[1]
+    return RowProblem(
+        op, tokens, choices, capacity, columns, ranks, rows.dtype, clear_rest=clear_rest
+    )
 
 
 def exchange(
     op: str, rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, group: str,
-    requested: str, out: torch.Tensor | None = None,
+    requested: str, out: torch.Tensor | None = None, clear_rest: bool = True,
 ) -> torch.Tensor:  # fmt: skip
-    """Return the result of an exchange, in ``out`` if given. Collective for each new problem."""
+    """Return the result of an exchange, in ``out`` if given. Collective for each new problem.
+
+    Args:
+        clear_rest: see ``RowProblem``.
+    """
     operator = OPERATORS[op]
     inputs = operator.inputs(rows, weights, tables)
     shapes = *tables.place.shape, len(tables.source)
-    key, addresses = signature((op, group, requested, *shapes), inputs, out)
+    key, addresses = signature((op, group, requested, *shapes, clear_rest), inputs, out)
     decision = recorded_calls().get(key)
     if decision is not None and decision.fast_path is not None:
         result = decision.fast_path(addresses, out)
         if result is not None:
             return result
     if decision is None:
-        decision = _decide(operator, rows, tables, group, requested)
+        decision = _decide(operator, rows, tables, group, requested, clear_rest)
     if out is not None:
         _check_out(operator, out, inputs)
     problem, ranks = decision.problem, decision.group
@@ -166,11 +175,12 @@ def exchange(
 
 
 def _decide(
-    operator: type[RowExchange], rows: torch.Tensor, tables: Tables, group: str, requested: str
-) -> Decision:
+    operator: type[RowExchange], rows: torch.Tensor, tables: Tables, group: str, requested: str,
+    clear_rest: bool,
+) -> Decision:  # fmt: skip
     """Check a call and choose its transport. Collective for each new problem."""
     ranks = group_of(group)
-    problem = problem_of(operator.op, rows, tables, ranks.world_size)
+    problem = problem_of(operator.op, rows, tables, ranks.world_size, clear_rest)
     obstacle = operator.obstacle(problem)
     transport = choose_transport(requested, problem, rows.device, ranks, obstacle).name
     agree(ranks, problem, transport)

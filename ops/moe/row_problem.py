@@ -33,6 +33,7 @@ class RowProblem:
         capacity: rows of a rank's experts.
         columns: elements of a row.
         num_experts: experts of all ranks; None if only their tables are known.
+        clear_rest: whether rows of the result that have no token become zero.
     """
 
     op: str
@@ -43,6 +44,7 @@ class RowProblem:
     ranks: int
     dtype: torch.dtype
     num_experts: int | None = None
+    clear_rest: bool = True
 
     @property
     def tile_dtype(self) -> str:

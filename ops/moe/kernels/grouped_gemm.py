@@ -60,6 +60,7 @@ class GroupedConfig:
             columns of gate and up, in the two halves of a tile.
         biased: whether a bias of each expert is added to the products.
         weighted: whether each row of the result is multiplied by a weight of its own.
+        clear_rest: whether rows after those of all experts become zero.
     """
 
     experts: int
@@ -74,6 +75,7 @@ class GroupedConfig:
     epilogue: str = ""
     biased: bool = False
     weighted: bool = False
+    clear_rest: bool = True
 
     @property
     def result(self) -> str:
@@ -449,7 +451,7 @@ def grouped_gemm(config: GroupedConfig) -> Any:
     epilogue.
 
     Expert e has the rows from ``offsets[e - 1]``, or 0, to ``offsets[e]``. Rows after those of all
-    experts become zero.
+    experts become zero, or are not written.
     """
     rows = T.dynamic("rows")
     experts, K, dtype, tiles = config.experts, config.K, config.dtype, config.tiles
@@ -494,6 +496,7 @@ def grouped_gemm(config: GroupedConfig) -> Any:
                     multiply(config, (X, W), scales, place, (X_tile, W_tile), sums)
                     apply_epilogue(config, sums, scales, bias, row_weights, place)
                     store(config, sums, Y_tile, Y, row, end, n)
-            clear_rest(offsets, rows, block, blocks, Y)
+            if config.clear_rest:
+                clear_rest(offsets, rows, block, blocks, Y)
 
     return grouped_gemm

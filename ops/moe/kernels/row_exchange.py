@@ -106,13 +106,16 @@ def put(layout, row, out, number):
             out[number * layout.vectors + i, j] = row[i, j]
 
 
-def dispatch_program(tokens: int, choices: int, capacity: int, ranks: int, layout: RowLayout):
+def dispatch_program(
+    tokens: int, choices: int, capacity: int, ranks: int, layout: RowLayout, clear_rest: bool = True
+):
     """Return the program that pulls x of each token in ``source`` once, and stores it in all rows
-    of the token; other rows become zero.
+    of the token.
 
     Args:
         tokens, choices: extents of the routing of a rank.
         capacity: rows of the result.
+        clear_rest: whether other rows become zero; otherwise they are not written.
     """
     vectors, dtype = layout.vectors, layout.dtype
     padded, chunk, blocks = layout.padded, layout.chunk, layout.blocks
@@ -138,17 +141,18 @@ def dispatch_program(tokens: int, choices: int, capacity: int, ranks: int, layou
                     slot = wave * blocks + block - copies
                     if slot < capacity:
                         number = source[slot]
-                        if number < 0:
+                        if number >= 0:
+                            if slots[number // choices, 0] == slot:
+                                owner = number // (tokens * choices)
+                                token = number % (tokens * choices) // choices
+                                pull(layout, rows, owner, token, row)
+                                for choice in T.serial(choices):
+                                    copy = slots[number // choices, choice]
+                                    if copy >= 0:
+                                        put(layout, row, out, copy)
+                        elif clear_rest:
                             T.clear(row)
                             put(layout, row, out, slot)
-                        elif slots[number // choices, 0] == slot:
-                            owner = number // (tokens * choices)
-                            token = number % (tokens * choices) // choices
-                            pull(layout, rows, owner, token, row)
-                            for choice in T.serial(choices):
-                                copy = slots[number // choices, choice]
-                                if copy >= 0:
-                                    put(layout, row, out, copy)
 
     return dispatch
 

@@ -187,6 +187,15 @@ def test_gemm_at_both_levels(transposed):
     np.testing.assert_array_equal(outputs["Y"], expected)
 
 
+def test_rest_is_not_written():
+    x, w, expected = operands([64, 0, 33], True)
+    config = GroupedConfig(3, N, K, "bfloat16", True, SMALL, blocks=3, clear_rest=False)
+    inputs = {"X": x, "W": w, "offsets": offsets_of([64, 0, 33]), "Y": np.ones((ROWS, N), BF16)}
+    y = run(grouped_gemm(config), inputs)["Y"]
+    np.testing.assert_array_equal(y[:97], expected[:97])
+    assert (y[97:] == 1).all()
+
+
 def test_gemm_of_fp16():
     x, w, expected = operands([64, 0, 33], True)
     x, w = x.astype(np.float16), w.astype(np.float16)

@@ -99,7 +99,7 @@ def test_opcheck():
     x, w = operands(ORDERS[1], torch.float32, grad=True)
     torch.library.opcheck(
         torch.ops.tileweave.grouped_matmul,
-        (x, w, offsets_of(ENDS["mixed"]), *[None] * 6, False),
+        (x, w, offsets_of(ENDS["mixed"]), *[None] * 6, False, True),
     )
     grad = torch.randn(ROWS, N, requires_grad=True)
     for transposed in (True, False):
@@ -220,6 +220,15 @@ def test_fp8_kernels_are_called_with_what_they_declare(simulated, scales):
     y = ops.grouped_matmul(X8, W8, OFFSETS, scale_x=scale_x, scale_w=scale_w)
     expected = by_loop(*dequantized(scale_x, scale_w), OFFSETS.tolist())
     torch.testing.assert_close(y, expected.to(y.dtype))
+
+
+def test_rest_is_undefined_on_request(simulated):
+    x, w = torch.randn(ROWS, 8).bfloat16(), torch.randn(E, 16, 8).bfloat16()
+    ends, out = ENDS["mixed"], torch.full((ROWS, 16), 7.0).bfloat16()
+    y = ops.grouped_matmul(x, w, offsets_of(ends), out=out.clone())
+    assert not y[ends[-1] :].any()
+    rest = ops.grouped_matmul(x, w, offsets_of(ends), out=out.clone(), clear_rest=False)
+    assert torch.equal(rest[: ends[-1]], y[: ends[-1]]) and (rest[ends[-1] :] == 7).all()
 
 
 def test_fp8_has_no_gradient():

@@ -143,6 +143,21 @@ def test_many_routings(name, ranks):
             check(shape, name, 100 + seed)
 
 
+def test_rest_of_dispatch_is_not_written():
+    shape = Shape(2, tokens=3, choices=2, per_rank=4)
+    layout = RowLayout(VECTORS, WIDTHS["int32"], "int32", 4, blocks=3)
+    program = dispatch_program(3, 2, shape.rows, 2, layout, clear_rest=False)
+    inputs, before = inputs_of(shape, "dispatch", 0), rows_of(np.random.default_rng(0), 1, "int32")
+    right = expected(shape, "dispatch", inputs)
+    given = [i | {"out": np.tile(before, (shape.rows, 1))} for i in inputs]
+    actual = tw.simulate(program, 2, given, epochs=LAUNCHES)
+    for out, rows, i in zip(actual, right, inputs, strict=True):
+        is_used = i["source"][:, None] >= 0
+        assert not is_used.all()
+        rows = np.where(is_used, rows, before.reshape(1, -1))
+        assert np.array_equal(out["out"].reshape(rows.shape), rows)
+
+
 def test_a_token_is_loaded_once_from_another_rank(tmp_path):
     """Also if it goes to several experts of a rank."""
     shape, timeline = Shape(3, tokens=4, choices=3, per_rank=4), tmp_path / "timeline.json"
