@@ -110,10 +110,10 @@ show(1)
 # CHECK: tl::tma_load(k_cache_desc, {{.*}}(fp8_e4_t*)
 # CHECK: to_log2 = ({{.*}} * k_scale[0]);
 # CHECK: v_scale{{.*}} = v_scale{{.*}}[0];
-# CHECK: __tl_cvt_e4m3x2_to_bfloat162(
+# CHECK: __tl_cvt_fp8x2_to_float2(
 # CHECK: tl::fence_proxy_async();
 # CHECK: tl::wgmma_ss<tl::DataType::kBFloat16
-# CHECK: __tl_cvt_e4m3x2_to_bfloat162(
+# CHECK: __tl_cvt_fp8x2_to_float2(
 # CHECK: tl::fence_proxy_async();
 # CHECK: tl::wgmma_rs<tl::DataType::kBFloat16
 show(1, parts=1, cache_dtype="float8_e4m3fn")
