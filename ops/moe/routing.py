@@ -7,7 +7,13 @@ from typing import NamedTuple
 import torch
 
 from ..core.library import define
-from .kernels.routing import MOST_CHOICES, RoutingConfig, routing_program
+from .kernels.routing import (
+    MOST_EXPERTS,
+    MOST_THREADS,
+    MOST_TOKENS,
+    RoutingConfig,
+    routing_program,
+)
 from .local_kernels import compiled
 
 NAME = "routing"
@@ -57,7 +63,7 @@ def routing_of(topk_ids: torch.Tensor, rank: int, num_experts: int, capacity: in
 
     Rows are sorted by expert, then by rank and token. A token that names an expert several times
     has one row there. No value reaches the host. On a GPU one kernel computes the routing of few
-    choices, and many kernels of torch that of others.
+    choices, and two kernels that of more.
 
     Args:
         topk_ids: (W, T, k), of all ranks. Numbers that are no expert drop the choice.
@@ -69,14 +75,19 @@ def routing_of(topk_ids: torch.Tensor, rank: int, num_experts: int, capacity: in
 
 
 def fits(topk_ids: torch.Tensor, num_experts: int) -> bool:
-    """Return whether one block can compute the routing: one thread for each choice, and an int32
-    for each expert and choice."""
-    choices = topk_ids.numel()
-    return choices <= MOST_CHOICES and choices * num_experts < INDEX_LIMIT
+    """Return whether the kernels can compute the routing: blocks have threads for the choices of a
+    token and memory for all experts, and numbers of choices are int32."""
+    ranks, tokens, choices = topk_ids.shape
+    return (
+        0 < choices <= MOST_THREADS
+        and 0 < ranks * tokens <= MOST_TOKENS
+        and num_experts <= MOST_EXPERTS
+        and topk_ids.numel() < INDEX_LIMIT
+    )
 
 
 def has_kernel(topk_ids: torch.Tensor, num_experts: int) -> bool:
-    """Return whether the kernel computes the routing; otherwise torch does."""
+    """Return whether kernels compute the routing; otherwise torch does."""
     return topk_ids.is_cuda and fits(topk_ids, num_experts)
 
 
@@ -85,9 +96,10 @@ def _eager(topk_ids, rank: int, num_experts: int, capacity: int) -> tuple[torch.
     dtype = str(topk_ids.dtype).removeprefix("torch.")
     config = RoutingConfig(*topk_ids.shape, num_experts // ranks, capacity, dtype)
     results = _fake(topk_ids, rank, num_experts, capacity)
+    counts = topk_ids.new_empty(config.blocks * num_experts, dtype=torch.int16)
     with torch.cuda.device(topk_ids.device):
         launch = compiled(NAME, routing_program, config)
-        launch(topk_ids.reshape(-1), rank, *(table.view(-1) for table in results))
+        launch(topk_ids.reshape(-1), rank, counts, *(table.view(-1) for table in results))
     return results
 
 

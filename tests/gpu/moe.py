@@ -333,11 +333,14 @@ def check_fp8(transport: str) -> str:
 
 
 ROUTED = [(8, 16, 8, 32), (4, 1, 8, 64), (2, 64, 4, 4), (1, 1, 1, 1), (3, 5, 3, 200)]
-"""Ranks, tokens, choices and experts of a rank of ``check_routing``."""
+ROUTED += [(4, 33, 8, 64), (3, 700, 3, 1), (1, 999, 7, 512), (5, 1111, 2, 300), (4, 4096, 8, 64)]
+ROUTED += [(8, 8192, 8, 64), (8, 8191, 5, 32)]
+"""Ranks, tokens, choices and experts of a rank of ``check_routing``: for one block, for blocks of
+one wave, and for several waves."""
 
 
 def check_routing(transport: str) -> str:
-    """The kernel for few choices against torch, for all ranks of groups of any size."""
+    """The kernels against torch, for all ranks of groups of any size."""
     device, generator = group_of("").device if GPU else "cpu", torch.Generator().manual_seed(0)
     for ranks, tokens, choices, per_rank in ROUTED:
         num_experts = ranks * per_rank

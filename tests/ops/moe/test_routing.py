@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,10 @@ import torch
 import tileweave as tw
 from tests.ops.moe.by_definition import all_rows, kept_ids, random_ids
 from tests.ops.moe.simulated_kernels import simulate_kernels
+from tileweave.ops.core.tiles import SHARED_BYTES
 from tileweave.ops.moe import local_kernels
-from tileweave.ops.moe.kernels.routing import MOST_CHOICES, RoutingConfig, routing_program
+from tileweave.ops.moe.kernels import routing as kernels
+from tileweave.ops.moe.kernels.routing import RoutingConfig, routing_program
 from tileweave.ops.moe.routing import (
     Routing,
     Tables,
@@ -83,7 +87,8 @@ def by_kernel(ids: torch.Tensor, rank: int, num_experts: int, capacity: int, lev
         "offsets": num_experts // ranks, "dropped": ranks,
     }  # fmt: skip
     inputs = {name: np.full(length, -7, np.int32) for name, length in lengths.items()}
-    inputs |= {"ids": ids.numpy().reshape(-1), "this_rank": rank}
+    counts = np.full(config.blocks * num_experts, -7, np.int16)
+    inputs |= {"ids": ids.numpy().reshape(-1), "this_rank": rank, "counts": counts}
     (outputs,) = tw.simulate(routing_program(config), 1, [inputs], level=level, epochs=1)
     source, slots, place, offsets, dropped = (torch.from_numpy(outputs[n]) for n in lengths)
     tables = Tables(source, slots.view(-1, choices), place.view(tokens, choices))
@@ -101,40 +106,89 @@ def check_kernel(seed: int, level: str) -> None:
     if seed % 3:
         capacity = max(1, capacity // 3)
     rank = seed % ranks
+    compare(ids, rank, num_experts, capacity, level)
+
+
+def compare(ids: torch.Tensor, rank: int, num_experts: int, capacity: int, level: str) -> None:
+    """Compare the kernels in the simulator with torch."""
+    assert fits(ids, num_experts)
     actual = by_kernel(ids, rank, num_experts, capacity, level)
     right = routing_by_torch(ids, rank, num_experts, capacity)
     for table, definition in zip(flat(actual), flat(right), strict=True):
         assert torch.equal(table, definition)
 
 
+@pytest.fixture(params=["one block", "blocks", "waves"])
+def division(request, monkeypatch):
+    """Divide few choices among blocks: none, one wave of each, or several waves of each."""
+    if request.param != "one block":
+        monkeypatch.setattr(kernels, "MOST_THREADS", 32)
+        monkeypatch.setattr(kernels, "MOST_BLOCKS", 2 if request.param == "waves" else 128)
+
+
 @pytest.mark.parametrize("seed", [4, 6, 13])
-def test_kernel(seed):
+def test_kernel(division, seed):
     check_kernel(seed, "tile")
 
 
-def test_kernel_at_the_device_level():
+def test_kernel_at_the_device_level(division):
     check_kernel(10, "device")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(100))
-def test_kernel_for_many_routings(seed):
+def test_kernel_for_many_routings(division, seed):
     check_kernel(seed, "device" if seed % 10 == 0 else "tile")
 
 
 @pytest.mark.long
 def test_kernel_of_as_many_choices_as_threads():
     ids = torch.randint(-1, 40, (8, 16, 8), generator=torch.Generator().manual_seed(0))
-    assert ids.numel() == MOST_CHOICES and fits(ids, 40)
-    actual = by_kernel(ids, 5, 40, 700, "tile")
-    for table, definition in zip(
-        flat(actual), flat(routing_by_torch(ids, 5, 40, 700)), strict=True
-    ):
-        assert torch.equal(table, definition)
+    assert ids.numel() == kernels.MOST_THREADS
+    compare(ids, 5, 40, 700, "tile")
 
 
-def test_calls_use_the_kernel_for_few_choices(monkeypatch):
-    """Both ranks use the same kernel, another capacity another one."""
+def zipf(*shape: int, num_experts: int) -> torch.Tensor:
+    """Return experts that are chosen in proportion to 1 / (number + 1)."""
+    generator = torch.Generator().manual_seed(1)
+    weights = 1 / torch.arange(1, num_experts + 1)
+    ids = weights.multinomial(torch.Size(shape).numel(), replacement=True, generator=generator)
+    return ids.view(shape)
+
+
+def test_divisions():
+    config = RoutingConfig(8, 8192, 8, 64, 524288, "int32")
+    assert (config.blocks, config.waves, config.threads) == (128, 4, 1024)
+    config = RoutingConfig(3, 1000, 3, 1, 3000, "int32")
+    assert (config.blocks, config.waves, config.wave_choices) == (9, 1, 1023)
+    assert RoutingConfig(4, 32, 8, 64, 1024, "int64").blocks == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_kernels_of_many_choices(dtype):
+    compare(zipf(4, 131, 8, num_experts=512).to(dtype), 2, 512, 3000, "tile")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ids, num_experts, capacity", [
+    (torch.full((5, 700, 3), 4), 5, 3500),  # one expert on a rank, and one has all tokens
+    (zipf(1, 999, 7, num_experts=1536), 1536, 100),
+    (zipf(2, 2500, 1, num_experts=6) - 1, 4, 5000),
+    (torch.full((3, 1000, 2), -1), 6, 10),
+    (torch.arange(8 * 400 * 4).view(8, 400, 4) * 7 % 70 - 3, 64, 1),
+])  # fmt: skip
+def test_kernels_of_many_choices_for_all_ranks(ids, num_experts, capacity):
+    for rank in range(len(ids)):
+        compare(ids, rank, num_experts, capacity, "tile")
+
+
+@pytest.mark.long
+def test_kernels_of_several_waves():
+    compare(zipf(2, 8300, 8, num_experts=32), 1, 32, 90000, "tile")
+
+
+def test_calls_use_the_kernels(monkeypatch, division):
+    """Both ranks use the same kernels, another capacity others."""
     simulate_kernels(monkeypatch)
     ids = random_ids(2, 5, 3, 6, torch.Generator().manual_seed(4))
     for rank, capacity in ((0, 30), (1, 30), (1, 4)):
@@ -151,18 +205,38 @@ def test_opcheck(monkeypatch):
 
 
 def test_others_have_no_kernel():
+    def accepts(ranks, tokens, choices, num_experts):
+        return fits(torch.empty(ranks, tokens, choices, device="meta"), num_experts)
+
     assert not has_kernel(torch.zeros(2, 3, 4).int(), 8)  # on a CPU
-    assert fits(torch.zeros(8, 16, 8), 256)
-    assert not fits(torch.zeros(8, 16, 9), 256)
-    assert not fits(torch.zeros(8, 16, 8), 1 << 21)
+    assert accepts(8, 16, 8, 256) and accepts(8, 8192, 8, 512)
+    assert accepts(1, 4, 1024, 1536) and accepts(8, 1 << 18, 8, 8)
+    assert not accepts(8, 16, 8, 1544)
+    assert not accepts(8, 16, 1025, 8)
+    assert not accepts(8, (1 << 18) + 1, 1, 8)
+    assert not accepts(8, 1 << 18, 1024, 8)
+    assert not accepts(8, 0, 8, 8)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_kernel_spills_no_registers(ptxas, dtype):
-    config = RoutingConfig(8, 16, 8, 32, 1024, dtype)
+@pytest.mark.parametrize("tokens", [16, 999, 8192])
+def test_kernels_spill_no_registers(ptxas, tokens, dtype):
+    config = RoutingConfig(8, tokens, 8, 64, 64 * tokens, dtype)
     report = ptxas(tw.emit(routing_program(config), "ptx", world_size=1))
-    assert "0 bytes spill stores, 0 bytes spill loads" in report
+    kernels = 1 if config.blocks == 1 else 2
+    assert report.count("0 bytes spill stores, 0 bytes spill loads") == kernels
+
+
+@pytest.mark.parametrize("tokens", [16, 8192])
+def test_counters_of_all_experts_fit_shared_memory(tokens):
+    """TileLang reuses the memory of buffers that are no longer needed."""
+    config = RoutingConfig(8, tokens, 8, kernels.MOST_EXPERTS // 8, 64, "int32")
+    source = tw.emit(routing_program(config), "cuda", world_size=1)
+    buffers = re.findall(r"(\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)", source)
+    table, other = 4 * config.warps * config.experts, 4 * config.segments * 32
+    ends = [int(offset) + (table if name == "table" else other) for name, offset in buffers]
+    assert len(ends) >= 7 and max(ends) <= SHARED_BYTES
 
 
 @pytest.mark.parametrize("choices", [1, 2, 5])

@@ -17,9 +17,9 @@ def integers(*shape, dtype="int32"):
     return rng.integers(-20, 20, shape).astype(dtype)
 
 
-def run(program, *, ranks=1, schedules=1, **tensors):
+def run(program, *, ranks=1, schedules=1, level="tile", **tensors):
     """Return the tensors of rank 0 after one launch."""
-    return tw.simulate(program, ranks, [tensors] * ranks, schedules, epochs=1)[0]
+    return tw.simulate(program, ranks, [tensors] * ranks, schedules, epochs=1, level=level)[0]
 
 
 def fault(program, **tensors):

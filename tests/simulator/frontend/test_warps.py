@@ -25,14 +25,15 @@ def shuffles(A: T.Tensor((N,), "float32"), B: T.Tensor((5, N), "float32")):
         B[4, t] = T.shfl_xor(A[t], 1, width=8)
 
 
-def test_shuffles():
+@pytest.mark.parametrize("level", ["tile", "device"])
+def test_shuffles(level):
     A, t = normal(N), np.arange(N)
     lane, first = t % 32, t - t % 32
     right = [
         A[t ^ 5], A[np.where(lane + 2 < 32, t + 2, t)], A[np.where(lane >= 3, t - 3, t)],
         A[first + 7], A[t ^ 1],
     ]  # fmt: skip
-    assert (run(shuffles, A=A)["B"] == right).all()
+    assert (run(shuffles, level=level, A=A)["B"] == right).all()
 
 
 def test_a_missing_lane_gives_poison():
@@ -58,9 +59,10 @@ def warp_reductions(A: T.Tensor((N,), "float32"), B: T.Tensor((3, N), "float32")
         J[1, t] = T.warp_reduce_bitor(K[t])
 
 
-def test_warp_reductions():
+@pytest.mark.parametrize("level", ["tile", "device"])
+def test_warp_reductions(level):
     A, K = normal(N), integers(N)
-    out = run(warp_reductions, A=A, K=K)
+    out = run(warp_reductions, level=level, A=A, K=K)
     warps = A.reshape(2, 32)
     right = [f(warps, axis=1).repeat(32) for f in (np.sum, np.max, np.min)]
     np.testing.assert_allclose(out["B"], right, rtol=1e-4, atol=1e-5)
@@ -78,14 +80,15 @@ def votes(A: T.Tensor((N,), "int32"), B: T.Tensor((7, N), "int32"), C: T.Tensor(
         B[3, t] = T.syncthreads_and(A[t] > -30)
         B[4, t] = T.syncthreads_or(A[t] > 30)
         B[5, t] = T.Cast("int32", T.match_any_sync(A[t]) == T.uint32(1) << (t % 32))
-        B[6, t] = T.popcount(T.Cast("int32", T.ballot_sync(A[t] > 0)))
+        B[6, t] = T.Cast("int32", T.popcount(T.Cast("uint32", T.ballot_sync(A[t] > 0))))
         C[0, t] = T.ballot(A[t] > 0)
         C[1, t] = T.activemask()
 
 
-def test_votes():
+@pytest.mark.parametrize("level", ["tile", "device"])
+def test_votes(level):
     A = integers(N)
-    out = run(votes, A=A)
+    out = run(votes, level=level, A=A)
     warps = A.reshape(2, 32)
     alone = [(np.equal(w, w[:, None]).sum(1) == 1) for w in warps]
     right = [
