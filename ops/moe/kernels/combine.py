@@ -26,8 +26,8 @@ _PUBLISHERS, _PUBLISHED = 32, 8
 _TOKENS = 4
 """Most tokens of a block. One signal follows the sums of a block."""
 _CHUNKS = 4
-"""Chunks whose blocks together are as many as ``RowLayout.blocks``. More blocks in a chunk would
-leave the NVLink idle while the first one is added."""
+"""Chunks whose blocks together are as many as ``RowLayout.blocks``. Larger chunks would leave
+NVLink idle while the first one is added."""
 
 
 @dataclass(frozen=True)

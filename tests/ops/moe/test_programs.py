@@ -275,3 +275,13 @@ def test_types_that_are_not_added():
     problem = RowProblem("", 8, 2, 16, 64, 2, torch.float64)
     assert "y is of torch.float64; expected torch.bfloat16" in Combine.obstacle(problem)
     assert Dispatch.obstacle(problem) is None
+
+
+def test_registers_suffice(ptxas):
+    """Four blocks of 128 threads fit on an SM, and threads hold a row and its sum in registers."""
+    program = Combine.program(RowProblem("", 4096, 8, 32768, 7168, 2, torch.bfloat16))
+    ptx = tw.emit(program, stage="ptx", world_size=2)
+    messages = ptxas(ptx)
+    assert "ld.global.nc" not in ptx
+    assert all(int(count) == 0 for count in re.findall(r"(\d+) bytes spill", messages))
+    assert max(map(int, re.findall(r"Used (\d+) registers", messages))) <= 128
