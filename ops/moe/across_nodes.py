@@ -64,8 +64,7 @@ def combine_rows(
 ) -> torch.Tensor:
     """Return the weighted sums of the results of this rank's tokens.
 
-    Each node adds in the order of the choices, in fp32, and rounds; the sums of the nodes are added
-    in fp32.
+    Each node adds as ``combine`` does, and rounds; the sums of the nodes are added in fp32.
 
     Args:
         y: (C, N), the results for the rows of ``dispatch_rows``.

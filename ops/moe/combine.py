@@ -1,7 +1,7 @@
 """Combine: every rank receives the results of its tokens and adds them up.
 
-Contains the torch operator with its gradient. The owner of a token pulls the results of its experts
-from their ranks.
+Contains the torch operator with its gradient. Each rank adds the results of its experts, then the
+owner of a token pulls the sums from the ranks.
 """
 
 from __future__ import annotations
@@ -18,39 +18,40 @@ from ..core.problem import refused, require_dense, require_dense_or_none, requir
 from ..core.registry import TableRow
 from . import across_nodes
 from .dispatch import DispatchHandle
-from .kernels.row_exchange import combine_program
+from .kernels.combine import CombineBlocks, combine_program
 from .nccl_rows import combine_rows as combine_by_nccl
 from .routing import Tables
 from .row_exchange import TABLES, RowExchange, exchange, gathered
+from .row_problem import RowProblem
 
 NAME = "combine"
 
 
 class Combine(RowExchange, op=NAME):
-    """Program that pulls the results of a rank's tokens and adds them."""
+    """Program that adds the results of a rank's experts and the sums of a rank's tokens."""
 
     arguments = ("y",)
-    reads = ("y", "topk_weights", "place")
+    reads = ("y", "topk_weights", *Tables._fields)
     row = TableRow(
         inputs="`y`, (C, N), the results for the rows of `dispatch`; its handle",
         result="(T, N): the sums of the results of each token, with its weights",
         gradient="`dispatch` of the gradient, times the weights; its products with `y`",
-        memory="C x N",
+        memory="2 x W x T x N",
     )
 
     @staticmethod
     def program(problem):
-        return combine_program(problem.tokens, problem.choices, problem.capacity, problem.added)
+        return combine_program(_blocks(problem))
 
     @staticmethod
     def obstacle(problem):
         if problem.dtype not in SUMMED:
             return f"y is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
-        return problem.size_obstacle(problem.added)
+        return problem.size_obstacle(problem.added, _blocks(problem).sums)
 
     @staticmethod
     def inputs(rows, weights, tables):
-        return rows, weights, tables.place
+        return rows, weights, *tables
 
     @staticmethod
     def empty(rows, tables):
@@ -66,9 +67,11 @@ def combine(
 ) -> torch.Tensor:
     """Return the weighted sum of the results of each token's experts.
 
-    It adds in fp32 in the order of the token's choices, so that results are equal, bit by bit, in
-    all calls. On several nodes, each node adds and rounds, then the sums of the nodes are added in
-    fp32. Every rank calls it.
+    Each rank adds the results of its experts in fp32, from the last row to the first, and rounds.
+    Then the sums of the ranks are added in fp32, in rank order. ``nccl`` instead adds all results
+    in fp32, in the order of the token's choices. So results are equal, bit by bit, in all calls. On
+    several nodes, each node adds and rounds, then the sums of the nodes are added in fp32. Every
+    rank calls it.
 
     Args:
         y: (C, N) floating-point, the results for the rows of ``dispatch``. Rows past the last
@@ -111,6 +114,12 @@ def combine(
         return out.copy_(combined(*arguments, handle.group, handle.transport))
     _combine_out(*arguments, out, handle.group, handle.transport)
     return out
+
+
+def _blocks(problem: RowProblem) -> CombineBlocks:
+    return CombineBlocks(
+        problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.added
+    )
 
 
 def _combine_across(y, weights, source, slots, place, group, transport):

@@ -32,7 +32,7 @@ class ExpertMlp(RegisteredOp, op=NAME):
         "`w_gate_up`, (E / W, 2 I, H), the gate first, and `w_down`, (E / W, H, I)",
         result="(T, H): the weighted sums of the experts' MLPs with SwiGLU for the rank's tokens",
         gradient="of `x`, `topk_weights` and both weights; none with `quant`",
-        memory="T x H + C x H; `fused` 2 x E x T x H, with T rounded up to a multiple of 128",
+        memory="(2 x W + 1) x T x H; `fused` 2 x E x T x H, with T rounded up to a multiple of 128",
     )
 
 

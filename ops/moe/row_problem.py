@@ -61,9 +61,13 @@ class RowProblem:
         """Layout of rows that are added."""
         return RowLayout.of(self.columns, self.tile_dtype)
 
-    def size_obstacle(self, layout: RowLayout) -> str | None:
-        """Return why kernels cannot number the rows, with what is expected; else None."""
-        rows = max(self.tokens, self.capacity) * layout.vectors
+    def size_obstacle(self, layout: RowLayout, others: int = 0) -> str | None:
+        """Return why kernels cannot number the rows, with what is expected; else None.
+
+        Args:
+            others: vectors of other rows that kernels number.
+        """
+        rows = max(max(self.tokens, self.capacity) * layout.vectors, others)
         rows = max(rows, self.ranks * max(self.tokens * self.choices, self.capacity))
         if rows < INDEX_LIMIT:
             return None

@@ -65,6 +65,7 @@ CASES = [
     Case(333, 2880, 2880, 4, 4),
     Case(64, 4096, 1024, 2, 1),
     Case(200, 1024, 256, 4, 4, capacity=150),
+    Case(3000, 1024, 256, 4, 3),
     Case(1, 2048, 256, 1, 2),
     Case(48, 520, 64, 3, 3, dtype=torch.float16),
     Case(48, 514, 64, 3, 3, dtype=torch.float32),

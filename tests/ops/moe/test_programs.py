@@ -16,7 +16,8 @@ import tileweave as tw
 from tests.ops.moe.by_definition import random_ids
 from tileweave.ops.moe.combine import Combine
 from tileweave.ops.moe.dispatch import Dispatch
-from tileweave.ops.moe.kernels.row_exchange import RowLayout, combine_program, dispatch_program
+from tileweave.ops.moe.kernels.combine import CombineBlocks, combine_program
+from tileweave.ops.moe.kernels.row_exchange import RowLayout, dispatch_program
 from tileweave.ops.moe.routing import default_capacity, routing_of
 from tileweave.ops.moe.row_problem import RowProblem
 from tileweave.simulator.simulate import executable_at
@@ -27,7 +28,7 @@ LONG = pytest.mark.long
 LAUNCHES = 3
 VECTORS, WIDTHS = 5, {"int32": 4, "bfloat16": 8, "float32": 4}
 DTYPES = {"int32": np.int32, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
-PROGRAMS = {"dispatch": (dispatch_program, "int32"), "combine": (combine_program, "bfloat16")}
+TYPES = {"dispatch": "int32", "combine": "bfloat16"}
 SIDECARS = Path(__file__).with_name("equivalent")
 
 
@@ -39,6 +40,7 @@ class Shape(NamedTuple):
     choices: int = 2
     per_rank: int = 2
     capacity: int | None = None
+    blocks: int = 3
 
     @property
     def rows(self) -> int:
@@ -49,10 +51,12 @@ class Shape(NamedTuple):
     def program(self, name: str, threads: int = 4) -> Any:
         """Return the program. Its blocks pull several rows; of four threads, one holds two vectors
         of a row."""
-        make, dtype = PROGRAMS[name]
-        layout = RowLayout(VECTORS, WIDTHS[dtype], dtype, threads, blocks=3)
-        ranks = (self.ranks,) if name == "dispatch" else ()
-        return make(self.tokens, self.choices, self.rows, *ranks, layout)
+        dtype = TYPES[name]
+        layout = RowLayout(VECTORS, WIDTHS[dtype], dtype, threads, self.blocks)
+        extents = self.tokens, self.choices, self.rows, self.ranks, layout
+        if name == "combine":
+            return combine_program(CombineBlocks(*extents))
+        return dispatch_program(*extents)
 
     def tables(self, seed: int) -> list[dict[str, np.ndarray]]:
         """Return a random routing, as tables of each rank."""
@@ -80,8 +84,9 @@ def inputs_of(shape: Shape, name: str, seed: int) -> list[dict[str, np.ndarray]]
             inputs.append({"x": x, "source": tables["source"], "slots": tables["slots"]})
         else:
             y = rows_of(rng, shape.rows, "bfloat16")
-            weights = rng.random((shape.tokens, shape.choices)).astype(np.float32)
-            inputs.append({"y": y, "weights": weights, "place": tables["place"]})
+            weights = rng.random(shape.tokens * shape.choices).astype(np.float32)
+            tables["place"] = tables["place"].ravel()
+            inputs.append({"y": y, "topk_weights": weights, **tables})
     return inputs
 
 
@@ -91,14 +96,26 @@ def expected(shape: Shape, name: str, inputs: list[dict[str, np.ndarray]]) -> li
         x = np.concatenate([i["x"].reshape(shape.tokens, -1) for i in inputs])
         sources = [i["source"][:, None] for i in inputs]
         return [np.where(s >= 0, x[s[:, 0].clip(0) // shape.choices], 0) for s in sources]
-    y = np.concatenate([i["y"].reshape(shape.rows, -1) for i in inputs]).astype(np.float32)
-    results = []
-    for given in inputs:
-        total = np.zeros((shape.tokens, y.shape[1]), np.float32)
-        for place, weight in zip(given["place"].T, given["weights"].T, strict=True):
-            total += np.where(place[:, None] >= 0, weight[:, None] * y[place.clip(0)], 0)
-        results.append(total.astype(ml_dtypes.bfloat16))
-    return results
+    rows = [i["y"].reshape(shape.rows, -1).astype(np.float32) for i in inputs]
+    return [combined(shape, rows, given["place"], given["topk_weights"]) for given in inputs]
+
+
+def combined(
+    shape: Shape, rows: list[np.ndarray], place: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    """Return the sums of the tokens of a rank: of the rounded sums of each rank's rows."""
+    results = np.zeros((shape.tokens, VECTORS * WIDTHS["bfloat16"]), np.float32)
+    of_tokens = (a.reshape(shape.tokens, shape.choices) for a in (place, weights))
+    for total, places, factors in zip(results, *of_tokens, strict=True):
+        for rank, y in enumerate(rows):
+            own = np.zeros_like(total)
+            for number in sorted({p for p in places if p // shape.rows == rank}, reverse=True):
+                weight = np.float32(0)
+                for factor in factors[places == number]:
+                    weight += factor
+                own += weight * y[number % shape.rows]
+            total += own.astype(ml_dtypes.bfloat16).astype(np.float32)
+    return results.astype(ml_dtypes.bfloat16)
 
 
 @functools.cache
@@ -120,11 +137,14 @@ SHAPES = [
     Shape(2, tokens=5, choices=3),
     Shape(3, capacity=3),
     Shape(4, tokens=3, choices=4, per_rank=1),
+    Shape(2, tokens=5, blocks=24),
+    pytest.param(Shape(2, tokens=40, choices=4, per_rank=3, blocks=24), marks=LONG),
 ]
+"""With few blocks, those of ``combine`` have several tokens and chunks have few blocks."""
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", TYPES)
 def test_results(name, shape):
     for seed in range(4):
         check(shape, name, seed)
@@ -132,7 +152,7 @@ def test_results(name, shape):
 
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", TYPES)
 def test_many_routings(name, ranks):
     """1,000 for each program, with ``LAUNCHES`` launches each."""
     for tokens, choices, per_rank, capacity in [
@@ -213,19 +233,22 @@ def test_another_routing_in_each_launch():
             assert np.array_equal(out[f"out{number}"].reshape(right.shape), right)
 
 
-@pytest.mark.parametrize("name", ["dispatch", pytest.param("combine", marks=LONG)])
-def test_every_mutant_is_accounted_for(name):
-    shape = Shape(3, tokens=3, capacity=5)
+@pytest.mark.parametrize(
+    ("name", "blocks", "counts"),
+    [("dispatch", 3, (35, 11)), pytest.param("combine", 32, (40, 11), marks=LONG)],
+)
+def test_every_mutant_is_accounted_for(name, blocks, counts):
+    shape = Shape(3, tokens=3, capacity=5, blocks=blocks)
     mutants = tw.mutate(
         shape.program(name), 3, inputs_of(shape, name, 4), schedules=5,
         equivalent=SIDECARS / f"{name}.json",
     )  # fmt: skip
     assert [(m.line, m.name, m.verdict, m.why) for m in mutants if not m.is_accounted_for] == []
     verdicts = [m.verdict for m in mutants]
-    assert (verdicts.count("killed"), verdicts.count("explained")) == (35, 11)
+    assert (verdicts.count("killed"), verdicts.count("explained")) == counts
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", TYPES)
 def test_device_functions(name):
     shape = Shape(2, tokens=3, capacity=4)
     tw.validate(shape.program(name, threads=32), 2, inputs_of(shape, name, 4))
@@ -243,14 +266,18 @@ SIZES = [
 
 
 @pytest.mark.parametrize("problem", SIZES)
-@pytest.mark.parametrize("operator", [Dispatch, Combine])
-def test_sizes_compile(operator, problem):
+@pytest.mark.parametrize(
+    ("operator", "exchanged"), [(Dispatch, ["rows"]), (Combine, ["weights", "sums"])]
+)
+def test_sizes_compile(operator, exchanged, problem):
     """Threads move 16 bytes at a time, where a row is a multiple of that."""
     assert operator.obstacle(problem) is None
     source = tw.emit(operator.program(problem), world_size=problem.ranks)
     is_multiple = problem.columns * problem.dtype.itemsize % 16 == 0
-    loads = re.findall(r"= \*\(u?(?:int|float)4\*\)\(rows", source)
-    assert bool(loads) == is_multiple and "rows_arrived" in source
+    for rows in (exchanged[-1], *("y" for _ in exchanged[1:])):
+        loads = re.findall(rf"= \*\(u?(?:int|float)4\*\)\({rows}", source)
+        assert bool(loads) == is_multiple
+    assert all(f"{tensor}_arrived" in source for tensor in exchanged)
 
 
 def test_numbers_that_kernels_do_not_have():
@@ -263,3 +290,13 @@ def test_types_that_are_not_added():
     problem = RowProblem("", 8, 2, 16, 64, 2, torch.float64)
     assert "y is of torch.float64; expected torch.bfloat16" in Combine.obstacle(problem)
     assert Dispatch.obstacle(problem) is None
+
+
+def test_registers_suffice(ptxas):
+    """Four blocks of 128 threads fit on an SM, and threads hold a row and its sum in registers."""
+    program = Combine.program(RowProblem("", 4096, 8, 32768, 7168, 2, torch.bfloat16))
+    ptx = tw.emit(program, stage="ptx", world_size=2)
+    messages = ptxas(ptx)
+    assert "ld.global.nc" not in ptx
+    assert all(int(count) == 0 for count in re.findall(r"(\d+) bytes spill", messages))
+    assert max(map(int, re.findall(r"Used (\d+) registers", messages))) <= 128
