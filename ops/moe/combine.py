@@ -69,9 +69,9 @@ def combine(
 
     Each rank adds the results of its experts in fp32, from the last row to the first, and rounds.
     Then the sums of the ranks are added in fp32, in rank order. ``nccl`` instead adds all results
-    in fp32, in the order of the token's choices. So results are equal, bit by bit, in all calls. On
-    several nodes, each node adds and rounds, then the sums of the nodes are added in fp32. Every
-    rank calls it.
+    in fp32, in the order of the token's choices. So results of a transport are equal, bit by bit,
+    in all calls. On several nodes, each node adds and rounds, then the sums of the nodes are added
+    in fp32. Every rank calls it.
 
     Args:
         y: (C, N) floating-point, the results for the rows of ``dispatch``. Rows past the last
