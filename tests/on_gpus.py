@@ -63,6 +63,8 @@ def main(
     group, failed = group_of(""), 0
     for what, fault, *remarks in verdicts(options):
         failed += bool(fault)
+        if fault:
+            say(f"{what}: {fault}")  # now: other ranks may wait for this one until they time out
         group.synchronize()
         group.meet("check")
         say(f"{what}: {', '.join([fault or 'right', *remarks])}")
