@@ -130,7 +130,7 @@ def enter_stand_in_session(ranks: int) -> None:
     torch.cuda.is_current_stream_capturing = lambda: False
 
     group = Group(0, ranks, 0, torch.device("cpu"), None, None)
-    block = 1 << 22
+    block = 1 << 23
     storage = torch.zeros(ranks * block, dtype=torch.uint8)
     memory_ = memory.Memory(storage.data_ptr(), block, block, storage)
     watchdog = types.SimpleNamespace(raise_if_deadlocked=_nothing)
