@@ -27,7 +27,7 @@ from .segments import segments_of
 NAME = "expert_mlp"
 FUSED = "fused"
 STRATEGIES = "auto", FUSED, "separate"
-"""``auto`` uses the separate steps, because too few sizes are measured to choose between them
+"""``auto`` uses the separate steps, which are faster in all sizes that were measured
 (benchmarks/LOG.md)."""
 _DTYPES = (torch.bfloat16, torch.float16)
 
