@@ -63,6 +63,7 @@ from .workarounds import (
     hide_factors,
     keep_strides,
     make_factors_positive,
+    verify_layouts,
     verify_preludes,
     verify_reductions,
     verify_thread_axes,
@@ -230,6 +231,15 @@ INDEX_PASSES = (
 )
 """Passes that protect indices from TVM's simplification. They run on tile-level IR for every kernel
 of a program with a builtin or a symmetric tensor."""
+
+LAYOUT_PASSES = (
+    Pass(
+        verify_layouts.verify_layouts,
+        "after TileLang chooses layouts, and before it lowers tiles to elements by them",
+    ),
+)
+"""Passes on tile-level IR with the layouts of all tiles. They run inside TileLang's pipeline, for
+every kernel of a program with a builtin or a symmetric tensor."""
 
 BARRIER_PASSES = (
     Pass(
