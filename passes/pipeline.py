@@ -65,6 +65,7 @@ from .workarounds import (
     make_factors_positive,
     verify_layouts,
     verify_preludes,
+    verify_products,
     verify_reductions,
     verify_thread_axes,
     verify_versions,
@@ -152,6 +153,7 @@ RELEASE_PASSES = (
         "before the passes that look for copies by the TMA, which it may disable",
     ),
     Pass(align_tma.align_tma, "like keep_strides"),
+    Pass(verify_products.verify_products, "anywhere before TileLang's pipeline"),
 )
 """Passes for faults of TileLang, and differences between its releases. They need the target, and
 run first, for every kernel of a program with a builtin or a symmetric tensor."""
