@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tilelang import tvm
 from tilelang.cache.kernel_cache import KernelCache
 from tilelang.transform import PassConfigKey
 from tvm import IRModule, tirx
+from tvm.ir.instrument import pass_instrument
 from tvm.target import Target
 
 from .. import passes
@@ -74,7 +75,7 @@ def _wrap_pipeline() -> None:
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
         mod = passes.run(passes.INDEX_PASSES, mod, all_functions=True)
         tile, calls = passes.number_builtins(mod)
-        with _without_shared_reuse(tile):
+        with _without_shared_reuse(tile), _verified_layouts():
             mod = stock(tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
@@ -84,6 +85,29 @@ def _wrap_pipeline() -> None:
         return include_headers(rename_reserved(mod))
 
     replace_lower_of_cuda(lower)
+
+
+@pass_instrument
+class _Layouts:
+    """Keeps the module after TileLang has chosen its layouts."""
+
+    mod: IRModule | None = None
+
+    def run_after_pass(self, mod: IRModule, info: Any) -> None:
+        if info.name == "tl.LayoutInference":
+            self.mod = mod
+
+
+@contextlib.contextmanager
+def _verified_layouts() -> Iterator[None]:
+    """Lower tiles inside; at the end run ``LAYOUT_PASSES``, whose errors cannot cross a pass."""
+    layouts = _Layouts()
+    try:
+        with with_config({}, [layouts]):
+            yield
+    finally:
+        if layouts.mod is not None:
+            passes.run(passes.LAYOUT_PASSES, layouts.mod, all_functions=True)
 
 
 def _map_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc], mod: IRModule) -> IRModule:

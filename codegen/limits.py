@@ -10,6 +10,7 @@ from importlib.metadata import version
 from tilelang import tvm
 from tilelang.transform import PassConfigKey
 from tvm import IRModule, tirx
+from tvm.ir.instrument import PassInstrument
 from tvm.target import Target
 
 from ..builtins.errors import LanguageError
@@ -84,14 +85,16 @@ def _refuse_vectors(functions: Iterable[tirx.PrimFunc]) -> None:
                     )
 
 
-def with_config(config: dict[str, bool]) -> tvm.transform.PassContext:
-    """Return the current context of passes with more options."""
+def with_config(
+    config: dict[str, bool], instruments: Iterable[PassInstrument] = ()
+) -> tvm.transform.PassContext:
+    """Return the current context of passes with more options and instruments."""
     context = tvm.transform.PassContext.current()
     return tvm.transform.PassContext(
         opt_level=context.opt_level,
         required_pass=context.required_pass,
         disabled_pass=context.disabled_pass,
-        instruments=context.instruments,
+        instruments=[*context.instruments, *instruments],
         config={**context.config, **config},
     )
 

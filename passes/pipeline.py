@@ -63,7 +63,9 @@ from .workarounds import (
     hide_factors,
     keep_strides,
     make_factors_positive,
+    verify_layouts,
     verify_preludes,
+    verify_products,
     verify_reductions,
     verify_thread_axes,
     verify_versions,
@@ -151,6 +153,7 @@ RELEASE_PASSES = (
         "before the passes that look for copies by the TMA, which it may disable",
     ),
     Pass(align_tma.align_tma, "like keep_strides"),
+    Pass(verify_products.verify_products, "anywhere before TileLang's pipeline"),
 )
 """Passes for faults of TileLang, and differences between its releases. They need the target, and
 run first, for every kernel of a program with a builtin or a symmetric tensor."""
@@ -230,6 +233,15 @@ INDEX_PASSES = (
 )
 """Passes that protect indices from TVM's simplification. They run on tile-level IR for every kernel
 of a program with a builtin or a symmetric tensor."""
+
+LAYOUT_PASSES = (
+    Pass(
+        verify_layouts.verify_layouts,
+        "after TileLang chooses layouts, and before it lowers tiles to elements by them",
+    ),
+)
+"""Passes on tile-level IR with the layouts of all tiles. They run inside TileLang's pipeline, for
+every kernel of a program with a builtin or a symmetric tensor."""
 
 BARRIER_PASSES = (
     Pass(

@@ -1,21 +1,26 @@
-"""Refuse reductions whose barriers count fewer threads than reach them."""
+"""Refuse reductions that other threads execute than those that exchange values."""
 
 from __future__ import annotations
 
 import re
 
+import numpy as np
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.walk import calls_in, children_of, location, op_name
 
-_REDUCTION = re.compile(r"tl::AllReduce<tl::\w+, (\d+), (\d+), \d+, tl::NamedBarrier<(\d+)>")
+_REDUCTION = re.compile(r"tl::AllReduce<tl::\w+, (\d+), (\d+), (\d+)(?:, tl::NamedBarrier<(\d+)>)?")
 _WARP = 32
 
 
 def verify_reductions(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Refuse a reduction between warps that several rows of a block of several axes execute.
+    """Refuse reductions by a part of a group of threads, or by several rows of a block.
+
+    The threads of a group exchange values by shuffles, so all of them must execute the reduction.
+    TileLang excludes some of them in the reduction of a tile whose size does not divide evenly
+    among the threads.
 
     Warps exchange values in shared memory, between named barriers. TileLang lets the barriers count
     the threads of the first axis. In a block of 128 x 2 threads, 256 threads meet at a barrier of
@@ -34,7 +39,13 @@ def verify_reductions(func: tirx.PrimFunc) -> tirx.PrimFunc:
             match = _REDUCTION.match(call.args[0].value)
             if match is None:
                 continue
-            count, scale, met = map(int, match.groups())
+            count, scale, first, met = (int(number or 0) for number in match.groups())
+            if not _has_whole_groups(threads, first, count, scale):
+                raise LanguageError(
+                    f"T.reduce: TileLang lets {threads.size} threads reduce among {count // scale} "
+                    "threads each, and a part of them is missing; expected a tile whose size is a "
+                    f"multiple or a divisor of the number of threads{location(stmt)}"
+                )
             if count // 2 >= max(_WARP, scale) and threads.size > met > 0:
                 raise LanguageError(
                     f"T.reduce or T.finalize_reducer: {threads.size} threads meet at barriers that "
@@ -44,3 +55,16 @@ def verify_reductions(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return stmt
 
     return func.with_body(follow_threads(func.body, visit))
+
+
+def _has_whole_groups(threads: ThreadSet, first: int, count: int, scale: int) -> bool:
+    """Return whether ``threads`` has all threads or no thread of each group.
+
+    Args:
+        first: first thread of the first group.
+        count: number of consecutive threads that contain ``scale`` groups.
+        scale: distance of the threads of a group.
+    """
+    lanes = threads.members.ravel(order="F")[first:]
+    lanes = np.pad(lanes, (0, -lanes.size % count)).reshape(-1, count // scale, scale)
+    return bool((lanes.any(axis=1) == lanes.all(axis=1)).all())

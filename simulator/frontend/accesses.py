@@ -138,7 +138,7 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
     key, covered, space = select(
         frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, clips
     )
-    if space is None or (covered is None and (clips or len(frame.mask.overlapping) == 1)):
+    if space is None or (covered is None and _acts_together(frame, space)):
         access = _access(frame, ref, frame.mask.overlapping, tensor, index, covered)
         return tensor.read(key, access)
     if space == ():
@@ -173,7 +173,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     )
     if space == ():
         return
-    if space is None or (covered is None and (clips or len(frame.mask.overlapping) == 1)):
+    if space is None or (covered is None and _acts_together(frame, space)):
         if space is not None and not isinstance(values, np.ndarray):
             values = np.broadcast_to(values, space)
         access = _access(frame, ref, frame.mask.overlapping, tensor, index, covered)
@@ -252,6 +252,13 @@ def _accessed(
         return Accessed(executors, flat.reshape(-1), points.reshape(-1))
     covered = np.broadcast_to(covered, flat.shape)
     return Accessed(executors, flat[covered], points[covered])
+
+
+def _acts_together(frame: Frame, space: tuple) -> bool:
+    """Return whether the active threads perform one access to elements of shape ``space``: in
+    T.Parallel, in one thread group, or because the elements are the same for all threads."""
+    is_same = space[:1] != frame.mask.on.shape
+    return frame.space is not None or len(frame.mask.overlapping) == 1 or is_same
 
 
 def _per_group(frame: Frame, covered: np.ndarray | None, space: tuple):

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""A reduction between warps must not be executed by several rows of a block of several axes."""
+"""All threads of a group execute a reduction, and one row of a block of several axes."""
 
 import tilelang.language as T
 
@@ -35,3 +35,33 @@ show("one_axis", 1, 256)
 # Warps exchange nothing.
 # CHECK: one_warp: accepted
 show("one_warp", 1, (32, 4))
+
+
+def show_tile(name, rows, threads):
+    @T.prim_func
+    def program(X: T.Tensor((rows, 8), "int32"), Y: T.Tensor((rows,), "int32")):
+        with T.Kernel(1, threads=threads):
+            values = T.alloc_shared((rows, 8), "int32")
+            least = T.alloc_shared((rows,), "int32")
+            T.copy(X, values)
+            T.reduce_min(values, least, dim=1)
+            T.copy(least, Y)
+            W.fence("gpu")
+
+    try:
+        tw.emit(program, arch="sm_90a")
+    except tw.LanguageError as error:
+        print(f"{name}: {error}")
+    else:
+        print(f"{name}: accepted")
+
+
+# 48 elements: threads 103, 111, 119 and 127 would not take part.
+# CHECK: uneven: T.reduce: TileLang lets 124 threads reduce among 8 threads each, and a part of them is missing; expected a tile whose size is a multiple or a divisor of the number of threads
+show_tile("uneven", 6, 128)
+
+# CHECK: divisor: accepted
+show_tile("divisor", 8, 128)
+
+# CHECK: multiple: accepted
+show_tile("multiple", 32, 128)

@@ -270,6 +270,22 @@ def test_each_point_of_a_loop_has_its_own_registers():
     assert (B[4] == np.triu(A)).all()
 
 
+@T.prim_func
+def uniform_vectors(A: T.Tensor((3, 4), "float32"), B: T.Tensor((3, 4), "float32")):
+    with T.Kernel(1, threads=64):
+        for i in T.serial(2):
+            B[i, 0:4] = A[i, 0:4]
+        if T.get_thread_binding() < 40:
+            B[2, 0:4] = A[0, 0:4]
+
+
+@pytest.mark.parametrize("level", ["tile", "device"])
+def test_all_threads_load_and_store_the_same_vector(level):
+    A = normal(3, 4)
+    (tensors,) = tw.simulate(uniform_vectors, 1, [{"A": A, "B": 0 * A}], level=level)
+    assert (tensors["B"] == A[[0, 1, 0]]).all()
+
+
 @pytest.mark.parametrize(
     "way", ["behind", "within", pytest.param("tile", marks=needs_local_reductions)]
 )

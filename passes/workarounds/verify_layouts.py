@@ -1,0 +1,93 @@
+"""Refuse fragments of which TileLang stores only a part in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilelang.layout import Fragment
+from tvm import ir, tirx
+from tvm.arith import Analyzer
+
+from ...builtins.errors import LanguageError
+from ..ir.accesses import touches_in
+from ..ir.walk import children_of, location, nodes_in, variables_in
+
+
+def verify_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Refuse a fragment whose layout has no register of the block for some elements.
+
+    TileLang infers the layout of a fragment from a ``T.Parallel`` loop or a ``T.copy`` that
+    accesses it. If this statement accesses a part of the elements, the layout may have registers
+    for this part only: it has a smaller shape, or places the other elements in threads that the
+    block does not have. TileLang then drops these elements from all statements without an error.
+
+    Raises:
+        LanguageError: names the fragment, and the line of a statement that accesses a part of it.
+
+    Before: ``x = T.alloc_fragment((256,), ...)`` with a layout of 64 elements, the extent of
+    ``for i in T.Parallel(64): x[i] += 1``
+    After:  LanguageError; legal programs stay unchanged
+    """
+    for block in nodes_in(func.body, tirx.SBlock):
+        for buffer, layout in dict(block.annotations.get("layout_map", {})).items():
+            if isinstance(layout, Fragment) and not _is_complete(layout, buffer):
+                raise LanguageError(
+                    f"{buffer.name}: TileLang stores only a part of its elements in registers, "
+                    "because a statement accesses only a part; expected T.Parallel over all "
+                    "elements with a condition, such as if i < n, or a fragment of the size of "
+                    f"the part{_place(func.body, buffer)}"
+                )
+    return func
+
+
+def _is_complete(layout: Fragment, buffer: tirx.Buffer) -> bool:
+    """Return whether ``layout`` has a register of the block for each element of ``buffer``."""
+    shape, analyzer = layout.get_input_shape(), Analyzer()
+    if any(int(stored) < int(extent) for stored, extent in zip(shape, buffer.shape, strict=False)):
+        return False
+    axes = layout.get_forward_vars()[-len(shape) :]  # without the number of the replica
+    extents = dict(zip(axes, shape, strict=True))
+    for var in variables_in(layout.forward_thread):
+        analyzer.bind(var, ir.Range(0, extents.get(var, layout.replicate_size)))
+    bound = analyzer.const_int_bound(layout.forward_thread)
+    threads = layout.thread_range
+    return threads is None or 0 <= bound.min_value <= bound.max_value < int(threads.extent)
+
+
+def _place(body: tirx.Stmt, buffer: tirx.Buffer) -> str:
+    """Return the place of the first statement that accesses a part of ``buffer``."""
+    for stmt in _tile_statements(body):
+        if _accesses_part(stmt, buffer):
+            return location(stmt)
+    return ""
+
+
+def _tile_statements(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
+    """Yield the parallel loops and the operations on tiles in ``stmt``."""
+    if isinstance(stmt, tirx.Evaluate) or (
+        isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL
+    ):
+        yield stmt
+        return
+    for child in children_of(stmt):
+        yield from _tile_statements(child)
+
+
+def _accesses_part(stmt: tirx.Stmt, buffer: tirx.Buffer) -> bool:
+    """Return whether an access in ``stmt`` omits elements of ``buffer``, apart from conditions."""
+    analyzer = Analyzer()
+    for loop in nodes_in(stmt, tirx.For):
+        analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
+    for node, accessed, _ in touches_in(stmt):
+        if accessed.data.same_as(buffer.data):
+            is_region = isinstance(node, tirx.Call)
+            sizes = node.args[2:] if is_region else [_size(i, analyzer) for i in node.indices]
+            if any(int(s) < int(e) for s, e in zip(sizes, buffer.shape, strict=False)):
+                return True
+    return False
+
+
+def _size(index: tirx.PrimExpr, analyzer: Analyzer) -> int:
+    """Return the number of values between the bounds of ``index``."""
+    bound = analyzer.const_int_bound(index)
+    return bound.max_value - bound.min_value + 1
