@@ -63,6 +63,7 @@ from .workarounds import (
     hide_factors,
     keep_strides,
     make_factors_positive,
+    sync_around_branch,
     verify_layouts,
     verify_preludes,
     verify_products,
@@ -250,6 +251,10 @@ BARRIER_PASSES = (
     ),
     Pass(elect_once.elect_once, "first: later passes see the thread that issues a TMA operation"),
     Pass(sync_branches.sync_branches, "before the device passes, which then see every barrier"),
+    Pass(
+        sync_around_branch.sync_around_branch,
+        "after sync_branches, which changes no branch on the thread index",
+    ),
     Pass(
         sync_before_warps.sync_before_warps,
         "after sync_branches, whose barriers may already order the accesses",

@@ -22,6 +22,7 @@ needs_device_lines = since("0.1.14", "does not record all source lines of device
 needs_bulk_copies = since("0.1.13", "does not copy parts of strided tensors by the TMA")
 needs_nested_pipelines = since("0.1.13", "does not specialize warps for a loop in another loop")
 needs_consumer_barriers = since("0.1.13", "has no barrier of consumer warps only in this program")
+needs_partial_barriers = since("0.1.13", "inserts no barrier for a part of the threads here")
 needs_local_reductions = since("0.1.13", "does not reduce tensors of T.alloc_local")
 needs_python_loops = since("0.1.15", "does not unroll a loop over a Python list")
 

@@ -64,6 +64,33 @@ def past_a_loop():
     return program
 
 
+def changes_for_fewer_threads():
+    """All threads read ``tile``, then half of them change it, in a loop."""
+
+    @T.prim_func
+    def program(
+        counts: T.Tensor((2,), "uint32"),
+        x: T.Tensor((64,), "float32"),
+        y: T.Tensor((64,), "float32"),
+    ):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((64,), "float32")
+            total = T.alloc_fragment((64,), "float32")
+            next_count = W.ld(counts[0], scope="gpu", sem="relaxed") + T.uint32(1)
+            if T.get_thread_binding() == 0:
+                counts[1] = next_count
+            T.copy(x, tile)
+            T.clear(total)
+            for i in T.Parallel(64):
+                total[i] = total[i] + tile[i]
+            for _ in T.serial(2):
+                for i in T.Parallel(64):
+                    tile[i] = tile[i] * 2
+            T.copy(total, y)
+
+    return program
+
+
 def reads_before_warps():
     """Threads of the producer read ``S``, whose reuse the program's threads release."""
 

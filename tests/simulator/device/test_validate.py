@@ -18,6 +18,7 @@ from tests.releases import (
     needs_bulk_copies,
     needs_lines,
     needs_nested_pipelines,
+    needs_partial_barriers,
 )
 from tileweave import language as W
 from tileweave import passes
@@ -186,6 +187,13 @@ def test_fault_of_one_level(edit):
         ("counts_backward", "make_factors_positive", "translation", {}),
         pytest.param("adds_in_two_axes", "elect_once", "race", {}, marks=needs_bulk_copies),
         ("past_a_loop", "sync_branches", "race", {}),
+        pytest.param(
+            "changes_for_fewer_threads",
+            "sync_around_branch",
+            "race",
+            {},
+            marks=needs_partial_barriers,
+        ),
         ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
         pytest.param(
             "reads_in_conditions",
