@@ -20,9 +20,8 @@ def sync_around_branch(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     Warp-specialized kernels are not changed: their branches are warps with other tasks.
 
-    Before: ``y = s[tx % 64]; if tx < 64: for k in range(2): sync(3, 64); s[tx] = s[tx] * 2``
-    After:  ``y = s[tx % 64]; sync(); if tx < 64: for k in range(2): sync(3, 64); s[tx] = s[tx] * 2;
-    sync()`` at the end
+    Before: ``(if tx < 64: for k in range(2): sync(3, 64); s[tx] = s[tx] * 2)``
+    After:  ``sync(); (if tx < 64: for k in range(2): sync(3, 64); s[tx] = s[tx] * 2); sync()``
     """
     if roles_of(func) is not None:
         return func
