@@ -236,6 +236,7 @@ INDEX_PASSES = (
 of a program with a builtin or a symmetric tensor."""
 
 LAYOUT_PASSES = (
+    Pass(upgrade_ir.upgrade_ir, "first: TileLang's pipeline has the form of its release"),
     Pass(
         verify_layouts.verify_layouts,
         "after TileLang chooses layouts, and before it lowers tiles to elements by them",
