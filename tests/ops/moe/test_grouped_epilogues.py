@@ -135,7 +135,7 @@ def test_opcheck():
     x, w, bias, weights = operands(torch.float32, grad=True)
     torch.library.opcheck(
         torch.ops.tileweave.grouped_matmul,
-        (x, w, OFFSETS, None, None, bias, weights, "swiglu", None, False),
+        (x, w, OFFSETS, None, None, bias, weights, "swiglu", None, False, True),
     )
 
 
