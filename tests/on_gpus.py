@@ -63,11 +63,13 @@ def main(
     group, failed = group_of(""), 0
     for what, fault, *remarks in verdicts(options):
         failed += bool(fault)
+        verdict = f"{what}: {', '.join([fault or 'right', *remarks])}"
         if fault:
-            say(f"{what}: {fault}")  # now: other ranks may wait for this one until they time out
+            say(verdict)  # now: other ranks may wait for this one until they time out
         group.synchronize()
         group.meet("check")
-        say(f"{what}: {', '.join([fault or 'right', *remarks])}")
+        if not fault:
+            say(verdict)
     if GPU:
         tw.finalize()
     elif dist.is_initialized():

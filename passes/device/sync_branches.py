@@ -21,8 +21,8 @@ def sync_branches(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     So the second case begins with a barrier if the first one has any, the first one ends with a
     barrier if the second one has any, and a barrier follows a loop that may run zero times.
-    Branches on the thread index are not changed, because the threads on each path have their own
-    barriers.
+    Branches on the thread index are not changed: the threads on each path have their own barriers.
+    ``sync_around_branch`` orders them with other threads.
 
     If one case is specialized by warps, only the program's threads continue after the branch, and
     TileLang gives what follows barriers of these threads. All threads of the block execute the

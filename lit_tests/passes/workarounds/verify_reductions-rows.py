@@ -7,6 +7,15 @@ import tileweave as tw
 from tileweave import language as W
 
 
+def verdict(name, program):
+    try:
+        tw.emit(program, arch="sm_90a")
+    except tw.LanguageError as error:
+        print(f"{name}: {error}")
+    else:
+        print(f"{name}: accepted")
+
+
 def show(name, rows, threads):
     @T.prim_func
     def program(X: T.Tensor((rows, 1024), "float32"), Y: T.Tensor((rows,), "float32")):
@@ -18,12 +27,7 @@ def show(name, rows, threads):
             T.copy(total, Y)
             W.fence("gpu")
 
-    try:
-        tw.emit(program, arch="sm_90a")
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
+    verdict(name, program)
 
 
 # CHECK: two_rows: T.reduce or T.finalize_reducer: 256 threads meet at barriers that count 128 threads, because TileLang divides work among the threads of the first axis only; expected threads=256
@@ -48,12 +52,7 @@ def show_tile(name, rows, threads):
             T.copy(least, Y)
             W.fence("gpu")
 
-    try:
-        tw.emit(program, arch="sm_90a")
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
+    verdict(name, program)
 
 
 # 48 elements: threads 103, 111, 119 and 127 would not take part.
