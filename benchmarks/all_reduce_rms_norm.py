@@ -19,13 +19,13 @@ gloo, which only tests this file.
 
 import argparse
 import os
-import statistics
 import time
 from collections.abc import Callable
 from itertools import product
 
 import torch
 import torch.distributed as dist
+from graph_times import graph_us
 
 import tileweave as tw
 from tileweave import ops
@@ -134,32 +134,19 @@ def check(name: str, step: Step, x: torch.Tensor, residual: torch.Tensor, weight
 
 def microseconds(step: Step, inputs: tuple[torch.Tensor, ...], calls: int, replays: int) -> float:
     """Return the time of a call in us on this rank."""
-    x, residual, weight = inputs
+    x, carried, weight = inputs
 
-    def run() -> None:
-        carried = residual
-        for _ in range(calls):
-            _, carried = step(x, carried, weight)
+    def call() -> None:
+        nonlocal carried
+        _, carried = step(x, carried, weight)
 
     if not GPU:
         started = time.perf_counter()
-        run()
+        for _ in range(calls):
+            call()
         return (time.perf_counter() - started) / calls * 1e6
-    step(x, residual, weight)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times = []
-    for number in range(replays + 3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if number >= 3:
-            times.append(begin.elapsed_time(end) / calls * 1e3)
-    return statistics.median(times)
+    step(*inputs)
+    return graph_us(call, calls, replays)
 
 
 def times_of(tokens: int, hidden: int, options: argparse.Namespace) -> dict[str, float]:

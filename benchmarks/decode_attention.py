@@ -20,12 +20,12 @@ only tests this file.
 """
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from itertools import product
 
 import torch
+from graph_times import graph_us
 
 from tileweave import ops
 from tileweave.ops.decode.problem import LATENT
@@ -129,20 +129,7 @@ def microseconds(step: Step, calls: int, replays: int) -> float:
         step()
         return (time.perf_counter() - started) * 1e6
     step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            step()
-    times = []
-    for _ in range(replays + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(times[2:])
+    return graph_us(step, calls, replays)
 
 
 def parsed() -> argparse.Namespace:

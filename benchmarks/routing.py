@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from graph_times import graph_us
 
 from tileweave.bench.moe_shapes import ROUTINGS, Model, choices_of
 from tileweave.ops.moe.routing import (
@@ -43,23 +44,6 @@ CASES = (
     (8, 8192, 8, 512),
 )
 Call = Callable[[], Routing]
-
-
-def graph_us(call: Call, calls: int, rep: int) -> float:
-    """Return the median time of a call in a graph."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    times = []
-    for _ in range(rep):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(times)
 
 
 def eager_us(call: Call, rep: int) -> float:
