@@ -209,14 +209,14 @@ def compile_ahead(cases: list[tuple[int, ...]], options: argparse.Namespace) -> 
     epilogues = (None, "swiglu") if options.swiglu else (None,)
     device = torch.device("cuda", torch.cuda.current_device())
     jobs: set[tuple] = set()
-    for E, _, N, K in cases:
+    for E, rows, N, K in cases:
         w = torch.empty(E, N, K, dtype=torch.bfloat16, device="meta")
         for transposed, epilogue in product((True, False), epilogues):
-            config = operator.config_of(w, transposed, device, epilogue=epilogue)
+            config = operator.config_of(w, transposed, device, rows, epilogue=epilogue)
             jobs.add((grouped_gemm, config))
         for scales, epilogue in product(("tensor", "block") if options.fp8 else (), epilogues):
             config = operator.config_of(
-                w.to(FP8), True, device, scales, torch.bfloat16, epilogue=epilogue
+                w.to(FP8), True, device, rows, scales, torch.bfloat16, epilogue=epilogue
             )
             jobs.add((grouped_gemm, config))
         for out in (w, w.transpose(1, 2)) if options.gradients else ():

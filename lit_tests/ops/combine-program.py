@@ -9,7 +9,7 @@ import re
 
 import tileweave as tw
 from tileweave.ops.moe.kernels import combine
-from tileweave.ops.moe.kernels.row_exchange import RowLayout
+from tileweave.ops.moe.kernels.row_layout import RowLayout
 
 
 def show(tokens, capacity, ranks):

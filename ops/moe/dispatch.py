@@ -16,12 +16,13 @@ from ..core.library import define, define_composite
 from ..core.problem import agree
 from ..core.registry import TableRow
 from . import across_nodes
-from .kernels.row_exchange import dispatch_program
+from .kernels.dispatch import DispatchBlocks, dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
 from .quant import check_quant, quantized
 from .routing import Tables, is_first_choice, routing_of
 from .row_exchange import TABLES, RowExchange, check_options, choose_transport, exchange, gathered
 from .row_problem import (
+    RowProblem,
     check_ids,
     check_num_experts,
     check_tokens,
@@ -68,19 +69,16 @@ class Dispatch(RowExchange, op=NAME):
         result="`rows`, (C, H): the tokens of this rank's experts, sorted by expert, with `quant` "
         "`(rows, scales)`; `offsets`, int32: the end of each expert's rows; a handle for `combine`",
         gradient="`combine` with weights 1",
-        memory="T x H",
+        memory="T x H, with T and H rounded up",
     )
 
     @staticmethod
     def program(problem):
-        return dispatch_program(
-            problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.moved,
-            problem.clear_rest,
-        )  # fmt: skip
+        return dispatch_program(_blocks(problem))
 
     @staticmethod
     def obstacle(problem):
-        return problem.size_obstacle(problem.moved)
+        return problem.size_obstacle(problem.moved, _blocks(problem).published)
 
     @staticmethod
     def inputs(rows, weights, tables):
@@ -93,6 +91,13 @@ class Dispatch(RowExchange, op=NAME):
     @staticmethod
     def unfused(rows, weights, tables, group):
         return dispatch_by_nccl(rows, tables.source, tables.place, group)
+
+
+def _blocks(problem: RowProblem) -> DispatchBlocks:
+    return DispatchBlocks(
+        problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.moved,
+        problem.clear_rest,
+    )  # fmt: skip
 
 
 def _dispatch(

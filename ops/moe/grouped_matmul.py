@@ -1,8 +1,8 @@
 """Grouped GEMM of one GPU: rows that are sorted by expert, each times the weight of its expert.
 
 The kernels are compiled for the extents and the memory order of the weights. The number of rows may
-change in each call. Blocks read the offsets on the GPU and count the row tiles of all experts
-themselves, so that the host does not wait for the offsets.
+change in each call; tiles are lower for few rows of an expert. Blocks read the offsets on the GPU
+and count the row tiles of all experts themselves, so that the host does not wait for the offsets.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from . import reference as by_torch
 from .epilogue_gradients import through_epilogue
 from .kernels.grouped_gemm import (
     GROUPED,
-    GROUPED_FP8,
     MOST_EXPERTS,
     GroupedConfig,
     grouped_gemm,
+    tiles_of,
 )
 from .kernels.grouped_wgrad import grouped_wgrad
 from .local_kernels import compiled
@@ -80,14 +80,19 @@ def has_kernel(x: torch.Tensor, w: torch.Tensor, columns: int | None = None) -> 
 
 
 def config_of(
-    w: torch.Tensor, transposed: bool, device: torch.device, scales: str = "",
-    out_dtype: torch.dtype | None = None, epilogue: str | None = None, biased: bool = False,
-    weighted: bool = False, clear_rest: bool = True,
+    w: torch.Tensor, transposed: bool, device: torch.device, rows: int | None = None,
+    scales: str = "", out_dtype: torch.dtype | None = None, epilogue: str | None = None,
+    biased: bool = False, weighted: bool = False, clear_rest: bool = True,
 ) -> GroupedConfig:  # fmt: skip
-    """Return the parameters of the kernels for (E, N, K) weights and a GPU."""
+    """Return the parameters of the kernels for (E, N, K) weights and a GPU.
+
+    Args:
+        rows: of x; None for the gradient of the weights, whose tiles do not depend on them.
+    """
+    tiles = GROUPED if rows is None else tiles_of(rows, len(w), scales)
     blocks = torch.cuda.get_device_properties(device).multi_processor_count
     return GroupedConfig(
-        *w.shape, _DTYPES[w.dtype], transposed, GROUPED_FP8 if scales else GROUPED, blocks, scales,
+        *w.shape, _DTYPES[w.dtype], transposed, tiles, blocks, scales,
         _DTYPES[out_dtype or w.dtype], epilogue or "", biased, weighted, clear_rest,
     )  # fmt: skip
 
@@ -128,7 +133,7 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
         return None
     transposed = is_transposed(w)
     config = config_of(
-        w, transposed, x.device, options.scales.kind, out.dtype, options.epilogue,
+        w, transposed, x.device, len(x), options.scales.kind, out.dtype, options.epilogue,
         options.bias is not None, options.row_weights is not None, options.clear_rest,
     )  # fmt: skip
     with torch.cuda.device(x.device):

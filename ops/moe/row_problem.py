@@ -14,7 +14,7 @@ from ...runtime.host.group import Group
 from ...runtime.kernel.kernel import capturing
 from ..core.groups import TwoLevels
 from ..core.problem import refused, require_dense, require_like
-from .kernels.row_exchange import RowLayout
+from .kernels.row_layout import RowLayout
 from .routing import INDEX_LIMIT, default_capacity
 
 CHECK_IDS = "TILEWEAVE_CHECK_IDS"

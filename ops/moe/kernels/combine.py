@@ -19,7 +19,7 @@ import tilelang.language as T
 
 from ....builtins import language as W
 from ....passes import with_options
-from .row_exchange import RowLayout, put
+from .row_layout import RowLayout, put
 
 _PUBLISHERS, _PUBLISHED = 32, 8
 """Blocks that store weights on a rank, if none of their threads stores more than ``_PUBLISHED``."""

@@ -18,11 +18,15 @@ from ...core.tiles import DEVICE, Tiles
 from ...gemm.kernels.tile_macros import ROWS
 
 GROUPED = Tiles(128, 256, 64, stages=4, group_m=16)
-"""Tiles of grouped GEMMs. Tiles of 64 rows are slower, also for 64 rows of each expert
-(benchmarks/LOG.md)."""
+"""Tiles of grouped GEMMs."""
 GROUPED_FP8 = Tiles(128, 256, 128, stages=4, group_m=16)
 """Tiles of fp8. The products of each ``SCALED`` elements of K are computed one half of the columns
 at a time, and added to the sums of that half."""
+FEW_ROWS = 64
+"""Rows of an expert, on average, up to which tiles have as many rows. The time is that of reading
+the weights, and tiles of 128 rows would multiply twice as much."""
+FEW = Tiles(FEW_ROWS, 256, 64, stages=5, threads=128, group_m=16)
+FEW_FP8 = Tiles(FEW_ROWS, 256, 128, stages=4, threads=128, group_m=16)
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 """Registers of a thread that multiplies, and of one that loads. The first holds the sums of a tile,
 and with scales the products of a half."""
@@ -153,6 +157,17 @@ class GroupedConfig:
     def row_weights(self, rows: Any) -> Any:
         """Return the declaration of the weights of rows, (rows,); None without."""
         return T.Tensor((rows,), "float32") if self.weighted else None
+
+
+def tiles_of(rows: int, experts: int, scales: str) -> Tiles:
+    """Return the tiles for a number of rows.
+
+    Args:
+        scales: see ``GroupedConfig``.
+    """
+    if rows <= FEW_ROWS * experts:
+        return FEW_FP8 if scales else FEW
+    return GROUPED_FP8 if scales else GROUPED
 
 
 @T.macro

@@ -13,6 +13,9 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave.ops.core.tiles import SHARED_BYTES, Tiles
 from tileweave.ops.moe.kernels.grouped_gemm import (
+    FEW,
+    FEW_FP8,
+    GROUPED,
     GROUPED_FP8,
     MOST_EXPERTS,
     GroupedConfig,
@@ -339,20 +342,22 @@ def test_wgrad_does_not_read_nan_of_the_next_expert():
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("tiles", [GROUPED, FEW], ids=str)
 @pytest.mark.parametrize("transposed", [True, False])
-def test_gemm_spills_no_registers(ptxas, transposed):
-    config = GroupedConfig(MOST_EXPERTS, 4096, 7168, "bfloat16", transposed)
+def test_gemm_spills_no_registers(ptxas, transposed, tiles):
+    config = GroupedConfig(MOST_EXPERTS, 4096, 7168, "bfloat16", transposed, tiles)
     report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
     assert "0 bytes spill stores, 0 bytes spill loads" in report
-    tiles, (fixed,) = config.tiles, re.findall(r"(\d+) bytes smem", report)
+    (fixed,) = re.findall(r"(\d+) bytes smem", report)
     assert int(fixed) + 2 * (tiles.M + tiles.N) * tiles.K * tiles.stages <= SHARED_BYTES
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", EPILOGUES.values(), ids=EPILOGUES)
+@pytest.mark.parametrize("tiles", [GROUPED, FEW], ids=str)
 @pytest.mark.parametrize("transposed", [True, False])
-def test_epilogues_spill_no_registers(ptxas, transposed, options):
-    config = GroupedConfig(32, 4096, 7168, "bfloat16", transposed, **options)
+def test_epilogues_spill_no_registers(ptxas, transposed, tiles, options):
+    config = GroupedConfig(32, 4096, 7168, "bfloat16", transposed, tiles, **options)
     report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))
     assert "0 bytes spill stores, 0 bytes spill loads" in report
 
@@ -360,10 +365,11 @@ def test_epilogues_spill_no_registers(ptxas, transposed, options):
 @pytest.mark.long
 @pytest.mark.parametrize("options", [{}, *EPILOGUES.values()], ids=["plain", *EPILOGUES])
 @pytest.mark.parametrize("scales", ["tensor", "block"])
-def test_fp8_spills_no_sums(ptxas, scales, options):
+@pytest.mark.parametrize("tiles", [GROUPED_FP8, FEW_FP8], ids=str)
+def test_fp8_spills_no_sums(ptxas, tiles, scales, options):
     """A few addresses of the loop over tiles may spill, but no sums."""
     config = GroupedConfig(
-        32, 4096, 7168, "float8_e4m3fn", True, GROUPED_FP8, scales=scales, out_dtype="bfloat16",
+        32, 4096, 7168, "float8_e4m3fn", True, tiles, scales=scales, out_dtype="bfloat16",
         **options,
     )  # fmt: skip
     report = ptxas(tw.emit(grouped_gemm(config), "ptx", world_size=1))

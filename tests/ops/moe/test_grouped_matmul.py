@@ -266,11 +266,11 @@ def simulated(monkeypatch):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_kernels_are_called_with_what_they_declare(simulated, order, dtype):
-    """No expert has more than 128 rows and a tail: see test_only_common_rows_are_written_twice."""
+@pytest.mark.parametrize(("dtype", "rows"), [(torch.bfloat16, 200), (torch.float16, 300)])
+def test_kernels_are_called_with_what_they_declare(simulated, order, dtype, rows):
+    """Tiles have 64 rows for 200 rows of four experts, and 128 for more."""
     ends, n, k = [40, 40, 168, 170], 24, 40
-    x = torch.randint(-2, 3, (200, k)).to(dtype).requires_grad_()
+    x = torch.randint(-2, 3, (rows, k)).to(dtype).requires_grad_()
     w = torch.randint(-2, 3, (E, n, k) if order == ORDERS[0] else (E, k, n)).to(dtype)
     w = (w if order == ORDERS[0] else w.transpose(1, 2)).requires_grad_()
     y = ops.grouped_matmul(x, w, offsets_of(ends))
