@@ -30,7 +30,7 @@ def first(stored, accessed, limit):
 
 
 # The layout would have 64 elements.
-# CHECK: smaller: x: TileLang stores only a part of its elements in registers, because a statement accesses only a part; expected T.Parallel over all elements with a condition, such as if i < n, or a fragment of the size of the part
+# CHECK: smaller: x of shape (256,): TileLang stores only a part of its elements in registers, because a statement accesses only a part; expected T.Parallel over all elements with a condition, such as if i < n, or a fragment of the size of the part
 # LINE: CHECK-NEXT: --> {{.*}}verify_layouts-parts.py:[[# @LINE - 11]]
 show("smaller", first(256, 64, 64))
 
@@ -58,7 +58,7 @@ def rows(offset):
 
 
 # The layout would place row i in threads 32 * (i - 3) to 32 * (i - 3) + 31, of which 128 exist.
-# CHECK: threads: x: TileLang stores only a part
+# CHECK: threads: x of shape (8, 64): TileLang stores only a part
 # LINE: CHECK-NEXT: --> {{.*}}verify_layouts-parts.py:[[# @LINE - 10]]
 show("threads", rows(3))
 
