@@ -4,17 +4,14 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
 def refused(program, **configs):
     name = program.attrs["global_symbol"]
-    try:
+    with print_verdict(name):
         tw.emit(program, stage="tile", world_size=2, pass_configs=configs)
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 def pipelined(name, first, last):
@@ -47,7 +44,7 @@ def pipelined(name, first, last):
 
 
 # CHECK: after_loads: the wait that the compiler inserts for the read of S: called after the loads of T.Pipelined, so loads of the next iteration overtake it; expected a call before the loads, or T.serial (the compiler keeps it beside the read of S, which you can move)
-# LINE: CHECK-NEXT: --> {{.*}}inserted.py:42
+# LINE: CHECK-NEXT: --> {{.*}}inserted.py:[[# @LINE - 8]]
 refused(pipelined("after_loads", False, True))
 
 # CHECK: before_loads: accepted

@@ -3,12 +3,12 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
 def refused(name, statement, dtype="float32"):
-    try:
+    with print_verdict(name):
 
         @T.prim_func
         def program(
@@ -20,11 +20,6 @@ def refused(name, statement, dtype="float32"):
                 tile = T.alloc_shared((64, 64), dtype)
                 full = T.alloc_barrier(1)
                 statement(A, S, P, tile, full)
-
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 # CHECK: put type: put_block: src=A has type float32; expected type float16, as dst=S

@@ -4,22 +4,18 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
 def refused(name, statement):
-    try:
+    with print_verdict(name):
 
         @T.prim_func
         def program(F: W.Symmetric((8,), "uint32"), A: T.Tensor((8,), "float32"), n: T.int32):
             with T.Kernel(1, threads=128):
                 tile = T.alloc_shared((8,), "uint32")
                 statement(F, A, tile, n)
-
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 # CHECK: type: signal: A has type float32; expected uint32, int32, uint64, int64
@@ -89,15 +85,12 @@ def local_words(U: T.Tensor((8,), "uint32"), F: W.Symmetric((8,), "uint32")):
 
 
 def refused_words(name, barrier):
-    try:
+    with print_verdict(name):
 
         @T.prim_func
         def program(U: T.Tensor((8,), "uint32")):
             with T.Kernel(1, threads=128):
                 barrier(U[0])
-
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
 
 
 # CHECK: ranks: sync_ranks: barrier=U is not a symmetric tensor; expected this rank's copy of a W.Symmetric tensor, such as B[W.rank(), 0]

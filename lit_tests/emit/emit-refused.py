@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
@@ -14,10 +15,8 @@ def program(F: W.Symmetric((8,), "uint32")):
 
 
 def refused(name, *args, **kwargs):
-    try:
+    with print_verdict(name):
         tw.emit(*args, **kwargs)
-    except tw.TileWeaveError as error:
-        print(f"{name}: {error}")
 
 
 # CHECK: stage: emit: stage='sass'; expected 'tile' or 'device' or 'cuda' or 'ptx'

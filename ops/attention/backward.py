@@ -18,7 +18,14 @@ from torch.nn.functional import pad
 from ...runtime.kernel.kernel import capturing
 from ..core.groups import name_of, ranks_of
 from ..core.library import define
-from ..core.problem import agree, refused, require_dense, require_dense_or_none, require_like
+from ..core.problem import (
+    agree,
+    refused,
+    require_bools,
+    require_dense,
+    require_dense_or_none,
+    require_like,
+)
 from .problem import DTYPES, OP, AttentionProblem, checked_attention, checked_maxima
 
 NAME = "sp_attention_backward"
@@ -212,10 +219,11 @@ def sp_attention_backward(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_bools(NAME, causal=causal)
     require_dense(NAME, grad_out=grad_out, q=q, k=k, v=v, out=out, lse=lse)
     require_dense_or_none(NAME, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return torch.ops.tileweave.sp_attention_backward(
-        grad_out, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, bool(causal), layout,
+        grad_out, q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, causal, layout,
         softmax_scale, name_of(group), transport,
     )  # fmt: skip
 

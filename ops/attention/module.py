@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..core.problem import require_bools
 from .reference import Result, gathered_attention
 from .sp_attention import sp_attention
 
@@ -33,6 +34,8 @@ class SequenceParallelAttention(torch.nn.Module):
         reference: bool = False,
     ) -> None:
         super().__init__()
+        flags = {"causal": causal, "return_lse": return_lse, "reference": reference}
+        require_bools("SequenceParallelAttention", **flags)
         self.options = {"causal": causal, "layout": layout, "softmax_scale": softmax_scale}
         self.group, self.return_lse = group, return_lse
         self.attend = _chosen(reference)

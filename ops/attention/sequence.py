@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.problem import refused
+from ..core.problem import refused, require_bools
 
 PARTS = {"contiguous": 1, "zigzag": 2}
 """Number of chunks of each sequence that a rank holds, by layout."""
@@ -133,6 +133,7 @@ def attention_schedule(
         TileWeaveError: arguments are invalid.
     """
     op = "attention_schedule"
+    require_bools(op, causal=causal)
     sharding = _sharding_of(op, rank, world_size, layout)
     k_length = q_length if k_length is None else k_length
     for name, length in (("q_length", q_length), ("k_length", k_length)):

@@ -29,7 +29,13 @@ from ..core.cache import op_cache_of
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
-from ..core.problem import agree, as_kernel_operand, require_dense, require_dense_or_none
+from ..core.problem import (
+    agree,
+    as_kernel_operand,
+    require_bools,
+    require_dense,
+    require_dense_or_none,
+)
 from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import Strategy, obstacle_of_ranks, unfused_strategy
 from .across_nodes import attend_across, require_supported
@@ -205,10 +211,11 @@ def sp_attention(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_bools(OP, causal=causal, return_lse=return_lse)
     require_dense(OP, q=q, k=k, v=v)
     require_dense_or_none(OP, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     out, lse = _attend(
-        q, k, v, bool(causal), layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+        q, k, v, causal, layout, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
         softmax_scale, name_of(group), strategy,
     )  # fmt: skip
     return (out, lse) if return_lse else out

@@ -17,7 +17,7 @@ from ..collectives.collective import checked, transport_within
 from ..core.collective_problem import CollectiveProblem
 from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
-from ..core.problem import agree, refused, require_dense
+from ..core.problem import agree, refused, require_bools, require_dense
 from ..core.registry import RegisteredOp, TableRow
 from .problem import AttentionProblem, checked_attention, checked_scale
 
@@ -181,10 +181,11 @@ def ulysses_attention(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_bools(NAME, causal=causal)
     require_dense(NAME, q=q, k=k, v=v)
     if softmax_scale is not None and not torch.compiler.is_compiling():
         softmax_scale = checked_scale(NAME, 1, softmax_scale)
-    return _attend(q, k, v, bool(causal), softmax_scale, name_of(group), transport)
+    return _attend(q, k, v, causal, softmax_scale, name_of(group), transport)
 
 
 _attend = define_composite(

@@ -31,7 +31,7 @@ from ...runtime.kernel.kernel import capturing
 from ..core.cache import OpCache, op_cache_of
 from ..core.groups import group_of
 from ..core.operator import Choice, Operator
-from ..core.problem import Problem, operator_name
+from ..core.problem import Problem, operator_name, require_bools
 from ..core.registry import OPERATORS, operators_of
 from ..core.strategy import obstacle, preferred_strategy
 from ..core.tiles import SHARED_BYTES
@@ -102,6 +102,7 @@ def tune(
         TileWeaveError: there is no such operator, or the problem cannot be fused, or the ranks
             pass different arguments.
     """
+    require_bools("tune", transposed=transposed)
     name = operator_name("tune", op, operators_of(Operator))
     if not isinstance(dtype, torch.dtype):
         raise TileWeaveError(f"tune: dtype={dtype!r}; expected a torch.dtype")

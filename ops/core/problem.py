@@ -32,6 +32,8 @@ ALIGNMENT = 16
 """Alignment in bytes that the TMA requires of the base address and of each row."""
 _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """Result types of fp8 products; the first is the default."""
+_BOOLS = (bool, torch.SymBool)
+"""Types of options that are on or off. ``torch.compile`` passes symbols for dynamic extents."""
 _warned: set[tuple[str, str]] = set()
 _agreed: WeakKeyDictionary[Group | TwoLevels, set[tuple[AnyProblem, str]]] = WeakKeyDictionary()
 _calls: WeakKeyDictionary[Group, tuple[int, str, str, bool]] = WeakKeyDictionary()
@@ -282,6 +284,14 @@ def require_dense_or_none(op: str, **tensors: Any) -> None:
     for name, tensor in tensors.items():
         if tensor is not None:
             require_dense(op, **{name: tensor})
+
+
+def require_bools(op: str, **flags: Any) -> None:
+    """Refuse options that are not bool; keywords are their names. Python would take "no" as
+    true."""
+    for name, value in flags.items():
+        if not isinstance(value, _BOOLS):
+            raise refused(op, f"{name}={reprlib.repr(value)}", "True or False")
 
 
 def require_operands(op: str, a: Any, b: Any, out: Any, epilogue: Epilogue) -> None:

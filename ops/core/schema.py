@@ -16,7 +16,7 @@ from .registry import OPERATORS
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "Tensor": ((torch.Tensor,), "a torch.Tensor"),
-    "bool": ((bool, torch.SymBool), "a bool"),
+    "bool": ((bool, torch.SymBool), "True or False"),
     "int": ((numbers.Integral, torch.SymInt), "an integer"),
     "float": ((numbers.Real, torch.SymInt, torch.SymFloat), "a number"),
     "str": ((str,), "a string"),

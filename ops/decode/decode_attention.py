@@ -20,7 +20,7 @@ from ..core.call import Decision, run_and_record, signature
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define, refuse_all_gradients
-from ..core.problem import agree
+from ..core.problem import agree, require_bools
 from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import obstacle_of_ranks
 from .kernels.config import INTERLEAVED
@@ -127,6 +127,7 @@ def decode_attention(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_bools(NAME, return_lse=return_lse)
     inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
     require_tensors(inputs, out)
     if scale is None:

@@ -38,7 +38,7 @@ from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import call_gemm, define, refuse_gradients
 from ..core.operator import Choice, Multiply, Operator
-from ..core.problem import Problem, checked, require_operands
+from ..core.problem import Problem, checked, require_bools, require_operands
 from ..core.registry import TableRow
 from ..core.tiles import persistent_tiles, store_tiles
 from .kernels.all_gather_gemm import ag_gemm_comm_blocks, ag_gemm_copy_engine, ag_gemm_push
@@ -222,6 +222,7 @@ def all_gather_matmul(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_bools(NAME, return_gathered=return_gathered)
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     if not return_gathered:
         return call_gemm(NAME, a_shard, b, group, out, strategy, epilogue)

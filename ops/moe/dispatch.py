@@ -13,7 +13,7 @@ import torch
 
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define, define_composite
-from ..core.problem import agree
+from ..core.problem import agree, require_bools
 from ..core.registry import TableRow
 from . import across_nodes
 from .kernels.dispatch import DispatchBlocks, dispatch_program
@@ -181,6 +181,7 @@ def dispatch(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    require_bools(NAME, clear_rest=clear_rest)
     check_tokens(NAME, x, topk_ids, topk_weights)
     check_quant(NAME, quant, x)
     check_num_experts(NAME, num_experts)

@@ -19,6 +19,7 @@ from ..core.library import define, refuse_gradients
 from ..core.problem import (
     ALIGNMENT,
     as_kernel_operand,
+    require_bools,
     require_no_overlap,
     with_packed_strides,
 )
@@ -353,6 +354,7 @@ def grouped_matmul(
     Raises:
         TileWeaveError: arguments are invalid. Nothing is launched.
     """
+    require_bools(NAME, reference=reference, clear_rest=clear_rest)
     options = Options(
         scale_x, scale_w, bias, row_weights, epilogue, out_dtype, reference, clear_rest
     )

@@ -22,7 +22,8 @@ def verify_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     block does not have. TileLang then drops these elements from all statements without an error.
 
     Raises:
-        LanguageError: names the fragment, and the line of a statement that accesses a part of it.
+        LanguageError: names the fragment and its shape, and the line of a statement that accesses a
+            part of it.
 
     Before: ``x = T.alloc_fragment((256,), ...)`` with a layout of 64 elements, the extent of
     ``for i in T.Parallel(64): x[i] += 1``
@@ -31,11 +32,12 @@ def verify_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for block in nodes_in(func.body, tirx.SBlock):
         for buffer, layout in dict(block.annotations.get("layout_map", {})).items():
             if isinstance(layout, Fragment) and not _is_complete(layout, buffer):
+                shape = tuple(map(int, buffer.shape))
                 raise LanguageError(
-                    f"{buffer.name}: TileLang stores only a part of its elements in registers, "
-                    "because a statement accesses only a part; expected T.Parallel over all "
-                    "elements with a condition, such as if i < n, or a fragment of the size of "
-                    f"the part{_place(func.body, buffer)}"
+                    f"{buffer.name} of shape {shape}: TileLang stores only a part of its elements "
+                    "in registers, because a statement accesses only a part; expected T.Parallel "
+                    "over all elements with a condition, such as if i < n, or a fragment of the "
+                    f"size of the part{_place(func.body, buffer)}"
                 )
     return func
 

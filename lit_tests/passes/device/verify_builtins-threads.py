@@ -6,6 +6,7 @@ import tilelang.language as T
 from tvm import tirx
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 from tileweave import passes
 from tileweave.passes.ir.walk import flatten, rewrite_children
@@ -20,13 +21,9 @@ def check(name, program, faulty=None, without="", arch="sm_90a"):
     """Compile ``program`` with the pass ``faulty`` after the device passes, or without one."""
     kept = [p for p in DEVICE_PASSES if p.name != without]
     passes.DEVICE_PASSES = (*kept, *([Pass(faulty, "for a test")] if faulty else []))
-    try:
+    with print_verdict(name):
         tw.emit(program.with_attr("global_symbol", name), arch=arch, pass_configs=UNORDERED)
-        print(f"{name}: accepted")
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    finally:
-        passes.DEVICE_PASSES = DEVICE_PASSES
+    passes.DEVICE_PASSES = DEVICE_PASSES
 
 
 def on_builtins(change):

@@ -5,6 +5,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
@@ -68,12 +69,8 @@ def pipelined(count):
 
 
 def show(name, program, arch="sm_90a"):
-    try:
+    with print_verdict(name):
         tw.emit(program, arch=arch)
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 # The producer would load the rows from 0 on in each iteration.

@@ -5,6 +5,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
@@ -33,18 +34,14 @@ def show(name, in_loop):
                 T.gemm(tile, tile, total)
             T.copy(total, Y[block, 0, 0])
 
-    try:
+    with print_verdict(name):
         tw.emit(program, world_size=2, arch="sm_90a")
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 # "After the loads" would deadlock if they wait for these rows.
 # CHECK: in_loop: the wait that the compiler inserts for the read of inbox: loads of T.Pipelined overtake it, because pad before it keeps it in the consumer warps; expected pad before T.Pipelined, or T.serial (the compiler keeps it beside the read of inbox, which you can move)
-# LINE: CHECK: hoist_waits-pad.py:30
-# LINE: CHECK: hoist_waits-pad.py:27
+# LINE: CHECK: hoist_waits-pad.py:[[# @LINE - 12]]
+# LINE: CHECK: hoist_waits-pad.py:[[# @LINE - 16]]
 show("in_loop", True)
 
 # CHECK: before_loop: accepted

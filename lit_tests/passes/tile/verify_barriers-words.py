@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 UNORDERED = {"tileweave.verify": "off"}
@@ -19,16 +20,12 @@ def refused(name, run, ranks=2, threads=128):
 
 
 def show(name, program, ranks=2):
-    try:
+    with print_verdict(name):
         tw.emit(program, world_size=ranks, stage="tile", pass_configs=UNORDERED)
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 # CHECK: few: sync_ranks: barrier=B[W.rank(), 3] has 3 words up to the end of B; expected 4
-# LINE: CHECK-NEXT: --> {{.*}}verify_barriers-words.py:16
+# LINE: CHECK-NEXT: --> {{.*}}verify_barriers-words.py:[[# @LINE - 11]]
 refused("few", lambda B, U, me, n, block: W.sync_ranks(B[me, 3]))
 
 # CHECK: enough: accepted

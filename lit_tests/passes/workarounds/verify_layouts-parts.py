@@ -4,16 +4,13 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
 def show(name, program):
-    try:
+    with print_verdict(name):
         tw.emit(program, arch="sm_90a")
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 def first(stored, accessed, limit):
@@ -33,8 +30,8 @@ def first(stored, accessed, limit):
 
 
 # The layout would have 64 elements.
-# CHECK: smaller: x: TileLang stores only a part of its elements in registers, because a statement accesses only a part; expected T.Parallel over all elements with a condition, such as if i < n, or a fragment of the size of the part
-# LINE: CHECK-NEXT: --> {{.*}}verify_layouts-parts.py:26
+# CHECK: smaller: x of shape (256,): TileLang stores only a part of its elements in registers, because a statement accesses only a part; expected T.Parallel over all elements with a condition, such as if i < n, or a fragment of the size of the part
+# LINE: CHECK-NEXT: --> {{.*}}verify_layouts-parts.py:[[# @LINE - 11]]
 show("smaller", first(256, 64, 64))
 
 # CHECK: condition: accepted
@@ -61,8 +58,8 @@ def rows(offset):
 
 
 # The layout would place row i in threads 32 * (i - 3) to 32 * (i - 3) + 31, of which 128 exist.
-# CHECK: threads: x: TileLang stores only a part
-# LINE: CHECK-NEXT: --> {{.*}}verify_layouts-parts.py:55
+# CHECK: threads: x of shape (8, 64): TileLang stores only a part
+# LINE: CHECK-NEXT: --> {{.*}}verify_layouts-parts.py:[[# @LINE - 10]]
 show("threads", rows(3))
 
 

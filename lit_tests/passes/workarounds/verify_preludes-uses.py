@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
@@ -42,12 +43,8 @@ def show(name, before, arch="sm_90a", in_loop=False, loads_tile=True):
                     T.gemm(tile, other, total)
             T.copy(total, Y)
 
-    try:
+    with print_verdict(name):
         tw.emit(program, arch=arch)
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 @T.macro
@@ -97,15 +94,15 @@ def load_by_threads_and_convert(X, z, tile, total):
 
 # The loop waits for the load, where it first reads the tile.
 # CHECK: load: T.copy: uses tile before T.Pipelined, whose producer warps may load tile at the same time; expected another tile, or T.serial
-# LINE: CHECK-NEXT: use --> {{.*}}verify_preludes-uses.py:55
-# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_preludes-uses.py:38
+# LINE: CHECK-NEXT: use --> {{.*}}verify_preludes-uses.py:[[# @LINE - 45]]
+# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_preludes-uses.py:[[# @LINE - 59]]
 show("load", load)
 
 # CHECK: loaded_before: accepted
 show("loaded_before", load, loads_tile=False)
 
 # CHECK: stored: T.copy: uses tile before T.Pipelined
-# LINE: CHECK-NEXT: use --> {{.*}}verify_preludes-uses.py:61
+# LINE: CHECK-NEXT: use --> {{.*}}verify_preludes-uses.py:[[# @LINE - 47]]
 show("stored", load_and_store, loads_tile=False)
 
 # CHECK: added: assignment to total: uses tile before T.Pipelined

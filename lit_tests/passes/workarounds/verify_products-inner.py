@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
@@ -23,16 +24,12 @@ def show(inner, dtype, arch):
             T.copy(total, C)
             W.fence("gpu")
 
-    try:
+    with print_verdict(f"{inner} of {dtype}"):
         tw.emit(program, arch=arch)
-    except tw.LanguageError as error:
-        print(f"{inner} of {dtype}: {error}")
-    else:
-        print(f"{inner} of {dtype}: accepted")
 
 
 # CHECK: 16 of float8_e4m3fn: T.gemm: the inner extent of A_tile is 16; expected a multiple of 32, which tensor cores read of each row of float8_e4m3fn
-# LINE: CHECK-NEXT: --> {{.*}}verify_products-inner.py:22
+# LINE: CHECK-NEXT: --> {{.*}}verify_products-inner.py:[[# @LINE - 9]]
 show(16, "float8_e4m3fn", "sm_90a")
 
 # CHECK: 32 of float8_e4m3fn: accepted

@@ -4,16 +4,13 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
 def verdict(name, program):
-    try:
+    with print_verdict(name):
         tw.emit(program, arch="sm_90a")
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 def show(name, rows, threads):

@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
@@ -18,12 +19,8 @@ def show(name, run, threads=(32, 4)):
             run(X, S, tile, part, T.get_thread_binding(1))
             W.fence("gpu")
 
-    try:
+    with print_verdict(name):
         tw.emit(program, stage="tile")
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 @T.macro
@@ -33,7 +30,7 @@ def add(X, S, tile, part, row):
 
 
 # CHECK: add: T.atomic_add: executed 4 times with threads=(32, 4), because TileLang divides work among the threads of the first axis only; expected threads=128
-# LINE: CHECK-NEXT: --> {{.*}}verify_thread_axes-repeated.py:32
+# LINE: CHECK-NEXT: --> {{.*}}verify_thread_axes-repeated.py:[[# @LINE - 4]]
 show("add", add)
 
 # CHECK: three_axes: T.atomic_add: executed 4 times with threads=(32, 2, 2), because {{.*}}; expected threads=128
@@ -140,7 +137,7 @@ def update(X, S, tile, part, row):
 
 
 # CHECK: update: update of tile: executed 4 times with threads=(32, 4), because {{.*}}; expected threads=128
-# LINE: CHECK-NEXT: --> {{.*}}verify_thread_axes-repeated.py:139
+# LINE: CHECK-NEXT: --> {{.*}}verify_thread_axes-repeated.py:[[# @LINE - 4]]
 show("update", update)
 
 
@@ -205,7 +202,7 @@ def pipelined(X, S, tile, part, row):
 
 
 # CHECK: pipelined: T.Pipelined: executed 4 times with threads=(32, 4), because {{.*}}; expected threads=128
-# LINE: CHECK-NEXT: --> {{.*}}verify_thread_axes-repeated.py:201
+# LINE: CHECK-NEXT: --> {{.*}}verify_thread_axes-repeated.py:[[# @LINE - 7]]
 show("pipelined", pipelined)
 
 # CHECK: pipelined_one_axis: accepted

@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
@@ -33,12 +34,8 @@ def show(name, before, after, arch="sm_90a", stages=2, load=None, other=None):
             after(X, Z, tile, total)
             T.copy(total, Y)
 
-    try:
+    with print_verdict(name):
         tw.emit(program, arch=arch)
-    except tw.LanguageError as error:
-        print(f"{name}: {error}")
-    else:
-        print(f"{name}: accepted")
 
 
 @T.macro
@@ -79,8 +76,8 @@ def use(X, Z, tile, total):
 
 
 # CHECK: before: T.fill: uses tile, of which T.Pipelined has a version for each stage, outside of this loop; expected another tile, or T.serial
-# LINE: CHECK-NEXT: use --> {{.*}}verify_versions-uses.py:67
-# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_versions-uses.py:30
+# LINE: CHECK-NEXT: use --> {{.*}}verify_versions-uses.py:[[# @LINE - 15]]
+# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_versions-uses.py:[[# @LINE - 49]]
 show("before", fill, nothing)
 
 # CHECK: after: T.copy: uses tile, of which T.Pipelined has a version for each stage
@@ -121,8 +118,8 @@ def load_again(X, Z, tile, total):
 
 
 # CHECK: two_loops: T.copy: uses tile, of which T.Pipelined has a version for each stage
-# LINE: CHECK-NEXT: use --> {{.*}}verify_versions-uses.py:119
-# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_versions-uses.py:30
+# LINE: CHECK-NEXT: use --> {{.*}}verify_versions-uses.py:[[# @LINE - 5]]
+# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_versions-uses.py:[[# @LINE - 91]]
 show("two_loops", load_again, nothing)
 
 # Without producer warps, loops with the same versions may load one tile.

@@ -8,6 +8,7 @@ import re
 from contextlib import nullcontext
 from typing import get_args
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,8 +18,9 @@ from tileweave import ops
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.schema import caller_of, parameters_of, type_mismatch
 
-SCALARS = {str, int, float, torch.dtype}
+SCALARS = {str, int, float, bool, torch.dtype}
 WRONG = {"list": [1], "dict": {"a": 1}, "tensor": torch.zeros(3)}
+TRUTH_VALUES = "no", "", 0, 1, None, np.bool_(True), torch.tensor(True)
 
 
 def calls() -> dict[str, tuple[dict, torch.Tensor | None]]:
@@ -62,18 +64,28 @@ def calls() -> dict[str, tuple[dict, torch.Tensor | None]]:
 
 
 def options(name: str) -> list[str]:
-    """Return the options of an operator that have a scalar type, and ``reference``. The other flags
-    are evaluated as Python evaluates conditions: every truth value is legal."""
+    """Return the options of an operator that have a scalar type."""
     names = []
     for p in inspect.signature(getattr(ops, name), eval_str=True).parameters.values():
         types = set(get_args(p.annotation) or (p.annotation,)) - {type(None)}
-        if types <= SCALARS or p.name == "reference":
+        if types <= SCALARS:
             names.append(p.name)
     return names
 
 
+def flags() -> list[tuple[str, str]]:
+    """Return the options of public functions and classes that are on or off."""
+    return [
+        (name, p.name)
+        for name in ops.__all__
+        for p in inspect.signature(getattr(ops, name), eval_str=True).parameters.values()
+        if p.annotation is bool
+    ]
+
+
 CALLS = calls()
 OPTIONS = [(name, option) for name in CALLS for option in options(name)]
+FLAGS = flags()
 WITH_OUT = [(name, option) for name, option in OPTIONS if CALLS[name][1] is not None]
 
 
@@ -101,6 +113,26 @@ def test_the_calls_are_legal(name, around):
 def test_eager_calls(name, option, value):
     with refusal(name, option):
         getattr(ops, name)(**CALLS[name][0] | {option: value})
+
+
+def test_operators_and_others_have_flags():
+    assert {("dispatch", "clear_rest"), ("sp_attention", "return_lse")} < set(FLAGS)
+    assert {("tune", "transposed"), ("SequenceParallelAttention", "causal")} < set(FLAGS)
+
+
+@pytest.mark.parametrize("value", TRUTH_VALUES, ids=repr)
+@pytest.mark.parametrize(("name", "flag"), FLAGS)
+def test_flags_are_not_evaluated_as_conditions(name, flag, value):
+    """They are the first arguments that are checked: the others are None here."""
+    function = getattr(ops, name)
+    others = {
+        p.name: None if p.annotation is not bool else True
+        for p in inspect.signature(function, eval_str=True).parameters.values()
+        if p.default is p.empty
+    }
+    with pytest.raises(tw.TileWeaveError) as refused:
+        function(**others | {flag: value})
+    assert str(refused.value) == f"{name}: {flag}={value!r}; expected True or False"
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
