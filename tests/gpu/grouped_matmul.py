@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.on_gpus import GPU, Verdicts, parser_of, runs_here
 from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as operator
-from tileweave.ops.moe.kernels.grouped_gemm import FEW_ROWS, GroupedConfig, grouped_gemm
+from tileweave.ops.moe.kernels.grouped_gemm import GROUPED_FEW_ROWS, GroupedConfig, grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 from tileweave.ops.moe.local_kernels import compiled as kernel_of
 
@@ -41,8 +41,8 @@ SHAPES = (
 LAUNCHES = 300 if GPU else 3
 GUARD = 64
 """Rows around a result that no launch may write."""
-MANY_ROWS = FEW_ROWS + 1
-"""Rows of an expert, on average, for which the tiles are higher."""
+ROWS = GROUPED_FEW_ROWS.M, GROUPED_FEW_ROWS.M + 1
+"""Rows of an expert, on average, for which tiles are low, and for which they are high."""
 Draw = random.Random
 
 
@@ -116,7 +116,7 @@ def jobs_of(
     for n, k in ((N, K), (K, N)):
         w = torch.empty(experts, n, k, dtype=dtype, device="meta")
         jobs.add((grouped_wgrad, operator.config_of(w, True, device)))
-        for transposed, rows in product((True, False), (FEW_ROWS, MANY_ROWS)):
+        for transposed, rows in product((True, False), ROWS):
             jobs.add((grouped_gemm, operator.config_of(w, transposed, device, rows * experts)))
     return jobs
 
@@ -219,9 +219,7 @@ def epilogue_jobs() -> set[tuple[Callable, GroupedConfig]]:
     for (experts, N, K), dtype in product(EPILOGUE_SIZES, DTYPES):
         jobs |= jobs_of(experts, N, K, dtype)
         w = torch.empty(experts, N, K, dtype=dtype, device="meta")
-        for transposed, rows, (kind, *given) in product(
-            (True, False), (FEW_ROWS, MANY_ROWS), EPILOGUES
-        ):
+        for transposed, rows, (kind, *given) in product((True, False), ROWS, EPILOGUES):
             config = operator.config_of(
                 w, transposed, device, rows * experts, "", dtype, kind, *given
             )
@@ -234,10 +232,11 @@ def fp8_epilogue_jobs() -> set[tuple[Callable, GroupedConfig]]:
     device = torch.device("cuda", torch.cuda.current_device())
     w = torch.empty(*FP8_EPILOGUE_SIZE, dtype=FP8, device="meta")
     return {
-        (grouped_gemm, operator.config_of(w, True, device, rows, scales, DTYPES[0], kind, *given))
-        for rows, scales, (kind, *given) in product(
-            (FEW_ROWS * len(w), MANY_ROWS * len(w)), ("block", "tensor"), EPILOGUES
+        (
+            grouped_gemm,
+            operator.config_of(w, True, device, rows * len(w), scales, DTYPES[0], kind, *given),
         )
+        for rows, scales, (kind, *given) in product(ROWS, ("block", "tensor"), EPILOGUES)
     }
 
 

@@ -22,11 +22,10 @@ GROUPED = Tiles(128, 256, 64, stages=4, group_m=16)
 GROUPED_FP8 = Tiles(128, 256, 128, stages=4, group_m=16)
 """Tiles of fp8. The products of each ``SCALED`` elements of K are computed one half of the columns
 at a time, and added to the sums of that half."""
-FEW_ROWS = 64
-"""Rows of an expert, on average, up to which tiles have as many rows. The time is that of reading
-the weights, and tiles of 128 rows would multiply twice as much."""
-FEW = Tiles(FEW_ROWS, 256, 64, stages=5, threads=128, group_m=16)
-FEW_FP8 = Tiles(FEW_ROWS, 256, 128, stages=4, threads=128, group_m=16)
+GROUPED_FEW_ROWS = Tiles(64, 256, 64, stages=5, threads=128, group_m=16)
+GROUPED_FP8_FEW_ROWS = Tiles(64, 256, 128, stages=4, threads=128, group_m=16)
+"""Tiles if experts have at most as many rows as a tile, on average. Reading the weights then takes
+the time, and higher tiles would multiply twice as many rows."""
 CONSUMER_REGISTERS, PRODUCER_REGISTERS = 240, 24
 """Registers of a thread that multiplies, and of one that loads. The first holds the sums of a tile,
 and with scales the products of a half."""
@@ -165,9 +164,8 @@ def tiles_of(rows: int, experts: int, scales: str) -> Tiles:
     Args:
         scales: see ``GroupedConfig``.
     """
-    if rows <= FEW_ROWS * experts:
-        return FEW_FP8 if scales else FEW
-    return GROUPED_FP8 if scales else GROUPED
+    many, few = (GROUPED_FP8, GROUPED_FP8_FEW_ROWS) if scales else (GROUPED, GROUPED_FEW_ROWS)
+    return few if rows <= few.M * experts else many
 
 
 @T.macro

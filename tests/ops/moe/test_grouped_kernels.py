@@ -13,10 +13,10 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave.ops.core.tiles import SHARED_BYTES, Tiles
 from tileweave.ops.moe.kernels.grouped_gemm import (
-    FEW,
-    FEW_FP8,
     GROUPED,
+    GROUPED_FEW_ROWS,
     GROUPED_FP8,
+    GROUPED_FP8_FEW_ROWS,
     MOST_EXPERTS,
     GroupedConfig,
     count_tiles,
@@ -342,7 +342,7 @@ def test_wgrad_does_not_read_nan_of_the_next_expert():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("tiles", [GROUPED, FEW], ids=str)
+@pytest.mark.parametrize("tiles", [GROUPED, GROUPED_FEW_ROWS], ids=str)
 @pytest.mark.parametrize("transposed", [True, False])
 def test_gemm_spills_no_registers(ptxas, transposed, tiles):
     config = GroupedConfig(MOST_EXPERTS, 4096, 7168, "bfloat16", transposed, tiles)
@@ -354,7 +354,7 @@ def test_gemm_spills_no_registers(ptxas, transposed, tiles):
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", EPILOGUES.values(), ids=EPILOGUES)
-@pytest.mark.parametrize("tiles", [GROUPED, FEW], ids=str)
+@pytest.mark.parametrize("tiles", [GROUPED, GROUPED_FEW_ROWS], ids=str)
 @pytest.mark.parametrize("transposed", [True, False])
 def test_epilogues_spill_no_registers(ptxas, transposed, tiles, options):
     config = GroupedConfig(32, 4096, 7168, "bfloat16", transposed, tiles, **options)
@@ -365,7 +365,7 @@ def test_epilogues_spill_no_registers(ptxas, transposed, tiles, options):
 @pytest.mark.long
 @pytest.mark.parametrize("options", [{}, *EPILOGUES.values()], ids=["plain", *EPILOGUES])
 @pytest.mark.parametrize("scales", ["tensor", "block"])
-@pytest.mark.parametrize("tiles", [GROUPED_FP8, FEW_FP8], ids=str)
+@pytest.mark.parametrize("tiles", [GROUPED_FP8, GROUPED_FP8_FEW_ROWS], ids=str)
 def test_fp8_spills_no_sums(ptxas, tiles, scales, options):
     """A few addresses of the loop over tiles may spill, but no sums."""
     config = GroupedConfig(
