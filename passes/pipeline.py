@@ -65,6 +65,7 @@ from .workarounds import (
     make_factors_positive,
     sync_around_branch,
     verify_layouts,
+    verify_overwrites,
     verify_preludes,
     verify_products,
     verify_reductions,
@@ -183,6 +184,7 @@ SYNC_PASSES = (
         "first: a program that is not compiled for a group still has its marks",
     ),
     Pass(verify_indices.verify_indices, "early: it verifies the program as written"),
+    Pass(verify_overwrites.verify_overwrites, "like verify_indices"),
     Pass(
         verify_barriers.verify_barriers,
         "early: its errors name lines of the program; after the number of ranks is known",

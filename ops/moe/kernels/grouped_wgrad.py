@@ -8,25 +8,12 @@ import tilelang.language as T
 from ...gemm.kernels.tile_macros import ROWS
 from .grouped_gemm import GroupedConfig
 
-TAIL = 16
-"""Rows of a step of ``multiply_tail``: as many as one instruction multiplies."""
-
 
 @T.macro
-def multiply_tail(dY, X, row, end, n, k, dY_tile, X_tile, total):
-    """Add the products of fewer rows than a tile has.
-
-    Other experts own the rows from ``end``. They may be NaN, so zeros replace them in both
-    operands.
-    """
-    for step in T.serial(T.ceildiv(end - row, TAIL)):
-        for i, j in T.Parallel(*dY_tile.shape):
-            inside = row + step * TAIL + i < end and n + j < dY.shape[1]
-            dY_tile[i, j] = T.if_then_else(inside, dY[row + step * TAIL + i, n + j], 0)
-        for i, j in T.Parallel(*X_tile.shape):
-            inside = row + step * TAIL + i < end and k + j < X.shape[1]
-            X_tile[i, j] = T.if_then_else(inside, X[row + step * TAIL + i, k + j], 0)
-        T.gemm(dY_tile, X_tile, total, transpose_A=True, policy=ROWS)
+def clear_rows(tile, row, end):
+    """Set the rows of a tile from ``end`` to zero; other experts own them, and they may be NaN."""
+    for i, j in T.Parallel(*tile.shape):
+        tile[i, j] = T.if_then_else(row + i < end, tile[i, j], 0)
 
 
 def grouped_wgrad(config: GroupedConfig) -> Any:
@@ -39,7 +26,7 @@ def grouped_wgrad(config: GroupedConfig) -> Any:
     experts, N, K, tiles = config.experts, config.N, config.K, config.tiles
     dtype, blocks = config.dtype, config.blocks
     high, wide = ceil(N / tiles.M), ceil(K / tiles.N)
-    width = tiles.width // 2
+    width = tiles.width
 
     @T.prim_func
     def grouped_wgrad(
@@ -51,8 +38,6 @@ def grouped_wgrad(config: GroupedConfig) -> Any:
         with T.Kernel(blocks, threads=tiles.threads) as block:
             dY_tile = T.alloc_shared((tiles.K, tiles.M), dtype)
             X_tile = T.alloc_shared((tiles.K, tiles.N), dtype)
-            dY_tail = T.alloc_shared((TAIL, tiles.M), dtype)
-            X_tail = T.alloc_shared((TAIL, tiles.N), dtype)
             dW_tile = T.alloc_shared((tiles.M, width), dtype)
             total = T.alloc_fragment((tiles.M, tiles.N), "float32")
             for wave in T.serial(ceil(experts * high * wide / blocks)):
@@ -67,12 +52,18 @@ def grouped_wgrad(config: GroupedConfig) -> Any:
                     begin = T.min(T.max(begin, 0), rows)
                     end = T.max(T.min(offsets[expert], rows), begin)
                     T.clear(total)
-                    for step in T.Pipelined((end - begin) // tiles.K, num_stages=tiles.stages):
-                        T.copy(dY[begin + step * tiles.K, n], dY_tile)
-                        T.copy(X[begin + step * tiles.K, k], X_tile)
-                        T.gemm(dY_tile, X_tile, total, transpose_A=True, policy=ROWS)
-                    row = begin + (end - begin) // tiles.K * tiles.K
-                    multiply_tail(dY, X, row, end, n, k, dY_tail, X_tail, total)
+                    for step in T.Pipelined(
+                        T.ceildiv(end - begin, tiles.K), num_stages=tiles.stages
+                    ):
+                        row = begin + step * tiles.K
+                        T.copy(dY[row, n], dY_tile)
+                        T.copy(X[row, k], X_tile)
+                        if row + tiles.K <= end:
+                            T.gemm(dY_tile, X_tile, total, transpose_A=True, policy=ROWS)
+                        else:
+                            clear_rows(dY_tile, row, end)
+                            clear_rows(X_tile, row, end)
+                            T.gemm(dY_tile, X_tile, total, transpose_A=True, policy=ROWS)
                     for left in T.unroll(0, tiles.N, width):
                         T.copy(total[:, left : left + width], dW_tile)
                         T.copy(dW_tile, dW[expert, n, k + left])
