@@ -3,12 +3,13 @@
     python benchmarks/grouped_matmul.py [--gradients] [--fp8] [--swiglu] [--even] [--rep 200]
         [--case E M N K ...]
 
-Times of triton's ``do_bench`` on one GPU: the caches are cold. The dense GEMM has the same number
-of rows and one weight. ``ours`` reads weights (E, N, K), ``(E, K, N)`` the other memory order. With
-``--gradients`` the rows are repeated for the gradient of the weights, beside the 2-d forms of both.
-With ``--fp8`` they are repeated for fp8 operands: ``ours`` with scales of blocks, ``(E, K, N)``
-with one scale for each expert, beside bf16. With ``--swiglu`` they are repeated for the epilogue,
-beside the product of the others with two kernels of torch for SwiGLU; with ``--fp8`` also in fp8.
+Times of triton's ``do_bench`` on one GPU, the median of three turns: the caches are cold. The dense
+GEMM has the same number of rows and one weight. ``ours`` reads weights (E, N, K), ``(E, K, N)`` the
+other memory order. With ``--gradients`` the rows are repeated for the gradient of the weights,
+beside the 2-d forms of both. With ``--fp8`` they are repeated for fp8 operands: ``ours`` with
+scales of blocks, ``(E, K, N)`` with one scale for each expert, beside bf16. With ``--swiglu`` they
+are repeated for the epilogue, beside the product of the others with two kernels of torch for
+SwiGLU; with ``--fp8`` also in fp8.
 
 Rows choose their experts at random, or with ``--even`` all experts have equally many. Every result
 is compared with that of torch. Without a GPU, small sizes run by plain torch once, which only tests
@@ -16,6 +17,7 @@ this file.
 """
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +44,8 @@ CASES = (
 """E, M, N and K of the entry of 2026-11-25, 09:33 in LOG.md."""
 READ_TBPS = 4.2
 """Rate at which an H200 reads memory, in TB/s: the least time is that of reading the weights."""
+TURNS = 3 if GPU else 1
+"""Measurements of each call."""
 FP8 = torch.float8_e4m3fn
 ERROR = 5e-3
 """Largest relative error; results are of the type of the operands."""
@@ -57,6 +61,13 @@ def milliseconds(call: Callable[[], torch.Tensor], rep: int) -> float:
     from triton.testing import do_bench
 
     return do_bench(call, warmup=50, rep=rep)
+
+
+def times_of(calls: dict[str, Callable[[], torch.Tensor]], rep: int) -> Times:
+    """Return the median time of each call in ms. The calls take turns, because the clock depends on
+    what ran before."""
+    turns = [{name: milliseconds(call, rep) for name, call in calls.items()} for _ in range(TURNS)]
+    return {name: statistics.median(turn[name] for turn in turns) for name in calls}
 
 
 def check(name: str, actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -87,7 +98,7 @@ def forward(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     expected = calls["grouped_mm"]()
     for name in ("ours", "(E, K, N)"):
         check(name, calls[name](), expected)
-    return {name: milliseconds(call, rep) for name, call in calls.items()}
+    return times_of(calls, rep)
 
 
 def fp8(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
@@ -115,7 +126,7 @@ def fp8(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     expected = calls["grouped_mm"]()
     for name in ("ours", "one scale"):
         check(f"fp8, {name}", calls[name](), expected)
-    return {name: milliseconds(call, rep) for name, call in calls.items()}
+    return times_of(calls, rep)
 
 
 def swiglu(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
@@ -135,7 +146,7 @@ def swiglu(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     expected = calls["grouped_mm"]()
     for name in ("ours", "(E, K, N)"):
         check(f"swiglu, {name}", calls[name](), expected)
-    return {name: milliseconds(call, rep) for name, call in calls.items()}
+    return times_of(calls, rep)
 
 
 def fp8_swiglu(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
@@ -163,7 +174,7 @@ def fp8_swiglu(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     expected = gated(grouped_mm(x, w.transpose(1, 2), offs=offsets).float() * K**-0.5)
     for name in ("ours", "one scale"):
         check(f"fp8 swiglu, {name}", calls[name](), expected)
-    return {name: milliseconds(call, rep) for name, call in calls.items()}
+    return times_of(calls, rep)
 
 
 def gated(products: torch.Tensor) -> torch.Tensor:
@@ -188,7 +199,7 @@ def gradient(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     expected = calls["grouped_mm"]()
     for name in ("ours", "(E, K, N)"):
         check(f"gradient, {name}", calls[name](), expected)
-    return {name: milliseconds(call, rep) for name, call in calls.items()}
+    return times_of(calls, rep)
 
 
 def row_of(case: tuple[int, ...], rows: int, what: str, times: Times) -> str:
