@@ -75,7 +75,7 @@ def _wrap_pipeline() -> None:
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
         mod = passes.run(passes.INDEX_PASSES, mod, all_functions=True)
         tile, calls = passes.number_builtins(mod)
-        with _without_shared_reuse(tile), _verified_layouts():
+        with _without_shared_reuse(tile), _verified_layouts(), with_config({}, [_Indices()]):
             mod = stock(tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
@@ -96,6 +96,17 @@ class _Layouts:
     def run_after_pass(self, mod: IRModule, info: Any) -> None:
         if info.name == "tl.LayoutInference":
             self.mod = mod
+
+
+@pass_instrument
+class _Indices:
+    """Runs ``FLAT_PASSES`` before TileLang flattens indices."""
+
+    def run_before_pass(self, mod: IRModule, info: Any) -> None:
+        if info.name == "tl.FlattenBuffer":
+            changed = passes.run(passes.FLAT_PASSES, mod, all_functions=True)
+            for variable, func in changed.functions.items():
+                mod.update_func(variable, func)
 
 
 @contextlib.contextmanager

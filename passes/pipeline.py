@@ -61,6 +61,7 @@ from .workarounds import (
     defer_initializations,
     elect_once,
     hide_factors,
+    hide_offsets,
     keep_strides,
     make_factors_positive,
     sync_around_branch,
@@ -236,6 +237,12 @@ INDEX_PASSES = (
 )
 """Passes that protect indices from TVM's simplification. They run on tile-level IR for every kernel
 of a program with a builtin or a symmetric tensor."""
+
+FLAT_PASSES = (
+    Pass(hide_offsets.hide_offsets, "after TileLang lowers tiles, whose layouts add the offsets"),
+)
+"""Passes that protect indices of shared memory. They run inside TileLang's pipeline, before it
+flattens indices, for every kernel of a program with a builtin or a symmetric tensor."""
 
 LAYOUT_PASSES = (
     Pass(upgrade_ir.upgrade_ir, "first: TileLang's pipeline has the form of its release"),

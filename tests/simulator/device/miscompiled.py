@@ -456,3 +456,30 @@ def adds_in_two_axes():
             T.atomic_add(S[(me + 1) % 2, 0, 0], tile, use_tma=True)
 
     return program
+
+
+def row_of_a_tile():
+    """A row is copied from a tile that is swizzled for tensor cores."""
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((64, 64), "float16"),
+        B: T.Tensor((64, 64), "float16"),
+        C: T.Tensor((64, 64), "float32"),
+        Y: T.Tensor((64,), "float16"),
+    ):
+        with T.Kernel(1, threads=128):
+            A_tile = T.alloc_shared((64, 64), "float16")
+            B_tile = T.alloc_shared((64, 64), "float16")
+            total = T.alloc_fragment((64, 64), "float32")
+            row = T.alloc_fragment((64,), "float16")
+            W.fence("gpu")
+            T.clear(total)
+            T.copy(A, A_tile)
+            T.copy(B, B_tile)
+            T.gemm(A_tile, B_tile, total, transpose_B=True)
+            T.copy(total, C)
+            T.copy(A_tile[3, 0], row)
+            T.copy(row, Y)
+
+    return program
