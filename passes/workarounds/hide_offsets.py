@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tvm import DataType, tirx
+from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
+from ..ir.hidden_zero import plus_hidden_zero
 from ..ir.walk import nodes_in
 
 
@@ -32,7 +33,7 @@ def hide_offsets(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if not node.buffer.scope().startswith("shared") or not any(map(_has_offset, node.indices)):
             return None
         *outer, last = node.indices
-        indices = [*outer, last + _zero_like(last, blocks[0])]
+        indices = [*outer, plus_hidden_zero(last, blocks[0])]
         if isinstance(node, tirx.BufferLoad):
             return tirx.BufferLoad(node.buffer, indices)
         return tirx.BufferStore(node.buffer, node.value, indices)
@@ -42,14 +43,6 @@ def hide_offsets(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(
         ir_transform(func.body, None, change, ["tirx.BufferLoad", "tirx.BufferStore"])
     )
-
-
-def _zero_like(index: tirx.PrimExpr, block: tirx.Var) -> tirx.PrimExpr:
-    """Return an expression that is 0, of the type of an index of one element or of several."""
-    dtype, lanes = str(index.dtype), DataType(str(index.dtype)).lanes
-    zero = tirx.bitwise_or(block, tirx.const(0, block.dtype)) - block
-    zero = tirx.Cast(dtype.split("x")[0], zero)
-    return tirx.Broadcast(zero, lanes) if lanes > 1 else zero
 
 
 def _has_offset(index: tirx.PrimExpr) -> bool:

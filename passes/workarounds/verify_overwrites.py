@@ -6,9 +6,9 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..ir.accesses import accesses_of, name_of
-from ..ir.walk import arrows, line_of, nodes_in, statements_of
+from ..ir.walk import arrows, line_of, nodes_in
 from ..tile.pin_pipelined import is_pipelined
-from .verify_versions import tiles_loaded_in
+from .verify_versions import iteration_of, tiles_loaded_in
 
 
 def verify_overwrites(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -34,20 +34,13 @@ def verify_overwrites(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _verify(loop: tirx.For) -> None:
     loads: dict[tirx.Var, tirx.Stmt] = {}
-    for stmt in _statements(loop.body):
+    for stmt in iteration_of(loop):
         accesses, loaded = accesses_of(stmt), tiles_loaded_in(stmt)
         for data, buffer in accesses.writes.items():
             if data in loads and data not in accesses.reads and data not in loaded:
                 raise _error(stmt, buffer, loads[data])
         loads = {data: load for data, load in loads.items() if data not in accesses.reads}
         loads |= {data: stmt for data in loaded if data not in accesses.reads}
-
-
-def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
-    """Return the statements of a loop, also those under a condition around all of them."""
-    while isinstance(body, tirx.IfThenElse) and body.else_case is None:
-        body = body.then_case
-    return statements_of(body)
 
 
 def _error(stmt: tirx.Stmt, tile: tirx.Buffer, load: tirx.Stmt) -> LanguageError:

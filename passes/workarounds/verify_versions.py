@@ -95,7 +95,8 @@ class _Program:
 def _versions_of(loop: tirx.For, sm: int) -> dict[tirx.Var, int]:
     """Return the number of versions of each tile that ``loop`` loads and another statement of an
     iteration reads, by the pointer of the tile."""
-    stmts, versions = _iteration_of(loop), {}
+    stmts = [s for s in iteration_of(loop) if not isinstance(s, tirx.Bind)]
+    versions: dict[tirx.Var, int] = {}
     stages = loop.annotations.get("tl_pipeline_stage")
     if stages is not None and len(stages) != len(stmts):
         return versions
@@ -113,12 +114,12 @@ def _versions_of(loop: tirx.For, sm: int) -> dict[tirx.Var, int]:
     return versions
 
 
-def _iteration_of(loop: tirx.For) -> list[tirx.Stmt]:
+def iteration_of(loop: tirx.For) -> list[tirx.Stmt]:
     """Return the statements of an iteration, also those under the only condition in it."""
     body = loop.body
     while isinstance(body, tirx.IfThenElse) and body.else_case is None:
         body = body.then_case
-    return [stmt for stmt in statements_of(body) if not isinstance(stmt, tirx.Bind)]
+    return statements_of(body)
 
 
 def tiles_loaded_in(stmt: tirx.Stmt) -> set[tirx.Var]:
