@@ -47,7 +47,7 @@ class Combine(RowExchange, op=NAME):
     def obstacle(problem):
         if problem.dtype not in SUMMED:
             return f"y is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
-        return problem.size_obstacle(problem.added, _blocks(problem).sums)
+        return problem.size_obstacle(problem.added, _blocks(problem).exchanged)
 
     @staticmethod
     def inputs(rows, weights, tables):

@@ -78,7 +78,7 @@ class Dispatch(RowExchange, op=NAME):
 
     @staticmethod
     def obstacle(problem):
-        return problem.size_obstacle(problem.moved, _blocks(problem).published)
+        return problem.size_obstacle(problem.moved, _blocks(problem).exchanged)
 
     @staticmethod
     def inputs(rows, weights, tables):

@@ -19,7 +19,8 @@ import tilelang.language as T
 
 from ....builtins import language as W
 from ....passes import with_options
-from .row_layout import RowLayout, put
+from .row_layout import load, put
+from .token_blocks import TokenBlocks
 
 _PUBLISHERS, _PUBLISHED = 32, 8
 """Blocks that store weights on a rank, if none of their threads stores more than ``_PUBLISHED``."""
@@ -31,20 +32,8 @@ NVLink idle while the first one is added."""
 
 
 @dataclass(frozen=True)
-class CombineBlocks:
-    """Division of the work among blocks: those that store weights, then those of each chunk.
-
-    Attributes:
-        tokens, choices: extents of the routing of a rank.
-        capacity: rows of y on each rank.
-        layout: layout of a row.
-    """
-
-    tokens: int
-    choices: int
-    capacity: int
-    ranks: int
-    layout: RowLayout
+class CombineBlocks(TokenBlocks):
+    """Division of the work among blocks: those that store weights, then those of each chunk."""
 
     def padded(self, count: int) -> int:
         """Return ``count``, rounded up to a multiple of the threads, as TileLang needs it to
@@ -74,11 +63,6 @@ class CombineBlocks:
         return ceil(self.tokens / (most * self.height))
 
     @property
-    def of_rank(self) -> int:
-        """Blocks of a chunk that add rows of one rank's tokens."""
-        return ceil(self.tokens / (self.chunks * self.height))
-
-    @property
     def of_chunk(self) -> int:
         """Blocks of a chunk: for the tokens of each rank, and for the sums of the own tokens."""
         return (self.ranks + 1) * self.of_rank
@@ -87,16 +71,6 @@ class CombineBlocks:
     def total(self) -> int:
         """Blocks of a launch."""
         return self.publishers + self.chunks * self.of_chunk
-
-    @property
-    def chunk(self) -> int:
-        """Vectors of the sums of one rank's tokens in a chunk."""
-        return self.of_rank * self.height * self.layout.padded
-
-    @property
-    def sums(self) -> int:
-        """Vectors of the sums of one rank's tokens, in whole chunks."""
-        return self.chunks * self.chunk
 
 
 @T.macro
@@ -149,9 +123,7 @@ def add_rows(blocks, y, source, slots, weights, sums, owner, first):
         for choice in T.serial(choices):
             slot = slot_of[i * choices + choice]
             if slot >= 0:
-                for v, j in T.Parallel(layout.padded, layout.width):
-                    if v < layout.vectors:
-                        row[v, j] = y[slot * layout.vectors + v, j]
+                load(layout, y, slot, row)
                 add(layout, total, weight_of[i * choices + choice], row)
         # Rows have padding, so that no store has a condition and one signal follows all of them.
         for v, j in T.Parallel(layout.padded, layout.width):
@@ -203,7 +175,7 @@ def combine_program(blocks: CombineBlocks):
         # Blocks wait only for blocks of lower index, on all ranks.
         with T.Kernel(blocks.total, threads=layout.threads) as block:
             weights = W.alloc_symmetric((ranks, tokens * choices), "float32")
-            sums = W.alloc_symmetric((ranks, blocks.sums, layout.width), layout.dtype)
+            sums = W.alloc_symmetric((ranks, blocks.exchanged, layout.width), layout.dtype)
             if block < blocks.publishers:
                 publish_weights(blocks, topk_weights, place, weights, block)
             else:

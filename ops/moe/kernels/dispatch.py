@@ -17,7 +17,8 @@ import tilelang.language as T
 
 from ....builtins import language as W
 from ....passes import with_options
-from .row_layout import RowLayout, put
+from .row_layout import load, put
+from .token_blocks import TokenBlocks
 
 _TOKENS, _CHUNKS = 4, 8
 """Most tokens that a block publishes, and most chunks of a rank's tokens. Ranks pull the tokens of
@@ -25,21 +26,13 @@ one chunk while the next ones are published."""
 
 
 @dataclass(frozen=True)
-class DispatchBlocks:
+class DispatchBlocks(TokenBlocks):
     """Division of the work among blocks: those that publish tokens, then those that pull them.
 
     Attributes:
-        tokens, choices: extents of the routing of a rank.
-        capacity: rows of the result.
-        layout: layout of a row.
         clear_rest: whether rows of the result that have no token become zero.
     """
 
-    tokens: int
-    choices: int
-    capacity: int
-    ranks: int
-    layout: RowLayout
     clear_rest: bool = True
 
     @property
@@ -48,42 +41,20 @@ class DispatchBlocks:
         return min(_TOKENS, ceil(self.tokens / self.layout.blocks))
 
     @property
-    def of_chunk(self) -> int:
-        """Blocks that publish a chunk."""
-        return ceil(self.tokens / (_CHUNKS * self.height))
-
-    @property
     def chunks(self) -> int:
-        """Chunks of the tokens of a rank."""
-        return ceil(self.tokens / (self.of_chunk * self.height))
+        """Chunks of the tokens of a rank, at most ``_CHUNKS``, of equally many blocks."""
+        of_chunk = ceil(self.tokens / (_CHUNKS * self.height))
+        return ceil(self.tokens / (of_chunk * self.height))
 
     @property
     def publishers(self) -> int:
         """Blocks that publish tokens; none if no other rank pulls them."""
-        return self.chunks * self.of_chunk if self.ranks > 1 else 0
-
-    @property
-    def chunk(self) -> int:
-        """Vectors of a chunk."""
-        return self.of_chunk * self.height * self.layout.padded
-
-    @property
-    def published(self) -> int:
-        """Vectors of the tokens of a rank, in whole chunks."""
-        return self.chunks * self.chunk
+        return self.chunks * self.of_rank if self.ranks > 1 else 0
 
     @property
     def pullers(self) -> int:
         """Blocks that pull tokens."""
         return min(self.layout.blocks, self.ranks * self.tokens)
-
-
-@T.macro
-def load(layout, x, token, row):
-    """Load a token of this rank into registers."""
-    for v, j in T.Parallel(layout.padded, layout.width):
-        if v < layout.vectors:
-            row[v, j] = x[token * layout.vectors + v, j]
 
 
 @T.macro
@@ -136,7 +107,7 @@ def dispatch_program(blocks: DispatchBlocks):
     ):
         # Blocks wait only for blocks of lower index, on all ranks.
         with T.Kernel(publishers + pullers, threads=layout.threads) as block:
-            rows = W.alloc_symmetric((blocks.published, layout.width), layout.dtype)
+            rows = W.alloc_symmetric((blocks.exchanged, layout.width), layout.dtype)
             row = T.alloc_fragment((layout.padded, layout.width), layout.dtype)
             if block < publishers:
                 publish(blocks, x, rows, row, block)

@@ -58,6 +58,7 @@ def grouped_wgrad(config: GroupedConfig) -> Any:
                         row = begin + step * tiles.K
                         T.copy(dY[row, n], dY_tile)
                         T.copy(X[row, k], X_tile)
+                        # One product after both cases would need a barrier in each step.
                         if row + tiles.K <= end:
                             T.gemm(dY_tile, X_tile, total, transpose_A=True, policy=ROWS)
                         else:

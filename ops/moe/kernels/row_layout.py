@@ -65,8 +65,16 @@ class RowLayout:
 
 
 @T.macro
-def put(layout, row, out, number):
-    """Store registers in row ``number`` of the result."""
+def load(layout, rows, number, row):
+    """Load row ``number`` into registers."""
     for v, j in T.Parallel(layout.padded, layout.width):
         if v < layout.vectors:
-            out[number * layout.vectors + v, j] = row[v, j]
+            row[v, j] = rows[number * layout.vectors + v, j]
+
+
+@T.macro
+def put(layout, row, rows, number):
+    """Store registers in row ``number``."""
+    for v, j in T.Parallel(layout.padded, layout.width):
+        if v < layout.vectors:
+            rows[number * layout.vectors + v, j] = row[v, j]
