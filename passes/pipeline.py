@@ -61,7 +61,7 @@ from .workarounds import (
     defer_initializations,
     elect_once,
     hide_factors,
-    hide_offsets,
+    keep_indices,
     keep_strides,
     make_factors_positive,
     sync_around_branch,
@@ -99,6 +99,10 @@ PREPARE_PASSES = (
     Pass(
         upgrade_ir.upgrade_ir,
         "first: all other passes and the simulator see the form of one release",
+    ),
+    Pass(
+        make_factors_positive.make_factors_positive,
+        "before all passes that simplify expressions, which would get another value",
     ),
     Pass(
         lift_ragged.lift_ragged,
@@ -239,10 +243,10 @@ INDEX_PASSES = (
 of a program with a builtin or a symmetric tensor."""
 
 FLAT_PASSES = (
-    Pass(hide_offsets.hide_offsets, "after TileLang lowers tiles, whose layouts add the offsets"),
+    Pass(keep_indices.keep_indices, "after TileLang lowers tiles to elements by their layouts"),
 )
-"""Passes that protect indices of shared memory. They run inside TileLang's pipeline, before it
-flattens indices, for every kernel of a program with a builtin or a symmetric tensor."""
+"""Passes that protect indices of elements. They run inside TileLang's pipeline, before it flattens
+indices, for every kernel of a program with a builtin or a symmetric tensor."""
 
 LAYOUT_PASSES = (
     Pass(upgrade_ir.upgrade_ir, "first: TileLang's pipeline has the form of its release"),

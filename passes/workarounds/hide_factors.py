@@ -7,7 +7,6 @@ from tvm.arith import Analyzer
 from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.symmetric import packed_strides
-from ..ir.hidden_zero import plus_hidden_zero
 from ..ir.walk import has_loads, nodes_in, op_name, variables_in
 
 _ADDRESSES = frozenset({"tl.region", "tl.access_ptr", "tirx.address_of"})
@@ -41,8 +40,9 @@ def hide_factors(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if not isinstance(node, tirx.BufferLoad) or not _has_large_factor(node, analyzer):
             return None
         *outer, last = node.indices
-        changed = plus_hidden_zero(last, variables_in(node)[0])
-        return tirx.BufferLoad(node.buffer, [*outer, changed])
+        variable = variables_in(node)[0]
+        zero = tirx.bitwise_or(variable, tirx.const(0, variable.dtype)) - variable
+        return tirx.BufferLoad(node.buffer, [*outer, last + tirx.Cast(str(last.dtype), zero)])
 
     body = ir_transform(func.body, skip, change, ["tirx.BufferLoad", "tirx.Call"])
     return func.with_body(body)

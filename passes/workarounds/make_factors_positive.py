@@ -1,49 +1,63 @@
-"""Write quotients and remainders so that no loop variable has a negative factor."""
+"""Write remainders so that no quotient in their dividend has a negative factor."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from tvm import ir, tirx
 from tvm.arith import Analyzer
 from tvm.tirx.stmt_functor import ir_transform
 
-from ..ir.walk import nodes_in, variables_in
+from ..ir.walk import nodes_in
 
 _LIMIT = 1 << 30
 """What is added to a dividend of 32 bits is smaller."""
 
 
-def make_factors_positive(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Add multiples of the divisor to a dividend until no loop variable has a negative factor.
+def make_factors_positive(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
+    """Add multiples of the divisor to a dividend until no quotient or remainder in it has a
+    negative factor.
 
-    TileLang simplifies the flat index of an access by TVM's ``IterMapSimplify``. Where a loop
-    variable has a negative factor in the dividend of ``//`` or ``%``, and is the only one in the
-    index, the result is wrong: ``(7 - i) // 2`` becomes ``i // -2 + 3``, and ``(rank + 3 - i) % 4``
-    becomes ``(0 - i) % 4``. With positive factors it is right.
+    TVM's ``Analyzer.simplify`` gives another value to a remainder if its dividend is, up to
+    multiples of the divisor, a quotient or remainder with a negative factor: ``(8 - j // 4) % 8``
+    becomes ``-(j % -32 // 4)``, which is 8 for ``j = 1``. With positive factors it is right.
 
-    It also leaves quotients and remainders of 64 bits as they are in an index of 32 bits. So a
-    dividend gets 64 bits if the divisor is no constant, or the multiples may be too large.
-
-    Before: ``x[(me + 3 - step) % 4]``; ``x[(7 - i) // 2]``
-    After:  ``x[(me + 3 - step + step * 4) % 4]``; ``x[(7 - i + i * 2) // 2 - i]``
+    Before: ``x[(8 - step // 4) % 8]``
+    After:  ``x[(8 - step // 4 + step // 4 * 8) % 8]``
     """
-    analyzer, constants = Analyzer(), set(func.params)
+    analyzer = Analyzer()
     for loop in nodes_in(func.body, tirx.For):
         analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
 
-    def change(node: tirx.FloorDiv | tirx.FloorMod) -> tirx.PrimExpr | None:
-        negative = [
-            (-factor, value)
-            for factor, value in _terms(node.a, 1)
-            if factor < 0 and not constants.issuperset(variables_in(value))
-        ]
+    def change(node: tirx.FloorMod) -> tirx.PrimExpr | None:
+        if not isinstance(node.b, tirx.IntImm) or not str(node.dtype).startswith("int"):
+            return None
+        negative = [(-f, value) for f, value in _factors(node.a) if f < 0 and _divides(value)]
         return _rewritten(node, negative, analyzer) if negative else None
 
-    body = ir_transform(func.body, None, change, ["tirx.FloorDiv", "tirx.FloorMod"])
-    return func.with_body(body)
+    return func.with_body(ir_transform(func.body, None, change, ["tirx.FloorMod"]))
+
+
+def _divides(value: tirx.PrimExpr) -> bool:
+    while isinstance(value, tirx.Cast):
+        value = value.value
+    return isinstance(value, (tirx.FloorDiv, tirx.FloorMod))
+
+
+def _factors(dividend: tirx.PrimExpr) -> list[tuple[int, tirx.PrimExpr]]:
+    """Return the different terms of a sum with their factors."""
+    factors: list[tuple[int, tirx.PrimExpr]] = []
+    for factor, term in _terms(dividend, 1):
+        others = [(f, t) for f, t in factors if not ir.structural_equal(t, term)]
+        same = sum(f for f, t in factors if ir.structural_equal(t, term))
+        factors = [*others, (same + factor, term)]
+    return factors
 
 
 def _terms(value: tirx.PrimExpr, factor: int) -> list[tuple[int, tirx.PrimExpr]]:
-    """Return the terms of a sum with their factors."""
+    """Return the terms of a sum with their factors. A term may occur several times."""
+    if isinstance(value, tirx.Cast):
+        return [(f, term.astype(value.dtype)) for f, term in _terms(value.value, factor)]
     if isinstance(value, tirx.Add):
         return _terms(value.a, factor) + _terms(value.b, factor)
     if isinstance(value, tirx.Sub):
@@ -56,31 +70,17 @@ def _terms(value: tirx.PrimExpr, factor: int) -> list[tuple[int, tirx.PrimExpr]]
 
 
 def _rewritten(
-    node: tirx.FloorDiv | tirx.FloorMod,
-    negative: list[tuple[int, tirx.PrimExpr]],
-    analyzer: Analyzer,
+    node: tirx.FloorMod, negative: list[tuple[int, tirx.PrimExpr]], analyzer: Analyzer
 ) -> tirx.PrimExpr:
-    """Return the value of ``node``, whose dividend has these terms, with the factors negated."""
-    dtype, divisor = str(node.dtype), node.b
-    if not isinstance(divisor, tirx.IntImm):
-        return _wide(node)
-    counts = [(-(-factor // divisor.value), value) for factor, value in negative]
-    largest = [count * divisor.value * _magnitude(value, analyzer) for count, value in counts]
-    if dtype != "int64" and sum(largest) >= _LIMIT:
-        return _wide(node)
-    dividend = node.a
-    for count, value in counts:
-        dividend = dividend + value * tirx.const(count * divisor.value, dtype)
-    result = type(node)(dividend, divisor)
-    if isinstance(node, tirx.FloorDiv):
-        for count, value in counts:
-            result = result - value * tirx.const(count, dtype)
-    return result
-
-
-def _wide(node: tirx.FloorDiv | tirx.FloorMod) -> tirx.PrimExpr:
-    wide = type(node)(tirx.Cast("int64", node.a), tirx.Cast("int64", node.b))
-    return tirx.Cast(str(node.dtype), wide)
+    """Return the value of ``node``, in whose dividend the factors of these terms are negated."""
+    divisor = node.b.value
+    multiples = [(-(-factor // divisor) * divisor, value) for factor, value in negative]
+    largest = sum(multiple * _magnitude(value, analyzer) for multiple, value in multiples)
+    dtype = "int64" if largest >= _LIMIT else str(node.dtype)
+    dividend = node.a.astype(dtype)
+    for multiple, value in multiples:
+        dividend = dividend + value.astype(dtype) * tirx.const(multiple, dtype)
+    return tirx.FloorMod(dividend, tirx.const(divisor, dtype)).astype(node.dtype)
 
 
 def _magnitude(value: tirx.PrimExpr, analyzer: Analyzer) -> int:

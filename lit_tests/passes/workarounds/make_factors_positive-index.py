@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""Indices whose loop variables have negative factors keep their values."""
+"""Remainders of quotients with a negative factor keep their values."""
 
 import tilelang.language as T
 
@@ -9,34 +9,34 @@ from tileweave import language as W
 
 def show(index, name):
     @T.prim_func
-    def program(x: T.Tensor((16,), "int32"), y: T.Tensor((4,), "int32")):
+    def program(x: T.Tensor((64,), "int32"), y: T.Tensor((8,), "int32")):
         with T.Kernel(1, threads=32):
             me = W.rank()
-            for i in T.serial(4):
+            for i in T.serial(8):
                 y[i] = x[index(me, i)]
 
     print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name)))
+    print(tw.emit(program.with_attr("global_symbol", name), world_size=8))
 
-
-# CHECK-LABEL: TEST: remainder
-# CHECK: y[i] = x[((((i * 3) + rank) + 3) & 3)];
-show(lambda me, i: (me + 3 - i) % 4, "remainder")
 
 # CHECK-LABEL: TEST: quotient
-# CHECK: y[i] = x[(((i + 7) >> 1) - i)];
-show(lambda me, i: (7 - i) // 2, "quotient")
+# CHECK: y[i] = x[(((i >> 1) * 7) & 7)];
+show(lambda me, i: (8 - i // 2) % 8, "quotient")
 
-# CHECK-LABEL: TEST: below_zero
-# CHECK: y[i] = x[(((((i * 2) + 2) / 3) + 1) - i)];
-show(lambda me, i: (2 - i) // 3 + 1, "below_zero")
+# CHECK-LABEL: TEST: remainder
+# CHECK: y[i] = x[(((i & 3) * 7) & 7)];
+show(lambda me, i: (8 - i % 4) % 8, "remainder")
 
-# The multiples would not fit into 32 bits.
+# CHECK-LABEL: TEST: of_rank
+# CHECK: y[i] = x[(i + (((rank >> 1) * 7) & 7))];
+show(lambda me, i: (8 - me // 2) % 8 + i, "of_rank")
+
+# The multiples do not fit into 32 bits. TVM reduces the factors again.
 # CHECK-LABEL: TEST: large
-# CHECK: y[i] = x[{{.*}}int64_t{{.*}}];
-show(lambda me, i: (me + 3 - i * 1000000001) % 16, "large")
+# CHECK: y[i] = x[(((i >> 1) * 7) & 7)];
+show(lambda me, i: (8 - i // 2 * 1000000001) % 8, "large")
 
-# Positive factors do not change.
-# CHECK-LABEL: TEST: forward
-# CHECK: y[i] = x[((i + rank) & 3)];
-show(lambda me, i: (me + i) % 4, "forward")
+# Other negative factors do not change (keep_indices).
+# CHECK-LABEL: TEST: other
+# CHECK: y[i] = x[(((3 - i) & 7) | 0)];
+show(lambda me, i: (3 - i) % 8, "other")

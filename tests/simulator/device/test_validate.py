@@ -184,8 +184,8 @@ def test_fault_of_one_level(edit):
             {},
             marks=needs_nested_pipelines,
         ),
-        ("counts_backward", "make_factors_positive", "translation", {}),
-        ("row_of_a_tile", "hide_offsets", "translation", {}),
+        ("counts_backward", "keep_indices", "translation", {}),
+        ("row_of_a_tile", "keep_indices", "translation", {}),
         pytest.param("adds_in_two_axes", "elect_once", "race", {}, marks=needs_bulk_copies),
         ("past_a_loop", "sync_branches", "race", {}),
         pytest.param(

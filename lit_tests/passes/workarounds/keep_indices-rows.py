@@ -1,0 +1,40 @@
+# RUN: %python %s | %filecheck %s
+"""Indices that TVM would simplify wrongly have an operation without effect around them."""
+
+import tilelang.language as T
+
+import tileweave as tw
+from tests.simulator.device.miscompiled import row_of_a_tile
+from tileweave import language as W
+
+
+def show(index, name):
+    @T.prim_func
+    def program(x: T.Tensor((64,), "int32"), y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            W.fence("gpu")
+            for j in T.Parallel(64):
+                y[j] = x[index(j)]
+
+    print("TEST:", name)
+    print(tw.emit(program.with_attr("global_symbol", name)))
+
+
+# In row 3 the last two bits of the numbers of vectors are inverted.
+# CHECK-LABEL: TEST: row
+# CHECK: row[0] = ((half_t*)A_tile)[({{.*}} >> 4) + 1) & 1) * 16)){{.*}} >> 3) + 1) & 1) * 8)) + {{.*}} + 192) | 0)];
+print("TEST: row")
+print(tw.emit(row_of_a_tile(), world_size=1))
+
+# CHECK-LABEL: TEST: offsets
+# CHECK: y[((int)threadIdx.x)] = x[({{.*}} >> 3) + 1) & 7) * 8) + ({{.*}} & 7) + 1) & 7)) | 0)];
+show(lambda j: (j // 8 + 1) % 8 * 8 + (j % 8 + 1) % 8, "offsets")
+
+# CHECK-LABEL: TEST: backward
+# CHECK: y[((int)threadIdx.x)] = x[(((63 - ((int)threadIdx.x)) >> 1) | 0)];
+show(lambda j: (63 - j) // 2, "backward")
+
+# One offset is simplified rightly.
+# CHECK-LABEL: TEST: rotated
+# CHECK: y[((int)threadIdx.x)] = x[((((int)threadIdx.x) + 8) & 63)];
+show(lambda j: (j // 8 + 1) % 8 * 8 + j % 8, "rotated")
