@@ -1,4 +1,4 @@
-"""Write remainders so that no quotient in their dividend has a negative factor."""
+"""Write quotients and remainders of negative multiples with positive factors."""
 
 from __future__ import annotations
 
@@ -15,74 +15,75 @@ _LIMIT = 1 << 30
 
 
 def make_factors_positive(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:
-    """Add multiples of the divisor to a dividend until no quotient or remainder in it has a
-    negative factor.
+    """Add multiples of the divisor to a dividend that is a negative multiple of one value, up to
+    multiples of the divisor.
 
-    TVM's ``Analyzer.simplify`` gives another value to a remainder if its dividend is, up to
-    multiples of the divisor, a quotient or remainder with a negative factor: ``(8 - j // 4) % 8``
-    becomes ``-(j % -32 // 4)``, which is 8 for ``j = 1``. With positive factors it is right.
+    TVM's ``Analyzer.simplify`` gives another value to such a quotient or remainder if the value or
+    the expression around it divides, too: ``(8 - j // 4) % 8`` becomes ``-(j % -32 // 4)``, which
+    is 8 for ``j = 1``, and ``(0 - j) % 8 // 3`` becomes 0. With a positive factor it is right.
 
-    Before: ``x[(8 - step // 4) % 8]``
-    After:  ``x[(8 - step // 4 + step // 4 * 8) % 8]``
+    Before: ``x[(8 - j // 4) % 8]``; ``x[(16 - j * 2) // 4]``
+    After:  ``x[j // 4 * 7 % 8]``; ``x[(j * 2 + 16) // 4 - j]``
     """
     analyzer = Analyzer()
     for loop in nodes_in(func.body, tirx.For):
         analyzer.bind(loop.loop_var, ir.Range.from_min_extent(loop.min, loop.extent))
 
-    def change(node: tirx.FloorMod) -> tirx.PrimExpr | None:
-        if not isinstance(node.b, tirx.IntImm) or not str(node.dtype).startswith("int"):
+    def change(node: tirx.FloorDiv | tirx.FloorMod) -> tirx.PrimExpr | None:
+        divisor, is_signed = node.b, str(node.dtype).startswith("int")
+        if not is_signed or not isinstance(divisor, tirx.IntImm) or divisor.value <= 0:
             return None
-        negative = [(-f, value) for f, value in _factors(node.a) if f < 0 and _divides(value)]
-        return _rewritten(node, negative, analyzer) if negative else None
+        dividend, known, rest = analyzer.rewrite_simplify(node.a), 0, []
+        for factor, value in _terms(dividend):
+            bound = analyzer.const_int_bound(value)
+            if bound.min_value == bound.max_value:
+                known += factor * bound.min_value
+            elif factor % divisor.value:
+                rest.append((factor, value))
+        if known % divisor.value or len(rest) != 1 or rest[0][0] > 0:
+            return None
+        # The expressions around it must see which terms remain.
+        return analyzer.simplify(_rewritten(type(node)(dividend, divisor), *rest[0], analyzer))
 
-    return func.with_body(ir_transform(func.body, None, change, ["tirx.FloorMod"]))
+    body = ir_transform(func.body, None, change, ["tirx.FloorDiv", "tirx.FloorMod"])
+    return func.with_body(body)
 
 
-def _divides(value: tirx.PrimExpr) -> bool:
-    while isinstance(value, tirx.Cast):
-        value = value.value
-    return isinstance(value, (tirx.FloorDiv, tirx.FloorMod))
-
-
-def _factors(dividend: tirx.PrimExpr) -> list[tuple[int, tirx.PrimExpr]]:
+def _terms(dividend: tirx.PrimExpr) -> list[tuple[int, tirx.PrimExpr]]:
     """Return the different terms of a sum with their factors."""
-    factors: list[tuple[int, tirx.PrimExpr]] = []
-    for factor, term in _terms(dividend, 1):
-        others = [(f, t) for f, t in factors if not ir.structural_equal(t, term)]
-        same = sum(f for f, t in factors if ir.structural_equal(t, term))
-        factors = [*others, (same + factor, term)]
-    return factors
+    terms: list[tuple[int, tirx.PrimExpr]] = []
+    for factor, value in _summands(dividend, 1):
+        others = [(f, v) for f, v in terms if not ir.structural_equal(v, value)]
+        same = sum(f for f, v in terms if ir.structural_equal(v, value))
+        terms = [*others, (same + factor, value)]
+    return terms
 
 
-def _terms(value: tirx.PrimExpr, factor: int) -> list[tuple[int, tirx.PrimExpr]]:
-    """Return the terms of a sum with their factors. A term may occur several times."""
-    if isinstance(value, tirx.Cast):
-        return [(f, term.astype(value.dtype)) for f, term in _terms(value.value, factor)]
+def _summands(value: tirx.PrimExpr, factor: int) -> list[tuple[int, tirx.PrimExpr]]:
+    if isinstance(value, tirx.Cast) and str(value.dtype).startswith("int"):
+        return [(f, v.astype(value.dtype)) for f, v in _summands(value.value, factor)]
     if isinstance(value, tirx.Add):
-        return _terms(value.a, factor) + _terms(value.b, factor)
+        return _summands(value.a, factor) + _summands(value.b, factor)
     if isinstance(value, tirx.Sub):
-        return _terms(value.a, factor) + _terms(value.b, -factor)
+        return _summands(value.a, factor) + _summands(value.b, -factor)
     if isinstance(value, tirx.Mul):
         for number, other in ((value.a, value.b), (value.b, value.a)):
             if isinstance(number, tirx.IntImm):
-                return _terms(other, factor * number.value)
+                return _summands(other, factor * number.value)
     return [(factor, value)]
 
 
 def _rewritten(
-    node: tirx.FloorMod, negative: list[tuple[int, tirx.PrimExpr]], analyzer: Analyzer
+    node: tirx.FloorDiv | tirx.FloorMod, factor: int, value: tirx.PrimExpr, analyzer: Analyzer
 ) -> tirx.PrimExpr:
-    """Return the value of ``node``, in whose dividend the factors of these terms are negated."""
-    divisor = node.b.value
-    multiples = [(-(-factor // divisor) * divisor, value) for factor, value in negative]
-    largest = sum(multiple * _magnitude(value, analyzer) for multiple, value in multiples)
+    """Return the value of ``node``, where the negative ``factor`` of ``value`` becomes positive."""
+    bound, divisor = analyzer.const_int_bound(value), node.b.value
+    count = -(factor // divisor)
+    largest = count * divisor * max(abs(bound.min_value), abs(bound.max_value))
     dtype = "int64" if largest >= _LIMIT else str(node.dtype)
-    dividend = node.a.astype(dtype)
-    for multiple, value in multiples:
-        dividend = dividend + value.astype(dtype) * tirx.const(multiple, dtype)
-    return tirx.FloorMod(dividend, tirx.const(divisor, dtype)).astype(node.dtype)
-
-
-def _magnitude(value: tirx.PrimExpr, analyzer: Analyzer) -> int:
-    bound = analyzer.const_int_bound(value)
-    return max(abs(bound.min_value), abs(bound.max_value))
+    value = value.astype(dtype)
+    dividend = node.a.astype(dtype) + value * tirx.const(count * divisor, dtype)
+    result = type(node)(dividend, tirx.const(divisor, dtype))
+    if isinstance(node, tirx.FloorDiv):
+        result = result - value * tirx.const(count, dtype)
+    return result.astype(node.dtype)
