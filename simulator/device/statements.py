@@ -16,11 +16,10 @@ from tvm import tirx
 
 from ..frontend.accesses import GlobalRef, store_global, store_tile
 from ..frontend.block_ops import BlockStatements
-from ..frontend.builtin_ops import lanes_of
 from ..frontend.expressions import Expr, Value
 from ..machine.block import Frame, Tile
 from ..machine.steps import Step
-from ..memory.values import convert, numpy_dtype
+from ..memory.values import convert, lanes_of, numpy_dtype
 from ..report.errors import unsupported
 from .lowering import HEAP_STRIDE, TensorMap
 from .shared import SharedMemory, Source
@@ -197,28 +196,42 @@ class DeviceStatements(BlockStatements):
             expr = super()._BufferLoad(load, loc)
             slot = self.tiles.get(load.buffer.data)
             return expr if slot is None else _loaded(expr, slot, loc)
-        address = self.address(place, load.buffer, load.indices, loc)
+        addresses = self.addresses(place, load.buffer, load.indices, loc)
         dtype, node = numpy_dtype(load.buffer.dtype), self.node()
         lanes, source = lanes_of(load.dtype), Source(f"load of {load.buffer.name}", loc)
 
         def value(frame):
             values, frame.cache[node] = load_shared(
-                frame, place.memory, address(frame), lanes, dtype, source
+                frame, place.memory, addresses(frame), lanes, dtype, source
             )
             return values
 
         return Expr(value, lambda frame: frame.cache.get(node))
 
     def address(self, place: SharedPlace, buffer: tirx.Buffer, indices: Any, loc: str) -> Value:
-        """Compile the byte address of an access: of its first lane if lanes are consecutive."""
+        """Compile the byte address of an access whose lanes are consecutive."""
+        (index,) = indices
+        if lanes_of(index.dtype) > 1 and not (
+            isinstance(index, tirx.Ramp) and int(index.stride) == 1
+        ):
+            raise unsupported(f"a vector of {buffer.name} with gaps", loc)
+        addresses = self.addresses(place, buffer, indices, loc)
+        return lambda frame: addresses(frame)[0]
+
+    def addresses(self, place: SharedPlace, buffer: tirx.Buffer, indices: Any, loc: str) -> Value:
+        """Compile the byte addresses of an access: of its first lane if lanes are consecutive,
+        otherwise of each lane."""
         itemsize = numpy_dtype(buffer.dtype).itemsize
         (index,) = indices
-        if isinstance(index, tirx.Ramp):
-            if int(index.stride) != 1:
-                raise unsupported(f"a vector of {buffer.name} with gaps", loc)
+        if isinstance(index, tirx.Ramp) and int(index.stride) == 1:
             index = index.base
-        first = self.indices([index], buffer.name, loc)
-        return lambda frame: first(frame)[0] * itemsize + place.offset
+        lanes, places = lanes_of(index.dtype), self.indices([index], buffer.name, loc)
+
+        def value(frame):
+            address = places(frame)[0] * itemsize + place.offset
+            return [address] if lanes == 1 else [address[..., lane] for lane in range(lanes)]
+
+        return value
 
     def _on_BufferStore(self, stmt: Any, loc: str) -> Step:
         buffer = stmt.buffer
@@ -316,14 +329,20 @@ def to_threads(values: np.ndarray, frame: Frame) -> Any:
 
 
 def load_shared(
-    frame: Frame, memory: int, address: Any, lanes: int, dtype: np.dtype, source: Source
+    frame: Frame, memory: int, addresses: list[Any], lanes: int, dtype: np.dtype, source: Source
 ) -> tuple[Any, Any]:
-    """Return values and poison of loads from shared memory by the active threads."""
+    """Return values and poison of loads from shared memory by the active threads.
+
+    Each address is that of equally many of the lanes.
+    """
     shared = frame.block.shared[memory]
     groups = frame.mask.group_of[frame.mask.threads]
-    values, bad = shared.load(
-        of_threads(address, frame), lanes * dtype.itemsize, dtype, groups, source
-    )
+    width = lanes // len(addresses) * dtype.itemsize
+    loads = [shared.load(of_threads(a, frame), width, dtype, groups, source) for a in addresses]
+    values = np.concatenate([v for v, _ in loads], axis=1)
+    bad = None
+    if any(b is not None for _, b in loads):
+        bad = np.concatenate([np.zeros(v.shape, bool) if b is None else b for v, b in loads], 1)
     if lanes == 1:
         values, bad = values[:, 0], None if bad is None else bad[:, 0]
     return to_threads(values, frame), None if bad is None else to_threads(bad, frame)

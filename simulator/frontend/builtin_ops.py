@@ -16,7 +16,7 @@ from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
-from ..memory.values import convert, is_float
+from ..memory.values import convert, is_float, lanes_of
 from ..report.errors import SimulationError, unsupported
 from .accesses import store_tile
 from .atomics import Word, gather, places, unwritten_word, words_at
@@ -35,11 +35,6 @@ _HOLDS = {
 }
 _ORDERS = ("relaxed", "acquire", "acquire", "release", "acq_rel", "acq_rel")
 """C++ memory orders by TileLang's numbers."""
-
-
-def lanes_of(dtype: str) -> int:
-    tail = str(dtype).rsplit("x", 1)
-    return int(tail[1]) if len(tail) == 2 and tail[1].isdigit() else 1
 
 
 def load(c: Statements, call: tirx.Call, loc: str) -> Expr:

@@ -15,9 +15,8 @@ from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.arrivals import story
 from ..memory.flagged import flag_of, had_flag, load_flagged, store_flagged
 from ..memory.memory import Tensor
-from ..memory.values import convert, numpy_dtype
+from ..memory.values import convert, lanes_of, numpy_dtype
 from .atomics import ThreadGroups, Word, gather, places, unwritten_word, words_at
-from .builtin_ops import lanes_of
 from .expressions import Expr
 from .pointer import Pointer, refuse_poison
 from .statements import Statements

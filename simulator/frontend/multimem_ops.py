@@ -11,11 +11,10 @@ from tvm import tirx
 
 from ...builtins.spec import BUILTINS, builtin_of
 from ..machine.steps import Step
-from ..memory.values import convert, numpy_dtype, widened
+from ..memory.values import convert, lanes_of, numpy_dtype, widened
 from ..report.errors import SimulationError
 from .accesses import GlobalRef
 from .atomics import Word, gather, places, words_at
-from .builtin_ops import lanes_of
 from .expressions import Expr
 from .functions import REDUCTIONS
 from .pointer import refuse_poison

@@ -107,3 +107,9 @@ def are_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     digits = np.finfo(a.dtype).eps if a.dtype.kind == "f" else 2.0**-8
     a, b = (x.astype(np.float64) for x in (a, b))
     return np.isclose(a, b, rtol=64 * float(digits), atol=float(digits), equal_nan=True)
+
+
+def lanes_of(dtype: str) -> int:
+    """Return the number of elements of a type such as ``float32x4``."""
+    tail = str(dtype).rsplit("x", 1)
+    return int(tail[1]) if len(tail) == 2 and tail[1].isdigit() else 1

@@ -301,3 +301,27 @@ def test_command(capsys):
         "all_gather: the device functions of sm_80 agree with the program: "
         "1 schedules of 4 ranks, no fault\n"
     )
+
+
+@pytest.mark.parametrize(
+    "place",
+    [lambda i, j: i // 3, lambda i, j: T.min(j, j ^ j) + i % 2, lambda i, j: 255 - j],
+    ids=["one", "computed", "backward"],
+)
+def test_vectors_at_any_places(place):
+    """Elements of shared memory, which do not follow each other, are stored as a vector."""
+
+    @T.prim_func
+    def program(X: T.Tensor((256,), "int32"), Y: T.Tensor((8, 256), "int32")):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((256,), "int32")
+            W.fence("gpu")
+            T.copy(X, tile)
+            for i, j in T.Parallel(8, 256):
+                Y[i, j] = tile[place(i, j)]
+
+    x = np.random.default_rng(0).integers(0, 1000, 256).astype(np.int32)
+    (result,) = tw.validate(program, 1, [{"X": x}])
+    for i in range(8):
+        expected = [x[int(place(tirx.const(i), tirx.const(j)))] for j in range(256)]
+        np.testing.assert_array_equal(result["Y"][i], expected)
