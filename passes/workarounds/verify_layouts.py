@@ -1,29 +1,36 @@
-"""Refuse fragments of which TileLang stores only a part in registers."""
+"""Refuse fragments for which TileLang has too few registers, or reads too many."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tilelang.layout import Fragment
-from tvm import ir, tirx
+from tvm import DataType, ir, tirx
 from tvm.arith import Analyzer
 
 from ...builtins.errors import LanguageError
 from ..ir.accesses import touches_in
-from ..ir.walk import children_of, location, nodes_in, variables_in
+from ..ir.walk import children_of, location, nodes_in, op_name, variables_in
+
+_WHOLE = {"tl.tileop.copy": "T.copy", "tl.tileop.reduce": "T.reduce"}
+"""Operators that access all registers of a fragment in some cases."""
 
 
 def verify_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Refuse a fragment whose layout has no register of the block for some elements.
+    """Refuse fragments whose layouts do not fit their shapes.
 
     TileLang infers the layout of a fragment from a ``T.Parallel`` loop or a ``T.copy`` that
     accesses it. If this statement accesses a part of the elements, the layout may have registers
     for this part only: it has a smaller shape, or places the other elements in threads that the
     block does not have. TileLang then drops these elements from all statements without an error.
 
+    A fragment that receives the first rows or columns of another one gets the layout of the latter,
+    with registers that nothing writes. ``T.Parallel`` omits them, but a reduction combines them,
+    and a copy by matrix instructions, of elements of 16 bits, stores them after the tile.
+
     Raises:
         LanguageError: names the fragment and its shape, and the line of a statement that accesses a
-            part of it.
+            part of it, or the registers of no element.
 
     Before: ``x = T.alloc_fragment((256,), ...)`` with a layout of 64 elements, the extent of
     ``for i in T.Parallel(64): x[i] += 1``
@@ -31,8 +38,12 @@ def verify_layouts(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     for block in nodes_in(func.body, tirx.SBlock):
         for buffer, layout in dict(block.annotations.get("layout_map", {})).items():
-            if isinstance(layout, Fragment) and not _is_complete(layout, buffer):
-                shape = tuple(map(int, buffer.shape))
+            if not isinstance(layout, Fragment):
+                continue
+            shape = tuple(map(int, buffer.shape))
+            if _is_larger(layout, buffer):
+                _refuse_whole_accesses(func.body, buffer, shape)
+            if not _is_complete(layout, buffer):
                 raise LanguageError(
                     f"{buffer.name} of shape {shape}: TileLang stores only a part of its elements "
                     "in registers, because a statement accesses only a part; expected T.Parallel "
@@ -54,6 +65,33 @@ def _is_complete(layout: Fragment, buffer: tirx.Buffer) -> bool:
     bound = analyzer.const_int_bound(layout.forward_thread)
     threads = layout.thread_range
     return threads is None or 0 <= bound.min_value <= bound.max_value < int(threads.extent)
+
+
+def _is_larger(layout: Fragment, buffer: tirx.Buffer) -> bool:
+    """Return whether ``layout`` has registers for more elements than ``buffer`` has."""
+    extents = zip(layout.get_input_shape(), buffer.shape, strict=False)
+    return any(int(stored) > int(extent) for stored, extent in extents)
+
+
+def _refuse_whole_accesses(body: tirx.Stmt, buffer: tirx.Buffer, shape: tuple[int, ...]) -> None:
+    """Refuse statements that access all registers of ``buffer``."""
+    for stmt in _tile_statements(body):
+        name = _WHOLE.get(op_name(getattr(stmt, "value", None)))
+        accessed = {b.data: b for _, b, _ in touches_in(stmt)} if name else {}
+        if buffer.data in accessed and (
+            name == "T.reduce" or any(map(_moves_matrices, accessed.values()))
+        ):
+            raise LanguageError(
+                f"{buffer.name} of shape {shape}: TileLang gives it all registers of the fragment "
+                f"whose first elements it receives, and {name} accesses all of them; expected that "
+                "part of the other fragment, such as total[:, :64], or a fragment of the same "
+                f"shape{location(stmt)}"
+            )
+
+
+def _moves_matrices(buffer: tirx.Buffer) -> bool:
+    """Return whether stmatrix or ldmatrix may move elements of ``buffer``."""
+    return buffer.scope().startswith("shared") and DataType(str(buffer.dtype)).bits == 16
 
 
 def _place(body: tirx.Stmt, buffer: tirx.Buffer) -> str:

@@ -78,3 +78,52 @@ def vector(X: T.Tensor((24,), "int32"), Y: T.Tensor((24,), "int32")):
 
 # CHECK: vector: accepted
 show("vector", vector)
+
+
+def half(use, dtype):
+    @T.prim_func
+    def program(
+        A: T.Tensor((64, 64), "float16"), B: T.Tensor((128, 64), "float16"),
+        Y: T.Tensor((64, 64), dtype), Z: T.Tensor((64,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            A_tile, B_tile = (
+                T.alloc_shared((64, 64), "float16"),
+                T.alloc_shared((128, 64), "float16"),
+            )
+            Y_tile = T.alloc_shared((64, 64), dtype)
+            total = T.alloc_fragment((64, 128), "float32")
+            left = T.alloc_fragment((64, 64), "float32")
+            row = T.alloc_fragment((64,), "float32")
+            T.copy(A, A_tile)
+            T.copy(B, B_tile)
+            T.clear(total)
+            T.gemm(A_tile, B_tile, total, transpose_B=True)
+            for i, j in T.Parallel(64, 64):
+                left[i, j] = total[i, j] * 2.0
+            if use == "copy":
+                T.copy(left, Y_tile)
+            elif use == "copy of the part":
+                T.copy(total[:, :64], Y_tile)
+            else:
+                T.reduce_max(left, row, dim=1)
+            T.copy(Y_tile, Y)
+            T.copy(row, Z)
+            W.fence("gpu")
+
+    return program
+
+
+# Registers 32 to 63 of each thread are those of no element.
+# CHECK: copy: left of shape (64, 64): TileLang gives it all registers of the fragment whose first elements it receives, and T.copy accesses all of them; expected that part of the other fragment, such as total[:, :64], or a fragment of the same shape
+# LINE: CHECK-NEXT: --> {{.*}}verify_layouts-parts.py:[[# @LINE - 14]]
+show("copy", half("copy", "float16"))
+
+# CHECK: reduce: left of shape (64, 64): TileLang gives it all registers {{.*}}, and T.reduce accesses all of them
+show("reduce", half("reduce", "float16"))
+
+# CHECK: words: accepted
+show("words", half("copy", "float32"))
+
+# CHECK: copy of the part: accepted
+show("copy of the part", half("copy of the part", "float16"))

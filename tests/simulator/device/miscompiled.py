@@ -483,3 +483,34 @@ def row_of_a_tile():
             T.copy(row, Y)
 
     return program
+
+
+def half_of_a_fragment(use):
+    """Half of a fragment goes to another one, and from there to shared memory or to a reduction."""
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((64, 64), "float16"), B: T.Tensor((128, 64), "float16"),
+        Y: T.Tensor((64, 64), "float16"), Z: T.Tensor((64,), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            A_tile = T.alloc_shared((64, 64), "float16")
+            B_tile = T.alloc_shared((128, 64), "float16")
+            Y_tile = T.alloc_shared((64, 64), "float16")
+            total = T.alloc_fragment((64, 128), "float32")
+            left = T.alloc_fragment((64, 64), "float32")
+            row = T.alloc_fragment((64,), "float32")
+            W.fence("gpu")
+            T.clear(total)
+            T.copy(A, A_tile)
+            T.copy(B, B_tile)
+            T.gemm(A_tile, B_tile, total, transpose_B=True)
+            T.copy(total[:, :64], left)
+            if use == "copy":
+                T.copy(left, Y_tile)
+                T.copy(Y_tile, Y)
+            else:
+                T.reduce_max(left, row, dim=1)
+                T.copy(row, Z)
+
+    return program

@@ -325,3 +325,17 @@ def test_vectors_at_any_places(place):
     for i in range(8):
         expected = [x[int(place(tirx.const(i), tirx.const(j)))] for j in range(256)]
         np.testing.assert_array_equal(result["Y"][i], expected)
+
+
+def test_registers_of_no_element(monkeypatch):
+    """A copy or reduction of a fragment that receives a half of another one uses registers that
+    nothing writes; it is refused."""
+    for use, kind in (("copy", "race"), ("reduce", "poison")):
+        program = miscompiled.half_of_a_fragment(use)
+        with pytest.raises(tw.TileWeaveError, match="left of shape"):
+            tw.validate(program, 1)
+        with monkeypatch.context() as patch:
+            switch_off(patch, "verify_layouts")
+            with pytest.raises(SimulationError) as error:
+                tw.validate(program, 1)
+        assert error.value.kind == kind
