@@ -16,6 +16,7 @@ from tvm.ir.instrument import pass_instrument
 from tvm.target import Target
 
 from .. import passes
+from ..builtins.errors import LanguageError
 from ..builtins.spec import BUILTINS, builtin_of
 from ..passes.device.widen_atomics import SYSTEM_ATOMIC
 from ..passes.ir.hold import HOLD
@@ -75,7 +76,7 @@ def _wrap_pipeline() -> None:
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
         mod = passes.run(passes.INDEX_PASSES, mod, all_functions=True)
         tile, calls = passes.number_builtins(mod)
-        with _without_shared_reuse(tile), _verified_layouts(), with_config({}, [_Indices()]):
+        with _without_shared_reuse(tile), _verified_layouts(), _kept_indices():
             mod = stock(tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
@@ -100,13 +101,32 @@ class _Layouts:
 
 @pass_instrument
 class _Indices:
-    """Runs ``FLAT_PASSES`` before TileLang flattens indices."""
+    """Runs ``FLAT_PASSES`` before TileLang flattens indices, and keeps their error."""
+
+    error: LanguageError | None = None
 
     def run_before_pass(self, mod: IRModule, info: Any) -> None:
         if info.name == "tl.FlattenBuffer":
-            changed = passes.run(passes.FLAT_PASSES, mod, all_functions=True)
+            try:
+                changed = passes.run(passes.FLAT_PASSES, mod, all_functions=True)
+            except LanguageError as error:
+                self.error = error
+                raise
             for variable, func in changed.functions.items():
                 mod.update_func(variable, func)
+
+
+@contextlib.contextmanager
+def _kept_indices() -> Iterator[None]:
+    """Flatten indices inside. TVM raises errors of ``FLAT_PASSES`` with another type."""
+    indices = _Indices()
+    try:
+        with with_config({}, [indices]):
+            yield
+    except Exception:
+        if indices.error is not None:
+            raise indices.error from None
+        raise
 
 
 @contextlib.contextmanager

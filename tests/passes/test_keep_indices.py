@@ -6,10 +6,12 @@ from itertools import product
 import numpy as np
 import pytest
 import tilelang
+import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 
-import tileweave  # noqa: F401  (TileLang's TVM)
+import tileweave as tw
+from tileweave import language as W
 from tileweave.passes.ir.walk import nodes_in
 from tileweave.passes.sync.regions.space import Loop, Space
 from tileweave.passes.workarounds.keep_indices import keep_indices
@@ -101,3 +103,18 @@ def test_row(divisor):
         extents = {j: divisor * divisor}
         kept = flattened(keep_indices(program_of(index, extents)))
         np.testing.assert_array_equal(values_of(kept, extents), values_of(index, extents))
+
+
+def test_refused(monkeypatch):
+    """An index that TVM would simplify wrongly nevertheless is refused."""
+
+    @T.prim_func
+    def program(x: T.Tensor((64,), "int32"), y: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            W.fence("gpu")
+            for j in T.Parallel(64):
+                y[j] = x[(j // 8 + 1) % 8 * 8 + (j % 8 + 1) % 8]
+
+    monkeypatch.setattr(f"{keep_indices.__module__}._hidden", lambda index: index)
+    with pytest.raises(tw.LanguageError, match=r"x\[.*TVM simplifies this index"):
+        tw.emit(program)
