@@ -96,7 +96,7 @@ class Mixture:
         self.w_gate_up, self.w_down = self.experts(self.group.rank)
         shape, options = (case.tokens, case.hidden), {"dtype": case.dtype, "device": self.device}
         self.x, self.grad = (torch.randn(shape, **options) for _ in range(2))
-        self.weights = torch.rand(case.tokens, case.choices, device=self.device)
+        self.weights = torch.rand(case.tokens, case.choices, device=self.device) + 0.5
         self.ids = torch.zeros(case.tokens, case.choices, dtype=torch.int32, device=self.device)
         self.route(ROUTINGS[seed % len(ROUTINGS)])
 
@@ -332,7 +332,9 @@ def check_fp8(transport: str) -> str:
         for routing in range(2):
             mixture = Mixture(case._replace(dtype=HALF), transport, 5 * place + routing)
             out, by_torch = mixture.quantized()
-            for right, bound in ((by_torch, ERROR), (mixture.right()[0], QUANT_ERROR)):
+            # If the largest hidden value of a token is rounded otherwise, so is a block of them.
+            rounded = ERROR * (1 + case.tokens**-0.5)
+            for right, bound in ((by_torch, rounded), (mixture.right()[0], QUANT_ERROR)):
                 error = (out.float() - right.float()).norm() / right.float().norm().clamp(min=1e-3)
                 if not error <= bound:
                     return f"{case}: fp8: relative error {error:.1e}; expected {bound:.1e}"
