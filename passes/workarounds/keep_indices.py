@@ -14,7 +14,7 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import packed_strides
-from ..ir.walk import nodes_in, op_name, with_span_of
+from ..ir.walk import location, nodes_in, op_name, with_span_of
 from ..sync.regions.space import NotEvaluable, Space
 
 Access = tirx.BufferLoad | tirx.BufferStore
@@ -57,8 +57,17 @@ def keep_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
         raise LanguageError(
             f"{access.buffer.name}{list(access.indices)}: TVM simplifies this index to one with "
             "another value; expected an index without // and %, or with positive factors"
+            f"{_place(func.body, access)}"
         )
     return func
+
+
+def _place(body: tirx.Stmt, access: Access) -> str:
+    """Return the line of the innermost statement that contains ``access``, for a message."""
+    for stmt in nodes_in(body, tirx.Stmt):
+        if any(node.same_as(access) for node in nodes_in(stmt, type(access))):
+            return location(stmt)
+    return ""
 
 
 def _simplified_wrongly(func: tirx.PrimFunc) -> dict[int, Access]:

@@ -11,11 +11,13 @@ from tilelang import tvm
 from tvm import tirx
 
 import tileweave as tw
+from tests.releases import names_line
 from tileweave import language as W
 from tileweave.passes.ir.walk import nodes_in
-from tileweave.passes.sync.regions.space import Loop, Space
 from tileweave.passes.workarounds.keep_indices import keep_indices
 from tileweave.passes.workarounds.make_factors_positive import make_factors_positive
+
+from .index_values import in_loops, values_of
 
 EXTENTS = (2, 3, 4, 6, 8, 16, 32, 64)
 
@@ -26,9 +28,7 @@ def program_of(index, extents, condition=None):
     body = tirx.BufferStore(y, tirx.const(0, "int32"), [index])
     if condition is not None:
         body = tirx.IfThenElse(condition, body, None)
-    for variable, extent in extents.items():
-        body = tirx.For(variable, 0, extent, tirx.ForKind.SERIAL, body)
-    return tirx.PrimFunc([y.data], body).with_attr("global_symbol", "program")
+    return tirx.PrimFunc([y.data], in_loops(body, extents)).with_attr("global_symbol", "program")
 
 
 def flattened(func):
@@ -36,12 +36,6 @@ def flattened(func):
     mod = tilelang.transform.FlattenBuffer()(tvm.IRModule({"program": func}))
     (store,) = nodes_in(mod["program"].body, tirx.BufferStore)
     return store.indices[0]
-
-
-def values_of(index, extents):
-    loops = [Loop(v, tirx.const(0, "int32"), tirx.const(n, "int32")) for v, n in extents.items()]
-    space = Space(1, loops, {})
-    return np.broadcast_to(space.evaluate(index), space.shape)
 
 
 def random_index(rng):
@@ -81,7 +75,7 @@ def test_random_indices(seed):
 
 
 def test_unchanged():
-    """Indices that TVM simplifies rightly do not change, and it simplifies most wrongly."""
+    """Indices that TVM simplifies rightly do not change, and it simplifies many wrongly."""
     wrong = 0
     for seed in range(100):
         index, extents, condition = random_index(random.Random(seed))
@@ -116,5 +110,6 @@ def test_refused(monkeypatch):
                 y[j] = x[(j // 8 + 1) % 8 * 8 + (j % 8 + 1) % 8]
 
     monkeypatch.setattr(f"{keep_indices.__module__}._hidden", lambda index: index)
-    with pytest.raises(tw.LanguageError, match=r"x\[.*TVM simplifies this index"):
+    with pytest.raises(tw.LanguageError, match=r"x\[.*TVM simplifies this index") as error:
         tw.emit(program)
+    assert names_line(str(error.value), "test_keep_indices.py:")

@@ -11,8 +11,9 @@ from tvm import tirx
 import tileweave as tw
 from tileweave import language as W
 from tileweave.passes.ir.walk import nodes_in
-from tileweave.passes.sync.regions.space import Loop, Space
 from tileweave.passes.workarounds.make_factors_positive import make_factors_positive
+
+from .index_values import in_loops, values_of
 
 
 def random_remainder(rng, extents):
@@ -37,16 +38,8 @@ def simplified(expr, extents):
     return analyzer.simplify(expr)
 
 
-def values_of(expr, extents):
-    loops = [Loop(v, tirx.const(0, "int32"), tirx.const(n, "int32")) for v, n in extents.items()]
-    space = Space(1, loops, {})
-    return np.broadcast_to(space.evaluate(expr), space.shape)
-
-
 def rewritten(expr, extents):
-    body = tirx.Evaluate(expr)
-    for variable, extent in extents.items():
-        body = tirx.For(variable, 0, extent, tirx.ForKind.SERIAL, body)
+    body = in_loops(tirx.Evaluate(expr), extents)
     (value,) = nodes_in(make_factors_positive(tirx.PrimFunc([], body)).body, tirx.Evaluate)
     return value.value
 
