@@ -76,7 +76,7 @@ def _wrap_pipeline() -> None:
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
         mod = passes.run(passes.INDEX_PASSES, mod, all_functions=True)
         tile, calls = passes.number_builtins(mod)
-        with _without_shared_reuse(tile), _verified_layouts(), _kept_indices():
+        with _without_shared_reuse(tile), _inner_passes():
             mod = stock(tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
@@ -89,56 +89,40 @@ def _wrap_pipeline() -> None:
 
 
 @pass_instrument
-class _Layouts:
-    """Keeps the module after TileLang has chosen its layouts."""
-
-    mod: IRModule | None = None
-
-    def run_after_pass(self, mod: IRModule, info: Any) -> None:
-        if info.name == "tl.LayoutInference":
-            self.mod = mod
-
-
-@pass_instrument
-class _Indices:
-    """Runs ``FLAT_PASSES`` before TileLang flattens indices, and keeps their error."""
+class _Inner:
+    """Runs passes between those of TileLang, and keeps their error."""
 
     error: LanguageError | None = None
 
+    def run_after_pass(self, mod: IRModule, info: Any) -> None:
+        if info.name == "tl.LayoutInference":
+            self._run(passes.LAYOUT_PASSES, mod)
+
     def run_before_pass(self, mod: IRModule, info: Any) -> None:
         if info.name == "tl.FlattenBuffer":
-            try:
-                changed = passes.run(passes.FLAT_PASSES, mod, all_functions=True)
-            except LanguageError as error:
-                self.error = error
-                raise
+            changed = self._run(passes.FLAT_PASSES, mod)
             for variable, func in changed.functions.items():
                 mod.update_func(variable, func)
 
+    def _run(self, table: tuple[passes.Pass, ...], mod: IRModule) -> IRModule:
+        try:
+            return passes.run(table, mod, all_functions=True)
+        except LanguageError as error:
+            self.error = error
+            raise
+
 
 @contextlib.contextmanager
-def _kept_indices() -> Iterator[None]:
-    """Flatten indices inside. TVM raises errors of ``FLAT_PASSES`` with another type."""
-    indices = _Indices()
+def _inner_passes() -> Iterator[None]:
+    """Let TileLang lower inside. TVM raises an error of an inner pass with another type."""
+    inner = _Inner()
     try:
-        with with_config({}, [indices]):
+        with with_config({}, [inner]):
             yield
     except Exception:
-        if indices.error is not None:
-            raise indices.error from None
+        if inner.error is not None:
+            raise inner.error from None
         raise
-
-
-@contextlib.contextmanager
-def _verified_layouts() -> Iterator[None]:
-    """Lower tiles inside; at the end run ``LAYOUT_PASSES``, whose errors cannot cross a pass."""
-    layouts = _Layouts()
-    try:
-        with with_config({}, [layouts]):
-            yield
-    finally:
-        if layouts.mod is not None:
-            passes.run(passes.LAYOUT_PASSES, layouts.mod, all_functions=True)
 
 
 def _map_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc], mod: IRModule) -> IRModule:

@@ -53,9 +53,12 @@ def _terms(dividend: tirx.PrimExpr) -> list[tuple[int, tirx.PrimExpr]]:
     """Return the different terms of a sum with their factors."""
     terms: list[tuple[int, tirx.PrimExpr]] = []
     for factor, value in _summands(dividend, 1):
-        others = [(f, v) for f, v in terms if not ir.structural_equal(v, value)]
-        same = sum(f for f, v in terms if ir.structural_equal(v, value))
-        terms = [*others, (same + factor, value)]
+        for place, (other, term) in enumerate(terms):
+            if ir.structural_equal(term, value):
+                terms[place] = (other + factor, term)
+                break
+        else:
+            terms.append((factor, value))
     return terms
 
 

@@ -210,10 +210,7 @@ class DeviceStatements(BlockStatements):
 
     def address(self, place: SharedPlace, buffer: tirx.Buffer, indices: Any, loc: str) -> Value:
         """Compile the byte address of an access whose lanes are consecutive."""
-        (index,) = indices
-        if lanes_of(index.dtype) > 1 and not (
-            isinstance(index, tirx.Ramp) and int(index.stride) == 1
-        ):
+        if lanes_of(_begin(indices[0]).dtype) > 1:
             raise unsupported(f"a vector of {buffer.name} with gaps", loc)
         addresses = self.addresses(place, buffer, indices, loc)
         return lambda frame: addresses(frame)[0]
@@ -222,9 +219,7 @@ class DeviceStatements(BlockStatements):
         """Compile the byte addresses of an access: of its first lane if lanes are consecutive,
         otherwise of each lane."""
         itemsize = numpy_dtype(buffer.dtype).itemsize
-        (index,) = indices
-        if isinstance(index, tirx.Ramp) and int(index.stride) == 1:
-            index = index.base
+        index = _begin(indices[0])
         lanes, places = lanes_of(index.dtype), self.indices([index], buffer.name, loc)
 
         def value(frame):
@@ -266,6 +261,11 @@ class DeviceStatements(BlockStatements):
                 store_tile(frame, frame.tile(slot), index(frame), stored, poison(frame), loc)
 
         return self.preempted(run, stmt)
+
+
+def _begin(index: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return the index of the first lane if lanes are consecutive, otherwise that of all lanes."""
+    return index.base if isinstance(index, tirx.Ramp) and int(index.stride) == 1 else index
 
 
 def _loaded(expr: Expr, slot: int, loc: str) -> Expr:
