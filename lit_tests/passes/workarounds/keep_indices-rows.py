@@ -38,3 +38,32 @@ show(lambda j: (63 - j) // 2, "backward")
 # CHECK-LABEL: TEST: rotated
 # CHECK: y[((int)threadIdx.x)] = x[((((int)threadIdx.x) + 8) & 63)];
 show(lambda j: (j // 8 + 1) % 8 * 8 + j % 8, "rotated")
+
+
+def backward(index, name):
+    @T.prim_func
+    def program(x: T.Tensor((16,), "int32"), y: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=32):
+            me = W.rank()
+            for i in T.serial(4):
+                y[i] = x[index(me, i)]
+
+    print("TEST:", name)
+    print(tw.emit(program.with_attr("global_symbol", name)))
+
+
+# CHECK-LABEL: TEST: of_rank
+# CHECK: y[i] = x[((((rank + 3) - i) & 3) | 0)];
+backward(lambda me, i: (me + 3 - i) % 4, "of_rank")
+
+# CHECK-LABEL: TEST: below_zero
+# CHECK: y[i] = x[(((((2 - i) / 3) + (((2 - i) % 3) >> 31)) + 1) | 0)];
+backward(lambda me, i: (2 - i) // 3 + 1, "below_zero")
+
+# CHECK-LABEL: TEST: large
+# CHECK: y[i] = x[(((rank + 3) - (i * 1000000001)) & 15)];
+backward(lambda me, i: (me + 3 - i * 1000000001) % 16, "large")
+
+# CHECK-LABEL: TEST: forward
+# CHECK: y[i] = x[((i + rank) & 3)];
+backward(lambda me, i: (me + i) % 4, "forward")
