@@ -9,7 +9,7 @@ accumulator of its own, and the scale of one block of weights.
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
@@ -37,6 +37,9 @@ CONSUMERS = 8
 """Barrier of the warps that multiply. TileLang itself uses the first ones."""
 VECTOR = 8
 """Elements of the result that a thread stores at once."""
+LOADED_ROWS = 32
+"""Rows that one instruction loads. Those after the end of an expert are zeros, which tensor cores
+multiply with less energy: the limit of the power decides about the speed of large problems."""
 SCALED = 128
 """Extent of a block of weights, and of the part of a row, that has one scale."""
 SWIGLU = "swiglu"
@@ -158,6 +161,21 @@ class GroupedConfig:
         return T.Tensor((rows,), "float32") if self.weighted else None
 
 
+class Place(NamedTuple):
+    """Place of a tile in the result.
+
+    Attributes:
+        row, n: its first row and column.
+        end: end of the rows of its expert.
+        expert: number of the expert.
+    """
+
+    row: Any
+    end: Any
+    n: Any
+    expert: Any
+
+
 def tiles_of(rows: int, experts: int, scales: str) -> Tiles:
     """Return the tiles for a number of rows.
 
@@ -166,6 +184,18 @@ def tiles_of(rows: int, experts: int, scales: str) -> Tiles:
     """
     many, few = (GROUPED_FP8, GROUPED_FP8_FEW_ROWS) if scales else (GROUPED, GROUPED_FEW_ROWS)
     return few if rows <= few.M * experts else many
+
+
+def load_rows(config, X, place, k, X_tile) -> None:
+    """Load the rows of a tile that its expert has. The others become zero."""
+    for first in range(0, config.tiles.M, LOADED_ROWS):
+        load_some_rows(X, place.row + first, place.end, k, X_tile[first : first + LOADED_ROWS, :])
+
+
+@T.macro
+def load_some_rows(X, row, end, k, rows):
+    """Load ``LOADED_ROWS`` rows if the first one is before ``end``, otherwise zeros."""
+    T.copy(X[T.if_then_else(row < end, row, X.shape[0]), k], rows)
 
 
 @T.macro
@@ -200,14 +230,14 @@ def alloc_sums(config: GroupedConfig) -> list[Any]:
 @T.macro
 def load_scales(config, scales, place, step, of_rows, of_halves):
     """Load the scales of the rows and of both halves of the columns for a step of K."""
-    (scale_x, scale_w), (row, n, expert) = scales, place
+    scale_x, scale_w = scales
     for i in T.Parallel(config.tiles.M):
-        of_rows[i] = scale_x[row + i, step]
+        of_rows[i] = scale_x[place.row + i, step]
     # The last tile may extend past the last block of weights.
     last = scale_w.shape[1] - 1
     for half in T.unroll(2):
-        block = config.column_of(n, half) // SCALED
-        of_halves[half] = scale_w[expert, T.min(block, last), step]
+        block = config.column_of(place.n, half) // SCALED
+        of_halves[half] = scale_w[place.expert, T.min(block, last), step]
 
 
 @T.macro
@@ -216,9 +246,8 @@ def multiply(config, operands, scales, place, tiles, sums):
 
     Args:
         operands, tiles: X and W, and their tiles in shared memory.
-        place: first row and column of the tile of the result, and its expert.
     """
-    (X, W), (row, n, expert), (X_tile, W_tile) = operands, place, tiles
+    (X, W), (X_tile, W_tile) = operands, tiles
     total, steps = sums[0], ceil(config.K / config.tiles.K)
     of_rows = T.alloc_fragment((config.tiles.M,), "float32")
     of_halves = T.alloc_local((2,), "float32")
@@ -228,8 +257,8 @@ def multiply(config, operands, scales, place, tiles, sums):
     if config.scales == "block":
         load_scales(config, scales, place, 0, rows_ahead, halves_ahead)
     for step in T.Pipelined(steps, num_stages=config.tiles.stages):
-        T.copy(X[row, step * config.tiles.K], X_tile)
-        load_weights(config, W, expert, n, step * config.tiles.K, W_tile)
+        load_rows(config, X, place, step * config.tiles.K, X_tile)
+        load_weights(config, W, place.expert, place.n, step * config.tiles.K, W_tile)
         if config.scales == "block":
             # Tensor cores would wait for the scales, so these are loaded a step earlier.
             T.copy(rows_ahead, of_rows)
@@ -415,16 +444,15 @@ def multiply_rows(total, row_weights, row):
 
 def apply_epilogue(config, sums, scales, bias, row_weights, place) -> None:
     """Apply the epilogue to a tile of products in fp32. The result of gate and up replaces gate."""
-    row, n, expert = place
     if config.scaled:
         for half, total in enumerate(sums):
-            scale_and_bias(config, half, total, scales, bias, n, expert)
+            scale_and_bias(config, half, total, scales, bias, place.n, place.expert)
     if config.gated:
         gate, up = sums if config.scaled else halves_of(config, sums[0])
         multiply_by_silu(gate, up, sums[0])
     if config.weighted:
         for total in sums[:1] if config.gated else sums:
-            multiply_rows(total, row_weights, row)
+            multiply_rows(total, row_weights, place.row)
 
 
 def store(config, sums, Y_tile, Y, row, end, n) -> None:
@@ -505,7 +533,7 @@ def grouped_gemm(config: GroupedConfig) -> Any:
                     )
                     n = column * config.tile_columns
                     begin(config, sums, bias, n, expert)
-                    scales, place = (scale_x, scale_w), (row, n, expert)
+                    scales, place = (scale_x, scale_w), Place(row, end, n, expert)
                     multiply(config, (X, W), scales, place, (X_tile, W_tile), sums)
                     apply_epilogue(config, sums, scales, bias, row_weights, place)
                     store(config, sums, Y_tile, Y, row, end, n)
