@@ -4,12 +4,12 @@
         [--case E M N K ...]
 
 Times of triton's ``do_bench`` on one GPU, the median of three turns: the caches are cold. The dense
-GEMM has the same number of rows and one weight. ``ours`` reads weights (E, N, K), ``(E, K, N)`` the
-other memory order. With ``--gradients`` the rows are repeated for the gradient of the weights,
-beside the 2-d forms of both. With ``--fp8`` they are repeated for fp8 operands: ``ours`` with
-scales of blocks, ``(E, K, N)`` with one scale for each expert, beside bf16. With ``--swiglu`` they
-are repeated for the epilogue, beside the product of the others with two kernels of torch for
-SwiGLU; with ``--fp8`` also in fp8.
+GEMM has the same number of rows and one weight; ``by expert`` is one dense GEMM for each expert.
+``ours`` reads weights (E, N, K), ``(E, K, N)`` the other memory order. With ``--gradients`` the
+rows are repeated for the gradient of the weights, beside the 2-d forms of both. With ``--fp8`` they
+are repeated for fp8 operands: ``ours`` with scales of blocks, ``(E, K, N)`` with one scale for each
+expert, beside bf16. With ``--swiglu`` they are repeated for the epilogue, beside the product of the
+others with two kernels of torch for SwiGLU; with ``--fp8`` also in fp8.
 
 Rows choose their experts at random, or with ``--even`` all experts have equally many. Every result
 is compared with that of torch. Without a GPU, small sizes run by plain torch once, which only tests
@@ -82,6 +82,19 @@ def counts_of(experts: int, rows: int, even: bool) -> torch.Tensor:
     return torch.bincount(torch.randint(0, experts, (rows,)), minlength=experts)
 
 
+def by_expert(x: torch.Tensor, w: torch.Tensor, counts: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return a call that multiplies the rows of each expert by a GEMM of cuBLAS."""
+    out = x.new_empty(len(x), w.shape[1])
+    parts = [tensor.split(counts.tolist()) for tensor in (x, out)]
+
+    def multiply() -> torch.Tensor:
+        for rows, weight, result in zip(parts[0], w, parts[1], strict=True):
+            torch.mm(rows, weight.t(), out=result)
+        return out
+
+    return multiply
+
+
 def forward(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     """Time the result."""
     E, _, N, K = case
@@ -92,11 +105,12 @@ def forward(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     calls = {
         "grouped_mm": lambda: torch.nn.functional.grouped_mm(x, w.transpose(1, 2), offs=offsets),
         "dense": lambda: x @ w[0].t(),
+        "by expert": by_expert(x, w, counts),
         "ours": lambda: ops.grouped_matmul(x, w, offsets),
         "(E, K, N)": lambda: ops.grouped_matmul(x, other_order, offsets),
     }
     expected = calls["grouped_mm"]()
-    for name in ("ours", "(E, K, N)"):
+    for name in ("by expert", "ours", "(E, K, N)"):
         check(name, calls[name](), expected)
     return times_of(calls, rep)
 
@@ -111,16 +125,16 @@ def fp8(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     x = torch.randn(rows, K, device=DEVICE, dtype=torch.bfloat16)
     w = torch.randn(E, N, K, device=DEVICE, dtype=torch.bfloat16)
     x8, w8, parts = x.to(FP8), w.to(FP8), -(-K // 128)
-    by_expert = {"scale_x": torch.ones(1, device=DEVICE), "scale_w": torch.ones(E, device=DEVICE)}
-    by_block = {
+    of_tensors = {"scale_x": torch.ones(1, device=DEVICE), "scale_w": torch.ones(E, device=DEVICE)}
+    of_blocks = {
         "scale_x": torch.ones(rows, parts, device=DEVICE),
         "scale_w": torch.ones(E, -(-N // 128), parts, device=DEVICE),
     }
     calls = {
         "grouped_mm": lambda: torch.nn.functional.grouped_mm(x, w.transpose(1, 2), offs=offsets),
         "dense": lambda: x @ w[0].t(),
-        "ours": lambda: ops.grouped_matmul(x8, w8, offsets, **by_block),
-        "one scale": lambda: ops.grouped_matmul(x8, w8, offsets, **by_expert),
+        "ours": lambda: ops.grouped_matmul(x8, w8, offsets, **of_blocks),
+        "one scale": lambda: ops.grouped_matmul(x8, w8, offsets, **of_tensors),
     }
     x, w = x8.bfloat16(), w8.bfloat16()
     expected = calls["grouped_mm"]()
@@ -156,11 +170,11 @@ def fp8_swiglu(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     x8 = torch.randn(rows, K, device=DEVICE).to(FP8)
     w8 = (torch.randn(E, N, K, device=DEVICE, dtype=torch.bfloat16) / 2).to(FP8)
     x, w, parts = x8.bfloat16(), w8.bfloat16(), -(-K // 128)
-    by_expert = {
+    of_tensors = {
         "scale_x": torch.full((1,), K**-0.5, device=DEVICE),
         "scale_w": torch.ones(E, device=DEVICE),
     }
-    by_block = {
+    of_blocks = {
         "scale_x": torch.full((rows, parts), K**-0.5, device=DEVICE),
         "scale_w": torch.ones(E, -(-N // 128), parts, device=DEVICE),
     }
@@ -168,8 +182,8 @@ def fp8_swiglu(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     calls = {
         "grouped_mm": lambda: gated(grouped_mm(x, w.transpose(1, 2), offs=offsets)),
         "dense": lambda: gated(x @ w[0].t()),
-        "ours": lambda: ops.grouped_matmul(x8, w8, offsets, epilogue="swiglu", **by_block),
-        "one scale": lambda: ops.grouped_matmul(x8, w8, offsets, epilogue="swiglu", **by_expert),
+        "ours": lambda: ops.grouped_matmul(x8, w8, offsets, epilogue="swiglu", **of_blocks),
+        "one scale": lambda: ops.grouped_matmul(x8, w8, offsets, epilogue="swiglu", **of_tensors),
     }
     expected = gated(grouped_mm(x, w.transpose(1, 2), offs=offsets).float() * K**-0.5)
     for name in ("ours", "one scale"):
@@ -206,11 +220,14 @@ def row_of(case: tuple[int, ...], rows: int, what: str, times: Times) -> str:
     """Return a row of the table: TFLOP/s, and ratios of times."""
     E, _, N, K = case
     flops = 2 * rows * N * K
-    rates = [f"{flops / ms / 1e9:.0f}" for ms in times.values()]
+    rates = {name: f"{flops / ms / 1e9:.0f}" for name, ms in times.items()}
+    order = "(E, K, N)" if "(E, K, N)" in times else "one scale"
+    columns = ("grouped_mm", "dense", "by expert", "ours", order)
     ratios = [times["grouped_mm"] / times["ours"], times["dense"] / times["ours"]]
     itemsize = 1 if what.startswith("fp8") else 2
     read_ms = E * N * K * itemsize / READ_TBPS / 1e9
-    cells = [what, f"{E}, {rows}, {N}, {K}", *rates, *(f"{r:.3f}" for r in ratios)]
+    cells = [what, f"{E}, {rows}, {N}, {K}", *(rates.get(name, "") for name in columns)]
+    cells += [f"{ratio:.3f}" for ratio in ratios]
     cells.append(f"{times['ours'] / read_ms:.2f}" if GPU else "")
     return f"| {' | '.join(cells)} |"
 
@@ -259,8 +276,8 @@ def main() -> None:
     measures |= {"fp8": fp8} if options.fp8 else {}
     measures |= {"fp8 swiglu": fp8_swiglu} if options.fp8 and options.swiglu else {}
     print(
-        "| | E, M, N, K | grouped_mm | dense | ours | (E, K, N) | ours / grouped_mm | ours / dense "
-        "| time / reading w |\n" + "|---" * 9 + "|"
+        "| | E, M, N, K | grouped_mm | dense | by expert | ours | (E, K, N) | ours / grouped_mm "
+        "| ours / dense | time / reading w |\n" + "|---" * 10 + "|"
     )
     for case in cases:
         torch.manual_seed(0)
