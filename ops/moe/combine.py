@@ -22,7 +22,7 @@ from .kernels.combine import CombineBlocks, combine_program
 from .nccl_rows import combine_rows as combine_by_nccl
 from .routing import Tables
 from .row_exchange import TABLES, RowExchange, exchange, gathered
-from .row_problem import RowProblem
+from .row_problem import RowProblem, padded
 
 NAME = "combine"
 
@@ -92,7 +92,7 @@ def combine(
     if not isinstance(handle, DispatchHandle):
         raise refused(NAME, f"handle={handle!r}", "the handle that dispatch returned")
     source, _, place = handle.tables
-    capacity, tokens = len(source), len(place)
+    capacity, tokens = len(source), len(handle.weights)
     if y.ndim != 2 or y.shape[0] != capacity or y.shape[1] == 0:
         raise refused(
             NAME, f"y has shape {tuple(y.shape)}", f"({capacity}, columns) for this handle"
@@ -100,18 +100,19 @@ def combine(
     if not y.is_floating_point() or y.dtype.itemsize < 2:
         raise refused(NAME, f"y is of {y.dtype}", "a floating-point type of 16 bits or more")
     require_like(NAME, "y", y, "the handle", source, y.dtype)
-    weights = handle.weights.to(torch.promote_types(y.dtype, torch.float32))
+    weights = padded(handle.weights, len(place)).to(torch.promote_types(y.dtype, torch.float32))
     arguments = y, weights, *handle.tables
-    is_across = BY in handle.group
+    is_across, is_padded = BY in handle.group, tokens != len(place)
     combined = _across if is_across else _combine
     if out is None:
-        return combined(*arguments, handle.group, handle.transport)
+        result = combined(*arguments, handle.group, handle.transport)
+        return result[:tokens] if is_padded else result
     if tuple(out.shape) != (tokens, y.shape[1]):
         raise refused(NAME, f"out has shape {tuple(out.shape)}", f"{(tokens, y.shape[1])}")
     require_like(NAME, "out", out, "y", y)
-    if is_across:
+    if is_across or is_padded:
         refuse_gradients(NAME, out, y, weights)
-        return out.copy_(combined(*arguments, handle.group, handle.transport))
+        return out.copy_(combined(*arguments, handle.group, handle.transport)[:tokens])
     _combine_out(*arguments, out, handle.group, handle.transport)
     return out
 

@@ -28,17 +28,20 @@ from .row_problem import (
     check_tokens,
     checked,
     checks_ids,
+    padded,
     within_node,
 )
 
 NAME = "dispatch"
+NO_EXPERT = -1
+"""Number in ``topk_ids`` that drops a choice."""
 Rows: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 """Rows, or e4m3 rows and their scales."""
 
 
 class DispatchHandle(NamedTuple):
     """Routing of the tokens of a ``dispatch``, which ``combine`` needs. W ranks with T tokens of k
-    choices each; C is the capacity.
+    choices each; C is the capacity. T is ``max_tokens`` if it is given, but for the weights.
 
     Attributes:
         weights: (T, k), ``topk_weights``.
@@ -137,6 +140,7 @@ def dispatch(
     *,
     num_experts: int,
     capacity: int | None = None,
+    max_tokens: int | None = None,
     quant: str | None = None,
     clear_rest: bool = True,
     group: Any = None,
@@ -145,9 +149,9 @@ def dispatch(
     """Send each token to the ranks of its experts.
 
     Rank ``r`` has the experts ``r * num_experts / W`` and following; W is the number of ranks.
-    Every rank calls it with the same shapes. The first call with new shapes compiles, collectively.
-    The host does not read the routing, so a CUDA graph may capture the call and replay it with
-    another one.
+    Every rank calls it with the same shapes, but for T if ``max_tokens`` is given. The first call
+    with new shapes compiles, collectively. The host does not read the routing, so a CUDA graph may
+    capture the call and replay it with another one.
 
     Args:
         x: (T, H), of any type.
@@ -160,6 +164,9 @@ def dispatch(
             are dropped: they are not in the result and add nothing in ``combine``, and
             ``handle.dropped`` counts them. None for T * W * min(k, num_experts / W), enough for
             every routing.
+        max_tokens: the largest T. Kernels are compiled for it, so T may be different in each call
+            and on each rank, also 0. Such a call copies its arguments, and moves ``max_tokens``
+            tokens to symmetric memory. None for T. It replaces T in ``capacity``.
         quant: ``fp8_1x128``: tokens are sent as e4m3, with a float32 scale for each 128 columns,
             as ``grouped_matmul`` accepts them; a quarter to a half of the bytes. x is then of 16
             bits or more and has no gradient.
@@ -182,11 +189,12 @@ def dispatch(
         HeapExhausted: the symmetric heap is too small.
     """
     require_bools(NAME, clear_rest=clear_rest)
-    check_tokens(NAME, x, topk_ids, topk_weights)
+    check_tokens(NAME, x, topk_ids, topk_weights, max_tokens)
     check_quant(NAME, quant, x)
     check_num_experts(NAME, num_experts)
     check_options(NAME, capacity, transport)
     group = name_of(group)
+    x, topk_ids = padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT)
     rows, *tables, offsets, dropped = _sorted_rows(
         x, topk_ids, num_experts, capacity, quant, clear_rest, group, transport
     )

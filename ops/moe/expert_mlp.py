@@ -12,13 +12,13 @@ from ..core.library import define_composite
 from ..core.problem import refused, require_dense
 from ..core.registry import RegisteredOp, TableRow
 from .combine import combine
-from .dispatch import dispatch
+from .dispatch import NO_EXPERT, dispatch
 from .fused_mlp import check_strategy, fused_mlp, is_fused
 from .grouped_matmul import grouped_matmul
 from .kernels.grouped_gemm import SWIGLU
 from .quantized_mlp import Weights, check_quantized, quantized_experts
 from .row_exchange import check_options
-from .row_problem import check_tokens
+from .row_problem import check_tokens, padded
 
 NAME = "expert_mlp"
 
@@ -113,6 +113,7 @@ def expert_mlp(
     scale_w_down: torch.Tensor | None = None,
     quant: str | None = None,
     capacity: int | None = None,
+    max_tokens: int | None = None,
     transport: str = "auto",
     strategy: str = "auto",
 ) -> torch.Tensor:
@@ -120,7 +121,7 @@ def expert_mlp(
 
     The steps are ``dispatch``, ``silu(rows @ gate.T) * (rows @ up.T)``, a product with ``w_down``,
     and ``combine``. They run one after the other or overlap. Every rank calls it with the same
-    shapes.
+    shapes, but for T if ``max_tokens`` is given.
 
     Args:
         x: (T, H) floating-point.
@@ -133,7 +134,7 @@ def expert_mlp(
         quant: ``fp8_1x128``: weights are e4m3 with scales. Tokens are sent as e4m3, and the result
             of SwiGLU is quantized in the same way. x is bf16 or fp16, I a multiple of 128 and H of
             16. Nothing has a gradient.
-        group, capacity, transport: see ``dispatch``.
+        group, capacity, max_tokens, transport: see ``dispatch``.
         strategy: ``separate``: the steps run one after the other. ``fused``: two kernels, in which
             ranks multiply tokens while others arrive. It needs bf16 or fp16, GPUs of one node, H a
             multiple of 256 and I of 8, and accepts no ``quant``, ``capacity`` or ``transport``. If
@@ -148,15 +149,18 @@ def expert_mlp(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    check_tokens(NAME, x, topk_ids, topk_weights)
+    check_tokens(NAME, x, topk_ids, topk_weights, max_tokens)
     _check_shapes(x, w_gate_up, w_down)
     weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
     check_quantized(NAME, quant, x, topk_weights, weights)
     check_options(NAME, capacity, transport)
     check_strategy(strategy)
-    return _mlp(
-        x, topk_ids, topk_weights, *weights, quant, capacity, name_of(group), transport, strategy
+    result = _mlp(
+        padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
+        padded(topk_weights, max_tokens), *weights, quant, capacity, name_of(group), transport,
+        strategy,
     )  # fmt: skip
+    return result if len(result) == len(x) else result[: len(x)]
 
 
 _mlp = define_composite(

@@ -81,17 +81,18 @@ class RowProblem:
         )
 
 
-def check_tokens(op: str, x: Any, topk_ids: Any, topk_weights: Any) -> None:
-    """Refuse tokens or choices of a wrong shape, type or device."""
+def check_tokens(op: str, x: Any, topk_ids: Any, topk_weights: Any, max_tokens: Any = None) -> None:
+    """Refuse tokens or choices of a wrong shape, type or device, and more than ``max_tokens``."""
     require_dense(op, x=x, topk_ids=topk_ids, topk_weights=topk_weights)
+    if max_tokens is not None and not _is_positive(max_tokens):
+        raise refused(op, f"max_tokens={max_tokens!r}", "a positive number of tokens, or None")
     for name, tensor, extents in (
         ("x", x, "(tokens, hidden)"),
         ("topk_ids", topk_ids, "(tokens, k)"),
     ):
-        if tensor.ndim != 2 or 0 in tensor.shape:
-            raise refused(
-                op, f"{name} has shape {tuple(tensor.shape)}", f"{extents}, both positive"
-            )
+        if tensor.ndim != 2 or 0 in tensor.shape[max_tokens is not None :]:
+            positive = "both positive" if max_tokens is None else "the second one positive"
+            raise refused(op, f"{name} has shape {tuple(tensor.shape)}", f"{extents}, {positive}")
     tokens, choices = topk_ids.shape
     if tokens != x.shape[0]:
         raise refused(
@@ -109,6 +110,16 @@ def check_tokens(op: str, x: Any, topk_ids: Any, topk_weights: Any) -> None:
         raise refused(op, f"topk_weights is of {topk_weights.dtype}", "a floating-point type")
     require_like(op, "topk_ids", topk_ids, "x", x, topk_ids.dtype)
     require_like(op, "topk_weights", topk_weights, "x", x, topk_weights.dtype)
+    if max_tokens is not None and tokens > max_tokens:
+        raise refused(op, f"x has {tokens} tokens", f"at most max_tokens={max_tokens}")
+
+
+def padded(tensor: torch.Tensor, extent: int | None, value: float = 0) -> torch.Tensor:
+    """Return a tensor whose first axis has ``extent`` elements, the new ones with a value."""
+    if extent is None or len(tensor) == extent:
+        return tensor
+    rest = tensor.new_full((extent - len(tensor), *tensor.shape[1:]), value)
+    return torch.cat([tensor, rest])
 
 
 def checked(

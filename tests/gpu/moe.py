@@ -169,11 +169,14 @@ class Mixture:
         )  # fmt: skip
         return rows, offsets, handle, ops.combine(rows * 2, handle)
 
-    def __call__(self, strategy: str = "separate") -> torch.Tensor:
+    def __call__(self, strategy: str = "separate", tokens: int | None = None) -> torch.Tensor:
+        """Return the result of ``expert_mlp``, for the first ``tokens`` if given."""
         transport = "auto" if strategy == "fused" else self.transport
+        of_tokens = (tensor[:tokens] for tensor in (self.x, self.ids, self.weights))
         return ops.expert_mlp(
-            self.x, self.ids, self.weights, self.w_gate_up, self.w_down,
-            capacity=self.case.capacity, transport=transport, strategy=strategy,
+            *of_tokens, self.w_gate_up, self.w_down, capacity=self.case.capacity,
+            max_tokens=None if tokens is None else self.case.tokens, transport=transport,
+            strategy=strategy,
         )  # fmt: skip
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:
@@ -326,6 +329,20 @@ def check_mlp(transport: str) -> str:
 
 
 @torch.no_grad()
+def check_max_tokens(transport: str) -> str:
+    """Ranks with other numbers of tokens, also 0, against calls in which the tokens that a rank
+    does not have choose no expert: equal bits."""
+    for number, mixture in enumerate(mixtures(transport)):
+        place = (mixture.group.rank + number) % mixture.group.world_size
+        tokens = mixture.case.tokens * place // max(1, mixture.group.world_size - 1)
+        actual = mixture(tokens=tokens)
+        mixture.ids[tokens:] = -1
+        if not torch.equal(actual, mixture()[:tokens]):
+            return f"{mixture.case}: the result of {tokens} tokens is wrong"
+    return ""
+
+
+@torch.no_grad()
 def check_fp8(transport: str) -> str:
     """Fp8 against products by plain torch with equal rounding, and against fp32."""
     for place, case in enumerate(FP8_CASES):
@@ -346,20 +363,36 @@ ROUTED += [(4, 33, 8, 64), (3, 700, 3, 1), (1, 999, 7, 512), (5, 1111, 2, 300), 
 ROUTED += [(8, 8192, 8, 64), (8, 8191, 5, 32)]
 """Ranks, tokens, choices and experts of a rank of ``check_routing``: for one block, for blocks of
 one wave, and for several waves."""
+ROUTED_DTYPES = torch.int32, torch.int64
+"""Types of the experts. The capacity has room for all rows with the first one."""
+
+
+def capacity_of(routed: tuple[int, ...], variant: int) -> int:
+    """Return the capacity for an element of ``ROUTED`` and of ``ROUTED_DTYPES``."""
+    ranks, tokens, choices, per_rank = routed
+    return max(1, default_capacity(tokens, ranks, choices, per_rank) >> variant)
+
+
+def route_nothing(routed: tuple[int, ...], variant: int) -> None:
+    """Compile the kernel of a routing."""
+    ranks, tokens, choices, per_rank = routed
+    ids = torch.full((ranks, tokens, choices), -1, dtype=ROUTED_DTYPES[variant], device="cuda")
+    routing_of(ids, 0, ranks * per_rank, capacity_of(routed, variant))
 
 
 def check_routing(transport: str) -> str:
     """The kernels against torch, for all ranks of groups of any size."""
     device, generator = group_of("").device if GPU else "cpu", torch.Generator().manual_seed(0)
-    for ranks, tokens, choices, per_rank in ROUTED:
+    for routed in ROUTED:
+        ranks, tokens, choices, per_rank = routed
         num_experts = ranks * per_rank
-        capacity = default_capacity(tokens, ranks, choices, per_rank)
         for number in range(50 if GPU else 5):
+            variant = number % len(ROUTED_DTYPES)
             ids = random_ids(ranks, tokens, choices, num_experts, generator).to(device)
-            ids = ids.to([torch.int32, torch.int64][number % 2])
+            ids = ids.to(ROUTED_DTYPES[variant])
             if has_kernel(ids, num_experts) != GPU:
                 return f"{tuple(ids.shape)}: the kernel is not used"
-            arguments = ids, number % ranks, num_experts, max(1, capacity >> number % 3)
+            arguments = ids, number % ranks, num_experts, capacity_of(routed, variant)
             actual, right = routing_of(*arguments), routing_by_torch(*arguments)
             pairs = zip((*actual.tables, *actual[1:]), (*right.tables, *right[1:]), strict=True)
             if not all(torch.equal(*pair) for pair in pairs):
@@ -504,23 +537,27 @@ def compile_all(checks: Collection[str]) -> None:
     """Compile in parallel what checks need; ranks share the work through TileLang's cache."""
     group = group_of("")
     fused = FUSED_CASES if FUSED_CHECK in checks else []
-    cases = CASES if set(checks) - {FUSED_CHECK} else []
+    cases = CASES if set(checks) - {FUSED_CHECK, "routing"} else []
+    routed = list(product(ROUTED, range(len(ROUTED_DTYPES)))) if "routing" in checks else []
     exchanged = [program for case in [*cases, *fused] for program in programs(case)]
     compile_ahead([*exchanged, *map(overlapped, fused)])
-    multiplied = fused + (cases if {"mlp", "gradients", "graph"} & set(checks) else [])
+    multiplied = fused + (cases if MULTIPLY & set(checks) else [])
     device, workers = group.device, max(1, len(os.sched_getaffinity(0)) // group.world_size)
     with ThreadPoolExecutor(workers, initializer=torch.cuda.set_device, initargs=(device,)) as pool:
-        own_cases = multiplied[group.rank :: group.world_size]
-        for future in [pool.submit(multiply, case) for case in own_cases]:
+        own = slice(group.rank, None, group.world_size)
+        futures = [pool.submit(multiply, case) for case in multiplied[own]]
+        futures += [pool.submit(route_nothing, *arguments) for arguments in routed[own]]
+        for future in futures:
             future.result()
     torch.cuda.empty_cache()
-    group.meet("grouped GEMMs", timeout_s=3600.0)
+    group.meet("kernels of one GPU", timeout_s=3600.0)
 
 
 FUSED_CHECK = "expert_mlp fused"
 CHECKS = {
     "exchange": check_exchange,
     "mlp": check_mlp,
+    "max tokens": check_max_tokens,
     "fp8": check_fp8,
     FUSED_CHECK: check_fused,
     "routing": check_routing,
@@ -529,6 +566,8 @@ CHECKS = {
     "graph": check_graph,
 }
 NEED_GPU = "graph", FUSED_CHECK
+MULTIPLY = {"mlp", "max tokens", "gradients", "graph"}
+"""Checks of grouped GEMMs of all cases."""
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:

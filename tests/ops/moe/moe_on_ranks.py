@@ -28,7 +28,11 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "mixture.py"
 
 
 class Layer(NamedTuple):
-    """Extents of a mixture, and its routing."""
+    """Extents of a mixture, and its routing.
+
+    Attributes:
+        uneven: whether ranks have 0 to ``tokens`` tokens, and pass ``max_tokens``.
+    """
 
     routing: int = 0
     tokens: int = 5
@@ -38,11 +42,19 @@ class Layer(NamedTuple):
     hidden: int = 6
     width: int = 4
     transport: str = "auto"
+    uneven: bool = False
 
     def ids(self, ranks: int) -> torch.Tensor:
-        """Return the experts of all tokens, (W, T, k)."""
+        """Return the experts of all tokens, (W, T, k); -1 for tokens that a rank does not have."""
         generator = torch.Generator().manual_seed(self.routing)
-        return random_ids(ranks, self.tokens, self.choices, self.per_rank * ranks, generator)
+        ids = random_ids(ranks, self.tokens, self.choices, self.per_rank * ranks, generator)
+        for rank, of_rank in enumerate(ids):
+            of_rank[self.tokens_of(rank, ranks) :] = -1
+        return ids
+
+    def tokens_of(self, rank: int, ranks: int) -> int:
+        """Return the number of tokens of a rank."""
+        return self.tokens * rank // (ranks - 1) if self.uneven else self.tokens
 
     def tensors(self, of: int) -> list[torch.Tensor]:
         """Return x, the weights of choices and of experts of a rank, and weights for its result."""
@@ -80,21 +92,24 @@ def apply(layer: Layer, form: Form, compiled: bool) -> dict[str, bool]:
     whole = mixture(given[0], kept, *given[1:])
     wholes = [whole, *torch.autograd.grad((whole * grads).sum(), given, materialize_grads=True)]
 
+    tokens = layer.tokens_of(min(me, count - 1), count)
+
     def f(x, weights, w_gate_up, w_down):
-        mine = ids[min(me, count - 1)]
+        mine = ids[min(me, count - 1), :tokens]
         return ops.expert_mlp(
             x, mine, weights, w_gate_up, w_down, group, capacity=layer.capacity,
-            transport=layer.transport,
+            max_tokens=layer.tokens if layer.uneven else None, transport=layer.transport,
         )  # fmt: skip
 
     torch.compiler.reset()
     f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
-    *mine, grad = layer.tensors(of=me)
-    mine = [tensor.requires_grad_() for tensor in mine]
+    x, weights, w_gate_up, w_down, grad = layer.tensors(of=me)
+    mine = [x[:tokens], weights[:tokens], w_gate_up, w_down]
+    mine = [tensor.detach().requires_grad_() for tensor in mine]
     out = f(*mine)
-    results = [out, *torch.autograd.grad((out * grad).sum(), mine)]
+    results = [out, *torch.autograd.grad((out * grad[:tokens]).sum(), mine)]
     return {
-        name: torch.allclose(one, all_of_them.reshape(count, *one.shape)[me])
+        name: torch.allclose(one, all_of_them.reshape(count, -1, *one.shape[1:])[me, : len(one)])
         for name, one, all_of_them in zip(
             ("out", "x", "weights", "gate and up", "down"), results, wholes, strict=True
         )

@@ -12,6 +12,7 @@ from tests.ops.moe.by_definition import mixture, random_ids
 from tests.ops.moe.simulated_kernels import simulate_kernels
 from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
 from tileweave import ops
+from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.moe import local_kernels, row_exchange
 from tileweave.ops.moe.kernels.grouped_gemm import grouped_gemm
 from tileweave.ops.moe.kernels.quantize import quantize_program
@@ -46,6 +47,28 @@ def test_programs_and_torch_return_the_same_bits(simulated, dtype, hidden):
     assert simulated == ["dispatch", "combine"]
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
     assert results[0][2].any()
+
+
+def test_one_program_for_all_numbers_of_tokens(simulated, monkeypatch):
+    built = []
+    for op in (OPERATORS["dispatch"], OPERATORS["combine"]):
+
+        def program(problem, build=op.program):
+            built.append(problem.op)
+            return build(problem)
+
+        monkeypatch.setattr(op, "program", staticmethod(program))
+    x, ids, weights = inputs()
+    sums = torch.where((ids >= 0) & (ids < 4), weights, 0).sum(-1, keepdim=True)
+    for tokens in (5, 3, 0, 4):
+        of_call = (tensor[:tokens] for tensor in (x, ids, weights))
+        rows, _, handle = ops.dispatch(*of_call, num_experts=4, max_tokens=5, transport="ldst")
+        out = torch.full((tokens, 24), torch.nan)
+        assert ops.combine(rows, handle, out=out) is out
+        assert torch.equal(out, ops.combine(rows, handle))
+        assert torch.allclose(out, (x * sums)[:tokens], atol=1e-6)
+    assert simulated == ["dispatch", "combine", "combine"] * 4
+    assert built == ["dispatch", "combine"]
 
 
 def test_gradients_by_programs(simulated):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -21,6 +23,8 @@ LAYERS = {
     "one row": Layer(routing=9, capacity=1, choices=3),
     "one choice": Layer(routing=5, choices=1),
     "one expert a rank": Layer(routing=6, per_rank=1, choices=3),
+    "other numbers of tokens": Layer(routing=4, choices=3, uneven=True),
+    "other numbers of tokens, too little capacity": Layer(routing=4, capacity=3, uneven=True),
 }
 
 
@@ -205,6 +209,12 @@ REFUSED = [
     ((X, IDS, WEIGHTS), {"capacity": 0}, "capacity=0; expected a positive number of rows, or None"),
     ((X, IDS, WEIGHTS), {"capacity": 2.5}, "capacity=2.5; expected a positive number of rows, or "),
     ((X, IDS, WEIGHTS), {"capacity": True}, "capacity=True; expected a positive number of rows, o"),
+    ((X, IDS, WEIGHTS), {"max_tokens": 0}, "max_tokens=0; expected a positive number of tokens, o"),
+    ((X, IDS, WEIGHTS), {"max_tokens": True}, "max_tokens=True; expected a positive number of tok"),
+    ((X, IDS, WEIGHTS), {"max_tokens": 3}, "x has 4 tokens; expected at most max_tokens=3"),
+    ((X, IDS[:, :0], WEIGHTS), {"max_tokens": 4},
+     "topk_ids has shape (4, 0); expected (tokens, k), the second one positive"),
+    ((X[:0], IDS, WEIGHTS), {"max_tokens": 4}, "topk_ids has shape (4, 2); expected (0, 2) for x "),
     ((X, IDS, WEIGHTS), {"num_experts": 0}, "num_experts=0; expected a positive multiple of 1 fo"),
     ((X, IDS, WEIGHTS), {"quant": "fp8"}, "quant='fp8'; expected None, 'fp8_1x128'"),
     ((X, IDS, WEIGHTS), {"num_experts": 2.0}, "num_experts=2.0; expected a positive multiple of "),
@@ -228,9 +238,10 @@ def test_refused(tensors, options, message):
 
 def test_options_of_numpy():
     """They are integers, although no ints."""
-    options = {"num_experts": np.int64(4), "capacity": np.int64(8)}
-    rows, offsets, _ = ops.dispatch(X, IDS, WEIGHTS, **options)
+    options = {"num_experts": np.int64(4), "capacity": np.int64(8), "max_tokens": np.int64(5)}
+    rows, offsets, handle = ops.dispatch(X, IDS, WEIGHTS, **options)
     assert rows.shape == (8, 6) and offsets.shape == (4,)
+    assert ops.combine(rows, handle).shape == X.shape
 
 
 def test_experts_that_ranks_cannot_share():
@@ -325,11 +336,45 @@ def test_quantized_mlp_refused(tensors, options, message):
     assert str(error.value).startswith(f"expert_mlp: {message}")
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8, torch.bool, torch.complex64])
+def test_max_tokens_of_all_types(dtype):
+    rows, offsets, _ = ops.dispatch(X.to(dtype), IDS, WEIGHTS, num_experts=4, max_tokens=7)
+    assert rows.dtype == dtype and rows.shape == (14, 6) and offsets.tolist() == [4] * 4
+
+
+@pytest.mark.long
+def test_one_compiled_function_for_all_numbers_of_tokens():
+    """torch.compile compiles it for one number and for a dynamic one."""
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    @partial(torch.compile, backend=count, fullgraph=True)
+    def f(x, ids, weights):
+        rows, _, handle = ops.dispatch(x, ids, weights, num_experts=4, max_tokens=9)
+        return ops.combine(rows, handle)
+
+    for tokens in (2, 4, 7, 9, 3):
+        x, weights = torch.randn(tokens, 6), torch.rand(tokens, 2)
+        ids = torch.arange(2 * tokens).view(tokens, 2) % 4
+        expected = x * weights.sum(-1, keepdim=True)
+        assert torch.allclose(f(x, ids, weights), expected, atol=1e-6)
+    assert len(graphs) <= 3
+
+
 @pytest.mark.parametrize("capacity", [0, True, 2.5])
 def test_capacity_of_expert_mlp(capacity):
     message = f"expert_mlp: capacity={capacity}; expected a positive number of rows, or None"
     with pytest.raises(tw.TileWeaveError, match=message):
         ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, capacity=capacity)
+
+
+def test_max_tokens_of_expert_mlp():
+    message = "expert_mlp: x has 4 tokens; expected at most max_tokens=2"
+    with pytest.raises(tw.TileWeaveError, match=message):
+        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, max_tokens=2)
 
 
 def test_transport_of_expert_mlp():
