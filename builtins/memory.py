@@ -115,8 +115,8 @@ register_op(UNORDERED, "marks an access in the next statement", 2)
 def unordered(region: Any, *, reason: str) -> Any:
     """Return ``region``, for a read or write that the compiler does not order.
 
-    No signal or wait is inferred for this access, and ``verify_sync`` does not check it. The
-    program or its caller must ensure that no other thread or rank accesses the region meanwhile.
+    No signal or wait is inferred for this access, and the verification ignores it. The program
+    or its caller must ensure that no other thread or rank accesses the region meanwhile.
     ``tw.explain`` lists it with the reason::
 
         T.copy(W.unordered(S[peer, 0, 0], reason="written between launches only"), tile)
