@@ -79,11 +79,11 @@ def st(ref: Write, value: Element, *, scope: Scope = "gpu", sem: StoreSem = "rel
 
 @builtin()
 def fence(scope: Scope, sem: FenceSem = "acq_rel") -> None:
-    """Order this thread's accesses before the fence before those after it, as seen by ``scope``.
+    """Order the earlier accesses of this thread before its later ones, as seen by ``scope``.
 
-    With a relaxed store or atomic after it, the fence releases. With a relaxed load before it, it
-    acquires. It orders only the accesses of its own thread. Bulk stores of the thread complete
-    first.
+    A fence and a relaxed store or atomic operation after it are a release; a relaxed load and a
+    fence after it are an acquire. The fence orders only the accesses of its own thread. It first
+    waits until bulk stores of the thread are complete.
 
     Args:
         scope: threads that observe the order.

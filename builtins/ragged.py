@@ -139,7 +139,7 @@ def announce(ref: Write, count: Int32) -> None:
     One thread of the block stores the number for the rank that holds the segment. Readers receive
     it by ``W.announced``. The call may be before or after the writes, and in another block. Every
     segment that is written or read needs exactly one announcement in each launch, at a place that
-    follows from the rank, block indices and loops; 0 rows, too.
+    follows from the rank, block indices and loops, even if it has 0 rows.
 
     A count that is negative or above the capacity of the segment ends the program with an error on
     all ranks, and nothing is stored outside of the segment.
