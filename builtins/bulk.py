@@ -21,8 +21,8 @@ reaches a call issues it, and the compiler adds nothing. The program is then res
   it, and between ``bulk_wait`` and new stores by other threads.
 
 The tiles that they move are row-major in shared memory, so they cannot be operands of ``T.gemm``.
-In a kernel with bulk stores, no two tiles share memory. Before the block ends, the program must
-wait for each store, at least for its read; a release after the store does this, too.
+In a kernel with bulk stores, each tile has shared memory of its own. Before the block ends, the
+program must wait for each store, at least for its read; a release after the store does this, too.
 """
 
 from __future__ import annotations

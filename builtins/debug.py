@@ -50,8 +50,8 @@ def record(
     """Append an event with the current time, block and SM to the rank's trace buffer.
 
     ``tw.trace`` inserts the calls into the kernels that it records; programs need none. Each thread
-    that reaches the call appends an event. Outside of ``tw.trace``, and if the buffer is full, only
-    the number of events is counted, or nothing. The simulator ignores the call.
+    that reaches the call appends an event. If the buffer is full, the event is only counted.
+    Outside of ``tw.trace``, and in the simulator, the call does nothing.
 
     Args:
         event: number of the event in the table of its kernel.

@@ -79,11 +79,11 @@ def st(ref: Write, value: Element, *, scope: Scope = "gpu", sem: StoreSem = "rel
 
 @builtin()
 def fence(scope: Scope, sem: FenceSem = "acq_rel") -> None:
-    """Order this thread's accesses before the fence before those after it, as seen by ``scope``.
+    """Order the earlier accesses of this thread before its later ones, as seen by ``scope``.
 
-    With a relaxed store or atomic after it, the fence releases. With a relaxed load before it, it
-    acquires. It orders only the accesses of its own thread. Bulk stores of the thread complete
-    first.
+    A fence and a relaxed store or atomic operation after it are a release; a relaxed load and a
+    fence after it are an acquire. The fence orders only the accesses of its own thread. It first
+    waits until bulk stores of the thread are complete.
 
     Args:
         scope: threads that observe the order.
@@ -115,8 +115,8 @@ register_op(UNORDERED, "marks an access in the next statement", 2)
 def unordered(region: Any, *, reason: str) -> Any:
     """Return ``region``, for a read or write that the compiler does not order.
 
-    No signal or wait is inferred for this access, and ``verify_sync`` does not check it. The
-    program or its caller must ensure that no other thread or rank accesses the region meanwhile.
+    No signal or wait is inferred for this access, and the verification ignores it. The program
+    or its caller must ensure that no other thread or rank accesses the region meanwhile.
     ``tw.explain`` lists it with the reason::
 
         T.copy(W.unordered(S[peer, 0, 0], reason="written between launches only"), tile)

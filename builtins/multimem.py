@@ -5,7 +5,8 @@ address: the compiler replaces the operation by an access to each copy, on machi
 multicast. Relaxed loads, stores and additions become ordinary accesses and ``T.atomic_add``, which
 the inference or the program's signals order. The others become ``W.ld``, ``W.st`` and ``W.red_*``.
 
-Any other tensor must be mapped to a multicast object. Without multicast the launch is refused.
+Any other tensor must be mapped to a multicast object. Without multicast the launch is refused. Only
+such tensors always need sm_90; a symmetric tensor needs what the replacing accesses need.
 
 float16 and bfloat16 are accessed as vectors of 2, 4 or 8; float32 also as vectors of 2 or 4.
 """

@@ -63,8 +63,7 @@ def put_warp(src: Read, dst: Write, size: Int64, peer: Peer | None = None) -> No
     """Copy ``size`` elements from own memory to a peer, by the lanes of the warp that reaches it.
 
     All lanes must reach the call with the same arguments; they do not synchronize. The compiler
-    refuses a condition if it can prove that it selects a part of a warp. Otherwise like
-    ``put_block``.
+    refuses a condition that provably selects only a part of a warp. Otherwise like ``put_block``.
     """
     return _checked("put_warp", "dst", src, dst, size, peer)
 

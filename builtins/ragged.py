@@ -60,7 +60,7 @@ def alloc_ragged(
 
         inbox = W.alloc_ragged(experts, rows=64, row=hidden, dtype="bfloat16")
         W.announce(inbox[dst, e, me, 0, 0], count)
-        T.copy(x[t, 0], inbox[dst, e, me, row, 0])
+        T.copy(x[t, 0:hidden], inbox[dst, e, me, row, 0])
         for i in T.serial(W.announced(inbox[me, e, source, 0, 0])):
             T.copy(inbox[me, e, source, i, 0], tile)
 
@@ -96,7 +96,7 @@ def alloc_packed(*, rows: int, row: int | Sequence[int], dtype: str = "float32")
     owner declares it as padding::
 
         inbox = W.alloc_packed(rows=4096, row=hidden, dtype="bfloat16")
-        T.copy(x[t, 0], inbox[dst, start + i, 0])
+        T.copy(x[t, 0:hidden], inbox[dst, start + i, 0])
         W.pad(inbox[me, end, 0], 4096 - end)
         T.copy(inbox[me, tile * 64, 0], A_tile)
 
@@ -139,7 +139,7 @@ def announce(ref: Write, count: Int32) -> None:
     One thread of the block stores the number for the rank that holds the segment. Readers receive
     it by ``W.announced``. The call may be before or after the writes, and in another block. Every
     segment that is written or read needs exactly one announcement in each launch, at a place that
-    follows from the rank, block indices and loops; 0 rows, too.
+    follows from the rank, block indices and loops, even if it has 0 rows.
 
     A count that is negative or above the capacity of the segment ends the program with an error on
     all ranks, and nothing is stored outside of the segment.
@@ -190,11 +190,12 @@ def check_row(
 
     Args:
         ref: first element that is written.
-        words: word of row 0 of the segment: the last launch that wrote the row, and units of it.
+        words: word of row 0 of the segment. The word of a row has the last launch that wrote it,
+            and the number of units that this launch wrote. A unit is one count of the counter.
         written: units that were written to the segment in all launches.
         row, count: first row, and number of rows.
         rows: capacity of the segment.
-        units, most: units that are written to each row, and units of a whole row.
+        units, most: units that this write stores in each row, and units of a whole row.
         launch: number of the launch.
     """
 

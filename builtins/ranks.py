@@ -33,9 +33,9 @@ def rank_uniform(value: Int32) -> Int32:
 
     The inference cannot know a number that a kernel loads, such as the number of valid rows. If
     ``index < W.rank_uniform(...)`` guards all writes and reads of a tensor of
-    ``W.alloc_symmetric``, it inserts signals and waits that depend on it. The number may differ
-    between launches. Ranks with different values wait for data that no rank sends, until the wait
-    times out. ``tw.simulate`` reports different values.
+    ``W.alloc_symmetric``, the inference inserts signals and waits under the same condition. The
+    number may differ between launches. Ranks with different values wait for data that no rank
+    sends, until the wait times out. ``tw.simulate`` reports different values.
 
     Args:
         value: an int32, the same in all blocks of a launch on all ranks of the group.

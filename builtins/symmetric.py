@@ -46,16 +46,17 @@ def packed_strides(shape: Sequence[Any]) -> list[Any]:
 class SymmetricProxy(StridedTensorProxy):
     """``W.Symmetric(shape, dtype)``: a tensor with a copy on every rank, visible to all ranks.
 
-    In the kernel it has the shape ``(world_size, *shape)``. ``S[r, ...]`` is the copy of rank
-    ``r`` on every rank, and all TileLang operations can read and write it. Pass
+    In the kernel it has the shape ``(world_size, *shape)``. On every rank, ``S[r, ...]`` is the
+    copy that rank ``r`` stores. All TileLang operations can read and write it. Pass
     ``tw.symmetric(shape, dtype)`` (or its ``.all``) as the argument.
 
     Args:
-        shape: shape of one rank's copy, in elements.
+        shape: shape of one rank's copy, in elements; it may contain ``T.dynamic`` extents.
         dtype: element type of 1, 2, 4, 8 or 16 bytes.
 
     Raises:
-        LanguageError: the element type has another size, or an extent is not a positive integer.
+        LanguageError: the element type has another size, or an extent is neither a positive
+            integer nor dynamic.
     """
 
     def __call__(self, shape: Any, dtype: str = "float32") -> tirx.Buffer:  # type: ignore[override]
@@ -86,8 +87,8 @@ def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
 
     In the kernel it behaves like a ``W.Symmetric`` parameter: ``S[r, ...]`` is the copy of rank
     ``r``. The caller cannot access it. It is zeroed once, so a program with explicit signals may
-    keep its flags there. In a program with inferred synchronization, a read of an element that no
-    launch has written is refused, and the compiler may allocate two buffers that launches use in
+    keep its flags there. In a program with inferred synchronization, each element that is read must
+    be written in the same launch, and the compiler may allocate two buffers, which launches use in
     turn instead of waiting.
 
     Args:

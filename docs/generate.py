@@ -29,7 +29,7 @@ from tileweave import language as W
 
 Operations that map to PTX instructions use its qualifiers, such as `sem` (memory order) and `scope`
 (the threads that observe the order). The signature of an operation lists the qualifiers that it
-accepts. Others are refused when the program is traced.
+accepts. Other qualifiers are refused when the program is traced.
 """
 
 RUN_BY = {

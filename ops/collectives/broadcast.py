@@ -116,8 +116,8 @@ class Broadcast(Collective, op=NAME):
 
     row = TableRow(
         inputs="any shape and type; only that of rank `root` is read",
-        result="the `x` of rank `root`. By SMs it stores each tile to one other rank, which stores "
-        "it to the rest; copy engines push to one rank after the other",
+        result="the `x` of rank `root`. By SMs, rank `root` stores each tile to one other rank, "
+        "which stores it to the rest; copy engines push `x` to one rank after the other",
         gradient="the sum over ranks for the root's `x`, by `all_reduce`; zero for the others",
         sent="S",
         memory="1",
