@@ -165,8 +165,8 @@ def dispatch(
             ``handle.dropped`` counts them. None for T * W * min(k, num_experts / W), enough for
             every routing.
         max_tokens: the largest T. Kernels are compiled for it, so T may be different in each call
-            and on each rank, also 0. Such a call copies its arguments, and moves ``max_tokens``
-            tokens to symmetric memory. None for T. It replaces T in ``capacity``.
+            and on each rank, also 0. A call with fewer tokens pads its arguments, and so copies x.
+            In ``capacity``, ``max_tokens`` replaces T. None: T is the same on all ranks.
         quant: ``fp8_1x128``: tokens are sent as e4m3, with a float32 scale for each 128 columns,
             as ``grouped_matmul`` accepts them; a quarter to a half of the bytes. x is then of 16
             bits or more and has no gradient.
