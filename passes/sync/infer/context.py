@@ -138,7 +138,7 @@ class SyncContext:
     @property
     def signalled_counters(self) -> list[Counter]:
         """Counters that signals change and waits read."""
-        return [c for c in self.counters if not self.is_ll(c.traffic.tensor)]
+        return [c for c in self.counters if not self.is_ll(c.accesses.tensor)]
 
     @property
     def grid(self) -> tirx.PrimExpr:
@@ -214,8 +214,8 @@ class SyncContext:
         assert counter.flags is not None
         if counter.pulled:
             granule = owner * counter.granules.total + granule
-        traffic = counter.traffic
-        buffer = [] if traffic.counts is not None else self.buffer_index(traffic.tensor)
+        accesses = counter.accesses
+        buffer = [] if accesses.counts is not None else self.buffer_index(accesses.tensor)
         indices = [waiter, *buffer, granule]
         return tirx.BufferLoad(counter.flags, indices)
 
@@ -242,7 +242,7 @@ class SyncContext:
         flags), by rank and number of the copy."""
         flags: dict[tuple[int, int], dict[tuple[str, int], list[int]]] = {}
         for counter in self.counters:
-            footprints = counter.traffic.copies
+            footprints = counter.accesses.copies
             if footprints is None or counter.flags is None:
                 continue
             for copy, owner, granule in copies_with_granules(counter, footprints):
@@ -269,7 +269,7 @@ class SyncContext:
         rank and number of the copy."""
         out: dict[tuple[int, int], list[tuple]] = {}
         for counter in self.counters:
-            footprints = counter.traffic.copies_out
+            footprints = counter.accesses.copies_out
             if not counter.by_copies or footprints is None or counter.flags is None:
                 continue
             waited: set[tuple[int, int]] = set()
@@ -361,7 +361,7 @@ class SyncContext:
         """Record why ``stmt``, an operation on a counter, is inserted."""
         assert counter.flags is not None
         self.record(
-            kind, access, counter.traffic.tensor.name, reason, stmt, amount=format_expr(amount),
+            kind, access, counter.accesses.tensor.name, reason, stmt, amount=format_expr(amount),
             granule=granule or counter.granules.text, flag=counter.flags.name,
             unit=0 if counter.is_of_copies else counter.unit,
         )  # fmt: skip

@@ -154,7 +154,7 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
     iteration of an access."""
     awaited = np.zeros((1,) * footprints.mask.ndim, np.int64)
     for counter in context.signalled_counters:  # a poll waits for its own thread only
-        if counter.is_of_copies or counter.traffic.is_packed:
+        if counter.is_of_copies or counter.accesses.is_packed:
             continue  # a tile of packed rows may contain rows of some ranks only
         producers = _producers(counter)
         for other in (b for b in counter.users if b.is_certain or _encloses(b, footprints)):
@@ -184,9 +184,9 @@ def _encloses(read: Footprints, write: Footprints) -> bool:
 def _producers(counter: Counter) -> np.ndarray:
     """Return the ranks that write data for each granule of each copy, as a bit mask."""
     world_size, total = counter.arrivals.shape
-    ranks = counter.traffic.coverage[counter.kind].ranks.reshape(world_size, -1)
+    ranks = counter.accesses.coverage[counter.kind].ranks.reshape(world_size, -1)
     out = np.zeros((world_size, total), np.int64)
-    granules = counter.granules.numbers_of_cells(counter.traffic)
+    granules = counter.granules.numbers_of_cells(counter.accesses)
     for copy, producers in zip(out, ranks, strict=True):
         np.bitwise_or.at(copy, granules, producers)
     return out
@@ -244,11 +244,11 @@ def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     After:  ``for g in T.serial(n): S_arrived[me, g] = 0`` in the last block
     """
     for counter in context.signalled_counters:
-        traffic = counter.traffic
-        if not traffic.is_limited:
+        accesses = counter.accesses
+        if not accesses.is_limited:
             continue
-        first = next(b for b in traffic.in_kernel("write") if b.limit is not None)
-        if traffic.tensor not in scratch:
+        first = next(b for b in accesses.in_kernel("write") if b.limit is not None)
+        if accesses.tensor not in scratch:
             raise first.refused(
                 "depends on W.rank_uniform, and the caller accesses the tensor", "W.alloc_symmetric"
             )
@@ -263,10 +263,10 @@ def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
 
 def _verify_limit(counter: Counter, first: Footprints) -> None:
     """Refuse accesses to a granule that do not all happen for the same values of the limit."""
-    shape = counter.traffic.world_size, counter.granules.total
+    shape = counter.accesses.world_size, counter.granules.total
     low, high = np.full(shape, np.iinfo(np.int64).max), np.full(shape, -1)
     assert first.limit is not None
-    for footprints in [*counter.traffic.in_kernel(counter.kind), *counter.users]:
+    for footprints in [*counter.accesses.in_kernel(counter.kind), *counter.users]:
         limit = footprints.limit
         if limit is None or not structural_equal(limit.value, first.limit.value):
             raise _other_limit(first, footprints)

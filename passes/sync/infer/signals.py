@@ -33,7 +33,7 @@ def place_signals(context: SyncContext) -> None:
     """
     for counter in context.signalled_counters:
         signals: list[_Signal] = []
-        for footprints in counter.traffic.in_kernel(counter.kind):
+        for footprints in counter.accesses.in_kernel(counter.kind):
             if not footprints.access.pads:  # W.pad itself counts its rows
                 _add(signals, _signal(context, counter, footprints))
         for signal in signals:
@@ -192,7 +192,7 @@ def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
     context.record_counter_op("signal", access, counter, reason, stmt, signal.value)
     for other in others:
         covered = f"the signal at {access.line} covers it, too"
-        context.record("signal", other.access, counter.traffic.tensor.name, covered)
+        context.record("signal", other.access, counter.accesses.tensor.name, covered)
 
 
 def _reason(context: SyncContext, counter: Counter, access: Access) -> str:

@@ -66,7 +66,7 @@ def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, n
 
 def open_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
     """Return the data-dependent indices that choose the counter of a wait."""
-    counts = (counter.traffic.world_size, *counter.granules.counts)
+    counts = (counter.accesses.world_size, *counter.granules.counts)
     return [index for axis, index in footprints.open_axes.items() if counts[axis] > 1]
 
 
@@ -74,12 +74,12 @@ def _signals_in(context: SyncContext, loop: Loop) -> bool:
     return any(
         loop in footprints.access.loops
         for counter in context.counters
-        for footprints in counter.traffic.in_kernel(counter.kind)
+        for footprints in counter.accesses.in_kernel(counter.kind)
     )
 
 
 def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed: list) -> None:
-    access, symbols, name = footprints.access, context.symbols, counter.traffic.tensor.name
+    access, symbols, name = footprints.access, context.symbols, counter.accesses.tensor.name
     depth = wait_depth(context, counter, footprints)
     exited = access.loops[depth:]
     loops = [*exited, *access.inner]
@@ -100,13 +100,13 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
         placed.append((key, access, depth))
     owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
     granule = counter.granules.index(footprints, symbols, exited, in_place=True)
-    if counter.traffic.counts is not None:
+    if counter.accesses.counts is not None:
         arrivals = tirx.Var("announced", "uint32")  # for explain
         target = _announced_total(context, counter, footprints, loops)
     else:
         arrivals = _arrivals(counter, footprints, owner, granule)
-        epochs = context.epochs_of(counter.traffic.tensor)
-        target = arrivals if counter.traffic.is_limited else epochs * arrivals
+        epochs = context.epochs_of(counter.accesses.tensor)
+        target = arrivals if counter.accesses.is_limited else epochs * arrivals
     flag = context.flag(counter, symbols.rank, owner, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access, counter.scope)
@@ -131,14 +131,14 @@ def _announced_total(
 ) -> tirx.PrimExpr:
     """Return the elements that the source of a tile of rows has announced so far, as an
     expression."""
-    counts = counter.traffic.counts
+    counts = counter.accesses.counts
     assert counts is not None
     owner, *segment, row = (
         context.symbols.start(footprints, axis, loops, in_place=True)
         for axis in range(2 + counts.segments)
     )
     is_segment = counter.granules.counts[counts.segments] == 1
-    word = tirx.IntImm("int32", 1) if is_segment else 1 + tirx.floordiv(row, counter.traffic.tile)
+    word = tirx.IntImm("int32", 1) if is_segment else 1 + tirx.floordiv(row, counter.accesses.tile)
     owner, *segment = (
         context.symbols.simplified(index, footprints.access) for index in (owner, *segment, word)
     )
@@ -210,7 +210,7 @@ def _arrivals(
 
 def _ends(counter: Counter) -> tuple[int, ...]:
     """Return the end of the arriving data along each axis."""
-    bounds = [footprints.bounds for footprints in counter.traffic.of_kind(counter.kind)]
+    bounds = [footprints.bounds for footprints in counter.accesses.of_kind(counter.kind)]
     axes = zip(*bounds, strict=True)
     return tuple(max(int(high.max(initial=0)) for _, high in axis) for axis in axes)
 

@@ -314,8 +314,8 @@ def verify_announcements(rows: TensorAccesses) -> None:
     """
     assert rows.counts is not None
     axes, shape = rows.segments, rows.grid.shape[: rows.segments]
-    for traffic in (rows, rows.counts):
-        for footprints in traffic.in_kernel("read", "write"):
+    for accesses in (rows, rows.counts):
+        for footprints in accesses.in_kernel("read", "write"):
             _verify_segments(footprints, axes)
     announced = [_segments_of(b, shape) for b in rows.counts.in_kernel("write")]
     for footprints in rows.in_kernel("write"):
