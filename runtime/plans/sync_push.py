@@ -139,7 +139,7 @@ class _OrderedCall:
         self._sync, self._rank, self._world_size = sync, rank, world_size
         self._steps, self._launch = steps, launch
         self._with_options, self._recorded = with_options, recorded
-        self._regions = {h.name: region_of(sync.kernel, h, world_size) for h in sync.implicit}
+        self._regions = {p.name: region_of(sync.kernel, p, world_size) for p in sync.implicit}
         self._numbers = {id(step): c.number for c, step in copies}
         """Number of each copy, by the ``id`` of its step."""
         self._overwriting = overwriting

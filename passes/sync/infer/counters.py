@@ -106,7 +106,7 @@ def _must_be_complete(accesses: TensorAccesses, kind: Kind, scratch: bool) -> bo
     if scratch and kind == "write":
         return False
     reads = accesses.of_kind("read")
-    certain = [b for b in reads if b.is_certain]
+    certain = [f for f in reads if f.is_certain]
     if len(certain) == len(reads):
         return _has_unread(accesses, kind, accesses.coverage["read"])
     coverage = Coverage.of_accesses(accesses.grid, accesses.world_size, "read", certain)

@@ -159,7 +159,7 @@ def _inferred(
         return func, Explanation(_unordered(func, tensors))
     symbols = Symbols(program, world_size)
     context = SyncContext(program, world_size, heap_stride, options, symbols, exchanged)
-    implicit = {h.name for h in implicit_of(func)}
+    implicit = {p.name for p in implicit_of(func)}
     scratch = {t for t in tensors if t.name in implicit}
     context.protocols = choose_protocols(func, exchanged, scratch, options, symbols)
     for accesses in exchanged:
@@ -176,7 +176,7 @@ def _inferred(
     return func, Explanation(
         ops=(*context.inserted, *_unordered(func, tensors)),
         reuse=dict(context.reuse),
-        flag_bytes=sum(4 * math.prod(h.shape) for h in context.implicit),
+        flag_bytes=sum(4 * math.prod(p.shape) for p in context.implicit),
         versions=versions,
         signals_of_copies=context.signals_of_copies(),
         waits_of_copies=context.waits_of_copies(),
@@ -322,7 +322,7 @@ def _with_buffers(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
     for param, buffer in func.buffer_map.items():
         copies = context.buffers.get(buffer, 1)
         if copies > 1:
-            index = next(i for i, h in enumerate(implicit) if h.name == buffer.name)
+            index = next(i for i, p in enumerate(implicit) if p.name == buffer.name)
             old = implicit[index]
             implicit[index] = dataclasses.replace(old, shape=(copies, *old.shape))
             new = context.all_buffers_of(buffer)

@@ -34,7 +34,7 @@ def verify_residency(context: SyncContext) -> None:
         LanguageError: names the wait's access and a block that it waits for.
     """
     kinds = ("read", "write", "add")
-    accesses = [b.access for t in context.tensor_accesses for b in t.in_kernel(*kinds)]
+    accesses = [f.access for t in context.tensor_accesses for f in t.in_kernel(*kinds)]
     timestamps = Timestamps(accesses, context.program, context.world_size)
     counters = [c for c in context.counters if not c.at_exit]
     if any(c.by_copies for c in counters):

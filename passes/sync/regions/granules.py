@@ -199,8 +199,8 @@ def _size_of_copies(accesses: TensorAccesses, axis: int, minimum: int) -> int:
     extent, copies = accesses.grid.shape[axis], accesses.copies
     assert copies is not None
     size = int(np.gcd.reduce(np.concatenate(copies.bounds[axis]) % extent))
-    in_kernel = [b for b in accesses.footprints.values() if b is not copies]
-    fits = size and all(is_within_granules(*b.bounds[axis], size) for b in in_kernel)
+    in_kernel = [f for f in accesses.footprints.values() if f is not copies]
+    fits = size and all(is_within_granules(*f.bounds[axis], size) for f in in_kernel)
     return size if fits else minimum
 
 
@@ -266,7 +266,7 @@ class Counter:
         """Scope of the signals and waits: ``gpu`` if only blocks of the owner signal and wait."""
         if self.by_copies or self.is_of_copies or self.accesses.is_ragged:
             return "sys"
-        pairs = {p for b in self.accesses.in_kernel(self.kind) for p in b.ranks_and_owners()}
+        pairs = {p for f in self.accesses.in_kernel(self.kind) for p in f.ranks_and_owners()}
         is_local = all(rank == owner for rank, owner in pairs)
         return "gpu" if is_local and not self.pulled else "sys"
 
@@ -284,11 +284,11 @@ def counter_of(
         arrivals, increments = _count_copies(accesses, granules), [np.ones(1, np.int64)]
     else:
         arrivals = _count_elements(accesses, kind, granules)
-        increments = [np.unique(b.active(elements_of(b))[0]) for b in accesses.of_kind(kind)]
+        increments = [np.unique(f.active(elements_of(f))[0]) for f in accesses.of_kind(kind)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *increments]), initial=0)) or 1
     if accesses.is_ragged:  # whole rows are announced, and a write may store a part of one
         row = math.prod(granules.shape[1 + accesses.segments :])
-        unit = math.gcd(row, *(b.access.stored for b in accesses.in_kernel(kind)))
+        unit = math.gcd(row, *(f.access.stored for f in accesses.in_kernel(kind)))
     if accesses.is_packed:  # each row arrives once, from any rank
         elements = volumes(granules.shape, granules.size).ravel()
         arrivals = np.tile(elements, (accesses.world_size, 1))
@@ -296,7 +296,7 @@ def counter_of(
     for footprints in users:
         for rank, owner in footprints.ranks_and_owners():
             waiting[owner] |= 1 << rank
-    in_kernel = [b for b in users if not isinstance(b.access, Copies)]
+    in_kernel = [f for f in users if not isinstance(f.access, Copies)]
     counter = Counter(accesses, kind, granules, unit, waiting, arrivals // unit, users=in_kernel)
     if counter.is_of_copies and not counter.pulled:
         counter.own = _own_share(accesses, granules)

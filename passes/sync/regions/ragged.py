@@ -317,7 +317,7 @@ def verify_announcements(rows: TensorAccesses) -> None:
     for accesses in (rows, rows.counts):
         for footprints in accesses.in_kernel("read", "write"):
             _verify_segments(footprints, axes)
-    announced = [_segments_of(b, shape) for b in rows.counts.in_kernel("write")]
+    announced = [_segments_of(f, shape) for f in rows.counts.in_kernel("write")]
     for footprints in rows.in_kernel("write"):
         missing = np.setdiff1d(_segments_of(footprints, shape), np.concatenate([[], *announced]))
         if missing.size:

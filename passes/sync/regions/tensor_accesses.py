@@ -56,7 +56,7 @@ class TensorAccesses:
     def is_limited(self) -> bool:
         """True if writes depend on a limit, see ``Limit``. Then the counters are set to 0 at the
         end of a launch, because they do not grow equally in all launches."""
-        return any(b.limit is not None for b in self.in_kernel("write"))
+        return any(f.limit is not None for f in self.in_kernel("write"))
 
     @property
     def announces(self) -> bool:
@@ -64,7 +64,7 @@ class TensorAccesses:
         return self.segments > 0 and not self.is_ragged
 
     def of_kind(self, *kinds: Kind) -> list[Footprints]:
-        return [b for a, b in self.footprints.items() if a.kind in kinds]
+        return [f for a, f in self.footprints.items() if a.kind in kinds]
 
     @property
     def copies(self) -> Footprints | None:
@@ -78,11 +78,11 @@ class TensorAccesses:
 
     def _copies(self, kind: Kind) -> Footprints | None:
         items = self.footprints.items()
-        return next((b for a, b in items if isinstance(a, Copies) and a.kind == kind), None)
+        return next((f for a, f in items if isinstance(a, Copies) and a.kind == kind), None)
 
     def in_kernel(self, *kinds: Kind) -> list[Footprints]:
         """Return the accesses of these kinds that the kernel makes, without a plan's copies."""
-        return [b for b in self.of_kind(*kinds) if not isinstance(b.access, Copies)]
+        return [f for f in self.of_kind(*kinds) if not isinstance(f.access, Copies)]
 
     def has(self, kind: Kind) -> bool:
         return bool(self.of_kind(kind))
@@ -96,7 +96,7 @@ class TensorAccesses:
         """
         produced = self.has("write") or self.has("add")
         consumed = (produced and self.has("read")) or (self.has("write") and self.has("add"))
-        return consumed or any(_is_remote(b) for b in self.footprints.values())
+        return consumed or any(_is_remote(f) for f in self.footprints.values())
 
     @property
     def is_written_again(self) -> bool:
@@ -131,7 +131,7 @@ class TensorAccesses:
         if not self.has("add"):
             return reads
         clearing = self.in_kernel("add") if kind == "write" else []
-        return [*clearing, *(b for b in reads if self.needs(b, kind))]
+        return [*clearing, *(f for f in reads if self.needs(f, kind))]
 
     def needs(self, read: Footprints, kind: Kind) -> bool:
         """Return whether accesses of ``kind`` complete some cell of ``read``."""
@@ -155,8 +155,8 @@ def collect_tensor_accesses(
     """
     footprints: dict[Access | Copies, Footprints]
     footprints = {a: access_footprints(a, program, world_size) for a in accesses}
-    missing = [a for a, b in footprints.items() if a.kind == "read" and b.misses]
-    footprints = {a: b for a, b in footprints.items() if b.mask.any()}
+    missing = [a for a, f in footprints.items() if a.kind == "read" and f.misses]
+    footprints = {a: f for a, f in footprints.items() if f.mask.any()}
     is_produced = any(a.kind in ("write", "add") for a in footprints)
     footprints |= {c: c.footprints() for c in copies if c.kind == "write" or is_produced}
     grid = CellGrid([int(e) for e in tensor.shape[1:]], list(footprints.values()))
@@ -190,7 +190,7 @@ def refuse_jumps(program: Program, tensors: Sequence[TensorAccesses]) -> None:
     Raises:
         LanguageError: names the access and the jump.
     """
-    accesses = [b.access for t in tensors for b in t.in_kernel("read", "write", "add")]
+    accesses = [f.access for t in tensors for f in t.in_kernel("read", "write", "add")]
     for jump in program.jumps:
         for access in (a for a in accesses if jump.may_skip(a)):
             raise LanguageError(

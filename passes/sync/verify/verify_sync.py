@@ -58,7 +58,7 @@ def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
 def verified(func: tirx.PrimFunc, world_size: int) -> list[Unverified]:
     """Run ``verify_sync`` on a program; return what is too large to be verified."""
     options = options_of(func)
-    inferred = any(not h.scratch for h in implicit_of(func))
+    inferred = any(not p.scratch for p in implicit_of(func))
     if options.verify == "off" or inferred or not is_explicit(func):
         return []
     message, unverified = find_fault(func, world_size)

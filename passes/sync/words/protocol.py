@@ -105,7 +105,7 @@ def _protocol_of(
     if requested == LL:
         return Protocol(LL, "chosen by tileweave.protocol", *words)
     size = _granule_bytes(accesses, options)
-    if any(rank != owner for b in accesses.of_kind("read") for rank, owner in b.ranks_and_owners()):
+    if any(rank != owner for f in accesses.of_kind("read") for rank, owner in f.ranks_and_owners()):
         return Protocol(FLAG, "ranks read memory of other ranks, which they would poll")
     if size > MOST_BYTES:
         return Protocol(FLAG, f"a granule has {size} bytes, more than {MOST_BYTES}")
@@ -133,8 +133,8 @@ def _granule_bytes(accesses: TensorAccesses, options: Options) -> int:
 
 def _elements_per_word(accesses: TensorAccesses, symbols: Symbols) -> int:
     """Return how many elements share a word: as many as fit, if copies move them together."""
-    copies = [(b.access.anchor.value, b.access.node.buffer) for b in accesses.footprints.values()
-              if b.access.op == WORD_COPY]  # fmt: skip
+    copies = [(f.access.anchor.value, f.access.node.buffer) for f in accesses.footprints.values()
+              if f.access.op == WORD_COPY]  # fmt: skip
     fits = _DATA_BYTES // itemsize(str(accesses.tensor.dtype))
     together = len(copies) == len(accesses.footprints)
     together = together and all(

@@ -226,7 +226,7 @@ def store_words(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
         protocol = protocols.get(tensor.name)
         if protocol is None:
             continue
-        index = next(i for i, h in enumerate(implicit) if h.name == tensor.name)
+        index = next(i for i, p in enumerate(implicit) if p.name == tensor.name)
         *outer, last = implicit[index].shape
         shape = (*outer, -(-last // protocol.elements))
         implicit[index] = dataclasses.replace(
