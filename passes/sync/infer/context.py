@@ -164,25 +164,21 @@ class SyncContext:
             return self.epoch
         return (self.epoch + count - tirx.const(1, "uint32")) // count
 
-    def guard(
-        self, stmt: tirx.Stmt, footprints: Footprints,
-        simple: Callable[[tirx.PrimExpr], tirx.PrimExpr], exited: Sequence[Loop],
-    ) -> tirx.Stmt:  # fmt: skip
+    def guard(self, stmt: tirx.Stmt, footprints: Footprints, exited: Sequence[Loop]) -> tirx.Stmt:
         """Guard ``stmt`` by the conditions of an access, and by the end of the tensor if the box of
         the access may start after it. A row of a ragged tensor that is data may: nothing is stored
         there, and no counter counts it.
 
         Args:
-            simple: simplifies a condition.
             exited: loops around the access that ``stmt`` was moved out of.
         """
-        access = footprints.access
-        for condition in footprints.inner_conditions:
-            stmt = tirx.IfThenElse(simple(self.symbols.at_start(condition, exited)), stmt, None)
+        access, symbols = footprints.access, self.symbols
+        conditions = [symbols.at_start(c, exited) for c in footprints.inner_conditions]
         for axis in footprints.outside:
-            start = self.symbols.start(footprints, 1 + axis, [*exited, *access.inner])
-            extent = footprints.access.tensor.shape[1 + axis]
-            stmt = tirx.IfThenElse(simple(tirx.LT(start, extent)), stmt, None)
+            start = symbols.start(footprints, 1 + axis, [*exited, *access.inner])
+            conditions.append(tirx.LT(start, access.tensor.shape[1 + axis]))
+        for condition in conditions:
+            stmt = tirx.IfThenElse(symbols.simplified(condition, access), stmt, None)
         if access.row is not None and access.row[0] in footprints.open_axes:
             rows = tirx.Cast("uint32", access.tensor.shape[access.row[0]])
             row = tirx.Cast("uint32", footprints.open_axes[access.row[0]])
@@ -234,7 +230,7 @@ class SyncContext:
                 self.flag(counter, peer, owner, granule), value, footprints.access
             ),
             counter.waiting, owner, pairs,
-            include_own=any(counter.waiting[h] >> r & 1 for r, h in pairs),
+            include_own=any(counter.waiting[other] >> rank & 1 for rank, other in pairs),
         )  # fmt: skip
 
     def signals_of_copies(self) -> dict[tuple[int, int], list[tuple]]:
@@ -326,7 +322,7 @@ class SyncContext:
         axis. The name of the buffer differs from ``name`` if a parameter has it."""
         assert self.program.func is not None
         taken = parameter_names(self.program.func)
-        name = unused_name(name, [*taken, *(h.name for h in self.implicit)])
+        name = unused_name(name, [*taken, *(p.name for p in self.implicit)])
         if symmetric:
             buffer = self.heap_buffer(name, shape, dtype)
         else:

@@ -103,13 +103,11 @@ def _wait(
     if not footprints.open_axes:  # else data chooses the owner, at the access
         depth = enclosing_depth(access, footprints, [footprints.owner], clipped=True)
     exited = access.loops[depth:]
-
-    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        return symbols.simplified(expr, access)
-
-    owner = simple(symbols.start(footprints, 0, [*exited, *access.inner]))
+    owner = symbols.simplified(symbols.start(footprints, 0, [*exited, *access.inner]), access)
     pairs, readers = footprints.ranks_and_owners(), _readers_of(accesses, scratch)
-    only_owner = all((int(readers[h]) ^ 1 << h) & ~(1 << r) == 0 for r, h in pairs)
+    only_owner = all(
+        (int(readers[owner]) ^ 1 << owner) & ~(1 << rank) == 0 for rank, owner in pairs
+    )
     for other_owner, other, other_depth in placed:
         if structural_equal(owner, other_owner) and dominates(other, other_depth, access, depth):
             reason = f"before {access.op} overwrites it: the wait at {other.line} covers it, too"
@@ -127,9 +125,9 @@ def _wait(
 
     masks = [int(bits) for bits in readers]
     stmt = wait(owner) if only_owner else context.for_each_rank(wait, masks, owner, pairs)
-    if only_owner and any(r == h for r, h in pairs):
+    if only_owner and any(rank == owner for rank, owner in pairs):
         stmt = tirx.IfThenElse(tirx.NE(owner, symbols.rank), stmt, None)
-    stmt = context.guard(stmt, footprints, simple, exited)
+    stmt = context.guard(stmt, footprints, exited)
     context.placement.put_before(anchor_of(access, depth), stmt, access)
     event = "its launch has started" if started else "its last launch has finished"
     context.record(
@@ -157,7 +155,7 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
         if counter.is_of_copies or counter.accesses.is_packed:
             continue  # a tile of packed rows may contain rows of some ranks only
         producers = _producers(counter)
-        for other in (b for b in counter.users if b.is_certain or _encloses(b, footprints)):
+        for other in (f for f in counter.users if f.is_certain or _encloses(f, footprints)):
             shared = loops_shared(other.access, footprints.access)
             is_later = other.access.positions[shared] > footprints.access.positions[shared]
             if is_later or not other.repeats:
@@ -196,7 +194,7 @@ def _pairs(accesses: TensorAccesses, scratch: bool) -> set[tuple[int, int]]:
     """Return the (writer, reader) pairs of different ranks: the reader reads what the writer
     writes."""
     readers = [int(bits) for bits in _readers_of(accesses, scratch)]
-    written = set().union(*(b.ranks_and_owners() for b in accesses.of_kind("write", "add")))
+    written = set().union(*(f.ranks_and_owners() for f in accesses.of_kind("write", "add")))
     return {
         (writer, r)
         for writer, owner in written
@@ -216,7 +214,7 @@ def _unordered_pair(context: SyncContext, accesses: TensorAccesses) -> tuple[int
             continue  # a tile may contain rows of some ranks only
         added, written = (other.coverage[kind].ranks for kind in ("add", "write"))
         producers = np.where(other.complete_after("add"), added, written)
-        for footprints in (b for b in other.in_kernel("read") if b.is_certain):
+        for footprints in (f for f in other.in_kernel("read") if f.is_certain):
             rank, _, pieces = other.grid.cells_of(footprints)
             for box, cell in pieces:
                 for reader in range(context.world_size):
@@ -247,7 +245,7 @@ def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
         accesses = counter.accesses
         if not accesses.is_limited:
             continue
-        first = next(b for b in accesses.in_kernel("write") if b.limit is not None)
+        first = next(f for f in accesses.in_kernel("write") if f.limit is not None)
         if accesses.tensor not in scratch:
             raise first.refused(
                 "depends on W.rank_uniform, and the caller accesses the tensor", "W.alloc_symmetric"

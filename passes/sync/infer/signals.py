@@ -172,7 +172,7 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> _
     count = _rows_count if access.stored else _count
     value = simple(tirx.Cast("uint32", count(counter, footprints, symbols, exited)))
     unguarded = tirx.Evaluate(tirx.IntImm("int32", 0))
-    is_guarded = not context.guard(unguarded, footprints, simple, exited).same_as(unguarded)
+    is_guarded = not context.guard(unguarded, footprints, exited).same_as(unguarded)
     anchor = anchor_of(access, depth)
     return _Signal([footprints], anchor, exited, owner, granule, value, is_guarded)
 
@@ -181,12 +181,8 @@ def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
     """Insert a signal after its anchor, and record why."""
     footprints, *others = signal.accesses
     access = footprints.access
-
-    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        return context.symbols.simplified(expr, access)
-
     stmt = context.signal_to(counter, footprints, signal.owner, signal.granule, signal.value)
-    stmt = context.guard(stmt, footprints, simple, signal.exited)
+    stmt = context.guard(stmt, footprints, signal.exited)
     context.placement.put_after(signal.anchor, stmt, access)
     reason = f"{_reason(context, counter, access)}{moved_out_of(signal.exited)}"
     context.record_counter_op("signal", access, counter, reason, stmt, signal.value)

@@ -117,7 +117,7 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     if conditions:
         holds = symbols.simplified(functools.reduce(tirx.And, conditions), access)
         stmt = tirx.IfThenElse(holds, stmt, None)
-    stmt = context.guard(stmt, footprints, lambda e: symbols.simplified(e, access), exited)
+    stmt = context.guard(stmt, footprints, exited)
     for extent in extents:
         runs = tirx.GT(extent, 0)
         stmt = tirx.IfThenElse(symbols.simplified(runs, access), stmt, None)
@@ -163,13 +163,18 @@ def _reads_own(counter: Counter, footprints: Footprints) -> bool:
     return bool(np.any(granule // counter.own == rank))
 
 
-def dominates(first: Access, first_kept: int, second: Access, second_kept: int) -> bool:
-    """Return whether a wait for ``one`` always precedes ``other`` in the same iteration."""
-    if first_kept > second_kept or first.positions > second.positions:
+def dominates(first: Access, first_depth: int, second: Access, second_depth: int) -> bool:
+    """Return whether a wait before ``first`` always precedes a wait before ``second`` in the same
+    iteration.
+
+    Args:
+        first_depth, second_depth: number of loops around the access that enclose its wait.
+    """
+    if first_depth > second_depth or first.positions > second.positions:
         return False
     loops = all(
         a.var.same_as(b.var)
-        for a, b in zip(first.loops[:first_kept], second.loops[:first_kept], strict=True)
+        for a, b in zip(first.loops[:first_depth], second.loops[:first_depth], strict=True)
     )
     return (
         loops
