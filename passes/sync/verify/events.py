@@ -13,8 +13,8 @@ from ....builtins.spec import BUILTINS, Builtin, Participants, builtin_of
 from ...ir.memory_order import acquires
 from ...ir.walk import arrows, builtins_in, calls_in, format_expr, line_of, nodes_in, op_name
 from ..regions.accesses import AccessCollector, Program
-from ..regions.async_loads import AsyncLoads
 from ..regions.space import Loop
+from .async_loads import AsyncLoads
 
 EventKind = Literal["read", "write", "add", "signal", "wait", "fence", "barrier"]
 DATA = ("read", "write", "add")

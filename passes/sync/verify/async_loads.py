@@ -16,7 +16,7 @@ from ...ir.walk import calls_in, op_name, variables_in
 from ...tile.pin_pipelined import is_pipelined
 
 if TYPE_CHECKING:
-    from ..verify.events import Event
+    from .events import Event
 
 _COPIES = ("tl.tileop.copy", "tl.tileop.tma_copy", "tl.tileop.async_copy")
 
@@ -71,18 +71,23 @@ class AsyncLoads:
         for call in calls_in(stmt, lambda c: True):
             name = op_name(call)
             if name == "tl.mbarrier_wait_parity":
-                completed = [u for u in self._in_flight if self._is_for(call.args[0], u.barrier)]
+                completed = [
+                    load for load in self._in_flight if self._is_for(call.args[0], load.barrier)
+                ]
                 yield from self._end(completed, "T.mbarrier_wait_parity")
             elif name == "tirx.ptx_wait_group":
-                copies = [u for u in self._in_flight if u.barrier is None and u.tile is None]
+                copies = [
+                    load for load in self._in_flight if load.barrier is None and load.tile is None
+                ]
                 num_pending = int(call.args[0])
                 yield from self._end(copies[: len(copies) - num_pending], "T.ptx_wait_group")
         used = accesses_of(stmt)
-        tiles = [u for u in self._in_flight if u.tile in used.reads or u.tile in used.writes]
-        yield from self._end(tiles, "the first use of what it loads")
+        accessed = used.reads | used.writes
+        of_tiles = [load for load in self._in_flight if load.tile in accessed]
+        yield from self._end(of_tiles, "the first use of what it loads")
 
     def _end(self, loads: list[_Load], wait_name: str) -> Iterator[tuple[Event, str]]:
-        self._in_flight = [u for u in self._in_flight if u not in loads]
+        self._in_flight = [load for load in self._in_flight if load not in loads]
         yield from ((event, wait_name) for load in loads for event in load.events)
 
     def _load(self, call: tirx.Call, reads: tuple[Event, ...]) -> _Load | None:
