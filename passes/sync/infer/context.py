@@ -14,6 +14,7 @@ from ....builtins.symmetric import packed_strides
 from ...ir.implicit import Implicit, heap_buffer, parameter_names, unused_name
 from ...ir.leaves import leaves_with_builtins
 from ...ir.walk import format_expr, line_of
+from ..ll.protocol import Protocol
 from ..regions.accesses import Access, Program
 from ..regions.copies import Copy
 from ..regions.footprints import Footprints
@@ -21,7 +22,6 @@ from ..regions.granules import Counter
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import TensorAccesses
-from ..words.protocol import Protocol
 from . import builtin_calls
 from .edits import Placement
 from .options import Options

@@ -20,6 +20,8 @@ from ...ir.memory_order import releases
 from ...ir.ragged import counts_name, ragged_of, tiles_of
 from ...ir.sizes import format_sizes, sizes_of
 from ...ir.walk import builtins_in, location, uses_op
+from ..ll.protocol import choose_protocols
+from ..ll.store_words import store_words
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
 from ..regions.ragged import (
@@ -38,8 +40,6 @@ from ..regions.tensor_accesses import (
 )
 from ..regions.tiles import choose_tile
 from ..verify.outside import warn_outside
-from ..words.protocol import choose_protocols
-from ..words.store_words import store_words
 from .announcements import assumption, count_padding, in_units, with_tiles
 from .context import Inserted, SyncContext
 from .counters import make_counters

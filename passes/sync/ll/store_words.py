@@ -25,7 +25,7 @@ from ..infer import builtin_calls
 from ..infer.context import Inserted, SyncContext
 from ..infer.edits import at_line_of
 from ..regions.symbols import Symbols
-from .word_copies import Side, consecutive, is_by_vectors, parallel, sides_of
+from .word_copies import Side, consecutive, is_vectorizable, parallel, sides_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _Rewriter:
         words = read or written
         lanes = 1
         if words is not None and words.lanes:
-            if is_by_vectors(stmt.value, words.tensor, words.lanes, self.symbols):
+            if is_vectorizable(stmt.value, words.tensor, words.lanes, self.symbols):
                 lanes = words.lanes
 
         zero = tirx.const(0, str(source.buffer.dtype))
