@@ -59,7 +59,7 @@ from ...builtins.errors import TileWeaveError
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
 from ...passes.sync.infer.epochs import CALL, EPOCH
-from ...passes.sync.infer.infer_sync import Explanation, explained, is_explicit
+from ...passes.sync.infer.infer_sync import Explanation, infer_and_explain, is_explicit
 from ...passes.sync.regions.accesses import Kind
 from ...passes.sync.regions.copies import COPIES, with_copies
 from ...passes.sync.regions.copies import Copy as KnownCopy
@@ -340,7 +340,7 @@ def _inferred(kernel: tirx.PrimFunc, world_size: int) -> tuple[tirx.PrimFunc, Ex
     name = str(kernel.attrs["global_symbol"])
     mod = tvm.IRModule({name: kernel})
     mod = passes.run_group(mod, world_size, _STRIDE, passes.PREPARE_PASSES)
-    return explained(mod[name], world_size, _STRIDE)
+    return infer_and_explain(mod[name], world_size, _STRIDE)
 
 
 def _launches_of(kernel: tirx.PrimFunc, copied: Set[str], steps: Sequence[Step]) -> list[Launch]:

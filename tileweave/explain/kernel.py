@@ -22,7 +22,7 @@ from ..passes.ir.memory_order import acquires, releases
 from ..passes.ir.sizes import sizes_of
 from ..passes.ir.walk import uses_tileweave
 from ..passes.sync.infer.context import Inserted
-from ..passes.sync.infer.infer_sync import explained, explicit_sync
+from ..passes.sync.infer.infer_sync import explicit_sync, infer_and_explain
 from ..passes.sync.verify.launches import Unverified
 from ..passes.sync.verify.verify_sync import verified
 from .explanation import Explanation
@@ -45,7 +45,7 @@ def explain_kernel(
     func = _apply(passes.PREPARE_PASSES, func, world_size)
     ops = [_explicit_op(leaf, call) for leaf, call in _ordering_calls(func)]
     explicit = _inference_blocker(func)
-    func, inferred = explained(func, world_size, EMIT_HEAP_STRIDE)
+    func, inferred = infer_and_explain(func, world_size, EMIT_HEAP_STRIDE)
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
     ops += [_inferred_op(i, times) for i in inferred.ops if i.stmts]
     unverified = [_unverified_op(item) for item in verified(func, world_size)]

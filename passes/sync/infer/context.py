@@ -125,7 +125,7 @@ class SyncContext:
     _all_buffers: dict[tirx.Buffer, tirx.Buffer] = field(default_factory=dict)
 
     @property
-    def is_called(self) -> bool:
+    def has_copies(self) -> bool:
         """True if the program is the kernel of a plan with copies. Another kernel, the entry
         barrier, begins the calls of such a plan: it signals to the peers, and the copies wait until
         no rank reads the memory that they overwrite."""
@@ -179,9 +179,9 @@ class SyncContext:
             conditions.append(tirx.LT(start, access.tensor.shape[1 + axis]))
         for condition in conditions:
             stmt = tirx.IfThenElse(symbols.simplified(condition, access), stmt, None)
-        if access.row is not None and access.row[0] in footprints.open_axes:
+        if access.row is not None and access.row[0] in footprints.runtime_axes:
             rows = tirx.Cast("uint32", access.tensor.shape[access.row[0]])
-            row = tirx.Cast("uint32", footprints.open_axes[access.row[0]])
+            row = tirx.Cast("uint32", footprints.runtime_axes[access.row[0]])
             stmt = tirx.IfThenElse(tirx.LT(row, rows), stmt, None)
         return stmt
 

@@ -55,7 +55,7 @@ from .signals import place_signals
 from .version_copies import expand_versions
 from .waits import place_waits
 
-MOST_INFERRED_RANKS = 32
+MAX_INFERRED_RANKS = 32
 """Maximum number of ranks of an inferred program: a set of ranks is a uint32 bit mask."""
 
 
@@ -104,15 +104,15 @@ def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.P
     Before: ``if owner != me: T.copy(tile, S[owner, ...]) else: T.copy(S[me, ...], tile)``
     After:  the same with signals and waits, and implicit parameters for their counters
     """
-    return explained(func, world_size, heap_stride)[0]
+    return infer_and_explain(func, world_size, heap_stride)[0]
 
 
-def explained(
+def infer_and_explain(
     func: tirx.PrimFunc, world_size: int, heap_stride: int
 ) -> tuple[tirx.PrimFunc, Explanation]:
     """Return the synchronized program, as ``infer_sync`` does, and what was inserted."""
     try:
-        return _inferred(func, world_size, heap_stride)
+        return _infer(func, world_size, heap_stride)
     except LanguageError as error:
         if sizes := sizes_of(func):
             error = LanguageError(f"with {format_sizes(sizes)}: {error}")
@@ -123,7 +123,7 @@ def explained(
         return func, Explanation()
 
 
-def _inferred(
+def _infer(
     func: tirx.PrimFunc, world_size: int, heap_stride: int
 ) -> tuple[tirx.PrimFunc, Explanation]:
     tensors = heap_tensors(func)
@@ -131,9 +131,9 @@ def _inferred(
     _require_inference(func)
     if not tensors or options.verify == "off" or is_explicit(func):
         return func, Explanation(_unordered(func, tensors))
-    if world_size > MOST_INFERRED_RANKS:
+    if world_size > MAX_INFERRED_RANKS:
         raise LanguageError(
-            f"infer_sync: {world_size} ranks; expected at most {MOST_INFERRED_RANKS}, or explicit "
+            f"infer_sync: {world_size} ranks; expected at most {MAX_INFERRED_RANKS}, or explicit "
             "signals and waits"
         )
     versions: dict[str, str] = {}
@@ -181,7 +181,7 @@ def _inferred(
         signals_of_copies=context.signals_of_copies(),
         waits_of_copies=context.waits_of_copies(),
         protocols=_protocol_texts(context),
-        leaves_room=context.is_called and leaves_room(context),
+        leaves_room=context.has_copies and leaves_room(context),
         assumed={t.tensor.name: assumption(t) for t in exchanged if t.is_ragged},
     )
 

@@ -100,7 +100,7 @@ def _wait(
 ) -> None:
     access, symbols = footprints.access, context.symbols
     depth = len(access.loops)
-    if not footprints.open_axes:  # else data chooses the owner, at the access
+    if not footprints.runtime_axes:  # else data chooses the owner, at the access
         depth = enclosing_depth(access, footprints, [footprints.owner], clipped=True)
     exited = access.loops[depth:]
     owner = symbols.simplified(symbols.start(footprints, 0, [*exited, *access.inner]), access)

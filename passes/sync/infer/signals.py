@@ -18,7 +18,7 @@ from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from .context import SyncContext
 from .edits import anchor_of, enclosing_depth, moved_out_of, varies
-from .waits import open_indices
+from .waits import runtime_indices
 
 
 def place_signals(context: SyncContext) -> None:
@@ -96,19 +96,19 @@ def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints)
             depth = enclosing_depth(access, footprints, [*numbers, elements_of(footprints)])
     while depth < len(access.loops) and (
         _waits_in(context, access.around[depth])
-        or not _may_leave(context, counter, footprints, depth)
+        or not _may_sink(context, counter, footprints, depth)
     ):
         depth += 1
     return depth
 
 
-def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
+def _may_sink(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
     """Return whether the data-dependent expressions of a signal have the same value after the loop
     of this number around its access."""
     loop = footprints.access.around[number]
     assert loop is not None
-    extents = [extent for other, extent in footprints.open_loops.items() if other >= number]
-    exprs = [*open_indices(counter, footprints), *extents]
+    extents = [extent for other, extent in footprints.runtime_loops.items() if other >= number]
+    exprs = [*runtime_indices(counter, footprints), *extents]
     return all(stays_in(loop, expr, context.program) for expr in exprs)
 
 
@@ -208,8 +208,8 @@ def _rows_count(
     """Return the units of rows that a write stores in all iterations of ``exited``."""
     count: tirx.PrimExpr = tirx.IntImm("int32", footprints.access.stored // counter.unit)
     for number, loop in enumerate(exited, len(footprints.access.loops) - len(exited)):
-        if number in footprints.open_loops:
-            count = count * tirx.max(footprints.open_loops[number], 0)
+        if number in footprints.runtime_loops:
+            count = count * tirx.max(footprints.runtime_loops[number], 0)
         else:
             count = count * symbols.inlined(loop.extent)
     return count

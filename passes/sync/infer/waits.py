@@ -48,26 +48,26 @@ def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -
     depth = enclosing_depth(access, footprints, values, guarded=True)
     while depth < len(access.loops) and (
         _signals_in(context, access.loops[depth])
-        or not _may_leave(context, counter, footprints, depth)
+        or not _may_hoist(context, counter, footprints, depth)
     ):
         depth += 1
     return depth
 
 
-def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
+def _may_hoist(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
     """Return whether the data-dependent expressions of a wait can be evaluated before the loop of
     this number around its access."""
     loop = footprints.access.around[number]
     assert loop is not None
-    extents = [extent for other, extent in footprints.open_loops.items() if other > number]
-    indices = open_indices(counter, footprints)
+    extents = [extent for other, extent in footprints.runtime_loops.items() if other > number]
+    indices = runtime_indices(counter, footprints)
     return all(stays_in(loop, expr, context.program) for expr in [*indices, *extents])
 
 
-def open_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
+def runtime_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
     """Return the data-dependent indices that choose the counter of a wait."""
     counts = (counter.accesses.world_size, *counter.granules.counts)
-    return [index for axis, index in footprints.open_axes.items() if counts[axis] > 1]
+    return [index for axis, index in footprints.runtime_axes.items() if counts[axis] > 1]
 
 
 def _signals_in(context: SyncContext, loop: Loop) -> bool:
@@ -90,12 +90,12 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
             context.record("wait", access, name, f"the wait at {other.line} covers it, too")
             return
     extents = [
-        footprints.open_loops[number] if number in footprints.open_loops
+        footprints.runtime_loops[number] if number in footprints.runtime_loops
         else symbols.at_start(loop.extent, exited)
         for number, loop in enumerate(exited, depth)
-        if number in footprints.open_loops or number in footprints.skipped
+        if number in footprints.runtime_loops or number in footprints.skipped
     ]  # fmt: skip
-    is_fixed = not any(has_loads(index) for index in open_indices(counter, footprints))
+    is_fixed = not any(has_loads(index) for index in runtime_indices(counter, footprints))
     if is_fixed and not footprints.outside and not footprints.inner_conditions and not extents:
         placed.append((key, access, depth))
     owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)

@@ -192,8 +192,8 @@ def _stored_elements(
     space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
     inner_conditions = access.conditions[access.branches :]
     try:
-        if any(number >= len(access.loops) for number in space.open):
-            raise NotEvaluable(access.inner[space.open[-1] - len(access.loops)].extent)
+        if any(number >= len(access.loops) for number in space.runtime_loops):
+            raise NotEvaluable(access.inner[space.runtime_loops[-1] - len(access.loops)].extent)
         for known in (*access.extents, *inner_conditions):
             space.evaluate(known)
         for axis in range(2 + axes, len(access.starts)):

@@ -13,7 +13,7 @@ from .events import DATA, Event
 from .happens_before import Place, Timeline
 from .launches import Rows, Unverified
 
-_MOST = 1 << 22
+_MAX_COUNT = 1 << 22
 """Limit of the cells, and of the pairs of accesses, of one tensor; larger ones are not verified."""
 
 
@@ -115,10 +115,10 @@ class _Touches:
             yield touches[w], touches[r]
 
     def _are_too_many(self, count: int, unit: str) -> bool:
-        if count > _MOST:
+        if count > _MAX_COUNT:
             unit = f"{unit} in the analyzed launches"
-            self.unverified.append(Unverified(self._rows[0].event, count, _MOST, unit))
-        return count > _MOST
+            self.unverified.append(Unverified(self._rows[0].event, count, _MAX_COUNT, unit))
+        return count > _MAX_COUNT
 
     def _cells(self) -> tuple[np.ndarray, np.ndarray]:
         """Return flat arrays (row, cell) of the cells of all rows; no access divides a cell.

@@ -17,7 +17,7 @@ from ..regions.footprints import merged_footprints
 from ..regions.space import Loop, NotEvaluable, Space
 from .events import DATA, Event
 
-_MOST = 1 << 21
+_MAX_COUNT = 1 << 21
 """Limit of the iterations of one event in one launch; events with more are not verified."""
 _SIZE = 512
 """Value that is assumed for a symbolic extent."""
@@ -222,9 +222,9 @@ class Launches:
         key = self._key(event, space, merged)
         columns = [happens, space.rank, evaluated.block, *key, *low, *high]
         count = math.prod(np.broadcast_shapes(*(c.shape for c in columns)))
-        if count > _MOST:
+        if count > _MAX_COUNT:
             unit = "times on all ranks in one launch"
-            self.unverified[event] = Unverified(event, count, _MOST, unit)
+            self.unverified[event] = Unverified(event, count, _MAX_COUNT, unit)
             return None
         self.unverified.pop(event, None)
         value = evaluated.value
