@@ -24,7 +24,7 @@ from ..passes.ir.walk import uses_tileweave
 from ..passes.sync.infer.context import Inserted
 from ..passes.sync.infer.infer_sync import explicit_sync, infer_and_explain
 from ..passes.sync.verify.launches import Unverified
-from ..passes.sync.verify.verify_sync import verified
+from ..passes.sync.verify.verify_sync import verify_program
 from .explanation import Explanation
 from .operation import EXPLICIT, Kind, Operation, sorted_in
 from .source import source_of
@@ -48,7 +48,7 @@ def explain_kernel(
     func, inferred = infer_and_explain(func, world_size, EMIT_HEAP_STRIDE)
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
     ops += [_inferred_op(i, times) for i in inferred.ops if i.stmts]
-    unverified = [_unverified_op(item) for item in verified(func, world_size)]
+    unverified = [_unverified_op(item) for item in verify_program(func, world_size)]
     func = _apply(passes.FINISH_PASSES, func, world_size)
     if uses_tileweave(func):
         tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}

@@ -11,7 +11,7 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ..regions.accesses import Access
-from ..regions.data_dependent import stays_in
+from ..regions.data_dependent import is_invariant
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter, elements_of
 from ..regions.space import Loop
@@ -109,7 +109,7 @@ def _may_sink(context: SyncContext, counter: Counter, footprints: Footprints, nu
     assert loop is not None
     extents = [extent for other, extent in footprints.runtime_loops.items() if other >= number]
     exprs = [*runtime_indices(counter, footprints), *extents]
-    return all(stays_in(loop, expr, context.program) for expr in exprs)
+    return all(is_invariant(loop, expr, context.program) for expr in exprs)
 
 
 def _pieces(counter: Counter, footprints: Footprints, depth: int) -> dict[int, int] | None:

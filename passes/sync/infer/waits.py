@@ -13,7 +13,7 @@ from ....builtins.errors import LanguageError
 from ...ir.walk import has_loads
 from ..regions.accesses import Access
 from ..regions.coverage import volumes
-from ..regions.data_dependent import stays_in
+from ..regions.data_dependent import is_invariant
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter
 from ..regions.space import Loop
@@ -61,7 +61,7 @@ def _may_hoist(context: SyncContext, counter: Counter, footprints: Footprints, n
     assert loop is not None
     extents = [extent for other, extent in footprints.runtime_loops.items() if other > number]
     indices = runtime_indices(counter, footprints)
-    return all(stays_in(loop, expr, context.program) for expr in [*indices, *extents])
+    return all(is_invariant(loop, expr, context.program) for expr in [*indices, *extents])
 
 
 def runtime_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:

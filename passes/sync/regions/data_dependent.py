@@ -143,10 +143,10 @@ def _extended(region: Region, access: Access, axis: int, space: Space, program: 
     return dataclasses.replace(region, starts=tuple(starts), extents=tuple(extents))
 
 
-def stays_in(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
-    """Return whether ``expr``, used inside ``stmt``, has the same value when evaluated before it.
+def is_invariant(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
+    """Return whether ``expr``, used inside ``stmt``, has the same value before and after ``stmt``.
 
-    Everything that ``expr`` uses must be defined there, and ``stmt`` must not change it.
+    Everything that ``expr`` uses must be defined outside of ``stmt``, which must not change it.
     """
     bound = bound_in(stmt)
     changing = written_tensors(stmt) | {a.tensor.data for a in program.accesses}
@@ -159,7 +159,7 @@ def stays_in(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
 def _is_uniform(access: Access, index: tirx.PrimExpr, program: Program) -> bool:
     """Return whether ``index`` has one value for all threads during the whole access."""
     uniform = program.thread_control.divergence_of(index) is Divergence.UNIFORM
-    return uniform and stays_in(access.anchor, index, program)
+    return uniform and is_invariant(access.anchor, index, program)
 
 
 def _extent_of(access: Access, number: int) -> tirx.PrimExpr:

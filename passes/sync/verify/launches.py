@@ -96,7 +96,7 @@ class Rows:
     """All occurrences of one event in one launch, as flat arrays.
 
     Attributes:
-        turn: number of the launch of the program.
+        program_launch: number of the launch of the program.
         launch, rank, block: launch, rank and block of each occurrence. Each kernel of the program
             counts as a launch.
         key: position among the statements of the block; positions compare as tuples.
@@ -105,7 +105,7 @@ class Rows:
     """
 
     event: Event
-    turn: int
+    program_launch: int
     launch: np.ndarray
     rank: np.ndarray
     block: np.ndarray
@@ -140,7 +140,7 @@ class Launches:
         self._sizes = frozenset(
             e for b in func.buffer_map.values() for e in b.shape if isinstance(e, tirx.Var)
         )
-        self._ordering = {v for e in events if e.kind not in DATA for _, v in e.trail}
+        self._ordering = {v for e in events if e.kind not in DATA for _, v in e.serial_loops}
         """Variables of the loops that contain synchronization; accesses of other loops merge."""
         self.unverified: dict[Event, Unverified] = {}
         """Events that happen too often to be verified."""
@@ -201,7 +201,7 @@ class Launches:
         """Return sets of loop variables; the boxes of each set's loops can merge. Best first."""
         if event.kind not in DATA:
             return [set()]
-        serial = {v for _, v in event.trail}
+        serial = {v for _, v in event.serial_loops}
         grid = {g.var for g in event.grid}
         parallel = {x.var for x in event.loops} - serial - grid
         return [parallel | (serial - self._ordering), parallel, set()]
@@ -246,7 +246,7 @@ class Launches:
     def _key(event: Event, space: LaunchSpace, merged: set) -> list[np.ndarray]:
         """Return the position of an event in its block, outside of the loops ``merged``."""
         key, number = [], event.number
-        for loop_number, variable in event.trail:
+        for loop_number, variable in event.serial_loops:
             if variable in merged:
                 number = loop_number
                 break
