@@ -157,7 +157,7 @@ def operator_name(caller: str, op: Any, names: Iterable[str]) -> str:
     return name
 
 
-def checked(
+def checked_problem(
     op: str, a: torch.Tensor, b: torch.Tensor, ranks: int, out: torch.Tensor | None = None,
     epilogue: Epilogue = NO_EPILOGUE,
 ) -> Problem:  # fmt: skip

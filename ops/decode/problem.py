@@ -146,7 +146,7 @@ def require_tensors(inputs: Inputs, out: Any) -> None:
     require_dense_or_none(NAME, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale, out=out)
 
 
-def checked(
+def checked_problem(
     inputs: Inputs, scale: float, sharding: str, returns_lse: bool, ranks: int
 ) -> DecodeProblem:
     """Return the problem of a call whose tensors are dense.

@@ -26,7 +26,7 @@ from .row_problem import (
     check_ids,
     check_num_experts,
     check_tokens,
-    checked,
+    checked_problem,
     checks_ids,
     within_node,
 )
@@ -107,7 +107,7 @@ def _dispatch(
     """Return the rows, with their scales if they have any, and the routing; all arguments are
     checked before the first exchange."""
     ranks = ranks_of(group)
-    problem = checked(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
+    problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
     part, node = within_node(problem, ranks)
     choose_transport(transport, part, x.device, node, Dispatch.obstacle(part))
     is_traced = torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)

@@ -111,7 +111,7 @@ def check_tokens(op: str, x: Any, topk_ids: Any, topk_weights: Any) -> None:
     require_like(op, "topk_weights", topk_weights, "x", x, topk_weights.dtype)
 
 
-def checked(
+def checked_problem(
     op: str, x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None,
     ranks: int,
 ) -> RowProblem:  # fmt: skip
@@ -138,7 +138,8 @@ def check_capacity(op: str, capacity: Any) -> None:
 
 
 def check_num_experts(op: str, num_experts: Any) -> None:
-    """Refuse a number of experts that is no integer. ``checked`` refuses the other illegal ones."""
+    """Refuse a number of experts that is no integer. ``checked_problem`` refuses other illegal
+    ones."""
     if not _is_integer(num_experts):
         raise refused(
             op, f"num_experts={num_experts!r}", "a positive multiple of the number of ranks"

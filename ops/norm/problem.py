@@ -111,7 +111,7 @@ def require_tensors(inputs: Inputs, out: Any, residual_out: Any) -> None:
     require_dense_or_none(NAME, **optional, out=out, residual_out=residual_out)
 
 
-def checked(inputs: Inputs, eps: float, quant: str | None, ranks: int) -> NormProblem:
+def checked_problem(inputs: Inputs, eps: float, quant: str | None, ranks: int) -> NormProblem:
     """Return the problem of a call whose tensors are dense.
 
     Raises:
