@@ -70,7 +70,7 @@ class DecodeProblem:
 
     Attributes:
         op: the operator.
-        heads, kv_heads: of q and of the cache.
+        heads, kv_heads: heads of q, and of the cache.
         dim, v_dim: elements of a key and of a value.
         pages, page_size: pages of a rank's cache, and tokens of a page.
         table: pages of a sequence in a rank's block table.

@@ -8,9 +8,9 @@ import torch
 
 from ..core.library import define
 from .kernels.routing import (
-    MOST_EXPERTS,
-    MOST_THREADS,
-    MOST_TOKENS,
+    MAX_EXPERTS,
+    MAX_THREADS,
+    MAX_TOKENS,
     RoutingConfig,
     routing_program,
 )
@@ -79,9 +79,9 @@ def fits(topk_ids: torch.Tensor, num_experts: int) -> bool:
     token and memory for all experts, and numbers of choices are int32."""
     ranks, tokens, choices = topk_ids.shape
     return (
-        0 < choices <= MOST_THREADS
-        and 0 < ranks * tokens <= MOST_TOKENS
-        and num_experts <= MOST_EXPERTS
+        0 < choices <= MAX_THREADS
+        and 0 < ranks * tokens <= MAX_TOKENS
+        and num_experts <= MAX_EXPERTS
         and topk_ids.numel() < INDEX_LIMIT
     )
 

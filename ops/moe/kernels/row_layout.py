@@ -10,7 +10,7 @@ from ...collectives.vectors import itemsize_of, words_of
 from ...core.tiles import DEVICE
 
 _VECTOR_BYTES = 16
-"""Most bytes that a thread loads at once."""
+"""Maximum number of bytes that a thread loads at once."""
 _ROW_VECTORS = 8
 """Vectors of a row that a thread holds."""
 _THREADS = 64, 1024
