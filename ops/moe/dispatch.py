@@ -20,7 +20,14 @@ from .kernels.dispatch import DispatchBlocks, dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
 from .quant import check_quant, quantized
 from .routing import Tables, is_first_choice, routing_of
-from .row_exchange import TABLES, RowExchange, check_options, choose_transport, exchange, gathered
+from .row_exchange import (
+    TABLES,
+    RowExchange,
+    check_options,
+    choose_transport,
+    exchange,
+    gather_from_all,
+)
 from .row_problem import (
     RowProblem,
     check_ids,
@@ -114,7 +121,7 @@ def _dispatch(
     checks = not is_traced and checks_ids()
     if not is_traced:
         agree(ranks, problem, ", ".join(filter(None, (quant, transport, "ids checked" * checks))))
-    all_ids = gathered(topk_ids.contiguous(), group, transport)
+    all_ids = gather_from_all(topk_ids.contiguous(), group, transport)
     all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
     if checks:
         check_ids(NAME, all_ids, num_experts)

@@ -95,7 +95,7 @@ class MlpProblem:
 
 
 def mlp_plan(config: ExpertMlpConfig) -> Plan:
-    """Return the plan of both kernels."""
+    """Build the plan that launches both kernels."""
     tokens, choices, dtype = config.tokens, config.choices, config.dtype
     segments = config.per_rank, config.ranks
     kernels = gate_up(config), down(config)
@@ -136,7 +136,7 @@ class FusedMlp(CompiledOp):
 
 
 def check_strategy(requested: Any) -> None:
-    """Refuse what is no strategy."""
+    """Refuse an unknown strategy."""
     if requested not in STRATEGIES:
         raise refused(NAME, f"strategy={requested!r}", ", ".join(map(repr, STRATEGIES)))
 
