@@ -103,8 +103,8 @@ def _begin_of(func: Any) -> tirx.Call | None:
     """Return the call that ``begin_trace`` inserted into a device function, or None."""
     if not isinstance(func, tirx.PrimFunc):
         return None
-    found = calls_in(func.body, lambda c: op_name(c) == RECORD.op_name and int(c.args[0]) == 0)
-    return found[0] if found else None
+    begins = calls_in(func.body, lambda c: op_name(c) == RECORD.op_name and int(c.args[0]) == 0)
+    return begins[0] if begins else None
 
 
 def _pipelined_loops(tile: IRModule) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _with_table(func: tirx.PrimFunc, table: tirx.StringImm) -> tirx.PrimFunc:
 
 
 class _Recording:
-    """Insertion of the events of one device function; appends them to ``events``."""
+    """Inserts the events of one device function, and appends them to ``events``."""
 
     def __init__(
         self,
@@ -340,7 +340,11 @@ class _Recording:
         return stmt
 
     def _symmetric_pointer(self, call: tirx.Call, access: str) -> tirx.PrimExpr | None:
-        """Return the first operand by which ``call`` accesses a symmetric tensor so."""
+        """Return the first operand of ``call`` that is a pointer into a symmetric tensor.
+
+        Args:
+            access: ``r`` for pointers that the builtin reads, ``w`` for those that it writes.
+        """
         for (_, kind), operand in zip(builtin_of(call).operands, call.args, strict=False):
             if isinstance(kind, Pointer) and access in kind.access:
                 if _tensor(operand) in self._symmetric:

@@ -16,6 +16,9 @@ from ..ir.walk import builtins_in, calls_in, location, op_name, rewrite_children
 
 TMA_COPY = "tl.tileop.tma_copy"
 TMA_SM = 90
+TMA_MULTIPLE = 16
+"""The TMA needs strides of global memory and rows of tiles that are multiples of this, in bytes
+(cuTensorMapEncodeTiled)."""
 _NO_PRODUCER = (PassConfigKey.TL_DISABLE_TMA_LOWER, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED)
 
 

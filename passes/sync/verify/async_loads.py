@@ -13,12 +13,10 @@ from tvm.ir import structural_equal
 from ....builtins.spec import builtin_of
 from ...ir.accesses import accesses_of
 from ...ir.walk import calls_in, op_name, variables_in
-from ...tile.pin_pipelined import is_pipelined
+from ...tile.pin_pipelined import COPIES, is_pipelined
 
 if TYPE_CHECKING:
     from .events import Event
-
-_COPIES = ("tl.tileop.copy", "tl.tileop.tma_copy", "tl.tileop.async_copy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +93,7 @@ class AsyncLoads:
         spec = builtin_of(call)
         if spec is not None and spec.is_async_load:
             return _Load(reads, spec.operand(call, "barrier").args[0])
-        if name not in _COPIES:
+        if name not in COPIES:
             return None
         target = call.args[1].args[0].buffer
         if not target.scope().startswith("shared"):
