@@ -77,19 +77,19 @@ def record_events(
         if name in marked:
             func = _Recording(func, events, calls, loops, symmetric).function()
         functions[name] = func
-    table = tirx.StringImm(encoded(events))
+    table = tirx.StringImm(encode_events(events))
     for name, func in functions.items():
         functions[name] = _with_table(func, table) if isinstance(func, tirx.PrimFunc) else func
     return IRModule(functions, attrs=lowered.attrs)
 
 
-def encoded(events: list[Event]) -> str:
+def encode_events(events: list[Event]) -> str:
     """Return a table of events as letters and digits, which any host code can hold."""
     return base64.urlsafe_b64encode(zlib.compress(json.dumps(events).encode())).decode()
 
 
-def decoded(table: str) -> list[Event]:
-    """Return the table that ``encoded`` returned; the number of an event is its index.
+def decode_events(table: str) -> list[Event]:
+    """Return the table that ``encode_events`` returned; the number of an event is its index.
 
     The fields of an event are its ``kind`` (``begin`` and ``end`` of a block, ``loop_begin`` and
     ``loop_end``, ``wait``, ``signal``, ``transfer``), its ``kernel``, the ``role`` of its threads,

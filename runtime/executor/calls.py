@@ -31,7 +31,7 @@ from .enqueue import enqueuer
 from .operations import Operations
 from .recorded_calls import RecordedCall, current_stream, drop_calls, has_driver, recorded_calls
 
-_FIRST = -1
+_HIGH_PRIORITY = -1
 """Priority of the stream of the entry barrier, for which other streams wait."""
 
 
@@ -169,7 +169,7 @@ class Calls:
         tracer = tracer_of(session)
         operations = Operations(
             tensors, symmetric, implicit, streams, lambda n: self._event(n, caller), tracer, groups
-        ).of(steps, kernels)  # fmt: skip
+        ).lower(steps, kernels)  # fmt: skip
         native = None
         if has_driver(session.group.device) and tracer is None:
             native = enqueuer(operations, list(tensors.values()))
@@ -290,7 +290,7 @@ class Calls:
         if name is None:
             return caller
         if name not in self._streams:
-            priority = _FIRST if name == ENTRY_STREAM else 0
+            priority = _HIGH_PRIORITY if name == ENTRY_STREAM else 0
             self._streams[name] = torch.cuda.Stream(caller.device, priority=priority)
         return self._streams[name]
 

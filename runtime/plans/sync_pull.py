@@ -129,7 +129,7 @@ class PullSync:
         return ordered
 
 
-def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
+def pull_sync_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
     """Return the synchronization of a plan whose steps on each rank are ``traces``; None if
     no copy reads another rank's memory or what other copies write, if copies only read what a
     concurrent kernel writes, or if the plan synchronizes explicitly.

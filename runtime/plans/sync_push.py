@@ -1,7 +1,7 @@
 r"""Order the copies and the kernel of a plan that contains no explicit synchronization.
 
 This module handles plans that copy into a symmetric tensor which a kernel of the plan reads, or out
-of one which it writes. ``PlanSync.apply`` adds three things to such a plan:
+of one which it writes. ``PushSync.apply`` adds three things to such a plan:
 
 1. An entry barrier, before the first copy that overwrites memory: a kernel of one block that counts
    the call, signals to the peers that the call has begun on this rank, and waits until it has begun
@@ -78,7 +78,7 @@ WAIT = ENTRY_BARRIER - 1
 
 
 @dataclass(frozen=True)
-class PlanSync:
+class PushSync:
     """Synchronization of a plan's calls for one world size and one set of shapes.
 
     Attributes:
@@ -121,7 +121,7 @@ class _OrderedCall:
     """One call on one rank: its steps, and those that order them."""
 
     def __init__(
-        self, sync: PlanSync, rank: int, world_size: int, steps: Sequence[Step],
+        self, sync: PushSync, rank: int, world_size: int, steps: Sequence[Step],
         with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc], recorded: bool,
     ) -> None:  # fmt: skip
         launches = _launches_of(sync.original, sync.copied, steps)
@@ -263,7 +263,7 @@ class _OrderedCall:
         return signals
 
 
-def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
+def sync_of(traces: Sequence[Sequence[Step]]) -> PushSync | None:
     """Return the synchronization of a plan whose steps on each rank are ``traces``; None if the
     plan synchronizes explicitly, or needs no synchronization.
 
@@ -323,7 +323,7 @@ def _reader_of_copies(
 @lru_cache(maxsize=64)
 def _ordered(
     original: tirx.PrimFunc, copies: tuple[KnownCopy, ...], copied: frozenset[str], world_size: int
-) -> PlanSync | None:
+) -> PushSync | None:
     """Return the synchronization of a kernel and copies; None if they need none. Cached, because
     calls that differ only in scalars need the same."""
     kernel = with_copies(original, copies)
@@ -332,7 +332,7 @@ def _ordered(
     if not flags and not awaited:
         return None
     implicit, room = tuple(implicit_of(program)), explanation.leaves_room
-    return PlanSync(original, kernel, implicit, copies, copied, room, flags, awaited)
+    return PushSync(original, kernel, implicit, copies, copied, room, flags, awaited)
 
 
 @lru_cache(maxsize=64)
@@ -374,7 +374,7 @@ def _only_launch(
 
 
 def _refuse_reverse_order(
-    sync: PlanSync, launches: Sequence[Launch], copies: Sequence[tuple[KnownCopy, Copy]]
+    sync: PushSync, launches: Sequence[Launch], copies: Sequence[tuple[KnownCopy, Copy]]
 ) -> None:
     """Refuse a copy that the kernel waits for and that comes after it in its stream, and a copy
     that waits for the kernel and comes before it."""

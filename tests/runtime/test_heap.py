@@ -108,7 +108,7 @@ def test_each_byte_is_allocated_at_most_once_and_freed(steps):
     for number, (take, size) in enumerate(steps, start=1):
         if take:
             fits = [a for a in range(41 - size) if not any(owner[a : a + size])]
-            start = free.take(size)
+            start = free.allocate(size)
             assert start == (fits[0] if fits else None)
             if start is not None:
                 owner[start : start + size] = [number] * size
@@ -116,7 +116,7 @@ def test_each_byte_is_allocated_at_most_once_and_freed(steps):
         elif live:
             start, size = live.pop(size % len(live))
             owner[start : start + size] = [0] * size
-            free.give(start, size)
+            free.free(start, size)
     runs = "".join("f" if o == 0 else "x" for o in owner).split("x")
     assert free.largest == max(map(len, runs))
 

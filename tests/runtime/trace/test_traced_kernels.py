@@ -75,9 +75,9 @@ def test_the_result_does_not_change(level):
 
 def table_of(program, arch, monkeypatch):
     tables = []
-    encode = record_events.encoded
+    encode = record_events.encode_events
     monkeypatch.setattr(
-        record_events, "encoded", lambda events: tables.append(events) or encode(events)
+        record_events, "encode_events", lambda events: tables.append(events) or encode(events)
     )
     tw.emit(program, arch=arch, world_size=RANKS, pass_configs={"tileweave.trace": True})
     (table,) = tables
@@ -127,7 +127,7 @@ def test_host_code_passes_the_table():
     (host,) = artifact.host_mod.functions.values()
     text = host.script()
     (call,) = [line for line in text.splitlines() if "tileweave.begin_launch" in line]
-    table = record_events.decoded(call.rsplit('"', 2)[1])
+    table = record_events.decode_events(call.rsplit('"', 2)[1])
     assert table[0]["kind"] == "begin"
 
 
