@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 ANNOUNCED = "tileweave.announced"
-MOST_ELEMENTS = 1 << 29
+MAX_ELEMENTS = 1 << 29
 """Limit of the elements of a segment. Counters have 32 bits, and may be ahead by two launches."""
 
 register_op(ANNOUNCED, "number of rows that a segment receives in this launch", 1)
@@ -127,8 +127,8 @@ def _require_segments(op: str, segments: tuple, rows: int, row: tuple, dtype: st
         if not all(map(_is_constant, shape)):
             value = rows if name == "rows" else shape
             raise reject(op, f"{name}={value}", "positive constants")
-    if not row or int(rows) * _product(row) > MOST_ELEMENTS:
-        legal = f"1 to {MOST_ELEMENTS} elements in a segment"
+    if not row or int(rows) * _product(row) > MAX_ELEMENTS:
+        legal = f"1 to {MAX_ELEMENTS} elements in a segment"
         raise reject(op, f"rows={rows}, row={row}", legal)
 
 

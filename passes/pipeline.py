@@ -11,20 +11,20 @@ from tvm import IRModule, tirx
 
 from .device import (
     complete_bulk_stores,
-    count_late,
-    dismiss_idle_warps,
+    delay_launch_count,
     drop_readonly,
-    end_by_producer,
+    exclude_producer_threads,
     fence_after_wait,
     fence_before_wgmma,
     guard_loads,
-    keep_to_block,
+    mask_idle_warps,
+    move_final_waits,
+    skip_repeated_waits,
     sync_before_warps,
     sync_branches,
     verify_locals,
     verify_pipelined,
     verify_tiles,
-    wait_once,
     widen_atomics,
 )
 from .group import (
@@ -45,7 +45,7 @@ from .tile import (
     compare_unsigned,
     elect_leader,
     fold_axes,
-    free_async_tiles,
+    hide_bulk_copies,
     hoist_waits,
     linear_bulk_tiles,
     order_releases,
@@ -206,8 +206,8 @@ SYNC_PASSES = (
     Pass(pin_pipelined.pin_pipelined, "after order_releases, whose placeholders it uses"),
     Pass(hoist_waits.hoist_waits, "after pin_pipelined, whose marks and statements it uses"),
     Pass(stage_waits.stage_waits, "after all passes that add statements to loops: it counts them"),
-    Pass(linear_bulk_tiles.linear_bulk_tiles, "before free_async_tiles, which hides its tiles"),
-    Pass(free_async_tiles.free_async_tiles, "last: every bulk copy is in its final position"),
+    Pass(linear_bulk_tiles.linear_bulk_tiles, "before hide_bulk_copies, which hides its tiles"),
+    Pass(hide_bulk_copies.hide_bulk_copies, "last: every bulk copy is in its final position"),
 )
 """Passes that complete the synchronization on tile-level IR, also for the simulator."""
 
@@ -295,13 +295,22 @@ DEVICE_PASSES = (
     Pass(verify_pipelined.verify_pipelined, "early: it verifies the loops as TileLang lowers them"),
     Pass(verify_tiles.verify_tiles, "after lowering, which places tiles in shared memory"),
     Pass(verify_locals.verify_locals, "early: it verifies the warps as TileLang divides them"),
-    Pass(keep_to_block.keep_to_block, "before passes that follow conditions on the thread index"),
-    Pass(end_by_producer.end_by_producer, "before idle producer warps leave"),
-    Pass(dismiss_idle_warps.dismiss_idle_warps, "after end_by_producer, which adds to producers"),
-    Pass(wait_before_loop.wait_before_loop, "before count_late, which adds to the loads"),
-    Pass(count_late.count_late, "after the passes that expect only warp groups in their part"),
+    Pass(
+        exclude_producer_threads.exclude_producer_threads,
+        "before passes that follow conditions on the thread index",
+    ),
+    Pass(move_final_waits.move_final_waits, "before idle producer warps skip their code"),
+    Pass(mask_idle_warps.mask_idle_warps, "after move_final_waits, which adds to producers"),
+    Pass(wait_before_loop.wait_before_loop, "before delay_launch_count, which adds to the loads"),
+    Pass(
+        delay_launch_count.delay_launch_count,
+        "after the passes that expect only warp groups in their part",
+    ),
     Pass(complete_bulk_stores.complete_bulk_stores, "after lowering, which chooses bulk stores"),
-    Pass(wait_once.wait_once, "before fence_after_wait, which adds a fence to each remaining wait"),
+    Pass(
+        skip_repeated_waits.skip_repeated_waits,
+        "before fence_after_wait, which adds a fence to each remaining wait",
+    ),
     Pass(fence_after_wait.fence_after_wait, "after lowering, which chooses bulk loads"),
     Pass(drop_readonly.drop_readonly, "last: it changes only attributes"),
 )

@@ -80,10 +80,10 @@ class Case:
             machine.tensors[name] = machine.tensors[target]
         machine.named |= machine.tensors
         for kernel, implicit in self.executable.implicit.items():
-            inferred = any(not h.scratch for _, h in implicit.parameters)
+            inferred = any(not p.scratch for _, p in implicit.parameters)
             implicit_tensors = [
-                (name, h.name, _implicit_tensors(h, machine, inferred, implicit.groups))
-                for name, h in implicit.parameters
+                (name, p.name, _implicit_tensors(p, machine, inferred, implicit.groups))
+                for name, p in implicit.parameters
             ]
             machine.implicit[kernel] = {own: tensors for _, own, tensors in implicit_tensors}
             machine.named |= {name: tensors for name, _, tensors in implicit_tensors}
@@ -129,25 +129,25 @@ class Case:
 
 
 def _implicit_tensors(
-    h: Implicit, machine: Machine, inferred: bool, groups: Sequence[Group]
+    parameter: Implicit, machine: Machine, inferred: bool, groups: Sequence[Group]
 ) -> list[Tensor]:
     """Return an implicit tensor of all ranks, zeroed as on a GPU. Scratch memory of inferred
     programs stays poison, because they must not read it before a launch has written it; but words
     with flags may be polled before."""
-    dtype = numpy_dtype(h.dtype)
+    dtype = numpy_dtype(parameter.dtype)
 
     def tensor(group: Group, rank: int) -> Tensor:
-        shape = (group.size, *h.shape) if h.symmetric else h.shape
-        tensor = Tensor(machine.memory, h.name, shape, dtype, written=True)
-        if h.flagged or not (h.scratch and inferred):
+        shape = (group.size, *parameter.shape) if parameter.symmetric else parameter.shape
+        tensor = Tensor(machine.memory, parameter.name, shape, dtype, written=True)
+        if parameter.flagged or not (parameter.scratch and inferred):
             tensor.give((Ellipsis,), np.zeros(shape, dtype))
-        if h.segments:
-            tensor.segments = Segments(tensor, h.segments, h.segment)
-        elif h.tile:  # 0 if the program does not use the packed rows
-            tensor.segments = PackedRows(tensor, h.segment, h.tile)
+        if parameter.segments:
+            tensor.segments = Segments(tensor, parameter.segments, parameter.segment)
+        elif parameter.tile:  # 0 if the program does not use the packed rows
+            tensor.segments = PackedRows(tensor, parameter.segment, parameter.tile)
         return tensor
 
-    return _of_ranks(groups, h.symmetric, tensor)
+    return _of_ranks(groups, parameter.symmetric, tensor)
 
 
 def _of_ranks(

@@ -17,7 +17,7 @@ from ..runtime.trace.render import writer
 from ..runtime.trace.trace import Trace
 from .case import Case
 from .device.program import ARCHITECTURES, DeviceProgram
-from .explore.exhaustive import MOST_INTERLEAVINGS, Exploration, Exploring
+from .explore.exhaustive import MAX_INTERLEAVINGS, Exploration, Exploring
 from .frontend.program import Program
 from .inputs.arguments import check_exhaustive, check_file, check_jobs, check_numbers
 from .inputs.inputs import Inputs, checked_inputs
@@ -69,7 +69,7 @@ def simulate(
     level: Level = "tile",
     arch: str = "sm_90a",
     exhaustive: bool = False,
-    max_interleavings: int = MOST_INTERLEAVINGS,
+    max_interleavings: int = MAX_INTERLEAVINGS,
     jobs: int | None = None,
 ) -> list[dict[str, np.ndarray]] | Exploration:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.

@@ -23,7 +23,7 @@ from tests.soak_problems import (
     unwritten,
 )
 from tileweave import ops
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.transport import SUMMED
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
@@ -86,7 +86,7 @@ class Mixture(Draw):
 
     def programs(self) -> list[Any]:
         ids = torch.empty(self.tokens, self.choices, dtype=torch.int32, device="meta")
-        gather = checked("all_gather", ids, None, self.ranks, ())
+        gather = checked_problem("all_gather", ids, None, self.ranks, ())
         problem = RowProblem(
             "", self.tokens, self.choices, self.capacity, self.hidden, self.ranks, self.dtype
         )

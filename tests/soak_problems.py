@@ -21,12 +21,12 @@ from tests.corpus import PROGRAMS
 from tests.on_gpus import GPU, transports_here
 from tileweave import ops
 from tileweave.ops.autotune.store import Measured, table_for, tuning_key
-from tileweave.ops.collectives.collective import checked as checked_collective
+from tileweave.ops.collectives.collective import checked_problem as checked_collective
 from tileweave.ops.collectives.transport import OWN, SUMMED
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import Operator
-from tileweave.ops.core.problem import checked
+from tileweave.ops.core.problem import checked_problem
 from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.runtime.executor.recorded_calls import invalidate
 from tileweave.runtime.kernel.configured import configured
@@ -170,7 +170,7 @@ class Gemm(Draw):
     def problem(self) -> Any:
         a = torch.empty(self.rows, self.K, dtype=self.dtype, device=DEVICE)
         b = self.stored_b(torch.empty(self.K, self.N, device=DEVICE)).to(self.dtype)
-        return checked(self.op, a, b, self.ranks, None, Epilogue(**self.extra))
+        return checked_problem(self.op, a, b, self.ranks, None, Epilogue(**self.extra))
 
     @cached_property
     def choice(self) -> Any:

@@ -17,7 +17,7 @@ from . import passes
 from .builtins.errors import TileWeaveError
 from .codegen.names import names_kept
 from .passes.ir.origin import without_origins
-from .passes.ir.sizes import MOST_RANKS
+from .passes.ir.sizes import MAX_RANKS
 
 Stage = Literal["tile", "device", "cuda", "ptx"]
 STAGES = ("tile", "device", "cuda", "ptx")
@@ -101,9 +101,9 @@ def require_group(op: str, world_size: int, arch: str) -> None:
     Raises:
         TileWeaveError: the number of ranks is unsupported, or the architecture is unknown.
     """
-    if type(world_size) is not int or not 1 <= world_size <= MOST_RANKS:
+    if type(world_size) is not int or not 1 <= world_size <= MAX_RANKS:
         raise TileWeaveError(
-            f"{op}: world_size={world_size!r}; expected at least 1, and at most {MOST_RANKS}"
+            f"{op}: world_size={world_size!r}; expected at least 1, and at most {MAX_RANKS}"
         )
     if not isinstance(arch, str) or not re.fullmatch(r"sm_\d{2,3}[af]?", arch):
         raise TileWeaveError(f"{op}: arch={arch!r}; expected 'sm_80', 'sm_90a', 'sm_100a', ...")

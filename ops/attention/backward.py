@@ -228,7 +228,7 @@ def sp_attention_backward(
     )  # fmt: skip
 
 
-def _checked(
+def _checked_problem(
     grad_out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
     lse: torch.Tensor, ranks: int, **options: Any,
 ) -> AttentionProblem:  # fmt: skip
@@ -250,7 +250,7 @@ def _backward(
 ) -> Gradients:  # fmt: skip
     """Implement ``sp_attention_backward``."""
     ranks = ranks_of(group)
-    problem = _checked(
+    problem = _checked_problem(
         grad_out, q, k, v, out, lse, ranks.world_size, causal=causal, layout=layout,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, softmax_scale=softmax_scale,
     )  # fmt: skip
@@ -301,7 +301,7 @@ def _fake(
     lse: torch.Tensor, cu_seqlens_q: torch.Tensor | None, cu_seqlens_k: torch.Tensor | None,
     causal: bool, layout: str, softmax_scale: float | None, group: str, transport: str,
 ) -> Gradients:  # fmt: skip
-    _checked(
+    _checked_problem(
         grad_out, q, k, v, out, lse, ranks_of(group).world_size, causal=causal, layout=layout,
         cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, softmax_scale=softmax_scale,
     )  # fmt: skip

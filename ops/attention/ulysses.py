@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..collectives.all_to_all import AllToAll
-from ..collectives.collective import checked, transport_within
+from ..collectives.collective import checked_problem, transport_within
 from ..core.collective_problem import CollectiveProblem
 from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
@@ -81,7 +81,7 @@ def exchanges_of(problem: AttentionProblem) -> list[CollectiveProblem]:
         (problem.q_total, problem.heads // problem.ranks, problem.v_dim, _TO_SEQUENCE),
     ]
     return [
-        checked(
+        checked_problem(
             AllToAll.op, torch.empty(problem.batch, *shape, dtype=problem.dtype, device="meta"),
             None, problem.ranks, axes,
         )

@@ -19,7 +19,7 @@ import torch
 
 from ..attention.across_nodes import attend_across, require_supported
 from ..attention.problem import AttentionProblem
-from ..collectives.collective import Collective, checked
+from ..collectives.collective import Collective, checked_problem
 from ..core.across_nodes import Mesh
 from ..core.collective_problem import CollectiveProblem
 from ..core.epilogue import Epilogue
@@ -97,7 +97,7 @@ class _Rank:
     def move(
         self, collective: type[Collective], x: torch.Tensor, out: torch.Tensor, *options: int
     ) -> None:
-        problem = checked(collective.op, x, None, self.mesh.ranks_per_node, options)
+        problem = checked_problem(collective.op, x, None, self.mesh.ranks_per_node, options)
         self.call(collective.op, self.rates.call + problem.bytes_sent / self.rates.nvlink)
 
 

@@ -35,7 +35,7 @@ from .vectors import (
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
-"""Most bytes that each rank sends in the one-shot program. An estimate, not measured."""
+"""Maximum number of bytes that each rank sends in the one-shot program. Estimated, not measured."""
 
 
 def one_shot_program(lines: Lines, ranks: int, transport: str):

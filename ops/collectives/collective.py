@@ -270,7 +270,7 @@ def transport_of(
     if len(options) != len(names):
         raise refused(name, f"options={options}", f"({', '.join(names)})" if names else "none")
     ranks = ranks_of(name_of(group))
-    problem = checked(name, x, None, ranks.world_size, options)
+    problem = checked_problem(name, x, None, ranks.world_size, options)
     return transport_within(transport, problem, x.device, ranks)
 
 
@@ -289,7 +289,7 @@ def transport_within(
         collective, shape, options = collective.within(problem, ranks)
         part = torch.empty(shape, dtype=problem.dtype, device="meta")
         ranks = ranks.node
-        problem = checked(collective.op, part, None, ranks.world_size, options)
+        problem = checked_problem(collective.op, part, None, ranks.world_size, options)
     return choose_transport(requested, replace(problem, op=name), device, ranks, collective)
 
 
@@ -303,7 +303,7 @@ def _move(
     return op_cache_of(group).operator(problem, transport, collective)
 
 
-def checked(
+def checked_problem(
     op: str, x: torch.Tensor, out: torch.Tensor | None, ranks: int, options: Sequence[int]
 ) -> CollectiveProblem:
     """Return the problem of a call.
@@ -315,6 +315,10 @@ def checked(
     if out is not None:
         check_out(op, out, result, x)
     return CollectiveProblem(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
+
+
+checked = checked_problem
+"""Earlier name, for ``benchmarks/transports.py``."""
 
 
 def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
@@ -360,7 +364,7 @@ def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: An
     if out is not None and not collective.in_place:
         require_no_overlap(name, out, **{ARGUMENT: x})
     ranks = ranks_of(group)
-    problem = checked(name, x, out, ranks.world_size, options)
+    problem = checked_problem(name, x, out, ranks.world_size, options)
     if out is not None:
         check_layout(name, out)
     transport = transport_within(requested, problem, x.device, ranks).name
@@ -394,11 +398,11 @@ def define_collective(collective: type[Collective]) -> None:
     def fake(x, *arguments):
         *options, group, _ = arguments
         ranks = ranks_of(group).world_size
-        return x.new_empty(checked(name, x, None, ranks, options).result)
+        return x.new_empty(checked_problem(name, x, None, ranks, options).result)
 
     def fake_out(x, out, *arguments):
         *options, group, _ = arguments
-        checked(name, x, out, ranks_of(group).world_size, options)
+        checked_problem(name, x, out, ranks_of(group).world_size, options)
 
     def save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
         _, *ctx.options, ctx.group, ctx.transport = inputs

@@ -22,8 +22,8 @@ TILE, _BLOCKS = 1 << 15, 256
 """Bytes of a tile: 128 for each of 256 threads, if ``_BLOCKS`` blocks have one each, about two per
 SM; else half of that. Measured at 8 times this size and more."""
 COLUMNS, _MAX_HEIGHT = 256, 256
-"""Most columns and rows of a TMA box. Powers of two, because TileLang shares a tile evenly among
-threads, and moves 16 bytes at a time, only then."""
+"""Maximum numbers of columns and rows of a TMA box. Powers of two, because only then TileLang
+shares a tile evenly among threads and moves 16 bytes at a time."""
 COLLECT_BLOCKS = 2 * (DEVICE.sm_count - 1)
 """Blocks of the kernel that copies to the result what copy engines write. All waiting blocks poll
 one flag: a thousand of them delay the data that arrives, and fewer blocks copy more slowly
@@ -32,7 +32,7 @@ LL_TILE = 1 << 11
 """Bytes of a tile that is exchanged by words with flags: for each of 256 threads the data of two
 words, one access. So a block waits for the latency of one access of each peer."""
 MULTIMEM_BYTES = 16
-"""Most bytes of one multimem operation."""
+"""Maximum number of bytes of one multimem operation."""
 _KERNEL_TO_COPY_RATE = 10
 """Bytes that a kernel reads or writes in local memory while copy engines transfer one byte: 4 TB/s
 against 0.38 TB/s."""

@@ -29,7 +29,7 @@ from .problem import (
     as_kernel_operand,
     as_kernel_operands,
     check_layout,
-    checked,
+    checked_problem,
     operator_name,
     refused,
     require_no_overlap_with_operands,
@@ -330,7 +330,7 @@ def _decide(
         require_no_overlap_with_operands(op, out, a, b, epilogue)
         check_layout(op, out)
     ranks = ranks_of(group)
-    problem = checked(op, a, b, ranks.world_size, out, epilogue)
+    problem = checked_problem(op, a, b, ranks.world_size, out, epilogue)
     if isinstance(ranks, TwoLevels):
         require_one_node(op, requested)
         part = OPERATORS[op].within(problem, ranks)
@@ -367,7 +367,7 @@ def strategy_of(
     name, ranks = operator_name("strategy_of", op, operators_of(Operator)), ranks_of(name_of(group))
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     require_operands(name, a, b, None, epilogue)
-    problem = checked(name, a, b, ranks.world_size, None, epilogue)
+    problem = checked_problem(name, a, b, ranks.world_size, None, epilogue)
     if isinstance(ranks, TwoLevels):
         require_one_node(name, strategy)
         problem, ranks = OPERATORS[name].within(problem, ranks), ranks.node

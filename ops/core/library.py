@@ -14,7 +14,7 @@ from .call import compute
 from .epilogue import EPILOGUE_SCHEMA, FP8, Epilogue
 from .groups import name_of, ranks_of
 from .operator import Operator
-from .problem import checked, refused, require_operands
+from .problem import checked_problem, refused, require_operands
 from .schema import Parameter, caller_of, parameters_of, type_mismatch
 
 _LIBRARY = torch.library.Library("tileweave", "DEF")
@@ -225,11 +225,11 @@ def define_gemm(operator: type[Operator]) -> None:
 
     def fake(a, b, group, strategy, *epilogue):
         ranks = ranks_of(group).world_size
-        problem = checked(name, a, b, ranks, None, Epilogue(*epilogue))
+        problem = checked_problem(name, a, b, ranks, None, Epilogue(*epilogue))
         return a.new_empty(problem.shape, dtype=problem.out_dtype)
 
     def fake_out(a, b, out, group, strategy, *epilogue):
-        checked(name, a, b, ranks_of(group).world_size, out, Epilogue(*epilogue))
+        checked_problem(name, a, b, ranks_of(group).world_size, out, Epilogue(*epilogue))
 
     def check(a, b, group, strategy, *epilogue):
         check_out(a, b, None, group, strategy, *epilogue)

@@ -157,7 +157,7 @@ def operator_name(caller: str, op: Any, names: Iterable[str]) -> str:
     return name
 
 
-def checked(
+def checked_problem(
     op: str, a: torch.Tensor, b: torch.Tensor, ranks: int, out: torch.Tensor | None = None,
     epilogue: Epilogue = NO_EPILOGUE,
 ) -> Problem:  # fmt: skip
@@ -438,7 +438,7 @@ def require_same_call(group: Group) -> None:
         error = _disagreement(op, calls)
         group.fail(str(error))
         raise error
-    group.look(op)
+    group.raise_if_failed(op)
 
 
 def _call_key(rank: int) -> str:

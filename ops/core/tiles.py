@@ -200,7 +200,7 @@ PERSISTENT_TILES = tuple(Tiles(128, columns, 64, stages=4) for columns in (256, 
 """Tiles of persistent kernels, whose result occupies at most half a tile of shared memory, see
 ``PersistentSchedule``."""
 SHARED_BYTES = 227 << 10
-"""Most shared memory of a block on sm_90."""
+"""Maximum shared memory of a block on sm_90, in bytes."""
 
 
 @cache

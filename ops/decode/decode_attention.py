@@ -34,7 +34,7 @@ from .problem import (
     check_memory,
     check_options,
     check_result,
-    checked,
+    checked_problem,
     require_tensors,
 )
 from .reference import merged, part_of
@@ -171,7 +171,7 @@ def _decide(
 ) -> Decision:
     """Check a call and choose its strategy. Collective for each new problem."""
     ranks = ranks_of(group)
-    problem = checked(inputs, scale, sharding, results.lse is not None, ranks.world_size)
+    problem = checked_problem(inputs, scale, sharding, results.lse is not None, ranks.world_size)
     check_result(inputs, problem, results.out)
     node = ranks.node if isinstance(ranks, TwoLevels) else ranks
     strategy = first_possible(
@@ -219,14 +219,14 @@ def _eager_out(q, k, v, table, lens, k_scale, v_scale, out, lse, *options):
 
 def _fake(q, k, v, table, lens, k_scale, v_scale, returns_lse, scale, sharding, group, _):
     inputs = Inputs(q, k, v, table, lens, k_scale, v_scale)
-    checked(inputs, scale, sharding, returns_lse, ranks_of(group).world_size)
+    checked_problem(inputs, scale, sharding, returns_lse, ranks_of(group).world_size)
     results = _empty(inputs, returns_lse)
     return [result for result in results if result is not None]
 
 
 def _fake_out(q, k, v, table, lens, k_scale, v_scale, out, lse, scale, sharding, group, _):
     inputs, ranks = Inputs(q, k, v, table, lens, k_scale, v_scale), ranks_of(group).world_size
-    check_result(inputs, checked(inputs, scale, sharding, lse is not None, ranks), out)
+    check_result(inputs, checked_problem(inputs, scale, sharding, lse is not None, ranks), out)
 
 
 def _check_options(scale, sharding, _, strategy):

@@ -70,7 +70,7 @@ class DecodeProblem:
 
     Attributes:
         op: the operator.
-        heads, kv_heads: of q and of the cache.
+        heads, kv_heads: heads of q, and of the cache.
         dim, v_dim: elements of a key and of a value.
         pages, page_size: pages of a rank's cache, and tokens of a page.
         table: pages of a sequence in a rank's block table.
@@ -146,7 +146,7 @@ def require_tensors(inputs: Inputs, out: Any) -> None:
     require_dense_or_none(NAME, v_cache=v_cache, k_scale=k_scale, v_scale=v_scale, out=out)
 
 
-def checked(
+def checked_problem(
     inputs: Inputs, scale: float, sharding: str, returns_lse: bool, ranks: int
 ) -> DecodeProblem:
     """Return the problem of a call whose tensors are dense.

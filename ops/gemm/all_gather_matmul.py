@@ -38,7 +38,7 @@ from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import call_gemm, define, refuse_gradients
 from ..core.operator import Choice, Multiply, Operator
-from ..core.problem import Problem, checked, require_bools, require_operands
+from ..core.problem import Problem, checked_problem, require_bools, require_operands
 from ..core.registry import TableRow
 from ..core.tiles import persistent_tiles, store_tiles
 from .kernels.all_gather_gemm import ag_gemm_comm_blocks, ag_gemm_copy_engine, ag_gemm_push
@@ -291,13 +291,13 @@ def _eager_out(a_shard, b, out, group, strategy, *epilogue):
 
 def _fake(a_shard, b, group, strategy, *epilogue):
     ranks = ranks_of(group).world_size
-    problem = checked(NAME, a_shard, b, ranks, None, Epilogue(*epilogue))
+    problem = checked_problem(NAME, a_shard, b, ranks, None, Epilogue(*epilogue))
     return a_shard.new_empty(problem.shape, dtype=problem.out_dtype), _fake_rows(a_shard, problem)
 
 
 def _fake_out(a_shard, b, out, group, strategy, *epilogue):
     ranks = ranks_of(group).world_size
-    return _fake_rows(a_shard, checked(NAME, a_shard, b, ranks, out, Epilogue(*epilogue)))
+    return _fake_rows(a_shard, checked_problem(NAME, a_shard, b, ranks, out, Epilogue(*epilogue)))
 
 
 def _fake_rows(a: torch.Tensor, problem: Problem) -> torch.Tensor:

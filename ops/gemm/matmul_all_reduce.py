@@ -51,7 +51,7 @@ from .matmul_reduce_scatter import MatmulReduceScatter
 
 NAME = "matmul_all_reduce"
 ONE_SHOT_MAX_BYTES = 32 << 20
-"""Most bytes that a rank pulls in the one-shot program."""
+"""Maximum number of bytes that a rank pulls in the one-shot program."""
 GROUPINGS = (4, 1), (8, 1), (8, 2), (8, 4), (16, 1)
 """Pairs (``group_m``, ``num_chunks``) that are tried with copy engines.
 

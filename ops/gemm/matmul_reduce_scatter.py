@@ -45,7 +45,8 @@ from .kernels.partial_sums import identity_of
 
 NAME = "matmul_reduce_scatter"
 ONE_SHOT_MAX_ROWS = 2048
-"""Most rows of the one-shot program: the tiles of a column must run at the same time."""
+"""Maximum number of rows of the one-shot program, whose tiles of a column must run at the same
+time."""
 
 
 def matmul_reduce_scatter_plan(config: GemmConfig) -> Plan:

@@ -21,7 +21,7 @@ from .dispatch import DispatchHandle
 from .kernels.combine import CombineBlocks, combine_program
 from .nccl_rows import combine_rows as combine_by_nccl
 from .routing import Tables
-from .row_exchange import TABLES, RowExchange, exchange, gathered
+from .row_exchange import TABLES, RowExchange, exchange, gather_from_all
 from .row_problem import RowProblem, padded
 
 NAME = "combine"
@@ -163,25 +163,24 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
     rows = torch.ops.tileweave.dispatch_rows(grad, *tables, True, ctx.group, ctx.transport)
     rows = rows.to(weights.dtype)
     if needs_y:
-        scale = _of_rows(weights, source, place, ctx)
+        scale = _weights_of_rows(weights, source, place, ctx)
         grad_y = (rows * scale.unsqueeze(-1)).to(y.dtype)
     if needs_weights:
         products = (rows * y).sum(-1)
-        at = gathered(products, ctx.group, ctx.transport)[place.clamp(min=0)]
-        grad_weights = torch.where(place >= 0, at, 0)
+        all_products = gather_from_all(products, ctx.group, ctx.transport)
+        grad_weights = torch.where(place >= 0, all_products[place.clamp(min=0)], 0)
     return grad_y, grad_weights, *(None for _ in range(5))
 
 
-def _of_rows(
+def _weights_of_rows(
     weights: torch.Tensor, source: torch.Tensor, place: torch.Tensor, ctx: Any
 ) -> torch.Tensor:
     """Return the weight of each row of this rank's experts. A token that names an expert several
     times adds its weights."""
     same = place.unsqueeze(-1).eq(place.unsqueeze(-2))
     of_experts = torch.where(same, weights.unsqueeze(-2), 0).sum(-1)
-    everyones = gathered(of_experts.flatten(), ctx.group, ctx.transport)
-    at = everyones[source.clamp(min=0)]
-    return torch.where(source >= 0, at, 0)
+    all_weights = gather_from_all(of_experts.flatten(), ctx.group, ctx.transport)
+    return torch.where(source >= 0, all_weights[source.clamp(min=0)], 0)
 
 
 _SCHEMA = f"Tensor y, Tensor topk_weights, {TABLES}"

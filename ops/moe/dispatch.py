@@ -20,13 +20,20 @@ from .kernels.dispatch import DispatchBlocks, dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
 from .quant import check_quant, quantized
 from .routing import Tables, is_first_choice, routing_of
-from .row_exchange import TABLES, RowExchange, check_options, choose_transport, exchange, gathered
+from .row_exchange import (
+    TABLES,
+    RowExchange,
+    check_options,
+    choose_transport,
+    exchange,
+    gather_from_all,
+)
 from .row_problem import (
     RowProblem,
     check_ids,
     check_num_experts,
     check_tokens,
-    checked,
+    checked_problem,
     checks_ids,
     padded,
     within_node,
@@ -110,14 +117,14 @@ def _dispatch(
     """Return the rows, with their scales if they have any, and the routing; all arguments are
     checked before the first exchange."""
     ranks = ranks_of(group)
-    problem = checked(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
+    problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
     part, node = within_node(problem, ranks)
     choose_transport(transport, part, x.device, node, Dispatch.obstacle(part))
     is_traced = torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)
     checks = not is_traced and checks_ids()
     if not is_traced:
         agree(ranks, problem, ", ".join(filter(None, (quant, transport, "ids checked" * checks))))
-    all_ids = gathered(topk_ids.contiguous(), group, transport)
+    all_ids = gather_from_all(topk_ids.contiguous(), group, transport)
     all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
     if checks:
         check_ids(NAME, all_ids, num_experts)

@@ -67,7 +67,7 @@ def _expert_mlp(
     if is_fused(strategy, x, topk_ids, w_gate_up, ranks, separate) and not has_gradient:
         return fused_mlp(x, topk_ids, topk_weights, w_gate_up, w_down, group)
     num_experts = w_gate_up.shape[0] * ranks.world_size
-    # Undefined gradients of rows that nobody reads would fail torch.autograd.detect_anomaly.
+    # Undefined gradients of rows that no rank reads would fail torch.autograd.detect_anomaly.
     clear_rest = has_gradient
     rows, offsets, handle = dispatch(
         x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity, quant=quant,

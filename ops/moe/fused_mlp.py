@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import tilelang.language as T
 import torch
 
-from ...builtins.ragged import MOST_ELEMENTS
+from ...builtins.ragged import MAX_ELEMENTS
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
@@ -77,9 +77,9 @@ class MlpProblem:
             return f"hidden size {self.hidden}; expected a multiple of {tile}"
         if self.width * self.dtype.itemsize % ALIGNMENT:
             return f"intermediate size {self.width}; expected a multiple of 8"
-        if config.capacity * self.hidden > MOST_ELEMENTS:
+        if config.capacity * self.hidden > MAX_ELEMENTS:
             rows = config.gate_up.M
-            most = MOST_ELEMENTS // self.hidden // rows * rows
+            most = MAX_ELEMENTS // self.hidden // rows * rows
             return f"there are {self.tokens} tokens; expected at most {most}"
         if (experts := self.ranks * self.per_rank) * config.capacity >= INDEX_LIMIT:
             most = (INDEX_LIMIT - 1) // config.capacity
@@ -95,7 +95,7 @@ class MlpProblem:
 
 
 def mlp_plan(config: ExpertMlpConfig) -> Plan:
-    """Return the plan of both kernels."""
+    """Build the plan that launches both kernels."""
     tokens, choices, dtype = config.tokens, config.choices, config.dtype
     segments = config.per_rank, config.ranks
     kernels = gate_up(config), down(config)
@@ -136,7 +136,7 @@ class FusedMlp(CompiledOp):
 
 
 def check_strategy(requested: Any) -> None:
-    """Refuse what is no strategy."""
+    """Refuse an unknown strategy."""
     if requested not in STRATEGIES:
         raise refused(NAME, f"strategy={requested!r}", ", ".join(map(repr, STRATEGIES)))
 

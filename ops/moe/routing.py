@@ -8,9 +8,9 @@ import torch
 
 from ..core.library import define
 from .kernels.routing import (
-    MOST_EXPERTS,
-    MOST_THREADS,
-    MOST_TOKENS,
+    MAX_EXPERTS,
+    MAX_THREADS,
+    MAX_TOKENS,
     RoutingConfig,
     routing_program,
 )
@@ -62,11 +62,12 @@ def routing_of(topk_ids: torch.Tensor, rank: int, num_experts: int, capacity: in
     """Return the routing for ``rank``.
 
     Rows are sorted by expert, then by rank and token. A token that names an expert several times
-    has one row there. No value reaches the host. On a GPU one kernel computes the routing of few
-    choices, and two kernels that of more.
+    has one row there. No value reaches the host. On a GPU, one kernel computes the routing if one
+    block can place all choices; otherwise two kernels do.
 
     Args:
-        topk_ids: (W, T, k), of all ranks. Numbers that are no expert drop the choice.
+        topk_ids: (W, T, k), the experts of the tokens of all ranks. A number that is no expert
+            drops the choice.
     """
     if has_kernel(topk_ids, num_experts):
         source, slots, place, offsets, dropped = _routing(topk_ids, rank, num_experts, capacity)
@@ -79,9 +80,9 @@ def fits(topk_ids: torch.Tensor, num_experts: int) -> bool:
     token and memory for all experts, and numbers of choices are int32."""
     ranks, tokens, choices = topk_ids.shape
     return (
-        0 < choices <= MOST_THREADS
-        and 0 < ranks * tokens <= MOST_TOKENS
-        and num_experts <= MOST_EXPERTS
+        0 < choices <= MAX_THREADS
+        and 0 < ranks * tokens <= MAX_TOKENS
+        and num_experts <= MAX_EXPERTS
         and topk_ids.numel() < INDEX_LIMIT
     )
 
@@ -119,7 +120,7 @@ _routing = define(
 
 
 def routing_by_torch(topk_ids: torch.Tensor, rank: int, num_experts: int, capacity: int) -> Routing:
-    """Return what ``routing_of`` returns, by operations of torch."""
+    """Compute the routing as ``routing_of`` does, with torch operations."""
     ranks, tokens, choices = topk_ids.shape
     per_rank = num_experts // ranks
     is_expert = (topk_ids >= 0) & (topk_ids < num_experts)
@@ -139,8 +140,8 @@ def routing_by_torch(topk_ids: torch.Tensor, rank: int, num_experts: int, capaci
     slots = torch.where(is_kept & is_first & (owner == rank), row, -1).int()
     slots = slots.sort(-1, descending=True).values.view(ranks * tokens, choices)
     rows = _numbers(capacity, order)
-    at = (starts[rank] + rows).clamp(max=len(order) - 1)
-    source = torch.where(rows < counts[rank], order[at], -1)
+    position = (starts[rank] + rows).clamp(max=len(order) - 1)
+    source = torch.where(rows < counts[rank], order[position], -1)
     offsets = ends[rank * per_rank : (rank + 1) * per_rank] - starts[rank]
     return Routing(
         Tables(source.int(), slots, place.int()),

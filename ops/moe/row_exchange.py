@@ -113,11 +113,11 @@ def choose_transport(
     )  # fmt: skip
 
 
-def gathered(values: torch.Tensor, group: str, transport: str) -> torch.Tensor:
+def gather_from_all(values: torch.Tensor, group: str, transport: str) -> torch.Tensor:
     """Return the values of all ranks, in rank order.
 
     Args:
-        transport: of the exchange of rows that needs them.
+        transport: transport of the exchange of rows that needs them.
     """
     by = "nccl" if transport == "nccl" else "auto"
     return torch.ops.tileweave.all_gather(values, group, by)

@@ -122,7 +122,7 @@ def padded(tensor: torch.Tensor, extent: int | None, value: float = 0) -> torch.
     return torch.cat([tensor, rest])
 
 
-def checked(
+def checked_problem(
     op: str, x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None,
     ranks: int,
 ) -> RowProblem:  # fmt: skip
@@ -149,7 +149,8 @@ def check_capacity(op: str, capacity: Any) -> None:
 
 
 def check_num_experts(op: str, num_experts: Any) -> None:
-    """Refuse a number of experts that is no integer. ``checked`` refuses the other illegal ones."""
+    """Refuse a number of experts that is no integer. ``checked_problem`` refuses other illegal
+    ones."""
     if not _is_integer(num_experts):
         raise refused(
             op, f"num_experts={num_experts!r}", "a positive multiple of the number of ranks"

@@ -38,7 +38,7 @@ from .problem import (
     NormProblem,
     check_memory,
     check_results,
-    checked,
+    checked_problem,
     require_tensors,
 )
 from .reference import Results, copy_valid, normalized
@@ -187,7 +187,7 @@ def _compute(
 def _decide(inputs: Inputs, eps: float, quant: str | None, group: str, requested: str) -> Decision:
     """Check a call and choose its strategy. Collective for each new problem."""
     ranks = ranks_of(group)
-    problem = checked(inputs, eps, quant, ranks.world_size)
+    problem = checked_problem(inputs, eps, quant, ranks.world_size)
     node = ranks.node if isinstance(ranks, TwoLevels) else ranks
     strategy = first_possible(
         requested, NAME, inputs.x.device, node, OWN, (AllReduceRmsNorm.fastest(problem),),
@@ -246,14 +246,14 @@ def _eager_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, 
 
 def _fake(x, residual, weight, bias, scale, num_tokens, eps, quant, group, strategy):
     inputs = Inputs(x, residual, weight, bias, scale, num_tokens)
-    checked(inputs, eps, quant, ranks_of(group).world_size)
+    checked_problem(inputs, eps, quant, ranks_of(group).world_size)
     results = Results(_empty_out(x, quant), _empty_like(x), _empty_scales(x, quant))
     return [result for result in results if result is not None]
 
 
 def _fake_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, scales, *options):
     inputs, (eps, quant, group, _) = Inputs(x, residual, weight, bias, scale, num_tokens), options
-    checked(inputs, eps, quant, ranks_of(group).world_size)
+    checked_problem(inputs, eps, quant, ranks_of(group).world_size)
     check_results(inputs, quant, out, residual_out)
 
 

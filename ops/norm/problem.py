@@ -22,7 +22,7 @@ from .kernels.all_reduce_rms_norm import QUANTIZATIONS, STATIC, WIDTH, NormConfi
 
 NAME = "all_reduce_rms_norm"
 MAX_HIDDEN = 16384
-"""Most elements of a row in registers of a block."""
+"""Maximum number of elements of a row in registers of a block."""
 _DTYPES = (torch.bfloat16, torch.float16)
 _INDEX_LIMIT = 1 << 31
 """Kernels number elements in int32."""
@@ -111,7 +111,7 @@ def require_tensors(inputs: Inputs, out: Any, residual_out: Any) -> None:
     require_dense_or_none(NAME, **optional, out=out, residual_out=residual_out)
 
 
-def checked(inputs: Inputs, eps: float, quant: str | None, ranks: int) -> NormProblem:
+def checked_problem(inputs: Inputs, eps: float, quant: str | None, ranks: int) -> NormProblem:
     """Return the problem of a call whose tensors are dense.
 
     Raises:

@@ -77,19 +77,19 @@ def record_events(
         if name in marked:
             func = _Recording(func, events, calls, loops, symmetric).function()
         functions[name] = func
-    table = tirx.StringImm(encoded(events))
+    table = tirx.StringImm(encode_events(events))
     for name, func in functions.items():
         functions[name] = _with_table(func, table) if isinstance(func, tirx.PrimFunc) else func
     return IRModule(functions, attrs=lowered.attrs)
 
 
-def encoded(events: list[Event]) -> str:
+def encode_events(events: list[Event]) -> str:
     """Return a table of events as letters and digits, which any host code can hold."""
     return base64.urlsafe_b64encode(zlib.compress(json.dumps(events).encode())).decode()
 
 
-def decoded(table: str) -> list[Event]:
-    """Return the table that ``encoded`` returned; the number of an event is its index.
+def decode_events(table: str) -> list[Event]:
+    """Return the table that ``encode_events`` returned; the number of an event is its index.
 
     The fields of an event are its ``kind`` (``begin`` and ``end`` of a block, ``loop_begin`` and
     ``loop_end``, ``wait``, ``signal``, ``transfer``), its ``kernel``, the ``role`` of its threads,
@@ -103,8 +103,8 @@ def _begin_of(func: Any) -> tirx.Call | None:
     """Return the call that ``begin_trace`` inserted into a device function, or None."""
     if not isinstance(func, tirx.PrimFunc):
         return None
-    found = calls_in(func.body, lambda c: op_name(c) == RECORD.op_name and int(c.args[0]) == 0)
-    return found[0] if found else None
+    begins = calls_in(func.body, lambda c: op_name(c) == RECORD.op_name and int(c.args[0]) == 0)
+    return begins[0] if begins else None
 
 
 def _pipelined_loops(tile: IRModule) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _with_table(func: tirx.PrimFunc, table: tirx.StringImm) -> tirx.PrimFunc:
 
 
 class _Recording:
-    """Insertion of the events of one device function; appends them to ``events``."""
+    """Inserts the events of one device function, and appends them to ``events``."""
 
     def __init__(
         self,
@@ -340,7 +340,11 @@ class _Recording:
         return stmt
 
     def _symmetric_pointer(self, call: tirx.Call, access: str) -> tirx.PrimExpr | None:
-        """Return the first operand by which ``call`` accesses a symmetric tensor so."""
+        """Return the first operand of ``call`` that is a pointer into a symmetric tensor.
+
+        Args:
+            access: ``r`` for pointers that the builtin reads, ``w`` for those that it writes.
+        """
         for (_, kind), operand in zip(builtin_of(call).operands, call.args, strict=False):
             if isinstance(kind, Pointer) and access in kind.access:
                 if _tensor(operand) in self._symmetric:

@@ -88,5 +88,5 @@ def with_implicit(
 
 def set_implicit(func: tirx.PrimFunc, implicit: Sequence[Implicit]) -> tirx.PrimFunc:
     """Return ``func`` with an attribute which states that its last parameters are ``implicit``."""
-    listed = json.dumps([dataclasses.asdict(h) for h in implicit])
+    listed = json.dumps([dataclasses.asdict(p) for p in implicit])
     return func.with_attr(IMPLICIT, tirx.StringImm(listed))

@@ -13,12 +13,12 @@ ARRIVED = "arrived"
 def ragged_of(func: tirx.PrimFunc) -> dict[str, int]:
     """Return the number of axes after the rank axis that select a segment of each ragged tensor of
     ``func``, by its name. The last of these axes is the source. Packed rows have none."""
-    return {h.name: len(h.segments) for h in implicit_of(func) if h.segment}
+    return {p.name: len(p.segments) for p in implicit_of(func) if p.segment}
 
 
 def tiles_of(func: tirx.PrimFunc) -> dict[str, int]:
     """Return the rows of a tile of each ragged tensor of ``func``, by its name."""
-    return {h.name: h.tile for h in implicit_of(func) if h.tile}
+    return {p.name: p.tile for p in implicit_of(func) if p.tile}
 
 
 def counts_name(tensor: str) -> str:

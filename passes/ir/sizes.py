@@ -9,7 +9,7 @@ from tvm import tirx
 
 LARGEST = (1 << 31) - 1
 """Maximum of an extent, because programs use int32 indices."""
-MOST_RANKS = 1024
+MAX_RANKS = 1024
 """Maximum number of ranks for which a program is compiled or simulated."""
 SIZES = "tileweave.sizes"
 """Attribute of a program that holds its sizes by name, as JSON."""

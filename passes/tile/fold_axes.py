@@ -23,7 +23,7 @@ from ..ir.walk import (
     rewrite_children,
     with_rank,
 )
-from .require_arch import TMA_SM, asks_for_tma, sm_of, tma_name
+from .require_arch import TMA_SM, requires_tma, sm_of, tma_name
 
 TMA_AXES = 5
 """Maximum number of axes of a TMA descriptor."""
@@ -230,7 +230,7 @@ def _without_tma(body: tirx.Stmt, tensors: set[tirx.Buffer]) -> tirx.Stmt:
 
     def refuse(stmt: tirx.Stmt) -> tirx.Stmt:
         rewrite_children(stmt, refuse)  # inner statements first, because their lines are exact
-        for call in calls_in(stmt, asks_for_tma):
+        for call in calls_in(stmt, requires_tma):
             for tensor in regions_of(call):
                 raise LanguageError(
                     f"{tma_name(call)}: {tensor.name} has {len(tensor.shape)} axes, with those "

@@ -51,7 +51,7 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 f"body{location(stmt)}"
             )
         if isinstance(stmt, tirx.For) and stmt.thread_binding is None and _releases_in(stmt):
-            if _only_leads(stmt, first_thread(control.threads)):
+            if _only_leader_releases(stmt, first_thread(control.threads)):
                 return [placeholder(), sync_threads(), _without_barriers(stmt)]
         guarded = bool(control.enter(stmt))
         if not guarded and not is_simple(stmt):
@@ -67,7 +67,7 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 class _Guarded:
-    """Statements under a condition that some threads do not meet, where no barrier is possible."""
+    """Statements under a condition that is false in some threads, where no barrier is possible."""
 
     def __init__(self) -> None:
         self._unordered_op = ""
@@ -105,20 +105,20 @@ class _Guarded:
         return [placeholder()] if release is not None and not self._at_start else []
 
 
-def _only_leads(stmt: tirx.Stmt, leader: tirx.PrimExpr) -> bool:
+def _only_leader_releases(stmt: tirx.Stmt, leader: tirx.PrimExpr) -> bool:
     """Return whether ``stmt`` contains only block barriers and releases by the first thread."""
     if is_sync_threads(stmt):
         return True
     if isinstance(stmt, tirx.SeqStmt):
-        return all(_only_leads(s, leader) for s in stmt.seq)
+        return all(_only_leader_releases(s, leader) for s in stmt.seq)
     if isinstance(stmt, tirx.For):
-        return stmt.thread_binding is None and _only_leads(stmt.body, leader)
+        return stmt.thread_binding is None and _only_leader_releases(stmt.body, leader)
     if isinstance(stmt, tirx.Bind):
         return not effects_in(stmt)
     if not isinstance(stmt, tirx.IfThenElse) or effects_in(stmt.condition) or stmt.else_case:
         return False
     if not structural_equal(stmt.condition, leader):
-        return _only_leads(stmt.then_case, leader)
+        return _only_leader_releases(stmt.then_case, leader)
     only_releases = all(releases(c) and not acquires(c) for c in effects_in(stmt.then_case))
     return isinstance(stmt.then_case, tirx.Evaluate) and only_releases
 

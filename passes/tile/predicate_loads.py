@@ -15,14 +15,11 @@ from ...builtins.symmetric import itemsize, packed_strides
 from ..ir.memory_order import writes
 from ..ir.walk import effects_in, flatten, has_loads, op_name, rewrite_children, statements_of
 from .pin_pipelined import is_pipelined
-from .require_arch import may_have_producer
+from .require_arch import TMA_MULTIPLE, may_have_producer
 
 ONLY_IF = "tileweave.only_if"
 """Operator ``only_if(condition, index)``: an index of an access that happens under a condition."""
 register_op(ONLY_IF, "index of a conditional load", 2)
-
-_TMA_BYTES = 16
-"""Alignment that the TMA needs for the rows of a tile and for the strides between them."""
 
 
 def predicate_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
@@ -110,7 +107,7 @@ def _is_tma_load(call: tirx.PrimExpr) -> bool:
         and target.buffer.scope().startswith("shared")
         and target.buffer.dtype == buffer.dtype
         and proved(last == 1)
-        and all(proved(n % _TMA_BYTES == 0) for n in aligned)
+        and all(proved(n % TMA_MULTIPLE == 0) for n in aligned)
     )
 
 

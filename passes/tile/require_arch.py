@@ -16,6 +16,9 @@ from ..ir.walk import builtins_in, calls_in, location, op_name, rewrite_children
 
 TMA_COPY = "tl.tileop.tma_copy"
 TMA_SM = 90
+TMA_MULTIPLE = 16
+"""The TMA needs strides of global memory and rows of tiles that are multiples of this, in bytes
+(cuTensorMapEncodeTiled)."""
 _NO_PRODUCER = (PassConfigKey.TL_DISABLE_TMA_LOWER, PassConfigKey.TL_DISABLE_WARP_SPECIALIZED)
 
 
@@ -56,11 +59,11 @@ def require_arch(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
 
 def _tma_operations(stmt: tirx.Stmt) -> Iterator[tuple[str, str]]:
     """Yield each tile operation that requires the TMA, with an alternative without the TMA."""
-    for call in calls_in(stmt, asks_for_tma):
+    for call in calls_in(stmt, requires_tma):
         yield tma_name(call), "T.copy" if op_name(call) == TMA_COPY else "use_tma=False"
 
 
-def asks_for_tma(call: tirx.Call) -> bool:
+def requires_tma(call: tirx.Call) -> bool:
     """Return whether ``call`` is a tile operation that requires the TMA."""
     name = op_name(call)
     return name == TMA_COPY or (

@@ -56,7 +56,7 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
         writers = _writers(stmt.body)
         if not any(guards) and not writers:
             return stmt
-        if _is_prepared(stmts, loads):
+        if _overwrites_loaded_tile(stmts, loads):
             _refuse_writers(writers, stmt)
             return stmt
         annotations = dict(stmt.annotations)
@@ -92,9 +92,9 @@ def _statements(body: tirx.Stmt, written: set[tirx.Var]) -> list[tirx.Stmt]:
             out.append(stmt)
             continue
         inner_stmts = _statements(stmt.then_case, written)
-        names = [i for i, inner in enumerate(inner_stmts) if isinstance(inner, tirx.Bind)]
-        if names:  # statements after a definition stay in its scope
-            inner_stmts[names[0] :] = [flatten(inner_stmts[names[0] :])]
+        first = next((i for i, s in enumerate(inner_stmts) if isinstance(s, tirx.Bind)), None)
+        if first is not None:  # statements after a definition stay in its scope
+            inner_stmts[first:] = [flatten(inner_stmts[first:])]
         out += [tirx.IfThenElse(stmt.condition, inner, None) for inner in inner_stmts]
     return out
 
@@ -115,8 +115,8 @@ def _check_schedule(
         zip(annotations["tl_pipeline_stage"], annotations["tl_pipeline_order"], strict=True)
     )
     if len(places) != len(stmts):
-        timed = [i for i, s in enumerate(stmts) if not isinstance(s, tirx.Bind)]
-        stmts, guards, loads = ([values[i] for i in timed] for values in (stmts, guards, loads))
+        scheduled = [i for i, s in enumerate(stmts) if not isinstance(s, tirx.Bind)]
+        stmts, guards, loads = ([part[i] for i in scheduled] for part in (stmts, guards, loads))
     if len(places) != len(stmts):
         return  # TileLang refuses the schedule, and names the counts
     for index, guard in enumerate(guards):
@@ -164,7 +164,7 @@ def _refuse_writers(writers: list[tirx.Call], loop: tirx.For) -> None:
         )
 
 
-def _is_prepared(stmts: list[tirx.Stmt], loads: list[bool]) -> bool:
+def _overwrites_loaded_tile(stmts: list[tirx.Stmt], loads: list[bool]) -> bool:
     """Return whether a statement other than a load writes shared memory that a load fills."""
     filled = [
         copy.args[1].args[0].buffer

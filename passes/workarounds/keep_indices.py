@@ -20,18 +20,18 @@ from ..sync.regions.space import NotEvaluable, Space
 Access = tirx.BufferLoad | tirx.BufferStore
 
 _POINTS = 4096
-"""For how many values of its variables an index is computed."""
-_ENOUGH = 64
-"""If conditions hold for fewer of them, TVM's use of the conditions counts as wrong."""
+"""Number of random values of the variables for which an index is computed."""
+_MIN_REACHED = 64
+"""If the conditions around an access hold for fewer of these values, all values are compared."""
 _LIMIT = 1 << 16
-"""Values without a known range are smaller."""
+"""Upper bound of the random values of a variable without a known range."""
 
 
 def keep_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Change each index to which TVM's ``IterMapSimplify`` would give another value.
 
-    TileLang flattens indices and simplifies them by it. It takes a sum of quotients and remainders
-    for one number with one offset, although they have different offsets:
+    TileLang simplifies flat indices by it. It merges a sum of quotients and remainders into one
+    number with one offset, although the terms have different offsets:
     ``(j // 32 + 1) % 2 * 32 + (j % 32 // 16 + 1) % 2 * 16 + j % 16`` becomes ``(j + 32) % 64``.
     Such a sum is the place of an element of a swizzled tile, in a row whose number is constant.
 
@@ -88,8 +88,8 @@ def _simplified_wrongly(func: tirx.PrimFunc) -> dict[int, Access]:
     samples, conditions = _Samples(func), _conditions(numbered)
     return {
         number: accesses[number]
-        for number, found in flattened.items()
-        if samples.differ(accesses[number], found, conditions[number])
+        for number, flat_index in flattened.items()
+        if samples.differ(accesses[number], flat_index, conditions[number])
     }
 
 
@@ -169,8 +169,10 @@ class _Samples(Space):
             if attribute.attr_key == "thread_extent":
                 self._ranges[attribute.node.var] = (0, attribute.value)
 
-    def differ(self, access: Access, found: tirx.PrimExpr, conditions: list[tirx.PrimExpr]) -> bool:
-        """Return whether ``found`` is not the flat index of ``access``, where it is reached."""
+    def differ(
+        self, access: Access, flat_index: tirx.PrimExpr, conditions: list[tirx.PrimExpr]
+    ) -> bool:
+        """Return whether ``flat_index`` is not the flat index of ``access`` where it is reached."""
         buffer = access.buffer
         expected = self.evaluate(buffer.elem_offset)
         strides = buffer.strides or packed_strides(buffer.shape)
@@ -179,8 +181,8 @@ class _Samples(Space):
         reached = np.ones(_POINTS, np.bool_)
         for condition in conditions:
             reached &= self.evaluate(condition).astype(np.bool_)
-        is_rare = np.count_nonzero(reached) < _ENOUGH
-        return bool(np.any((self.evaluate(found) != expected) & (reached | is_rare)))
+        is_rare = np.count_nonzero(reached) < _MIN_REACHED
+        return bool(np.any((self.evaluate(flat_index) != expected) & (reached | is_rare)))
 
     def evaluate(self, expr: Any) -> Any:
         """Return the values of ``expr``; if it is a vector, those of random elements.

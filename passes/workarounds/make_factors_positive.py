@@ -11,7 +11,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from ..ir.walk import nodes_in
 
 _LIMIT = 1 << 30
-"""What is added to a dividend of 32 bits is smaller."""
+"""Limit of the values that are added to a dividend of 32 bits; larger ones need 64 bits."""
 
 
 def make_factors_positive(func: tirx.PrimFunc, *_: Any) -> tirx.PrimFunc:

@@ -39,18 +39,18 @@ def verify_reductions(func: tirx.PrimFunc) -> tirx.PrimFunc:
             match = _REDUCTION.match(call.args[0].value)
             if match is None:
                 continue
-            count, scale, first, met = (int(number or 0) for number in match.groups())
+            count, scale, first, counted = (int(number or 0) for number in match.groups())
             if not _has_whole_groups(threads, first, count, scale):
                 raise LanguageError(
                     f"T.reduce: TileLang lets {threads.size} threads reduce among {count // scale} "
                     "threads each, and a part of them is missing; expected a tile whose size is a "
                     f"multiple or a divisor of the number of threads{location(stmt)}"
                 )
-            if count // 2 >= max(_WARP, scale) and threads.size > met > 0:
+            if count // 2 >= max(_WARP, scale) and threads.size > counted > 0:
                 raise LanguageError(
                     f"T.reduce or T.finalize_reducer: {threads.size} threads meet at barriers that "
-                    f"count {met} threads, because TileLang divides work among the threads of the "
-                    f"first axis only; expected threads={threads.size}{location(stmt)}"
+                    f"count {counted} threads, because TileLang divides work among the threads of "
+                    f"the first axis only; expected threads={threads.size}{location(stmt)}"
                 )
         return stmt
 

@@ -16,7 +16,7 @@ from ..ir.origin import name_of
 from ..ir.uniformity import THREAD_INDICES
 from ..ir.walk import children_of, headers_of, location, nodes_in, op_name, variables_in
 from ..tile.pin_pipelined import is_pipelined
-from ..tile.require_arch import asks_for_tma
+from ..tile.require_arch import requires_tma
 
 _THREAD_INDEX = "tl.launch_thread_idx"
 _TILE_ADD = "tl.tileop.atomicadd"
@@ -155,7 +155,7 @@ def _accumulates(call: tirx.Call) -> bool:
     if spec is not None:
         return spec.combination(call) in _REPEATED_CHANGES
     is_add = op_name(call).startswith("tl.atomic_add") or op_name(call) == _TILE_ADD
-    return is_add and not asks_for_tma(call)
+    return is_add and not requires_tma(call)
 
 
 def _is_in_place(scan: tirx.Call) -> bool:

@@ -20,10 +20,7 @@ from ..ir.walk import (
     statements_of,
 )
 from ..tile.pin_pipelined import COPIES, is_pipelined, loads_in
-from ..tile.require_arch import TMA_SM, may_have_producer, sm_of
-
-_TMA_BYTES = 16
-"""Bytes that the strides of a tensor are multiples of, if the TMA copies it."""
+from ..tile.require_arch import TMA_MULTIPLE, TMA_SM, may_have_producer, sm_of
 
 
 def verify_versions(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
@@ -148,7 +145,7 @@ def may_use_tma(copy: tirx.Call) -> bool:
     size = DataType(str(source.dtype)).bits // 8
     strides = [int(s) * size for s in source.strides[:-1] if isinstance(s, tirx.IntImm)]
     return not int(copy.annotations.get("disable_tma", 0)) and not any(
-        stride % _TMA_BYTES for stride in strides
+        stride % TMA_MULTIPLE for stride in strides
     )
 
 

@@ -35,10 +35,10 @@ def enqueuer(
     if (module := library()) is None:
         return None
     tensors: list[torch.Tensor] = []
-    return module.ready(DRIVER, [_encoded(o, call_tensors, tensors) for o in operations], *tensors)
+    return module.ready(DRIVER, [_encode(o, call_tensors, tensors) for o in operations], *tensors)
 
 
-def _encoded(
+def _encode(
     operation: Operation, call_tensors: Sequence[torch.Tensor], tensors: list[torch.Tensor]
 ) -> tuple:
     """Return the encoding that ``enqueue.cc`` accepts; append the tensors it refers to to

@@ -190,7 +190,8 @@ class TimedStep(NamedTuple):
     """Operation of a step between two events of its stream, for a trace.
 
     Attributes:
-        place: of the word, or of the end of a copy that ``tracer`` describes.
+        place: address of the word that the step writes or waits for, or of the region of a copy
+            that the tracer names.
     """
 
     operation: DriverCall | StreamMemOps | RowsCopy | CollectiveCall
@@ -233,7 +234,7 @@ Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch | CollectiveCall
 
 
 class Operations:
-    """Lowering of the steps of a plan to operations.
+    """Lowers the steps of a plan to operations.
 
     Args:
         call_tensors: name -> tensor of one call.
@@ -263,7 +264,7 @@ class Operations:
         self._recorded: dict[str | None, int] = {}
         """Name of a stream -> event recorded after its last operation."""
 
-    def of(self, steps: Iterable[Step], kernels: Mapping[int, Kernel]) -> list[Operation]:
+    def lower(self, steps: Iterable[Step], kernels: Mapping[int, Kernel]) -> list[Operation]:
         """Return the operations of ``steps``.
 
         Args:

@@ -25,7 +25,7 @@ from ..kernel.launch_order import prepare_launch
 from .operations import DriverCall, Operation, RowsCopy, StreamMemOps
 
 _MAX_CALLS = 512
-"""Largest number of calls that a thread keeps."""
+"""Maximum number of calls that a thread keeps."""
 _generation = 0
 """Number of calls of ``invalidate``."""
 

@@ -89,7 +89,7 @@ class FreeList:
         """Size of the largest hole, in bytes."""
         return max((end - start for start, end in self._holes), default=0)
 
-    def take(self, nbytes: int) -> int | None:
+    def allocate(self, nbytes: int) -> int | None:
         """Allocate ``nbytes`` bytes and return their offset, or None if no hole fits."""
         for index, (start, end) in enumerate(self._holes):
             if end - start >= nbytes:
@@ -97,8 +97,8 @@ class FreeList:
                 return start
         return None
 
-    def give(self, offset: int, nbytes: int) -> None:
-        """Free a range that ``take`` has allocated; adjacent holes merge."""
+    def free(self, offset: int, nbytes: int) -> None:
+        """Free a range that ``allocate`` returned; adjacent holes merge."""
         merged: list[tuple[int, int]] = []
         for start, end in sorted([*self._holes, (offset, offset + nbytes)]):
             if merged and merged[-1][1] == start:
@@ -178,13 +178,13 @@ class Heap:
             )
         shape = _extents(shape)
         nbytes = _nbytes(shape, dtype)
-        offset = self._free.take(_aligned(nbytes))
+        offset = self._free.allocate(_aligned(nbytes))
         place = "without room for it" if offset is None else f"at byte {offset}"
         try:
             self._agree(f"allocate {shape} {dtype} {place}")
         except TileWeaveError:
             if offset is not None:
-                self._free.give(offset, _aligned(nbytes))
+                self._free.free(offset, _aligned(nbytes))
             raise
         if offset is None:
             raise HeapExhausted(
@@ -210,7 +210,7 @@ class Heap:
         self.group.meet("symmetric heap: idle")
         self._live.remove(tensor)
         tensor.invalidate()
-        self._free.give(tensor.offset, _aligned(tensor.nbytes))
+        self._free.free(tensor.offset, _aligned(tensor.nbytes))
 
     def describe(self, address: int) -> str:
         """Return a description of the element at an address."""

@@ -16,7 +16,7 @@ class TracedLaunch:
     """A launch of a traced kernel; its index is the number that its events have.
 
     Attributes:
-        table: events of the kernel; see ``passes.device.record_events.decoded``.
+        table: events of the kernel; see ``passes.device.record_events.decode_events``.
         host_ns: time at which the host enqueued it, of ``time.monotonic_ns``.
     """
 

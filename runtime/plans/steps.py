@@ -18,7 +18,7 @@ class Step:
     Attributes:
         stream: name of a side stream; None is the caller's stream.
         loc: ``file:line`` of the plan that appends it.
-        number: of the step in its plan, from 1; 0 for the fork and join that each plan has.
+        number: number of the step in its plan, from 1; 0 for the fork and join of its streams.
     """
 
     op: ClassVar[str]

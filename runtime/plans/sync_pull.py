@@ -96,8 +96,8 @@ class PullSync:
         require_same_copies(_places(steps), self.copies[rank])
         barrier = with_options(_entry_kernel(world_size))
         wait = with_options(_wait_kernel(len(self.signalled)))
-        _, launches = (region_of(barrier, h, world_size) for h in implicit_of(barrier))
-        (arrived,) = (region_of(wait, h, world_size) for h in implicit_of(wait))
+        _, launches = (region_of(barrier, p, world_size) for p in implicit_of(barrier))
+        (arrived,) = (region_of(wait, p, world_size) for p in implicit_of(wait))
         ordered: list[Step] = [Launch(None, self.loc, ENTRY_BARRIER, barrier, barrier, {})]
         streams = {s.stream for s in steps}
         observed: set[tuple[str | None, CopyId]] = set()
@@ -129,7 +129,7 @@ class PullSync:
         return ordered
 
 
-def pulls_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
+def pull_sync_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
     """Return the synchronization of a plan whose steps on each rank are ``traces``; None if
     no copy reads another rank's memory or what other copies write, if copies only read what a
     concurrent kernel writes, or if the plan synchronizes explicitly.

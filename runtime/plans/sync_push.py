@@ -1,7 +1,7 @@
 r"""Order the copies and the kernel of a plan that contains no explicit synchronization.
 
 This module handles plans that copy into a symmetric tensor which a kernel of the plan reads, or out
-of one which it writes. ``PlanSync.apply`` adds three things to such a plan:
+of one which it writes. ``PushSync.apply`` adds three things to such a plan:
 
 1. An entry barrier, before the first copy that overwrites memory: a kernel of one block that counts
    the call, signals to the peers that the call has begun on this rank, and waits until it has begun
@@ -59,7 +59,7 @@ from ...builtins.errors import TileWeaveError
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
 from ...passes.sync.infer.epochs import CALL, EPOCH
-from ...passes.sync.infer.infer_sync import Explanation, explained, is_explicit
+from ...passes.sync.infer.infer_sync import Explanation, infer_and_explain, is_explicit
 from ...passes.sync.regions.accesses import Kind
 from ...passes.sync.regions.copies import COPIES, with_copies
 from ...passes.sync.regions.copies import Copy as KnownCopy
@@ -78,7 +78,7 @@ WAIT = ENTRY_BARRIER - 1
 
 
 @dataclass(frozen=True)
-class PlanSync:
+class PushSync:
     """Synchronization of a plan's calls for one world size and one set of shapes.
 
     Attributes:
@@ -121,7 +121,7 @@ class _OrderedCall:
     """One call on one rank: its steps, and those that order them."""
 
     def __init__(
-        self, sync: PlanSync, rank: int, world_size: int, steps: Sequence[Step],
+        self, sync: PushSync, rank: int, world_size: int, steps: Sequence[Step],
         with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc], recorded: bool,
     ) -> None:  # fmt: skip
         launches = _launches_of(sync.original, sync.copied, steps)
@@ -139,7 +139,7 @@ class _OrderedCall:
         self._sync, self._rank, self._world_size = sync, rank, world_size
         self._steps, self._launch = steps, launch
         self._with_options, self._recorded = with_options, recorded
-        self._regions = {h.name: region_of(sync.kernel, h, world_size) for h in sync.implicit}
+        self._regions = {p.name: region_of(sync.kernel, p, world_size) for p in sync.implicit}
         self._numbers = {id(step): c.number for c, step in copies}
         """Number of each copy, by the ``id`` of its step."""
         self._overwriting = overwriting
@@ -263,7 +263,7 @@ class _OrderedCall:
         return signals
 
 
-def sync_of(traces: Sequence[Sequence[Step]]) -> PlanSync | None:
+def sync_of(traces: Sequence[Sequence[Step]]) -> PushSync | None:
     """Return the synchronization of a plan whose steps on each rank are ``traces``; None if the
     plan synchronizes explicitly, or needs no synchronization.
 
@@ -323,7 +323,7 @@ def _reader_of_copies(
 @lru_cache(maxsize=64)
 def _ordered(
     original: tirx.PrimFunc, copies: tuple[KnownCopy, ...], copied: frozenset[str], world_size: int
-) -> PlanSync | None:
+) -> PushSync | None:
     """Return the synchronization of a kernel and copies; None if they need none. Cached, because
     calls that differ only in scalars need the same."""
     kernel = with_copies(original, copies)
@@ -332,7 +332,7 @@ def _ordered(
     if not flags and not awaited:
         return None
     implicit, room = tuple(implicit_of(program)), explanation.leaves_room
-    return PlanSync(original, kernel, implicit, copies, copied, room, flags, awaited)
+    return PushSync(original, kernel, implicit, copies, copied, room, flags, awaited)
 
 
 @lru_cache(maxsize=64)
@@ -340,7 +340,7 @@ def _inferred(kernel: tirx.PrimFunc, world_size: int) -> tuple[tirx.PrimFunc, Ex
     name = str(kernel.attrs["global_symbol"])
     mod = tvm.IRModule({name: kernel})
     mod = passes.run_group(mod, world_size, _STRIDE, passes.PREPARE_PASSES)
-    return explained(mod[name], world_size, _STRIDE)
+    return infer_and_explain(mod[name], world_size, _STRIDE)
 
 
 def _launches_of(kernel: tirx.PrimFunc, copied: Set[str], steps: Sequence[Step]) -> list[Launch]:
@@ -374,7 +374,7 @@ def _only_launch(
 
 
 def _refuse_reverse_order(
-    sync: PlanSync, launches: Sequence[Launch], copies: Sequence[tuple[KnownCopy, Copy]]
+    sync: PushSync, launches: Sequence[Launch], copies: Sequence[tuple[KnownCopy, Copy]]
 ) -> None:
     """Refuse a copy that the kernel waits for and that comes after it in its stream, and a copy
     that waits for the kernel and comes before it."""

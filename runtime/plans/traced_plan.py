@@ -27,17 +27,17 @@ from .parameters import (
 )
 from .regions import Region, RegionError
 from .steps import Launch, Step, WaitStream
-from .sync_pull import PullSync, pulls_of
+from .sync_pull import PullSync, pull_sync_of
 from .sync_push import (
-    PlanSync,
+    PushSync,
     refuse_beside_itself,
     refuse_collectives,
     refuse_pushes,
     sync_of,
 )
 
-_TRACES = 256
-"""Largest number of traces that a plan caches; a trace is the steps of one call on one rank."""
+_MAX_TRACES = 256
+"""Maximum number of traces that a plan caches; a trace is the steps of one call on one rank."""
 _tracing = threading.RLock()
 """Lock for tracing and the caches of traces: several threads may call one plan, and all must launch
 the same program objects. It is reentrant, because a plan's function may trace another plan."""
@@ -68,7 +68,7 @@ class TracedPlan:
         self.body, self.pass_configs = body, dict(pass_configs or {})
         self._programs: dict[int, tuple[tirx.PrimFunc, tirx.PrimFunc]] = {}
         """``id`` of a program -> the program, kept alive, and the program with the options."""
-        self._syncs: dict[tuple, PlanSync | PullSync] = {}
+        self._syncs: dict[tuple, PushSync | PullSync] = {}
         self._last: tuple[tuple, bool] = (), False
         """Key of the call that was analyzed last, and whether it needs synchronization."""
         self._traces: dict[tuple, list[Step]] = {}
@@ -126,7 +126,7 @@ class TracedPlan:
                 if sync is not None:
                     steps = sync.apply(rank, world_size, steps, self._with_options, recorded)
             self._traces[key] = steps
-            if len(self._traces) > _TRACES:
+            if len(self._traces) > _MAX_TRACES:
                 del self._traces[next(iter(self._traces))]
         return steps
 
@@ -151,7 +151,7 @@ class TracedPlan:
 
     def _sync_of(
         self, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
-    ) -> PlanSync | PullSync | None:
+    ) -> PushSync | PullSync | None:
         """Return the synchronization of a call, if it needs any; calls with equal shapes share
         it."""
         key = world_size, self.node, self.nodes, tuple(shapes.items())
@@ -163,7 +163,7 @@ class TracedPlan:
             except RegionError:
                 return None  # the trace of the rank with that region raises it
             refuse_beside_itself(traces)
-            sync = pulls_of(traces) or sync_of(traces)
+            sync = pull_sync_of(traces) or sync_of(traces)
             if sync is not None:
                 refuse_collectives(traces)
                 self._syncs.setdefault(key, sync)

@@ -18,7 +18,7 @@ INK, FAINT = "#222222", "#b8b8b8"
 
 _LEFT, _RIGHT, _WIDTH = 124, 24, 1480
 _LANE, _GAP, _MEMORY, _TOP = 30, 14, 16, 96
-_MOST = 20_000
+_MAX_DRAWN = 20_000
 """Largest number of spans, waits, marks and arrows in a drawing. Earlier ones are left out."""
 _REPORT_LINES, _REPORT_COLUMNS = 16, 190
 
@@ -291,13 +291,13 @@ def _lanes(spans: list[Span]) -> dict[Span, int]:
 
 
 def _start(trace: Trace) -> float:
-    """Return the time from which at most ``_MOST`` elements are drawn."""
+    """Return the time from which at most ``_MAX_DRAWN`` elements are drawn."""
     times = sorted([
         *(s.start for s in trace.spans), *(w.start for s in trace.spans for w in s.waits),
         *(s.time for s in trace.signals), *(trace.until(f.wait) for f in trace.flows),
         *(t.time for t in trace.transfers),
     ])  # fmt: skip
-    return times[-_MOST] if len(times) > _MOST else 0
+    return times[-_MAX_DRAWN] if len(times) > _MAX_DRAWN else 0
 
 
 def _step(span: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...builtins.spec import RELATION_TEXT
-from ...passes.device.record_events import decoded
+from ...passes.device.record_events import decode_events
 from ..host.tracer import TracedLaunch
 from .trace import Clock, Flow, Phase, Signal, Span, Trace, Transfer, Wait
 
@@ -406,4 +406,4 @@ _RELATIONS = {
 
 @cache
 def _table(table: str) -> list[dict[str, Any]]:
-    return decoded(table)
+    return decode_events(table)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .trace import Flow, Signal, Span, Trace, Wait, place
 
-_MOST_HOPS = 6
+_MAX_HOPS = 6
 """Number of waits of the critical path that the text names."""
 
 
@@ -207,9 +207,9 @@ def _path_lines(summary: Summary) -> Iterator[str]:
     yield "critical path, from its end:"
     if last.end is not None:
         yield f"  {_who(last)} in launch {last.launch} ended last, at {_time(last.end, trace)}"
-    for hop in summary.path[:_MOST_HOPS]:
+    for hop in summary.path[:_MAX_HOPS]:
         yield f"  {_hop_text(hop, trace)}"
-    num_omitted = len(summary.path) - _MOST_HOPS
+    num_omitted = len(summary.path) - _MAX_HOPS
     if num_omitted > 0:
         yield f"  and {num_omitted} earlier {'wait' if num_omitted == 1 else 'waits'}"
     if not summary.path:

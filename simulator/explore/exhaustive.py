@@ -17,7 +17,7 @@ from .search import CutShort, Search
 if TYPE_CHECKING:
     from ..case import Case
 
-MOST_INTERLEAVINGS = 2000
+MAX_INTERLEAVINGS = 2000
 """Default of ``max_interleavings``."""
 _CUT_SHORT = 4
 """Largest number of schedules that are cut short, per interleaving allowed."""

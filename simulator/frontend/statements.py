@@ -18,7 +18,7 @@ from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .expressions import Expr, Expressions, narrowed
 
-_MOST_ITERATIONS = 1_000_000
+_MAX_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
 
 
@@ -384,7 +384,7 @@ class Statements(Expressions):
         def wait(frame):
             outer, before, polled = frame.mask, frame.broken, frame.polls
             frame.broken, frame.polls = None, True
-            for _ in range(_MOST_ITERATIONS):
+            for _ in range(_MAX_ITERATIONS):
                 if polls:
                     yield SPIN
                 chosen = condition(frame)
@@ -404,7 +404,7 @@ class Statements(Expressions):
             else:
                 raise SimulationError(
                     "deadlock",
-                    f"a loop does not end after {_MOST_ITERATIONS} iterations in "
+                    f"a loop does not end after {_MAX_ITERATIONS} iterations in "
                     f"{frame.block.name()}\n --> {loc}",
                 )
             frame.mask, frame.broken, frame.polls = outer, before, polled

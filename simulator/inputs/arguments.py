@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from ...builtins.errors import TileWeaveError
-from ...passes.ir.sizes import LARGEST, MOST_RANKS
+from ...passes.ir.sizes import LARGEST, MAX_RANKS
 from ...runtime.plans.parameters import Parameter, Shape
 from ..memory.values import numpy_dtype
 
-_MOST_CALLS = 1 << 20
+_MAX_CALLS = 1 << 20
 """Largest number of calls of a plan on all ranks. All are traced before the first one runs."""
 _SHADOW = 25
 """Bytes that the simulator keeps for each element besides its value."""
@@ -32,8 +32,8 @@ def check_numbers(
         TileWeaveError: names the argument, its value and what is legal.
     """
     for name, value, maximum in (
-        ("world_size", world_size, MOST_RANKS), ("schedules", schedules, LARGEST),
-        ("epochs", epochs, _MOST_CALLS),
+        ("world_size", world_size, MAX_RANKS), ("schedules", schedules, LARGEST),
+        ("epochs", epochs, _MAX_CALLS),
         ("resident_blocks", 1 if resident_blocks is None else resident_blocks, LARGEST),
     ):  # fmt: skip
         if not _is_integer(value) or not 1 <= value <= maximum:
@@ -42,10 +42,10 @@ def check_numbers(
             )
     if not _is_integer(seed):
         raise TileWeaveError(f"{op}: seed={seed!r}; expected an integer")
-    if world_size * epochs > _MOST_CALLS:
+    if world_size * epochs > _MAX_CALLS:
         raise TileWeaveError(
             f"{op}: epochs={epochs} on {world_size} ranks; expected at most "
-            f"{_MOST_CALLS // int(world_size)}"
+            f"{_MAX_CALLS // int(world_size)}"
         )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .streams import Launch
 
 
-_MOST_MASKS = 4096
+_MAX_MASKS = 4096
 """Largest number of masks that blocks of a kernel share."""
 
 
@@ -99,7 +99,7 @@ class Mask:
         on, shared = self.on & condition, self._shared
         key = on.tobytes()
         if key not in shared:
-            if len(shared) >= _MOST_MASKS:
+            if len(shared) >= _MAX_MASKS:
                 shared.clear()
             shared[key] = Mask(on, self.group_of, shared)
         return shared[key]

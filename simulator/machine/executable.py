@@ -135,7 +135,7 @@ class Executable:
         return {
             (self._label, key): ImplicitSet(
                 self.groups,
-                [(self._label + implicit_name(func, h.name), h) for h in program.implicit],
+                [(self._label + implicit_name(func, p.name), p) for p in program.implicit],
             )
             for key, (func, program) in self._programs.items()
         }

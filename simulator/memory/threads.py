@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 WARP = 32
-_MOST_LATER = 64
+_MAX_LATER = 64
 """Largest number of accesses that are not yet in the record of their tensor."""
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 """Largest number of threads of a block."""
 _WIDEST = 32
 """Bytes of the widest vector access of a thread."""
-_MOST_GROUPS = 40
+_MAX_GROUPS = 40
 """Largest number of thread groups. Each adds time to every access of the block."""
 
 Threads = Callable[[np.ndarray], np.ndarray]
@@ -41,7 +41,7 @@ class Divided(Exception):
 
 def cut(cuts: Iterable[int]) -> np.ndarray:
     """Return the thread group of each thread, where a new group starts at each of ``cuts``."""
-    return np.searchsorted(sorted(cuts), np.arange(_MOST_THREADS), side="right") - 1
+    return np.searchsorted(sorted(cuts), np.arange(_MAX_THREADS), side="right") - 1
 
 
 def finer(group_of: np.ndarray, parts: np.ndarray) -> np.ndarray:
@@ -59,7 +59,7 @@ def divide(group_of: np.ndarray, parts: np.ndarray) -> None:
         Divided: with these thread groups.
     """
     split = finer(group_of, parts)
-    if split.max() < _MOST_GROUPS:
+    if split.max() < _MAX_GROUPS:
         raise Divided(split)
 
 
@@ -273,7 +273,7 @@ class ThreadRecord:
         conflict = None
         if later is None:
             later = order.later[id(self)] = []
-        elif writes or len(later) == _MOST_LATER or self._is_written(later):
+        elif writes or len(later) == _MAX_LATER or self._is_written(later):
             for access in later:
                 self._note(order, access.event, access.accessed(), access.writes, access.time)
             later.clear()

@@ -102,7 +102,7 @@ class Kernel:
         Args:
             mutated: returns the plan with the changed kernel.
         """
-        implicit = {h.name for h in implicit_of(self.program)}
+        implicit = {p.name for p in implicit_of(self.program)}
         contexts = [self._context(function) for function in self.functions]
         for number, (place, op) in enumerate(self.operations):
             flag = self._flag(number)
@@ -118,7 +118,7 @@ class Kernel:
 
     def _context(self, function: tirx.PrimFunc) -> Context:
         symmetric = {b.name for b in self.func.buffer_map.values() if is_symmetric(b)}
-        symmetric |= {h.name for h in implicit_of(self.program) if h.symmetric}
+        symmetric |= {p.name for p in implicit_of(self.program) if p.symmetric}
         accesses = Accesses(self.program, written_tensors(self.program.body))
         return Context(function, self.world_size, frozenset(symmetric), accesses)
 

@@ -231,7 +231,7 @@ class Accesses:
     """Accesses of statements to data in global memory, without flags."""
 
     def __init__(self, func: tirx.PrimFunc, written: set[tirx.Var]) -> None:
-        counts = {h.name for h in implicit_of(func) if not h.symmetric}
+        counts = {p.name for p in implicit_of(func) if not p.symmetric}
         self._tensors = {b.data for b in func.buffer_map.values() if b.name not in counts}
         self._written = written
 

@@ -16,7 +16,7 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core import nccl
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.groups import group_of
@@ -75,7 +75,7 @@ class Case(NamedTuple):
     @property
     def problem(self) -> CollectiveProblem:
         x = torch.empty(self.given, dtype=self.dtype, device="meta")
-        return checked(self.op, x, None, group_of("").world_size, self.axes)
+        return checked_problem(self.op, x, None, group_of("").world_size, self.axes)
 
     def can(self, transport: str) -> bool:
         return OPERATORS[self.op].obstacle(self.problem, transport) is None

@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve()
 _FAULT = "FAULT_PROGRAM"
 TIMEOUT_S = 3
 """Time limit of waits on the GPU."""
-MOST_S = 100
+MAX_S = 100
 """Faults with a larger limit run only if they are named."""
 START_S = 150
 """Seconds for imports and for compiling, before the injection."""
@@ -235,7 +235,7 @@ def main() -> int:
         if fault.needs_gpu and not fault_ranks.GPU:
             print(f"| {name} | not run | no GPU |", flush=True)
             continue
-        if not requested and fault.limit_s > MOST_S:
+        if not requested and fault.limit_s > MAX_S:
             print(f"| {name} | not run | takes up to {fault.limit_s:g} s: name it |", flush=True)
             continue
         if why := fault_ranks.obstacle(fault.program):

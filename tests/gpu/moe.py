@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import silu
 
 from tileweave import ops
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
@@ -505,7 +505,7 @@ def programs(case: Case) -> list[Any]:
     sizes.append(((case.tokens * case.choices,), torch.float32))
     gathers = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in sizes]
     return [OPERATORS[op].program(problem) for op in ("dispatch", "combine")] + [
-        OPERATORS["all_gather"].steps(checked("all_gather", x, None, ranks, ()), "ldst")
+        OPERATORS["all_gather"].steps(checked_problem("all_gather", x, None, ranks, ()), "ldst")
         for x in gathers
     ]
 

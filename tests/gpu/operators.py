@@ -22,7 +22,7 @@ from tileweave.ops.core import nccl
 from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.problem import Problem, checked
+from tileweave.ops.core.problem import Problem, checked_problem
 from tileweave.ops.core.registry import OPERATORS as OPERATOR_OF
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.executor.recorded_calls import invalidate
@@ -139,7 +139,9 @@ def every_product() -> list[Product]:
 
 def problem_of(product: Product) -> Problem:
     epilogue = Epilogue(**product.more)
-    return checked(product.op.__name__, product.a, product.b, product.ranks, product.out, epilogue)
+    return checked_problem(
+        product.op.__name__, product.a, product.b, product.ranks, product.out, epilogue
+    )
 
 
 def share_out_programs() -> None:

@@ -29,12 +29,12 @@ from tileweave.ops.attention.flash import tiles_for
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.autotune.tuner import choice_of
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core import nccl
 from tileweave.ops.core.across_nodes import Mesh
 from tileweave.ops.core.epilogue import NO_EPILOGUE
 from tileweave.ops.core.groups import TwoLevels, name_of, ranks_of
-from tileweave.ops.core.problem import checked as checked_product
+from tileweave.ops.core.problem import checked_problem as checked_product
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
@@ -251,7 +251,7 @@ class Programs:
                 attend_across(self.attend, problem, x, *more, mesh)
 
     def move(self, collective, x, out, *options) -> None:
-        problem = checked(collective.op, x, None, self.local, options)
+        problem = checked_problem(collective.op, x, None, self.local, options)
         if problem not in self.found:
             self.found[problem] = [collective.steps(problem, self.engine)]
 

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tileweave import ops
 from tileweave.ops.attention.ulysses import exchanges_of, problem_of
 from tileweave.ops.collectives.all_to_all import AllToAll
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.transport import auto_transports
 from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
@@ -131,7 +131,10 @@ def compile_all(transports: list[str]) -> None:
         )
         for problem in exchanges_of(problem_of(q, k, v, case.causal, None, ranks)):
             grad = torch.empty(problem.result, dtype=case.dtype, device="meta")
-            results += [problem, checked(problem.op, grad, None, ranks, problem.options[::-1])]
+            results += [
+                problem,
+                checked_problem(problem.op, grad, None, ranks, problem.options[::-1]),
+            ]
     compile_ahead(
         AllToAll.steps(
             problem, auto_transports(problem, AllToAll)[0] if transport == "auto" else transport

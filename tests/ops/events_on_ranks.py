@@ -15,13 +15,13 @@ from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.attention import sp_attention
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.collectives import all_gather, all_to_all
-from tileweave.ops.collectives.collective import Collective, checked
+from tileweave.ops.collectives.collective import Collective, checked_problem
 from tileweave.ops.core import call as calls
 from tileweave.ops.core import library, nccl
 from tileweave.ops.core.across_nodes import Mesh, pieces_of_nodes
 from tileweave.ops.core.groups import TwoLevels, ranks_of
 from tileweave.ops.core.operator import Operator
-from tileweave.ops.core.problem import checked as checked_product
+from tileweave.ops.core.problem import checked_problem as checked_product
 from tileweave.ops.core.registry import operators_of
 from tileweave.ops.gemm import all_gather_matmul
 
@@ -55,7 +55,7 @@ def problem_of(name: str, ranks: int):
         return checked_attention(*inputs, ranks, causal=causal, layout=layout)
     if name in operators_of(Operator):
         return checked_product(name, *inputs, ranks)
-    return checked(name, *inputs, None, ranks, options_of(name, ranks))
+    return checked_problem(name, *inputs, None, ranks, options_of(name, ranks))
 
 
 def recorded(name: str, nodes: Nodes) -> Trace:

@@ -532,7 +532,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
 
     def take(self, problem, transport, session):
         self.nbytes = problem.nbytes * (1 if transport == "copy_engine" else 2)
-        self.offset = heap.take(self.nbytes)
+        self.offset = heap.allocate(self.nbytes)
         if self.offset is None:
             raise HeapExhausted(f"{self.nbytes} bytes")
 
@@ -544,7 +544,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
 
     monkeypatch.setattr(AllGather, "__init__", take)
     monkeypatch.setattr(AllGather, "__call__", lambda self, x, out: out.copy_(x))
-    monkeypatch.setattr(AllGather, "free", lambda self: heap.give(self.offset, self.nbytes))
+    monkeypatch.setattr(AllGather, "free", lambda self: heap.free(self.offset, self.nbytes))
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     monkeypatch.setattr(collectives, "op_cache_of", lambda _: cache)
     monkeypatch.setattr(op_cache, "_caches", {"": cache})

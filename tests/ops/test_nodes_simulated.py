@@ -25,12 +25,12 @@ from tileweave.ops.attention.flash import FlashTiles
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.attention.reference import reference_attention
 from tileweave.ops.attention.sp_attention import sp_attention_plan
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.vectors import as_declared
 from tileweave.ops.core.across_nodes import Mesh
 from tileweave.ops.core.epilogue import NO_EPILOGUE, Epilogue
 from tileweave.ops.core.operator import Choice, Operator
-from tileweave.ops.core.problem import checked as checked_product
+from tileweave.ops.core.problem import checked_problem as checked_product
 from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import Tiles
 from tileweave.runtime import Plan
@@ -108,7 +108,7 @@ def on_ranks(run: Callable[[int, Mesh, Callable], torch.Tensor]) -> list:
 
 def simulate_collective(transport: str, calls: list) -> list[None]:
     collective, x, _, *options = calls[0]
-    steps = collective.steps(checked(collective.op, x, None, LOCAL, options), transport)
+    steps = collective.steps(checked_problem(collective.op, x, None, LOCAL, options), transport)
     parameters = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
     given, *_, got = parameters
     inputs = [{"x": as_declared(x, given).numpy()} for _, x, *_ in calls]

@@ -22,7 +22,7 @@ from tileweave.passes.ir.implicit import Implicit
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import ALIGNMENT, FreeList, Heap, HeapExhausted, SymmetricTensor
 from tileweave.runtime.host.memory import PAGE, Memory, memory_of
-from tileweave.runtime.kernel.kernel import _memories
+from tileweave.runtime.kernel.kernel import _allocate_implicit
 
 RESERVED = 1 << 16
 
@@ -108,7 +108,7 @@ def test_each_byte_is_allocated_at_most_once_and_freed(steps):
     for number, (take, size) in enumerate(steps, start=1):
         if take:
             fits = [a for a in range(41 - size) if not any(owner[a : a + size])]
-            start = free.take(size)
+            start = free.allocate(size)
             assert start == (fits[0] if fits else None)
             if start is not None:
                 owner[start : start + size] = [number] * size
@@ -116,7 +116,7 @@ def test_each_byte_is_allocated_at_most_once_and_freed(steps):
         elif live:
             start, size = live.pop(size % len(live))
             owner[start : start + size] = [0] * size
-            free.give(start, size)
+            free.free(start, size)
     runs = "".join("f" if o == 0 else "x" for o in owner).split("x")
     assert free.largest == max(map(len, runs))
 
@@ -292,5 +292,5 @@ def test_a_kernel_gets_all_its_memory_or_none():
     local = Implicit("launches", False, (1,), "uint32")
     for _ in range(3):
         with pytest.raises(HeapExhausted):
-            _memories([small, local, large], session)
-    assert list(_memories([small, local], session)) == ["counters", "launches"]
+            _allocate_implicit([small, local, large], session)
+    assert list(_allocate_implicit([small, local], session)) == ["counters", "launches"]

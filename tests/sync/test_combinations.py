@@ -45,7 +45,7 @@ def test_independent_values_are_not_multiplied(monkeypatch):
 
 
 def test_too_many_to_be_marked(monkeypatch):
-    monkeypatch.setattr(boxes, "_TABLE", 10)
+    monkeypatch.setattr(boxes, "_MAX_TABLE_ENTRIES", 10)
     a, b = np.ix_(range(5), range(4))
     first, second = combinations([a + b, b], np.ones((1, 1), np.bool_))
     assert set(zip(first.tolist(), second.tolist(), strict=True)) == {

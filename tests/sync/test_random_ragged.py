@@ -52,7 +52,7 @@ ORDERS = {"signal sem=relaxed", "wait_reached drop", "wait_reached sem=relaxed",
           "wait_reached read before"}  # fmt: skip
 """Mutations that are faults: those of amounts always, those of orders unless other synchronization
 orders the accesses."""
-MOST_SCHEDULES = 10
+MAX_SCHEDULES = 10
 """Limit of schedules until a mutant has a fault or a wrong result."""
 
 
@@ -438,7 +438,7 @@ def check(seed: int, folder: Path) -> None:
     inputs = all_to_the_next(inputs, shape)
     assert is_right(program, shape, inputs, seed), (seed, text)
     name, mutant = random_mutant(rng, func, program.plan, shape)
-    assert any(is_killed(mutant, shape, inputs, s) for s in range(MOST_SCHEDULES)), (name, text)
+    assert any(is_killed(mutant, shape, inputs, s) for s in range(MAX_SCHEDULES)), (name, text)
 
 
 def made(rng: random.Random, file: Path) -> tuple[Any, Shape, str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..ops.collectives.collective import Collective, checked
+from ..ops.collectives.collective import Collective, checked_problem
 from ..ops.collectives.transport import OWN, Transport, obstacle
 from ..ops.core import nccl
 from ..ops.core.cache import op_cache_of
@@ -71,7 +71,7 @@ def size_of(mebibytes: int, ranks: int) -> Size:
 def problem_of(op: str, size: Size, dtype: torch.dtype) -> CollectiveProblem:
     """Return the problem of one axis of 2-byte values. Integer arguments are 0."""
     x = torch.empty(size.bytes // dtype.itemsize, dtype=dtype, device="meta")
-    return checked(op, x, None, size.ranks, [0] * len(OPERATORS[op].options))
+    return checked_problem(op, x, None, size.ranks, [0] * len(OPERATORS[op].options))
 
 
 def plan_of_copies(problem: CollectiveProblem) -> Plan | None:

@@ -16,7 +16,7 @@ from ..ops.core import nccl
 from ..ops.core.strategy import Strategy
 from ..ops.decode.decode_attention import DecodeAttention
 from ..ops.decode.kernels.config import INTERLEAVED
-from ..ops.decode.problem import DecodeProblem, checked
+from ..ops.decode.problem import DecodeProblem, checked_problem
 from ..ops.decode.problem import Inputs as Arguments
 from ..runtime.host.group import Group
 from .case import (
@@ -128,7 +128,7 @@ def problem_of(op: str, shape: Cached, ranks: int, dtype: torch.dtype) -> Decode
     q = torch.empty(shape.batch, shape.heads, shape.head_dim, dtype=dtype, device="meta")
     table = q.new_empty(shape.batch, pages, dtype=torch.int32)
     arguments = Arguments(q, q.new_empty(extents), q.new_empty(extents), table, table[:, 0])
-    return checked(arguments, shape.head_dim**-0.5, INTERLEAVED, False, ranks)
+    return checked_problem(arguments, shape.head_dim**-0.5, INTERLEAVED, False, ranks)
 
 
 @dataclass(frozen=True)

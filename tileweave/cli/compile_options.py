@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import passes
 from ..builtins.errors import TileWeaveError
-from ..passes.ir.sizes import LARGEST, MOST_RANKS
+from ..passes.ir.sizes import LARGEST, MAX_RANKS
 from ..runtime import MeshPlan, Plan
 from ..runtime.plans.parameters import dynamic_extents
 
@@ -37,10 +37,10 @@ def resolve_ranks(options: argparse.Namespace) -> None:
     options.ranks_by_default = options.ranks is None
     if options.ranks is None:
         options.ranks = DEFAULT_RANKS
-    if not 1 <= options.ranks <= MOST_RANKS:
+    if not 1 <= options.ranks <= MAX_RANKS:
         raise TileWeaveError(
             f"{options.command}: --ranks {options.ranks}; expected at least 1, and at most "
-            f"{MOST_RANKS}"
+            f"{MAX_RANKS}"
         )
 
 

@@ -15,9 +15,9 @@ from ..explain.source import source_of
 from ..passes.ir.leaves import leaves_of
 from ..passes.ir.walk import uses_op
 
-_MOST_LINES = 3
-_MOST_COLUMNS = 300
-_MOST_PLACES = 8
+_MAX_LINES = 3
+_MAX_COLUMNS = 300
+_MAX_PLACES = 8
 _IN_CUDA = re.compile(r"^\S+\.cu\((\d+)\)")
 _LOWERING = re.compile(r"::(\w+)Node::(?:Lower|InferLayout)\b")
 """C++ function that lowers or lays out a tile operation, such as ``tvm::tl::CopyNode::Lower``."""
@@ -35,7 +35,7 @@ def failure(command: str, error: BaseException, file: Path, name: str, program: 
     line = _line_of(error, file)
     op, places = ("", [line]) if line else _lowered_op(error, program)
     places = places or [_line_of_program(program) or str(file)]
-    arrows = [f" {op}--> {place}" for place in places[:_MOST_PLACES]]
+    arrows = [f" {op}--> {place}" for place in places[:_MAX_PLACES]]
     if len(places) > 1:
         arrows.insert(0, "in one of these")
     summary = f"{context}{type(error).__name__}: {_message(error)}"
@@ -49,7 +49,7 @@ def _message(error: BaseException) -> str:
         lines = [error.msg]
     lines = [_IN_CUDA.sub(r"line \1 of the CUDA source (--stage cuda)", line) for line in lines]
     errors = [line for line in lines if " error: " in line]
-    first = [line[:_MOST_COLUMNS] for line in (errors or lines)[:_MOST_LINES]]
+    first = [line[:_MAX_COLUMNS] for line in (errors or lines)[:_MAX_LINES]]
     return "\n  ".join(first) or "(no message)"
 
 

@@ -12,7 +12,7 @@ from ..runtime.plans.parameters import dynamic_extents, parameters_of
 from .compile_options import add_ranks, add_size, sizes_of
 from .program_files import PLANS_AND_KERNELS, PrimFunc, add_program
 
-_MOST_SECONDS = 600
+_MAX_SECONDS = 600
 """Longest estimated time without ``--force``."""
 Outcome = dict[str, Any]
 """Result of one program; ``--json`` prints it."""
@@ -88,13 +88,13 @@ def add_force(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help=f"run even if the estimated time exceeds {_MOST_SECONDS // 60} minutes",
+        help=f"run even if the estimated time exceeds {_MAX_SECONDS // 60} minutes",
     )
 
 
 def most_seconds(options: argparse.Namespace) -> float | None:
     """Return the time limit."""
-    return None if options.force else _MOST_SECONDS
+    return None if options.force else _MAX_SECONDS
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -22,9 +22,9 @@ from ..passes.ir.memory_order import acquires, releases
 from ..passes.ir.sizes import sizes_of
 from ..passes.ir.walk import uses_tileweave
 from ..passes.sync.infer.context import Inserted
-from ..passes.sync.infer.infer_sync import explained, explicit_sync
+from ..passes.sync.infer.infer_sync import explicit_sync, infer_and_explain
 from ..passes.sync.verify.launches import Unverified
-from ..passes.sync.verify.verify_sync import verified
+from ..passes.sync.verify.verify_sync import verify_program
 from .explanation import Explanation
 from .operation import EXPLICIT, Kind, Operation, sorted_in
 from .source import source_of
@@ -45,10 +45,10 @@ def explain_kernel(
     func = _apply(passes.PREPARE_PASSES, func, world_size)
     ops = [_explicit_op(leaf, call) for leaf, call in _ordering_calls(func)]
     explicit = _inference_blocker(func)
-    func, inferred = explained(func, world_size, EMIT_HEAP_STRIDE)
+    func, inferred = infer_and_explain(func, world_size, EMIT_HEAP_STRIDE)
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
     ops += [_inferred_op(i, times) for i in inferred.ops if i.stmts]
-    unverified = [_unverified_op(item) for item in verified(func, world_size)]
+    unverified = [_unverified_op(item) for item in verify_program(func, world_size)]
     func = _apply(passes.FINISH_PASSES, func, world_size)
     if uses_tileweave(func):
         tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}
@@ -63,8 +63,8 @@ def explain_kernel(
         ops=sorted_in(name, ops),
         merged=sorted_in(name, [op for op in skipped if op.kind != "unordered"]),
         reuse=inferred.reuse,
-        flags={h.name: bytes_of(h) for h in memory if not h.scratch},
-        scratch={h.name: bytes_of(h) for h in memory if h.scratch},
+        flags={p.name: bytes_of(p) for p in memory if not p.scratch},
+        scratch={p.name: bytes_of(p) for p in memory if p.scratch},
         sources=((name, *source),) if source else (),
         unordered=sorted_in(name, [op for op in skipped if op.kind == "unordered"]),
         explicit=sorted_in(name, explicit),

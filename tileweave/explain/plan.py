@@ -72,7 +72,7 @@ def _explain_streams(
     added = {
         s.name: s.program for s in steps if isinstance(s, Launch) and s.number <= ENTRY_BARRIER
     }
-    counters = {h.name: bytes_of(h) for program in added.values() for h in implicit_of(program)}
+    counters = {p.name: bytes_of(p) for program in added.values() for p in implicit_of(program)}
     file, _, first = plan.loc.rpartition(":")
     lines = [int(s.loc.rpartition(":")[2]) for s in steps] + [op.line for op in ops]
     return Explanation(
@@ -143,7 +143,7 @@ def _wait_before_copy(step: Launch | WaitValue, tensor: str, place: tuple[str, i
 def _peers_of_entry(barrier: Launch) -> int:
     """Return the number of peers that the first kernel of a call waits for."""
     shapes = {n: v.shape for n, v in barrier.arguments.items() if isinstance(v, Region)}
-    shapes |= {h.name: h.shape for h in implicit_of(barrier.program)}
+    shapes |= {p.name: p.shape for p in implicit_of(barrier.program)}
     return shapes["started"][-1] - 1 if "started" in shapes else 0
 
 

@@ -232,4 +232,4 @@ check("claimed_80", claimed, arch="sm_80")
 
 # The producers also run the statements before the loop.
 # CHECK: unguarded: red_add: after TileLang's lowering threads that are not the program's execute it; expected threads 0 to 127 of the program
-check("unguarded", early, without="keep_to_block")
+check("unguarded", early, without="exclude_producer_threads")

@@ -8,12 +8,12 @@ from math import ceil
 LOG2_E = 1.4426950408889634
 INTERLEAVED, CONTIGUOUS, LOCAL = SHARDINGS = ("interleaved", "contiguous", "local")
 """Values of ``sharding``: which tokens of a sequence each rank holds."""
-_MOST_ROWS = 64
-"""Most rows of queries of a block: those of one wgmma."""
+_MAX_ROWS = 64
+"""Maximum number of rows of queries of a block: those of one wgmma."""
 _KEYS = 64
 """Keys of a tile."""
-_MOST_SPLITS = 128
-"""Most splits of the keys of a rank."""
+_MAX_SPLITS = 128
+"""Maximum number of splits of the keys of a rank."""
 STAGES = 2
 """Tiles of keys in shared memory: two blocks fit on an SM."""
 _WARP_GROUP, _WIDTH = 128, 256
@@ -22,14 +22,14 @@ _BLOCKS = 264
 """Blocks of one warp group that attend, if there are enough keys: two for each SM of an H100 or
 H200."""
 _SECTION = 128
-"""Most columns of a section of a value. Blocks merge sections, and the threads of a block share the
-columns of a section equally."""
-_MOST_MERGERS = 32
-"""Most blocks that merge the splits of an item. They wait for each other, so a GPU has to run this
-number of blocks at once."""
+"""Maximum number of columns of a section of a value. Blocks merge sections, and the threads of a
+block share the columns of a section equally."""
+_MAX_MERGERS = 32
+"""Maximum number of blocks that merge the splits of an item. They wait for each other, so a GPU has
+to run this number of blocks at once."""
 _LOADED, _POLLED = 32, 16
-"""Most fp32 elements that a thread that merges loads together, and that it polls together, if one
-row has no more. A thread polls words of two elements, one after the other."""
+"""Maximum number of fp32 elements that a merging thread loads together, and that it polls together,
+if one row has no more. A thread polls words of two elements, one after the other."""
 _LSE_COLUMNS = 4
 """Columns of a part after those of a section: the logarithm, and padding to 16 bytes."""
 
@@ -40,7 +40,7 @@ class DecodeConfig:
 
     Attributes:
         batch: sequences.
-        heads, kv_heads: of q and of the cache.
+        heads, kv_heads: heads of q, and of the cache.
         dim, v_dim: elements of a key, and of a value. Values are the first columns of keys if these
             numbers differ.
         pages, page_size: pages of the cache of a rank, and tokens of a page.
@@ -93,7 +93,7 @@ class DecodeConfig:
     @property
     def rows(self) -> int:
         """Heads of q that a block attends with: the largest divisor of ``group`` that fits."""
-        return next(n for n in range(min(self.group, _MOST_ROWS), 0, -1) if self.group % n == 0)
+        return next(n for n in range(min(self.group, _MAX_ROWS), 0, -1) if self.group % n == 0)
 
     @property
     def items(self) -> int:
@@ -103,7 +103,7 @@ class DecodeConfig:
     @property
     def M(self) -> int:
         """Rows of a tile of queries, of which the first ``rows`` are used."""
-        return _MOST_ROWS
+        return _MAX_ROWS
 
     @property
     def N(self) -> int:
@@ -117,7 +117,7 @@ class DecodeConfig:
 
     @property
     def capacity(self) -> int:
-        """Most tokens of a sequence on a rank."""
+        """Maximum number of tokens of a sequence on a rank."""
         return self.table * self.page_size
 
     @property
@@ -149,7 +149,7 @@ class DecodeConfig:
     @property
     def mergers(self) -> int:
         """Blocks of an item that merge its splits: its last ones."""
-        return _divisor(self.part_rows, min(self.splits, _MOST_MERGERS))
+        return _divisor(self.part_rows, min(self.splits, _MAX_MERGERS))
 
     @property
     def merge_rows(self) -> int:
@@ -188,7 +188,7 @@ def splits_for(items: int, tiles: int, blocks: int = _BLOCKS) -> int:
     """Return the number of splits, a power of two: enough to fill the GPU, and at least one tile of
     keys for each. It does not depend on the lengths of the sequences, so that CUDA graphs fit
     all."""
-    most = min(max(blocks // items, 1), max(tiles, 1), _MOST_SPLITS)
+    most = min(max(blocks // items, 1), max(tiles, 1), _MAX_SPLITS)
     return 1 << (most.bit_length() - 1)
 
 

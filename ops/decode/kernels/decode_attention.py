@@ -40,7 +40,7 @@ def decode_attention(config: DecodeConfig) -> Any:
 
 def _program(config):
     batch, heads, splits, ranks = config.batch, config.heads, config.splits, config.ranks
-    attends = config.items * splits
+    attend_blocks = config.items * splits
     parts_shape = config.items, splits, config.part_rows, config.columns
     sums_shape = config.items, ranks, config.part_rows, config.columns
     cache = config.pages * config.page_size, config.kv_heads * config.dim
@@ -57,7 +57,7 @@ def _program(config):
         lse: T.Tensor((batch, heads), "float32") if config.has_lse else None,
         out: T.Tensor((batch, heads * config.sections, config.width), config.dtype),
     ):
-        with T.Kernel(attends + config.rank_blocks, threads=config.threads) as block:
+        with T.Kernel(attend_blocks + config.rank_blocks, threads=config.threads) as block:
             T.annotate_min_blocks_per_sm(1 if config.is_latent else 2)
             me = W.rank()
             parts = W.alloc_symmetric(parts_shape, "float32") if splits > 1 else None
@@ -68,10 +68,10 @@ def _program(config):
                 attend(config, inputs, results, me, block // splits, block % splits)
             else:
                 # No else: TileLang reuses shared memory between statements, not between branches.
-                if block < attends:
+                if block < attend_blocks:
                     attend(config, inputs, results, me, block // splits, block % splits)
-                if block >= attends:
-                    combine(config, results, me, (block - attends) * config.rank_rows)
+                if block >= attend_blocks:
+                    combine(config, results, me, (block - attend_blocks) * config.rank_rows)
 
     return decode_attention
 

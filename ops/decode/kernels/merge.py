@@ -61,16 +61,16 @@ def alloc_rows(config, count):
 def merge_splits(config, parts, me, item, row):
     """Merge the parts of an item on this rank, and return ``config.merge_rows`` rows of the result,
     beginning with row ``row`` of the item."""
-    R, held, width = config.merge_rows, config.splits_per_load, config.width
+    R, per_load, width = config.merge_rows, config.splits_per_load, config.width
     rows = alloc_rows(config, R)
-    for step in T.serial(config.splits // held):
-        for s in T.unroll(held):
+    for step in T.serial(config.splits // per_load):
+        for s in T.unroll(per_load):
             for i in T.Parallel(R):
-                lse = parts[me, item, step * held + s, row + i, width]
+                lse = parts[me, item, step * per_load + s, row + i, width]
                 rows.lse[i] = T.max(rows.lse[i], lse)
-    for step in T.serial(config.splits // held):
-        for s in T.unroll(held):
-            split = step * held + s
+    for step in T.serial(config.splits // per_load):
+        for s in T.unroll(per_load):
+            split = step * per_load + s
             for i, j in T.Parallel(R, width):
                 weight = T.exp2(parts[me, item, split, row + i, width] - rows.lse[i])
                 rows.out[i, j] += parts[me, item, split, row + i, j] * weight
@@ -85,21 +85,21 @@ def merge_ranks(config, sums, me, item, row):
     """Merge the parts of all ranks, and return ``config.rank_rows`` rows of the result, beginning
     with row ``row`` of the item. Each word is polled once, so the threads share parts in shared
     memory."""
-    R, held, width = config.rank_rows, config.ranks_per_load, config.width
+    R, per_load, width = config.rank_rows, config.ranks_per_load, config.width
     rows = alloc_rows(config, R)
     previous = T.alloc_fragment((R,), "float32")
-    tile = T.alloc_shared((held, R, config.columns), "float32")
-    for step in T.serial(config.ranks // held):
-        T.copy(sums[me, item, step * held, row, 0], tile)
+    tile = T.alloc_shared((per_load, R, config.columns), "float32")
+    for step in T.serial(config.ranks // per_load):
+        T.copy(sums[me, item, step * per_load, row, 0], tile)
         T.copy(rows.lse, previous)
-        for s in T.unroll(held):
+        for s in T.unroll(per_load):
             for i in T.Parallel(R):
                 rows.lse[i] = T.max(rows.lse[i], tile[s, i, width])
         for i, j in T.Parallel(R, width):
             rows.out[i, j] *= T.exp2(previous[i] - rows.lse[i])
         for i in T.Parallel(R):
             rows.weight[i] *= T.exp2(previous[i] - rows.lse[i])
-        for s in T.unroll(held):
+        for s in T.unroll(per_load):
             for i, j in T.Parallel(R, width):
                 rows.out[i, j] += tile[s, i, j] * T.exp2(tile[s, i, width] - rows.lse[i])
             for i in T.Parallel(R):

@@ -10,7 +10,8 @@ import tilelang.language as T
 from ...collectives.vectors import itemsize_of
 
 _BYTES = 128
-"""Most bytes of a row that one copy of a run loads: the width of the 128-byte swizzle."""
+"""Maximum number of bytes of a row that one copy of a run loads: the width of the 128-byte
+swizzle."""
 
 
 @dataclass(frozen=True)

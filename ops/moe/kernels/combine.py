@@ -25,7 +25,7 @@ from .token_blocks import TokenBlocks
 _PUBLISHERS, _PUBLISHED = 32, 8
 """Blocks that store weights on a rank, if none of their threads stores more than ``_PUBLISHED``."""
 _TOKENS = 4
-"""Most tokens of a block. One signal follows the sums of a block."""
+"""Maximum number of tokens of a block. One signal follows the sums of a block."""
 _CHUNKS = 4
 """Chunks whose blocks together are as many as ``RowLayout.blocks``. Larger chunks would leave
 NVLink idle while the first one is added."""

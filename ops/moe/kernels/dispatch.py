@@ -21,8 +21,8 @@ from .row_layout import load, put
 from .token_blocks import TokenBlocks
 
 _TOKENS, _CHUNKS = 4, 8
-"""Most tokens that a block publishes, and most chunks of a rank's tokens. Ranks pull the tokens of
-one chunk while the next ones are published."""
+"""Maximum numbers of tokens that a block publishes, and of chunks of a rank's tokens. Ranks pull
+the tokens of one chunk while the next ones are published."""
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,14 @@ from typing import Any
 import tilelang.language as T
 
 WARP = 32
-MOST_THREADS = 1024
-"""Most threads of a block: at least one for each choice of a token."""
-MOST_BLOCKS = 128
-"""Most blocks: each reads the counts of all."""
-MOST_EXPERTS = 1536
-"""Most experts: shared memory has a number for each in each warp."""
-MOST_TOKENS = MOST_BLOCKS << 14
-"""Most tokens of all ranks: counts of a block have 16 bits."""
+MAX_THREADS = 1024
+"""Maximum number of threads of a block, which has one for each choice of a token."""
+MAX_BLOCKS = 128
+"""Maximum number of blocks: each reads the counts of all."""
+MAX_EXPERTS = 1536
+"""Maximum number of experts: shared memory has a number for each in each warp."""
+MAX_TOKENS = MAX_BLOCKS << 14
+"""Maximum number of tokens of all ranks: counts of a block have 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class RoutingConfig:
     @property
     def wave_choices(self) -> int:
         """Choices that a block places at once: those of whole tokens."""
-        return min(MOST_THREADS // self.choices * self.choices, self.num_choices)
+        return min(MAX_THREADS // self.choices * self.choices, self.num_choices)
 
     @property
     def waves(self) -> int:
         """Number of times that a block does so."""
-        return ceil(self.num_choices / self.wave_choices / MOST_BLOCKS)
+        return ceil(self.num_choices / self.wave_choices / MAX_BLOCKS)
 
     @property
     def blocks(self) -> int:
@@ -83,7 +83,7 @@ class RoutingConfig:
     @property
     def threads(self) -> int:
         """Threads of a block: one for each choice, and for each expert if possible."""
-        return max(self.warps, min(ceil(self.experts / WARP), MOST_THREADS // WARP)) * WARP
+        return max(self.warps, min(ceil(self.experts / WARP), MAX_THREADS // WARP)) * WARP
 
     @property
     def shares(self) -> int:
@@ -97,7 +97,7 @@ class RoutingConfig:
 
     @property
     def expert_waves(self) -> int:
-        """Most experts of a thread."""
+        """Maximum number of experts of a thread."""
         return ceil(self.experts / self.threads)
 
 

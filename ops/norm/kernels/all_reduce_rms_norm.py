@@ -31,7 +31,7 @@ _LANES = GROUP // WIDTH
 _THREADS = 64, 512
 """Least and most threads of a block, powers of two."""
 _HELD = 16
-"""Most vectors of parts that a thread holds between a wait and their addition."""
+"""Maximum number of vectors of parts that a thread holds between a wait and their addition."""
 STATIC, GROUPED = QUANTIZATIONS = ("fp8", "fp8_1x128")
 """Values of ``quant``: one given scale, or one scale for each group."""
 FP8 = "float8_e4m3fn"

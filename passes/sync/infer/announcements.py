@@ -78,8 +78,8 @@ def in_units(body: tirx.Stmt, counters: Sequence[Counter]) -> tirx.Stmt:
     After:  ``T.tileweave.announce(S_announced[dst, me, 0], n, S_total[dst, 0], rows, units, tile)``
     """
     units = {
-        counter.traffic.counts.tensor.name: counter.unit
-        for counter in counters if counter.traffic.counts is not None
+        counter.accesses.counts.tensor.name: counter.unit
+        for counter in counters if counter.accesses.counts is not None
     }  # fmt: skip
 
     def change(spec: Builtin, arguments: list) -> None:
@@ -110,8 +110,8 @@ def count_padding(body: tirx.Stmt, context: SyncContext) -> tirx.Stmt:
     Before: ``T.tileweave.pad(S[me, row, 0], n, element, row, rows, row_size, rows)``
     After:  ``T.tileweave.pad(S_arrived[me, 0], n, S[me, row, 0], row, rows, units, tile)``
     """
-    packed = [c for c in context.counters if c.traffic.is_packed]
-    counters = {c.traffic.tensor.name: c for c in packed}
+    packed = [c for c in context.counters if c.accesses.is_packed]
+    counters = {c.accesses.tensor.name: c for c in packed}
 
     def change(call: tirx.Call) -> tirx.Call | None:
         spec = builtin_of(call)
@@ -119,7 +119,7 @@ def count_padding(body: tirx.Stmt, context: SyncContext) -> tirx.Stmt:
             return None
         counter = counters[call.args[0].args[0].buffer.name]
         units = int(spec.operand(call, "row_size")) // counter.unit
-        values = {"element": call.args[0], "row_size": units, "tile": counter.traffic.tile}
+        values = {"element": call.args[0], "row_size": units, "tile": counter.accesses.tile}
         arguments = [_first_flag(context, counter), *call.args[1:]]
         for place, name in enumerate(spec.implicit, len(spec.operands)):
             arguments[place] = tirx.convert(values.get(name, arguments[place]))

@@ -14,6 +14,7 @@ from ....builtins.symmetric import packed_strides
 from ...ir.implicit import Implicit, heap_buffer, parameter_names, unused_name
 from ...ir.leaves import leaves_with_builtins
 from ...ir.walk import format_expr, line_of
+from ..ll.protocol import Protocol
 from ..regions.accesses import Access, Program
 from ..regions.copies import Copy
 from ..regions.footprints import Footprints
@@ -21,7 +22,6 @@ from ..regions.granules import Counter
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import TensorAccesses
-from ..words.protocol import Protocol
 from . import builtin_calls
 from .edits import Placement
 from .options import Options
@@ -125,7 +125,7 @@ class SyncContext:
     _all_buffers: dict[tirx.Buffer, tirx.Buffer] = field(default_factory=dict)
 
     @property
-    def is_called(self) -> bool:
+    def has_copies(self) -> bool:
         """True if the program is the kernel of a plan with copies. Another kernel, the entry
         barrier, begins the calls of such a plan: it signals to the peers, and the copies wait until
         no rank reads the memory that they overwrite."""
@@ -138,7 +138,7 @@ class SyncContext:
     @property
     def signalled_counters(self) -> list[Counter]:
         """Counters that signals change and waits read."""
-        return [c for c in self.counters if not self.is_ll(c.traffic.tensor)]
+        return [c for c in self.counters if not self.is_ll(c.accesses.tensor)]
 
     @property
     def grid(self) -> tirx.PrimExpr:
@@ -164,28 +164,24 @@ class SyncContext:
             return self.epoch
         return (self.epoch + count - tirx.const(1, "uint32")) // count
 
-    def guard(
-        self, stmt: tirx.Stmt, footprints: Footprints,
-        simple: Callable[[tirx.PrimExpr], tirx.PrimExpr], exited: Sequence[Loop],
-    ) -> tirx.Stmt:  # fmt: skip
+    def guard(self, stmt: tirx.Stmt, footprints: Footprints, exited: Sequence[Loop]) -> tirx.Stmt:
         """Guard ``stmt`` by the conditions of an access, and by the end of the tensor if the box of
         the access may start after it. A row of a ragged tensor that is data may: nothing is stored
         there, and no counter counts it.
 
         Args:
-            simple: simplifies a condition.
             exited: loops around the access that ``stmt`` was moved out of.
         """
-        access = footprints.access
-        for condition in footprints.inner_conditions:
-            stmt = tirx.IfThenElse(simple(self.symbols.at_start(condition, exited)), stmt, None)
+        access, symbols = footprints.access, self.symbols
+        conditions = [symbols.at_start(c, exited) for c in footprints.inner_conditions]
         for axis in footprints.outside:
-            start = self.symbols.start(footprints, 1 + axis, [*exited, *access.inner])
-            extent = footprints.access.tensor.shape[1 + axis]
-            stmt = tirx.IfThenElse(simple(tirx.LT(start, extent)), stmt, None)
-        if access.row is not None and access.row[0] in footprints.open_axes:
+            start = symbols.start(footprints, 1 + axis, [*exited, *access.inner])
+            conditions.append(tirx.LT(start, access.tensor.shape[1 + axis]))
+        for condition in conditions:
+            stmt = tirx.IfThenElse(symbols.simplified(condition, access), stmt, None)
+        if access.row is not None and access.row[0] in footprints.runtime_axes:
             rows = tirx.Cast("uint32", access.tensor.shape[access.row[0]])
-            row = tirx.Cast("uint32", footprints.open_axes[access.row[0]])
+            row = tirx.Cast("uint32", footprints.runtime_axes[access.row[0]])
             stmt = tirx.IfThenElse(tirx.LT(row, rows), stmt, None)
         return stmt
 
@@ -214,8 +210,8 @@ class SyncContext:
         assert counter.flags is not None
         if counter.pulled:
             granule = owner * counter.granules.total + granule
-        traffic = counter.traffic
-        buffer = [] if traffic.counts is not None else self.buffer_index(traffic.tensor)
+        accesses = counter.accesses
+        buffer = [] if accesses.counts is not None else self.buffer_index(accesses.tensor)
         indices = [waiter, *buffer, granule]
         return tirx.BufferLoad(counter.flags, indices)
 
@@ -234,7 +230,7 @@ class SyncContext:
                 self.flag(counter, peer, owner, granule), value, footprints.access
             ),
             counter.waiting, owner, pairs,
-            include_own=any(counter.waiting[h] >> r & 1 for r, h in pairs),
+            include_own=any(counter.waiting[other] >> rank & 1 for rank, other in pairs),
         )  # fmt: skip
 
     def signals_of_copies(self) -> dict[tuple[int, int], list[tuple]]:
@@ -242,7 +238,7 @@ class SyncContext:
         flags), by rank and number of the copy."""
         flags: dict[tuple[int, int], dict[tuple[str, int], list[int]]] = {}
         for counter in self.counters:
-            footprints = counter.traffic.copies
+            footprints = counter.accesses.copies
             if footprints is None or counter.flags is None:
                 continue
             for copy, owner, granule in copies_with_granules(counter, footprints):
@@ -269,7 +265,7 @@ class SyncContext:
         rank and number of the copy."""
         out: dict[tuple[int, int], list[tuple]] = {}
         for counter in self.counters:
-            footprints = counter.traffic.copies_out
+            footprints = counter.accesses.copies_out
             if not counter.by_copies or footprints is None or counter.flags is None:
                 continue
             waited: set[tuple[int, int]] = set()
@@ -326,7 +322,7 @@ class SyncContext:
         axis. The name of the buffer differs from ``name`` if a parameter has it."""
         assert self.program.func is not None
         taken = parameter_names(self.program.func)
-        name = unused_name(name, [*taken, *(h.name for h in self.implicit)])
+        name = unused_name(name, [*taken, *(p.name for p in self.implicit)])
         if symmetric:
             buffer = self.heap_buffer(name, shape, dtype)
         else:
@@ -361,7 +357,7 @@ class SyncContext:
         """Record why ``stmt``, an operation on a counter, is inserted."""
         assert counter.flags is not None
         self.record(
-            kind, access, counter.traffic.tensor.name, reason, stmt, amount=format_expr(amount),
+            kind, access, counter.accesses.tensor.name, reason, stmt, amount=format_expr(amount),
             granule=granule or counter.granules.text, flag=counter.flags.name,
             unit=0 if counter.is_of_copies else counter.unit,
         )  # fmt: skip

@@ -35,7 +35,7 @@ def queues_of(counters: Iterable[Counter]) -> list[list[CopyDeps]]:
         return streams[copy.rank, copy.stream][copy.number]
 
     for counter in counters:
-        accesses = counter.traffic
+        accesses = counter.accesses
         if counter.by_copies:
             assert accesses.copies_out is not None
             for copy, owner, number in copies_with_granules(counter, accesses.copies_out):

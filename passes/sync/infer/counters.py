@@ -106,7 +106,7 @@ def _must_be_complete(accesses: TensorAccesses, kind: Kind, scratch: bool) -> bo
     if scratch and kind == "write":
         return False
     reads = accesses.of_kind("read")
-    certain = [b for b in reads if b.is_certain]
+    certain = [f for f in reads if f.is_certain]
     if len(certain) == len(reads):
         return _has_unread(accesses, kind, accesses.coverage["read"])
     coverage = Coverage.of_accesses(accesses.grid, accesses.world_size, "read", certain)
@@ -126,7 +126,7 @@ def _has_unread(accesses: TensorAccesses, kind: Kind, reads: Coverage) -> bool:
 def _drain_copies(context: SyncContext, accesses: TensorAccesses) -> None:
     """Make the owner wait at the end of the launch for all data that a plan's copies write. The
     reads of its kernel may wait for only a part of it."""
-    counter = next((c for c in context.counters if c.traffic is accesses), None)
+    counter = next((c for c in context.counters if c.accesses is accesses), None)
     is_counted = counter is not None and np.all(counter.arrivals == 1)
     if not is_counted or _has_unread(accesses, "write", accesses.coverage["read"]):
         copies = accesses.copies.access
@@ -138,7 +138,7 @@ def _drain_copies(context: SyncContext, accesses: TensorAccesses) -> None:
 
 
 def _add(context: SyncContext, counter: Counter, name: str) -> None:
-    accesses = counter.traffic
+    accesses = counter.accesses
     if context.is_ll(accesses.tensor):
         context.counters.append(counter)
         return

@@ -16,7 +16,7 @@ def place_credits(context: SyncContext) -> None:
     """
     me, one = context.symbols.rank, tirx.const(1, "uint32")
     for name, (flags, pairs) in context.credit_flags.items():
-        if name == "started" and context.is_called:
+        if name == "started" and context.has_copies:
             continue
         writers = [sum(1 << p for p, q in pairs if q == r) for r in range(context.world_size)]
 

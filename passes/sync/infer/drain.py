@@ -26,8 +26,8 @@ def _wait(context: SyncContext, counter: Counter, granule: tirx.PrimExpr) -> Non
     """Wait for one granule, or for each granule if ``granule`` is a variable."""
     rank, peer = context.symbols.rank, tirx.IntImm("int32", -1)
     arrivals = by_rank(rank, [int(n) for n in counter.arrivals[:, 0]])
-    target = context.epochs_of(counter.traffic.tensor) * arrivals
-    access = counter.traffic.in_kernel(counter.kind if counter.at_exit else "read")[-1].access
+    target = context.epochs_of(counter.accesses.tensor) * arrivals
+    access = counter.accesses.in_kernel(counter.kind if counter.at_exit else "read")[-1].access
     flag = context.flag(counter, rank, rank, granule)
     stmt = builtin_calls.wait_reached(flag, target, peer, access)
     if isinstance(granule, tirx.Var):

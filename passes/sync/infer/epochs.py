@@ -28,7 +28,7 @@ def count_epochs(context: SyncContext) -> None:
     if thread == last: if T.tileweave.atom_add(launches[1], 1) == blocks - 1: launches[0] = epoch;
     ...``; a launch of one block counts no blocks
     """
-    num_words = CALL + context.flags_per_copy if context.is_called else CALL
+    num_words = CALL + context.flags_per_copy if context.has_copies else CALL
     state = context.add_implicit(EPOCH, (num_words,), "uint32", symmetric=False)
     number, count = (tirx.BufferLoad(state, [tirx.IntImm("int32", i)]) for i in range(2))
     one = tirx.const(1, "uint32")

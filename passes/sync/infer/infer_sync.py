@@ -20,6 +20,8 @@ from ...ir.memory_order import releases
 from ...ir.ragged import counts_name, ragged_of, tiles_of
 from ...ir.sizes import format_sizes, sizes_of
 from ...ir.walk import builtins_in, location, uses_op
+from ..ll.protocol import choose_protocols
+from ..ll.store_words import store_words
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
 from ..regions.ragged import (
@@ -38,8 +40,6 @@ from ..regions.tensor_accesses import (
 )
 from ..regions.tiles import choose_tile
 from ..verify.outside import warn_outside
-from ..words.protocol import choose_protocols
-from ..words.store_words import store_words
 from .announcements import assumption, count_padding, in_units, with_tiles
 from .context import Inserted, SyncContext
 from .counters import make_counters
@@ -55,7 +55,7 @@ from .signals import place_signals
 from .version_copies import expand_versions
 from .waits import place_waits
 
-MOST_INFERRED_RANKS = 32
+MAX_INFERRED_RANKS = 32
 """Maximum number of ranks of an inferred program: a set of ranks is a uint32 bit mask."""
 
 
@@ -104,15 +104,15 @@ def infer_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.P
     Before: ``if owner != me: T.copy(tile, S[owner, ...]) else: T.copy(S[me, ...], tile)``
     After:  the same with signals and waits, and implicit parameters for their counters
     """
-    return explained(func, world_size, heap_stride)[0]
+    return infer_and_explain(func, world_size, heap_stride)[0]
 
 
-def explained(
+def infer_and_explain(
     func: tirx.PrimFunc, world_size: int, heap_stride: int
 ) -> tuple[tirx.PrimFunc, Explanation]:
     """Return the synchronized program, as ``infer_sync`` does, and what was inserted."""
     try:
-        return _inferred(func, world_size, heap_stride)
+        return _infer(func, world_size, heap_stride)
     except LanguageError as error:
         if sizes := sizes_of(func):
             error = LanguageError(f"with {format_sizes(sizes)}: {error}")
@@ -123,7 +123,7 @@ def explained(
         return func, Explanation()
 
 
-def _inferred(
+def _infer(
     func: tirx.PrimFunc, world_size: int, heap_stride: int
 ) -> tuple[tirx.PrimFunc, Explanation]:
     tensors = heap_tensors(func)
@@ -131,9 +131,9 @@ def _inferred(
     _require_inference(func)
     if not tensors or options.verify == "off" or is_explicit(func):
         return func, Explanation(_unordered(func, tensors))
-    if world_size > MOST_INFERRED_RANKS:
+    if world_size > MAX_INFERRED_RANKS:
         raise LanguageError(
-            f"infer_sync: {world_size} ranks; expected at most {MOST_INFERRED_RANKS}, or explicit "
+            f"infer_sync: {world_size} ranks; expected at most {MAX_INFERRED_RANKS}, or explicit "
             "signals and waits"
         )
     versions: dict[str, str] = {}
@@ -159,7 +159,7 @@ def _inferred(
         return func, Explanation(_unordered(func, tensors))
     symbols = Symbols(program, world_size)
     context = SyncContext(program, world_size, heap_stride, options, symbols, exchanged)
-    implicit = {h.name for h in implicit_of(func)}
+    implicit = {p.name for p in implicit_of(func)}
     scratch = {t for t in tensors if t.name in implicit}
     context.protocols = choose_protocols(func, exchanged, scratch, options, symbols)
     for accesses in exchanged:
@@ -176,12 +176,12 @@ def _inferred(
     return func, Explanation(
         ops=(*context.inserted, *_unordered(func, tensors)),
         reuse=dict(context.reuse),
-        flag_bytes=sum(4 * math.prod(h.shape) for h in context.implicit),
+        flag_bytes=sum(4 * math.prod(p.shape) for p in context.implicit),
         versions=versions,
         signals_of_copies=context.signals_of_copies(),
         waits_of_copies=context.waits_of_copies(),
         protocols=_protocol_texts(context),
-        leaves_room=context.is_called and leaves_room(context),
+        leaves_room=context.has_copies and leaves_room(context),
         assumed={t.tensor.name: assumption(t) for t in exchanged if t.is_ragged},
     )
 
@@ -322,7 +322,7 @@ def _with_buffers(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
     for param, buffer in func.buffer_map.items():
         copies = context.buffers.get(buffer, 1)
         if copies > 1:
-            index = next(i for i, h in enumerate(implicit) if h.name == buffer.name)
+            index = next(i for i, p in enumerate(implicit) if p.name == buffer.name)
             old = implicit[index]
             implicit[index] = dataclasses.replace(old, shape=(copies, *old.shape))
             new = context.all_buffers_of(buffer)

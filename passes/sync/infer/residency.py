@@ -34,7 +34,7 @@ def verify_residency(context: SyncContext) -> None:
         LanguageError: names the wait's access and a block that it waits for.
     """
     kinds = ("read", "write", "add")
-    accesses = [b.access for t in context.tensor_accesses for b in t.in_kernel(*kinds)]
+    accesses = [f.access for t in context.tensor_accesses for f in t.in_kernel(*kinds)]
     timestamps = Timestamps(accesses, context.program, context.world_size)
     counters = [c for c in context.counters if not c.at_exit]
     if any(c.by_copies for c in counters):
@@ -42,7 +42,7 @@ def verify_residency(context: SyncContext) -> None:
     last: dict[Counter, np.ndarray] = {}
     for counter in counters:
         last[counter] = np.full(counter.arrivals.shape, -1, np.int64)
-        for footprints in counter.traffic.in_kernel(counter.kind):
+        for footprints in counter.accesses.in_kernel(counter.kind):
             time = _signal_times(context, timestamps, counter, footprints)
             _, _, owner, granule, time = _latest(counter, footprints, time, from_axis=0)
             np.maximum.at(last[counter], (owner, granule), time)
@@ -177,10 +177,10 @@ class _Launch:
         self._context = context
         counters = [c for c in context.counters if not c.at_exit]
         for counter in counters:
-            is_ragged = counter.traffic.is_ragged
+            is_ragged = counter.accesses.is_ragged
             for (owner, granule), units in np.ndenumerate(counter.arrivals):
                 self._missing[counter, owner, granule] = 0 if is_ragged else int(units)
-            for footprints in counter.traffic.in_kernel(counter.kind):
+            for footprints in counter.accesses.in_kernel(counter.kind):
                 time = _signal_times(context, timestamps, counter, footprints)
                 if is_ragged:
                     self._note_possible(counter, footprints, time)

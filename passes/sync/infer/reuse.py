@@ -100,16 +100,14 @@ def _wait(
 ) -> None:
     access, symbols = footprints.access, context.symbols
     depth = len(access.loops)
-    if not footprints.open_axes:  # else data chooses the owner, at the access
+    if not footprints.runtime_axes:  # else data chooses the owner, at the access
         depth = enclosing_depth(access, footprints, [footprints.owner], clipped=True)
     exited = access.loops[depth:]
-
-    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        return symbols.simplified(expr, access)
-
-    owner = simple(symbols.start(footprints, 0, [*exited, *access.inner]))
+    owner = symbols.simplified(symbols.start(footprints, 0, [*exited, *access.inner]), access)
     pairs, readers = footprints.ranks_and_owners(), _readers_of(accesses, scratch)
-    only_owner = all((int(readers[h]) ^ 1 << h) & ~(1 << r) == 0 for r, h in pairs)
+    only_owner = all(
+        (int(readers[owner]) ^ 1 << owner) & ~(1 << rank) == 0 for rank, owner in pairs
+    )
     for other_owner, other, other_depth in placed:
         if structural_equal(owner, other_owner) and dominates(other, other_depth, access, depth):
             reason = f"before {access.op} overwrites it: the wait at {other.line} covers it, too"
@@ -127,9 +125,9 @@ def _wait(
 
     masks = [int(bits) for bits in readers]
     stmt = wait(owner) if only_owner else context.for_each_rank(wait, masks, owner, pairs)
-    if only_owner and any(r == h for r, h in pairs):
+    if only_owner and any(rank == owner for rank, owner in pairs):
         stmt = tirx.IfThenElse(tirx.NE(owner, symbols.rank), stmt, None)
-    stmt = context.guard(stmt, footprints, simple, exited)
+    stmt = context.guard(stmt, footprints, exited)
     context.placement.put_before(anchor_of(access, depth), stmt, access)
     event = "its launch has started" if started else "its last launch has finished"
     context.record(
@@ -154,10 +152,10 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
     iteration of an access."""
     awaited = np.zeros((1,) * footprints.mask.ndim, np.int64)
     for counter in context.signalled_counters:  # a poll waits for its own thread only
-        if counter.is_of_copies or counter.traffic.is_packed:
+        if counter.is_of_copies or counter.accesses.is_packed:
             continue  # a tile of packed rows may contain rows of some ranks only
         producers = _producers(counter)
-        for other in (b for b in counter.users if b.is_certain or _encloses(b, footprints)):
+        for other in (f for f in counter.users if f.is_certain or _encloses(f, footprints)):
             shared = loops_shared(other.access, footprints.access)
             is_later = other.access.positions[shared] > footprints.access.positions[shared]
             if is_later or not other.repeats:
@@ -184,9 +182,9 @@ def _encloses(read: Footprints, write: Footprints) -> bool:
 def _producers(counter: Counter) -> np.ndarray:
     """Return the ranks that write data for each granule of each copy, as a bit mask."""
     world_size, total = counter.arrivals.shape
-    ranks = counter.traffic.coverage[counter.kind].ranks.reshape(world_size, -1)
+    ranks = counter.accesses.coverage[counter.kind].ranks.reshape(world_size, -1)
     out = np.zeros((world_size, total), np.int64)
-    granules = counter.granules.numbers_of_cells(counter.traffic)
+    granules = counter.granules.numbers_of_cells(counter.accesses)
     for copy, producers in zip(out, ranks, strict=True):
         np.bitwise_or.at(copy, granules, producers)
     return out
@@ -196,7 +194,7 @@ def _pairs(accesses: TensorAccesses, scratch: bool) -> set[tuple[int, int]]:
     """Return the (writer, reader) pairs of different ranks: the reader reads what the writer
     writes."""
     readers = [int(bits) for bits in _readers_of(accesses, scratch)]
-    written = set().union(*(b.ranks_and_owners() for b in accesses.of_kind("write", "add")))
+    written = set().union(*(f.ranks_and_owners() for f in accesses.of_kind("write", "add")))
     return {
         (writer, r)
         for writer, owner in written
@@ -216,7 +214,7 @@ def _unordered_pair(context: SyncContext, accesses: TensorAccesses) -> tuple[int
             continue  # a tile may contain rows of some ranks only
         added, written = (other.coverage[kind].ranks for kind in ("add", "write"))
         producers = np.where(other.complete_after("add"), added, written)
-        for footprints in (b for b in other.in_kernel("read") if b.is_certain):
+        for footprints in (f for f in other.in_kernel("read") if f.is_certain):
             rank, _, pieces = other.grid.cells_of(footprints)
             for box, cell in pieces:
                 for reader in range(context.world_size):
@@ -244,11 +242,11 @@ def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
     After:  ``for g in T.serial(n): S_arrived[me, g] = 0`` in the last block
     """
     for counter in context.signalled_counters:
-        traffic = counter.traffic
-        if not traffic.is_limited:
+        accesses = counter.accesses
+        if not accesses.is_limited:
             continue
-        first = next(b for b in traffic.in_kernel("write") if b.limit is not None)
-        if traffic.tensor not in scratch:
+        first = next(f for f in accesses.in_kernel("write") if f.limit is not None)
+        if accesses.tensor not in scratch:
             raise first.refused(
                 "depends on W.rank_uniform, and the caller accesses the tensor", "W.alloc_symmetric"
             )
@@ -263,10 +261,10 @@ def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
 
 def _verify_limit(counter: Counter, first: Footprints) -> None:
     """Refuse accesses to a granule that do not all happen for the same values of the limit."""
-    shape = counter.traffic.world_size, counter.granules.total
+    shape = counter.accesses.world_size, counter.granules.total
     low, high = np.full(shape, np.iinfo(np.int64).max), np.full(shape, -1)
     assert first.limit is not None
-    for footprints in [*counter.traffic.in_kernel(counter.kind), *counter.users]:
+    for footprints in [*counter.accesses.in_kernel(counter.kind), *counter.users]:
         limit = footprints.limit
         if limit is None or not structural_equal(limit.value, first.limit.value):
             raise _other_limit(first, footprints)

@@ -26,23 +26,24 @@ def place_row_checks(context: SyncContext) -> None:
     if not context.options.check_rows:
         return
     for counter in context.counters:
-        if counter.traffic.is_packed:
+        accesses = counter.accesses
+        if accesses.is_packed:
             raise LanguageError(
-                f"tileweave.check_rows: {counter.traffic.tensor.name}, a tensor of W.alloc_packed; "
+                f"tileweave.check_rows: {accesses.tensor.name}, a tensor of W.alloc_packed; "
                 "expected tensors of W.alloc_ragged; the simulator checks packed rows, too"
             )
-        if counter.traffic.is_ragged:
+        if accesses.is_ragged:
             _check(context, counter)
 
 
 def _check(context: SyncContext, counter: Counter) -> None:
-    name, axes = counter.traffic.tensor.name, counter.traffic.segments
-    shape = tuple(int(e) for e in counter.traffic.tensor.shape)
+    name, axes = counter.accesses.tensor.name, counter.accesses.segments
+    shape = tuple(int(e) for e in counter.accesses.tensor.shape)
     segments, rows = shape[:axes], shape[1 + axes]
     words = context.add_implicit(f"{name}_rows", (*segments, rows), "uint64", symmetric=False)
     written = context.add_implicit(f"{name}_written", segments, "uint32", symmetric=False)
     row_size = math.prod(shape[2 + axes :]) // counter.unit
-    for footprints in counter.traffic.in_kernel("write"):
+    for footprints in counter.accesses.in_kernel("write"):
         access = footprints.access
         index = [_first(i, footprints) for i in access.node.indices]
         units = access.stored // access.stored_rows // counter.unit
@@ -58,27 +59,27 @@ def _check(context: SyncContext, counter: Counter) -> None:
 
 def _check_total(context: SyncContext, counter: Counter, written: tirx.Buffer) -> None:
     """Check all segments that the rank writes, in the last block of the launch."""
-    traffic = counter.traffic
+    accesses = counter.accesses
     total = next(
         b for b in context.program.func.buffer_map.values()
-        if b.name == totals_name(traffic.tensor.name)
+        if b.name == totals_name(accesses.tensor.name)
     )  # fmt: skip
-    variables = [tirx.Var(f"segment_{axis}", "int32") for axis in range(traffic.segments)]
-    zeros = [tirx.IntImm("int32", 0)] * (len(traffic.tensor.shape) - traffic.segments - 1)
+    variables = [tirx.Var(f"segment_{axis}", "int32") for axis in range(accesses.segments)]
+    zeros = [tirx.IntImm("int32", 0)] * (len(accesses.tensor.shape) - accesses.segments - 1)
     stmt = builtin_calls.check_amount(
         _element(context, counter, [*variables, context.symbols.rank, *zeros]),
         tirx.BufferLoad(written, variables),
         tirx.BufferLoad(total, [*variables, tirx.IntImm("int32", 0)]), int(total.shape[-1]),
-        traffic.in_kernel("write")[-1].access,
+        accesses.in_kernel("write")[-1].access,
     )  # fmt: skip
-    for variable, extent in reversed(list(zip(variables, traffic.tensor.shape, strict=False))):
+    for variable, extent in reversed(list(zip(variables, accesses.tensor.shape, strict=False))):
         stmt = tirx.For(variable, 0, extent, tirx.ForKind.SERIAL, stmt)
     context.at_end.append(stmt)
 
 
 def _element(context: SyncContext, counter: Counter, index: list) -> tirx.BufferLoad:
     """Return an element of the rows, in the buffer of this launch."""
-    tensor = counter.traffic.tensor
+    tensor = counter.accesses.tensor
     index = [index[0], *context.buffer_index(tensor), *index[1:]]
     return tirx.BufferLoad(context.all_buffers_of(tensor), index)
 

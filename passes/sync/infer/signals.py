@@ -11,14 +11,14 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ..regions.accesses import Access
-from ..regions.data_dependent import stays_in
+from ..regions.data_dependent import is_invariant
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter, elements_of
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from .context import SyncContext
 from .edits import anchor_of, enclosing_depth, moved_out_of, varies
-from .waits import open_indices
+from .waits import runtime_indices
 
 
 def place_signals(context: SyncContext) -> None:
@@ -33,7 +33,7 @@ def place_signals(context: SyncContext) -> None:
     """
     for counter in context.signalled_counters:
         signals: list[_Signal] = []
-        for footprints in counter.traffic.in_kernel(counter.kind):
+        for footprints in counter.accesses.in_kernel(counter.kind):
             if not footprints.access.pads:  # W.pad itself counts its rows
                 _add(signals, _signal(context, counter, footprints))
         for signal in signals:
@@ -96,20 +96,20 @@ def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints)
             depth = enclosing_depth(access, footprints, [*numbers, elements_of(footprints)])
     while depth < len(access.loops) and (
         _waits_in(context, access.around[depth])
-        or not _may_leave(context, counter, footprints, depth)
+        or not _may_sink(context, counter, footprints, depth)
     ):
         depth += 1
     return depth
 
 
-def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
+def _may_sink(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
     """Return whether the data-dependent expressions of a signal have the same value after the loop
     of this number around its access."""
     loop = footprints.access.around[number]
     assert loop is not None
-    extents = [extent for other, extent in footprints.open_loops.items() if other >= number]
-    exprs = [*open_indices(counter, footprints), *extents]
-    return all(stays_in(loop, expr, context.program) for expr in exprs)
+    extents = [extent for other, extent in footprints.runtime_loops.items() if other >= number]
+    exprs = [*runtime_indices(counter, footprints), *extents]
+    return all(is_invariant(loop, expr, context.program) for expr in exprs)
 
 
 def _pieces(counter: Counter, footprints: Footprints, depth: int) -> dict[int, int] | None:
@@ -172,7 +172,7 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> _
     count = _rows_count if access.stored else _count
     value = simple(tirx.Cast("uint32", count(counter, footprints, symbols, exited)))
     unguarded = tirx.Evaluate(tirx.IntImm("int32", 0))
-    is_guarded = not context.guard(unguarded, footprints, simple, exited).same_as(unguarded)
+    is_guarded = not context.guard(unguarded, footprints, exited).same_as(unguarded)
     anchor = anchor_of(access, depth)
     return _Signal([footprints], anchor, exited, owner, granule, value, is_guarded)
 
@@ -181,18 +181,14 @@ def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
     """Insert a signal after its anchor, and record why."""
     footprints, *others = signal.accesses
     access = footprints.access
-
-    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        return context.symbols.simplified(expr, access)
-
     stmt = context.signal_to(counter, footprints, signal.owner, signal.granule, signal.value)
-    stmt = context.guard(stmt, footprints, simple, signal.exited)
+    stmt = context.guard(stmt, footprints, signal.exited)
     context.placement.put_after(signal.anchor, stmt, access)
     reason = f"{_reason(context, counter, access)}{moved_out_of(signal.exited)}"
     context.record_counter_op("signal", access, counter, reason, stmt, signal.value)
     for other in others:
         covered = f"the signal at {access.line} covers it, too"
-        context.record("signal", other.access, counter.traffic.tensor.name, covered)
+        context.record("signal", other.access, counter.accesses.tensor.name, covered)
 
 
 def _reason(context: SyncContext, counter: Counter, access: Access) -> str:
@@ -212,8 +208,8 @@ def _rows_count(
     """Return the units of rows that a write stores in all iterations of ``exited``."""
     count: tirx.PrimExpr = tirx.IntImm("int32", footprints.access.stored // counter.unit)
     for number, loop in enumerate(exited, len(footprints.access.loops) - len(exited)):
-        if number in footprints.open_loops:
-            count = count * tirx.max(footprints.open_loops[number], 0)
+        if number in footprints.runtime_loops:
+            count = count * tirx.max(footprints.runtime_loops[number], 0)
         else:
             count = count * symbols.inlined(loop.extent)
     return count

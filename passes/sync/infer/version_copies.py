@@ -79,7 +79,7 @@ def expand_versions(
     Before: ``for r in T.serial(3): T.copy(tile, S[right, 0]); T.copy(S[me, 0], tile)``
     After:  ``for r in T.serial(3): T.copy(tile, S[right, r, 0]); T.copy(S[me, r, 0], tile)``
     """
-    implicit = {h.name for h in implicit_of(func)}
+    implicit = {p.name for p in implicit_of(func)}
     granule, storages = dict(options.granule), {}
     for accesses in rewritten:
         tensor, name = accesses.tensor, accesses.tensor.name
@@ -159,11 +159,11 @@ def _with_memory(func: tirx.PrimFunc, storages: Mapping[tirx.Buffer, _Storage]) 
         else:
             buffers[param] = storage.copies
             implicit = [
-                dataclasses.replace(h, shape=shape) if h.name == buffer.name else h
-                for h in implicit
+                dataclasses.replace(p, shape=shape) if p.name == buffer.name else p
+                for p in implicit
             ]
     func = tirx.PrimFunc(func.params, func.body, func.ret_type, buffers, func.attrs, func.span)
-    return with_implicit(set_implicit(func, implicit), [h for h, _ in new], [b for _, b in new])
+    return with_implicit(set_implicit(func, implicit), [p for p, _ in new], [b for _, b in new])
 
 
 def _redirected(body: tirx.Stmt, storages: Mapping[tirx.Buffer, _Storage]) -> tirx.Stmt:

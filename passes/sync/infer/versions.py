@@ -100,7 +100,7 @@ class _Events:
 
     @classmethod
     def from_accesses(cls, tensor_accesses: TensorAccesses, program: Program) -> _Events:
-        accesses = [b.access for b in tensor_accesses.footprints.values()]
+        accesses = [f.access for f in tensor_accesses.footprints.values()]
         timestamps = Timestamps(accesses, program, tensor_accesses.world_size)
         parts = []
         for number, footprints in enumerate(tensor_accesses.footprints.values()):

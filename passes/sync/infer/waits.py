@@ -13,7 +13,7 @@ from ....builtins.errors import LanguageError
 from ...ir.walk import has_loads
 from ..regions.accesses import Access
 from ..regions.coverage import volumes
-from ..regions.data_dependent import stays_in
+from ..regions.data_dependent import is_invariant
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter
 from ..regions.space import Loop
@@ -48,38 +48,38 @@ def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -
     depth = enclosing_depth(access, footprints, values, guarded=True)
     while depth < len(access.loops) and (
         _signals_in(context, access.loops[depth])
-        or not _may_leave(context, counter, footprints, depth)
+        or not _may_hoist(context, counter, footprints, depth)
     ):
         depth += 1
     return depth
 
 
-def _may_leave(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
+def _may_hoist(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
     """Return whether the data-dependent expressions of a wait can be evaluated before the loop of
     this number around its access."""
     loop = footprints.access.around[number]
     assert loop is not None
-    extents = [extent for other, extent in footprints.open_loops.items() if other > number]
-    indices = open_indices(counter, footprints)
-    return all(stays_in(loop, expr, context.program) for expr in [*indices, *extents])
+    extents = [extent for other, extent in footprints.runtime_loops.items() if other > number]
+    indices = runtime_indices(counter, footprints)
+    return all(is_invariant(loop, expr, context.program) for expr in [*indices, *extents])
 
 
-def open_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
+def runtime_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:
     """Return the data-dependent indices that choose the counter of a wait."""
-    counts = (counter.traffic.world_size, *counter.granules.counts)
-    return [index for axis, index in footprints.open_axes.items() if counts[axis] > 1]
+    counts = (counter.accesses.world_size, *counter.granules.counts)
+    return [index for axis, index in footprints.runtime_axes.items() if counts[axis] > 1]
 
 
 def _signals_in(context: SyncContext, loop: Loop) -> bool:
     return any(
         loop in footprints.access.loops
         for counter in context.counters
-        for footprints in counter.traffic.in_kernel(counter.kind)
+        for footprints in counter.accesses.in_kernel(counter.kind)
     )
 
 
 def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed: list) -> None:
-    access, symbols, name = footprints.access, context.symbols, counter.traffic.tensor.name
+    access, symbols, name = footprints.access, context.symbols, counter.accesses.tensor.name
     depth = wait_depth(context, counter, footprints)
     exited = access.loops[depth:]
     loops = [*exited, *access.inner]
@@ -90,23 +90,23 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
             context.record("wait", access, name, f"the wait at {other.line} covers it, too")
             return
     extents = [
-        footprints.open_loops[number] if number in footprints.open_loops
+        footprints.runtime_loops[number] if number in footprints.runtime_loops
         else symbols.at_start(loop.extent, exited)
         for number, loop in enumerate(exited, depth)
-        if number in footprints.open_loops or number in footprints.skipped
+        if number in footprints.runtime_loops or number in footprints.skipped
     ]  # fmt: skip
-    is_fixed = not any(has_loads(index) for index in open_indices(counter, footprints))
+    is_fixed = not any(has_loads(index) for index in runtime_indices(counter, footprints))
     if is_fixed and not footprints.outside and not footprints.inner_conditions and not extents:
         placed.append((key, access, depth))
     owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
     granule = counter.granules.index(footprints, symbols, exited, in_place=True)
-    if counter.traffic.counts is not None:
+    if counter.accesses.counts is not None:
         arrivals = tirx.Var("announced", "uint32")  # for explain
         target = _announced_total(context, counter, footprints, loops)
     else:
         arrivals = _arrivals(counter, footprints, owner, granule)
-        epochs = context.epochs_of(counter.traffic.tensor)
-        target = arrivals if counter.traffic.is_limited else epochs * arrivals
+        epochs = context.epochs_of(counter.accesses.tensor)
+        target = arrivals if counter.accesses.is_limited else epochs * arrivals
     flag = context.flag(counter, symbols.rank, owner, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access, counter.scope)
@@ -117,7 +117,7 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     if conditions:
         holds = symbols.simplified(functools.reduce(tirx.And, conditions), access)
         stmt = tirx.IfThenElse(holds, stmt, None)
-    stmt = context.guard(stmt, footprints, lambda e: symbols.simplified(e, access), exited)
+    stmt = context.guard(stmt, footprints, exited)
     for extent in extents:
         runs = tirx.GT(extent, 0)
         stmt = tirx.IfThenElse(symbols.simplified(runs, access), stmt, None)
@@ -131,14 +131,14 @@ def _announced_total(
 ) -> tirx.PrimExpr:
     """Return the elements that the source of a tile of rows has announced so far, as an
     expression."""
-    counts = counter.traffic.counts
+    counts = counter.accesses.counts
     assert counts is not None
     owner, *segment, row = (
         context.symbols.start(footprints, axis, loops, in_place=True)
         for axis in range(2 + counts.segments)
     )
     is_segment = counter.granules.counts[counts.segments] == 1
-    word = tirx.IntImm("int32", 1) if is_segment else 1 + tirx.floordiv(row, counter.traffic.tile)
+    word = tirx.IntImm("int32", 1) if is_segment else 1 + tirx.floordiv(row, counter.accesses.tile)
     owner, *segment = (
         context.symbols.simplified(index, footprints.access) for index in (owner, *segment, word)
     )
@@ -163,13 +163,18 @@ def _reads_own(counter: Counter, footprints: Footprints) -> bool:
     return bool(np.any(granule // counter.own == rank))
 
 
-def dominates(first: Access, first_kept: int, second: Access, second_kept: int) -> bool:
-    """Return whether a wait for ``one`` always precedes ``other`` in the same iteration."""
-    if first_kept > second_kept or first.positions > second.positions:
+def dominates(first: Access, first_depth: int, second: Access, second_depth: int) -> bool:
+    """Return whether a wait before ``first`` always precedes a wait before ``second`` in the same
+    iteration.
+
+    Args:
+        first_depth, second_depth: number of loops around the access that enclose its wait.
+    """
+    if first_depth > second_depth or first.positions > second.positions:
         return False
     loops = all(
         a.var.same_as(b.var)
-        for a, b in zip(first.loops[:first_kept], second.loops[:first_kept], strict=True)
+        for a, b in zip(first.loops[:first_depth], second.loops[:first_depth], strict=True)
     )
     return (
         loops
@@ -210,7 +215,7 @@ def _arrivals(
 
 def _ends(counter: Counter) -> tuple[int, ...]:
     """Return the end of the arriving data along each axis."""
-    bounds = [footprints.bounds for footprints in counter.traffic.of_kind(counter.kind)]
+    bounds = [footprints.bounds for footprints in counter.accesses.of_kind(counter.kind)]
     axes = zip(*bounds, strict=True)
     return tuple(max(int(high.max(initial=0)) for _, high in axis) for axis in axes)
 

@@ -112,7 +112,7 @@ class Access:
     row: tuple[int, tirx.PrimExpr] | None = None
 
     @property
-    def is_run(self) -> bool:
+    def is_contiguous(self) -> bool:
         """True if the elements are contiguous in memory and never clipped at the end of an axis."""
         return self.op.startswith("W.") and not self.in_tile
 

@@ -36,7 +36,7 @@ class CellGrid:
     def __init__(self, shape: Sequence[int], footprints: Sequence[Footprints]) -> None:
         self.shape = tuple(shape)
         self.cell = tuple(
-            self._cell_size(n, [ends for b in footprints for ends in b.bounds[a]])
+            self._cell_size(n, [ends for f in footprints for ends in f.bounds[a]])
             for a, n in enumerate(self.shape)
         )
         self.cells = tuple(-(-n // c) for n, c in zip(self.shape, self.cell, strict=True))

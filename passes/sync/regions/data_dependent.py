@@ -1,6 +1,6 @@
-"""Regions of data-dependent reads: their indices, loops or conditions are known only at run time.
+"""Regions of accesses whose indices, loops or conditions are known only at run time.
 
-Such a read is replaced by all the regions that it may read.
+Such an access counts as an access to all places that it may touch.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Region:
     Attributes:
         starts, extents, conditions: those of the access, or the part of them that is known.
         places: loops over the places among which the kernel chooses one at run time.
-        open_axes: for each data-dependent axis (0 is the rank axis), the index that chooses the
+        runtime_axes: for each data-dependent axis (0 is the rank axis), the index that chooses the
             place, as the program writes it at the access.
-        open_loops: for each loop around the access with an unknown number of iterations, its
+        runtime_loops: for each loop around the access with an unknown number of iterations, its
             extent as the program writes it; the key is the number of the loop.
         is_certain: whether all these boxes are certainly accessed.
         limit: limit of the access, if it depends on one.
@@ -53,8 +53,8 @@ class Region:
     extents: tuple[tirx.PrimExpr, ...]
     conditions: tuple[tirx.PrimExpr, ...]
     places: tuple[Loop, ...] = ()
-    open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
-    open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
+    runtime_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
+    runtime_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     is_certain: bool = True
     limit: Limit | None = None
 
@@ -71,7 +71,7 @@ def limited_region(access: Access, program: Program, world_size: int) -> Region 
     branches = [p for c in access.conditions[: access.branches] for p in _parts(c)]
     others = [p for c in access.conditions[access.branches :] for p in _parts(c)]
     unknown = [part for part in branches if not _is_known(space, part)]
-    if space.open or len(unknown) != 1:
+    if space.runtime_loops or len(unknown) != 1:
         return None
     limit = limit_of(unknown[0], program)
     if limit is None or not _is_known(space, limit.index):
@@ -94,32 +94,36 @@ def limit_of(condition: tirx.PrimExpr, program: Program) -> Limit | None:
 
 
 def possible_region(access: Access, program: Program, world_size: int) -> Region:
-    """Return all that a data-dependent read may read.
+    """Return all places that a data-dependent access may touch.
 
     An unknown condition counts as true, and a loop of unknown range as one iteration. An unknown
     index may choose any place along its axis if it is the same for all threads and if the places do
-    not overlap. Otherwise the whole axis is read.
+    not overlap. Otherwise the access may touch the whole axis.
 
     Raises:
-        NotEvaluable: the read may access several ranks' copies at once, or the number of blocks is
+        NotEvaluable: it may touch several ranks' copies at once, or the number of blocks is
             not known.
     """
     space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
     parts = [part for condition in access.conditions for part in _parts(condition)]
     conditions = tuple(part for part in parts if _is_known(space, part))
-    open_loops = {n: _extent_of(access, n) for n in space.open if n < len(access.loops)}
-    is_certain = len(conditions) == len(parts) and not space.open
+    runtime_loops = {n: _extent_of(access, n) for n in space.runtime_loops if n < len(access.loops)}
+    is_certain = len(conditions) == len(parts) and not space.runtime_loops
     region = Region(
-        access.starts, access.extents, conditions, open_loops=open_loops, is_certain=is_certain
+        access.starts,
+        access.extents,
+        conditions,
+        runtime_loops=runtime_loops,
+        is_certain=is_certain,
     )
     for axis, start in enumerate(access.starts):
         if not _is_known(space, start):
-            region = _opened(region, access, axis, space, program)
+            region = _extended(region, access, axis, space, program)
     return region
 
 
-def _opened(region: Region, access: Access, axis: int, space: Space, program: Program) -> Region:
-    """Return ``region`` extended to all places on ``axis``."""
+def _extended(region: Region, access: Access, axis: int, space: Space, program: Program) -> Region:
+    """Return ``region`` with all places on ``axis``."""
     start, index = access.starts[axis], access.written_index(axis)
     size, extent = int(access.tensor.shape[axis]), int(space.evaluate(access.extents[axis]).max())
     starts, extents = list(region.starts), list(region.extents)
@@ -131,7 +135,7 @@ def _opened(region: Region, access: Access, axis: int, space: Space, program: Pr
         return dataclasses.replace(
             region, starts=tuple(starts), is_certain=False,
             places=(*region.places, Loop(place, tirx.IntImm(start.dtype, 0), count)),
-            open_axes={**region.open_axes, axis: index},
+            runtime_axes={**region.runtime_axes, axis: index},
         )  # fmt: skip
     if axis == 0 and size > 1:
         space.evaluate(start)  # raises NotEvaluable with the unknown node
@@ -139,10 +143,10 @@ def _opened(region: Region, access: Access, axis: int, space: Space, program: Pr
     return dataclasses.replace(region, starts=tuple(starts), extents=tuple(extents))
 
 
-def stays_in(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
-    """Return whether ``expr``, used inside ``stmt``, has the same value when evaluated before it.
+def is_invariant(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
+    """Return whether ``expr``, used inside ``stmt``, has the same value before and after ``stmt``.
 
-    Everything that ``expr`` uses must be defined there, and ``stmt`` must not change it.
+    Everything that ``expr`` uses must be defined outside of ``stmt``, which must not change it.
     """
     bound = bound_in(stmt)
     changing = written_tensors(stmt) | {a.tensor.data for a in program.accesses}
@@ -155,7 +159,7 @@ def stays_in(stmt: tirx.Stmt, expr: tirx.PrimExpr, program: Program) -> bool:
 def _is_uniform(access: Access, index: tirx.PrimExpr, program: Program) -> bool:
     """Return whether ``index`` has one value for all threads during the whole access."""
     uniform = program.thread_control.divergence_of(index) is Divergence.UNIFORM
-    return uniform and stays_in(access.anchor, index, program)
+    return uniform and is_invariant(access.anchor, index, program)
 
 
 def _extent_of(access: Access, number: int) -> tirx.PrimExpr:

@@ -18,9 +18,9 @@ from .data_dependent import Limit, Region, limited_region, possible_region
 from .space import NotEvaluable, Space
 from .symbols import Symbols
 
-_MOST_NUMBERS = 1 << 28
+_MAX_INTEGERS = 1 << 28
 """Limit of the integers held at a time for the iterations of one access on all ranks: 2 GiB."""
-_TABLE = 1 << 25
+_MAX_TABLE_ENTRIES = 1 << 25
 """Limit of the table entries with which distinct combinations are found."""
 _TRUE = np.ones((), np.bool_)
 _EXPECTED = "explicit signals and waits"
@@ -46,8 +46,8 @@ class Footprints:
         before: axes after the rank axis on which some boxes begin before the first element.
         misses: whether some boxes are certainly completely outside of the tensor.
         skipped: numbers of the loops around the access that sometimes have no iteration.
-        open_axes, open_loops, is_certain, limit: see ``Region``.
-        limited: index that the limit compares, in each iteration; 0 without a limit.
+        runtime_axes, runtime_loops, is_certain, limit: see ``Region``.
+        limited: ``limit.index`` in each iteration; 0 without a limit.
         inner_conditions: conditions inside ``access.anchor`` that decide whether the access
             happens, evaluated in one iteration of ``access.inner`` in which they hold if they hold
             in any. Empty if the access happens whenever the block reaches the anchor.
@@ -68,8 +68,8 @@ class Footprints:
     before: tuple[int, ...] = ()
     misses: bool = False
     skipped: tuple[int, ...] = ()
-    open_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
-    open_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
+    runtime_axes: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
+    runtime_loops: Mapping[int, tirx.PrimExpr] = field(default_factory=dict)
     is_certain: bool = True
     inner_conditions: tuple[tirx.PrimExpr, ...] = ()
     shifts: tuple[int | None, ...] = ()
@@ -110,7 +110,7 @@ class Footprints:
         """
         mask = self.mask if mask is None else mask
         count = math.prod(np.broadcast_shapes(mask.shape, *(v.shape for v in values)))
-        if count * len(values) > _MOST_NUMBERS:
+        if count * len(values) > _MAX_INTEGERS:
             raise self.refused(
                 f"happens {count} times on all ranks in a launch, which is too much to infer from",
                 "smaller sizes, larger tiles",
@@ -206,7 +206,7 @@ def _unique_rows(fields: Sequence[np.ndarray], mask: np.ndarray) -> Sequence[np.
         return _active(mask, fields)
     units = [int(np.gcd.reduce(a, axis=None)) or 1 for a in fields]
     radix = [int(a.max(initial=0)) // u + 1 for a, u in zip(fields, units, strict=True)]
-    if math.prod(radix) > _TABLE:
+    if math.prod(radix) > _MAX_TABLE_ENTRIES:
         return _active(mask, fields)
     code = np.int64(0)
     for field_, unit, n in zip(fields, units, radix, strict=True):
@@ -309,7 +309,7 @@ def region_footprints(
         (ranks,) = _active(invalid & happens, [low[0]])
         raise _refused(access, f"has rank index {ranks.min()}", f"0 to {world_size - 1}")
     owner = np.clip(low[0], 0, world_size - 1)
-    if access.is_run and any(
+    if access.is_contiguous and any(
         _overlap(a + b > n, happens) for a, b, n in zip(low[1:], size[1:], shape[1:], strict=True)
     ):
         raise _refused(access, "extends past the end of a row", "part of a row, or whole rows")
@@ -336,8 +336,8 @@ def region_footprints(
     return Footprints(
         access, space.rank, owner, tuple(c[0] for c in clipped),
         tuple(c[1] for c in clipped), happens, block, repeats,
-        outside, before, misses and region.is_certain, skipped, region.open_axes,
-        region.open_loops, region.is_certain, inner_conditions, shifts, region.limit, limited,
+        outside, before, misses and region.is_certain, skipped, region.runtime_axes,
+        region.runtime_loops, region.is_certain, inner_conditions, shifts, region.limit, limited,
     )  # fmt: skip
 
 

@@ -93,10 +93,10 @@ class Granules:
                 number = number * count + start // size
         return symbols.simplified(number, footprints.access)
 
-    def numbers_of_cells(self, traffic: TensorAccesses) -> np.ndarray:
+    def numbers_of_cells(self, accesses: TensorAccesses) -> np.ndarray:
         """Return the granule number of each cell of one copy, in the order of the cells."""
         number = np.int64(0)
-        grid = traffic.grid
+        grid = accesses.grid
         for axis, (cells, cell) in enumerate(zip(grid.cells, grid.cell, strict=True)):
             numbers_on_axis = np.arange(cells) * cell // self.size[axis]
             shape = [1] * len(grid.cells)
@@ -105,7 +105,7 @@ class Granules:
         return np.broadcast_to(number, grid.cells).ravel()
 
 
-def choose_granules(traffic: TensorAccesses, requested: tuple[int, ...] | None = None) -> Granules:
+def choose_granules(accesses: TensorAccesses, requested: tuple[int, ...] | None = None) -> Granules:
     """Choose the granules of a tensor: along each axis the smallest size that divides no box.
 
     If two copies of a plan would share a granule, a copy may cover several granules instead. The
@@ -119,15 +119,15 @@ def choose_granules(traffic: TensorAccesses, requested: tuple[int, ...] | None =
         LanguageError: ``requested`` divides a box or has the wrong number of axes; or a box begins
             before the first element of an axis.
     """
-    shape = traffic.grid.shape
+    shape = accesses.grid.shape
     if requested is not None and len(requested) != len(shape):
         raise LanguageError(
-            f"tileweave.granule={requested} of {traffic.tensor.name} has {len(requested)} axes; "
+            f"tileweave.granule={requested} of {accesses.tensor.name} has {len(requested)} axes; "
             f"expected {len(shape)}, one for each axis after the rank axis"
         )
-    footprints = list(traffic.footprints.values())
+    footprints = list(accesses.footprints.values())
     if requested is not None:
-        _verify_choice(traffic, requested)
+        _verify_choice(accesses, requested)
         size = list(requested)
     else:
         size = [
@@ -139,44 +139,44 @@ def choose_granules(traffic: TensorAccesses, requested: tuple[int, ...] | None =
     granules = Granules(shape, tuple(size))
     for boxes in footprints:
         _refuse_before(boxes, granules)
-    if requested is None and np.any(_times_copied(traffic, granules) > 1):
-        sizes = (_size_of_copies(traffic, axis, n) for axis, n in enumerate(size))
+    if requested is None and np.any(_times_copied(accesses, granules) > 1):
+        sizes = (_size_of_copies(accesses, axis, n) for axis, n in enumerate(size))
         return Granules(shape, tuple(sizes))
     return granules
 
 
-def tiles_of_rows(traffic: TensorAccesses) -> Granules:
+def tiles_of_rows(accesses: TensorAccesses) -> Granules:
     """Return the granules of a ragged tensor: tiles of whole rows, each in one segment."""
-    shape, axes = traffic.grid.shape, traffic.segments
-    return Granules(tuple(shape), (*(1 for _ in shape[:axes]), traffic.tile, *shape[1 + axes :]))
+    shape, axes = accesses.grid.shape, accesses.segments
+    return Granules(tuple(shape), (*(1 for _ in shape[:axes]), accesses.tile, *shape[1 + axes :]))
 
 
-def _verify_choice(traffic: TensorAccesses, requested: tuple[int, ...]) -> None:
+def _verify_choice(accesses: TensorAccesses, requested: tuple[int, ...]) -> None:
     """Refuse granules chosen by the user that divide a box."""
-    for axis, extent in enumerate(traffic.grid.shape):
-        bounds = [f.bounds[axis] for f in traffic.footprints.values()]
-        for access, (low, high) in zip(traffic.footprints, bounds, strict=True):
+    for axis, extent in enumerate(accesses.grid.shape):
+        bounds = [f.bounds[axis] for f in accesses.footprints.values()]
+        for access, (low, high) in zip(accesses.footprints, bounds, strict=True):
             if not is_within_granules(low, high, requested[axis]):
                 raise LanguageError(
-                    f"{access.text}: tileweave.granule={requested} of {traffic.tensor.name} "
+                    f"{access.text}: tileweave.granule={requested} of {accesses.tensor.name} "
                     f"divides what it accesses on axis {axis}; expected a multiple of "
                     f"{smallest_size(bounds, extent)} there{access.location}"
                 )
 
 
-def _warn_of_whole_axis(accesses: list[Footprints], axis: int, extent: int, size: int) -> None:
+def _warn_of_whole_axis(footprints: list[Footprints], axis: int, extent: int, size: int) -> None:
     """Warn if one counter covers a whole axis although every access uses only a part of it."""
-    bounds = [f.bounds[axis] for f in accesses]
+    bounds = [f.bounds[axis] for f in footprints]
     if size < extent or any(np.any(high - low >= extent) for low, high in bounds):
         return
     is_cause = [
         smallest_size([b for b in bounds if b is not bound], extent) < extent for bound in bounds
     ]
-    footprints = accesses[is_cause.index(True)] if True in is_cause else accesses[-1]
+    access = footprints[is_cause.index(True) if True in is_cause else -1].access
     warnings.warn(
-        f"{footprints.access.text}: no granule smaller than the {extent} elements of axis {axis} "
+        f"{access.text}: no granule smaller than the {extent} elements of axis {axis} "
         "fits the accesses to the tensor, so each wait is for all of them; expected tiles that "
-        f"begin at multiples of their size{footprints.access.location}",
+        f"begin at multiples of their size{access.location}",
         SyncWarning,
         stacklevel=2,
     )
@@ -191,16 +191,16 @@ def _refuse_before(footprints: Footprints, granules: Granules) -> None:
             )
 
 
-def _size_of_copies(traffic: TensorAccesses, axis: int, minimum: int) -> int:
+def _size_of_copies(accesses: TensorAccesses, axis: int, minimum: int) -> int:
     """Return the largest size such that copies begin and end at its multiples.
 
     Return ``minimum`` if that size divides a box that the kernel accesses.
     """
-    extent, copies = traffic.grid.shape[axis], traffic.copies
+    extent, copies = accesses.grid.shape[axis], accesses.copies
     assert copies is not None
     size = int(np.gcd.reduce(np.concatenate(copies.bounds[axis]) % extent))
-    in_kernel = [b for b in traffic.footprints.values() if b is not copies]
-    fits = size and all(is_within_granules(*b.bounds[axis], size) for b in in_kernel)
+    in_kernel = [f for f in accesses.footprints.values() if f is not copies]
+    fits = size and all(is_within_granules(*f.bounds[axis], size) for f in in_kernel)
     return size if fits else minimum
 
 
@@ -226,6 +226,7 @@ class Counter:
     """Count of the elements that arrive in each granule of each copy, on every rank that waits.
 
     Attributes:
+        accesses: the accesses to the tensor.
         kind: the kind of access that is counted.
         unit: number of elements that count as one.
         waiting: for each owner of a copy, the ranks that wait for it, one bit each.
@@ -239,7 +240,7 @@ class Counter:
         users: the accesses of the kernel that wait for the counter.
     """
 
-    traffic: TensorAccesses
+    accesses: TensorAccesses
     kind: Kind
     granules: Granules
     unit: int
@@ -263,63 +264,63 @@ class Counter:
     @property
     def scope(self) -> str:
         """Scope of the signals and waits: ``gpu`` if only blocks of the owner signal and wait."""
-        if self.by_copies or self.is_of_copies or self.traffic.is_ragged:
+        if self.by_copies or self.is_of_copies or self.accesses.is_ragged:
             return "sys"
-        pairs = {p for b in self.traffic.in_kernel(self.kind) for p in b.ranks_and_owners()}
+        pairs = {p for f in self.accesses.in_kernel(self.kind) for p in f.ranks_and_owners()}
         is_local = all(rank == owner for rank, owner in pairs)
         return "gpu" if is_local and not self.pulled else "sys"
 
     @property
     def is_of_copies(self) -> bool:
         """True if the counter counts copies of a plan instead of elements."""
-        return self.kind == "write" and self.traffic.copies is not None
+        return self.kind == "write" and self.accesses.copies is not None
 
 
 def counter_of(
-    traffic: TensorAccesses, kind: Kind, granules: Granules, users: list[Footprints]
+    accesses: TensorAccesses, kind: Kind, granules: Granules, users: list[Footprints]
 ) -> Counter:
     """Return the counter of accesses of ``kind``; the accesses ``users`` wait for it."""
-    if traffic.copies is not None and kind == "write":
-        arrivals, increments = _count_copies(traffic, granules), [np.ones(1, np.int64)]
+    if accesses.copies is not None and kind == "write":
+        arrivals, increments = _count_copies(accesses, granules), [np.ones(1, np.int64)]
     else:
-        arrivals = _count_elements(traffic, kind, granules)
-        increments = [np.unique(b.active(elements_of(b))[0]) for b in traffic.of_kind(kind)]
+        arrivals = _count_elements(accesses, kind, granules)
+        increments = [np.unique(f.active(elements_of(f))[0]) for f in accesses.of_kind(kind)]
     unit = int(np.gcd.reduce(np.concatenate([arrivals.ravel(), *increments]), initial=0)) or 1
-    if traffic.is_ragged:  # whole rows are announced, and a write may store a part of one
-        row = math.prod(granules.shape[1 + traffic.segments :])
-        unit = math.gcd(row, *(b.access.stored for b in traffic.in_kernel(kind)))
-    if traffic.is_packed:  # each row arrives once, from any rank
+    if accesses.is_ragged:  # whole rows are announced, and a write may store a part of one
+        row = math.prod(granules.shape[1 + accesses.segments :])
+        unit = math.gcd(row, *(f.access.stored for f in accesses.in_kernel(kind)))
+    if accesses.is_packed:  # each row arrives once, from any rank
         elements = volumes(granules.shape, granules.size).ravel()
-        arrivals = np.tile(elements, (traffic.world_size, 1))
-    waiting = [0] * traffic.world_size
+        arrivals = np.tile(elements, (accesses.world_size, 1))
+    waiting = [0] * accesses.world_size
     for footprints in users:
         for rank, owner in footprints.ranks_and_owners():
             waiting[owner] |= 1 << rank
-    in_kernel = [b for b in users if not isinstance(b.access, Copies)]
-    counter = Counter(traffic, kind, granules, unit, waiting, arrivals // unit, users=in_kernel)
+    in_kernel = [f for f in users if not isinstance(f.access, Copies)]
+    counter = Counter(accesses, kind, granules, unit, waiting, arrivals // unit, users=in_kernel)
     if counter.is_of_copies and not counter.pulled:
-        counter.own = _own_share(traffic, granules)
+        counter.own = _own_share(accesses, granules)
     return counter
 
 
-def _count_elements(traffic: TensorAccesses, kind: Kind, granules: Granules) -> np.ndarray:
+def _count_elements(accesses: TensorAccesses, kind: Kind, granules: Granules) -> np.ndarray:
     """Return the number of elements that arrive in each granule of each copy."""
-    grid = traffic.grid
-    times = traffic.coverage[kind].times.reshape(traffic.world_size, -1)
+    grid = accesses.grid
+    times = accesses.coverage[kind].times.reshape(accesses.world_size, -1)
     elements = times * volumes(grid.shape, grid.cell).ravel()
-    granule = granules.numbers_of_cells(traffic)
+    granule = granules.numbers_of_cells(accesses)
     counts = [np.bincount(granule, e, minlength=granules.total) for e in elements]
     return np.stack(counts).astype(int)
 
 
-def _own_share(traffic: TensorAccesses, granules: Granules) -> int:
+def _own_share(accesses: TensorAccesses, granules: Granules) -> int:
     """Return the number of granules that each rank copies for itself before its kernel starts.
 
     Return 0 unless these granules are equal shares of the copy, in the order of the ranks.
     """
-    copies = traffic.copies
+    copies = accesses.copies
     assert copies is not None
-    share, remainder = divmod(granules.total, traffic.world_size)
+    share, remainder = divmod(granules.total, accesses.world_size)
     if remainder or not share:
         return 0
     for copy, numbers in zip(copies.access.copies, granules.numbers_of_copies(copies), strict=True):
@@ -330,7 +331,7 @@ def _own_share(traffic: TensorAccesses, granules: Granules) -> int:
     return share
 
 
-def _count_copies(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
+def _count_copies(accesses: TensorAccesses, granules: Granules) -> np.ndarray:
     """Return the number of copies into each granule, which is 0 or 1.
 
     A stream stores a flag and cannot add to it. So one copy must write the whole granule, and the
@@ -339,9 +340,9 @@ def _count_copies(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
     Raises:
         LanguageError: a granule has several writers.
     """
-    copies, count = traffic.copies, _times_copied(traffic, granules)
+    copies, count = accesses.copies, _times_copied(accesses, granules)
     assert copies is not None
-    if traffic.in_kernel("write", "add") or np.any(count > 1):
+    if accesses.in_kernel("write", "add") or np.any(count > 1):
         writers = "two copies write" if np.any(count > 1) else "the kernel also writes"
         raise LanguageError(
             f"{copies.access.text}: {writers} parts of a region that is read at once; expected one "
@@ -350,10 +351,10 @@ def _count_copies(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
     return count
 
 
-def _times_copied(traffic: TensorAccesses, granules: Granules) -> np.ndarray:
+def _times_copied(accesses: TensorAccesses, granules: Granules) -> np.ndarray:
     """Return the number of copies that write to each granule, by owner and granule."""
-    count = np.zeros((traffic.world_size, granules.total), np.int64)
-    if (copies := traffic.copies) is not None:
+    count = np.zeros((accesses.world_size, granules.total), np.int64)
+    if (copies := accesses.copies) is not None:
         granules_of_copies = granules.numbers_of_copies(copies)
         for copy, numbers in zip(copies.access.copies, granules_of_copies, strict=True):
             count[copy.start[0], numbers] += 1

@@ -192,8 +192,8 @@ def _stored_elements(
     space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
     inner_conditions = access.conditions[access.branches :]
     try:
-        if any(number >= len(access.loops) for number in space.open):
-            raise NotEvaluable(access.inner[space.open[-1] - len(access.loops)].extent)
+        if any(number >= len(access.loops) for number in space.runtime_loops):
+            raise NotEvaluable(access.inner[space.runtime_loops[-1] - len(access.loops)].extent)
         for known in (*access.extents, *inner_conditions):
             space.evaluate(known)
         for axis in range(2 + axes, len(access.starts)):
@@ -314,10 +314,10 @@ def verify_announcements(rows: TensorAccesses) -> None:
     """
     assert rows.counts is not None
     axes, shape = rows.segments, rows.grid.shape[: rows.segments]
-    for traffic in (rows, rows.counts):
-        for footprints in traffic.in_kernel("read", "write"):
+    for accesses in (rows, rows.counts):
+        for footprints in accesses.in_kernel("read", "write"):
             _verify_segments(footprints, axes)
-    announced = [_segments_of(b, shape) for b in rows.counts.in_kernel("write")]
+    announced = [_segments_of(f, shape) for f in rows.counts.in_kernel("write")]
     for footprints in rows.in_kernel("write"):
         missing = np.setdiff1d(_segments_of(footprints, shape), np.concatenate([[], *announced]))
         if missing.size:

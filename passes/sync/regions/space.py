@@ -80,7 +80,7 @@ class Space:
             of its variable is unknown.
 
     Attributes:
-        open: numbers of the loops of unknown range.
+        runtime_loops: numbers of the loops of unknown range.
         skipped: for each loop, the iterations of the outer loops in which it has no iteration.
 
     Raises:
@@ -102,7 +102,7 @@ class Space:
         self.rank = self._along(0, np.arange(world_size))
         self.inside: np.ndarray = np.ones((1,) * self._axes, np.bool_)
         """Mask of the points of ``shape`` that are iterations."""
-        self.open: list[int] = []
+        self.runtime_loops: list[int] = []
         self.skipped: list[np.ndarray] = []
         self._iterations: dict[tirx.Var, np.ndarray] = {}
         extents = [world_size]
@@ -112,7 +112,7 @@ class Space:
             except NotEvaluable:
                 if not partly:
                     raise
-                self.open.append(axis - 1)
+                self.runtime_loops.append(axis - 1)
                 self.skipped.append(self.inside & False)
                 self._iterations[loop.var] = self.evaluate(0)
                 extents.append(1)

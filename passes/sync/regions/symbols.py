@@ -45,8 +45,8 @@ class Symbols:
             axis: 0 is the rank axis.
             in_place: whether the expression may use variables that the program binds.
         """
-        if axis in footprints.open_axes:
-            return footprints.open_axes[axis]
+        if axis in footprints.runtime_axes:
+            return footprints.runtime_axes[axis]
         resolved = self.in_place if in_place else self.at_start
         start = resolved(footprints.access.starts[axis], loops)
         return start + shift if (shift := footprints.shift(axis)) else start

@@ -56,7 +56,7 @@ class TensorAccesses:
     def is_limited(self) -> bool:
         """True if writes depend on a limit, see ``Limit``. Then the counters are set to 0 at the
         end of a launch, because they do not grow equally in all launches."""
-        return any(b.limit is not None for b in self.in_kernel("write"))
+        return any(f.limit is not None for f in self.in_kernel("write"))
 
     @property
     def announces(self) -> bool:
@@ -64,7 +64,7 @@ class TensorAccesses:
         return self.segments > 0 and not self.is_ragged
 
     def of_kind(self, *kinds: Kind) -> list[Footprints]:
-        return [b for a, b in self.footprints.items() if a.kind in kinds]
+        return [f for a, f in self.footprints.items() if a.kind in kinds]
 
     @property
     def copies(self) -> Footprints | None:
@@ -78,11 +78,11 @@ class TensorAccesses:
 
     def _copies(self, kind: Kind) -> Footprints | None:
         items = self.footprints.items()
-        return next((b for a, b in items if isinstance(a, Copies) and a.kind == kind), None)
+        return next((f for a, f in items if isinstance(a, Copies) and a.kind == kind), None)
 
     def in_kernel(self, *kinds: Kind) -> list[Footprints]:
         """Return the accesses of these kinds that the kernel makes, without a plan's copies."""
-        return [b for b in self.of_kind(*kinds) if not isinstance(b.access, Copies)]
+        return [f for f in self.of_kind(*kinds) if not isinstance(f.access, Copies)]
 
     def has(self, kind: Kind) -> bool:
         return bool(self.of_kind(kind))
@@ -96,7 +96,7 @@ class TensorAccesses:
         """
         produced = self.has("write") or self.has("add")
         consumed = (produced and self.has("read")) or (self.has("write") and self.has("add"))
-        return consumed or any(_is_remote(b) for b in self.footprints.values())
+        return consumed or any(_is_remote(f) for f in self.footprints.values())
 
     @property
     def is_written_again(self) -> bool:
@@ -131,7 +131,7 @@ class TensorAccesses:
         if not self.has("add"):
             return reads
         clearing = self.in_kernel("add") if kind == "write" else []
-        return [*clearing, *(b for b in reads if self.needs(b, kind))]
+        return [*clearing, *(f for f in reads if self.needs(f, kind))]
 
     def needs(self, read: Footprints, kind: Kind) -> bool:
         """Return whether accesses of ``kind`` complete some cell of ``read``."""
@@ -155,33 +155,33 @@ def collect_tensor_accesses(
     """
     footprints: dict[Access | Copies, Footprints]
     footprints = {a: access_footprints(a, program, world_size) for a in accesses}
-    missing = [a for a, b in footprints.items() if a.kind == "read" and b.misses]
-    footprints = {a: b for a, b in footprints.items() if b.mask.any()}
+    missing = [a for a, f in footprints.items() if a.kind == "read" and f.misses]
+    footprints = {a: f for a, f in footprints.items() if f.mask.any()}
     is_produced = any(a.kind in ("write", "add") for a in footprints)
     footprints |= {c: c.footprints() for c in copies if c.kind == "write" or is_produced}
     grid = CellGrid([int(e) for e in tensor.shape[1:]], list(footprints.values()))
-    traffic = TensorAccesses(
+    tensor_accesses = TensorAccesses(
         tensor, world_size, footprints, grid, missing=missing, segments=segments, counts=counts,
         tile=tile,
     )  # fmt: skip
-    if not (traffic.is_exchanged or segments or tile):
-        return traffic
+    if not (tensor_accesses.is_exchanged or segments or tile):
+        return tensor_accesses
     for kind in ("write", "add", "read"):
-        of_kind = traffic.of_kind(kind)
-        traffic.coverage[kind] = Coverage.of_accesses(grid, world_size, kind, of_kind)
-    return traffic
+        of_kind = tensor_accesses.of_kind(kind)
+        tensor_accesses.coverage[kind] = Coverage.of_accesses(grid, world_size, kind, of_kind)
+    return tensor_accesses
 
 
-def verify_tensor_accesses(traffic: TensorAccesses) -> None:
+def verify_tensor_accesses(accesses: TensorAccesses) -> None:
     """Refuse accesses whose result is not defined.
 
     Raises:
         LanguageError: an element is written twice, read although no rank writes it, or added to
             although no rank clears it.
     """
-    if not traffic.is_ragged and np.any(traffic.coverage["write"].times > 1):
-        refuse_second_write(traffic, int(np.argmax(traffic.coverage["write"].times > 1)))
-    refuse_unwritten(traffic)
+    if not accesses.is_ragged and np.any(accesses.coverage["write"].times > 1):
+        refuse_second_write(accesses, int(np.argmax(accesses.coverage["write"].times > 1)))
+    refuse_unwritten(accesses)
 
 
 def refuse_jumps(program: Program, tensors: Sequence[TensorAccesses]) -> None:
@@ -190,7 +190,7 @@ def refuse_jumps(program: Program, tensors: Sequence[TensorAccesses]) -> None:
     Raises:
         LanguageError: names the access and the jump.
     """
-    accesses = [b.access for t in tensors for b in t.in_kernel("read", "write", "add")]
+    accesses = [f.access for t in tensors for f in t.in_kernel("read", "write", "add")]
     for jump in program.jumps:
         for access in (a for a in accesses if jump.may_skip(a)):
             raise LanguageError(
@@ -204,69 +204,69 @@ def _is_remote(footprints: Footprints) -> bool:
     return any(rank != owner for rank, owner in footprints.ranks_and_owners())
 
 
-def refuse_second_write(traffic: TensorAccesses, cell: int) -> NoReturn:
+def refuse_second_write(accesses: TensorAccesses, cell: int) -> NoReturn:
     """Refuse the second write of ``cell`` in one launch."""
-    times = int(traffic.coverage["write"].times[cell])
-    writers = [a for a in traffic.footprints if a.kind == "write" and _contains(traffic, a, cell)]
+    times = int(accesses.coverage["write"].times[cell])
+    writers = [a for a in accesses.footprints if a.kind == "write" and _contains(accesses, a, cell)]
     lines = arrows((a.kind, a.line) for a in writers)
-    verb = "announced" if traffic.announces else "written"
-    legal = "" if traffic.announces else ", or a read of each before the next"
+    verb = "announced" if accesses.announces else "written"
+    legal = "" if accesses.announces else ", or a read of each before the next"
     raise LanguageError(
-        f"{writers[0].text}: {region_of(traffic, cell)} is {verb} {times} times in one launch, by "
-        f"{_writing_ranks(traffic, cell)}; expected once{legal}{lines}"
+        f"{writers[0].text}: {region_of(accesses, cell)} is {verb} {times} times in one launch, by "
+        f"{_writing_ranks(accesses, cell)}; expected once{legal}{lines}"
     )
 
 
-def _writing_ranks(traffic: TensorAccesses, cell: int) -> str:
-    ranks = traffic.coverage["write"].ranks[cell]
-    names = [str(r) for r in range(traffic.world_size) if ranks >> r & 1]
+def _writing_ranks(accesses: TensorAccesses, cell: int) -> str:
+    ranks = accesses.coverage["write"].ranks[cell]
+    names = [str(r) for r in range(accesses.world_size) if ranks >> r & 1]
     return f"rank {' and '.join(names)}"
 
 
-def refuse_unwritten(traffic: TensorAccesses) -> None:
+def refuse_unwritten(accesses: TensorAccesses) -> None:
     """Refuse reads of elements that no rank writes, and additions to elements not cleared."""
     requirements: list[tuple[Kind, Kind, str]] = [
-        ("read", traffic.last_producer, "read, but no rank writes it"),
+        ("read", accesses.last_producer, "read, but no rank writes it"),
         ("add", "write", "added to, but no rank clears it first"),
     ]
     for kind, producer, problem in requirements:
-        accessed = traffic.coverage[kind].times > 0
-        produced = traffic.coverage[producer].times > 0
+        accessed = accesses.coverage[kind].times > 0
+        produced = accesses.coverage[producer].times > 0
         if producer == "add":
-            produced = produced | (traffic.coverage["write"].times > 0)
+            produced = produced | (accesses.coverage["write"].times > 0)
         missing = accessed & ~produced
         if np.any(missing):
             cell = int(np.argmax(missing))
             user = next(
-                a for a in traffic.footprints if a.kind == kind and _contains(traffic, a, cell)
+                a for a in accesses.footprints if a.kind == kind and _contains(accesses, a, cell)
             )
-            verb = "is" if traffic.footprints[user].is_certain else "may be"
+            verb = "is" if accesses.footprints[user].is_certain else "may be"
             legal = "a write of it in the same program, or W.unordered"
-            if traffic.announces:
+            if accesses.announces:
                 problem, legal = "read, but no rank announces it", "W.announce for it, also of 0"
             raise LanguageError(
-                f"{user.text}: {region_of(traffic, cell)} {verb} {problem} in this launch; "
+                f"{user.text}: {region_of(accesses, cell)} {verb} {problem} in this launch; "
                 f"expected {legal}{user.location}"
             )
 
 
-def _contains(traffic: TensorAccesses, access: Access | Copies, cell: int) -> bool:
+def _contains(accesses: TensorAccesses, access: Access | Copies, cell: int) -> bool:
     """Return whether a box of ``access`` contains ``cell``."""
-    *_, chunks = traffic.grid.cells_of(traffic.footprints[access])
+    *_, chunks = accesses.grid.cells_of(accesses.footprints[access])
     return any(np.any(cells == cell) for _, cells in chunks)
 
 
-def region_of(traffic: TensorAccesses, cell: int) -> str:
+def region_of(accesses: TensorAccesses, cell: int) -> str:
     """Return the region of one cell as text, for messages: ``S[1, 0:16, 3]``, or the segment of an
     announcement."""
     index = []
     for cells, size, extent in zip(
-        reversed(traffic.grid.cells), reversed(traffic.grid.cell), reversed(traffic.grid.shape),
+        reversed(accesses.grid.cells), reversed(accesses.grid.cell), reversed(accesses.grid.shape),
         strict=True,
     ):  # fmt: skip
         cell, position = divmod(cell, cells)
         low, high = position * size, min((position + 1) * size, extent)
         index.insert(0, f"{low}:{high}" if high - low > 1 else str(low))
-    if traffic.announces:
-        index = index[: traffic.segments]
-    return f"{traffic.tensor.name}[{', '.join([str(cell), *index])}]"
+    if accesses.announces:
+        index = index[: accesses.segments]
+    return f"{accesses.tensor.name}[{', '.join([str(cell), *index])}]"

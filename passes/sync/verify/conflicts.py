@@ -13,12 +13,12 @@ from .events import DATA, Event
 from .happens_before import Place, Timeline
 from .launches import Rows, Unverified
 
-_MOST = 1 << 22
+_MAX_COUNT = 1 << 22
 """Limit of the cells, and of the pairs of accesses, of one tensor; larger ones are not verified."""
 
 
 @dataclass(frozen=True, eq=False)
-class Touch:
+class BlockAccess:
     """One access by one block.
 
     Attributes:
@@ -43,8 +43,8 @@ class Touch:
 class Conflict:
     """A write and a read of the same element by different blocks."""
 
-    write: Touch
-    read: Touch
+    write: BlockAccess
+    read: BlockAccess
 
 
 def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list[Unverified]]:
@@ -64,16 +64,16 @@ def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list
     pairs: list[tuple[int, Conflict]] = []
     unverified: list[Unverified] = []
     for rows in by_tensor.values():
-        touches = _Touches(timeline, rows, world_size, synced)
-        for write, read in touches.pairs():
+        accesses = _BlockAccesses(timeline, rows, world_size, synced)
+        for write, read in accesses.pairs():
             launches_apart = abs(write.launch - read.launch)
             pairs.append((launches_apart, Conflict(write, read)))
-        unverified += touches.unverified
+        unverified += accesses.unverified
     pairs.sort(key=lambda pair: pair[0])
     return [conflict for _, conflict in pairs], unverified
 
 
-class _Touches:
+class _BlockAccesses:
     """Accesses to one tensor as flat arrays."""
 
     def __init__(
@@ -98,7 +98,7 @@ class _Touches:
         self._inside = np.all(self.low < self.high, axis=1) & (self.low[:, 0] >= 0)
         self._inside &= self.high[:, 0] <= world_size
 
-    def pairs(self) -> Iterator[tuple[Touch, Touch]]:
+    def pairs(self) -> Iterator[tuple[BlockAccess, BlockAccess]]:
         row, cell = self._cells()
         reads = self.reads[row]
         readers = self._distinct(row[reads], cell[reads])
@@ -107,18 +107,18 @@ class _Touches:
         used = sorted({row for pair in conflicting for row in pair})
         columns = (self.source, self.launch, self.rank, self.number, self.block, self.position)
         fields = zip(*(c[used].tolist() for c in columns), strict=True)
-        touches = {
-            row: Touch(self._rows[source].event, *values)
+        accesses = {
+            row: BlockAccess(self._rows[source].event, *values)
             for row, (source, *values) in zip(used, fields, strict=True)
         }
         for w, r in conflicting:
-            yield touches[w], touches[r]
+            yield accesses[w], accesses[r]
 
     def _are_too_many(self, count: int, unit: str) -> bool:
-        if count > _MOST:
+        if count > _MAX_COUNT:
             unit = f"{unit} in the analyzed launches"
-            self.unverified.append(Unverified(self._rows[0].event, count, _MOST, unit))
-        return count > _MOST
+            self.unverified.append(Unverified(self._rows[0].event, count, _MAX_COUNT, unit))
+        return count > _MAX_COUNT
 
     def _cells(self) -> tuple[np.ndarray, np.ndarray]:
         """Return flat arrays (row, cell) of the cells of all rows; no access divides a cell.

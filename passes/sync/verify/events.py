@@ -13,8 +13,8 @@ from ....builtins.spec import BUILTINS, Builtin, Participants, builtin_of
 from ...ir.memory_order import acquires
 from ...ir.walk import arrows, builtins_in, calls_in, format_expr, line_of, nodes_in, op_name
 from ..regions.accesses import AccessCollector, Program
-from ..regions.async_loads import AsyncLoads
 from ..regions.space import Loop
+from .async_loads import AsyncLoads
 
 EventKind = Literal["read", "write", "add", "signal", "wait", "fence", "barrier"]
 DATA = ("read", "write", "add")
@@ -29,8 +29,8 @@ class Event:
         starts, extents: box of an access, or index of a flag; empty for fences and barriers.
         loops: loops around the event, block axes first, then the thread axes that it depends on.
         conditions: conditions that all hold when the event happens.
-        trail: (number, variable) of each serial loop around the event; numbers count statements in
-            the order of the program.
+        serial_loops: (number, variable) of each serial loop around the event; numbers count
+            statements in the order of the program.
         number: number of the event's own statement.
         line: ``file:line``, or an empty string.
         grid: block axes of the kernel.
@@ -41,8 +41,8 @@ class Event:
         relation: relation between the flag and the awaited value that ends the wait.
         participants: participants of a barrier.
         by_last: whether only the last block to arrive at an atomic addition executes the event.
-        until: for the end of an asynchronous load, the name of the operation that waits for it.
-        end: for the end of an asynchronous load, the line of that operation.
+        load_end_op, load_end_line: for the end of an asynchronous load, the name and the line of
+            the operation that waits for it.
     """
 
     kind: EventKind
@@ -52,7 +52,7 @@ class Event:
     extents: tuple[tirx.PrimExpr, ...]
     loops: tuple[Loop, ...]
     conditions: tuple[tirx.PrimExpr, ...]
-    trail: tuple[tuple[int, tirx.Var], ...]
+    serial_loops: tuple[tuple[int, tirx.Var], ...]
     number: int
     line: str
     grid: tuple[Loop, ...]
@@ -64,17 +64,17 @@ class Event:
     relation: str = ""
     participants: Participants = ""
     by_last: bool = False
-    until: str = ""
-    end: str = ""
+    load_end_op: str = ""
+    load_end_line: str = ""
 
     @property
-    def places(self) -> tuple[tuple[str, str], ...]:
+    def labelled_lines(self) -> tuple[tuple[str, str], ...]:
         """Labelled lines for ``arrows``: the event, and the end of an asynchronous load."""
-        return (self.kind, self.line), ("end of the load", self.end)
+        return (self.kind, self.line), ("end of the load", self.load_end_line)
 
     @property
     def location(self) -> str:
-        return arrows(self.places)
+        return arrows(self.labelled_lines)
 
     @property
     def element(self) -> str:
@@ -87,10 +87,11 @@ class Event:
     def text(self) -> str:
         """The event for messages, as in ``T.copy writes S[dst, row, 0]``."""
         verbs = {"read": "reads", "write": "writes", "add": "adds to"}
-        return f"{self.op} {verbs[self.kind]} {self.element}" if self.kind in verbs else self.shown
+        verb = verbs.get(self.kind)
+        return f"{self.op} {verb} {self.element}" if verb else self.call_text
 
     @property
-    def shown(self) -> str:
+    def call_text(self) -> str:
         """The operation as a call, as in ``W.signal(flags[peer, 0])``."""
         return f"{self.op}({self.element if self.tensor is not None else ''})"
 
@@ -109,7 +110,7 @@ class _EventCollector(AccessCollector):
         super().__init__(tensors)
         self.events: list[Event] = []
         self._number, self._kernel = 0, -1
-        self._trail: list[tuple[int, tirx.Var]] = []
+        self._serial_loops: list[tuple[int, tirx.Var]] = []
         self._leaf_stmt: tirx.Stmt | None = None
         self._loads = AsyncLoads()
 
@@ -128,11 +129,11 @@ class _EventCollector(AccessCollector):
         parallel = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
         serial = stmt.thread_binding is None and stmt.kind not in parallel
         if serial:
-            self._trail.append((self._number, stmt.loop_var))
+            self._serial_loops.append((self._number, stmt.loop_var))
         with self._loads.within(stmt):
             super()._loop(stmt)
         if serial:
-            self._trail.pop()
+            self._serial_loops.pop()
         return stmt
 
     def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
@@ -167,15 +168,15 @@ class _EventCollector(AccessCollector):
         for a in self.program.accesses[count:]:
             self.events.append(Event(
                 a.kind, a.op, a.tensor, a.starts, a.extents, (*a.loops, *a.inner), a.conditions,
-                tuple(self._trail), self._number, self._line_of(self._leaf_stmt),
+                tuple(self._serial_loops), self._number, self._line_of(self._leaf_stmt),
                 tuple(self.program.grid), self._kernel,
                 by_last=self._by_last(),
             ))  # fmt: skip
 
     def _leaf(self, stmt: tirx.Stmt) -> None:
         self._leaf_stmt = stmt
-        for event, until in self._loads.ended_by(stmt):
-            self._add_load_end(event, until, self._line_of(stmt))
+        for event, wait_name in self._loads.ended_by(stmt):
+            self._add_load_end(event, wait_name, self._line_of(stmt))
         count = len(self.events)
         super()._leaf(stmt)
         self._loads.begin(stmt, [e for e in self.events[count:] if e.kind == "read"])
@@ -184,19 +185,21 @@ class _EventCollector(AccessCollector):
         for call in calls_in(stmt, lambda c: op_name(c) == "tl.sync_grid"):
             self._add_event("barrier", "T.sync_grid", call, stmt, scope="gpu", participants="grid")
 
-    def _add_load_end(self, load: Event, until: str, end: str) -> None:
+    def _add_load_end(self, load: Event, wait_name: str, line: str) -> None:
         """Record a second read at the statement that waits for an asynchronous load.
 
         The load reads from its own statement until this one. An access that is ordered with both
         reads is ordered with the whole load.
         """
-        shared = sum(1 for _ in itertools.takewhile(
-            lambda pair: pair[0] == pair[1], zip(load.trail, self._trail, strict=False)
-        ))  # fmt: skip
-        inner = self._trail[shared:]
+        pairs = zip(load.serial_loops, self._serial_loops, strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        inner = self._serial_loops[shared:]
         number = inner[0][0] if inner else self._number
-        trail = load.trail[:shared]
-        self.events.append(replace(load, trail=trail, number=number, until=until, end=end))
+        serial_loops = load.serial_loops[:shared]
+        self.events.append(replace(
+            load, serial_loops=serial_loops, number=number,
+            load_end_op=wait_name, load_end_line=line,
+        ))  # fmt: skip
 
     def _add_polls(self, stmt: tirx.While) -> None:
         """Record a wait for each flag that a loop polls until its condition fails.
@@ -249,7 +252,7 @@ class _EventCollector(AccessCollector):
         self.events.append(Event(
             kind, op, load.buffer if load is not None else None,
             tuple(self._resolve(s) for s in starts), (tirx.IntImm("int32", 1),) * len(starts),
-            (*self._loops, *self._inner, *used), tuple(self._conditions), tuple(self._trail),
+            (*self._loops, *self._inner, *used), tuple(self._conditions), tuple(self._serial_loops),
             self._number, self._line_of(stmt),
             tuple(self.program.grid), self._kernel, by_last=self._by_last(), **more,
         ))  # fmt: skip

@@ -108,17 +108,17 @@ class HappensBefore:
     it comes after all signals of the same launch.
 
     Args:
-        is_own: returns whether a flag's tensor is local to a rank, without copies at other ranks.
+        is_local: returns whether a flag's tensor is local to a rank, without copies at other ranks.
         signalled: names of the tensors whose flags the program signals, all at known indices.
         strengthened: events that are treated as if their ``sem`` or ``scope`` were sufficient.
     """
 
     def __init__(
         self, timeline: Timeline, operations: list[Operation],
-        is_own: Callable[[str], bool], signalled: Collection[str],
+        is_local: Callable[[str], bool], signalled: Collection[str],
         strengthened: Mapping[Event, Collection[str]] = MappingProxyType({}),
     ) -> None:  # fmt: skip
-        self._timeline, self._is_own = timeline, is_own
+        self._timeline, self._is_local = timeline, is_local
         self._strong, self._signalled = strengthened, signalled
         self._signals: dict[tuple, list[tuple[Operation, str]]] = defaultdict(list)
         """By flag: its signals, each with the scope of its release ("" for none)."""
@@ -271,7 +271,7 @@ class HappensBefore:
             self._acquired[wait.block].append((position, arrival))
 
     def _flag_of(self, o: Operation) -> tuple:
-        return (*o.flag, "of", o.rank) if self._is_own(o.flag[0]) else o.flag
+        return (*o.flag, "of", o.rank) if self._is_local(o.flag[0]) else o.flag
 
     def _signals_of(self, flag: tuple) -> list[tuple[Operation, str]]:
         if "of" in flag:

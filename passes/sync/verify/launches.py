@@ -17,7 +17,7 @@ from ..regions.footprints import merged_footprints
 from ..regions.space import Loop, NotEvaluable, Space
 from .events import DATA, Event
 
-_MOST = 1 << 21
+_MAX_COUNT = 1 << 21
 """Limit of the iterations of one event in one launch; events with more are not verified."""
 _SIZE = 512
 """Value that is assumed for a symbolic extent."""
@@ -96,7 +96,7 @@ class Rows:
     """All occurrences of one event in one launch, as flat arrays.
 
     Attributes:
-        turn: number of the launch of the program.
+        program_launch: number of the launch of the program.
         launch, rank, block: launch, rank and block of each occurrence. Each kernel of the program
             counts as a launch.
         key: position among the statements of the block; positions compare as tuples.
@@ -105,7 +105,7 @@ class Rows:
     """
 
     event: Event
-    turn: int
+    program_launch: int
     launch: np.ndarray
     rank: np.ndarray
     block: np.ndarray
@@ -140,7 +140,7 @@ class Launches:
         self._sizes = frozenset(
             e for b in func.buffer_map.values() for e in b.shape if isinstance(e, tirx.Var)
         )
-        self._ordering = {v for e in events if e.kind not in DATA for _, v in e.trail}
+        self._ordering = {v for e in events if e.kind not in DATA for _, v in e.serial_loops}
         """Variables of the loops that contain synchronization; accesses of other loops merge."""
         self.unverified: dict[Event, Unverified] = {}
         """Events that happen too often to be verified."""
@@ -201,7 +201,7 @@ class Launches:
         """Return sets of loop variables; the boxes of each set's loops can merge. Best first."""
         if event.kind not in DATA:
             return [set()]
-        serial = {v for _, v in event.trail}
+        serial = {v for _, v in event.serial_loops}
         grid = {g.var for g in event.grid}
         parallel = {x.var for x in event.loops} - serial - grid
         return [parallel | (serial - self._ordering), parallel, set()]
@@ -222,9 +222,9 @@ class Launches:
         key = self._key(event, space, merged)
         columns = [happens, space.rank, evaluated.block, *key, *low, *high]
         count = math.prod(np.broadcast_shapes(*(c.shape for c in columns)))
-        if count > _MOST:
+        if count > _MAX_COUNT:
             unit = "times on all ranks in one launch"
-            self.unverified[event] = Unverified(event, count, _MOST, unit)
+            self.unverified[event] = Unverified(event, count, _MAX_COUNT, unit)
             return None
         self.unverified.pop(event, None)
         value = evaluated.value
@@ -246,7 +246,7 @@ class Launches:
     def _key(event: Event, space: LaunchSpace, merged: set) -> list[np.ndarray]:
         """Return the position of an event in its block, outside of the loops ``merged``."""
         key, number = [], event.number
-        for loop_number, variable in event.trail:
+        for loop_number, variable in event.serial_loops:
             if variable in merged:
                 number = loop_number
                 break

@@ -16,7 +16,7 @@ from ...ir.implicit import implicit_of
 from ...ir.walk import arrows, location
 from ..infer.infer_sync import explicit_sync, is_explicit
 from ..infer.options import options_of
-from .conflicts import Conflict, Touch, conflicts
+from .conflicts import BlockAccess, Conflict, conflicts
 from .events import DATA, Event, collect_events
 from .happens_before import HOLDS, HappensBefore, Operation, Timeline
 from .launches import Launches, Rows, Unverified
@@ -48,17 +48,21 @@ def verify_sync(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.
     Before and after: the same program
     """
     name = func.attrs["global_symbol"]
-    for unverified in verified(func, world_size):
+    for unverified in verify_program(func, world_size):
         event = unverified.event
         message = f"verify_sync of {name}: {event.text}: {unverified.reason}; it is not verified"
         warnings.warn(f"{message}{event.location}", SyncWarning, stacklevel=2)
     return func
 
 
-def verified(func: tirx.PrimFunc, world_size: int) -> list[Unverified]:
-    """Run ``verify_sync`` on a program; return what is too large to be verified."""
+def verify_program(func: tirx.PrimFunc, world_size: int) -> list[Unverified]:
+    """Verify a program as ``verify_sync`` does. Return what is too large to be verified.
+
+    Raises:
+        LanguageError: the program has a race or a deadlock.
+    """
     options = options_of(func)
-    inferred = any(not h.scratch for h in implicit_of(func))
+    inferred = any(not p.scratch for p in implicit_of(func))
     if options.verify == "off" or inferred or not is_explicit(func):
         return []
     message, unverified = find_fault(func, world_size)
@@ -114,7 +118,7 @@ class _Verifier:
         if any(unverified.event.kind not in DATA for unverified in self.unverified):
             return ""  # without these operations, ordered accesses would seem to race
         if self._has_resets(rows):
-            rows = [r for r in rows if r.turn == 0]
+            rows = [r for r in rows if r.program_launch == 0]
         self.signalled = {e.tensor.name for e in self.launches.events
                           if e.kind == "signal" and e.tensor is not None}  # fmt: skip
         self.signalled -= self.launches.unplaced
@@ -128,7 +132,7 @@ class _Verifier:
             return ""
         self.operations = self.timeline.operations()
         order = self._order()
-        pairs.sort(key=lambda c: c.read.event.until != "")
+        pairs.sort(key=lambda c: c.read.event.load_end_op != "")
         return next((self._race_message(c) for c in pairs if not self._is_ordered(order, c)), "")
 
     @staticmethod
@@ -140,7 +144,7 @@ class _Verifier:
         awaited: dict[Event, dict[int, set]] = {}
         for r in rows:
             if r.event.kind == "wait" and r.value is not None and r.value.size:
-                awaited.setdefault(r.event, {})[r.turn] = set(
+                awaited.setdefault(r.event, {})[r.program_launch] = set(
                     zip(r.value.tolist(), *(w.tolist() for w in r.low), strict=True)
                 )
         return any(
@@ -181,7 +185,7 @@ class _Verifier:
                     others = [e for e in self.launches.events if e.kind == "signal"
                               and e.tensor is not None and e.tensor.name == key[0]]  # fmt: skip
                     return (
-                        f"{event.shown}: rank {rank} waits for {flag}, which no rank signals; "
+                        f"{event.call_text}: rank {rank} waits for {flag}, which no rank signals; "
                         f"expected a signal of it{_lines([event, *others])}"
                     )
         return ""
@@ -204,7 +208,7 @@ class _Verifier:
         for stronger in self._stronger():
             if self._is_ordered(self._order(stronger), c):
                 return self._too_weak_message(c, stronger)
-        if c.read.event.until:
+        if c.read.event.load_end_op:
             return self._unfinished_load_message(c)
         return self._missing_sync_message(c) + _not_inferred(self.func)
 
@@ -239,10 +243,11 @@ class _Verifier:
                 f"signal follows it{hint}; expected W.signal of the flag that the reader waits "
                 f"for after it, or a barrier between the two{_lines([write, *early[-1:], read])}"
             )
+        wait, signal = before[-1].event, after[0].event
         return (
-            f"{read.text}, {other}, but {before[-1].event.shown} before it does not wait for what "
-            f"the writer signals after its write, {after[0].event.shown}; expected a wait for that "
-            f"signal{_lines([read, write, before[-1].event, after[0].event])}"
+            f"{read.text}, {other}, but {wait.call_text} before it does not wait for what the "
+            f"writer signals after its write, {signal.call_text}; expected a wait for that signal"
+            f"{_lines([read, write, wait, signal])}"
         )
 
     def _reuse_message(self, c: Conflict) -> str:
@@ -273,9 +278,9 @@ class _Verifier:
         early = [
             o.event for o in self._operations_of_block(c.read, "signal", "barrier", before=True)
         ][-1:]
-        signal = early[0].shown if early else "nothing"
+        signal = early[0].call_text if early else "nothing"
         return (
-            f"{read.text} until {read.until}, and {_actor(c.write, c.read)} may overwrite it "
+            f"{read.text} until {read.load_end_op}, and {_actor(c.write, c.read)} may overwrite it "
             f"before, since {signal} comes earlier; expected the signal that frees it after the "
             f"wait{_lines([read, *early, write])}"
         )
@@ -285,7 +290,7 @@ class _Verifier:
         faults = []
         for event, qualifiers in stronger.items():
             legal = {"sem": "release" if event.kind == "signal" else "acquire", "scope": "sys"}
-            faults += [f"{event.shown} has {q}='{getattr(event, q)}'; expected '{legal[q]}'"
+            faults += [f"{event.call_text} has {q}='{getattr(event, q)}'; expected '{legal[q]}'"
                        for q in qualifiers]  # fmt: skip
         verb = "overwrites in a later launch" if c.write.launch > c.read.launch else "writes"
         return (
@@ -308,11 +313,13 @@ class _Verifier:
         yield from ({event: names} for event, names in weak.items() if len(names) > 1)
         yield weak
 
-    def _operations_of_block(self, touch: Touch, *kinds: str, before: bool) -> Iterator[Operation]:
+    def _operations_of_block(
+        self, access: BlockAccess, *kinds: str, before: bool
+    ) -> Iterator[Operation]:
         """Yield the operations of the access's block, either before or after the access."""
         for o in self.operations:
-            if o.block == touch.block and o.event.kind in kinds:
-                if (o.position < touch.position) == before:
+            if o.block == access.block and o.event.kind in kinds:
+                if (o.position < access.position) == before:
                     yield o
 
 
@@ -328,11 +335,13 @@ def _not_inferred(func: tirx.PrimFunc) -> str:
     )
 
 
-def _actor(touch: Touch, other: Touch) -> str:
+def _actor(access: BlockAccess, other: BlockAccess) -> str:
     """Return ``rank 1``, or the block if both accesses are on the same rank."""
-    return f"rank {touch.rank}" if touch.rank != other.rank else f"block {touch.number} of its rank"
+    if access.rank != other.rank:
+        return f"rank {access.rank}"
+    return f"block {access.number} of its rank"
 
 
 def _lines(events: list[Event]) -> str:
     """Return the lines of the events, each with its kind: `` read --> file:line``."""
-    return arrows(place for event in events for place in event.places)
+    return arrows(place for event in events for place in event.labelled_lines)

@@ -16,7 +16,7 @@ from tileweave.ops.autotune.nodes_timeline import (
     Wait,
     timelines,
 )
-from tileweave.ops.collectives.collective import Collective, checked
+from tileweave.ops.collectives.collective import Collective, checked_problem
 from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import operators_of
@@ -47,7 +47,7 @@ def problem_of(name: str, nodes: int):
     rows = 256 if name == "all_gather" else 256 * ranks
     options = {"all_to_all": (0, 1), "broadcast": (0,)}.get(name, ())
     x = torch.empty(rows, 512, dtype=dtype, device="meta")
-    return checked(name, x, None, ranks, options)
+    return checked_problem(name, x, None, ranks, options)
 
 
 def assert_sane(prediction: Prediction) -> None:
@@ -97,7 +97,7 @@ def test_an_all_gather_by_hand():
     """3 nodes of 2 ranks: 1000 bytes to each other rank and node."""
     x = torch.empty(1000, dtype=torch.uint8, device="meta")
     rates = Rates(network=10.0, latency=5.0, nvlink=100.0, call=20.0)
-    prediction = predict(checked("all_gather", x, None, 6, ()), 3, rates)
+    prediction = predict(checked_problem("all_gather", x, None, 6, ()), 3, rates)
     assert spans(prediction.transfers) == [(0, 105), (100, 205)]
     assert spans(prediction.calls) == [(0, 30), (105, 135), (205, 235)]
     assert (prediction.total, prediction.exposed, prediction.network) == (235, 145, 205)
@@ -108,7 +108,7 @@ def test_sums_are_sent_while_the_next_are_added():
     """3 nodes of 2 ranks: sums of 1000 bytes, in fp16."""
     x = torch.empty(6 * 500, dtype=torch.float16, device="meta")
     rates = Rates(network=10.0, latency=5.0, nvlink=100.0, call=20.0)
-    prediction = predict(checked("reduce_scatter", x, None, 6, ()), 3, rates)
+    prediction = predict(checked_problem("reduce_scatter", x, None, 6, ()), 3, rates)
     assert spans(prediction.calls) == [(0, 30), (30, 60), (60, 90)]
     assert spans(prediction.transfers) == [(30, 135), (130, 235)]
     assert (prediction.total, prediction.exposed) == (235, 145)
@@ -118,7 +118,7 @@ def test_a_broadcast_by_hand():
     """Node 1 of 3 broadcasts 1024 bytes within the node, then sends half of them from each rank."""
     x = torch.empty(1024, dtype=torch.uint8, device="meta")
     rates = Rates(network=10.24, latency=5.0, nvlink=102.4, call=20.0)
-    one, root, other = predict_nodes(checked("broadcast", x, None, 6, (2,)), 3, rates)
+    one, root, other = predict_nodes(checked_problem("broadcast", x, None, 6, (2,)), 3, rates)
     assert spans(root.calls) == [(0, 30)]
     for node in (one, root, other):
         assert spans(node.transfers) == [(30, 85)]

@@ -12,7 +12,7 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops.collectives import transport as transports
 from tileweave.ops.collectives.broadcast import Broadcast, broadcast_plan, broadcast_program
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.vectors import Lines
 from tileweave.runtime.host.group import Group
 
@@ -59,7 +59,9 @@ def test_synchronization_is_inferred(transport):
 )  # fmt: skip
 @pytest.mark.parametrize("transport", ["ldst", "copy_engine"])
 def test_any_shape_and_type_compiles(shape, dtype, transport):
-    problem = checked("broadcast", torch.empty(shape, dtype=dtype, device="meta"), None, 3, [2])
+    problem = checked_problem(
+        "broadcast", torch.empty(shape, dtype=dtype, device="meta"), None, 3, [2]
+    )
     steps = Broadcast.steps(problem, transport)
     for program in steps.kernels(3) if isinstance(steps, tw.Plan) else [steps]:
         assert not re.search(r"blockIdx\.[yz]", tw.emit(program, world_size=3))
@@ -71,7 +73,7 @@ def test_any_shape_and_type_compiles(shape, dtype, transport):
 def test_a_root_that_is_no_rank(root, legal):
     message = f"broadcast: root={root!r}; expected a rank from {legal}"
     with pytest.raises(tw.TileWeaveError, match=re.escape(message)):
-        checked("broadcast", torch.ones(4), None, 4, [root])
+        checked_problem("broadcast", torch.ones(4), None, 4, [root])
 
 
 def test_an_out_of_another_shape():
@@ -83,7 +85,7 @@ def test_an_out_of_another_shape():
 
 def test_the_root_is_part_of_the_problem():
     """Ranks that name different roots disagree, and the message shows both."""
-    problems = [checked("broadcast", torch.ones(4, 2), None, 4, [root]) for root in (0, 3)]
+    problems = [checked_problem("broadcast", torch.ones(4, 2), None, 4, [root]) for root in (0, 3)]
     assert [str(problem) for problem in problems] == [
         "broadcast of (4, 2) float32, from rank 0", "broadcast of (4, 2) float32, from rank 3"
     ]  # fmt: skip
@@ -103,7 +105,7 @@ def test_transports(monkeypatch, count, asked, name):
     monkeypatch.setattr(transports, "obstacle_of_ranks", lambda *_: None)
     group = Group(0, 4, 0, torch.device("cpu"), None, None)
     x = torch.empty(count, dtype=torch.bfloat16, device="meta")
-    problem = checked("broadcast", x, None, 4, [0])
+    problem = checked_problem("broadcast", x, None, 4, [0])
     arguments = asked, problem, torch.device("cuda", 0), group, Broadcast
     if name is None:
         with pytest.raises(tw.TileWeaveError, match="14 bytes without a gap; expected a multiple"):

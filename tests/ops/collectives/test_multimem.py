@@ -11,7 +11,7 @@ import tileweave as tw
 from tests.ops.collectives.test_words import DTYPES, SCHEDULES, Small, check, check_in_turn
 from tileweave.ops.collectives.all_gather import all_gather_by_multimem
 from tileweave.ops.collectives.all_reduce import one_shot_by_multimem, two_shot_by_multimem
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_by_multimem
 from tileweave.ops.collectives.transport import auto_transports
 from tileweave.ops.collectives.vectors import Lines
@@ -143,7 +143,7 @@ def test_device_functions(name):
 
 
 def program_of(op: str, shape: tuple[int, ...], dtype: torch.dtype, ranks: int):
-    problem = checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, ranks, ())
+    problem = checked_problem(op, torch.empty(shape, dtype=dtype, device="meta"), None, ranks, ())
     assert OPERATORS[op].obstacle(problem, "multicast") is None
     return OPERATORS[op].steps(problem, "multicast")
 
@@ -192,7 +192,7 @@ def test_any_shape_compiles(op, shape, dtype):
 )
 def test_obstacles(op, shape, dtype, obstacle):
     options = [0] * len(OPERATORS[op].options)
-    problem = checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, options)
+    problem = checked_problem(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, options)
     assert str(OPERATORS[op].obstacle(problem, "multicast")).startswith(obstacle)
 
 
@@ -200,4 +200,4 @@ def test_obstacles(op, shape, dtype, obstacle):
 @pytest.mark.parametrize("elements", [8, 1 << 20, 1 << 29])
 def test_auto_never_selects_it(op, elements):
     x = torch.empty(elements, dtype=torch.bfloat16, device="meta")
-    assert "multicast" not in auto_transports(checked(op, x, None, 4, ()), OPERATORS[op])
+    assert "multicast" not in auto_transports(checked_problem(op, x, None, 4, ()), OPERATORS[op])

@@ -25,7 +25,7 @@ from tileweave.ops.collectives.all_to_all import (
     all_to_all_plan,
     all_to_all_program,
 )
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.transport import auto_transports
 from tileweave.ops.collectives.vectors import Lines, copies_to
@@ -202,7 +202,7 @@ axis has blocks; more than 32 bits can count."""
 @pytest.mark.parametrize(("op", "axes", "shape", "dtype"), ANY_SHAPES)
 def test_any_shape_compiles(op, axes, shape, dtype):
     """With the choice of ``auto``, and with copy engines."""
-    problem = checked(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, axes)
+    problem = checked_problem(op, torch.empty(shape, dtype=dtype, device="meta"), None, 2, axes)
     collective = OPERATORS[op]
     programs = [collective.steps(problem, auto_transports(problem, collective)[-1])]
     if collective.obstacle(problem, "copy_engine") is None:

@@ -24,7 +24,7 @@ from tileweave.ops.collectives.all_to_all import (
     all_to_all_ll_program,
     all_to_all_program,
 )
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.transport import auto_transports
 from tileweave.ops.collectives.vectors import Lines
 from tileweave.ops.core.collective_problem import CollectiveProblem
@@ -238,7 +238,7 @@ def test_device_functions(name):
 def test_registers_suffice(ptxas, op, shape, axes):
     """Programs of 8 ranks have no spills."""
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    program = OPERATORS[op].steps(checked(op, x, None, 8, axes), "ll")
+    program = OPERATORS[op].steps(checked_problem(op, x, None, 8, axes), "ll")
     said = ptxas(tw.emit(program, stage="ptx", world_size=8))
     spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
     assert spills and set(spills) == {("0", "0")}
@@ -265,7 +265,7 @@ def test_small_tensors_are_words(op, elements, ranks, obstacle):
     """``auto`` tries words for these first, and stores with signals next."""
     axes = (0, 0) if op == "all_to_all" else ()
     x = torch.empty(elements, dtype=torch.bfloat16, device="meta")
-    problem, collective = checked(op, x, None, ranks, axes), OPERATORS[op]
+    problem, collective = checked_problem(op, x, None, ranks, axes), OPERATORS[op]
     found = collective.obstacle(problem, "ll")
     assert found == obstacle if obstacle is None else str(found).startswith(obstacle)
     assert obstacle is not None or auto_transports(problem, collective) == ("ll", "ldst")

@@ -22,7 +22,7 @@ from tileweave.ops.core import groups, problem, strategy
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.operator import Choice
-from tileweave.ops.core.problem import Problem, checked
+from tileweave.ops.core.problem import Problem, checked_problem
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import LARGE
 from tileweave.ops.gemm.all_gather_matmul import AllGatherMatmul
@@ -153,14 +153,14 @@ def test_rows_that_ranks_cannot_share():
     with pytest.raises(tw.TileWeaveError, match=re.escape(
         "a has shape (10, 8); expected a multiple of 4 rows for 4 ranks"
     )):  # fmt: skip
-        checked("matmul_reduce_scatter", ones(10, 8), ones(8, 8), 4)
+        checked_problem("matmul_reduce_scatter", ones(10, 8), ones(8, 8), 4)
 
 
 def test_axes_that_ranks_cannot_share():
     with pytest.raises(tw.TileWeaveError, match=re.escape(
         "all_to_all: x has shape (8, 6); expected a multiple of 4 along axis 1 for 4 ranks"
     )):  # fmt: skip
-        exchange.checked("all_to_all", ones(8, 6), None, 4, (-1, 0))
+        exchange.checked_problem("all_to_all", ones(8, 6), None, 4, (-1, 0))
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_transports(monkeypatch, op, shape, dtype, asked, name, reason):
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     group = Group(0, 4, 0, torch.device("cpu"), None, None)
     x, axes = torch.empty(shape, dtype=dtype, device="meta"), (0, 0) if op == "all_to_all" else ()
-    problem = exchange.checked(op, x, None, 4, axes)
+    problem = exchange.checked_problem(op, x, None, 4, axes)
 
     def found():
         return transport.choose_transport(
@@ -205,7 +205,7 @@ def test_no_copies_behind_a_kernel_of_the_same_gpu(monkeypatch, gpus):
     group = Group(0, 4, 0, cpu, None, None, tuple(gpus))
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     x = torch.empty(1 << 27, dtype=BF16, device="meta")
-    problem = exchange.checked("all_gather", x, None, 4, ())
+    problem = exchange.checked_problem("all_gather", x, None, 4, ())
     made = OPERATORS["all_gather"]
     taken = transport.choose_transport("auto", problem, cpu, group, made).name
     assert taken == ("ldst" if gpus == "abab" else "copy_engine")
@@ -299,7 +299,7 @@ def test_parts_change_their_places_between_two_tensors():
 
 
 def test_any_rows_are_reduced():
-    assert checked("matmul_all_reduce", ones(10, 8), ones(8, 6), 4).shape == (10, 6)
+    assert checked_problem("matmul_all_reduce", ones(10, 8), ones(8, 6), 4).shape == (10, 6)
 
 
 def test_processes_that_have_not_met(monkeypatch):
@@ -333,7 +333,7 @@ def test_gaps_are_copied_with_one_warning(a, b, bias, names, monkeypatch):
 
 def test_memory_order_of_b():
     def transposed(b):
-        return checked("all_gather_matmul", ones(4, 8), b, 2).transposed
+        return checked_problem("all_gather_matmul", ones(4, 8), b, 2).transposed
 
     assert not transposed(ones(8, 6))
     assert transposed(ones(6, 8).t())
@@ -540,7 +540,7 @@ def test_fp8_is_measured_with_scales(op):
 
 
 def test_what_ranks_compare_of_a_problem():
-    request = checked("matmul_reduce_scatter", *HALVES, 2, None, Epilogue(
+    request = checked_problem("matmul_reduce_scatter", *HALVES, 2, None, Epilogue(
         ones(48, dtype=torch.float16), *SCALES.values(), torch.float16
     ))  # fmt: skip
     assert str(request) == (

@@ -72,14 +72,14 @@ def tiles_program(experts, tile_rows, threads=384):
     def list_tiles(
         offsets: T.Tensor((experts,), "int32"),
         rows: T.int32,
-        tiles: T.Tensor((MOST_TILES, 3), "int32"),
+        tiles: T.Tensor((MAX_TILES, 3), "int32"),
         number: T.Tensor((1,), "int32"),
     ):
         with T.Kernel(1, threads=threads):
             before = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
             scratch = T.alloc_shared((numbers_of(experts),), "int32", scope="shared")
             count_tiles(offsets, rows, tile_rows, before, scratch)
-            for i in T.serial(MOST_TILES):
+            for i in T.serial(MAX_TILES):
                 if i < before[experts]:
                     row, end, expert, _ = find_tile(offsets, rows, tiles_of_rows, 1, before, i)
                     tiles[i, 0] = row
@@ -90,7 +90,7 @@ def tiles_program(experts, tile_rows, threads=384):
     return list_tiles
 
 
-MOST_TILES = 300
+MAX_TILES = 300
 
 
 def list_tiles(offsets, rows, tile_rows=64, level="tile"):
@@ -98,7 +98,7 @@ def list_tiles(offsets, rows, tile_rows=64, level="tile"):
     inputs = {
         "offsets": np.asarray(offsets, np.int32),
         "rows": rows,
-        "tiles": np.full((MOST_TILES, 3), UNUSED, np.int32),
+        "tiles": np.full((MAX_TILES, 3), UNUSED, np.int32),
     }
     outputs = run(tiles_program(len(offsets), tile_rows), inputs, level)
     return outputs["tiles"][: outputs["number"][0]].tolist()
@@ -112,7 +112,7 @@ def test_tiles(counts, level):
 
 
 def test_tiles_at_both_levels():
-    tiles = np.zeros((MOST_TILES, 3), np.int32)
+    tiles = np.zeros((MAX_TILES, 3), np.int32)
     inputs = {"offsets": offsets_of([63, 65, 1]), "rows": ROWS, "tiles": tiles}
     (outputs,) = tw.validate(tiles_program(3, 64), 1, [inputs])
     assert outputs["tiles"][: outputs["number"][0]].tolist() == [

@@ -13,7 +13,7 @@ from tests.ops.core.test_torch import assert_right
 from tests.ops.moe import moe_on_ranks
 from tests.ops.moe.moe_on_ranks import Layer
 from tileweave import ops
-from tileweave.ops.moe.row_problem import checked
+from tileweave.ops.moe.row_problem import checked_problem
 
 LAYERS = {
     "uniform": Layer(routing=4),
@@ -246,7 +246,7 @@ def test_options_of_numpy():
 
 def test_experts_that_ranks_cannot_share():
     with pytest.raises(tw.TileWeaveError) as error:
-        checked("dispatch", X, IDS, 6, None, 4)
+        checked_problem("dispatch", X, IDS, 6, None, 4)
     assert (
         str(error.value) == "dispatch: num_experts=6; expected a positive multiple of 4 for 4 ranks"
     )

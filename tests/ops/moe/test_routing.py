@@ -122,8 +122,8 @@ def compare(ids: torch.Tensor, rank: int, num_experts: int, capacity: int, level
 def division(request, monkeypatch):
     """Divide few choices among blocks: none, one wave of each, or several waves of each."""
     if request.param != "one block":
-        monkeypatch.setattr(kernels, "MOST_THREADS", 32)
-        monkeypatch.setattr(kernels, "MOST_BLOCKS", 2 if request.param == "waves" else 128)
+        monkeypatch.setattr(kernels, "MAX_THREADS", 32)
+        monkeypatch.setattr(kernels, "MAX_BLOCKS", 2 if request.param == "waves" else 128)
 
 
 @pytest.mark.parametrize("seed", [4, 6, 13])
@@ -144,7 +144,7 @@ def test_kernel_for_many_routings(division, seed):
 @pytest.mark.long
 def test_kernel_of_as_many_choices_as_threads():
     ids = torch.randint(-1, 40, (8, 16, 8), generator=torch.Generator().manual_seed(0))
-    assert ids.numel() == kernels.MOST_THREADS
+    assert ids.numel() == kernels.MAX_THREADS
     compare(ids, 5, 40, 700, "tile")
 
 
@@ -231,7 +231,7 @@ def test_kernels_spill_no_registers(ptxas, tokens, dtype):
 @pytest.mark.parametrize("tokens", [16, 8192])
 def test_counters_of_all_experts_fit_shared_memory(tokens):
     """TileLang reuses the memory of buffers that are no longer needed."""
-    config = RoutingConfig(8, tokens, 8, kernels.MOST_EXPERTS // 8, 64, "int32")
+    config = RoutingConfig(8, tokens, 8, kernels.MAX_EXPERTS // 8, 64, "int32")
     source = tw.emit(routing_program(config), "cuda", world_size=1)
     buffers = re.findall(r"(\w+) = \(\(void\*\)\(\(char\*\)buf_dyn_shmem \+ (\d+)", source)
     table, other = 4 * config.warps * config.experts, 4 * config.segments * 32

@@ -185,7 +185,7 @@ def test_omitted_parameters():
 
 def test_threads_trace_one_plan(monkeypatch):
     """The threads make more calls than the plan caches."""
-    monkeypatch.setattr(plans, "_TRACES", 4)
+    monkeypatch.setattr(plans, "_MAX_TRACES", 4)
     plan, failed = declared(lambda p, epoch: None, epoch=T.int32), []
 
     def traces(first):

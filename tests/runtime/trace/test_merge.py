@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tileweave.passes.device.record_events import decoded, encoded
+from tileweave.passes.device.record_events import decode_events, encode_events
 from tileweave.runtime.host.tracer import TracedLaunch
 from tileweave.runtime.trace.chrome import from_json, to_json
 from tileweave.runtime.trace.clocks import combined, offset_of
@@ -52,7 +52,7 @@ def ring(offset=0, error=50):
     Rank 0 signals at 1000 and waits from 1100 to 3500; rank 1 waits from 500 to 2200, and signals
     at 2300. The clock of rank 1 is ahead by ``offset``.
     """
-    launch = TracedLaunch(encoded(TABLE), "stream 0", EPOCH // 2)
+    launch = TracedLaunch(encode_events(TABLE), "stream 0", EPOCH // 2)
     words = {0x10: Word(0, 16, "[0, 0]"), 0x20: Word(1, 16, "[1, 0]")}
     zero = events_of(
         [
@@ -173,7 +173,7 @@ def counted(adds, waits):
         (WAIT, begin, end, {"flag": 0x10, "seen": seen, "wanted": wanted, "block": 1})
         for begin, end, seen, wanted in waits
     ]
-    launch = TracedLaunch(encoded(TABLE), "stream 0", EPOCH)
+    launch = TracedLaunch(encode_events(TABLE), "stream 0", EPOCH)
     words = {0x10: Word(0, 16, "[0, 0]")}
     clock = RankClock(host_offset=0)
     trace = merge([RankRecord(0, events_of(rows), 0, [launch], (), words, clock)], "count")
@@ -240,8 +240,8 @@ def test_drift_adds_to_the_error():
 
 
 def test_a_table_survives_host_code():
-    text = encoded(TABLE)
-    assert decoded(text) == TABLE
+    text = encode_events(TABLE)
+    assert decode_events(text) == TABLE
     assert text.replace("-", "").replace("_", "").replace("=", "").isalnum()
 
 

@@ -11,7 +11,7 @@ import torch
 import tileweave as tw
 from tests.runtime.plans.fakes import FakeEvent, alone, shared
 from tests.runtime.trace.test_merge import BEGIN, END, EPOCH, SIGNAL, TABLE, WAIT, events_of
-from tileweave.passes.device.record_events import encoded
+from tileweave.passes.device.record_events import encode_events
 from tileweave.runtime.executor import calls as plan_calls
 from tileweave.runtime.executor.recorded_calls import recorded_calls
 from tileweave.runtime.host import tracer
@@ -45,7 +45,7 @@ def test_steps_of_a_plan(every_rank, monkeypatch):
 
     def calls(here, A, inbox, flags, word):
         monkeypatch.setattr(torch.cuda, "Event", TimedEvent)
-        monkeypatch.setattr(plan_calls, "recorded", lambda kernel, session: kernel)
+        monkeypatch.setattr(plan_calls, "kernel_to_launch", lambda kernel, session: kernel)
         plan, active = plan_calls.Calls(shared), tracer.Tracer(here.session)
         logs = []
         for traced in (False, True, True, False):
@@ -117,7 +117,7 @@ def session(monkeypatch):
 
 def launch(session, rows, later=0):
     """Append events as a kernel does, ``later`` by some nanoseconds."""
-    number = tracer.active().begin_launch(encoded(TABLE))
+    number = tracer.active().begin_launch(encode_events(TABLE))
     head = TraceBuffer.from_address(session.context.trace)
     size = head.capacity * EVENT.itemsize
     at = session.context.trace + ctypes.sizeof(TraceBuffer)

@@ -269,11 +269,11 @@ def test_reads_in_bounds(monkeypatch, place):
 
 
 @needs_nested_pipelines
-def test_without_keep_to_block(monkeypatch):
+def test_without_exclude_producer_threads(monkeypatch):
     """The compiler itself refuses the program."""
     program = miscompiled.counts_in_a_loop()
     tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
-    switch_off(monkeypatch, "keep_to_block")
+    switch_off(monkeypatch, "exclude_producer_threads")
     with pytest.raises(TileWeaveError, match="threads that are not the program's execute it"):
         tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
 

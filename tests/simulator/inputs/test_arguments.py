@@ -7,7 +7,7 @@ import torch
 
 import tileweave as tw
 from tileweave import language as W
-from tileweave.passes.sync.infer.infer_sync import MOST_INFERRED_RANKS
+from tileweave.passes.sync.infer.infer_sync import MAX_INFERRED_RANKS
 from tileweave.runtime.plans.parameters import Parameter
 from tileweave.simulator.inputs.arguments import check_blocks, check_tensors
 
@@ -141,7 +141,7 @@ def test_tensors_must_fit_into_free_memory():
 
 
 def test_ranks_that_inference_cannot_count():
-    most = MOST_INFERRED_RANKS
+    most = MAX_INFERRED_RANKS
     assert "def shift(" in tw.emit(shift, "tile", world_size=most, sizes={"M": 16})
     assert f"infer_sync: {most + 1} ranks; expected at most {most}" in refused(
         lambda: tw.emit(shift, "tile", world_size=most + 1, sizes={"M": 16})

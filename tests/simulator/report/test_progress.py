@@ -92,7 +92,7 @@ def file(tmp_path, monkeypatch):
 
 
 def test_command_refuses_long_simulations(file, capsys, monkeypatch):
-    monkeypatch.setattr("tileweave.cli.simulation._MOST_SECONDS", 0)
+    monkeypatch.setattr("tileweave.cli.simulation._MAX_SECONDS", 0)
     assert main(["simulate", file, "--ranks", "1"]) == 1
     said = capsys.readouterr()
     assert "simulate: many takes an estimated " in said.err and "or --force" in said.err

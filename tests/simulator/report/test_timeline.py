@@ -219,7 +219,7 @@ def test_svg_and_png_show_the_same(tmp_path):
 
 def test_of_too_much_the_last_is_drawn(monkeypatch):
     timeline, _ = recorded(exchange())
-    monkeypatch.setattr(drawing, "_MOST", 20)
+    monkeypatch.setattr(drawing, "_MAX_DRAWN", 20)
     part = draw(timeline)
     monkeypatch.undo()
     assert len(part.shapes) < len(draw(timeline).shapes)

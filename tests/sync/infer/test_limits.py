@@ -23,7 +23,7 @@ def shift(S: W.Symmetric((M, 32), "float32"), X: T.Tensor((M, 32), "float32")):
 
 
 def test_iterations_that_do_not_fit(monkeypatch):
-    monkeypatch.setattr("tileweave.passes.sync.regions.footprints._MOST_NUMBERS", 1000)
+    monkeypatch.setattr("tileweave.passes.sync.regions.footprints._MAX_INTEGERS", 1000)
     assert "def shift(" in tw.emit(shift, "tile", sizes={"M": 8 * 16})
     with pytest.raises(tw.LanguageError) as error:
         tw.emit(shift, "tile", sizes={"M": 8 * 200})

@@ -8,7 +8,7 @@ import tileweave as tw
 from tests.releases import names_line
 from tileweave import language as W
 from tileweave import passes
-from tileweave.passes.sync.infer.infer_sync import explained
+from tileweave.passes.sync.infer.infer_sync import infer_and_explain
 
 RANKS, STRIDE = 2, 1 << 40
 N = 32
@@ -17,7 +17,7 @@ N = 32
 def explanation(func):
     mod = passes.run_group(tvm.IRModule({"p": func}), RANKS, STRIDE, passes.PREPARE_PASSES)
     (func,) = mod.functions.values()
-    return explained(func, RANKS, STRIDE)
+    return infer_and_explain(func, RANKS, STRIDE)
 
 
 def let(region):

@@ -309,7 +309,7 @@ def test_too_many_accesses_are_reported(monkeypatch, limit, most, line, text):
     program = rows_in_parts(unordered=True)
     with pytest.raises(tw.LanguageError, match="or another wait for a flag"):
         grouped(program, 2)
-    monkeypatch.setattr(limit, "_MOST", most)
+    monkeypatch.setattr(limit, "_MAX_COUNT", most)
     with pytest.warns(tw.SyncWarning) as caught:
         grouped(program, 2)
     lines, first = inspect.getsourcelines(rows_in_parts)

@@ -13,12 +13,10 @@ from tvm.ir import structural_equal
 from ....builtins.spec import builtin_of
 from ...ir.accesses import accesses_of
 from ...ir.walk import calls_in, op_name, variables_in
-from ...tile.pin_pipelined import is_pipelined
+from ...tile.pin_pipelined import COPIES, is_pipelined
 
 if TYPE_CHECKING:
-    from ..verify.events import Event
-
-_COPIES = ("tl.tileop.copy", "tl.tileop.tma_copy", "tl.tileop.async_copy")
+    from .events import Event
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,18 +69,23 @@ class AsyncLoads:
         for call in calls_in(stmt, lambda c: True):
             name = op_name(call)
             if name == "tl.mbarrier_wait_parity":
-                completed = [u for u in self._in_flight if self._is_for(call.args[0], u.barrier)]
+                completed = [
+                    load for load in self._in_flight if self._is_for(call.args[0], load.barrier)
+                ]
                 yield from self._end(completed, "T.mbarrier_wait_parity")
             elif name == "tirx.ptx_wait_group":
-                copies = [u for u in self._in_flight if u.barrier is None and u.tile is None]
+                copies = [
+                    load for load in self._in_flight if load.barrier is None and load.tile is None
+                ]
                 num_pending = int(call.args[0])
                 yield from self._end(copies[: len(copies) - num_pending], "T.ptx_wait_group")
         used = accesses_of(stmt)
-        tiles = [u for u in self._in_flight if u.tile in used.reads or u.tile in used.writes]
-        yield from self._end(tiles, "the first use of what it loads")
+        accessed = used.reads | used.writes
+        of_tiles = [load for load in self._in_flight if load.tile in accessed]
+        yield from self._end(of_tiles, "the first use of what it loads")
 
     def _end(self, loads: list[_Load], wait_name: str) -> Iterator[tuple[Event, str]]:
-        self._in_flight = [u for u in self._in_flight if u not in loads]
+        self._in_flight = [load for load in self._in_flight if load not in loads]
         yield from ((event, wait_name) for load in loads for event in load.events)
 
     def _load(self, call: tirx.Call, reads: tuple[Event, ...]) -> _Load | None:
@@ -90,7 +93,7 @@ class AsyncLoads:
         spec = builtin_of(call)
         if spec is not None and spec.is_async_load:
             return _Load(reads, spec.operand(call, "barrier").args[0])
-        if name not in _COPIES:
+        if name not in COPIES:
             return None
         target = call.args[1].args[0].buffer
         if not target.scope().startswith("shared"):

@@ -12,7 +12,7 @@ from ..ir.accesses import written_tensors
 from ..ir.walk import bound_in, flatten, rewrite_children, statements_of, variables_and_loads
 
 
-def wait_once(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def skip_repeated_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Skip an inferred wait in a loop if the previous iteration waited for the same counter.
 
     One granule often covers many iterations, and each acquire invalidates L1, from which consumer

@@ -1,4 +1,4 @@
-"""Let producer warps that load nothing leave, because they may miss a phase of a barrier."""
+"""Let producer warps that load nothing skip the producer's code, where they could deadlock."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _FOLLOWED = frozenset(
 _REGISTERS = frozenset({"tl.set_max_nreg", "tl.no_set_max_nreg"})
 
 
-def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def mask_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Let only the warp that issues a producer's TMA loads run the producer's code.
 
     In TileLang all producer warps wait for free stages, and one thread loads. The barrier of a
     stage distinguishes only two phases. A warp that observes a flag later than the loading warp may
     miss a whole phase. It then deadlocks, because the loading warp does not wait for it. The idle
-    warps have no work there, so they leave. Producers in which every thread loads or arrives do
-    wait for each other; they are not changed. All warps execute the barriers of the block.
+    warps have no work there, so they skip the code between the barriers of the block. Producers in
+    which every thread loads or arrives do wait for each other; they are not changed.
 
     Before: ``if tx < 128: set_max_nreg(24); for k in ...: mbarrier_wait_parity(...); if elect(128):
     tma_load(...)``
@@ -47,13 +47,13 @@ def dismiss_idle_warps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if roles is None:
         return func
 
-    def dismiss(split: tirx.IfThenElse) -> tirx.Stmt:
+    def mask(split: tirx.IfThenElse) -> tirx.Stmt:
         cases = iter([_without_idle_warps(split.then_case, roles.thread), split.else_case])
         return rewrite_children(split, lambda _: next(cases))
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
         if is_specialized(stmt):
-            return roles.rewrite_splits(stmt, dismiss)
+            return roles.rewrite_splits(stmt, mask)
         return rewrite_children(stmt, visit)
 
     return func.with_body(visit(func.body))

@@ -20,11 +20,11 @@ from ..regions.accesses import Access
 from ..regions.granules import choose_granules
 from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import TensorAccesses
-from .word_copies import WORD_COPY, is_by_vectors, is_by_words
+from .word_copies import WORD_COPY, is_elementwise, is_vectorizable
 
 FLAG, LL, AUTO = "flag", "ll", "auto"
 
-MOST_BYTES = 32768
+MAX_LL_BYTES = 32768
 """Largest granule in bytes for which ``auto`` chooses LL. A signal waits until the stores of its
 block have arrived, about 1 us; in this time one block stores about 44 KB over NVLink (8 blocks: 351
 GB/s), and LL stores each byte twice. Estimated from these two figures; the crossing itself is not
@@ -105,11 +105,11 @@ def _protocol_of(
     if requested == LL:
         return Protocol(LL, "chosen by tileweave.protocol", *words)
     size = _granule_bytes(accesses, options)
-    if any(rank != owner for b in accesses.of_kind("read") for rank, owner in b.ranks_and_owners()):
+    if any(rank != owner for f in accesses.of_kind("read") for rank, owner in f.ranks_and_owners()):
         return Protocol(FLAG, "ranks read memory of other ranks, which they would poll")
-    if size > MOST_BYTES:
-        return Protocol(FLAG, f"a granule has {size} bytes, more than {MOST_BYTES}")
-    return Protocol(LL, f"a granule has {size} bytes, at most {MOST_BYTES}", *words)
+    if size > MAX_LL_BYTES:
+        return Protocol(FLAG, f"a granule has {size} bytes, more than {MAX_LL_BYTES}")
+    return Protocol(LL, f"a granule has {size} bytes, at most {MAX_LL_BYTES}", *words)
 
 
 def _clipped_axes(accesses: TensorAccesses) -> frozenset[int]:
@@ -133,12 +133,11 @@ def _granule_bytes(accesses: TensorAccesses, options: Options) -> int:
 
 def _elements_per_word(accesses: TensorAccesses, symbols: Symbols) -> int:
     """Return how many elements share a word: as many as fit, if copies move them together."""
-    copies = [(b.access.anchor.value, b.access.node.buffer) for b in accesses.footprints.values()
-              if b.access.op == WORD_COPY]  # fmt: skip
+    copies = [(f.access.anchor.value, f.access.node.buffer) for f in accesses.footprints.values()
+              if f.access.op == WORD_COPY]  # fmt: skip
     fits = _DATA_BYTES // itemsize(str(accesses.tensor.dtype))
-    together = len(copies) == len(accesses.footprints)
-    together = together and all(
-        is_by_vectors(call, buffer, 2 * fits, symbols) for call, buffer in copies
+    together = len(copies) == len(accesses.footprints) and all(
+        is_vectorizable(call, buffer, 2 * fits, symbols) for call, buffer in copies
     )
     return fits if together else 1
 
@@ -177,7 +176,7 @@ def _obstacle_of(func: tirx.PrimFunc, access: Access) -> str:
     if any(loop is not None and "num_stages" in loop.annotations for loop in access.around):
         return "the access is in T.Pipelined, which would poll ahead"
     if access.op == WORD_COPY:
-        return "" if is_by_words(access.anchor.value) else "the boxes of the copy differ"
+        return "" if is_elementwise(access.anchor.value) else "the boxes of the copy differ"
     if access.op == "a load" and not _is_in_statement(func, access):
         return "a condition or the range of a loop reads it"
     return ""

@@ -29,7 +29,7 @@ class Side:
     @property
     def axes(self) -> list[int]:
         """Axes along which the copy has several elements."""
-        return [axis for axis, extent in enumerate(self.extents) if not _is(extent, 1)]
+        return [axis for axis, extent in enumerate(self.extents) if not _equals(extent, 1)]
 
     def at(self, offsets: Sequence[tirx.PrimExpr]) -> list[tirx.PrimExpr]:
         """Return the indices at these offsets, one for each of ``axes``."""
@@ -45,8 +45,9 @@ def sides_of(call: tirx.Call) -> tuple[Side, Side]:
     return source, target
 
 
-def is_by_words(call: tirx.PrimExpr) -> bool:
-    """Return whether a copy moves boxes of equal constant extents, element by element."""
+def is_elementwise(call: tirx.PrimExpr) -> bool:
+    """Return whether threads can run a copy element by element: both sides are boxes of equal
+    constant extents."""
     if not all(op_name(r) == "tl.region" for r in call.args[:2]):
         return False
     extents = [[side.extents[axis] for axis in side.axes] for side in sides_of(call)]
@@ -54,7 +55,7 @@ def is_by_words(call: tirx.PrimExpr) -> bool:
     return constant and list(map(int, extents[0])) == list(map(int, extents[1]))
 
 
-def is_by_vectors(call: tirx.PrimExpr, words: tirx.Buffer, lanes: int, symbols: Symbols) -> bool:
+def is_vectorizable(call: tirx.PrimExpr, words: tirx.Buffer, lanes: int, symbols: Symbols) -> bool:
     """Return whether a copy can move ``lanes`` consecutive elements at once: both sides are
     contiguous and aligned, and no layout divides the elements of the other side among threads.
 
@@ -63,10 +64,10 @@ def is_by_vectors(call: tirx.PrimExpr, words: tirx.Buffer, lanes: int, symbols: 
     """
     source, target = sides_of(call)
     other = target if source.buffer.data.same_as(words.data) else source
-    same = source.buffer.dtype == target.buffer.dtype
-    private = other.buffer.scope() == "local.fragment"
-    is_symmetric = source.buffer.data.same_as(words.data) == target.buffer.data.same_as(words.data)
-    if not same or private or is_symmetric:
+    converts = source.buffer.dtype != target.buffer.dtype
+    is_fragment = other.buffer.scope() == "local.fragment"
+    is_within_tensor = source.buffer.data.same_as(target.buffer.data)
+    if converts or is_fragment or is_within_tensor:
         return False
     return all(_is_aligned(side, lanes, symbols) for side in (source, target))
 
@@ -80,12 +81,12 @@ def _is_aligned(side: Side, lanes: int, symbols: Symbols) -> bool:
         side.extents[last], side.buffer.shape[last], symbols.inlined(side.start.indices[last]),
         side.buffer.elem_offset, *outer,
     ]  # fmt: skip
-    return _is(step, 1) and all(_is_multiple(n, lanes) for n in multiples)
+    return _equals(step, 1) and all(_is_multiple(n, lanes) for n in multiples)
 
 
 def _is_multiple(number: tirx.PrimExpr, lanes: int) -> bool:
-    rest = tirx.floormod(number, tirx.const(lanes, number.dtype))
-    return tvm.arith.Analyzer().can_prove(tirx.EQ(rest, tirx.const(0, number.dtype)))
+    remainder = tirx.floormod(number, tirx.const(lanes, number.dtype))
+    return tvm.arith.Analyzer().can_prove(tirx.EQ(remainder, tirx.const(0, number.dtype)))
 
 
 def parallel(side: Side, lanes: int, body: Callable[[list[tirx.PrimExpr]], tirx.Stmt]) -> tirx.Stmt:
@@ -111,5 +112,5 @@ def consecutive(indices: list[tirx.PrimExpr], lanes: int) -> list[tirx.PrimExpr]
     return [*indices[:-1], tirx.Ramp(indices[-1], 1, lanes)] if lanes > 1 else indices
 
 
-def _is(extent: tirx.PrimExpr, value: int) -> bool:
+def _equals(extent: tirx.PrimExpr, value: int) -> bool:
     return isinstance(extent, tirx.IntImm) and int(extent) == value

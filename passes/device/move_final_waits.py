@@ -1,4 +1,4 @@
-"""Run the waits at the end of a launch in the producer warps, not in the consumer warps."""
+"""Move the waits at the end of a launch from the consumer warps to the producer warps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..ir.warp_roles import is_specialized, roles_of
 from ..tile.number_builtins import without_marks
 
 
-def end_by_producer(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def move_final_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Move the waits at the end of the consumers' part to the producer.
 
     A wait that times out calls a function. In the consumers this call uses registers: wgmma is

@@ -1,4 +1,4 @@
-"""Prevent TileLang from inserting block barriers between bulk copies of shared memory."""
+"""Hide bulk copies of shared memory from TileLang, which would insert barriers between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..ir.walk import builtins_in, nodes_in, op_name
 _NO_ACCESS = 0
 
 
-def free_async_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def hide_bulk_copies(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Hide bulk copies from TileLang's barrier insertion if only bulk copies use shared memory.
 
     TileLang treats a pointer to shared memory as an ordinary access and inserts a block barrier

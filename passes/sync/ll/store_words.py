@@ -25,7 +25,7 @@ from ..infer import builtin_calls
 from ..infer.context import Inserted, SyncContext
 from ..infer.edits import at_line_of
 from ..regions.symbols import Symbols
-from .word_copies import Side, consecutive, is_by_vectors, parallel, sides_of
+from .word_copies import Side, consecutive, is_vectorizable, parallel, sides_of
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class _Rewriter:
         words = read or written
         lanes = 1
         if words is not None and words.lanes:
-            if is_by_vectors(stmt.value, words.tensor, words.lanes, self.symbols):
+            if is_vectorizable(stmt.value, words.tensor, words.lanes, self.symbols):
                 lanes = words.lanes
 
         zero = tirx.const(0, str(source.buffer.dtype))
@@ -226,7 +226,7 @@ def store_words(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:
         protocol = protocols.get(tensor.name)
         if protocol is None:
             continue
-        index = next(i for i, h in enumerate(implicit) if h.name == tensor.name)
+        index = next(i for i, p in enumerate(implicit) if p.name == tensor.name)
         *outer, last = implicit[index].shape
         shape = (*outer, -(-last // protocol.elements))
         implicit[index] = dataclasses.replace(

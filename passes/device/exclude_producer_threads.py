@@ -1,4 +1,4 @@
-"""Restrict builtins that write to the program's own threads."""
+"""Exclude added producer threads from builtins that write, outside of the specialized part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..ir.walk import has_loads, location, rewrite_children
 from ..tile.number_builtins import calls_of, mark_of
 
 
-def keep_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def exclude_producer_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Guard builtins that write by the indices of the program's threads.
 
     With warp specialization, TileLang launches producer threads in addition to the program's.

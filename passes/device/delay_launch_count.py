@@ -1,4 +1,4 @@
-"""Count a launch after the block barrier before the producers' first load."""
+"""Move the count of a launch after the block barrier before the producers' first load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..ir.walk import builtins_in, flatten, rewrite_children, statements_of
 from ..ir.warp_roles import is_specialized
 
 
-def count_late(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def delay_launch_count(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Move the count of a launch after the block barrier that begins the specialized part.
 
     One thread counts. TileLang begins the specialized part with a barrier if loads precede it. All

@@ -1,1 +1,0 @@
-"""Words of data and a flag in the place of counters (the LL protocol), tensor by tensor."""
