@@ -164,7 +164,7 @@ def compile_nothing(program: Any, **options: Any) -> kernel.Kernel:
     mod = tvm.IRModule({str(program.attrs["global_symbol"]): program})
     mod = passes.run_group(mod, current.group.world_size, current.heap.stride)
     (for_group,) = mod.functions.values()
-    implicit = {p.name: kernel._memory(p, current) for p in implicit_of(for_group)}
+    implicit = {p.name: kernel._allocate(p, current) for p in implicit_of(for_group)}
     return StandInKernel(None, program, implicit)
 
 
