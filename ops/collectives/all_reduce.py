@@ -295,7 +295,7 @@ class AllReduce(Collective, op=NAME):
     reduces = True
     reference_in_place = True
     copy_engine_min_ranks = 2
-    multicast = True
+    transports = (*Collective.transports, "multicast")
     ll_bytes = 1 << 20  # the two-shot program sends an eighth of its input to each of 8 ranks
 
     @staticmethod

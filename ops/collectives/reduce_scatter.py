@@ -142,7 +142,7 @@ class ReduceScatter(Collective, op=NAME):
     )
     reduces = True
     copy_engine_min_ranks = 3
-    multicast = True
+    transports = (*Collective.transports, "multicast")
 
     @staticmethod
     def result(x, ranks):

@@ -1,0 +1,37 @@
+"""Declarations of a collective, and what follows from them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tileweave.ops.collectives.broadcast import Broadcast
+from tileweave.ops.collectives.collective import checked_problem
+
+
+class ByThreads(Broadcast):
+    """Collective with a single program."""
+
+    transports = ("ldst",)
+
+
+PROBLEM = checked_problem("broadcast", torch.empty(64, device="meta"), None, 2, [0])
+
+
+@pytest.mark.parametrize(
+    ("transport", "mover"),
+    [
+        ("copy_engine", "copy engines"),
+        ("tma", "the TMA"),
+        ("ll", "words with flags"),
+        ("multicast", "multimem operations"),
+    ],
+)
+def test_a_transport_without_a_program(transport, mover):
+    assert ByThreads.obstacle(PROBLEM, transport) == (
+        f"broadcast has no program by {mover}; expected another transport"
+    )
+
+
+def test_a_transport_with_a_program():
+    assert ByThreads.obstacle(PROBLEM, "ldst") is None
