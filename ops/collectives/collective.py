@@ -33,7 +33,7 @@ from ..core.problem import (
     require_no_overlap,
 )
 from ..core.registry import OPERATORS, RegisteredOp, operators_of
-from .transport import OWN, ROW_BYTES, SUMMED, WORD_BYTES, Transport, choose_transport
+from .transport import OWN, ROW_BYTES, WORD_BYTES, Transport, choose_transport
 from .vectors import as_declared
 
 Move: TypeAlias = Callable[..., None]
@@ -68,7 +68,7 @@ class Collective(Moved, RegisteredOp, ABC):
     Attributes:
         options: names of the integer arguments besides the tensor.
         options_format: text of the values of ``options`` in errors.
-        reduces: whether the collective adds values.
+        dtypes: types of the values with which the programs compute; None if they move bytes.
         in_place: whether the result may overlap the input, because a block reads there before it
             writes.
         reference_in_place: whether ``reference`` computes in the memory of the result, which then
@@ -84,7 +84,7 @@ class Collective(Moved, RegisteredOp, ABC):
     arguments = (ARGUMENT,)
     options: ClassVar[tuple[str, ...]] = ()
     options_format: ClassVar[str] = ""
-    reduces: ClassVar[bool] = False
+    dtypes: ClassVar[tuple[torch.dtype, ...] | None] = None
     in_place: ClassVar[bool] = True
     reference_in_place: ClassVar[bool] = False
     copy_engine_min_ranks: ClassVar[int | None] = None
@@ -119,8 +119,8 @@ class Collective(Moved, RegisteredOp, ABC):
     def obstacle(cls, problem: CollectiveProblem, transport: str) -> str | None:
         """Return why a transport cannot serve a problem on any GPU, with what is expected; else
         None."""
-        if cls.reduces and problem.dtype not in SUMMED:
-            return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
+        if cls.dtypes is not None and problem.dtype not in cls.dtypes:
+            return f"x is of {problem.dtype}; expected {', '.join(map(str, cls.dtypes))}"
         if not (cls.ll_bytes if transport == "ll" else transport in cls.transports):
             return f"{cls.op} has no program by {OWN[transport]}; expected another transport"
         if transport == "ll" and (reason := cls._ll_obstacle(problem)):

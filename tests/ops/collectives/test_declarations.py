@@ -10,9 +10,9 @@ from tileweave.ops.collectives.collective import checked_problem
 
 
 class ByThreads(Broadcast):
-    """Collective with a single program."""
+    """Collective with a single program, which computes."""
 
-    transports = ("ldst",)
+    transports, dtypes = ("ldst",), (torch.float32,)
 
 
 PROBLEM = checked_problem("broadcast", torch.empty(64, device="meta"), None, 2, [0])
@@ -35,3 +35,11 @@ def test_a_transport_without_a_program(transport, mover):
 
 def test_a_transport_with_a_program():
     assert ByThreads.obstacle(PROBLEM, "ldst") is None
+
+
+def test_a_type_with_which_no_program_computes():
+    problem = checked_problem(
+        "broadcast", torch.empty(64, dtype=torch.int8, device="meta"), None, 2, [0]
+    )
+    assert ByThreads.obstacle(problem, "ldst") == "x is of torch.int8; expected torch.float32"
+    assert Broadcast.obstacle(problem, "ldst") is None
