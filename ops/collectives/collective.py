@@ -229,8 +229,8 @@ class Collective(Moved, RegisteredOp, ABC):
 
 
 def sum_of(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the inputs of all ranks, added in fp32."""
-    return inputs.sum(0, dtype=torch.float32).to(inputs.dtype)
+    """Return the sum of the inputs of all ranks, added at least in fp32."""
+    return inputs.sum(0, dtype=torch.promote_types(inputs.dtype, torch.float32)).to(inputs.dtype)
 
 
 _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import get_context
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,9 +27,10 @@ from tileweave.bench.gemm import IMPLEMENTATIONS, Inputs
 from tileweave.bench.moe_shapes import ROUTINGS, Mixtures
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.autotune.trial import Trial, problem_of
+from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import Operator
-from tileweave.ops.core.registry import operators_of
+from tileweave.ops.core.registry import OPERATORS, operators_of
 
 SHARE, N, K = 6, 10, 8
 FP8 = torch.float8_e4m3fn
@@ -398,42 +399,51 @@ def _error_of_async_tp(op: str) -> float:
     return checker.errors["async_tp"]
 
 
+class Exchange(NamedTuple):
+    """Arguments of a collective.
+
+    Attributes:
+        options: its axes, or the root.
+        trailing: extents of the input after rows and columns.
+    """
+
+    options: tuple[int, ...] = ()
+    trailing: tuple[int, ...] = ()
+
+    def shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        return rows, columns, *self.trailing
+
+
 EXCHANGES = {
-    "all_gather": (),
-    "reduce_scatter": (),
-    "all_reduce": (),
-    "all_to_all": (1, 0),
-    "all_to_all back": (0, 1),
-    "all_to_all in place": (0, 0),
-    "broadcast": (1,),
+    **{name: Exchange() for name in operators_of(Collective)},
+    "all_gather": Exchange((), (5,)),
+    "reduce_scatter": Exchange((), (5,)),
+    "all_reduce": Exchange((), (5,)),
+    "all_to_all": Exchange((1, 0), (5,)),
+    "all_to_all back": Exchange((0, 1), (5,)),
+    "all_to_all in place": Exchange((0, 0), (5,)),
+    "broadcast": Exchange((1,), (5,)),
 }
-"""The collectives, each with axes, or the root."""
+"""Calls of all collectives. One without options needs no entry."""
 
 
 def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
     """Return the result of each rank, computed by one process from all inputs."""
-    op, axes = what.split()[0], EXCHANGES[what]
-    if op == "all_gather":
-        return [torch.cat(x)] * len(x)
-    if op == "all_to_all":
-        parts = [given.chunk(len(x), axes[0]) for given in x]
-        return [torch.cat([p[r] for p in parts], axes[1]) for r in range(len(x))]
-    if op == "broadcast":
-        return [x[axes[0]]] * len(x)
-    total = sum(x)
-    return [total] * len(x) if op == "all_reduce" else list(total.chunk(len(x)))
+    inputs, expected = torch.stack(x), OPERATORS[what.split()[0]].expected
+    options = EXCHANGES[what].options
+    return [expected(inputs, rank, *options).contiguous() for rank in range(len(x))]
 
 
 def exchange(what: str, where: str, form: str | None = None) -> dict[str, bool]:
     """Compare a collective on every rank of a group with one process."""
     group = part_of_the_world(form) if form else None
     me, count = dist.get_rank(), 2 if form else dist.get_world_size()
-    shape = (2 * count, 3 * count, 5)
+    shape = EXCHANGES[what].shape(2 * count, 3 * count)
     x = [numbers(*shape, of=r, what="x") for r in range(count)]
     results = exchange_by_one(x, what)
     out = torch.full_like(results[me], torch.nan) if where == "out" else None
     given = numbers(*shape, of=me, what="x")
-    actual = getattr(ops, what.split()[0])(given, *EXCHANGES[what], group, out=out)
+    actual = getattr(ops, what.split()[0])(given, *EXCHANGES[what].options, group, out=out)
     right = results[me]
     return {"result": torch.allclose(actual, right), "in out": out is None or actual is out}
 
@@ -444,8 +454,8 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
     Weights differ between ranks; for an all-reduce they are equal.
     """
     me, count = dist.get_rank(), dist.get_world_size()
-    op, axes = getattr(ops, what.split()[0]), EXCHANGES[what]
-    shape = (2 * count, 3 * count, 5)
+    op, options = getattr(ops, what.split()[0]), EXCHANGES[what].options
+    shape = EXCHANGES[what].shape(2 * count, 3 * count)
     x = [numbers(*shape, of=r, what="x").requires_grad_() for r in range(count)]
     results = exchange_by_one([given.relu() for given in x], what)
     alike = what == "all_reduce"
@@ -457,7 +467,7 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
     (right,) = torch.autograd.grad(loss, x[me], materialize_grads=True)
 
     def f(given):
-        return op(given.relu(), *axes) * weights[me]
+        return op(given.relu(), *options) * weights[me]
 
     f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
     mine = x[me].detach().clone().requires_grad_()
