@@ -25,7 +25,7 @@ from tileweave.ops.attention.flash import FlashTiles
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.attention.reference import reference_attention
 from tileweave.ops.attention.sp_attention import sp_attention_plan
-from tileweave.ops.collectives.collective import checked_problem
+from tileweave.ops.collectives.collective import Collective, checked_problem
 from tileweave.ops.collectives.vectors import as_declared
 from tileweave.ops.core.across_nodes import Mesh
 from tileweave.ops.core.epilogue import NO_EPILOGUE, Epilogue
@@ -121,12 +121,13 @@ def simulate_collective(transport: str, calls: list) -> list[None]:
 
 
 SHAPES = {
-    "all_gather": (4, 24),
+    **dict.fromkeys(operators_of(Collective), (4, 24)),
     "reduce_scatter": (4 * RANKS, 24),
     "all_reduce": (4 * RANKS, 24),
     "all_to_all": (RANKS, 24),
     "broadcast": (5, 24),
 }
+"""Shapes of inputs. A collective that scatters no axis needs no entry."""
 OPTIONS = {"all_to_all": (0, 1), "broadcast": (3,)}
 
 
