@@ -13,12 +13,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from tests.ops.collectives.exchanges import EXCHANGES, exchange_by_one
 from tileweave import ops
 from tileweave.bench import command as bench
 from tileweave.bench.case import ASYNC_TP, Buffers, Checker, Implementation, implementations_of
@@ -27,10 +28,9 @@ from tileweave.bench.gemm import IMPLEMENTATIONS, Inputs
 from tileweave.bench.moe_shapes import ROUTINGS, Mixtures
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.autotune.trial import Trial, problem_of
-from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import Operator
-from tileweave.ops.core.registry import OPERATORS, operators_of
+from tileweave.ops.core.registry import operators_of
 
 SHARE, N, K = 6, 10, 8
 FP8 = torch.float8_e4m3fn
@@ -397,41 +397,6 @@ def _error_of_async_tp(op: str) -> float:
     checker = Checker({"async_tp": implementation})
     checker("async_tp", inputs, implementation.call(inputs))
     return checker.errors["async_tp"]
-
-
-class Exchange(NamedTuple):
-    """Arguments of a collective.
-
-    Attributes:
-        options: its axes, or the root.
-        trailing: extents of the input after rows and columns.
-    """
-
-    options: tuple[int, ...] = ()
-    trailing: tuple[int, ...] = ()
-
-    def shape(self, rows: int, columns: int) -> tuple[int, ...]:
-        return rows, columns, *self.trailing
-
-
-EXCHANGES = {
-    **{name: Exchange() for name in operators_of(Collective)},
-    "all_gather": Exchange((), (5,)),
-    "reduce_scatter": Exchange((), (5,)),
-    "all_reduce": Exchange((), (5,)),
-    "all_to_all": Exchange((1, 0), (5,)),
-    "all_to_all back": Exchange((0, 1), (5,)),
-    "all_to_all in place": Exchange((0, 0), (5,)),
-    "broadcast": Exchange((1,), (5,)),
-}
-"""Calls of all collectives. One without options needs no entry."""
-
-
-def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
-    """Return the result of each rank, computed by one process from all inputs."""
-    inputs, expected = torch.stack(x), OPERATORS[what.split()[0]].expected
-    options = EXCHANGES[what].options
-    return [expected(inputs, rank, *options).contiguous() for rank in range(len(x))]
 
 
 def exchange(what: str, where: str, form: str | None = None) -> dict[str, bool]:

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.ops.collectives.exchanges import EXCHANGES
 from tileweave.ops.attention.across_nodes import attend_across
 from tileweave.ops.attention.flash import FlashTiles
 from tileweave.ops.attention.problem import checked_attention
@@ -128,7 +129,7 @@ SHAPES = {
     "broadcast": (5, 24),
 }
 """Shapes of inputs. A collective that scatters no axis needs no entry."""
-OPTIONS = {"all_to_all": (0, 1), "broadcast": (3,)}
+OPTIONS = {name: EXCHANGES[name].options for name in SHAPES} | {"broadcast": (3,)}
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ OPTIONS = {"all_to_all": (0, 1), "broadcast": (3,)}
     ],
 )
 def test_collectives(op, transport):
-    collective, options = OPERATORS[op], OPTIONS.get(op, ())
+    collective, options = OPERATORS[op], OPTIONS[op]
     every = torch.stack([torch.randint(-9, 9, SHAPES[op]).float() for _ in range(RANKS)])
 
     def run(rank, mesh, node):

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import tileweave as tw
+from tests.ops.collectives.exchanges import EXCHANGES, exchange_by_one
 from tests.ops.meshes import NODES, Nodes, in_order, mesh_of
-from tests.ops.on_ranks import EXCHANGES, exchange_by_one, numbers
+from tests.ops.on_ranks import numbers
 from tileweave import ops
 
 OPERATORS = ("all_gather", "reduce_scatter")
