@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
+from tileweave import ops
 from tileweave.ops.collectives.broadcast import Broadcast
-from tileweave.ops.collectives.collective import checked_problem
+from tileweave.ops.collectives.collective import Collective, checked_problem
+from tileweave.ops.core.registry import OPERATORS, operators_of
 
 
 class ByThreads(Broadcast):
@@ -43,3 +47,12 @@ def test_a_type_with_which_no_program_computes():
     )
     assert ByThreads.obstacle(problem, "ldst") == "x is of torch.int8; expected torch.float32"
     assert Broadcast.obstacle(problem, "ldst") is None
+
+
+@pytest.mark.parametrize("name", operators_of(Collective))
+def test_docstrings_list_the_transports(name):
+    """``transport`` is the last argument in the docstring of the function for users."""
+    _, _, text = getattr(ops, name).__doc__.partition("        transport: ")
+    listed = re.findall(r"``(\w+)``", re.split(r"\bsee\b|\n\n", text)[0])
+    words = ["ll"] if OPERATORS[name].ll_bytes else []
+    assert set(listed) == {*OPERATORS[name].transports, *words, "nccl", "auto"}
