@@ -103,5 +103,7 @@ def pages() -> list[Path]:
 
 if __name__ == "__main__":
     for page in pages():
-        page.write_text(updated(page.read_text()))
-        print(f"{page.relative_to(DOCS.parent)} written")
+        text = page.read_text()
+        if text != updated(text):
+            page.write_text(updated(text))
+            print(f"{page.relative_to(DOCS.parent)} written")

@@ -293,15 +293,7 @@ class Exchange(Draw):
 
     def right(self, x: list[torch.Tensor], rank: int) -> torch.Tensor:
         """Return this rank's result, given the inputs of all."""
-        if self.op == "all_gather":
-            return torch.cat(x)
-        if self.op == "broadcast":
-            return x[self.axes[0]]
-        if self.op == "all_to_all":
-            scatter, gather = self.axes
-            return torch.cat([part.chunk(len(x), scatter)[rank] for part in x], gather)
-        total = torch.stack(x).float().sum(0).to(self.dtype)
-        return total if self.op == "all_reduce" else total.chunk(len(x))[rank]
+        return OPERATORS[self.op].expected(torch.stack(x), rank, *self.axes)
 
     def data(self) -> Data:
         return ExchangeData(self)

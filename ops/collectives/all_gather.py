@@ -181,7 +181,7 @@ class AllGather(Collective, op=NAME):
         sent="(W - 1) x S",
     )
     copy_engine_min_ranks = 3
-    multicast = True
+    transports = (*Collective.transports, "multicast")
     ll_bytes = LL_BYTES
 
     @staticmethod

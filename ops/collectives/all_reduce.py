@@ -20,7 +20,7 @@ from ..core.registry import TableRow
 from .all_gather import AllGather, collect
 from .collective import Collective, Move, call_collective, sum_of
 from .reduce_scatter import ReduceScatter, add_up
-from .transport import ROW_BYTES
+from .transport import ROW_BYTES, SUMMED
 from .vectors import (
     LL_TILE,
     Lines,
@@ -292,10 +292,10 @@ class AllReduce(Collective, op=NAME):
         "`multicast` 2 (one-shot) or 4 (two-shot)",
         sent="2 x (W - 1) / W x S",
     )
-    reduces = True
+    dtypes = SUMMED
     reference_in_place = True
     copy_engine_min_ranks = 2
-    multicast = True
+    transports = (*Collective.transports, "multicast")
     ll_bytes = 1 << 20  # the two-shot program sends an eighth of its input to each of 8 ranks
 
     @staticmethod

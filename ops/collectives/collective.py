@@ -33,7 +33,7 @@ from ..core.problem import (
     require_no_overlap,
 )
 from ..core.registry import OPERATORS, RegisteredOp, operators_of
-from .transport import ROW_BYTES, SUMMED, WORD_BYTES, Transport, choose_transport
+from .transport import OWN, ROW_BYTES, WORD_BYTES, Transport, choose_transport
 from .vectors import as_declared
 
 Move: TypeAlias = Callable[..., None]
@@ -68,14 +68,15 @@ class Collective(Moved, RegisteredOp, ABC):
     Attributes:
         options: names of the integer arguments besides the tensor.
         options_format: text of the values of ``options`` in errors.
-        reduces: whether the collective adds values.
+        dtypes: types of the values with which the programs compute; None if they move bytes.
         in_place: whether the result may overlap the input, because a block reads there before it
             writes.
         reference_in_place: whether ``reference`` computes in the memory of the result, which then
             holds the input.
         copy_engine_min_ranks: least number of ranks for which copy engines are the fastest
             transport of large tensors; None if they are not the fastest for any.
-        multicast: whether the collective has a program with multimem operations.
+        transports: those for which ``steps`` has a program, without ``ll``, for which see
+            ``ll_bytes``. Without ``ldst``, ``auto`` is ``nccl``.
         ll_bytes: most bytes of a rank's input that words with flags serve, see ``LL_BYTES``; 0 if
             the collective has no such program.
     """
@@ -83,11 +84,11 @@ class Collective(Moved, RegisteredOp, ABC):
     arguments = (ARGUMENT,)
     options: ClassVar[tuple[str, ...]] = ()
     options_format: ClassVar[str] = ""
-    reduces: ClassVar[bool] = False
+    dtypes: ClassVar[tuple[torch.dtype, ...] | None] = None
     in_place: ClassVar[bool] = True
     reference_in_place: ClassVar[bool] = False
     copy_engine_min_ranks: ClassVar[int | None] = None
-    multicast: ClassVar[bool] = False
+    transports: ClassVar[tuple[str, ...]] = ("copy_engine", "tma", "ldst")
     ll_bytes: ClassVar[int] = 0
 
     def __init__(self, problem: CollectiveProblem, transport: str, session: Session) -> None:
@@ -118,12 +119,12 @@ class Collective(Moved, RegisteredOp, ABC):
     def obstacle(cls, problem: CollectiveProblem, transport: str) -> str | None:
         """Return why a transport cannot serve a problem on any GPU, with what is expected; else
         None."""
-        if cls.reduces and problem.dtype not in SUMMED:
-            return f"x is of {problem.dtype}; expected {', '.join(map(str, SUMMED))}"
+        if cls.dtypes is not None and problem.dtype not in cls.dtypes:
+            return f"x is of {problem.dtype}; expected {', '.join(map(str, cls.dtypes))}"
+        if not (cls.ll_bytes if transport == "ll" else transport in cls.transports):
+            return f"{cls.op} has no program by {OWN[transport]}; expected another transport"
         if transport == "ll" and (reason := cls._ll_obstacle(problem)):
             return reason
-        if transport == "multicast" and not cls.multicast:
-            return f"{cls.op} has no program by multimem operations; expected another transport"
         unit = {"tma": ROW_BYTES, "multicast": WORD_BYTES}.get(transport, 1)
         if (run := cls.run_bytes(problem)) % unit:
             return f"a part has {run} bytes without a gap; expected a multiple of {unit}"
@@ -131,8 +132,6 @@ class Collective(Moved, RegisteredOp, ABC):
 
     @classmethod
     def _ll_obstacle(cls, problem: CollectiveProblem) -> str | None:
-        if not cls.ll_bytes:
-            return f"{cls.op} has no program by words with flags; expected another transport"
         if problem.ranks == 1:
             return "there is one rank, which exchanges nothing; expected 2 or more"
         if problem.nbytes > cls.ll_bytes:
@@ -230,8 +229,8 @@ class Collective(Moved, RegisteredOp, ABC):
 
 
 def sum_of(inputs: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the inputs of all ranks, added in fp32."""
-    return inputs.sum(0, dtype=torch.float32).to(inputs.dtype)
+    """Return the sum of the inputs of all ranks, added at least in fp32."""
+    return inputs.sum(0, dtype=torch.promote_types(inputs.dtype, torch.float32)).to(inputs.dtype)
 
 
 _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}

@@ -17,6 +17,7 @@ from ..core.collective_problem import CollectiveProblem, extent_per_rank, requir
 from ..core.groups import TwoLevels
 from ..core.registry import TableRow
 from .collective import Collective, Move, call_collective, sum_of
+from .transport import SUMMED
 from .vectors import Lines, alloc_of, copies_to, multimem_lanes, signal_once
 
 NAME = "reduce_scatter"
@@ -140,9 +141,9 @@ class ReduceScatter(Collective, op=NAME):
         memory="`copy_engine` 1; `tma`, `ldst`, `multicast` 2",
         sent="(W - 1) / W x S",
     )
-    reduces = True
+    dtypes = SUMMED
     copy_engine_min_ranks = 3
-    multicast = True
+    transports = (*Collective.transports, "multicast")
 
     @staticmethod
     def result(x, ranks):

@@ -16,7 +16,11 @@ from ..core.strategy import Reasoned, obstacle_of_ranks, require_own_device
 if TYPE_CHECKING:
     from .collective import Collective
 
-OWN = ("copy_engine", "tma", "ldst", "ll", "multicast")
+OWN = {
+    "copy_engine": "copy engines", "tma": "the TMA", "ldst": "loads and stores",
+    "ll": "words with flags", "multicast": "multimem operations",
+}  # fmt: skip
+"""What moves the data in each transport with programs of our own."""
 COPY_ENGINE_MIN_BYTES = 256 << 20
 """Least bytes per rank from which copy engines are the fastest transport, if a collective declares
 ``copy_engine_min_ranks``; at 64 MiB they are not."""
@@ -74,7 +78,7 @@ def choose_transport(
             are on another rank's GPU.
     """
     return first_possible(
-        requested, problem.op, device, group, OWN, auto_transports(problem, collective),
+        requested, problem.op, device, group, tuple(OWN), auto_transports(problem, collective),
         lambda name: obstacle(name, problem, device, group, collective),
     )  # fmt: skip
 

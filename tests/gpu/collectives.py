@@ -16,11 +16,11 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.collectives.collective import checked_problem
+from tileweave.ops.collectives.collective import Collective, checked_problem
 from tileweave.ops.core import nccl
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.registry import OPERATORS
+from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -29,7 +29,7 @@ from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, transports_
 
 TRANSPORTS = ["copy_engine", "tma", "ldst", "ll", "multicast"]
 HEAP_BYTES = 6 << 30
-LAYOUTS = [
+LAYOUTS: list[tuple[str, tuple[int, ...], list[tuple[int, ...]]]] = [
     ("all_gather", (), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
     ("reduce_scatter", (), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
     ("all_reduce", (), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
@@ -42,7 +42,13 @@ LAYOUTS = [
     ("broadcast", (0,), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),
     ("broadcast", (1,), [(3, 5, 8)]),
 ]
-"""Operator, axes or root, shapes: the sharded axis is a multiple of the number of ranks."""
+LAYOUTS += [
+    (op, (), [(1024, 256), (7, 8), (5 << 20, 4)])
+    for op in operators_of(Collective)
+    if op not in {op for op, *_ in LAYOUTS}
+]
+"""Operator, axes or root, shapes: the sharded axis is a multiple of the number of ranks. A
+collective without options needs no line."""
 ODD = [
     ("all_gather", (), (3, 7), torch.uint8),
     ("all_gather", (), (5, 3), torch.float64),
@@ -119,17 +125,8 @@ class Exchange:
         return self.call(self.out.fill_(77))
 
     def right(self) -> torch.Tensor:
-        ranks, me = self.group.world_size, self.group.rank
         every = nccl.all_gather(self.x[None], self.group)
-        if self.op == "all_gather":
-            return every.flatten(0, 1)
-        if self.op == "all_to_all":
-            scatter, gather = self.axes
-            return torch.cat([x.chunk(ranks, scatter)[me] for x in every], gather)
-        if self.op == "broadcast":
-            return every[self.axes[0]]
-        total = every.float().sum(0).to(self.x.dtype)
-        return total if self.op == "all_reduce" else total.chunk(ranks)[me]
+        return OPERATORS[self.op].expected(every, self.group.rank, *self.axes)
 
     def fault(self, actual: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
         """Return what is wrong with ``actual``, by default ``out``, or ""."""

@@ -8,6 +8,7 @@ from unittest import mock
 
 import torch
 
+from tests.ops.collectives.exchanges import EXCHANGES
 from tests.ops.event_order import Recorder, Trace
 from tests.ops.meshes import Nodes, in_order, mesh_of
 from tileweave import ops
@@ -44,7 +45,7 @@ def inputs_of(name: str, ranks: int) -> list[torch.Tensor]:
 
 def options_of(name: str, ranks: int) -> tuple[int, ...]:
     """Return the options of a collective; the root of a broadcast is the last rank."""
-    return (ranks - 1,) if name == "broadcast" else ((0, 1) if name == "all_to_all" else ())
+    return (ranks - 1,) if name == "broadcast" else EXCHANGES[name].options
 
 
 def problem_of(name: str, ranks: int):

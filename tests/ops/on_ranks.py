@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from tests.ops.collectives.exchanges import EXCHANGES, exchange_by_one
 from tileweave import ops
 from tileweave.bench import command as bench
 from tileweave.bench.case import ASYNC_TP, Buffers, Checker, Implementation, implementations_of
@@ -398,42 +399,16 @@ def _error_of_async_tp(op: str) -> float:
     return checker.errors["async_tp"]
 
 
-EXCHANGES = {
-    "all_gather": (),
-    "reduce_scatter": (),
-    "all_reduce": (),
-    "all_to_all": (1, 0),
-    "all_to_all back": (0, 1),
-    "all_to_all in place": (0, 0),
-    "broadcast": (1,),
-}
-"""The collectives, each with axes, or the root."""
-
-
-def exchange_by_one(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
-    """Return the result of each rank, computed by one process from all inputs."""
-    op, axes = what.split()[0], EXCHANGES[what]
-    if op == "all_gather":
-        return [torch.cat(x)] * len(x)
-    if op == "all_to_all":
-        parts = [given.chunk(len(x), axes[0]) for given in x]
-        return [torch.cat([p[r] for p in parts], axes[1]) for r in range(len(x))]
-    if op == "broadcast":
-        return [x[axes[0]]] * len(x)
-    total = sum(x)
-    return [total] * len(x) if op == "all_reduce" else list(total.chunk(len(x)))
-
-
 def exchange(what: str, where: str, form: str | None = None) -> dict[str, bool]:
     """Compare a collective on every rank of a group with one process."""
     group = part_of_the_world(form) if form else None
     me, count = dist.get_rank(), 2 if form else dist.get_world_size()
-    shape = (2 * count, 3 * count, 5)
+    shape = EXCHANGES[what].shape(2 * count, 3 * count)
     x = [numbers(*shape, of=r, what="x") for r in range(count)]
     results = exchange_by_one(x, what)
     out = torch.full_like(results[me], torch.nan) if where == "out" else None
     given = numbers(*shape, of=me, what="x")
-    actual = getattr(ops, what.split()[0])(given, *EXCHANGES[what], group, out=out)
+    actual = getattr(ops, what.split()[0])(given, *EXCHANGES[what].options, group, out=out)
     right = results[me]
     return {"result": torch.allclose(actual, right), "in out": out is None or actual is out}
 
@@ -444,8 +419,8 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
     Weights differ between ranks; for an all-reduce they are equal.
     """
     me, count = dist.get_rank(), dist.get_world_size()
-    op, axes = getattr(ops, what.split()[0]), EXCHANGES[what]
-    shape = (2 * count, 3 * count, 5)
+    op, options = getattr(ops, what.split()[0]), EXCHANGES[what].options
+    shape = EXCHANGES[what].shape(2 * count, 3 * count)
     x = [numbers(*shape, of=r, what="x").requires_grad_() for r in range(count)]
     results = exchange_by_one([given.relu() for given in x], what)
     alike = what == "all_reduce"
@@ -457,7 +432,7 @@ def gradients_of_exchange(what: str, compiled: bool) -> dict[str, bool]:
     (right,) = torch.autograd.grad(loss, x[me], materialize_grads=True)
 
     def f(given):
-        return op(given.relu(), *axes) * weights[me]
+        return op(given.relu(), *options) * weights[me]
 
     f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f
     mine = x[me].detach().clone().requires_grad_()

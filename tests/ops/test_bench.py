@@ -380,10 +380,11 @@ def test_every_transport_is_compiled_ahead(op, monkeypatch):
     assert size.bytes >= 1 << 20 and size.bytes % (3 * 16) == 0
     problem = collectives.problem_of(op, size, torch.bfloat16)
     group = types.SimpleNamespace(device=torch.device("cuda"), world_size=3)
-    others = ("ll", "multicast")
-    monkeypatch.setattr(collectives, "obstacle", lambda name, *_: "no" if name in others else None)
+    possible = set(OPERATORS[op].transports) - {"multicast"}
+    monkeypatch.setattr(collectives, "obstacle", lambda name, *_: name not in possible)
     names = [program.__class__.__name__ for program in collectives.programs(problem, group)]
-    assert names == ["Plan", "PrimFunc", "PrimFunc"]
+    by_engines = ["Plan"] if "copy_engine" in possible else []
+    assert names == [*by_engines, *["PrimFunc"] * len(possible - {"copy_engine"})]
 
 
 @pytest.mark.parametrize(
@@ -439,18 +440,27 @@ def copies_of(op):
     return collectives.plan_of_copies(collectives.problem_of(op, Size(96, 2), torch.bfloat16))
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("op", COLLECTIVES)
+def test_inputs_are_matrices(op, ranks):
+    """Some collectives accept nothing else, or divide the rows among the ranks."""
+    size = collectives.size_of(1, ranks)
+    shape = collectives.problem_of(op, size, torch.bfloat16).shape
+    assert len(shape) == 2 and shape[0] % ranks == 0 and 2 * shape[0] * shape[1] == size.bytes
+
+
 @pytest.mark.parametrize("op", [op for op in COLLECTIVES if copies_of(op) is not None])
 def test_copies_alone_exchange(op, every_rank, monkeypatch):
     """Memory is larger than needed; copies are real, streams are not."""
     world = Ranks(2, monkeypatch)
     problem = collectives.problem_of(op, Size(96, 2), torch.bfloat16)
-    x = torch.randn(2, 48).bfloat16()
+    x = torch.randn(2, *problem.shape).bfloat16()
     rights = [OPERATORS[op].expected(x, rank, *problem.options) for rank in range(2)]
 
     def rank(group):
         world.join(group)
         monkeypatch.setattr(case, "barrier", lambda group: world.here.session.group.meet("b"))
-        room = world.here.session.heap.allocate((problem.result[0] + 24,), torch.bfloat16)
+        room = world.here.session.heap.allocate((rights[0].numel() + 24,), torch.bfloat16)
         room.local.fill_(7)
         buffers = case.Buffers(problem, group, room)
         implementation = collectives.IMPLEMENTATIONS["exchange/copies"](buffers)

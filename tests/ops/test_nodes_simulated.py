@@ -20,12 +20,13 @@ import pytest
 import torch
 
 import tileweave as tw
+from tests.ops.collectives.exchanges import EXCHANGES
 from tileweave.ops.attention.across_nodes import attend_across
 from tileweave.ops.attention.flash import FlashTiles
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.attention.reference import reference_attention
 from tileweave.ops.attention.sp_attention import sp_attention_plan
-from tileweave.ops.collectives.collective import checked_problem
+from tileweave.ops.collectives.collective import Collective, checked_problem
 from tileweave.ops.collectives.vectors import as_declared
 from tileweave.ops.core.across_nodes import Mesh
 from tileweave.ops.core.epilogue import NO_EPILOGUE, Epilogue
@@ -121,13 +122,14 @@ def simulate_collective(transport: str, calls: list) -> list[None]:
 
 
 SHAPES = {
-    "all_gather": (4, 24),
+    **dict.fromkeys(operators_of(Collective), (4, 24)),
     "reduce_scatter": (4 * RANKS, 24),
     "all_reduce": (4 * RANKS, 24),
     "all_to_all": (RANKS, 24),
     "broadcast": (5, 24),
 }
-OPTIONS = {"all_to_all": (0, 1), "broadcast": (3,)}
+"""Shapes of inputs. A collective that scatters no axis needs no entry."""
+OPTIONS = {name: EXCHANGES[name].options for name in SHAPES} | {"broadcast": (3,)}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ OPTIONS = {"all_to_all": (0, 1), "broadcast": (3,)}
     ],
 )
 def test_collectives(op, transport):
-    collective, options = OPERATORS[op], OPTIONS.get(op, ())
+    collective, options = OPERATORS[op], OPTIONS[op]
     every = torch.stack([torch.randint(-9, 9, SHAPES[op]).float() for _ in range(RANKS)])
 
     def run(rank, mesh, node):

@@ -22,7 +22,9 @@ def test_tables_are_up_to_date(operators):
     assert pages
     for page in pages:
         text = page.read_text()
-        assert text == operators.updated(text), f"{page.name}: run `make docs`"
+        assert text == operators.updated(text), (
+            f"{page.name}: run docs/operators.py, a part of `make docs`"
+        )
 
 
 def test_every_table_is_in_a_page(operators):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +43,8 @@ SIZES = 1, 16, 64, 256
 """Default sizes of a rank's input, in MiB."""
 _PART = 8
 """Parts of ranks are multiples of this number of elements: 16 bytes, for the TMA."""
+_COLUMNS = 1024
+"""Most elements of a row."""
 
 
 def cases(collective: type[Collective], wanted: Wanted, ranks: int) -> list[Case]:
@@ -69,8 +71,11 @@ def size_of(mebibytes: int, ranks: int) -> Size:
 
 
 def problem_of(op: str, size: Size, dtype: torch.dtype) -> CollectiveProblem:
-    """Return the problem of one axis of 2-byte values. Integer arguments are 0."""
-    x = torch.empty(size.bytes // dtype.itemsize, dtype=dtype, device="meta")
+    """Return the problem of a matrix, whose rows divide among the ranks. Integer arguments are
+    0."""
+    elements = size.bytes // dtype.itemsize
+    columns = gcd(elements // size.ranks, _COLUMNS)
+    x = torch.empty(elements // columns, columns, dtype=dtype, device="meta")
     return checked_problem(op, x, None, size.ranks, [0] * len(OPERATORS[op].options))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.ops.collectives.exchanges import EXCHANGES
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.autotune.nodes_model import Rates, predict, predict_nodes
@@ -45,9 +46,8 @@ def problem_of(name: str, nodes: int):
         q = torch.empty(1, 512, 8, 128, dtype=dtype, device="meta")
         return checked_attention(q, q, q, ranks, causal=causal, layout=layout)
     rows = 256 if name == "all_gather" else 256 * ranks
-    options = {"all_to_all": (0, 1), "broadcast": (0,)}.get(name, ())
     x = torch.empty(rows, 512, dtype=dtype, device="meta")
-    return checked_problem(name, x, None, ranks, options)
+    return checked_problem(name, x, None, ranks, EXCHANGES[name].options)
 
 
 def assert_sane(prediction: Prediction) -> None:

@@ -12,26 +12,32 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import tileweave as tw
+from tests.ops.collectives.exchanges import EXCHANGES, exchange_by_one
 from tests.ops.meshes import NODES, Nodes, in_order, mesh_of
-from tests.ops.on_ranks import EXCHANGES, exchange_by_one, numbers
+from tests.ops.on_ranks import numbers
 from tileweave import ops
 
 OPERATORS = ("all_gather", "reduce_scatter")
 TWO_BY_TWO = NODES["2 x 2"]
 
 
-def integers(count: int, of: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Return a rank's input: parts are unaligned, and sums are exact."""
-    return (numbers(3 * count, count, 5, of=of, what="x") * 4).round().to(dtype)
+def integers(shape: tuple[int, ...], of: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Return a rank's input. Its sums are exact."""
+    return (numbers(*shape, of=of, what="x") * 4).round().to(dtype)
+
+
+def unaligned(count: int, what: str = "all_gather") -> tuple[int, ...]:
+    """Return the shape of an input with unaligned parts for ``count`` ranks."""
+    return EXCHANGES[what].shape(3 * count, count)
 
 
 def values(what: str, nodes: Nodes, where: str) -> dict[str, bool]:
     """Compare a collective of several nodes with one process that has all inputs."""
     me, count = in_order(nodes)
-    every = [integers(count, place) for place in range(count)]
+    every = [integers(unaligned(count, what), place) for place in range(count)]
     right = exchange_by_one(every, what)[me]
     out = torch.full_like(right, torch.nan) if where == "out" else None
-    op, options = getattr(ops, what.split()[0]), EXCHANGES[what]
+    op, options = getattr(ops, what.split()[0]), EXCHANGES[what].options
     actual = op(every[me], *options, mesh_of(nodes), out=out)
     return {"result": torch.equal(actual, right), "in out": out is None or actual is out}
 
@@ -39,7 +45,7 @@ def values(what: str, nodes: Nodes, where: str) -> dict[str, bool]:
 def in_place() -> dict[str, bool]:
     """Results that overlap the input, where an operator allows it."""
     me, count = in_order(TWO_BY_TWO)
-    every, mesh = [integers(count, place) for place in range(count)], mesh_of(TWO_BY_TWO)
+    every, mesh = [integers(unaligned(count), place) for place in range(count)], mesh_of(TWO_BY_TWO)
     rows = torch.cat(every)
     shifted = rows.chunk(count)[(me + 1) % count].copy_(every[me])
     results = {
@@ -55,7 +61,7 @@ def same_as_flat(op: str) -> dict[str, bool]:
     mesh, right = mesh_of(TWO_BY_TWO), {}
     moved = (torch.uint8, torch.float8_e4m3fn, torch.float64)
     for dtype in moved if op == "all_gather" else (torch.float32, torch.float64, torch.int32):
-        x = integers(4, dist.get_rank(), dtype)
+        x = integers(unaligned(4), dist.get_rank(), dtype)
         actual, flat = (
             getattr(ops, op)(x, group, transport="nccl") for group in (mesh, dist.group.WORLD)
         )
@@ -82,7 +88,8 @@ def gradients(what: str, nodes: Nodes, compiled: bool) -> dict[str, bool]:
     """
     (me, count), op = in_order(nodes), getattr(ops, what.split()[0])
     every = [
-        numbers(3 * count, count, 5, of=place, what="x").requires_grad_() for place in range(count)
+        numbers(*unaligned(count, what), of=place, what="x").requires_grad_()
+        for place in range(count)
     ]
     results = exchange_by_one([x.relu() for x in every], what)
     is_equal = what == "all_reduce"
@@ -96,7 +103,7 @@ def gradients(what: str, nodes: Nodes, compiled: bool) -> dict[str, bool]:
     mesh = mesh_of(nodes)
 
     def f(x):
-        return op(x.relu(), *EXCHANGES[what], mesh)
+        return op(x.relu(), *EXCHANGES[what].options, mesh)
 
     torch.compiler.reset()
     f = torch.compile(f, backend="aot_eager", fullgraph=True) if compiled else f

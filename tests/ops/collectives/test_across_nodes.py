@@ -15,9 +15,9 @@ import torch
 import tileweave as tw
 from tests.ops import on_ranks
 from tests.ops.collectives import mesh_on_ranks
+from tests.ops.collectives.exchanges import EXCHANGES
 from tests.ops.core.test_torch import assert_right
 from tests.ops.meshes import NODES, THREE, recorded_mesh
-from tests.ops.on_ranks import EXCHANGES
 from tileweave.ops.core.across_nodes import readable, writable
 from tileweave.ops.core.problem import is_contiguous_and_aligned
 from tileweave.ops.core.registry import OPERATORS

@@ -48,6 +48,16 @@ def test_synchronization_is_inferred(transport):
     assert "arrived" in explanation and "nothing is inserted" not in explanation
 
 
+@pytest.mark.parametrize("transport", ["tma", "ldst"])
+def test_every_mutant_is_accounted_for(transport):
+    """No synchronization is superfluous, and the simulator finds each fault."""
+    lines = Lines.of(96, "int32", 16, 128)
+    inputs = [{"x": np.full(lines.shape, rank, np.int32)} for rank in range(3)]
+    mutants = tw.mutate(program_of(lines, 3, 0, transport), 3, inputs, schedules=5)
+    assert [(m.line, m.name, m.why) for m in mutants if not m.is_accounted_for] == []
+    assert [m.verdict for m in mutants].count("killed") >= 25
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.core.registry import OPERATORS
+from tileweave.ops.collectives.collective import Collective
+from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.schema import caller_of, parameters_of, type_mismatch
 
 SCALARS = {str, int, float, bool, torch.dtype}
@@ -33,11 +34,7 @@ def calls() -> dict[str, tuple[dict, torch.Tensor | None]]:
     gemm, weights = torch.randn(256, 8), torch.randn(1, 16, 256)
     attention = {"q": q, "k": q, "v": q, "causal": True}
     return {
-        "all_gather": ({"x": x}, x.clone()),
-        "all_reduce": ({"x": x}, x.clone()),
-        "all_to_all": ({"x": x}, x.clone()),
-        "broadcast": ({"x": x}, x.clone()),
-        "reduce_scatter": ({"x": x}, x.clone()),
+        **{name: ({"x": x}, getattr(ops, name)(x)) for name in operators_of(Collective)},
         "all_gather_matmul": ({"a_shard": x, "b": gemm}, x.new_empty(4, 8)),
         "matmul_reduce_scatter": ({"a": x, "b": gemm}, x.new_empty(4, 8)),
         "matmul_all_reduce": ({"a": x, "b": gemm}, x.new_empty(4, 8)),
@@ -94,7 +91,7 @@ def refusal(name: str, option: str) -> pytest.RaisesExc:
 
 
 def test_all_operators_are_called():
-    assert set(CALLS) == set(OPERATORS)
+    assert set(CALLS) == set(OPERATORS), "calls() of this file has an entry for each operator"
     assert len(OPTIONS) > 30
 
 

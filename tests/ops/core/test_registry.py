@@ -6,16 +6,19 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 import torch
 
 import tileweave
 from tileweave import ops
+from tileweave.ops.collectives.broadcast import Broadcast
 from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core.operator import Operator
-from tileweave.ops.core.registry import OPERATORS, operators_of
+from tileweave.ops.core.registry import OPERATORS, RegisteredOp, operators_of
 from tileweave.runtime.plans.collectives import COLLECTIVES
 
 ROOT = Path(tileweave.ops.__file__).resolve().parents[1]
@@ -115,12 +118,64 @@ def test_another_string_is_not_taken_for_a_name(source):
     assert not list(names_in(source, ROOT / "tileweave" / "bench" / "case.py"))
 
 
+def _classes(base: type) -> Iterator[type]:
+    """Yield the classes of the product that extend ``base``."""
+    for cls in base.__subclasses__():
+        if cls.__module__.startswith(f"{ops.__name__}."):
+            yield cls
+            yield from _classes(cls)
+
+
+def gaps(operator: type) -> Iterator[str]:
+    """Yield what the class of an operator, or the file with the public functions, lacks."""
+    file = Path(inspect.getfile(operator)).relative_to(ROOT)
+    name, declared = operator.__name__, operator.__dict__
+    if "op" not in declared:
+        yield f"{file}: class {name} has no argument op=NAME, which registers it"
+    elif not hasattr(ops, declared["op"]):
+        yield f"ops/__init__.py: {declared['op']} of {file} is not imported"
+    elif declared["op"] not in ops.__all__:
+        yield f"ops/__init__.py: __all__ lacks {declared['op']}"
+    if missing := sorted(getattr(operator, "__abstractmethods__", ())):
+        yield f"{file}: class {name} lacks {', '.join(missing)}"
+    if not hasattr(operator, "row"):
+        yield f"{file}: class {name} lacks row, its row in the tables of the documentation"
+
+
+def test_every_class_is_registered_and_complete():
+    """Also one whose file no other file imports."""
+    for module in walk_packages(ops.__path__, f"{ops.__name__}."):
+        import_module(module.name)
+    operators = [cls for cls in _classes(RegisteredOp) if not any(_classes(cls))]
+    assert len(operators) >= len(OPERATORS) > 10
+    lacking = [gap for operator in operators for gap in gaps(operator)]
+    assert not lacking, "\n".join(lacking)
+
+
+def test_gaps_are_named():
+    class Unregistered(Collective):
+        pass
+
+    class Unexported(Broadcast, op="unexported"):
+        pass
+
+    del OPERATORS["unexported"]
+    lacks = [gap.partition(": ")[2] for cls in (Unregistered, Unexported) for gap in gaps(cls)]
+    assert lacks == [
+        "class Unregistered has no argument op=NAME, which registers it",
+        "class Unregistered lacks across, expected, gradient, reference, result, steps, "
+        "symmetric_inputs, within",
+        "class Unregistered lacks row, its row in the tables of the documentation",
+        "unexported of tests/ops/core/test_registry.py is not imported",
+    ]
+
+
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_operator_is_complete(name):
     operator = OPERATORS[name]
     assert operator.op == name and operator.row.inputs and operator.row.result
     function = getattr(ops, name)
-    assert name in ops.__all__ and function.__name__ == name
+    assert function.__name__ == name
     assert list(inspect.signature(function).parameters)[: len(operator.arguments)] == list(
         operator.arguments
     )

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import tileweave as tw
 from tests.ops import on_ranks
 from tests.ops.autotune import tuned_on_ranks
+from tests.ops.collectives.exchanges import EXCHANGES
 from tileweave.ops.core import groups
 
 pytestmark = pytest.mark.long
@@ -53,13 +54,13 @@ def test_gradients_of_a_sum(three, compiled):
 
 
 @pytest.mark.parametrize("where", ["new", "out"])
-@pytest.mark.parametrize("what", on_ranks.EXCHANGES)
+@pytest.mark.parametrize("what", EXCHANGES)
 def test_exchanges(three, what, where):
     assert_right(three.run(on_ranks.exchange, what, where))
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-@pytest.mark.parametrize("what", on_ranks.EXCHANGES)
+@pytest.mark.parametrize("what", EXCHANGES)
 def test_gradients_of_exchanges(three, what, compiled):
     assert_right(three.run(on_ranks.gradients_of_exchange, what, compiled))
 

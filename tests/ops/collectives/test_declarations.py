@@ -1,0 +1,58 @@
+"""Declarations of a collective, and what follows from them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from tileweave import ops
+from tileweave.ops.collectives.broadcast import Broadcast
+from tileweave.ops.collectives.collective import Collective, checked_problem
+from tileweave.ops.core.registry import OPERATORS, operators_of
+
+
+class ByThreads(Broadcast):
+    """Collective with a single program, which computes."""
+
+    transports, dtypes = ("ldst",), (torch.float32,)
+
+
+PROBLEM = checked_problem("broadcast", torch.empty(64, device="meta"), None, 2, [0])
+
+
+@pytest.mark.parametrize(
+    ("transport", "mover"),
+    [
+        ("copy_engine", "copy engines"),
+        ("tma", "the TMA"),
+        ("ll", "words with flags"),
+        ("multicast", "multimem operations"),
+    ],
+)
+def test_a_transport_without_a_program(transport, mover):
+    assert ByThreads.obstacle(PROBLEM, transport) == (
+        f"broadcast has no program by {mover}; expected another transport"
+    )
+
+
+def test_a_transport_with_a_program():
+    assert ByThreads.obstacle(PROBLEM, "ldst") is None
+
+
+def test_a_type_with_which_no_program_computes():
+    problem = checked_problem(
+        "broadcast", torch.empty(64, dtype=torch.int8, device="meta"), None, 2, [0]
+    )
+    assert ByThreads.obstacle(problem, "ldst") == "x is of torch.int8; expected torch.float32"
+    assert Broadcast.obstacle(problem, "ldst") is None
+
+
+@pytest.mark.parametrize("name", operators_of(Collective))
+def test_docstrings_list_the_transports(name):
+    """``transport`` is the last argument in the docstring of the function for users."""
+    _, _, text = getattr(ops, name).__doc__.partition("        transport: ")
+    listed = re.findall(r"``(\w+)``", re.split(r"\bsee\b|\n\n", text)[0])
+    words = ["ll"] if OPERATORS[name].ll_bytes else []
+    assert set(listed) == {*OPERATORS[name].transports, *words, "nccl", "auto"}
