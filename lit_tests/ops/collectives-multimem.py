@@ -4,13 +4,13 @@
 import torch
 
 import tileweave as tw
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core.registry import OPERATORS
 
 
 def show(op, shape, dtype):
     x = torch.empty(shape, dtype=dtype, device="meta")
-    program = OPERATORS[op].steps(checked(op, x, None, 2, ()), "multicast")
+    program = OPERATORS[op].steps(checked_problem(op, x, None, 2, ()), "multicast")
     print("TEST:", program.attrs["global_symbol"])
     print(tw.emit(program, world_size=2))
 

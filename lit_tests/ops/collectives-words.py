@@ -5,13 +5,13 @@
 import torch
 
 import tileweave as tw
-from tileweave.ops.collectives.collective import checked
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core.registry import OPERATORS
 
 
 def show(op, shape, dtype, options=(), stage="cuda"):
     x = torch.empty(shape, dtype=dtype, device="meta")
-    program = OPERATORS[op].steps(checked(op, x, None, 4, options), "ll")
+    program = OPERATORS[op].steps(checked_problem(op, x, None, 4, options), "ll")
     print("TEST:", program.attrs["global_symbol"], stage)
     print(tw.emit(program, world_size=4, stage=stage))
 
