@@ -190,6 +190,29 @@ def waits_before_warps():
     return program
 
 
+def sends_before_warps(dtype="float32"):
+    """Each rank sends a fragment, and adds those of all ranks to it in a pipelined loop."""
+
+    @T.prim_func
+    def program(X: T.Tensor((32, 32), dtype), Y: T.Tensor((32, 32), dtype)):
+        with T.Kernel(1, threads=128):
+            S = W.alloc_symmetric((2, 32, 32), dtype)
+            own = T.alloc_shared((32, 32), dtype)
+            tile = T.alloc_shared((32, 32), dtype)
+            total = T.alloc_fragment((32, 32), dtype)
+            T.copy(X, total)
+            for peer in T.serial(2):
+                T.copy(total, own)
+                T.copy(own, S[peer, W.rank(), 0, 0])
+            for source in T.Pipelined(2, num_stages=2):
+                T.copy(S[W.rank(), source, 0, 0], tile)
+                for i, j in T.Parallel(32, 32):
+                    total[i, j] += tile[i, j]
+            T.copy(total, Y)
+
+    return program
+
+
 def tile_in_a_uniform_branch():
     """One thread stores a tile of all threads, in a branch on a number that is equal on all
     ranks."""
