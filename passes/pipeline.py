@@ -64,6 +64,7 @@ from .workarounds import (
     keep_indices,
     keep_strides,
     keep_to_consumers,
+    keep_writes_to_block,
     make_factors_positive,
     sync_around_branch,
     verify_layouts,
@@ -254,6 +255,10 @@ WARP_PASSES = (
     Pass(
         keep_to_consumers.keep_to_consumers,
         "after TileLang divides the warps, and before it chooses layouts for their threads",
+    ),
+    Pass(
+        keep_writes_to_block.keep_writes_to_block,
+        "after keep_to_consumers, whose statements other threads execute",
     ),
     Pass(upgrade_ir.downgrade_ir, "last: TileLang continues with the result"),
 )

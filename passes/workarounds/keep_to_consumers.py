@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tvm import tirx
 
 from ..ir.accesses import accesses_of
-from ..ir.walk import children_of, headers_of, rewrite_children, with_span_of
+from ..ir.walk import children_of, headers_of, is_parallel, rewrite_children, with_span_of
 from ..ir.warp_roles import WarpRoles, is_specialized, roles_of
 
 _Fragments = frozenset[tirx.Var]
@@ -62,13 +62,12 @@ def _is_part(stmt: tirx.Stmt, roles: WarpRoles) -> bool:
     tiles, one whose condition reads a fragment, or what TileLang gives to the roles."""
     if _is_of_consumers(stmt, roles) or not children_of(stmt) or _fragments_in(*headers_of(stmt)):
         return True
-    return isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL
+    return is_parallel(stmt)
 
 
 def _is_of_consumers(stmt: tirx.Stmt, roles: WarpRoles) -> bool:
     """Return whether only consumers, and producers in their own branch, execute ``stmt``."""
-    is_branch = isinstance(stmt, tirx.IfThenElse)
-    return is_specialized(stmt) or (is_branch and roles.is_of_consumers(stmt.condition))
+    return is_specialized(stmt) or roles.is_guarded(stmt)
 
 
 def _fragments_in(*nodes: tirx.PrimExpr | tirx.Stmt) -> _Fragments:

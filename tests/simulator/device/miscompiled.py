@@ -213,6 +213,34 @@ def sends_before_warps(dtype="float32"):
     return program
 
 
+def writes_before_warps():
+    """Each thread writes before a pipelined loop, which has additional threads for its loads."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((256,), "float32"),
+        A: T.Tensor((2, 32, 32), "float32"),
+        count: T.Tensor((1,), "int32"),
+        Y: T.Tensor((256,), "float32"),
+        Z: T.Tensor((2, 32, 32), "float32"),
+    ):
+        with T.Kernel(2, threads=128) as block:
+            tile = T.alloc_shared((32, 32), "float32")
+            total = T.alloc_fragment((32, 32), "float32")
+            thread = T.get_thread_binding()
+            W.fence("gpu")
+            T.atomic_add(count[0], 1)
+            Y[block * 128 + thread] = X[block * 128 + thread] + 1
+            T.clear(total)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[k, 0, 0], tile)
+                for i, j in T.Parallel(32, 32):
+                    total[i, j] += tile[i, j]
+            T.copy(total, Z[block, 0, 0])
+
+    return program
+
+
 def tile_in_a_uniform_branch():
     """One thread stores a tile of all threads, in a branch on a number that is equal on all
     ranks."""

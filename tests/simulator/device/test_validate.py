@@ -211,6 +211,7 @@ def test_fault_of_one_level(edit):
             {"tileweave.reuse": "credit"},
             marks=needs_bulk_copies,
         ),
+        ("writes_before_warps", "keep_writes_to_block", "race", {}),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
         ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
     ],
