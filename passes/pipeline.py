@@ -73,6 +73,7 @@ from .workarounds import (
     verify_products,
     verify_reductions,
     verify_thread_axes,
+    verify_thread_values,
     verify_versions,
     wait_before_loop,
 )
@@ -259,6 +260,10 @@ WARP_PASSES = (
     Pass(
         keep_writes_to_block.keep_writes_to_block,
         "after keep_to_consumers, whose statements other threads execute",
+    ),
+    Pass(
+        verify_thread_values.verify_thread_values,
+        "after keep_to_consumers, whose statements have the other index",
     ),
     Pass(upgrade_ir.downgrade_ir, "last: TileLang continues with the result"),
 )
