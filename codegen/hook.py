@@ -95,14 +95,19 @@ class _Inner:
     error: LanguageError | None = None
 
     def run_after_pass(self, mod: IRModule, info: Any) -> None:
+        if info.name == "tl.ProducerConsumerWarpSpecialized":
+            self._change(passes.WARP_PASSES, mod)
         if info.name == "tl.LayoutInference":
             self._run(passes.LAYOUT_PASSES, mod)
 
     def run_before_pass(self, mod: IRModule, info: Any) -> None:
         if info.name == "tl.FlattenBuffer":
-            changed = self._run(passes.FLAT_PASSES, mod)
-            for variable, func in changed.functions.items():
-                mod.update_func(variable, func)
+            self._change(passes.FLAT_PASSES, mod)
+
+    def _change(self, table: tuple[passes.Pass, ...], mod: IRModule) -> None:
+        """Run the passes of ``table`` in place."""
+        for variable, func in self._run(table, mod).functions.items():
+            mod.update_func(variable, func)
 
     def _run(self, table: tuple[passes.Pass, ...], mod: IRModule) -> IRModule:
         try:

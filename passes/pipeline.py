@@ -63,6 +63,8 @@ from .workarounds import (
     hide_factors,
     keep_indices,
     keep_strides,
+    keep_to_consumers,
+    keep_writes_to_block,
     make_factors_positive,
     sync_around_branch,
     verify_layouts,
@@ -71,6 +73,7 @@ from .workarounds import (
     verify_products,
     verify_reductions,
     verify_thread_axes,
+    verify_thread_values,
     verify_versions,
     wait_before_loop,
 )
@@ -247,6 +250,25 @@ FLAT_PASSES = (
 )
 """Passes that protect indices of elements. They run inside TileLang's pipeline, before it flattens
 indices, for every kernel of a program with a builtin or a symmetric tensor."""
+
+WARP_PASSES = (
+    Pass(upgrade_ir.upgrade_ir, "first: TileLang's pipeline has the form of its release"),
+    Pass(
+        keep_to_consumers.keep_to_consumers,
+        "after TileLang divides the warps, and before it chooses layouts for their threads",
+    ),
+    Pass(
+        keep_writes_to_block.keep_writes_to_block,
+        "after keep_to_consumers, whose statements other threads execute",
+    ),
+    Pass(
+        verify_thread_values.verify_thread_values,
+        "after keep_to_consumers, whose statements have the other index",
+    ),
+    Pass(upgrade_ir.downgrade_ir, "last: TileLang continues with the result"),
+)
+"""Passes on tile-level IR with the roles of warps. They run inside TileLang's pipeline, for every
+kernel of a program with a builtin or a symmetric tensor."""
 
 LAYOUT_PASSES = (
     Pass(upgrade_ir.upgrade_ir, "first: TileLang's pipeline has the form of its release"),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-
-from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
+from ..ir.guards import guard_statements, needs_result
 from ..ir.memory_order import writes
 from ..ir.origin import name_of
-from ..ir.walk import has_loads, location, rewrite_children
+from ..ir.walk import location
 from ..tile.number_builtins import calls_of, mark_of
 
 
@@ -28,53 +26,22 @@ def exclude_producer_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
     0): ...``
     After:  ``if tx < 256: T.tileweave.red_add(..., 7, tx, 256); ...``
     """
-    analyzer = tvm.arith.Analyzer()
-
-    def keep(stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
-            analyzer.bind(stmt.node.var, tvm.ir.Range(0, stmt.value))
-        if isinstance(stmt, tirx.Bind) and not has_loads(stmt.value):
-            analyzer.bind(stmt.var, stmt.value)
-        guard = guard_of(stmt)
-        if guard is not None:
-            return tirx.IfThenElse(guard, stmt, None)
-        if isinstance(stmt, tirx.IfThenElse):
-            return keep_branches(stmt)
-        return rewrite_children(stmt, keep)
-
-    def keep_branches(stmt: tirx.IfThenElse) -> tirx.Stmt:
-        with analyzer.constraint_scope(stmt.condition):
-            then_case = keep(stmt.then_case)
-        else_case = None
-        if stmt.else_case is not None:
-            with analyzer.constraint_scope(tirx.Not(stmt.condition)):
-                else_case = keep(stmt.else_case)
-        cases = iter([then_case, else_case])
-        return rewrite_children(stmt, lambda _: next(cases))
-
-    def guard_of(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
-        """Return the condition that restricts ``stmt`` to the program's threads, or None."""
-        for call in filter(writes, calls_of(stmt)):
-            mark = mark_of(call)
-            is_of_thread = mark is not None and mark.threads
-            bounds = [mark.thread >= 0, mark.thread < mark.threads] if is_of_thread else []
-            missing = [condition for condition in bounds if not analyzer.can_prove(condition)]
-            if missing and _needs_result(stmt):
-                raise LanguageError(
-                    f"{name_of(call)}: its result is used outside of warp specialization, where "
-                    f"more than the program's {mark.threads} threads run; expected a call under a "
-                    "condition on the thread index, such as "
-                    f"if T.get_thread_binding() == 0{location(stmt)}"
-                )
-            if missing:
-                return functools.reduce(tirx.And, missing)
-        return None
-
-    return func.with_body(keep(func.body))
+    return func.with_body(guard_statements(func.body, _bounds_of, _check))
 
 
-def _needs_result(stmt: tirx.Stmt) -> bool:
-    """Return whether code outside of a guard around ``stmt`` uses its result."""
-    return not isinstance(stmt, tirx.Evaluate) and not (
-        isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "global"
-    )
+def _bounds_of(stmt: tirx.Stmt) -> list[tirx.PrimExpr]:
+    """Return the conditions that restrict ``stmt`` to the program's threads."""
+    marks = [mark_of(call) for call in filter(writes, calls_of(stmt))]
+    restricted = [mark for mark in marks if mark is not None and mark.threads]
+    return [bound for m in restricted for bound in (m.thread >= 0, m.thread < m.threads)]
+
+
+def _check(stmt: tirx.Stmt) -> None:
+    """Refuse a statement whose result the excluded threads need."""
+    if needs_result(stmt):
+        call = next(c for c in filter(writes, calls_of(stmt)) if mark_of(c) is not None)
+        raise LanguageError(
+            f"{name_of(call)}: its result is used outside of warp specialization, where more than "
+            f"the program's {mark_of(call).threads} threads run; expected a call under a condition "
+            f"on the thread index, such as if T.get_thread_binding() == 0{location(stmt)}"
+        )

@@ -152,6 +152,11 @@ def may_not_run(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, tirx.For) and not tvm.arith.Analyzer().can_prove(stmt.extent > 0)
 
 
+def is_parallel(stmt: tirx.Stmt) -> bool:
+    """Return whether ``stmt`` is a loop of ``T.Parallel``."""
+    return isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL
+
+
 def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
     """Return the calls inside a statement or expression for which ``match`` holds."""
     return [call for call in nodes_in(node, tirx.Call) if match(call)]

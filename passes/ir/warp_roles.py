@@ -38,6 +38,14 @@ class WarpRoles:
         """Return whether only threads after the producers fulfill ``condition``."""
         return self._implies(condition, self.thread >= self.producers)
 
+    def is_guarded(self, stmt: tirx.Stmt) -> bool:
+        """Return whether TileLang restricts ``stmt`` to the consumers, after a specialized part.
+
+        Its own conditions have >=, those of the program <=, the form to which TVM simplifies them.
+        """
+        condition = stmt.condition if isinstance(stmt, tirx.IfThenElse) else None
+        return isinstance(condition, tirx.GE) and self.is_of_consumers(condition)
+
     def is_split(self, stmt: tirx.Stmt) -> bool:
         """Return whether ``stmt`` is a branch whose cases are producers and consumers, in order."""
         return (

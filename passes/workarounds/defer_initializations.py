@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tvm import DataType, tirx
+from tvm import tirx
 from tvm.target import Target
 
 from ...builtins.errors import LanguageError
@@ -20,7 +20,6 @@ from ..ir.walk import (
     flatten,
     has_loads,
     location,
-    op_name,
     rewrite_children,
 )
 from ..tile.require_arch import may_have_producer
@@ -135,7 +134,6 @@ def _sort_statements(path: list[tirx.Stmt], levels: list[_Level]) -> None:
                 not writes.keys().isdisjoint(stay) or len(values) == len(writes)
             ):
                 stay |= reads
-                _refuse_matrix_copy(stmt, needed)
                 if not writes.keys().isdisjoint(needed):
                     needed |= _names_in(stmt)
                     if level.crosses:
@@ -143,27 +141,6 @@ def _sort_statements(path: list[tirx.Stmt], levels: list[_Level]) -> None:
             else:
                 level.moved.insert(0, stmt)
                 needed |= _names_in(stmt)
-
-
-def _refuse_matrix_copy(stmt: tirx.Stmt, needed: set[tirx.Var]) -> None:
-    """Refuse a copy that stays in place, of shared memory and a 16-bit fragment that the loop uses.
-
-    TileLang lowers it to stmatrix or ldmatrix, which producer threads execute, too.
-    """
-    for call in calls_in(stmt, lambda c: op_name(c) == "tl.tileop.copy"):
-        source, target = (region.args[0].buffer for region in call.args[:2])
-        for fragment, other in ((source, target), (target, source)):
-            if (
-                fragment.scope() == "local.fragment"
-                and fragment.data in needed
-                and DataType(fragment.dtype).bits == 16
-                and other.scope().startswith("shared")
-            ):
-                raise LanguageError(
-                    f"T.copy: copies {fragment.name} and {other.name} before T.Pipelined, which "
-                    f"also uses {fragment.name}, so producer threads would copy to wrong places; "
-                    f"expected another fragment for T.Pipelined{location(stmt)}"
-                )
 
 
 def _names_in(*nodes) -> set[tirx.Var]:

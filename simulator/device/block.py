@@ -186,7 +186,7 @@ class DeviceBlock(Block):
                     f"shared memory; expected a wait at mbarrier {barrier.number}",
                 )
         for g, group in self.sources.items():
-            if group.open or group.committed:
+            if group.open or any(group.committed):
                 names = self.machine.memory.thread_names
                 raise SimulationError(
                     "reuse",

@@ -212,39 +212,3 @@ def directly_before(
 # CHECK: for (int tile = 0; tile < 3
 # CHECK-NOT: done_
 show(directly_before)
-
-
-def two_uses(dtype, name):
-    @T.prim_func
-    def program(
-        q: T.Tensor((S, D), dtype), k: W.Symmetric((S, D), "bfloat16"), o: T.Tensor((S, D), dtype)
-    ):
-        with T.Kernel(2, threads=256) as block:
-            K = T.alloc_shared((128, D), "bfloat16")
-            kept = T.alloc_shared((128, D), dtype)
-            tile = T.alloc_fragment((128, D), dtype)
-            scores = T.alloc_fragment((128, 128), "float32")
-            T.copy(q[block * 128, 0], tile)
-            T.copy(tile, kept)
-            for j in T.Pipelined(2, num_stages=2):
-                T.copy(k[W.rank(), j * 128, 0], K)
-                T.gemm(K, K, scores, transpose_B=True, clear_accum=True)
-                for a, b in T.Parallel(128, D):
-                    tile[a, b] += scores[a, b]
-            T.copy(tile, o[block * 128, 0])
-
-    return program.with_attr("global_symbol", name)
-
-
-# CHECK-LABEL: TEST: two_uses sm_90a
-# CHECK-NEXT: T.copy: copies tile and kept before T.Pipelined, which also uses tile, so
-# CHECK-SAME: producer threads would copy to wrong places; expected another fragment for
-# LINE: CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
-show(two_uses("bfloat16", "two_uses"))
-
-# TileLang guards the stores of other copies.
-# CHECK-LABEL: TEST: two_uses_of_floats sm_90a
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: )kept)
-# CHECK: for (int j = 0; j < 2
-show(two_uses("float32", "two_uses_of_floats"))

@@ -190,6 +190,57 @@ def waits_before_warps():
     return program
 
 
+def sends_before_warps(dtype="float32"):
+    """Each rank sends a fragment, and adds those of all ranks to it in a pipelined loop."""
+
+    @T.prim_func
+    def program(X: T.Tensor((32, 32), dtype), Y: T.Tensor((32, 32), dtype)):
+        with T.Kernel(1, threads=128):
+            S = W.alloc_symmetric((2, 32, 32), dtype)
+            own = T.alloc_shared((32, 32), dtype)
+            tile = T.alloc_shared((32, 32), dtype)
+            total = T.alloc_fragment((32, 32), dtype)
+            T.copy(X, total)
+            for peer in T.serial(2):
+                T.copy(total, own)
+                T.copy(own, S[peer, W.rank(), 0, 0])
+            for source in T.Pipelined(2, num_stages=2):
+                T.copy(S[W.rank(), source, 0, 0], tile)
+                for i, j in T.Parallel(32, 32):
+                    total[i, j] += tile[i, j]
+            T.copy(total, Y)
+
+    return program
+
+
+def writes_before_warps():
+    """Each thread writes before a pipelined loop, which has additional threads for its loads."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((256,), "float32"),
+        A: T.Tensor((2, 32, 32), "float32"),
+        count: T.Tensor((1,), "int32"),
+        Y: T.Tensor((256,), "float32"),
+        Z: T.Tensor((2, 32, 32), "float32"),
+    ):
+        with T.Kernel(2, threads=128) as block:
+            tile = T.alloc_shared((32, 32), "float32")
+            total = T.alloc_fragment((32, 32), "float32")
+            thread = T.get_thread_binding()
+            W.fence("gpu")
+            T.atomic_add(count[0], 1)
+            Y[block * 128 + thread] = X[block * 128 + thread] + 1
+            T.clear(total)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(A[k, 0, 0], tile)
+                for i, j in T.Parallel(32, 32):
+                    total[i, j] += tile[i, j]
+            T.copy(total, Z[block, 0, 0])
+
+    return program
+
+
 def tile_in_a_uniform_branch():
     """One thread stores a tile of all threads, in a branch on a number that is equal on all
     ranks."""

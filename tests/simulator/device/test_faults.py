@@ -13,6 +13,7 @@ import tileweave as tw
 from tests.releases import needs_bulk_copies
 from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
 from tests.simulator.mutation.device_programs import gemm, matrices
+from tileweave import language as W
 from tileweave.passes.ir.walk import flatten, op_name
 from tileweave.runtime.kernel.configured import configured
 from tileweave.simulator.device.program import DeviceProgram
@@ -105,6 +106,25 @@ def test_block_that_ends_before_a_load():
         tw.simulate(Executable(program, 1, make), 1, [inputs])
     assert error.value.kind == "reuse"
     assert "ends while a load may still write its shared memory" in error.value.report
+
+
+@needs_bulk_copies
+def test_end_after_an_empty_group():
+    """A group without a store, such as one after a signal that completes all stores, ends."""
+
+    @T.prim_func
+    def program(A: T.Tensor((64,), "float32"), B: T.Tensor((64,), "float32")):
+        with T.Kernel(1, threads=32):
+            tile = T.alloc_shared((64,), "float32")
+            T.copy(A, tile)
+            W.bulk_store(B[0], tile, 64)
+            W.bulk_commit()
+            W.bulk_wait(0)
+            W.bulk_commit()
+
+    numbers = np.arange(64, dtype=np.float32)
+    outputs = tw.validate(program, 1, [{"A": numbers}])
+    assert np.array_equal(outputs[0]["B"], numbers)
 
 
 def test_missing_arrival():

@@ -27,6 +27,7 @@ from tileweave.cli.main import main
 from tileweave.runtime.plans.parameters import parameters_of
 from tileweave.simulator import SimulationError
 from tileweave.simulator.device.program import DeviceProgram
+from tileweave.simulator.memory.values import numpy_dtype
 
 from . import miscompiled
 from .programs import dropped, expected, gemm_reduce_scatter, inputs, with_argument
@@ -210,6 +211,7 @@ def test_fault_of_one_level(edit):
             {"tileweave.reuse": "credit"},
             marks=needs_bulk_copies,
         ),
+        ("writes_before_warps", "keep_writes_to_block", "race", {}),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
         ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
     ],
@@ -222,6 +224,18 @@ def test_without_a_pass(monkeypatch, make, missing, kind, options):
     switch_off(monkeypatch, missing)
     error = reported(program, **arguments)
     assert error.kind == kind and names_line(error.report, "miscompiled.py:")
+
+
+@needs_bulk_copies
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_keep_to_consumers(monkeypatch, dtype):
+    program, rng = miscompiled.sends_before_warps(dtype), np.random.default_rng(0)
+    given = [{"X": rng.integers(-4, 5, (32, 32)).astype(numpy_dtype(dtype))} for _ in range(2)]
+    outputs = tw.validate(program, 2, given)
+    for rank in range(2):
+        assert np.array_equal(outputs[rank]["Y"], given[rank]["X"] + sum(g["X"] for g in given))
+    switch_off(monkeypatch, "keep_to_consumers")
+    assert reported(program, given).kind in ("translation", "poison")
 
 
 @pytest.mark.parametrize("valid", [0, 32, 64])
