@@ -12,7 +12,7 @@ from tvm import tirx
 from .. import passes
 from ..builtins.errors import TileWeaveError
 from .kernel.dynamic import DynamicKernel
-from .kernel.kernel import Kernel, compiled
+from .kernel.kernel import Kernel, compile_kernel
 from .lifecycle import init
 from .plans.parameters import Parameter, parameters_of
 
@@ -56,7 +56,7 @@ def compile(
     options["out_idx"] = outputs
     if passes.needs_sizes(func):
         return DynamicKernel(func, options, session)
-    return compiled(func, options, session)
+    return compile_kernel(func, options, session)
 
 
 _OPTIONS = tuple(inspect.signature(tilelang.compile).parameters)[1:]

@@ -438,7 +438,7 @@ def require_same_call(group: Group) -> None:
         error = _disagreement(op, calls)
         group.fail(str(error))
         raise error
-    group.look(op)
+    group.raise_if_failed(op)
 
 
 def _call_key(rank: int) -> str:

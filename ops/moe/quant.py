@@ -20,8 +20,8 @@ NAME = "quantize_rows"
 _DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 """Types of the kernel, as TileLang writes them."""
 _THREADS_PER_SM = 1024
-LEAST = FP8_MAX * torch.finfo(torch.float32).tiny
-"""Least maximum of a block: the scale of smaller values would be subnormal."""
+MIN_ABSMAX = FP8_MAX * torch.finfo(torch.float32).tiny
+"""Minimum of the largest absolute value of a block: with less, its scale would be subnormal."""
 
 
 def check_quant(op: str, quant: Any, x: torch.Tensor) -> None:
@@ -49,7 +49,7 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         values: (rows, H), e4m3. The largest of each scale is the largest that e4m3 has.
         scales: (rows, H / 128), rounded up, float32: one for each 128 columns.
     """
-    return quantized_blocks(x, SCALED, LEAST)
+    return quantized_blocks(x, SCALED, MIN_ABSMAX)
 
 
 def has_kernel(x: torch.Tensor) -> bool:
@@ -66,7 +66,7 @@ def _eager(x, offsets) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.cuda.device(x.device):
             processors = torch.cuda.get_device_properties(x.device).multi_processor_count
             blocks = processors * _THREADS_PER_SM // THREADS
-            program = quantize_program, columns, experts, _DTYPES[x.dtype], LEAST, blocks
+            program = quantize_program, columns, experts, _DTYPES[x.dtype], MIN_ABSMAX, blocks
             x, written = (
                 t.view(rows, -1, SCALED) for t in (as_kernel_operand(NAME, "x", x), values)
             )

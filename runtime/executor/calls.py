@@ -21,8 +21,8 @@ from ..host.group_argument import process_group_of
 from ..host.heap import SymmetricTensor
 from ..host.session import Session, current
 from ..host.tracer import tracer_of
-from ..kernel.dynamic import DynamicKernel, Turns
-from ..kernel.kernel import Kernel, capturing, recorded
+from ..kernel.dynamic import CallOrder, DynamicKernel
+from ..kernel.kernel import Kernel, capturing, kernel_to_launch
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
 from ..plans.steps import Collective, Launch, Step
 from ..plans.sync_push import ENTRY_STREAM, implicit_name
@@ -57,14 +57,14 @@ class Calls:
         self._kernels: dict[int, tuple[tirx.PrimFunc, Kernel]] = {}
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._thread = _Thread()
-        self._turns = Turns(session)
+        self._order = CallOrder(session)
         self._connected: set[str] = set()
         """Axes across which collectives have been enqueued outside of CUDA graphs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         call, tensors, addresses = self.recorded_call(args, kwargs)
         if self._dynamic:
-            self._take_turns(call.kernels)
+            self._order_call(call.kernels)
         call(tensors, addresses)
 
     def recorded_call(
@@ -134,10 +134,10 @@ class Calls:
                 key.append(address)
         return tuple(key), tensors, addresses
 
-    def _take_turns(self, kernels: Iterable[Kernel]) -> None:
+    def _order_call(self, kernels: Iterable[Kernel]) -> None:
         """Order this call after one with other kernels, which dynamic sizes can cause."""
         if ordered := tuple(id(k) for k in kernels if k.implicit):
-            self._turns.take(ordered)
+            self._order.enter(ordered)
 
     def _record(self, values: Sequence[Any], session: Session) -> RecordedCall:
         """Check a call and record its operations; compile its kernels if they are not yet."""
@@ -264,7 +264,7 @@ class Calls:
     def _kernel(self, step: Launch) -> Kernel:
         """Return the compiled kernel of a step, traced during a trace. Collective the first
         time."""
-        return recorded(self._compiled(step), self._session)
+        return kernel_to_launch(self._compiled(step), self._session)
 
     def _compiled(self, step: Launch) -> Kernel:
         if isinstance(step.kernel, Kernel) and step.kernel.program is step.program:

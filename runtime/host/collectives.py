@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .group import LOOK_EVERY_S
+from .group import CHECK_INTERVAL_S
 
 # Renamed in torch 2.13; the old names warn there.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -54,7 +54,7 @@ def run_by_gloo(
 
 
 def _is_over(work: dist.Work) -> bool:
-    """Wait for ``LOOK_EVERY_S`` or until gloo's work is over; raise what it raises.
+    """Wait for ``CHECK_INTERVAL_S`` or until gloo's work is over; raise what it raises.
 
     gloo never calls a failed reduce-scatter complete. So an error in the first half of the time is
     the work's own. A later one may only say that the time has passed; if the work has failed, the
@@ -62,9 +62,9 @@ def _is_over(work: dist.Work) -> bool:
     """
     began = time.monotonic()
     try:
-        work.wait(timedelta(seconds=LOOK_EVERY_S))
+        work.wait(timedelta(seconds=CHECK_INTERVAL_S))
     except RuntimeError:
-        if work.is_completed() or time.monotonic() - began < LOOK_EVERY_S / 2:
+        if work.is_completed() or time.monotonic() - began < CHECK_INTERVAL_S / 2:
             raise
         return False
     return True

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from ...builtins.errors import TileWeaveError
 from .group_argument import is_alive, require_member
 
-LOOK_EVERY_S = 1.0
-"""Interval at which a waiting rank calls ``look``."""
+CHECK_INTERVAL_S = 1.0
+"""Interval at which a waiting rank checks whether another one has failed."""
 _POLL_S = 0.002
-"""Largest interval at which a waiting rank looks for a value; a quarter of the time so far."""
+"""Maximum interval at which a waiting rank looks for a value; a quarter of the time so far."""
 _FAILED = "failed"
 """Key in the store of a group with the reason why its ranks are at different exchanges."""
 _joined: Counter[str] = Counter()
@@ -93,12 +93,12 @@ class Group:
         self.require_in_step(topic)
         self.publish(topic, value)
 
-        def look() -> None:
+        def check_ranks() -> None:
             if check is not None:
                 check()
-            self.look(topic)
+            self.raise_if_failed(topic)
 
-        return self.collect(topic, value, timeout_s, look)
+        return self.collect(topic, value, timeout_s, check_ranks)
 
     def publish(self, topic: str, value: str) -> None:
         """Give ``value`` to all ranks, which receive it by ``collect``. Does not wait."""
@@ -149,7 +149,7 @@ class Group:
                 "expected tw.finalize() and a new process group on all ranks, or a restart"
             )
 
-    def look(self, call: str) -> None:
+    def raise_if_failed(self, call: str) -> None:
         """Raise if another rank has called ``fail``; see ``require_in_step``."""
         if self.store is not None and not self._failures and self.store.check([_FAILED]):
             self._failures.append(self.store.get(_FAILED).decode())
@@ -173,7 +173,7 @@ class Group:
                     f"rank {peer}; "
                     "expected every rank to make the same calls in the same order"
                 )
-            if check is not None and now - checked_at > LOOK_EVERY_S:
+            if check is not None and now - checked_at > CHECK_INTERVAL_S:
                 checked_at = now
                 check()
             time.sleep(min(_POLL_S, (now - start) / 4))

@@ -7,7 +7,7 @@ import torch
 
 from ...builtins.barriers import sync_ranks
 from ..host.session import Session, current
-from .kernel import Kernel, compiled
+from .kernel import Kernel, compile_kernel
 
 _kernels: dict[str, tuple[Session, Kernel]] = {}
 """Name of a session -> the session and the kernel of its barrier."""
@@ -41,7 +41,7 @@ def prepare(session: Session) -> Kernel:
     """Return the kernel of ``session``'s barrier; ``init`` is the first caller and compiles it."""
     owner, kernel = _kernels.get(session.name, (None, None))
     if kernel is None or owner is not session:
-        kernel = compiled(rank_barrier, {}, session)
+        kernel = compile_kernel(rank_barrier, {}, session)
         _kernels[session.name] = session, kernel
     return kernel
 

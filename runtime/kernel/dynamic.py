@@ -13,7 +13,7 @@ from ...passes.ir.sizes import format_sizes, named, sizes_of
 from ..host.session import Session
 from ..plans.parameters import Shape, parameters_of, shapes_of, shown_sizes
 from .barrier import barrier_in
-from .kernel import Kernel, capturing, compiled, tensors_of
+from .kernel import Kernel, capturing, compile_kernel, tensors_of
 
 
 class DynamicKernel:
@@ -43,7 +43,7 @@ class DynamicKernel:
         self._inputs = [p for i, p in enumerate(self._parameters) if i not in outputs]
         self._by_shapes: dict[Hashable, Kernel] = {}
         """Shapes of all arguments -> kernel."""
-        self._turns = Turns(session)
+        self._order = CallOrder(session)
 
     def at(self, **sizes: int) -> Kernel:
         """Return the kernel for these sizes; compile it, collectively, if it is not yet.
@@ -59,7 +59,7 @@ class DynamicKernel:
         program = with_sizes(self.program, sizes)
         key = tuple(sizes[name] for name in dynamic_sizes(self.program))
         if key not in self.kernels:
-            self.kernels[key] = self._compiled(program)
+            self.kernels[key] = self._compile(program)
         return self.kernels[key]
 
     def runs(self, program: tirx.PrimFunc) -> bool:
@@ -67,7 +67,7 @@ class DynamicKernel:
         sizes = sizes_of(program)
         return bool(sizes) and program.same_as(specialize_sizes(self.program, sizes))
 
-    def _compiled(self, program: tirx.PrimFunc) -> Kernel:
+    def _compile(self, program: tirx.PrimFunc) -> Kernel:
         if capturing():
             raise TileWeaveError(
                 f"{named(program)}: not compiled yet; expected a call or .at(...) with these sizes "
@@ -80,23 +80,23 @@ class DynamicKernel:
                 f"{named(program)}: the ranks compile for different sizes, {programs}; expected "
                 "the same sizes on every rank"
             )
-        return compiled(program, dict(self._options), session)
+        return compile_kernel(program, dict(self._options), session)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        positional, named_ones = tensors_of(args, kwargs)
+        positional, keywords = tensors_of(args, kwargs)
         shapes = tuple(_shape(a) for a in positional)
-        key = (shapes, *((name, _shape(a)) for name, a in named_ones.items()))
+        key = (shapes, *((name, _shape(a)) for name, a in keywords.items()))
         kernel = self._by_shapes.get(key)
         if kernel is None:
-            kernel = self._by_shapes[key] = self._kernel_for(positional, named_ones)
+            kernel = self._by_shapes[key] = self._kernel_for(positional, keywords)
         if any(p.symmetric for p in self._inputs):
-            self._turns.take(kernel)
-        return kernel(*positional, **named_ones)
+            self._order.enter(kernel)
+        return kernel(*positional, **keywords)
 
-    def _kernel_for(self, positional: list[Any], named_ones: dict[str, Any]) -> Kernel:
+    def _kernel_for(self, positional: list[Any], keywords: dict[str, Any]) -> Kernel:
         """Return the kernel for the sizes that the shapes of the arguments imply."""
         name = self.program.attrs["global_symbol"]
-        arguments = {p.name: a for p, a in zip(self._inputs, positional, strict=False)} | named_ones
+        arguments = {p.name: a for p, a in zip(self._inputs, positional, strict=False)} | keywords
         shapes: dict[str, Shape] = {}
         for p in self._inputs:
             if p.shape is not None and (shape := _shape(arguments.get(p.name))) is not None:
@@ -127,7 +127,7 @@ class DynamicKernel:
         return f"kernel {name} for each {sizes}, compiled for {len(self.kernels)} so far"
 
 
-class Turns:
+class CallOrder:
     """Order of calls of kernels for different sizes, which may use the same symmetric memory.
 
     Each kernel has its own counters, so nothing else orders these calls.
@@ -139,7 +139,7 @@ class Turns:
         self._replayed = False
         """Whether a CUDA graph has captured a call; it may be replayed at any time."""
 
-    def take(self, kernel: Hashable) -> None:
+    def enter(self, kernel: Hashable) -> None:
         """Let torch's current stream wait for all ranks, unless the last call used this kernel."""
         self._replayed |= capturing()
         if self._replayed or self._last not in (None, kernel):

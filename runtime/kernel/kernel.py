@@ -76,7 +76,7 @@ class Kernel:
                 self._require_heap(args, session)
                 stream = torch.cuda.current_stream(session.group.device)
                 prepare_launch(session, stream, capturing())
-            launch = recorded(self, session).launch
+            launch = kernel_to_launch(self, session).launch
             return launch(*positional, *self.implicit_tensors.values())
         except Exception:
             watchdog.raise_if_deadlocked()
@@ -123,7 +123,7 @@ class Kernel:
         the first use."""
         session = self._session or current()
         func = passes.with_trace(self.program)
-        kernel = _loaded(func, for_group(func, session), self._options, session)
+        kernel = _compile_and_load(func, for_group(func, session), self._options, session)
         return Kernel(kernel, self.program, self.implicit, session, self._options)
 
     def free(self) -> None:
@@ -155,18 +155,18 @@ def launch_of(kernel: JITKernel) -> Callable[..., Any]:
     return (executable.jit() if isinstance(executable, Executable) else executable)["main"]
 
 
-def compiled(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) -> Kernel:
+def compile_kernel(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) -> Kernel:
     """Compile and load ``func``, which needs no sizes. Collective.
 
     Args:
         options: options of ``tilelang.compile``.
     """
     program = for_group(func, session)
-    kernel = _loaded(func, program, options, session)
-    return Kernel(kernel, func, _memories(implicit_of(program), session), session, options)
+    kernel = _compile_and_load(func, program, options, session)
+    return Kernel(kernel, func, _allocate_implicit(implicit_of(program), session), session, options)
 
 
-def recorded(kernel: Kernel, session: Session) -> Kernel:
+def kernel_to_launch(kernel: Kernel, session: Session) -> Kernel:
     """Return the kernel to launch: ``kernel``, or its traced twin while ``tw.trace`` records the
     group of ``session``.
 
@@ -183,7 +183,7 @@ def recorded(kernel: Kernel, session: Session) -> Kernel:
     return kernel.traced
 
 
-def _loaded(
+def _compile_and_load(
     func: tirx.PrimFunc, program: tirx.PrimFunc, options: Mapping[str, Any], session: Session
 ) -> JITKernel:
     """Compile ``program``, which is ``func`` for the group, and load it onto this GPU.
@@ -212,7 +212,7 @@ def capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-def _memories(
+def _allocate_implicit(
     implicit: Iterable[Implicit], session: Session
 ) -> dict[str, torch.Tensor | SymmetricTensor]:
     """Allocate all implicit parameters, by name; if one fails, free the others."""

@@ -11,7 +11,7 @@ from ...builtins.ranks import rank
 from ...builtins.signals import signal, wait_reached
 from ...builtins.symmetric import Symmetric
 from ..host.session import Session
-from ..kernel.kernel import compiled
+from ..kernel.kernel import compile_kernel
 from .merge import RankClock
 
 ROUNDS = 64
@@ -68,12 +68,12 @@ class Clocks:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._read = compiled(read_clock, {}, session)
+        self._read = compile_kernel(read_clock, {}, session)
         self._times = torch.zeros((ROUNDS, 2), dtype=torch.int64, device=session.group.device)
         self._exchanges = 0
         self._ping_pong = self._flags = None
         if session.group.world_size > 1:
-            self._ping_pong = compiled(ping_pong, {}, session)
+            self._ping_pong = compile_kernel(ping_pong, {}, session)
             self._flags = session.heap.allocate((2,), torch.uint32)
 
     def read(self) -> Reading:

@@ -19,7 +19,7 @@ from tileweave.runtime import compiler
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.kernel import dynamic as dynamic_kernel
-from tileweave.runtime.kernel.dynamic import DynamicKernel, Turns
+from tileweave.runtime.kernel.dynamic import CallOrder, DynamicKernel
 from tileweave.runtime.kernel.kernel import Kernel
 
 RANKS, N = 2, 32
@@ -50,7 +50,7 @@ def made(monkeypatch):
         log.append(sizes_of(program))
         return Compiled(program)
 
-    monkeypatch.setattr(dynamic_kernel, "compiled", compiled)
+    monkeypatch.setattr(dynamic_kernel, "compile_kernel", compiled)
     monkeypatch.setattr(dynamic_kernel, "barrier_in", lambda session: log.append("barrier"))
     return log
 
@@ -152,14 +152,14 @@ def test_a_graph_knows_only_sizes_compiled_before(made, monkeypatch):
 
 
 def test_calls_beside_a_graph_are_kept_apart_from_its_replays(made, monkeypatch):
-    turns, one = Turns(session_of()), object()
-    turns.take(one)
-    turns.take(one)
+    order, one = CallOrder(session_of()), object()
+    order.enter(one)
+    order.enter(one)
     assert made == []
     monkeypatch.setattr(dynamic_kernel, "capturing", lambda: True)
-    turns.take(one)
+    order.enter(one)
     monkeypatch.setattr(dynamic_kernel, "capturing", lambda: False)
-    turns.take(one)
+    order.enter(one)
     assert made == ["barrier", "barrier"]
 
 
@@ -186,7 +186,7 @@ def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made, monkeypatch):
 def test_compile_waits_for_sizes_where_they_matter(monkeypatch):
     """A program without inference keeps its dynamic extent, as TileLang compiles it."""
     monkeypatch.setattr(compiler, "init", lambda group: None)
-    monkeypatch.setattr(compiler, "compiled", lambda func, options, session: func)
+    monkeypatch.setattr(compiler, "compile_kernel", lambda func, options, session: func)
     assert isinstance(tw.compile(PROGRAM), DynamicKernel)
     local, explicit = programs_without_inference()
     assert tw.compile(local).same_as(local)

@@ -22,7 +22,7 @@ from tileweave.passes.ir.implicit import Implicit
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.host.heap import ALIGNMENT, FreeList, Heap, HeapExhausted, SymmetricTensor
 from tileweave.runtime.host.memory import PAGE, Memory, memory_of
-from tileweave.runtime.kernel.kernel import _memories
+from tileweave.runtime.kernel.kernel import _allocate_implicit
 
 RESERVED = 1 << 16
 
@@ -292,5 +292,5 @@ def test_a_kernel_gets_all_its_memory_or_none():
     local = Implicit("launches", False, (1,), "uint32")
     for _ in range(3):
         with pytest.raises(HeapExhausted):
-            _memories([small, local, large], session)
-    assert list(_memories([small, local], session)) == ["counters", "launches"]
+            _allocate_implicit([small, local, large], session)
+    assert list(_allocate_implicit([small, local], session)) == ["counters", "launches"]

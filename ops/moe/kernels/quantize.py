@@ -10,13 +10,13 @@ from .grouped_gemm import SCALED, end_of
 THREADS = 128
 
 
-def quantize_program(columns: int, experts: int, dtype: str, least: float, blocks: int) -> Any:
+def quantize_program(columns: int, experts: int, dtype: str, min_absmax: float, blocks: int) -> Any:
     """Build the kernel: values and scales, as ``quant.quantized`` returns them, of the rows that
     experts have. It does not write other rows, which a grouped GEMM does not use.
 
     Args:
         columns: a multiple of ``SCALED``.
-        least: least maximum of 128 columns.
+        min_absmax: lower bound of the largest absolute value of 128 columns.
         blocks: number of persistent blocks.
     """
     rows, groups = T.dynamic("rows"), columns // SCALED
@@ -38,7 +38,7 @@ def quantize_program(columns: int, experts: int, dtype: str, least: float, block
                     row[g, j] = x[number, g, j]
                 T.reduce_absmax(row, scale, dim=1)
                 for g in T.Parallel(groups):
-                    scale[g] = T.max(scale[g], least) / FP8_MAX
+                    scale[g] = T.max(scale[g], min_absmax) / FP8_MAX
                 for g in T.Parallel(groups):
                     scales[number, g] = scale[g]
                 # No quotient is rounded up from FP8_MAX; a minimum would lose NaN.

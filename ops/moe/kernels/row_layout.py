@@ -14,7 +14,7 @@ _VECTOR_BYTES = 16
 _ROW_VECTORS = 8
 """Vectors of a row that a thread holds."""
 _THREADS = 64, 1024
-"""Least and most threads of a block, powers of two."""
+"""Minimum and maximum number of threads of a block, powers of two."""
 _THREADS_PER_SM = 1024
 """Threads that pull on an SM: with ``_ROW_VECTORS`` loads each, enough to cover the latency of
 NVLink."""
@@ -41,9 +41,9 @@ class RowLayout:
     def of(columns: int, dtype: str) -> "RowLayout":
         """Return the layout of rows with ``columns`` elements."""
         width = gcd(columns, _VECTOR_BYTES // itemsize_of(dtype))
-        vectors, (least, most) = columns // width, _THREADS
+        vectors, (minimum, maximum) = columns // width, _THREADS
         threads = 1 << (ceil(vectors / _ROW_VECTORS) - 1).bit_length()
-        threads = min(max(threads, least), most)
+        threads = min(max(threads, minimum), maximum)
         blocks = DEVICE.sm_count * _THREADS_PER_SM // threads
         return RowLayout(vectors, width, dtype, threads, blocks)
 

@@ -11,7 +11,7 @@ import tileweave as tw
 from tests.ops.moe.simulated_kernels import as_numpy, simulate_kernels
 from tileweave.ops.moe import local_kernels
 from tileweave.ops.moe.kernels.quantize import quantize_program
-from tileweave.ops.moe.quant import LEAST, has_kernel, quantized, quantized_rows
+from tileweave.ops.moe.quant import MIN_ABSMAX, has_kernel, quantized, quantized_rows
 
 ROWS, USED = 9, 7
 OFFSETS = torch.tensor([2, 2, USED], dtype=torch.int32)
@@ -42,7 +42,7 @@ def test_kernel(columns, dtype):
         "values": np.full(shape, -3, ml_dtypes.float8_e4m3fn),
         "scales": np.full(shape[:2], -7, np.float32),
     }
-    (outputs,) = tw.validate(quantize_program(columns, 3, name, LEAST, 2), 1, [inputs])
+    (outputs,) = tw.validate(quantize_program(columns, 3, name, MIN_ABSMAX, 2), 1, [inputs])
     values, scales = quantized(x)
     actual = outputs["values"].astype(np.float32).reshape(ROWS, -1)
     np.testing.assert_array_equal(actual[:USED], values[:USED].float())
@@ -74,6 +74,6 @@ def test_opcheck():
 
 @pytest.mark.long
 def test_kernel_spills_no_registers(ptxas):
-    program = quantize_program(7168, 32, "bfloat16", LEAST, 1056)
+    program = quantize_program(7168, 32, "bfloat16", MIN_ABSMAX, 1056)
     report = ptxas(tw.emit(program, "ptx", world_size=1))
     assert "0 bytes spill stores, 0 bytes spill loads" in report

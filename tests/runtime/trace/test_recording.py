@@ -45,7 +45,7 @@ def test_steps_of_a_plan(every_rank, monkeypatch):
 
     def calls(here, A, inbox, flags, word):
         monkeypatch.setattr(torch.cuda, "Event", TimedEvent)
-        monkeypatch.setattr(plan_calls, "recorded", lambda kernel, session: kernel)
+        monkeypatch.setattr(plan_calls, "kernel_to_launch", lambda kernel, session: kernel)
         plan, active = plan_calls.Calls(shared), tracer.Tracer(here.session)
         logs = []
         for traced in (False, True, True, False):

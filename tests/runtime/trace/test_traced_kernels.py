@@ -15,7 +15,7 @@ from tileweave.passes import with_trace
 from tileweave.passes.device import record_events
 from tileweave.runtime.host import tracer
 from tileweave.runtime.kernel import host_functions
-from tileweave.runtime.kernel.kernel import Kernel, recorded
+from tileweave.runtime.kernel.kernel import Kernel, kernel_to_launch
 
 RANKS, M, N, K, TILE = 2, 64, 64, 64, 32
 
@@ -169,13 +169,13 @@ def test_a_launch_is_numbered(active, monkeypatch):
 def test_a_kernel_runs_as_its_twin_only_in_a_trace_of_its_group(active, monkeypatch):
     kernel, twin = Kernel(None, gemm_reduce_scatter()), object()
     kernel.__dict__["traced"] = twin
-    assert recorded(kernel, active.session) is twin
-    assert recorded(kernel, SimpleNamespace()) is kernel
+    assert kernel_to_launch(kernel, active.session) is twin
+    assert kernel_to_launch(kernel, SimpleNamespace()) is kernel
     monkeypatch.setattr("tileweave.runtime.kernel.kernel.capturing", lambda: True)
     with pytest.raises(TileWeaveError, match=r"program: a CUDA graph is captured inside of tw\.tr"):
-        recorded(kernel, active.session)
+        kernel_to_launch(kernel, active.session)
     tracer.activate(None)
-    assert recorded(kernel, active.session) is kernel
+    assert kernel_to_launch(kernel, active.session) is kernel
 
 
 def test_freed_memory_is_not_used_by_the_twin(active):
