@@ -10,42 +10,16 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.ranks import HOST_VALUES
+from .integer_ops import ARITHMETIC, BITWISE, COMPARISONS, DIVISIONS
 from .walk import has_effect, nodes_in, op_name, rewrite_children, variables_and_loads
 
 _WARP = 32
-_ARITHMETIC = {
-    tirx.Add: operator.add,
-    tirx.Sub: operator.sub,
-    tirx.Mul: operator.mul,
-    tirx.FloorDiv: operator.floordiv,
-    tirx.FloorMod: operator.mod,
-    tirx.Div: lambda a, b: np.trunc(a / b).astype(np.int64),
-    tirx.Mod: np.fmod,
-    tirx.Min: np.minimum,
-    tirx.Max: np.maximum,
-}
-_COMPARISONS = {
-    tirx.EQ: operator.eq,
-    tirx.NE: operator.ne,
-    tirx.LT: operator.lt,
-    tirx.LE: operator.le,
-    tirx.GT: operator.gt,
-    tirx.GE: operator.ge,
-}
-_BITWISE = {
-    "tirx.bitwise_and": operator.and_,
-    "tirx.bitwise_or": operator.or_,
-    "tirx.bitwise_xor": operator.xor,
-    "tirx.shift_left": operator.lshift,
-    "tirx.shift_right": operator.rshift,
-}
 _INDICES = {
     "tl.get_lane_idx": lambda index: index % _WARP,
     "tl.get_warp_idx": lambda index: index // _WARP,
     "tl.get_warp_idx_sync": lambda index: index // _WARP,
 }
 _LOGIC = (tirx.And, tirx.Or, tirx.Not)
-_DIVIDES = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 
 
 @dataclass(frozen=True)
@@ -159,14 +133,14 @@ class Block:
         if isinstance(expr, tirx.BufferLoad):
             varies = "local" in expr.buffer.scope()
             return Value(None, varies or any(self.value(i).differs for i in expr.indices))
-        if type(expr) in _COMPARISONS or isinstance(expr, _LOGIC):
+        if type(expr) in COMPARISONS or isinstance(expr, _LOGIC):
             truth = self.truth(expr)
             decided = np.array_equal(truth.may, truth.must)
             return Value(truth.may.astype(np.int64) if decided else None, truth.varies)
-        if type(expr) in _ARITHMETIC:
-            return self._apply(_ARITHMETIC[type(expr)], expr.a, expr.b, type(expr) in _DIVIDES)
-        if op_name(expr) in _BITWISE:
-            return self._apply(_BITWISE[op_name(expr)], *expr.args)
+        if type(expr) in ARITHMETIC:
+            return self._apply(ARITHMETIC[type(expr)], expr.a, expr.b, type(expr) in DIVISIONS)
+        if op_name(expr) in BITWISE:
+            return self._apply(BITWISE[op_name(expr)], *expr.args)
         if op_name(expr) in _INDICES:
             return Value(_INDICES[op_name(expr)](self._linear))
         return Value(None, self._depends(expr))
@@ -187,8 +161,8 @@ class Block:
         if op_name(expr) == "tl.tl_shuffle_elect":
             group = int(expr.args[0]) or self._linear.size
             return replace(_decided(self._linear % group == 0), varies=True)
-        if type(expr) in _COMPARISONS:
-            value = self._apply(_COMPARISONS[type(expr)], expr.a, expr.b)
+        if type(expr) in COMPARISONS:
+            value = self._apply(COMPARISONS[type(expr)], expr.a, expr.b)
         else:
             value = self.value(expr)
         if value.values is not None:

@@ -15,6 +15,7 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.ranks import RANK
+from ...ir.integer_ops import ARITHMETIC, BITWISE, COMPARISONS, DIVISIONS
 from ...ir.walk import op_name
 
 
@@ -35,34 +36,8 @@ class NotEvaluable(Exception):
         self.node = node
 
 
-_BINARY = {
-    tirx.Add: np.add,
-    tirx.Sub: np.subtract,
-    tirx.Mul: np.multiply,
-    tirx.FloorDiv: np.floor_divide,
-    tirx.FloorMod: np.mod,
-    tirx.Div: lambda a, b: np.trunc(a / b).astype(np.int64),
-    tirx.Mod: np.fmod,
-    tirx.Min: np.minimum,
-    tirx.Max: np.maximum,
-    tirx.EQ: np.equal,
-    tirx.NE: np.not_equal,
-    tirx.LT: np.less,
-    tirx.LE: np.less_equal,
-    tirx.GT: np.greater,
-    tirx.GE: np.greater_equal,
-    tirx.And: np.logical_and,
-    tirx.Or: np.logical_or,
-}
-_CALLS = {
-    "tirx.shift_left": np.left_shift,
-    "tirx.shift_right": np.right_shift,
-    "tirx.bitwise_and": np.bitwise_and,
-    "tirx.bitwise_or": np.bitwise_or,
-    "tirx.bitwise_xor": np.bitwise_xor,
-    "tirx.abs": np.abs,
-    "tirx.likely": lambda a: a,
-}
+_BINARY = {**ARITHMETIC, **COMPARISONS, tirx.And: np.logical_and, tirx.Or: np.logical_or}
+_CALLS = {**BITWISE, "tirx.abs": np.abs, "tirx.likely": lambda a: a}
 _CHOICES = ("tirx.if_then_else", "tirx.Select")
 
 
@@ -152,7 +127,7 @@ class Space:
         operation = _BINARY.get(type(expr))
         if operation is not None:
             a, b = self.evaluate(expr.a), self.evaluate(expr.b)
-            return operation(a, np.where(b == 0, 1, b) if _divides(expr) else b)
+            return operation(a, np.where(b == 0, 1, b) if isinstance(expr, DIVISIONS) else b)
         if isinstance(expr, tirx.Cast) and _is_integer(expr.dtype):
             return self.evaluate(expr.value)
         if isinstance(expr, tirx.Not):
@@ -175,10 +150,6 @@ class Space:
         for loop in reversed(grid):
             number = number * int(self.evaluate(loop.extent).max()) + self.evaluate(loop.var)
         return number
-
-
-def _divides(expr: tirx.PrimExpr) -> bool:
-    return isinstance(expr, (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod))
 
 
 def _is_integer(dtype: Any) -> bool:
