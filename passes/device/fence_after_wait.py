@@ -7,7 +7,7 @@ from tvm import tirx
 from ...builtins.memory import fence_proxy_async
 from ...builtins.spec import declaration_of
 from ..ir.memory_order import acquires
-from ..ir.walk import calls_in, flatten, is_async_load, is_async_store, rewrite_children
+from ..ir.walk import calls_in, flatten, is_async_load, is_async_store, is_leaf, rewrite_children
 
 
 def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -31,7 +31,7 @@ def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 out.append(new)
             return flatten(out[::-1]), follows
         before = follows or _is_bulk(stmt)
-        if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
+        if is_leaf(stmt):
             return flatten([stmt, _fence()]) if follows and _acquires(stmt) else stmt, before
         inner_follows = before if isinstance(stmt, (tirx.For, tirx.While)) else follows
         in_condition = isinstance(stmt, (tirx.IfThenElse, tirx.While)) and _acquires(stmt.condition)

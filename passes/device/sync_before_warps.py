@@ -13,6 +13,7 @@ from ..ir.walk import (
     calls_in,
     flatten,
     headers_of,
+    is_leaf,
     may_not_run,
     nodes_in,
     op_name,
@@ -78,7 +79,7 @@ class _Inserter:
             return self._branch(stmt)
         if is_sync_threads(stmt) or op_name(getattr(stmt, "value", None)) == _ARRIVE:
             self.accessed = False
-        elif isinstance(stmt, tirx.Evaluate | tirx.BufferStore | tirx.Bind):
+        elif is_leaf(stmt):
             self.accessed = self.accessed or self._accesses_global_memory(stmt)
         return rewrite_children(stmt, self.visit)
 

@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from ...builtins.ranks import RANK
-from .walk import op_name, rewrite_children
+from .walk import is_leaf, op_name, rewrite_children
 
 
 class Starts:
@@ -25,7 +25,7 @@ class Starts:
 
     def visit(self, stmt: tirx.Stmt, check: Callable[[tirx.Stmt], None]) -> tirx.Stmt:
         """Call ``check`` for each statement in ``stmt`` when the variables before it are known."""
-        if isinstance(stmt, (tirx.Evaluate, tirx.BufferStore, tirx.Bind)):
+        if is_leaf(stmt):
             check(stmt)
         if isinstance(stmt, tirx.Bind):
             self._values[stmt.var] = self._resolved(stmt.value)

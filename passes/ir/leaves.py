@@ -10,7 +10,7 @@ from tvm import tirx
 
 from ...builtins.spec import Pointer, builtin_of
 from .spans import get_stmt_span
-from .walk import builtins_in, op_name, rewrite_children
+from .walk import builtins_in, is_leaf, op_name, rewrite_children
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ def leaves_of(body: tirx.Stmt) -> list[Leaf]:
     leaves: list[Leaf] = []
 
     def walk(stmt: tirx.Stmt, times: int | None) -> tirx.Stmt:
-        if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
+        if is_leaf(stmt):
             leaves.append(Leaf(stmt, stmt, times))
             return stmt
         if isinstance(stmt, (tirx.IfThenElse, tirx.While)) and builtins_in(stmt.condition):

@@ -54,6 +54,11 @@ def with_span_of(old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
     return new
 
 
+def is_leaf(stmt: tirx.Stmt) -> bool:
+    """Return whether ``stmt`` has no inner statements: it is a call, a binding or a store."""
+    return isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore))
+
+
 def statements_of(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     """Return the statements of the sequence ``stmt``, or ``stmt`` alone."""
     return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]

@@ -14,7 +14,6 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.errors import LanguageError
 from ..group.specialize_group import heap_tensors
 from ..ir.walk import (
-    annotated,
     calls_in,
     children_of,
     location,
@@ -23,7 +22,7 @@ from ..ir.walk import (
     rewrite_children,
     with_rank,
 )
-from .require_arch import TMA_SM, requires_tma, sm_of, tma_name
+from .require_arch import TMA_SM, requires_tma, sm_of, tma_name, without_tma
 
 TMA_AXES = 5
 """Maximum number of axes of a TMA descriptor."""
@@ -60,7 +59,7 @@ def fold_axes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     folds = {data: _fold_of(large[data], accesses) for data, accesses in used.items()}
     body = _with_folds(func.body, folds)
     too_large = {b for b in (fold.buffer for fold in folds.values()) if len(b.shape) > TMA_AXES}
-    return func.with_body(_without_tma(body, too_large) if too_large else body)
+    return func.with_body(_copy_without_tma(body, too_large) if too_large else body)
 
 
 @dataclass(frozen=True)
@@ -221,7 +220,7 @@ def _with_folds(body: tirx.Stmt, folds: dict[tirx.Var, _Fold]) -> tirx.Stmt:
     return ir_transform(body, None, change, kinds)
 
 
-def _without_tma(body: tirx.Stmt, tensors: set[tirx.Buffer]) -> tirx.Stmt:
+def _copy_without_tma(body: tirx.Stmt, tensors: set[tirx.Buffer]) -> tirx.Stmt:
     """Disable the TMA for the copies of ``tensors`` in ``body``."""
 
     def regions_of(call: tirx.Call) -> Iterator[tirx.Buffer]:
@@ -243,7 +242,7 @@ def _without_tma(body: tirx.Stmt, tensors: set[tirx.Buffer]) -> tirx.Stmt:
     def change(call: tirx.Call):
         if op_name(call) != _COPY or not any(regions_of(call)):
             return None
-        return annotated(call, "disable_tma", tirx.IntImm("bool", 1))
+        return without_tma(call)
 
     refuse(body)
     return ir_transform(body, None, change, ["tirx.Call"])

@@ -14,6 +14,7 @@ from ..ir.origin import name_of
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.walk import (
     effects_in,
+    is_leaf,
     line_of,
     nodes_in,
     rewrite_children,
@@ -138,7 +139,7 @@ def calls_of(stmt: tirx.Stmt) -> list[tirx.Call]:
     """Return the builtin calls with an effect that ``stmt`` itself evaluates."""
     if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
         return effects_in(stmt.condition)
-    if isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore)):
+    if is_leaf(stmt):
         return effects_in(stmt)
     return []
 

@@ -12,7 +12,7 @@ from ..ir.block_barrier import is_sync_threads, sync_threads
 from ..ir.memory_order import acquires, releases
 from ..ir.origin import hint_of, name_of
 from ..ir.uniformity import ThreadControl
-from ..ir.walk import calls_in, effects_in, flatten, location, op_name, rewrite_children
+from ..ir.walk import calls_in, effects_in, flatten, is_leaf, location, op_name, rewrite_children
 from .elect_leader import first_thread
 
 COMPLETE = "tileweave.complete_bulk_stores"
@@ -54,7 +54,7 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
             if _only_leader_releases(stmt, first_thread(control.threads)):
                 return [placeholder(), sync_threads(), _without_barriers(stmt)]
         guarded = bool(control.enter(stmt))
-        if not guarded and not is_simple(stmt):
+        if not guarded and not is_leaf(stmt):
             return [rewrite_children(stmt, lambda s: flatten(order(s)))]
         release_calls = _releases_in(stmt)
         if not release_calls:
@@ -78,7 +78,7 @@ class _Guarded:
             return stmt
         if isinstance(stmt, (tirx.For, tirx.While)):
             self._at_start = False
-        if is_simple(stmt):
+        if is_leaf(stmt):
             before = self._complete_before(stmt, stmt)
             self._at_start = False
             return flatten([*before, stmt])
@@ -144,10 +144,6 @@ def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
                 ordered.insert(1, barrier)
                 has_barrier = True
     out.extend(ordered)
-
-
-def is_simple(stmt: tirx.Stmt) -> bool:
-    return isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore))
 
 
 def _releases_in(node) -> list[tirx.Call]:

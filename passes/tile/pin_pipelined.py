@@ -17,12 +17,13 @@ from ..ir.walk import (
     calls_in,
     effects_in,
     flatten,
+    is_leaf,
     location,
     nodes_in,
     op_name,
     rewrite_children,
 )
-from .order_releases import is_placeholder, is_simple, placeholder
+from .order_releases import is_placeholder, placeholder
 
 GUARDS_LOADS = "tileweave.guards_loads"
 """Annotation of the waits that guard loads of a pipelined loop."""
@@ -179,7 +180,7 @@ def _evaluated(stmt: tirx.Stmt):
     """Return the expressions that ``stmt`` itself evaluates, without its inner statements."""
     if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
         return stmt.condition
-    return stmt if is_simple(stmt) else tirx.IntImm("int32", 0)
+    return stmt if is_leaf(stmt) else tirx.IntImm("int32", 0)
 
 
 def _alternative_to(acquire: tirx.Call) -> str:

@@ -12,7 +12,7 @@ from tvm.target import Target
 from ...builtins.errors import LanguageError
 from ...builtins.spec import builtin_of
 from ..ir.origin import name_of
-from ..ir.walk import builtins_in, calls_in, location, op_name, rewrite_children
+from ..ir.walk import annotated, builtins_in, calls_in, location, op_name, rewrite_children
 
 TMA_COPY = "tl.tileop.tma_copy"
 TMA_SM = 90
@@ -69,6 +69,11 @@ def requires_tma(call: tirx.Call) -> bool:
     return name == TMA_COPY or (
         name == "tl.tileop.atomicadd" and bool(int(call.annotations.get("use_tma", 0)))
     )
+
+
+def without_tma(copy: tirx.Call) -> tirx.Call:
+    """Return a tile copy that does not use the TMA."""
+    return annotated(copy, "disable_tma", tirx.IntImm("bool", 1))
 
 
 def tma_name(call: tirx.Call) -> str:

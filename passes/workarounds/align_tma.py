@@ -11,8 +11,8 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import packed_strides
-from ..ir.walk import annotated, location, nodes_in, op_name
-from ..tile.require_arch import TMA_COPY, TMA_SM, sm_of
+from ..ir.walk import location, nodes_in, op_name
+from ..tile.require_arch import TMA_COPY, TMA_SM, sm_of, without_tma
 
 _COPIES = ("tl.tileop.copy", TMA_COPY)
 ALIGNMENT = 128
@@ -57,7 +57,7 @@ def align_tma(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     def change(call: tirx.Call) -> tirx.Call | None:
         if op_name(call) != _COPIES[0] or is_aligned(call):
             return None
-        return annotated(call, "disable_tma", tirx.IntImm("bool", 1))
+        return without_tma(call)
 
     return func.with_body(ir_transform(func.body, None, change, ["tirx.Call"]))
 

@@ -10,8 +10,8 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import packed_strides
 from ...builtins.versions import installed_tilelang
-from ..ir.walk import annotated, location, nodes_in, op_name
-from ..tile.require_arch import TMA_COPY, TMA_SM, sm_of
+from ..ir.walk import location, nodes_in, op_name
+from ..tile.require_arch import TMA_COPY, TMA_SM, sm_of, without_tma
 
 _COPY = "tl.tileop.copy"
 _WITHOUT_FAULT = (0, 1, 13)
@@ -44,7 +44,7 @@ def keep_strides(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     def change(call: tirx.Call) -> tirx.Call | None:
         if op_name(call) != _COPY or not _is_affected(call):
             return None
-        return annotated(call, "disable_tma", tirx.IntImm("bool", 1))
+        return without_tma(call)
 
     return func.with_body(ir_transform(func.body, None, change, ["tirx.Call"]))
 

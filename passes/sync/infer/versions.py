@@ -17,7 +17,7 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.errors import LanguageError
-from ...ir.walk import arrows
+from ...ir.walk import arrows, is_leaf
 from ..regions.accesses import Access, Program
 from ..regions.schedule import Timestamps
 from ..regions.space import Loop
@@ -184,7 +184,8 @@ class _Events:
         kinds = np.array([_ORDER[a.kind] for a in self.accesses])[self.access]
         repeated = (self.cell[1:] == self.cell[:-1]) & (self._num_writes[1:] > 1)
         differ = repeated & (kinds[1:] != kinds[:-1])
-        unordered = np.array([not _is_single(a.anchor) for a in self.accesses])[self.access]
+        # A single statement reads before it writes.
+        unordered = np.array([not is_leaf(a.anchor) for a in self.accesses])[self.access]
         together = differ & (self.time[1:] == self.time[:-1]) & unordered[1:]
         added = differ & (kinds[1:] == _ORDER["add"]) & (kinds[:-1] == _ORDER["read"])
         for is_refused, position in (
@@ -333,8 +334,3 @@ class _VersionNumbers:
 
 def _iteration(loop: Loop) -> tirx.PrimExpr:
     return loop.var - loop.min
-
-
-def _is_single(anchor: tirx.Stmt) -> bool:
-    """Return whether ``anchor`` is a single statement, which reads before it writes."""
-    return isinstance(anchor, (tirx.Evaluate, tirx.BufferStore, tirx.Bind))

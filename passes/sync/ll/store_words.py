@@ -16,6 +16,7 @@ from ....builtins.ll import WORD
 from ...ir.implicit import heap_buffer, implicit_of, set_implicit
 from ...ir.walk import (
     calls_in,
+    is_leaf,
     line_of,
     nodes_in,
     op_name,
@@ -77,7 +78,7 @@ class _Rewriter:
     inserted: list[Inserted] = field(default_factory=list)
 
     def visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        if not isinstance(stmt, (tirx.Evaluate, tirx.BufferStore, tirx.Bind)):
+        if not is_leaf(stmt):
             return rewrite_children(stmt, self.visit)
         accesses = nodes_in(stmt, tirx.BufferLoad, tirx.BufferStore)
         if not any(node.buffer.data in self.words for node in accesses):
