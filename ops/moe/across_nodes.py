@@ -69,7 +69,7 @@ def combine_rows(
     Args:
         y: (C, N), the results for the rows of ``dispatch_rows``.
         weights: (T, k), weights of the choices of this rank's tokens.
-        tables, transport: as for ``dispatch_rows``.
+        tables, transport: see ``dispatch_rows``.
     """
     within, weights = node_tables(tables, levels), over_nodes(weights, levels)
     sums = torch.ops.tileweave.combine(y, weights, *within, levels.node_name, transport)

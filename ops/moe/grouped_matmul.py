@@ -88,7 +88,7 @@ def config_of(
     """Return the parameters of the kernels for (E, N, K) weights and a GPU.
 
     Args:
-        rows: of x; None for the gradient of the weights, whose tiles do not depend on them.
+        rows: rows of x; None for the gradient of the weights, whose tiles do not depend on them.
     """
     tiles = GROUPED if rows is None else tiles_of(rows, len(w), scales)
     blocks = torch.cuda.get_device_properties(device).multi_processor_count

@@ -65,7 +65,7 @@ class _Inserter:
     def __init__(self, roles: WarpRoles, stored: set[tirx.Var]) -> None:
         self.roles, self.stored = roles, stored
         self.accessed = False
-        """Whether other threads accessed global memory since the last barrier of the block."""
+        """True if other threads accessed global memory since the last barrier of the block."""
 
     def visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if is_specialized(stmt):

@@ -17,9 +17,9 @@ _AXES = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
 _REGION, _OLD_REGION = "tl.region", "tl.tileop.region"
 _KNOWN = frozenset(map(str, tvm.ir.Op.list_op_names()))
 _LOOPS = _INDEX not in _KNOWN
-"""Whether this TileLang opens a loop for each thread index: up to 0.1.14."""
+"""True if this TileLang opens a loop for each thread index: up to 0.1.14."""
 _RENAMED = _REGION not in _KNOWN
-"""Whether its operator of regions has the old name: up to 0.1.13."""
+"""True if its operator of regions has the old name: up to 0.1.13."""
 
 if _LOOPS:
     register_op(_INDEX, "index of the thread on an axis of its block", 1, "launch_thread_idx")

@@ -100,8 +100,8 @@ def _bindings(
     """Return statements that bind ``variables`` to the values which ``function`` writes to slots.
 
     Args:
-        name: of the slots.
-        argument: of ``function``, after the slots.
+        name: name of the slots.
+        argument: argument of ``function`` after the slots.
     """
     slots = tirx.Var(name, "handle")
     alloca = tvm.ir.Op.get("tirx.tvm_stack_alloca")

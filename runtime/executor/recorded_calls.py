@@ -136,8 +136,9 @@ class RecordedCall:
         """Enqueue all operations.
 
         Args:
-            tensors: of this call, in the order of the plan's parameters; unused if ``native``.
-            addresses: of the tensors.
+            tensors: tensors of this call in the order of the plan's parameters; unused if
+                ``native``.
+            addresses: addresses of the tensors.
 
         Raises:
             DeadlockError: a wait of an earlier call timed out.

@@ -27,9 +27,9 @@ class SymmetricTensor:
         local: torch tensor ``shape``: this rank's copy.
         multicast: torch tensor ``shape`` at the multicast address of all copies, only for
             ``W.multimem_*``; None if the machine has no NVLink multicast.
-        shape, dtype: of one copy.
+        shape, dtype: shape and type of one copy.
         offset: bytes from the start of the heap, the same on every rank.
-        nbytes: of one copy.
+        nbytes: bytes of one copy.
     """
 
     def __init__(self, heap: Heap, offset: int, shape: tuple[int, ...], dtype: torch.dtype):

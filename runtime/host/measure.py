@@ -47,7 +47,7 @@ def interleaved(
         runs: number of rounds that are counted.
         before: called with a contender's name and inputs before each call, untimed.
         after: called with its name, inputs and result when the call has ended on this rank.
-        title: of the progress bar that rank 0 shows in a terminal.
+        title: title of the progress bar that rank 0 shows in a terminal.
     """
     watch = Stopwatch(group)
     times: dict[str, list[float]] = {name: [] for name in contenders}

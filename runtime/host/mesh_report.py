@@ -65,7 +65,7 @@ class Mesh:
 
     @property
     def problems(self) -> list[str]:
-        """What does not work, on all nodes but the first, whose own report has it."""
+        """Faults of all nodes but the first, whose own report has its faults."""
         problems = [f"{node.host}: {text}" for node in self.nodes[1:] for text in node.problems]
         expected = len(self.nodes[0].ranks)
         for node in self.nodes:

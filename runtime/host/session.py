@@ -231,7 +231,7 @@ def symmetric(
     in the same order on all its ranks.
 
     Args:
-        shape: of one rank's copy, in elements.
+        shape: shape of one rank's copy, in elements.
         dtype: torch type with elements of 1, 2, 4, 8 or 16 bytes, not a quantized one.
         group: ranks that have a copy: None for the default group, a ``ProcessGroup``, its name, or
             a ``DeviceMesh`` with one axis.

@@ -30,10 +30,10 @@ class TracedStep:
     """A copy, a write, a wait or a collective of a plan, between two events of its stream.
 
     Attributes:
-        address: of the word that is written or awaited, of the remote end of a copy, or of the
-            result of a collective.
-        value: written or awaited; None if the host does not know it.
-        nbytes: of a copy, or of the result of a collective.
+        address: address of the word that is written or awaited, of the remote end of a copy, or
+            of the result of a collective.
+        value: value that is written or awaited; None if the host does not know it.
+        nbytes: bytes of a copy, or of the result of a collective.
         begin, end: events of the stream before and after it.
     """
 
@@ -54,7 +54,7 @@ class Tracer:
     """Records of the host, to which all threads of the process append.
 
     Attributes:
-        session: of the group whose launches it records.
+        session: session of the group whose launches it records.
     """
 
     def __init__(self, session: Session) -> None:

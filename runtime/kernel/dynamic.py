@@ -137,7 +137,7 @@ class CallOrder:
         self._session = session
         self._last: Hashable = None
         self._replayed = False
-        """Whether a CUDA graph has captured a call; it may be replayed at any time."""
+        """True if a CUDA graph has captured a call; it may be replayed at any time."""
 
     def enter(self, kernel: Hashable) -> None:
         """Let torch's current stream wait for all ranks, unless the last call used this kernel."""

@@ -56,8 +56,8 @@ class Kernel:
     ) -> None:
         """
         Args:
-            session: in which it is compiled; the end of the session frees its memory.
-            options: of ``tilelang.compile``.
+            session: session in which it is compiled; the end of the session frees its memory.
+            options: options of ``tilelang.compile``.
         """
         self._session, self._options = session, options
         self.kernel, self.program, self.implicit = kernel, program, implicit
@@ -119,8 +119,8 @@ class Kernel:
 
     @cached_property
     def traced(self) -> Kernel:
-        """The same program, which also records events, with the same implicit memory. Collective at
-        the first use."""
+        """Kernel of this program that also records events. It shares the implicit memory.
+        Collective at the first use."""
         session = self._session or current()
         func = passes.with_trace(self.program)
         kernel = _compile_and_load(func, for_group(func, session), self._options, session)

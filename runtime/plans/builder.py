@@ -28,7 +28,7 @@ class PlanBuilder(StepList):
     stream continues after all side streams have ended.
 
     Attributes:
-        rank, world_size: of the group, as integers.
+        rank, world_size: rank and size of the group, as integers.
         node, nodes: index of this rank's node, and number of nodes: 0 and 1 unless the plan is on
             a mesh of nodes.
     """

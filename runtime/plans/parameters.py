@@ -26,7 +26,7 @@ class Parameter:
     """Parameter of a program or a plan.
 
     Attributes:
-        dtype: of an element, or of the scalar, named as in TileLang.
+        dtype: type of an element, or of the scalar, named as in TileLang.
         shape: extents, each an integer or an expression; of one rank's part if ``symmetric``;
             None for a scalar.
     """

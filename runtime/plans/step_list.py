@@ -16,7 +16,7 @@ class StepList:
     """Steps that the function of a plan appends, and checks of their arguments.
 
     Attributes:
-        rank, world_size: as integers.
+        rank, world_size: rank and size of the group, as integers.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:

@@ -213,7 +213,7 @@ class _OrderedCall:
 
         Args:
             flags: the counters of all ranks.
-            index: of the word among this rank's counters.
+            index: index of the word among this rank's counters.
             by_stream: whether the stream waits with a driver operation, instead of a kernel.
         """
         place = step.stream, step.loc, WAIT
@@ -358,7 +358,7 @@ def _only_launch(
     """Return the only launch on a rank.
 
     Args:
-        line: of a copy, which the error shows if there is no launch.
+        line: line of a copy, which the error shows if there is no launch.
 
     Raises:
         TileWeaveError: there are several launches, or none.

@@ -50,8 +50,8 @@ class TracedPlan:
     """Plan without its calls: a function that appends the steps of each call on each rank.
 
     Attributes:
-        name: of the function.
-        parameters: of a call.
+        name: name of the function.
+        parameters: parameters of a call.
         body: appends the steps of one call to a ``PlanBuilder``.
         pass_configs: options for compiling its kernels.
         node, nodes: index of the node whose ranks call it, and number of nodes.
@@ -140,7 +140,7 @@ class TracedPlan:
         memory has the same offset on all of them.
 
         Args:
-            shapes, scalars: as for ``trace``.
+            shapes, scalars: see ``trace``.
         """
         launches: dict[int, Launch] = {}
         for rank, recorded in product(range(world_size), (False, True)):

@@ -71,8 +71,8 @@ class RankClock:
     """Offsets of the clocks of one rank, in nanoseconds.
 
     Attributes:
-        offset: of the clock of its GPU from that of rank 0.
-        host_offset: of the clock of its host from that of its GPU.
+        offset: clock of its GPU minus that of rank 0.
+        host_offset: clock of its host minus that of its GPU.
     """
 
     offset: int = 0

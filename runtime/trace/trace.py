@@ -51,7 +51,7 @@ UNITS = {
     "this schedule",
     "us": "microseconds",
 }
-"""What a unit of time is."""
+"""Meaning of a unit of time."""
 
 
 @dataclass(eq=False)
@@ -172,7 +172,7 @@ class Clock:
     """Clock of a rank's GPU and of its host, in microseconds, for a trace of GPUs.
 
     Attributes:
-        offset: of the clock of this rank's GPU from that of rank 0, which the trace has subtracted.
+        offset: clock of this rank's GPU minus that of rank 0; the trace has subtracted it.
         error: largest error of the offset.
         host_error: largest error of the times of the host, and of the steps of streams.
     """
@@ -204,7 +204,7 @@ class Trace:
         unit: ``steps`` of the simulator, or ``us``.
         seed: seed of a simulated schedule; None on GPUs.
         end: time at which the run ended.
-        clocks: of the ranks; empty for a simulation.
+        clocks: clocks of the ranks; empty for a simulation.
         lost: number of events of each rank for which its buffer had no room; empty for a
             simulation.
     """

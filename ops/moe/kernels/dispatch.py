@@ -74,8 +74,8 @@ def pull(blocks, x, rows, slots, out, row, number):
     """Load a token once, if it has rows here, and store it in all of them.
 
     Args:
-        number: of the token. The ranks take turns, so that NVLink and the memory of this rank are
-            busy at the same time.
+        number: number of the token. Tokens of all ranks alternate, so that NVLink and the memory of
+            this rank are busy at the same time.
     """
     layout, tokens = blocks.layout, blocks.tokens
     owner, token = (W.rank() + number) % blocks.ranks, number // blocks.ranks
