@@ -40,7 +40,7 @@ def test_a_program_compiled_before_is_called_the_same(monkeypatch):
         monkeypatch.setattr(kernel.tilelang, "compile", prepare)
         program = PROGRAMS["ring_gemm_reduce_scatter"].make(RANKS)
         for configs in ({}, {"tileweave.delays": 11}):
-            kernel.compiled(passes.split_options(program, configs)[0], {}, session)
+            kernel.compile_kernel(passes.split_options(program, configs)[0], {}, session)
     first, second, *loaded = said
     assert first != second
     assert loaded == [first, second]
