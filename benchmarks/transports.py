@@ -27,7 +27,7 @@ from tileweave.bench.command import INPUTS
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
 from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_shot_program
 from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_all_program
-from tileweave.ops.collectives.collective import Moved, checked
+from tileweave.ops.collectives.collective import Moved, checked_problem
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.vectors import Lines, words_of
 from tileweave.ops.core.cache import op_cache_of
@@ -186,7 +186,7 @@ def simulate_variants(op: str, variants: Sequence[Variant], ranks: int = 3) -> N
     """
     count = ranks << 14
     x = torch.empty(count, dtype=torch.float32, device="meta")
-    problem = checked(op, x, None, ranks, [0] * len(OPERATORS[op].options))
+    problem = checked_problem(op, x, None, ranks, [0] * len(OPERATORS[op].options))
     rng = np.random.default_rng(0)
     inputs = [rng.integers(-8, 9, count).astype(np.float32) for _ in range(ranks)]
     parts = np.stack([values.reshape(ranks, -1) for values in inputs])

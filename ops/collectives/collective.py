@@ -316,10 +316,6 @@ def checked_problem(
     return CollectiveProblem(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
 
 
-checked = checked_problem
-"""Earlier name, for ``benchmarks/transports.py``."""
-
-
 def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
     """Return the result of a call, in ``out`` if given. Collective for each new problem.
 

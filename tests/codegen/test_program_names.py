@@ -35,7 +35,7 @@ def test_a_program_compiled_before_is_called_the_same(monkeypatch):
     heap = types.SimpleNamespace(stride=1 << 30)
     session = types.SimpleNamespace(group=group, heap=heap)
     monkeypatch.setattr(kernel, "warm", lambda *_: None)
-    monkeypatch.setattr(kernel, "_memory", lambda *_: None)
+    monkeypatch.setattr(kernel, "_allocate", lambda *_: None)
     for prepare in (lower, load):
         monkeypatch.setattr(kernel.tilelang, "compile", prepare)
         program = PROGRAMS["ring_gemm_reduce_scatter"].make(RANKS)

@@ -67,7 +67,7 @@ def compilers(monkeypatch):
     monkeypatch.setattr(compile_ahead, "current", compilers.session)
     monkeypatch.setattr(compiler, "init", compilers.session)
     monkeypatch.setattr(kernel, "warm", lambda *_: True)
-    monkeypatch.setattr(kernel, "_memory", lambda *_: torch.empty(0))
+    monkeypatch.setattr(kernel, "_allocate", lambda *_: torch.empty(0))
     return compilers
 
 
