@@ -20,6 +20,7 @@ from .device import (
     mask_idle_warps,
     move_final_waits,
     skip_repeated_waits,
+    sync_after_warps,
     sync_before_warps,
     sync_branches,
     verify_locals,
@@ -294,6 +295,10 @@ BARRIER_PASSES = (
     Pass(
         sync_before_warps.sync_before_warps,
         "after sync_branches, whose barriers may already order the accesses",
+    ),
+    Pass(
+        sync_after_warps.sync_after_warps,
+        "after sync_before_warps, whose barriers may already order the accesses",
     ),
     Pass(
         fence_before_wgmma.fence_before_wgmma,

@@ -213,6 +213,40 @@ def sends_before_warps(dtype="float32"):
     return program
 
 
+def reuses_tile_in_waves(ends_with_barrier=True):
+    """Each wave loads a tile, adds to it in a pipelined loop, and stores it through the same shared
+    memory.
+
+    Args:
+        ends_with_barrier: whether a wave ends with a barrier, which consumers execute.
+    """
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((8, 15), "float16"),
+        B: T.Tensor((2, 8, 8), "float16"),
+        Y: T.Tensor((2, 8, 8), "float16"),
+    ):
+        with T.Kernel(1, threads=64):
+            tile = T.alloc_shared((8, 8), "float16")
+            added = T.alloc_shared((8, 8), "float16")
+            total = T.alloc_fragment((8, 8), "float16")
+            W.fence("gpu")
+            for wave in T.serial(2):
+                T.copy(A[0, wave * 7], tile)
+                T.copy(tile, total)
+                for s in T.Pipelined(2, num_stages=2):
+                    T.copy(B[s, 0, 0], added)
+                    for i, j in T.Parallel(8, 8):
+                        total[i, j] += added[i, j]
+                T.copy(total, tile)
+                T.copy(tile, Y[wave, 0, 0])
+                if ends_with_barrier:
+                    T.sync_threads()
+
+    return program
+
+
 def writes_before_warps():
     """Each thread writes before a pipelined loop, which has additional threads for its loads."""
 

@@ -212,6 +212,9 @@ def test_fault_of_one_level(edit):
             marks=needs_bulk_copies,
         ),
         ("writes_before_warps", "keep_writes_to_block", "race", {}),
+        pytest.param(
+            "reuses_tile_in_waves", "sync_after_warps", "race", {}, marks=needs_nested_pipelines
+        ),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
         ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
     ],
