@@ -214,8 +214,7 @@ def sends_before_warps(dtype="float32"):
 
 
 def reuses_tile_in_waves(ends_with_barrier=True):
-    """Each wave loads a tile, adds to it in a pipelined loop, and stores it through the same shared
-    memory.
+    """Each wave loads a tile, adds to it in a pipelined loop, and stores it from the same memory.
 
     Args:
         ends_with_barrier: whether a wave ends with a barrier, which consumers execute.
