@@ -9,7 +9,7 @@ from ..ir.guards import guard_statements, needs_result
 from ..ir.memory_order import writes
 from ..ir.origin import name_of
 from ..ir.walk import location
-from ..tile.number_builtins import calls_of, mark_of
+from ..tile.number_builtins import Mark, calls_of, mark_of
 
 
 def exclude_producer_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -31,17 +31,23 @@ def exclude_producer_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _bounds_of(stmt: tirx.Stmt) -> list[tirx.PrimExpr]:
     """Return the conditions that restrict ``stmt`` to the program's threads."""
-    marks = [mark_of(call) for call in filter(writes, calls_of(stmt))]
-    restricted = [mark for mark in marks if mark is not None and mark.threads]
-    return [bound for m in restricted for bound in (m.thread >= 0, m.thread < m.threads)]
+    marks = [mark for _, mark in _writes_of_threads(stmt)]
+    return [bound for m in marks for bound in (m.thread >= 0, m.thread < m.threads)]
+
+
+def _writes_of_threads(stmt: tirx.Stmt) -> list[tuple[tirx.Call, Mark]]:
+    """Return the builtins that write, and that each thread executes for itself, with their
+    marks."""
+    marked = [(call, mark_of(call)) for call in filter(writes, calls_of(stmt))]
+    return [(call, mark) for call, mark in marked if mark is not None and mark.threads]
 
 
 def _check(stmt: tirx.Stmt) -> None:
     """Refuse a statement whose result the excluded threads need."""
     if needs_result(stmt):
-        call = next(c for c in filter(writes, calls_of(stmt)) if mark_of(c) is not None)
+        call, mark = _writes_of_threads(stmt)[0]
         raise LanguageError(
             f"{name_of(call)}: its result is used outside of warp specialization, where more than "
-            f"the program's {mark_of(call).threads} threads run; expected a call under a condition "
+            f"the program's {mark.threads} threads run; expected a call under a condition "
             f"on the thread index, such as if T.get_thread_binding() == 0{location(stmt)}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from ..ir.accesses import READS, WRITES
+from ..ir.accesses import READS, WRITES, mode_of, touches_in
 from ..ir.block_barrier import is_sync_threads, sync_threads
 from ..ir.uniformity import Divergence, ThreadControl
 from ..ir.walk import (
@@ -64,7 +64,7 @@ class _Inserter:
             self.unordered = {}
             return stmt
         is_whole = is_leaf(stmt) or self.control.enter(stmt) is not Divergence.UNIFORM
-        missing = self._conflicts(stmt if is_whole else headers_of(stmt))
+        missing = self._conflicts([stmt] if is_whole else headers_of(stmt))
         self.unordered = {} if missing else self.unordered
         if not is_whole:
             stmt = self._inside(stmt)
@@ -75,10 +75,10 @@ class _Inserter:
             isinstance(stmt, tirx.IfThenElse) and self.roles.is_of_consumers(stmt.condition)
         )
 
-    def _conflicts(self, node: tirx.Stmt | list[tirx.PrimExpr]) -> bool:
-        nodes = node if isinstance(node, list) else [node]
-        pairs = [(self.unordered.get(v, 0), m) for n in nodes for v, m in _modes_in(n).items()]
-        return any(first and (first | mode) & WRITES for first, mode in pairs)
+    def _conflicts(self, nodes: list[tirx.Stmt] | list[tirx.PrimExpr]) -> bool:
+        modes = _union(*map(_modes_in, nodes))
+        both = ((self.unordered[v], mode) for v, mode in modes.items() if v in self.unordered)
+        return any((before | mode) & WRITES for before, mode in both)
 
     def _inside(self, stmt: tirx.Stmt) -> tirx.Stmt:
         """Visit the statements in ``stmt``, which all threads reach or none."""
@@ -113,23 +113,12 @@ def _union(*parts: _Modes) -> _Modes:
 
 def _modes_in(node: tirx.Stmt | tirx.PrimExpr) -> _Modes:
     """Return how ``node`` accesses buffers in shared memory."""
-    modes: _Modes = {}
-
-    def add(variable: tirx.Var, scope: str, mode: int) -> None:
-        if scope in _SHARED:
-            modes[variable] = modes.get(variable, 0) | mode
-
-    for n in nodes_in(node, tirx.BufferStore, tirx.BufferLoad, tirx.Call):
-        if isinstance(n, tirx.BufferStore):
-            add(n.buffer.data, n.buffer.scope(), WRITES)
-        elif isinstance(n, tirx.BufferLoad):
-            add(n.buffer.data, n.buffer.scope(), READS)
-        elif op_name(n) == "tirx.tvm_access_ptr":
-            mode = n.args[4]
-            is_known = isinstance(mode, tirx.IntImm)
-            scope = n.args[1].type_annotation.storage_scope
-            add(n.args[1], scope, int(mode) if is_known else READS | WRITES)
-        elif op_name(n) == "tirx.address_of" and isinstance(n.args[0], tirx.BufferLoad):
-            buffer = n.args[0].buffer
-            add(buffer.data, buffer.scope(), READS | WRITES)
-    return modes
+    accesses = [(b.data, b.scope(), mode) for _, b, mode in touches_in(node)]
+    for call in nodes_in(node, tirx.Call):
+        if op_name(call) == "tirx.tvm_access_ptr":
+            pointer = call.args[1]
+            accesses.append((pointer, pointer.type_annotation.storage_scope, mode_of(call)))
+        elif op_name(call) == "tirx.address_of" and isinstance(call.args[0], tirx.BufferLoad):
+            buffer = call.args[0].buffer
+            accesses.append((buffer.data, buffer.scope(), READS | WRITES))
+    return _union(*({data: mode} for data, scope, mode in accesses if scope in _SHARED))

@@ -46,6 +46,16 @@ class WarpRoles:
         condition = stmt.condition if isinstance(stmt, tirx.IfThenElse) else None
         return isinstance(condition, tirx.GE) and self.is_of_consumers(condition)
 
+    def is_divided(self, stmt: tirx.Stmt) -> bool:
+        """Return whether ``stmt`` is a specialized part, or one after it that TileLang restricts to
+        the consumers."""
+        return is_specialized(stmt) or self.is_guarded(stmt)
+
+    def for_consumers(self, stmt: tirx.Stmt) -> tirx.Stmt:
+        """Return ``stmt`` of the program for the consumers, whose threads follow the producers."""
+        index = {self.thread: self.thread - self.producers}
+        return tirx.stmt_functor.substitute(stmt, index)
+
     def is_split(self, stmt: tirx.Stmt) -> bool:
         """Return whether ``stmt`` is a branch whose cases are producers and consumers, in order."""
         return (

@@ -12,7 +12,16 @@ from ..ir.block_barrier import is_sync_threads, sync_threads
 from ..ir.memory_order import acquires, releases
 from ..ir.origin import hint_of, name_of
 from ..ir.uniformity import ThreadControl
-from ..ir.walk import calls_in, effects_in, flatten, is_leaf, location, op_name, rewrite_children
+from ..ir.walk import (
+    calls_in,
+    effects_in,
+    flatten,
+    is_leaf,
+    is_parallel,
+    location,
+    op_name,
+    rewrite_children,
+)
 from .elect_leader import first_thread
 
 COMPLETE = "tileweave.complete_bulk_stores"
@@ -74,7 +83,7 @@ class _Guarded:
         self._at_start = True
 
     def order(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL:
+        if is_parallel(stmt):
             return stmt
         if isinstance(stmt, (tirx.For, tirx.While)):
             self._at_start = False

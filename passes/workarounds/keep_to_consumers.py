@@ -8,7 +8,7 @@ from tvm import tirx
 
 from ..ir.accesses import accesses_of
 from ..ir.walk import children_of, headers_of, is_parallel, rewrite_children, with_span_of
-from ..ir.warp_roles import WarpRoles, is_specialized, roles_of
+from ..ir.warp_roles import WarpRoles, roles_of
 
 _Fragments = frozenset[tirx.Var]
 
@@ -31,18 +31,17 @@ def keep_to_consumers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     if roles is None:
         return func
     parts = list(_parts_of(func.body, roles))
-    fragments = _fragments_in(*(part for part in parts if _is_of_consumers(part, roles)))
-    others = [_fragments_in(part) for part in parts if not _is_of_consumers(part, roles)]
+    fragments = _fragments_in(*(part for part in parts if roles.is_divided(part)))
+    others = [_fragments_in(part) for part in parts if not roles.is_divided(part)]
     while grown := [more for more in others if more & fragments and more - fragments]:
         fragments = fragments.union(*grown)
 
     def guard(stmt: tirx.Stmt) -> tirx.Stmt:
         if not _is_part(stmt, roles):
             return rewrite_children(stmt, guard)
-        if _is_of_consumers(stmt, roles) or _fragments_in(stmt).isdisjoint(fragments):
+        if roles.is_divided(stmt) or _fragments_in(stmt).isdisjoint(fragments):
             return stmt
-        shifted = {roles.thread: roles.thread - roles.producers}
-        body = with_span_of(stmt, tirx.stmt_functor.substitute(stmt, shifted))
+        body = with_span_of(stmt, roles.for_consumers(stmt))
         return with_span_of(stmt, tirx.IfThenElse(roles.thread >= roles.producers, body, None))
 
     return func.with_body(guard(func.body))
@@ -60,14 +59,9 @@ def _parts_of(stmt: tirx.Stmt, roles: WarpRoles) -> Iterator[tirx.Stmt]:
 def _is_part(stmt: tirx.Stmt, roles: WarpRoles) -> bool:
     """Return whether one role executes ``stmt`` as a whole, or all threads do: a statement on
     tiles, one whose condition reads a fragment, or what TileLang gives to the roles."""
-    if _is_of_consumers(stmt, roles) or not children_of(stmt) or _fragments_in(*headers_of(stmt)):
+    if roles.is_divided(stmt) or is_parallel(stmt) or not children_of(stmt):
         return True
-    return is_parallel(stmt)
-
-
-def _is_of_consumers(stmt: tirx.Stmt, roles: WarpRoles) -> bool:
-    """Return whether only consumers, and producers in their own branch, execute ``stmt``."""
-    return is_specialized(stmt) or roles.is_guarded(stmt)
+    return bool(_fragments_in(*headers_of(stmt)))
 
 
 def _fragments_in(*nodes: tirx.PrimExpr | tirx.Stmt) -> _Fragments:

@@ -7,7 +7,7 @@ from tvm import tirx
 from ...builtins.errors import LanguageError
 from ..ir.accesses import is_private
 from ..ir.guards import guard_statements, needs_result
-from ..ir.walk import calls_in, headers_of, is_parallel, location, nodes_in, op_name
+from ..ir.walk import calls_in, headers_of, is_leaf, is_parallel, location, nodes_in, op_name
 from ..ir.warp_roles import is_specialized, roles_of
 
 _CHANGES = ("tl.atomic_", "tirx.ptx_arrive_barrier", "tl.mbarrier_expect_tx")
@@ -38,7 +38,7 @@ def keep_writes_to_block(func: tirx.PrimFunc) -> tirx.PrimFunc:
     is_own = roles.thread < next(scopes).node[1]
 
     def conditions_of(stmt: tirx.Stmt) -> list[tirx.PrimExpr] | None:
-        if is_specialized(stmt) or roles.is_guarded(stmt) or is_parallel(stmt):
+        if roles.is_divided(stmt) or is_parallel(stmt):
             return None
         return [is_own] if _writes_memory(stmt) or _changes_of(stmt) else []
 
@@ -51,8 +51,7 @@ def _writes_memory(stmt: tirx.Stmt) -> bool:
 
 def _changes_of(stmt: tirx.Stmt) -> list[tirx.Call]:
     """Return the calls of ``_CHANGES`` that ``stmt`` itself evaluates."""
-    is_leaf = isinstance(stmt, (tirx.Evaluate, tirx.Bind, tirx.BufferStore))
-    evaluated = [stmt] if is_leaf else headers_of(stmt)
+    evaluated = [stmt] if is_leaf(stmt) else headers_of(stmt)
     return [call for node in evaluated for call in calls_in(node, _is_change)]
 
 

@@ -10,7 +10,7 @@ from tvm.arith import Analyzer
 
 from ...builtins.errors import LanguageError
 from ..ir.accesses import touches_in
-from ..ir.walk import children_of, location, nodes_in, op_name, variables_in
+from ..ir.walk import children_of, is_parallel, location, nodes_in, op_name, variables_in
 
 _WHOLE = {"tl.tileop.copy": "T.copy", "tl.tileop.reduce": "T.reduce"}
 """Operators that access all registers of a fragment in some cases."""
@@ -104,9 +104,7 @@ def _place(body: tirx.Stmt, buffer: tirx.Buffer) -> str:
 
 def _tile_statements(stmt: tirx.Stmt) -> Iterator[tirx.Stmt]:
     """Yield the parallel loops and the operations on tiles in ``stmt``."""
-    if isinstance(stmt, tirx.Evaluate) or (
-        isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL
-    ):
+    if isinstance(stmt, tirx.Evaluate) or is_parallel(stmt):
         yield stmt
         return
     for child in children_of(stmt):

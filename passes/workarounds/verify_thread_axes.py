@@ -14,7 +14,15 @@ from ..ir.accesses import accesses_of, is_private
 from ..ir.accesses import name_of as statement_name
 from ..ir.origin import name_of
 from ..ir.uniformity import THREAD_INDICES
-from ..ir.walk import children_of, headers_of, location, nodes_in, op_name, variables_in
+from ..ir.walk import (
+    children_of,
+    headers_of,
+    is_parallel,
+    location,
+    nodes_in,
+    op_name,
+    variables_in,
+)
 from ..tile.pin_pipelined import is_pipelined
 from ..tile.require_arch import requires_tma
 
@@ -84,7 +92,7 @@ class _Verifier:
         threads, loads = context.threads, context.loads
         if isinstance(stmt, tirx.SBlockRealize):
             threads = tuple(map(int, stmt.block.annotations.get("tl.launch_threads", threads)))
-        if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.PARALLEL and loads is None:
+        if is_parallel(stmt) and loads is None:
             loads = []
         by_row = context.by_row or any(_depends(part, self.names) for part in headers_of(stmt))
         return _Context(threads, by_row, loads)

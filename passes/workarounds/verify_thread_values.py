@@ -9,7 +9,7 @@ from tvm.ir import Range
 from ...builtins.errors import LanguageError
 from ..ir.accesses import is_private
 from ..ir.walk import arrows, children_of, headers_of, line_of, nodes_in, variables_in
-from ..ir.warp_roles import WarpRoles, is_specialized, roles_of
+from ..ir.warp_roles import WarpRoles, roles_of
 
 _Name = tirx.Var
 """A bound name, or the data pointer of a local variable or array."""
@@ -57,7 +57,7 @@ class _Verifier:
         Args:
             is_divergent: whether a condition around it depends on the thread index.
         """
-        if is_specialized(stmt) or self.roles.is_guarded(stmt):
+        if self.roles.is_divided(stmt):
             return self._verify(stmt)
         is_divergent = is_divergent or any(map(self._depends, headers_of(stmt)))
         if isinstance(stmt, tirx.Bind) and self._depends(stmt.value):
@@ -76,8 +76,7 @@ class _Verifier:
             return True
         if self.roles.thread not in variables_in(expr):
             return False
-        shifted = {self.roles.thread: self.roles.thread - self.roles.producers}
-        moved = tirx.stmt_functor.substitute(tirx.Evaluate(expr), shifted).value
+        moved = self.roles.for_consumers(tirx.Evaluate(expr)).value
         return not self.analyzer.can_prove_equal(expr, moved)
 
     def _read_in(self, node: tirx.PrimExpr | tirx.Stmt) -> list[_Name]:
