@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 
+from tests.ops.collectives.exchanges import EXCHANGES, exchange_by_one
 from tileweave import ops
 from tileweave.ops.collectives.broadcast import Broadcast
 from tileweave.ops.collectives.collective import Collective, checked_problem
@@ -56,3 +57,25 @@ def test_docstrings_list_the_transports(name):
     listed = re.findall(r"``(\w+)``", re.split(r"\bsee\b|\n\n", text)[0])
     words = ["ll"] if OPERATORS[name].ll_bytes else []
     assert set(listed) == {*OPERATORS[name].transports, *words, "nccl", "auto"}
+
+
+def by_definition(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
+    """Return the result of a collective on each rank, from the inputs of all ranks."""
+    op, options = what.split()[0], EXCHANGES[what].options
+    if op == "all_gather":
+        return [torch.cat(x)] * len(x)
+    if op == "all_to_all":
+        parts = [given.chunk(len(x), options[0]) for given in x]
+        return [torch.cat([p[r] for p in parts], options[1]) for r in range(len(x))]
+    if op == "broadcast":
+        return [x[options[0]]] * len(x)
+    total = sum(x)
+    return [total] * len(x) if op == "all_reduce" else list(total.chunk(len(x)))
+
+
+@pytest.mark.parametrize("what", EXCHANGES)
+def test_expected_results_by_definition(what):
+    """Tests of processes and of GPUs compare with ``expected``."""
+    inputs = [(torch.randn(EXCHANGES[what].shape(6, 9)) * 4).round() for _ in range(3)]
+    actual, right = exchange_by_one(inputs, what), by_definition(inputs, what)
+    assert all(torch.equal(*pair) for pair in zip(actual, right, strict=True))
