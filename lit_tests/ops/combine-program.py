@@ -12,9 +12,9 @@ from tileweave.ops.moe.kernels import combine
 from tileweave.ops.moe.kernels.row_layout import RowLayout
 
 
-def show(tokens, capacity, ranks):
+def show(tokens, capacity, ranks, choices=8):
     layout = RowLayout.of(7168, "bfloat16")
-    blocks = combine.CombineBlocks(tokens, 8, capacity, ranks, layout)
+    blocks = combine.CombineBlocks(tokens, choices, capacity, ranks, layout)
     print("TEST: tokens:", tokens)
     print("blocks:", blocks.publishers, blocks.of_chunk, blocks.chunks, blocks.height)
     program = combine.combine_program(blocks)
@@ -28,9 +28,10 @@ print("TEST: synchronization in the source")
 source = inspect.getsource(combine)
 print(re.findall(r"W\.(?:signal|wait|fence|barrier|ll_)\w*|sync_threads", source) or "none")
 
-# One signal follows the weights of a block, and one the sums of its four tokens. A block waits once
-# for the weights of an owner. Rows are loaded 16 bytes at a time, before they are added. The wait
-# for weights orders launches, so no block waits for a credit.
+# One signal follows the weights of a block, and one the sums of its four tokens. Sums are stored on
+# the rank that adds them. A block waits once for the weights of an owner. Rows are loaded 16 bytes
+# at a time, before they are added. The wait for weights orders launches, so no block waits for a
+# credit.
 # CHECK-LABEL: TEST: tokens: 4096
 # CHECK-NEXT: blocks: 64 258 12 4
 # CHECK-NOT: credit
@@ -49,14 +50,14 @@ print(re.findall(r"W\.(?:signal|wait|fence|barrier|ll_)\w*|sync_threads", source
 # CHECK: *(uint4*)(row + ([[V]] * 8))
 # CHECK-NEXT: }
 # CHECK-NOT: tw::
-# CHECK: *(uint4*)(sums +
+# CHECK: *(uint4*)(sums + {{.*}} / (int64_t)86) + ((int64_t)rank)) + (int64_t)1) & (int64_t)1) * (int64_t)536870912)
 # CHECK: __syncthreads();
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_arrived[
 # CHECK-SAME: (uint)4);
 # CHECK-NOT: tw::signal
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
 # CHECK-NOT: tw::
-# CHECK: = *(uint4*)(sums +
+# CHECK: = *(uint4*)(sums + {{[(]*}}(int64_t)rank) * (int64_t)536870912)
 # CHECK-NOT: tw::
 # CHECK: *(uint4*)(out +
 show(4096, 32768, 2)
@@ -65,3 +66,10 @@ show(4096, 32768, 2)
 # CHECK-LABEL: TEST: tokens: 16
 # CHECK-NEXT: blocks: 4 80 1 1
 show(16, 512, 4)
+
+# Many tokens have no experts at a rank, so ranks load the sums that they add.
+# CHECK-LABEL: TEST: tokens: 4096
+# CHECK-NEXT: blocks: 128 260 20 4
+# CHECK: *(uint4*)(sums + {{[(]*}}(int64_t)rank) * (int64_t)536870912)
+# CHECK: = *(uint4*)(sums + {{[(]*}}(int64_t)rank_{{[0-9]+}}) * (int64_t)536870912)
+show(4096, 16384, 4, choices=4)

@@ -1,7 +1,7 @@
 """Combine: every rank receives the results of its tokens and adds them up.
 
 Contains the torch operator with its gradient. Each rank adds the results of its experts, then the
-owner of a token pulls the sums from the ranks.
+owner of a token adds the sums of the ranks.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
 """Tile program of ``combine``: the ranks of the experts add rows, the owners of tokens the sums.
 
 Each rank stores the weights of its tokens on all ranks. Then, for one chunk of tokens after the
-other, it adds the rows of every rank's tokens at its experts, and pulls the sums of its own tokens
-from all ranks::
+other, it adds the rows of every rank's tokens at its experts, and the sums of all ranks for its own
+tokens::
 
-    rank 0 | store weights | chunk 0: add rows | pull sums | chunk 1: add rows | pull sums | ...
-    rank 1 | store weights | chunk 0: add rows | pull ...
+    rank 0 | store weights | chunk 0: add rows | add sums | chunk 1: add rows | add sums | ...
+    rank 1 | store weights | chunk 0: add rows | add ...
                            ^ wait for weights  ^ wait for the sums of each rank in the chunk
 
-So a token crosses NVLink once for each rank that has rows of it. Blocks of several chunks run at
-the same time: some are limited by memory, as they add rows, and some by NVLink.
+Either the ranks of the experts store the sums on the rank of the tokens, or that rank loads them.
+Blocks of several chunks run at the same time: some are limited by memory, as they add rows, and
+some by NVLink.
 """
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import tilelang.language as T
 
@@ -29,6 +31,8 @@ _TOKENS = 4
 _CHUNKS = 4
 """Chunks whose blocks together are as many as ``RowLayout.blocks``. Larger chunks would leave
 NVLink idle while the first one is added."""
+_EMPTY_SHARE = 0.25
+"""Maximum share of tokens without rows at a rank for which ``are_sums_stored``."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,18 @@ class CombineBlocks(TokenBlocks):
     def total(self) -> int:
         """Blocks of a launch."""
         return self.publishers + self.chunks * self.of_chunk
+
+    @property
+    def are_sums_stored(self) -> bool:
+        """Whether ranks store the sums of their experts on the rank of the tokens, also of tokens
+        without rows. That takes less time than loads by the tokens' rank if most tokens have rows,
+        as they do if their experts are chosen at random."""
+        return (1 - 1 / self.ranks) ** self.choices <= _EMPTY_SHARE
+
+    def place_of_sums(self, owner: Any, source: Any) -> tuple[Any, Any]:
+        """Return the rank that holds the sums of ``source`` for the tokens of ``owner``, and the
+        index of the other rank there."""
+        return (owner, source) if self.are_sums_stored else (source, owner)
 
 
 @T.macro
@@ -126,8 +142,9 @@ def add_rows(blocks, y, source, slots, weights, sums, owner, first):
                 load(layout, y, slot, row)
                 add(layout, total, weight_of[i * choices + choice], row)
         # Rows have padding, so that no store has a condition and one signal follows all of them.
+        place = blocks.place_of_sums(owner, W.rank())
         for v, j in T.Parallel(layout.padded, layout.width):
-            sums[W.rank(), owner, (first + i) * layout.padded + v, j] = total[v, j]
+            sums[(*place, (first + i) * layout.padded + v, j)] = total[v, j]
 
 
 @T.macro
@@ -151,9 +168,10 @@ def add_sums(blocks, place, sums, out, first):
             T.clear(total)
             for rank in T.serial(ranks):
                 if rows_at[i * ranks + rank] > 0:
+                    place_of_sum = blocks.place_of_sums(W.rank(), rank)
                     for v, j in T.Parallel(layout.padded, layout.width):
                         if v < layout.vectors:
-                            row[v, j] = sums[rank, W.rank(), (first + i) * layout.padded + v, j]
+                            row[v, j] = sums[(*place_of_sum, (first + i) * layout.padded + v, j)]
                     add(layout, total, 1, row)
             put(layout, total, out, first + i)
 
@@ -183,7 +201,7 @@ def combine_program(blocks: CombineBlocks):
                 part = (block - blocks.publishers) % blocks.of_chunk
                 first = (chunk * blocks.of_rank + part % blocks.of_rank) * blocks.height
                 if part < ranks * blocks.of_rank:
-                    owner = part // blocks.of_rank
+                    owner = (W.rank() + 1 + part // blocks.of_rank) % ranks
                     add_rows(blocks, y, source, slots, weights, sums, owner, first)
                 else:
                     add_sums(blocks, place, sums, out, first)

@@ -235,11 +235,17 @@ def test_another_routing_in_each_launch():
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks", "counts"),
-    [("dispatch", 3, (37, 9)), pytest.param("combine", 32, (40, 11), marks=LONG)],
+    ("name", "choices", "blocks", "counts"),
+    [
+        ("dispatch", 2, 3, (37, 9)),
+        pytest.param("combine", 2, 32, (40, 11), marks=LONG),
+        pytest.param("combine", 4, 32, (42, 9), marks=LONG),
+    ],
 )
-def test_every_mutant_is_accounted_for(name, blocks, counts):
-    shape, sidecar = Shape(3, tokens=3, capacity=5, blocks=blocks), SIDECARS / f"{name}.json"
+def test_every_mutant_is_accounted_for(name, choices, blocks, counts):
+    """With four choices, ranks store sums on the rank of the tokens; else that rank loads them."""
+    shape = Shape(3, tokens=3, choices=choices, capacity=5, blocks=blocks)
+    sidecar = SIDECARS / f"{name}_{choices}.json"
     mutants = tw.mutate(
         shape.program(name), 3, inputs_of(shape, name, 4), schedules=5,
         equivalent=sidecar if sidecar.exists() else None,
