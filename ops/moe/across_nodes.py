@@ -42,26 +42,29 @@ def node_tables(tables: Tables, levels: TwoLevels) -> Tables:
 
 
 def dispatch_rows(
-    x: torch.Tensor, tables: Tables, clear_rest: bool, levels: TwoLevels, transport: str
-) -> torch.Tensor:
+    x: torch.Tensor, tables: Tables, clear_rest: bool, is_padded: bool, levels: TwoLevels,
+    transport: str,
+) -> torch.Tensor:  # fmt: skip
     """Return the rows of this rank's experts.
 
     Args:
         x: (T, H), tokens of this rank.
         tables: those of all ranks.
         clear_rest: whether other rows become zero.
+        is_padded: see ``RowProblem``.
         transport: transport within the node.
     """
     tables = node_tables(tables, levels)
     tokens = over_nodes(x, levels)
     return torch.ops.tileweave.dispatch_rows(
-        tokens, *tables, clear_rest, levels.node_name, transport
+        tokens, *tables, clear_rest, is_padded, levels.node_name, transport
     )
 
 
 def combine_rows(
-    y: torch.Tensor, weights: torch.Tensor, tables: Tables, levels: TwoLevels, transport: str
-) -> torch.Tensor:
+    y: torch.Tensor, weights: torch.Tensor, tables: Tables, is_padded: bool, levels: TwoLevels,
+    transport: str,
+) -> torch.Tensor:  # fmt: skip
     """Return the weighted sums of the results of this rank's tokens.
 
     Each node adds as ``combine`` does, and rounds; the sums of the nodes are added in fp32.
@@ -69,10 +72,10 @@ def combine_rows(
     Args:
         y: (C, N), the results for the rows of ``dispatch_rows``.
         weights: (T, k), weights of the choices of this rank's tokens.
-        tables, transport: see ``dispatch_rows``.
+        tables, is_padded, transport: see ``dispatch_rows``.
     """
     within, weights = node_tables(tables, levels), over_nodes(weights, levels)
-    sums = torch.ops.tileweave.combine(y, weights, *within, levels.node_name, transport)
+    sums = torch.ops.tileweave.combine(y, weights, *within, is_padded, levels.node_name, transport)
     sums = torch.ops.tileweave.all_to_all(sums, 0, 0, levels.nodes_name, "nccl")
     of_nodes = sums.view(levels.nodes.world_size, len(tables.place), y.shape[1])
     return of_nodes.sum(0, dtype=weights.dtype).to(y.dtype)

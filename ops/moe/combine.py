@@ -101,16 +101,16 @@ def combine(
         raise refused(NAME, f"y is of {y.dtype}", "a floating-point type of 16 bits or more")
     require_like(NAME, "y", y, "the handle", source, y.dtype)
     weights = padded(handle.weights, len(place)).to(torch.promote_types(y.dtype, torch.float32))
-    arguments = y, weights, *handle.tables
-    is_across, is_padded = BY in handle.group, tokens != len(place)
+    arguments = y, weights, *handle.tables, handle.is_padded
+    is_across, has_padding = BY in handle.group, tokens != len(place)
     combined = _across if is_across else _combine
     if out is None:
         result = combined(*arguments, handle.group, handle.transport)
-        return result[:tokens] if is_padded else result
+        return result[:tokens] if has_padding else result
     if tuple(out.shape) != (tokens, y.shape[1]):
         raise refused(NAME, f"out has shape {tuple(out.shape)}", f"{(tokens, y.shape[1])}")
     require_like(NAME, "out", out, "y", y)
-    if is_across or is_padded:
+    if is_across or has_padding:
         refuse_gradients(NAME, out, y, weights)
         return out.copy_(combined(*arguments, handle.group, handle.transport)[:tokens])
     _combine_out(*arguments, out, handle.group, handle.transport)
@@ -119,38 +119,43 @@ def combine(
 
 def _blocks(problem: RowProblem) -> CombineBlocks:
     return CombineBlocks(
-        problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.added
+        problem.tokens,
+        problem.choices,
+        problem.capacity,
+        problem.ranks,
+        problem.added,
+        problem.is_padded,
     )
 
 
-def _combine_across(y, weights, source, slots, place, group, transport):
+def _combine_across(y, weights, source, slots, place, is_padded, group, transport):
     levels = ranks_of(group)
     assert isinstance(levels, TwoLevels)
     tables = Tables(source, slots, place)
-    return across_nodes.combine_rows(y, weights, tables, levels, transport)
+    return across_nodes.combine_rows(y, weights, tables, is_padded, levels, transport)
 
 
-def _eager(y, weights, source, slots, place, group, transport):
-    return exchange(NAME, y, weights, Tables(source, slots, place), group, transport)
+def _eager(y, weights, source, slots, place, is_padded, group, transport):
+    return exchange(NAME, y, weights, Tables(source, slots, place), is_padded, group, transport)
 
 
-def _eager_out(y, weights, source, slots, place, out, group, transport):
-    exchange(NAME, y, weights, Tables(source, slots, place), group, transport, out)
+def _eager_out(y, weights, source, slots, place, is_padded, out, group, transport):
+    exchange(NAME, y, weights, Tables(source, slots, place), is_padded, group, transport, out)
 
 
-def _fake(y, weights, source, slots, place, group, transport):
+def _fake(y, weights, source, slots, place, is_padded, group, transport):
     return Combine.empty(y, Tables(source, slots, place))
 
 
 def _fake_out(*_): ...
 
 
-def _check_out(y, weights, source, slots, place, out, *_):
+def _check_out(y, weights, source, slots, place, is_padded, out, *_):
     refuse_gradients(NAME, out, y, weights)
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    *tensors, ctx.group, ctx.transport = inputs
+    *tensors, ctx.is_padded, ctx.group, ctx.transport = inputs
     ctx.save_for_backward(*tensors)
 
 
@@ -160,7 +165,9 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
     needs_y, needs_weights, *_ = ctx.needs_input_grad
     grad_y = grad_weights = None
     grad = grad.contiguous()
-    rows = torch.ops.tileweave.dispatch_rows(grad, *tables, True, ctx.group, ctx.transport)
+    rows = torch.ops.tileweave.dispatch_rows(
+        grad, *tables, True, ctx.is_padded, ctx.group, ctx.transport
+    )
     rows = rows.to(weights.dtype)
     if needs_y:
         scale = _weights_of_rows(weights, source, place, ctx)
@@ -169,7 +176,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
         products = (rows * y).sum(-1)
         all_products = gather_from_all(products, ctx.group, ctx.transport)
         grad_weights = torch.where(place >= 0, all_products[place.clamp(min=0)], 0)
-    return grad_y, grad_weights, *(None for _ in range(5))
+    return grad_y, grad_weights, *(None for _ in range(6))
 
 
 def _weights_of_rows(
@@ -183,7 +190,7 @@ def _weights_of_rows(
     return torch.where(source >= 0, all_weights[source.clamp(min=0)], 0)
 
 
-_SCHEMA = f"Tensor y, Tensor topk_weights, {TABLES}"
+_SCHEMA = f"Tensor y, Tensor topk_weights, {TABLES}, bool is_padded"
 _combine = define(
     f"{NAME}({_SCHEMA}, str group, str transport) -> Tensor", _eager, _fake, (_save, _gradients)
 )

@@ -1,12 +1,13 @@
 """Dispatch: every rank receives the tokens of its experts, sorted by expert.
 
 Contains the torch operator with its gradient. All ranks learn the experts of all tokens
-(``all_gather``) and compute the same tables from them. Then the rank of an expert pulls its tokens
-from their owners.
+(``all_gather``) and compute the same tables from them. Then ranks exchange the tokens, and the rank
+of an expert stores them in its rows.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -59,6 +60,7 @@ class DispatchHandle(NamedTuple):
         dropped: (W,) int32, the rows of each rank's experts for which the capacity has no room.
         group: name of the group.
         transport: the argument of ``dispatch``.
+        is_padded: whether ``max_tokens`` is given.
     """
 
     weights: torch.Tensor
@@ -66,10 +68,11 @@ class DispatchHandle(NamedTuple):
     dropped: torch.Tensor
     group: str
     transport: str
+    is_padded: bool
 
 
 class Dispatch(RowExchange, op=NAME):
-    """Program that pulls the tokens of a rank's experts."""
+    """Program that exchanges tokens, and stores them in the rows of this rank's experts."""
 
     arguments = ("x", "topk_ids", "topk_weights")
     reads = ("x", "source", "slots")
@@ -79,7 +82,7 @@ class Dispatch(RowExchange, op=NAME):
         result="`rows`, (C, H): the tokens of this rank's experts, sorted by expert, with `quant` "
         "`(rows, scales)`; `offsets`, int32: the end of each expert's rows; a handle for `combine`",
         gradient="`combine` with weights 1",
-        memory="T x H, with T and H rounded up",
+        memory="W x T x H, or T x H if ranks need few of the tokens, with T and H rounded up",
     )
 
     @staticmethod
@@ -106,18 +109,19 @@ class Dispatch(RowExchange, op=NAME):
 def _blocks(problem: RowProblem) -> DispatchBlocks:
     return DispatchBlocks(
         problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.moved,
-        problem.clear_rest,
+        problem.is_padded, problem.clear_rest,
     )  # fmt: skip
 
 
 def _dispatch(
     x: torch.Tensor, topk_ids: torch.Tensor, num_experts: int, capacity: int | None,
-    quant: str | None, clear_rest: bool, group: str, transport: str,
+    quant: str | None, clear_rest: bool, is_padded: bool, group: str, transport: str,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Return the rows, with their scales if they have any, and the routing; all arguments are
     checked before the first exchange."""
     ranks = ranks_of(group)
     problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
+    problem = replace(problem, is_padded=is_padded)
     part, node = within_node(problem, ranks)
     choose_transport(transport, part, x.device, node, Dispatch.obstacle(part))
     is_traced = torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)
@@ -133,10 +137,14 @@ def _dispatch(
     for part in (x,) if quant is None else quantized(x):
         if isinstance(ranks, TwoLevels):
             rows.append(
-                across_nodes.dispatch_rows(part, routing.tables, clear_rest, ranks, transport)
+                across_nodes.dispatch_rows(
+                    part, routing.tables, clear_rest, is_padded, ranks, transport
+                )
             )
         else:
-            rows.append(_dispatch_rows(part, *routing.tables, clear_rest, group, transport))
+            rows.append(
+                _dispatch_rows(part, *routing.tables, clear_rest, is_padded, group, transport)
+            )
     return rows, *routing.tables, routing.offsets, routing.dropped
 
 
@@ -180,8 +188,8 @@ def dispatch(
         clear_rest: set the rows past the last token to zero. Otherwise they are undefined, which
             saves the time to write them.
         group: see ``all_to_all``. On several nodes, a token crosses to each other node once.
-        transport: ``ldst`` (loads of threads), ``nccl`` (``torch.distributed``; the host reads the
-            number of rows), or ``auto``: ``ldst`` if possible.
+        transport: ``ldst`` (loads and stores of threads), ``nccl`` (``torch.distributed``; the host
+            reads the number of rows), or ``auto``: ``ldst`` if possible.
 
     Returns:
         rows: (C, H), the tokens of this rank's experts, sorted by expert, then by rank and token.
@@ -202,24 +210,25 @@ def dispatch(
     check_options(NAME, capacity, transport)
     group = name_of(group)
     x, topk_ids = padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT)
+    is_padded = max_tokens is not None
     rows, *tables, offsets, dropped = _sorted_rows(
-        x, topk_ids, num_experts, capacity, quant, clear_rest, group, transport
+        x, topk_ids, num_experts, capacity, quant, clear_rest, is_padded, group, transport
     )
-    handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport)
+    handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport, is_padded)
     return rows[0] if quant is None else tuple(rows), offsets, handle
 
 
-def _eager(x, source, slots, place, clear_rest, group, transport):
+def _eager(x, source, slots, place, clear_rest, is_padded, group, transport):
     tables = Tables(source, slots, place)
-    return exchange(NAME, x, None, tables, group, transport, clear_rest=clear_rest)
+    return exchange(NAME, x, None, tables, is_padded, group, transport, clear_rest=clear_rest)
 
 
-def _fake(x, source, slots, place, clear_rest, group, transport):
+def _fake(x, source, slots, place, clear_rest, is_padded, group, transport):
     return Dispatch.empty(x, Tables(source, slots, place))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    _, *tables, _, ctx.group, ctx.transport = inputs
+    _, *tables, _, ctx.is_padded, ctx.group, ctx.transport = inputs
     ctx.save_for_backward(*tables)
 
 
@@ -227,17 +236,20 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
     tables = Tables(*ctx.saved_tensors)
     wide = torch.promote_types(grad.dtype, torch.float32)
     once = is_first_choice(tables.place).to(wide)  # a token has one row at an expert
-    grad_x = torch.ops.tileweave.combine(grad.contiguous(), once, *tables, ctx.group, ctx.transport)
-    return grad_x, *(None for _ in range(6))
+    grad_x = torch.ops.tileweave.combine(
+        grad.contiguous(), once, *tables, ctx.is_padded, ctx.group, ctx.transport
+    )
+    return grad_x, *(None for _ in range(7))
 
 
 _dispatch_rows = define(
-    f"{NAME}_rows(Tensor x, {TABLES}, bool clear_rest, str group, str transport) -> Tensor",
+    f"{NAME}_rows(Tensor x, {TABLES}, bool clear_rest, bool is_padded, str group, "
+    "str transport) -> Tensor",
     _eager, _fake, (_save, _gradients),
 )  # fmt: skip
 _sorted_rows = define_composite(
     f"{NAME}(Tensor x, Tensor topk_ids, int num_experts, int? capacity, str? quant, "
-    "bool clear_rest, str group, str transport) -> "
+    "bool clear_rest, bool is_padded, str group, str transport) -> "
     "(Tensor[], Tensor, Tensor, Tensor, Tensor, Tensor)",
     _dispatch,
 )

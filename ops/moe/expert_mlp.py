@@ -32,7 +32,7 @@ class ExpertMlp(RegisteredOp, op=NAME):
         "`w_gate_up`, (E / W, 2 I, H), the gate first, and `w_down`, (E / W, H, I)",
         result="(T, H): the weighted sums of the experts' MLPs with SwiGLU for the rank's tokens",
         gradient="of `x`, `topk_weights` and both weights; none with `quant`",
-        memory="(2 x W + 1) x T x H; `fused` 2 x E x T x H, with T rounded up to a multiple of 128",
+        memory="at most 3 x W x T x H; `fused` 2 x E x T x H, T rounded up to a multiple of 128",
     )
 
 
@@ -57,7 +57,8 @@ def _check_shapes(x: torch.Tensor, w_gate_up: Any, w_down: Any) -> None:
 def _expert_mlp(
     x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w_gate_up: torch.Tensor,
     w_down: torch.Tensor, scale_w_gate_up: torch.Tensor | None, scale_w_down: torch.Tensor | None,
-    quant: str | None, capacity: int | None, group: str, transport: str, strategy: str,
+    quant: str | None, capacity: int | None, is_padded: bool, group: str, transport: str,
+    strategy: str,
 ) -> torch.Tensor:  # fmt: skip
     ranks = ranks_of(group)
     separate = _separate_only(quant, capacity, transport)
@@ -70,8 +71,9 @@ def _expert_mlp(
     # Undefined gradients of rows that no rank reads would fail torch.autograd.detect_anomaly.
     clear_rest = has_gradient
     rows, offsets, handle = dispatch(
-        x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity, quant=quant,
-        clear_rest=clear_rest, group=group, transport=transport,
+        x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity,
+        max_tokens=len(x) if is_padded else None, quant=quant, clear_rest=clear_rest, group=group,
+        transport=transport,
     )  # fmt: skip
     if isinstance(rows, tuple):
         weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
@@ -157,15 +159,15 @@ def expert_mlp(
     check_strategy(strategy)
     result = _mlp(
         padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
-        padded(topk_weights, max_tokens), *weights, quant, capacity, name_of(group), transport,
-        strategy,
+        padded(topk_weights, max_tokens), *weights, quant, capacity, max_tokens is not None,
+        name_of(group), transport, strategy,
     )  # fmt: skip
     return result if len(result) == len(x) else result[: len(x)]
 
 
 _mlp = define_composite(
     f"{NAME}(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w_gate_up, Tensor w_down, "
-    "Tensor? scale_w_gate_up, Tensor? scale_w_down, str? quant, int? capacity, str group, "
-    "str transport, str strategy) -> Tensor",
+    "Tensor? scale_w_gate_up, Tensor? scale_w_down, str? quant, int? capacity, bool is_padded, "
+    "str group, str transport, str strategy) -> Tensor",
     _expert_mlp,
 )

@@ -33,7 +33,7 @@ TABLES = ", ".join(f"Tensor {name}" for name in Tables._fields)
 
 
 class RowExchange(CompiledOp, RegisteredOp, ABC):
-    """Compiled program that pulls rows by tables. Its parameters are rows, tables and the result.
+    """Compiled program that exchanges rows by tables. Its parameters are rows, tables, the result.
 
     Attributes:
         reads: names of the arguments that the program reads, for errors.
@@ -124,36 +124,37 @@ def gather_from_all(values: torch.Tensor, group: str, transport: str) -> torch.T
 
 
 def problem_of(
-    op: str, rows: torch.Tensor, tables: Tables, ranks: int, clear_rest: bool
+    op: str, rows: torch.Tensor, tables: Tables, ranks: int, clear_rest: bool, is_padded: bool
 ) -> RowProblem:
     """Return the problem of a call with tables."""
     (tokens, choices), capacity = tables.place.shape, len(tables.source)
     columns = rows.shape[1]
     return RowProblem(
-        op, tokens, choices, capacity, columns, ranks, rows.dtype, clear_rest=clear_rest
-    )
+        op, tokens, choices, capacity, columns, ranks, rows.dtype, clear_rest=clear_rest,
+        is_padded=is_padded,
+    )  # fmt: skip
 
 
 def exchange(
-    op: str, rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, group: str,
-    requested: str, out: torch.Tensor | None = None, clear_rest: bool = True,
+    op: str, rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, is_padded: bool,
+    group: str, requested: str, out: torch.Tensor | None = None, clear_rest: bool = True,
 ) -> torch.Tensor:  # fmt: skip
     """Return the result of an exchange, in ``out`` if given. Collective for each new problem.
 
     Args:
-        clear_rest: see ``RowProblem``.
+        is_padded, clear_rest: see ``RowProblem``.
     """
     operator = OPERATORS[op]
     inputs = operator.inputs(rows, weights, tables)
     shapes = *tables.place.shape, len(tables.source)
-    key, addresses = signature((op, group, requested, *shapes, clear_rest), inputs, out)
+    key, addresses = signature((op, group, requested, *shapes, clear_rest, is_padded), inputs, out)
     decision = recorded_calls().get(key)
     if decision is not None and decision.fast_path is not None:
         result = decision.fast_path(addresses, out)
         if result is not None:
             return result
     if decision is None:
-        decision = _decide(operator, rows, tables, group, requested, clear_rest)
+        decision = _decide(operator, rows, tables, group, requested, clear_rest, is_padded)
     if out is not None:
         _check_out(operator, out, inputs)
     problem, ranks = decision.problem, decision.group
@@ -176,11 +177,12 @@ def exchange(
 
 def _decide(
     operator: type[RowExchange], rows: torch.Tensor, tables: Tables, group: str, requested: str,
-    clear_rest: bool,
+    clear_rest: bool, is_padded: bool,
 ) -> Decision:  # fmt: skip
     """Check a call and choose its transport. Collective for each new problem."""
     ranks = group_of(group)
-    problem = problem_of(operator.op, rows, tables, ranks.world_size, clear_rest)
+    size = ranks.world_size
+    problem = problem_of(operator.op, rows, tables, size, clear_rest, is_padded)
     obstacle = operator.obstacle(problem)
     transport = choose_transport(requested, problem, rows.device, ranks, obstacle).name
     agree(ranks, problem, transport)

@@ -34,6 +34,7 @@ class RowProblem:
         columns: elements of a row.
         num_experts: experts of all ranks; None if only their tables are known.
         clear_rest: whether rows of the result that have no token become zero.
+        is_padded: whether ranks may have fewer tokens, and the others are padding without experts.
     """
 
     op: str
@@ -45,6 +46,7 @@ class RowProblem:
     dtype: torch.dtype
     num_experts: int | None = None
     clear_rest: bool = True
+    is_padded: bool = False
 
     @property
     def tile_dtype(self) -> str:

@@ -26,18 +26,13 @@ from .token_blocks import TokenBlocks
 
 _PUBLISHERS, _PUBLISHED = 32, 8
 """Blocks that store weights on a rank, if none of their threads stores more than ``_PUBLISHED``."""
-_TOKENS = 4
-"""Maximum number of tokens of a block. One signal follows the sums of a block."""
-_CHUNKS = 4
-"""Chunks whose blocks together are as many as ``RowLayout.blocks``. Larger chunks would leave
-NVLink idle while the first one is added."""
-_EMPTY_SHARE = 0.25
-"""Maximum share of tokens without rows at a rank for which ``are_sums_stored``."""
 
 
 @dataclass(frozen=True)
 class CombineBlocks(TokenBlocks):
     """Division of the work among blocks: those that store weights, then those of each chunk."""
+
+    MAX_HEIGHT = 4  # one signal follows the sums of a block
 
     def padded(self, count: int) -> int:
         """Return ``count``, rounded up to a multiple of the threads, as TileLang needs it to
@@ -56,37 +51,19 @@ class CombineBlocks(TokenBlocks):
         return self.ranks * ceil(self.tokens * self.choices / self.published)
 
     @property
-    def height(self) -> int:
-        """Tokens of a block."""
-        return min(_TOKENS, ceil(self.ranks * self.tokens / self.layout.blocks))
-
-    @property
-    def chunks(self) -> int:
-        """Chunks of the tokens of a rank."""
-        most = max(1, self.layout.blocks // _CHUNKS // (self.ranks + 1))
-        return ceil(self.tokens / (most * self.height))
-
-    @property
-    def of_chunk(self) -> int:
-        """Blocks of a chunk: for the tokens of each rank, and for the sums of the own tokens."""
-        return (self.ranks + 1) * self.of_rank
+    def parts(self) -> int:
+        """Parts of a chunk: the tokens of each rank, and the sums of the own tokens."""
+        return self.ranks + 1
 
     @property
     def total(self) -> int:
         """Blocks of a launch."""
         return self.publishers + self.chunks * self.of_chunk
 
-    @property
-    def are_sums_stored(self) -> bool:
-        """Whether ranks store the sums of their experts on the rank of the tokens, also of tokens
-        without rows. That takes less time than loads by the tokens' rank if most tokens have rows,
-        as they do if their experts are chosen at random."""
-        return (1 - 1 / self.ranks) ** self.choices <= _EMPTY_SHARE
-
     def place_of_sums(self, owner: Any, source: Any) -> tuple[Any, Any]:
         """Return the rank that holds the sums of ``source`` for the tokens of ``owner``, and the
         index of the other rank there."""
-        return (owner, source) if self.are_sums_stored else (source, owner)
+        return (owner, source) if self.is_stored else (source, owner)
 
 
 @T.macro
@@ -197,11 +174,9 @@ def combine_program(blocks: CombineBlocks):
             if block < blocks.publishers:
                 publish_weights(blocks, topk_weights, place, weights, block)
             else:
-                chunk = (block - blocks.publishers) // blocks.of_chunk
-                part = (block - blocks.publishers) % blocks.of_chunk
-                first = (chunk * blocks.of_rank + part % blocks.of_rank) * blocks.height
-                if part < ranks * blocks.of_rank:
-                    owner = (W.rank() + 1 + part // blocks.of_rank) % ranks
+                part, first = blocks.part_of(block - blocks.publishers)
+                if part < ranks:
+                    owner = (W.rank() + 1 + part) % ranks
                     add_rows(blocks, y, source, slots, weights, sums, owner, first)
                 else:
                     add_sums(blocks, place, sums, out, first)

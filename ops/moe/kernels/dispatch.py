@@ -1,17 +1,20 @@
-"""Tile program of ``dispatch``: blocks pull each token that has rows at this rank's experts.
+"""Tile program of ``dispatch``: each token crosses NVLink once for each rank, to all of its rows.
 
-Each rank copies its tokens to symmetric memory. For one chunk of tokens after the other, blocks
+For one chunk of tokens after the other, each rank stores its tokens on the other ranks. Then blocks
 load the tokens of all ranks, and store each in all of its rows::
 
-    rank 0 | copy chunks 0, 1, ... | chunk 0: own tokens, those of ranks 1, 2, ... | chunk 1: ...
-    rank 1 | copy chunks ...       | chunk 0: own ...
-                                                   ^ wait for the chunk of a rank
+    rank 0 | send chunk 0 | own tokens, tokens of ranks 1, 2, ... | send chunk 1 | own tokens, ...
+    rank 1 | send chunk 0 | own tokens, tokens of ranks 2, ...
+                                        ^ wait for the chunk of a rank
 
-So a token crosses NVLink once, also if it goes to several experts of a rank.
+If ranks need few of the tokens, a rank stores a chunk in its own symmetric memory, and the others
+load the tokens that they need. Blocks of several chunks run at the same time: some are limited by
+memory, as they store rows, and some by NVLink.
 """
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import tilelang.language as T
 
@@ -20,83 +23,98 @@ from ....passes import with_options
 from .row_layout import load, put
 from .token_blocks import TokenBlocks
 
-_TOKENS, _CHUNKS = 4, 8
-"""Maximum numbers of tokens that a block publishes, and of chunks of a rank's tokens. Ranks pull
-the tokens of one chunk while the next ones are published."""
-
 
 @dataclass(frozen=True)
 class DispatchBlocks(TokenBlocks):
-    """Division of the work among blocks: those that publish tokens, then those that pull them.
+    """Division of the work among blocks: those of each chunk, then those that clear rows.
 
     Attributes:
         clear_rest: whether rows of the result that have no token become zero.
     """
 
+    MAX_HEIGHT = 2
     clear_rest: bool = True
 
     @property
-    def height(self) -> int:
-        """Tokens that a block publishes."""
-        return min(_TOKENS, ceil(self.tokens / self.layout.blocks))
+    def senders(self) -> int:
+        """Parts of a chunk that send the own tokens: none if there is no other rank."""
+        return min(1, self.ranks - 1)
 
     @property
-    def chunks(self) -> int:
-        """Chunks of the tokens of a rank, at most ``_CHUNKS``, of equally many blocks."""
-        of_chunk = ceil(self.tokens / (_CHUNKS * self.height))
-        return ceil(self.tokens / (of_chunk * self.height))
+    def parts(self) -> int:
+        """Parts of a chunk: those that send, and the tokens of each rank."""
+        return self.senders + self.ranks
 
     @property
-    def publishers(self) -> int:
-        """Blocks that publish tokens; none if no other rank pulls them."""
-        return self.chunks * self.of_rank if self.ranks > 1 else 0
+    def clearers(self) -> int:
+        """Blocks that clear rows."""
+        return min(self.layout.blocks, self.capacity) if self.clear_rest else 0
 
     @property
-    def pullers(self) -> int:
-        """Blocks that pull tokens."""
-        return min(self.layout.blocks, self.ranks * self.tokens)
+    def copies(self) -> int:
+        """Places where a rank stores its tokens."""
+        return self.ranks - 1 if self.is_stored else 1
+
+    @property
+    def sources(self) -> int:
+        """Ranks whose tokens are stored in the symmetric memory of a rank."""
+        return self.ranks if self.is_stored else 1
+
+    def place_of_tokens(self, owner: Any, peer: Any) -> tuple[Any, Any]:
+        """Return the rank that holds the tokens of ``owner`` for a peer, and their index there."""
+        return (peer, owner) if self.is_stored else (owner, 0)
 
 
 @T.macro
-def publish(blocks, x, rows, row, block):
-    """Copy the tokens of a block to symmetric memory. Rows have padding, and the last chunk has
-    copies of the last token, so that no store has a condition and one signal follows all of
-    them."""
-    layout, height = blocks.layout, blocks.height
-    for i in T.serial(height):
-        load(layout, x, T.min(block * height + i, blocks.tokens - 1), row)
-        for v, j in T.Parallel(layout.padded, layout.width):
-            rows[W.rank(), (block * height + i) * layout.padded + v, j] = row[v, j]
-
-
-@T.macro
-def pull(blocks, x, rows, slots, out, row, number):
-    """Load a token once, if it has rows here, and store it in all of them.
-
-    Args:
-        number: number of the token. Tokens of all ranks alternate, so that NVLink and the memory of
-            this rank are busy at the same time.
-    """
-    layout, tokens = blocks.layout, blocks.tokens
-    owner, token = (W.rank() + number) % blocks.ranks, number // blocks.ranks
-    if slots[owner * tokens + token, 0] >= 0:
-        if owner == W.rank():
-            load(layout, x, token, row)
-        else:
+def send(blocks, x, rows, row, first):
+    """Store tokens for the other ranks. Rows have padding, and the last chunk has copies of the
+    last token, so that no store has a condition and one signal follows all of them."""
+    layout = blocks.layout
+    for i in T.serial(blocks.height):
+        load(layout, x, T.min(first + i, blocks.tokens - 1), row)
+        for step in T.serial(blocks.copies):
+            place = blocks.place_of_tokens(W.rank(), (W.rank() + 1 + step) % blocks.ranks)
             for v, j in T.Parallel(layout.padded, layout.width):
-                if v < layout.vectors:
-                    row[v, j] = rows[owner, token * layout.padded + v, j]
-        for choice in T.serial(blocks.choices):
-            slot = slots[owner * tokens + token, choice]
-            if slot >= 0:
-                put(layout, row, out, slot)
+                rows[(*place, (first + i) * layout.padded + v, j)] = row[v, j]
+
+
+@T.macro
+def receive(blocks, x, rows, slots, out, row, owner, first):
+    """Load each token of ``owner`` once, if it has rows here, and store it in all of them."""
+    layout, tokens = blocks.layout, blocks.tokens
+    place = blocks.place_of_tokens(owner, W.rank())
+    for i in T.serial(blocks.height):
+        token = first + i
+        if token < tokens:
+            if slots[owner * tokens + token, 0] >= 0:
+                if owner == W.rank():
+                    load(layout, x, token, row)
+                else:
+                    for v, j in T.Parallel(layout.padded, layout.width):
+                        if v < layout.vectors:
+                            row[v, j] = rows[(*place, token * layout.padded + v, j)]
+                for choice in T.serial(blocks.choices):
+                    slot = slots[owner * tokens + token, choice]
+                    if slot >= 0:
+                        put(layout, row, out, slot)
+
+
+@T.macro
+def clear(blocks, source, out, row, block):
+    """Clear every ``clearers``-th row of the result, if it has no token."""
+    T.clear(row)
+    for wave in T.serial(ceil(blocks.capacity / blocks.clearers)):
+        slot = wave * blocks.clearers + block
+        if slot < blocks.capacity:
+            if source[slot] < 0:
+                put(blocks.layout, row, out, slot)
 
 
 def dispatch_program(blocks: DispatchBlocks):
     """Return the program that loads each token once that has rows here, and stores it in all of
     them."""
     tokens, choices, capacity, ranks = blocks.tokens, blocks.choices, blocks.capacity, blocks.ranks
-    layout, publishers, pullers = blocks.layout, blocks.publishers, blocks.pullers
+    layout, exchanging = blocks.layout, blocks.chunks * blocks.of_chunk
 
     @T.prim_func
     def dispatch(
@@ -106,22 +124,17 @@ def dispatch_program(blocks: DispatchBlocks):
         out: T.Tensor(layout.shape(capacity), layout.dtype),
     ):
         # Blocks wait only for blocks of lower index, on all ranks.
-        with T.Kernel(publishers + pullers, threads=layout.threads) as block:
-            rows = W.alloc_symmetric((blocks.exchanged, layout.width), layout.dtype)
+        with T.Kernel(exchanging + blocks.clearers, threads=layout.threads) as block:
+            rows = W.alloc_symmetric((blocks.sources, blocks.exchanged, layout.width), layout.dtype)
             row = T.alloc_fragment((layout.padded, layout.width), layout.dtype)
-            if block < publishers:
-                publish(blocks, x, rows, row, block)
-            else:
-                for wave in T.serial(ceil(ranks * tokens / pullers)):
-                    number = wave * pullers + block - publishers
-                    if number < ranks * tokens:
-                        pull(blocks, x, rows, slots, out, row, number)
-                if blocks.clear_rest:
-                    T.clear(row)
-                    for wave in T.serial(ceil(capacity / pullers)):
-                        slot = wave * pullers + block - publishers
-                        if slot < capacity:
-                            if source[slot] < 0:
-                                put(layout, row, out, slot)
+            if block < exchanging:
+                part, first = blocks.part_of(block)
+                if part < blocks.senders:
+                    send(blocks, x, rows, row, first)
+                else:
+                    owner = (W.rank() + part - blocks.senders) % ranks
+                    receive(blocks, x, rows, slots, out, row, owner, first)
+            elif blocks.clear_rest:
+                clear(blocks, source, out, row, block - exchanging)
 
-    return with_options(dispatch, {"tileweave.granule": {"rows": (blocks.chunk, layout.width)}})
+    return with_options(dispatch, {"tileweave.granule": {"rows": (1, blocks.chunk, layout.width)}})

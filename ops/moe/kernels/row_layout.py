@@ -16,7 +16,7 @@ _ROW_VECTORS = 8
 _THREADS = 64, 1024
 """Minimum and maximum number of threads of a block, powers of two."""
 _THREADS_PER_SM = 1024
-"""Threads that pull on an SM: with ``_ROW_VECTORS`` loads each, enough to cover the latency of
+"""Threads that move rows on an SM: with ``_ROW_VECTORS`` loads each, enough to cover the latency of
 NVLink."""
 
 
@@ -28,7 +28,7 @@ class RowLayout:
         vectors, width: number of vectors in a row, and elements of a vector.
         dtype: type of the elements in TileLang's spelling.
         threads: threads of a block.
-        blocks: blocks that pull rows.
+        blocks: blocks that run at the same time.
     """
 
     vectors: int

@@ -54,7 +54,7 @@ def test_one_program_for_all_numbers_of_tokens(simulated, monkeypatch):
     for op in (OPERATORS["dispatch"], OPERATORS["combine"]):
 
         def program(problem, build=op.program):
-            built.append(problem.op)
+            built.append((problem.op, problem.is_padded))
             return build(problem)
 
         monkeypatch.setattr(op, "program", staticmethod(program))
@@ -68,7 +68,7 @@ def test_one_program_for_all_numbers_of_tokens(simulated, monkeypatch):
         assert torch.equal(out, ops.combine(rows, handle))
         assert torch.allclose(out, (x * sums)[:tokens], atol=1e-6)
     assert simulated == ["dispatch", "combine", "combine"] * 4
-    assert built == ["dispatch", "combine"]
+    assert built == [("dispatch", True), ("combine", True)]
 
 
 def test_gradients_by_programs(simulated):

@@ -50,7 +50,7 @@ class Shape(NamedTuple):
         )
 
     def program(self, name: str, threads: int = 4) -> Any:
-        """Return the program. Its blocks pull several tokens. One of four threads holds two vectors
+        """Return the program. Its blocks have several tokens. One of four threads holds two vectors
         of a row."""
         dtype = TYPES[name]
         layout = RowLayout(VECTORS, WIDTHS[dtype], dtype, threads, self.blocks)
@@ -179,22 +179,37 @@ def test_rest_of_dispatch_is_not_written():
         assert np.array_equal(out["out"].reshape(rows.shape), rows)
 
 
-def test_a_token_is_loaded_once_from_another_rank(tmp_path):
-    """Also if it goes to several experts of a rank."""
-    shape, timeline = Shape(3, tokens=4, choices=3, per_rank=4), tmp_path / "timeline.json"
+@pytest.mark.parametrize("choices", [3, 4])
+def test_a_token_crosses_nvlink_once_for_a_rank(choices, tmp_path):
+    """Also if it goes to several experts of a rank. With four choices, owners store all tokens on
+    all other ranks; else these ranks load those that they need."""
+    shape, timeline = Shape(3, tokens=4, choices=choices, per_rank=4), tmp_path / "timeline.json"
     inputs = inputs_of(shape, "dispatch", 5)
     tw.simulate(shape.program("dispatch"), 3, inputs, epochs=1, timeline=timeline)
     events = json.loads(timeline.read_text())["traceEvents"]
     texts = "\n".join(e["args"]["text"] for e in events if e.get("cat") == "transfer")
-    loaded = sorted(re.findall(r"rows\[(\d+)\.\.\d+, (\d+)\.\..* by rank (\d+)", texts))
-    expected, rows, padded = set(), 0, 8
+    is_stored = choices == 4
+    pattern = (
+        r"store of rows\[(\d), (\d), " if is_stored else r"load of rows\[(\d)\.\.\d, (0)\.\.0, "
+    )
+    moved = [tuple(map(int, m)) for m in re.findall(pattern + r"(\d+)\.\..* by rank (\d)", texts)]
+    every, needed, padded = [], [], 8
     for rank, given in enumerate(inputs):
-        for number in given["source"][given["source"] >= 0] // shape.choices:
-            owner, token = divmod(int(number), shape.tokens)
-            if owner != rank:
-                expected.add((str(owner), str(token * padded), str(rank)))
-                rows += 1
-    assert loaded == sorted(expected) and rows > len(expected)
+        tokens = [divmod(int(n), shape.tokens) for n in given["source"] // choices if n >= 0]
+        needed += [(owner, 0, token * padded, rank) for owner, token in tokens if owner != rank]
+        others = [r for r in range(shape.ranks) if r != rank]
+        every += [(r, rank, t * padded, rank) for r in others for t in range(shape.tokens)]
+    assert len(needed) > len(set(needed))
+    assert sorted(moved) == sorted(every if is_stored else set(needed))
+
+
+@pytest.mark.parametrize("operator", [Dispatch, Combine])
+def test_padding_does_not_cross_nvlink(operator):
+    """If some tokens may be padding, ranks store in own memory, and signal to all others."""
+    for is_padded in (False, True):
+        problem = RowProblem("", 8, 8, 64, 64, 2, torch.bfloat16, is_padded=is_padded)
+        text = str(tw.explain(operator.program(problem), world_size=2))
+        assert ("a store writes it for every rank" in text) == is_padded, text
 
 
 def dispatched_twice(shape: Shape) -> Any:
@@ -237,13 +252,14 @@ def test_another_routing_in_each_launch():
 @pytest.mark.parametrize(
     ("name", "choices", "blocks", "counts"),
     [
-        ("dispatch", 2, 3, (37, 9)),
+        ("dispatch", 2, 32, (37, 9)),
+        pytest.param("dispatch", 4, 32, (37, 9), marks=LONG),
         pytest.param("combine", 2, 32, (40, 11), marks=LONG),
         pytest.param("combine", 4, 32, (42, 9), marks=LONG),
     ],
 )
 def test_every_mutant_is_accounted_for(name, choices, blocks, counts):
-    """With four choices, ranks store sums on the rank of the tokens; else that rank loads them."""
+    """With four choices, ranks store what they exchange on other ranks; else these load it."""
     shape = Shape(3, tokens=3, choices=choices, capacity=5, blocks=blocks)
     sidecar = SIDECARS / f"{name}_{choices}.json"
     mutants = tw.mutate(
