@@ -204,14 +204,13 @@ def _is_positive(value: Any) -> bool:
 
 
 def _is_integer(value: Any) -> bool:
-    """Return whether torch converts the value to an int, such as an integer of numpy; not for
-    booleans."""
+    """Return whether torch converts the value to an int of 64 bits, such as an integer of numpy. A
+    boolean is none."""
     if isinstance(value, bool):
         return False
-    if isinstance(value, (int, torch.SymInt)):
+    if isinstance(value, torch.SymInt):
         return True
     try:
-        index(value)
+        return abs(index(value)) < 1 << 63
     except TypeError:
         return False
-    return True
