@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from enum import Enum
+
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ...builtins.implicit import loc_of
 from ..ir.origin import hint_of, name_of
-from ..ir.walk import TMA_LOADS, calls_in, op_name, rewrite_children
+from ..ir.walk import TMA_LOADS, children_of, nodes_in, op_name
 from ..ir.warp_roles import is_specialized
 from ..tile.hoist_waits import KEPT_BY
 from ..tile.pin_pipelined import guards_in
 from ..tile.stage_waits import STAGED
+
+_COPY = "tl.ptx_cp_async"
+_WAIT = "tl.mbarrier_wait_parity"
+"""Wait of consumers for the loads of a producer."""
+
+
+class _Part(Enum):
+    """Part of a kernel, by the warps that load tiles in it.
+
+    Members:
+        ALL: all warps load: there is no warp specialization.
+        BRANCH: statements of one warp role, outside of the loops that load or consume tiles.
+        PRODUCER: a loop with TMA loads.
+        CONSUMERS: a loop that waits for a producer.
+        OWN: a loop of one warp role that loads its tiles itself, or the copies before it.
+    """
+
+    ALL, BRANCH, PRODUCER, CONSUMERS, OWN = range(5)
 
 
 def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -20,24 +41,56 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
     With warp specialization, a wait moves to the producer, before its TMA loads, unless a statement
     between the start of the loop and the loads keeps it with the consumers. Without warp
     specialization, loads of later iterations are issued before their waits, unless ``stage_waits``
-    scheduled the loop.
+    scheduled the loop. TileLang specializes one pipelined loop of a kernel; the consumers load the
+    tiles of other ones themselves, in the order of that schedule.
 
     Before: the lowered kernel
     After:  the same
     """
 
-    def check(stmt: tirx.Stmt, specialized: bool, loads: bool) -> tirx.Stmt:
+    def check(stmt: tirx.Stmt, part: _Part) -> None:
         if is_specialized(stmt):
-            specialized, loads = True, False
-        if isinstance(stmt, tirx.For):
-            loads = loads or bool(calls_in(stmt.body, lambda c: op_name(c) in TMA_LOADS))
-        if isinstance(stmt, tirx.Evaluate) and not (specialized and loads):
+            part = _Part.BRANCH
+        elif isinstance(stmt, tirx.For) and part is _Part.BRANCH:
+            part = _part_of(stmt)
+        if isinstance(stmt, tirx.Evaluate) and part is not _Part.PRODUCER:
             for call in guards_in(stmt):
-                if specialized or STAGED not in call.annotations:
-                    raise _overtaken(call, specialized)
-        return rewrite_children(stmt, lambda s: check(s, specialized, loads))
+                if STAGED not in call.annotations or part not in (_Part.ALL, _Part.OWN):
+                    raise _overtaken(call, part is not _Part.ALL)
+        if not isinstance(stmt, tirx.SeqStmt) or part is not _Part.BRANCH:
+            for child in children_of(stmt):
+                check(child, part)
+            return
+        for place, child in enumerate(stmt.seq):
+            loads_itself = not isinstance(child, tirx.For) and _copies_first(stmt.seq[place + 1 :])
+            check(child, _Part.OWN if loads_itself else part)
 
-    return func.with_body(check(func.body, False, False))
+    check(func.body, _Part.ALL)
+    return func
+
+
+def _part_of(loop: tirx.For) -> _Part:
+    """Return the part that a loop of one warp role is."""
+    names = {op_name(call) for call in nodes_in(loop.body, tirx.Call)}
+    if names & TMA_LOADS:
+        return _Part.PRODUCER
+    if _WAIT in names:
+        return _Part.CONSUMERS if _waits(loop.body) else _Part.BRANCH
+    return _Part.OWN
+
+
+def _waits(stmt: tirx.Stmt) -> bool:
+    """Return whether a statement waits for a producer outside of the loops in it."""
+    if isinstance(stmt, tirx.Evaluate):
+        return op_name(stmt.value) == _WAIT
+    return any(_waits(s) for s in children_of(stmt) if not isinstance(s, tirx.For))
+
+
+def _copies_first(stmts: Sequence[tirx.Stmt]) -> bool:
+    """Return whether statements load by asynchronous copies before they wait for a producer."""
+    names = (op_name(call) for s in stmts for call in nodes_in(s, tirx.Call))
+    first = next((n for n in names if n in (_COPY, _WAIT) or n in TMA_LOADS), None)
+    return first == _COPY
 
 
 def _overtaken(wait: tirx.Call, specialized: bool) -> LanguageError:
@@ -46,12 +99,12 @@ def _overtaken(wait: tirx.Call, specialized: bool) -> LanguageError:
     obstacle = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""
     name, alternative, line = [*obstacle.split("\n", 2), "", ""][:3]
     lines += f"\n{line}" if line else ""
-    reason = (
-        f"because {name or 'a statement'} before it keeps it in the consumer warps; expected "
-        f"{alternative or 'that statement after the loads'}"
-        if specialized
-        else "because there is no warp specialization; expected T.serial, or num_stages=0"
-    )
+    if not specialized:
+        reason = "because there is no warp specialization; expected T.serial, or num_stages=0"
+    elif not name:
+        reason = "because it is in the consumer warps; expected T.serial, or num_stages=0"
+    else:
+        reason = f"because {name} before it keeps it in the consumer warps; expected {alternative}"
     return LanguageError(
         f"{name_of(wait)}: loads of T.Pipelined overtake it, {reason}{hint_of(wait)}{lines}"
     )
