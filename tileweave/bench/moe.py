@@ -81,11 +81,11 @@ def operations_of(shape: Routed) -> int:
 
 
 def symmetric_bytes(operator: type[RegisteredOp], shape: Routed) -> int:
-    """Return the symmetric memory of all operators that a case calls: the tokens and the rows, and
-    the experts of all tokens."""
+    """Return the symmetric memory of all operators that a case calls: for tokens, two buffers of
+    sums, and the experts of all tokens."""
     if operator is GroupedMatmul:
         return 0
-    rows = shape.tokens + shape.rows
+    rows = 3 * shape.ranks * shape.tokens
     ids = 8 * shape.tokens * shape.top_k
     return rows * shape.hidden * ITEMSIZE + 3 * shape.ranks * ids
 
