@@ -473,22 +473,21 @@ def pad(c: Statements, call: tirx.Call, loc: str) -> Step:
         block, tensor = frame.block, rows.ref.tensor(frame)
         packed, end = tensor.segments, begin + value
         text = f"{spec.text} of {value} rows by {block.name()} in launch {block.epoch} --> {loc}"
-        copy = tuple(int(np.asarray(i).flat[0]) for i in rows.index(frame))[: packed.axes]
+        *copy, flag = (int(np.asarray(i).flat[0]) for i in counters.index(frame))
         if begin < 0 or value < 0 or end > packed.capacity:
             raise SimulationError(
                 "bounds",
                 f"{tensor.name}[{copy[0]}] has {packed.capacity} rows; from row {begin} on: {text}",
             )
         access = block.access(frame.mask.overlapping, spec.text, loc)
-        packed.pad(copy, begin, value, access, text)
-        *at, flag = (int(np.asarray(i).flat[0]) for i in counters.index(frame))
+        packed.pad(tuple(copy), begin, value, access, text)
         flags = counters.ref.tensor(frame)
         for number in range(begin // tile, -(-end // tile)):
             inside = min(end, (number + 1) * tile) - max(begin, number * tile)
             units = convert(inside * row_size, flags.dtype)
             for thread_groups, *_ in places(frame, [], each_thread=False):
                 word.change(
-                    frame, flags, (*at, flag + number), thread_groups,
+                    frame, flags, (*copy, flag + number), thread_groups,
                     lambda old, units=units: convert(old + units, flags.dtype),
                 )  # fmt: skip
 

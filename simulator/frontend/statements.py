@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from tvm import DataType, tirx
 
-from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
+from ...passes.ir.walk import line_of, line_of_span, nodes_in, op_name, variables_in
 from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import SPIN, Step, go, leave, sequence, together
@@ -20,6 +20,8 @@ from .expressions import Expr, Expressions, narrowed
 
 _MAX_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
+_WRITES = 2
+"""Access of a region that is only written."""
 
 
 StepOf = Callable[[Any, tirx.Call, str], Step]
@@ -60,7 +62,25 @@ class Statements(Expressions):
         handler = getattr(self, f"_on_{type(stmt).__name__}", None)
         if handler is None:
             raise unsupported(f"statement {type(stmt).__name__}", loc)
-        return handler(stmt, loc)
+        step = handler(stmt, loc)
+        if self.pipelined and isinstance(stmt, tirx.IfThenElse | tirx.For):
+            return self._after_loads(stmt, step)
+        return step
+
+    def _after_loads(self, stmt: tirx.Stmt, step: Step) -> Step:
+        """Return a step that first waits for the loads of the tiles that ``stmt`` reads. TileLang
+        waits for them even if the branch or loop that reads a tile does not run."""
+        regions = [c for c in nodes_in(stmt, tirx.Call) if op_name(c) == "tl.region"]
+        written = [c.args[0] for c in regions if int(c.args[1]) == _WRITES]
+        tiles = self._shared_tiles(stmt, written)
+        if not tiles:
+            return step
+
+        def wait(frame):
+            for slot in tiles:
+                frame.block.await_load(frame.tile(slot), frame.mask.overlapping)
+
+        return sequence([Step(wait), step])
 
     def pointee(self, node: Any, loc: str) -> tuple[tirx.Buffer, list[Any]]:
         """Return the buffer and the indices of the element that a pointer operand points to."""
@@ -240,9 +260,10 @@ class Statements(Expressions):
             raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return self.preempted(run, stmt)
 
-    def _shared_tiles(self, node: Any) -> list[int]:
-        """Return the tiles in shared memory that a node reads."""
-        loaded = [load.buffer for load in nodes_in(node, tirx.BufferLoad)]
+    def _shared_tiles(self, node: Any, written: Sequence[Any] = ()) -> list[int]:
+        """Return the tiles in shared memory that a node reads, other than by ``written``."""
+        loads = [n for n in nodes_in(node, tirx.BufferLoad) if not any(map(n.same_as, written))]
+        loaded = [load.buffer for load in loads]
         data = [buffer.data for buffer in loaded if buffer.scope().startswith("shared")]
         return list(dict.fromkeys(self.tiles[d] for d in data if d in self.tiles))
 

@@ -120,7 +120,8 @@ class Tile:
         self.read = self.written = -1
         """Number of barriers before the last read and the last write of shared memory."""
         self.loaded = 0
-        """Time of the last T.copy to the tile in T.Pipelined, for which its first use waits."""
+        """Time of the last T.copy to the tile in T.Pipelined, for which its first use waits, or the
+        branch or loop around that use."""
 
     def set_poison(self, key: Any, poison: Any) -> None:
         """Note a write at ``key``; ``poison`` is the mask of poison values, or None."""
@@ -312,10 +313,14 @@ class Block:
         agent, time, view = self.order.load_actor(thread_groups, number)
         return Access(agent, time, view, 0, op, loc, self.epoch)
 
-    def use(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
-        """Note that these threads read a tile, after a wait for its loads."""
+    def await_load(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
+        """Order the loads of T.Pipelined to a tile before the next accesses of these threads."""
         if tile.loaded:
             self.order.complete_loads(thread_groups, 0, tile.loaded)
+
+    def use(self, tile: Tile, thread_groups: tuple[int, ...]) -> None:
+        """Note that these threads read a tile, after a wait for its loads."""
+        self.await_load(tile, thread_groups)
         if tile.is_shared:
             threads = self.order.threads
             if tile.written == threads.barriers:

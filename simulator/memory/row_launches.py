@@ -35,7 +35,6 @@ class RowLaunches(ABC):
         """Number of launches that each rank has ended."""
         self._leading = tensor.shape[: len(tensor.shape) - len(segment)]
         """Extents of the axes before the rows."""
-        self.axes = len(self._leading)
 
     def refuse_second_write(self, key: Any, access: Access) -> None:
         """Refuse a write of an element that the same launch has written before.
