@@ -28,9 +28,6 @@ from ..infer.edits import at_line_of
 from ..regions.symbols import Symbols
 from .word_copies import Side, consecutive, is_vectorizable, parallel, sides_of
 
-_PACKED = f"uint{2 * WORD_DATA_BITS}"
-"""Type of the bits of all elements that one access of two words moves."""
-
 
 @dataclass(frozen=True)
 class _Words:
@@ -122,11 +119,9 @@ class _Rewriter:
         if words is not None and words.lanes:
             if is_vectorizable(stmt.value, words.tensor, words.lanes, self.symbols):
                 lanes = words.lanes
-        # TileLang may permute the elements of a shared matrix, and then indexes no vectors there.
-        is_packed = lanes > 1 and any(_is_shared_matrix(x.buffer) for x in (source, target))
 
-        zero = tirx.const(0, _PACKED if is_packed else str(source.buffer.dtype))
-        zero = tirx.Broadcast(zero, lanes) if lanes > 1 and not is_packed else zero
+        zero = tirx.const(0, str(source.buffer.dtype))
+        zero = tirx.Broadcast(zero, lanes) if lanes > 1 else zero
 
         def stored(offsets: list[tirx.PrimExpr], value: tirx.PrimExpr) -> tirx.Stmt:
             if str(source.buffer.dtype) != str(target.buffer.dtype):
@@ -134,25 +129,17 @@ class _Rewriter:
             indices = target.at(offsets)
             if written is not None:
                 return self._store(written, indices, value, "T.copy", line)
-            if is_packed:
-                return _store_packed(target.buffer, indices, lanes, value)
             return tirx.BufferStore(target.buffer, value, consecutive(indices, lanes))
 
         def body(offsets: list[tirx.PrimExpr]) -> tirx.Stmt:
             indices, inside = source.at(offsets), _inside(source, read, offsets)
             if read is not None:
-                new = at_line_of(
-                    stmt, stored(offsets, self._load(read, indices, lanes, line, is_packed))
-                )
+                new = at_line_of(stmt, stored(offsets, self._load(read, indices, lanes, line)))
                 self._record("ll_load", read.tensor.name, line, "T.copy", new)
                 if inside is not None:
                     new = tirx.IfThenElse(inside, new, stored(offsets, zero))
             else:
-                load = (
-                    _load_packed(source.buffer, indices, lanes)
-                    if is_packed
-                    else tirx.BufferLoad(source.buffer, consecutive(indices, lanes))
-                )
+                load = tirx.BufferLoad(source.buffer, consecutive(indices, lanes))
                 if inside is not None:
                     load = tirx.if_then_else(inside, load, zero)
                 new = at_line_of(stmt, stored(offsets, load))
@@ -162,15 +149,12 @@ class _Rewriter:
         return parallel(target, lanes, body)
 
     def _load(
-        self, words: _Words, indices: list[tirx.PrimExpr], lanes: int, line: str,
-        is_packed: bool = False,
-    ) -> tirx.PrimExpr:  # fmt: skip
-        """Return the poll of ``lanes`` consecutive elements from ``indices`` on: a vector, or one
-        integer that has their bits."""
+        self, words: _Words, indices: list[tirx.PrimExpr], lanes: int, line: str
+    ) -> tirx.PrimExpr:
+        """Return the poll of ``lanes`` consecutive elements from ``indices`` on."""
         word, dtype = words.at(indices), str(words.tensor.dtype)
         if lanes > 1:
-            dtype = _PACKED if is_packed else f"{dtype}x{lanes}"
-            return builtin_calls.ll_load(word, self.epoch, dtype, 2, line)
+            return builtin_calls.ll_load(word, self.epoch, f"{dtype}x{lanes}", 2, line)
         if words.dtype.bits == WORD_DATA_BITS:
             return builtin_calls.ll_load(word, self.epoch, dtype, 1, line)
         data = builtin_calls.ll_load(word, self.epoch, f"uint{WORD_DATA_BITS}", 1, line)
@@ -206,41 +190,6 @@ def _with_type(dtype: str, data: tirx.PrimExpr) -> tirx.PrimExpr:
     unsigned = f"uint{tvm.DataType(dtype).bits}"
     bits = tirx.Cast(unsigned, data)
     return bits if dtype == unsigned else tirx.reinterpret(dtype, bits)
-
-
-def _is_shared_matrix(buffer: tirx.Buffer) -> bool:
-    return buffer.scope().startswith("shared") and len(buffer.shape) > 1
-
-
-def _load_packed(buffer: tirx.Buffer, indices: list[tirx.PrimExpr], lanes: int) -> tirx.PrimExpr:
-    """Return the bits of ``lanes`` consecutive elements as one integer, the first one lowest."""
-    parts = []
-    for lane, shift in _lanes(buffer, lanes):
-        element = tirx.BufferLoad(buffer, [*indices[:-1], indices[-1] + lane])
-        parts.append(tirx.shift_left(tirx.Cast(_PACKED, _as_bits(element)), shift))
-    return functools.reduce(tirx.bitwise_or, parts)
-
-
-def _store_packed(
-    buffer: tirx.Buffer, indices: list[tirx.PrimExpr], lanes: int, value: tirx.PrimExpr
-) -> tirx.Stmt:
-    """Return the store of ``lanes`` consecutive elements, of which ``value`` has the bits."""
-    data = tirx.Var("data", _PACKED)
-    stores = [
-        tirx.BufferStore(
-            buffer,
-            _with_type(str(buffer.dtype), tirx.shift_right(data, shift)),
-            [*indices[:-1], indices[-1] + lane],
-        )
-        for lane, shift in _lanes(buffer, lanes)
-    ]
-    return tirx.SeqStmt([tirx.Bind(data, value), *stores])
-
-
-def _lanes(buffer: tirx.Buffer, lanes: int) -> list[tuple[int, tirx.PrimExpr]]:
-    """Return each lane, and the number of bits of those before it."""
-    bits = tvm.DataType(str(buffer.dtype)).bits
-    return [(lane, tirx.const(lane * bits, _PACKED)) for lane in range(lanes)]
 
 
 def _inside(side: Side, words: _Words | None, offsets: list[tirx.PrimExpr]) -> tirx.PrimExpr | None:

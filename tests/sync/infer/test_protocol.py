@@ -94,32 +94,6 @@ def test_values(dtype, memory, elements_per_word, level):
         assert out[rank]["Y"].tobytes() == given[rank - 1]["X"].tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_permuted_tiles(dtype):
-    """TileLang permutes the elements of tiles that the TMA stores to a part of a matrix."""
-    n = 128
-
-    @T.prim_func
-    def program(X: T.Tensor((2, n), dtype), Y: T.Tensor((2, 4, 2, n), dtype)):
-        with T.Kernel(2, threads=128) as b:
-            S = W.alloc_symmetric((2, 2, n), dtype)
-            sent, received = T.alloc_shared((2, n), dtype), T.alloc_shared((2, n), dtype)
-            T.copy(X, sent)
-            T.copy(sent, S[1 - W.rank(), b, 0, 0])
-            T.copy(S[W.rank(), b, 0, 0], received)
-            T.copy(sent, Y[0:2, b, 0, 0:n])
-            T.copy(received, Y[0:2, 2 + b, 1, 0:n])
-
-    given = inputs(dtype, 2, n)
-    for i in given:
-        i["Y"] = np.zeros((2, 4, 2, n), NUMPY.get(dtype, dtype))
-    out = tw.validate(program, 2, given, arch="sm_90a", epochs=3, pass_configs=protocol())
-    for rank in range(2):
-        for b in range(2):
-            assert out[rank]["Y"][:, b, 0].tobytes() == given[rank]["X"].tobytes()
-            assert out[rank]["Y"][:, 2 + b, 1].tobytes() == given[1 - rank]["X"].tobytes()
-
-
 def test_elements():
     given = inputs("float16", 2)
     out = tw.simulate(elements, 2, given, schedules=5, pass_configs=protocol())
