@@ -1,7 +1,7 @@
 # RUN: %python %s | %filecheck %s
-"""A second pipelined loop whose tile comes from a peer: the consumers of the first loop load it.
+"""A second pipelined loop whose tile comes from a peer: each wait precedes the loads that it guards.
 
-TileLang specializes the warps of one loop of a kernel.
+TileLang specializes the warps of one loop of a kernel; the consumers load the tiles of the other.
 """
 
 import tilelang.language as T
