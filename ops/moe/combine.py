@@ -119,13 +119,9 @@ def combine(
 
 def _blocks(problem: RowProblem) -> CombineBlocks:
     return CombineBlocks(
-        problem.tokens,
-        problem.choices,
-        problem.capacity,
-        problem.ranks,
-        problem.added,
+        problem.tokens, problem.choices, problem.capacity, problem.ranks, problem.added,
         problem.is_padded,
-    )
+    )  # fmt: skip
 
 
 def _combine_across(y, weights, source, slots, place, is_padded, group, transport):

@@ -181,8 +181,7 @@ def _decide(
 ) -> Decision:  # fmt: skip
     """Check a call and choose its transport. Collective for each new problem."""
     ranks = group_of(group)
-    size = ranks.world_size
-    problem = problem_of(operator.op, rows, tables, size, clear_rest, is_padded)
+    problem = problem_of(operator.op, rows, tables, ranks.world_size, clear_rest, is_padded)
     obstacle = operator.obstacle(problem)
     transport = choose_transport(requested, problem, rows.device, ranks, obstacle).name
     agree(ranks, problem, transport)

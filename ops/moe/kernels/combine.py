@@ -15,13 +15,12 @@ some by NVLink.
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 import tilelang.language as T
 
 from ....builtins import language as W
 from ....passes import with_options
-from .row_layout import load, put
+from .row_layout import load, load_padded, put, put_padded
 from .token_blocks import TokenBlocks
 
 _PUBLISHERS, _PUBLISHED = 32, 8
@@ -59,11 +58,6 @@ class CombineBlocks(TokenBlocks):
     def total(self) -> int:
         """Blocks of a launch."""
         return self.publishers + self.chunks * self.of_chunk
-
-    def place_of_sums(self, owner: Any, source: Any) -> tuple[Any, Any]:
-        """Return the rank that holds the sums of ``source`` for the tokens of ``owner``, and the
-        index of the other rank there."""
-        return (owner, source) if self.is_stored else (source, owner)
 
 
 @T.macro
@@ -118,10 +112,7 @@ def add_rows(blocks, y, source, slots, weights, sums, owner, first):
             if slot >= 0:
                 load(layout, y, slot, row)
                 add(layout, total, weight_of[i * choices + choice], row)
-        # Rows have padding, so that no store has a condition and one signal follows all of them.
-        place = blocks.place_of_sums(owner, W.rank())
-        for v, j in T.Parallel(layout.padded, layout.width):
-            sums[(*place, (first + i) * layout.padded + v, j)] = total[v, j]
+        put_padded(layout, total, sums, blocks.place(W.rank(), owner), first + i)
 
 
 @T.macro
@@ -145,10 +136,7 @@ def add_sums(blocks, place, sums, out, first):
             T.clear(total)
             for rank in T.serial(ranks):
                 if rows_at[i * ranks + rank] > 0:
-                    place_of_sum = blocks.place_of_sums(W.rank(), rank)
-                    for v, j in T.Parallel(layout.padded, layout.width):
-                        if v < layout.vectors:
-                            row[v, j] = sums[(*place_of_sum, (first + i) * layout.padded + v, j)]
+                    load_padded(layout, sums, blocks.place(rank, W.rank()), first + i, row)
                     add(layout, total, 1, row)
             put(layout, total, out, first + i)
 

@@ -20,7 +20,7 @@ import tilelang.language as T
 
 from ....builtins import language as W
 from ....passes import with_options
-from .row_layout import load, put
+from .row_layout import load, load_padded, put, put_padded
 from .token_blocks import TokenBlocks
 
 
@@ -60,29 +60,27 @@ class DispatchBlocks(TokenBlocks):
         """Ranks whose tokens are stored in the symmetric memory of a rank."""
         return self.ranks if self.is_stored else 1
 
-    def place_of_tokens(self, owner: Any, peer: Any) -> tuple[Any, Any]:
-        """Return the rank that holds the tokens of ``owner`` for a peer, and their index there."""
-        return (peer, owner) if self.is_stored else (owner, 0)
+    def place(self, source: Any, target: Any) -> tuple[Any, Any]:
+        """See ``TokenBlocks``. Ranks that load tokens share one copy of them."""
+        return super().place(source, target if self.is_stored else 0)
 
 
 @T.macro
 def send(blocks, x, rows, row, first):
-    """Store tokens for the other ranks. Rows have padding, and the last chunk has copies of the
-    last token, so that no store has a condition and one signal follows all of them."""
+    """Store tokens for the other ranks. The last chunk ends with copies of the last token, so that
+    all blocks store equally many."""
     layout = blocks.layout
     for i in T.serial(blocks.height):
         load(layout, x, T.min(first + i, blocks.tokens - 1), row)
         for step in T.serial(blocks.copies):
-            place = blocks.place_of_tokens(W.rank(), (W.rank() + 1 + step) % blocks.ranks)
-            for v, j in T.Parallel(layout.padded, layout.width):
-                rows[(*place, (first + i) * layout.padded + v, j)] = row[v, j]
+            place = blocks.place(W.rank(), (W.rank() + 1 + step) % blocks.ranks)
+            put_padded(layout, row, rows, place, first + i)
 
 
 @T.macro
 def receive(blocks, x, rows, slots, out, row, owner, first):
     """Load each token of ``owner`` once, if it has rows here, and store it in all of them."""
     layout, tokens = blocks.layout, blocks.tokens
-    place = blocks.place_of_tokens(owner, W.rank())
     for i in T.serial(blocks.height):
         token = first + i
         if token < tokens:
@@ -90,9 +88,7 @@ def receive(blocks, x, rows, slots, out, row, owner, first):
                 if owner == W.rank():
                     load(layout, x, token, row)
                 else:
-                    for v, j in T.Parallel(layout.padded, layout.width):
-                        if v < layout.vectors:
-                            row[v, j] = rows[(*place, token * layout.padded + v, j)]
+                    load_padded(layout, rows, blocks.place(owner, W.rank()), token, row)
                 for choice in T.serial(blocks.choices):
                     slot = slots[owner * tokens + token, choice]
                     if slot >= 0:

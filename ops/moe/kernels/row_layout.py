@@ -78,3 +78,19 @@ def put(layout, row, rows, number):
     for v, j in T.Parallel(layout.padded, layout.width):
         if v < layout.vectors:
             rows[number * layout.vectors + v, j] = row[v, j]
+
+
+@T.macro
+def load_padded(layout, rows, place, number, row):
+    """Load row ``number`` of the padded rows at ``place`` into registers."""
+    for v, j in T.Parallel(layout.padded, layout.width):
+        if v < layout.vectors:
+            row[v, j] = rows[(*place, number * layout.padded + v, j)]
+
+
+@T.macro
+def put_padded(layout, row, rows, place, number):
+    """Store registers in row ``number`` of the padded rows at ``place``. The store has no
+    condition, so that one signal follows all rows of a block."""
+    for v, j in T.Parallel(layout.padded, layout.width):
+        rows[(*place, number * layout.padded + v, j)] = row[v, j]

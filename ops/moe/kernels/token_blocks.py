@@ -79,6 +79,11 @@ class TokenBlocks(ABC):
         unused = (1 - 1 / self.ranks) ** self.choices
         return not self.is_padded and unused <= _UNUSED_SHARE
 
+    def place(self, source: Any, target: Any) -> tuple[Any, Any]:
+        """Return the rank that holds what ``source`` has for ``target``, and the index there, which
+        is the number of the other rank."""
+        return (target, source) if self.is_stored else (source, target)
+
     def part_of(self, block: Any) -> tuple[Any, Any]:
         """Return the part of a block, and the number of its first token."""
         chunk, number = block // self.of_chunk, block % self.of_chunk
