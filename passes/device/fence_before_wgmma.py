@@ -6,10 +6,9 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ..ir.walk import calls_in, flatten, nodes_in, op_name
+from ..ir.walk import ASYNC_COPY, calls_in, flatten, nodes_in, op_name
 from ..ir.warp_roles import roles_of
 
-_COPY = "tl.ptx_cp_async"
 _BEGIN = "tl.warpgroup_arrive"
 """First operation of each product by wgmma."""
 
@@ -26,7 +25,7 @@ def fence_before_wgmma(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Before: ``T.ptx_wait_group(0); T.tvm_storage_sync("shared.dyn"); T.warpgroup_arrive(); ...``
     After:  the same, with ``T.fence_proxy_async()`` before ``T.warpgroup_arrive()``
     """
-    if not calls_in(func.body, lambda call: op_name(call) == _COPY) and not _has_stores(func):
+    if not calls_in(func.body, lambda call: op_name(call) == ASYNC_COPY) and not _has_stores(func):
         return func
     fence = tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get("tl.fence_proxy_async")))
 

@@ -12,6 +12,7 @@ from ..ir.accesses import is_private
 from ..ir.block_barrier import is_barrier
 from ..ir.memory_order import writes
 from ..ir.walk import (
+    MBARRIER_WAIT,
     calls_in,
     flatten,
     has_effect,
@@ -24,7 +25,7 @@ from ..ir.warp_roles import is_specialized, roles_of
 
 _WARP = 32
 _FOLLOWED = frozenset(
-    {"tl.mbarrier_wait_parity", "tl.fence_proxy_async", declaration_of(fence_proxy_async).op_name}
+    {MBARRIER_WAIT, "tl.fence_proxy_async", declaration_of(fence_proxy_async).op_name}
 )
 """Operations that TileLang and the passes let every producer thread execute."""
 _REGISTERS = frozenset({"tl.set_max_nreg", "tl.no_set_max_nreg"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import Enum
 
 from tvm import tirx
@@ -10,15 +9,11 @@ from tvm import tirx
 from ...builtins.errors import LanguageError
 from ...builtins.implicit import loc_of
 from ..ir.origin import hint_of, name_of
-from ..ir.walk import TMA_LOADS, children_of, nodes_in, op_name
+from ..ir.walk import ASYNC_COPY, MBARRIER_WAIT, TMA_LOADS, children_of, nodes_in, op_name
 from ..ir.warp_roles import is_specialized
 from ..tile.hoist_waits import KEPT_BY
 from ..tile.pin_pipelined import guards_in
 from ..tile.stage_waits import STAGED
-
-_COPY = "tl.ptx_cp_async"
-_WAIT = "tl.mbarrier_wait_parity"
-"""Wait of consumers for the loads of a producer."""
 
 
 class _Part(Enum):
@@ -57,13 +52,9 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
             for call in guards_in(stmt):
                 if STAGED not in call.annotations or part not in (_Part.ALL, _Part.OWN):
                     raise _overtaken(call, part is not _Part.ALL)
-        if not isinstance(stmt, tirx.SeqStmt) or part is not _Part.BRANCH:
-            for child in children_of(stmt):
-                check(child, part)
-            return
-        for place, child in enumerate(stmt.seq):
-            loads_itself = not isinstance(child, tirx.For) and _copies_first(stmt.seq[place + 1 :])
-            check(child, _Part.OWN if loads_itself else part)
+        for place, child in enumerate(children_of(stmt)):
+            is_own = part is _Part.BRANCH and _precedes_copies(stmt, place)
+            check(child, _Part.OWN if is_own else part)
 
     check(func.body, _Part.ALL)
     return func
@@ -74,7 +65,7 @@ def _part_of(loop: tirx.For) -> _Part:
     names = {op_name(call) for call in nodes_in(loop.body, tirx.Call)}
     if names & TMA_LOADS:
         return _Part.PRODUCER
-    if _WAIT in names:
+    if MBARRIER_WAIT in names:
         return _Part.CONSUMERS if _waits(loop.body) else _Part.BRANCH
     return _Part.OWN
 
@@ -82,15 +73,20 @@ def _part_of(loop: tirx.For) -> _Part:
 def _waits(stmt: tirx.Stmt) -> bool:
     """Return whether a statement waits for a producer outside of the loops in it."""
     if isinstance(stmt, tirx.Evaluate):
-        return op_name(stmt.value) == _WAIT
+        return op_name(stmt.value) == MBARRIER_WAIT
     return any(_waits(s) for s in children_of(stmt) if not isinstance(s, tirx.For))
 
 
-def _copies_first(stmts: Sequence[tirx.Stmt]) -> bool:
-    """Return whether statements load by asynchronous copies before they wait for a producer."""
-    names = (op_name(call) for s in stmts for call in nodes_in(s, tirx.Call))
-    first = next((n for n in names if n in (_COPY, _WAIT) or n in TMA_LOADS), None)
-    return first == _COPY
+def _precedes_copies(stmt: tirx.Stmt, place: int) -> bool:
+    """Return whether the statement at ``place`` in a sequence has a wait outside of loops, and
+    asynchronous copies follow it before a wait for a producer."""
+    if not isinstance(stmt, tirx.SeqStmt) or isinstance(stmt.seq[place], tirx.For):
+        return False
+    if not guards_in(stmt.seq[place]):
+        return False
+    names = (op_name(call) for s in stmt.seq[place + 1 :] for call in nodes_in(s, tirx.Call))
+    first = next((n for n in names if n in (ASYNC_COPY, MBARRIER_WAIT) or n in TMA_LOADS), None)
+    return first == ASYNC_COPY
 
 
 def _overtaken(wait: tirx.Call, specialized: bool) -> LanguageError:

@@ -35,6 +35,11 @@ TMA_STORES = frozenset(
 )
 """TileLang's operators that write memory by the async proxy and complete in groups."""
 
+ASYNC_COPY = "tl.ptx_cp_async"
+"""TileLang's copy by a thread, from global to shared memory, that completes in groups."""
+MBARRIER_WAIT = "tl.mbarrier_wait_parity"
+"""TileLang's wait for a phase of an mbarrier, such as that of the loads of a producer."""
+
 Rewrite = Callable[[tirx.Stmt], tirx.Stmt]
 
 

@@ -6,10 +6,9 @@ from tilelang import tvm
 from tvm import tirx
 
 from ..device.guard_loads import EXPECTS
-from ..ir.walk import flatten, op_name, rewrite_children, statements_of
+from ..ir.walk import MBARRIER_WAIT, flatten, op_name, rewrite_children, statements_of
 
 _ELECT = "tl.tl_shuffle_elect"
-_WAIT = "tl.mbarrier_wait_parity"
 
 
 def wait_before_loop(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -72,6 +71,6 @@ def _is_first(stmt: tirx.Stmt, loop: tirx.For) -> bool:
 
 def _waits_for(stmt: tirx.Stmt, issued: list[tirx.PrimExpr]) -> bool:
     call = getattr(stmt, "value", None)
-    return op_name(call) == _WAIT and any(
+    return op_name(call) == MBARRIER_WAIT and any(
         tvm.ir.structural_equal(call.args[0], barrier) for barrier in issued
     )

@@ -12,7 +12,7 @@ from tvm.ir import structural_equal
 
 from ....builtins.spec import builtin_of
 from ...ir.accesses import accesses_of
-from ...ir.walk import calls_in, op_name, variables_in
+from ...ir.walk import MBARRIER_WAIT, calls_in, op_name, variables_in
 from ...tile.pin_pipelined import COPIES, is_pipelined
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class AsyncLoads:
             return
         for call in calls_in(stmt, lambda c: True):
             name = op_name(call)
-            if name == "tl.mbarrier_wait_parity":
+            if name == MBARRIER_WAIT:
                 completed = [
                     load for load in self._in_flight if self._is_for(call.args[0], load.barrier)
                 ]
