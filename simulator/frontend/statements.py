@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from tvm import DataType, tirx
 
-from ...passes.ir.walk import line_of, line_of_span, nodes_in, op_name, variables_in
+from ...passes.ir.accesses import READS, touches_in
+from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
 from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import SPIN, Step, go, leave, sequence, together
@@ -20,8 +21,6 @@ from .expressions import Expr, Expressions, narrowed
 
 _MAX_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
-_WRITES = 2
-"""Access of a region that is only written."""
 
 
 StepOf = Callable[[Any, tirx.Call, str], Step]
@@ -70,9 +69,8 @@ class Statements(Expressions):
     def _after_loads(self, stmt: tirx.Stmt, step: Step) -> Step:
         """Return a step that first waits for the loads of the tiles that ``stmt`` reads. TileLang
         waits for them even if the branch or loop that reads a tile does not run."""
-        regions = [c for c in nodes_in(stmt, tirx.Call) if op_name(c) == "tl.region"]
-        written = [c.args[0] for c in regions if int(c.args[1]) == _WRITES]
-        tiles = self._shared_tiles(stmt, written)
+        read = [buffer for _, buffer, mode in touches_in(stmt) if mode & READS]
+        tiles = self._slots_of_shared(read)
         if not tiles:
             return step
 
@@ -260,11 +258,13 @@ class Statements(Expressions):
             raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", loc)
         return self.preempted(run, stmt)
 
-    def _shared_tiles(self, node: Any, written: Sequence[Any] = ()) -> list[int]:
-        """Return the tiles in shared memory that a node reads, other than by ``written``."""
-        loads = [n for n in nodes_in(node, tirx.BufferLoad) if not any(map(n.same_as, written))]
-        loaded = [load.buffer for load in loads]
-        data = [buffer.data for buffer in loaded if buffer.scope().startswith("shared")]
+    def _shared_tiles(self, node: Any) -> list[int]:
+        """Return the tiles in shared memory with elements that a node names."""
+        return self._slots_of_shared(load.buffer for load in nodes_in(node, tirx.BufferLoad))
+
+    def _slots_of_shared(self, buffers: Iterable[tirx.Buffer]) -> list[int]:
+        """Return the slots of the tiles in shared memory among ``buffers``."""
+        data = [buffer.data for buffer in buffers if buffer.scope().startswith("shared")]
         return list(dict.fromkeys(self.tiles[d] for d in data if d in self.tiles))
 
     def _on_AttrStmt(self, stmt, loc: str) -> Step:
