@@ -11,8 +11,9 @@ checks, but for that of graphs, run with gloo, on small shapes: that tries this 
 import argparse
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,9 @@ from tileweave.ops.core import nccl
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.moe.fused_mlp import MlpProblem, mlp_plan
+from tileweave.ops.moe.kernels.grouped_gemm import SCALED
 from tileweave.ops.moe.quant import quantized
+from tileweave.ops.moe.quantized_mlp import Weights, quantized_experts
 from tileweave.ops.moe.routing import default_capacity, has_kernel, routing_by_torch, routing_of
 from tileweave.ops.moe.row_problem import RowProblem
 from tileweave.runtime import Plan
@@ -496,34 +499,62 @@ def check_graph(transport: str, replays: int = 20) -> str:
     return ""
 
 
-def programs(case: Case) -> list[Any]:
-    """Return what the exchanges of a case and their gradients compile."""
+def exchanges(case: Case, checks: Collection[str]) -> list[Any]:
+    """Return the programs that exchange what a case needs, and gradients of it."""
     ranks = group_of("").world_size
-    capacity = case.capacity or default_capacity(case.tokens, ranks, case.choices, case.per_rank)
+    capacity = capacity_of_case(case)
     problem = RowProblem("", case.tokens, case.choices, capacity, case.hidden, ranks, case.dtype)
+    problems = [
+        replace(problem, clear_rest=clear_rest, is_padded=is_padded)
+        for clear_rest in (True, False)
+        for is_padded in {False, "max tokens" in checks}
+    ]
+    if "fp8" in checks:
+        columns = {FP8: case.hidden, torch.float32: -(-case.hidden // SCALED)}
+        problems += [replace(problems[-1], dtype=d, columns=n) for d, n in columns.items()]
     sizes = [((case.tokens, case.choices), torch.int32), ((capacity,), torch.float32)]
     sizes.append(((case.tokens * case.choices,), torch.float32))
     gathers = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in sizes]
-    return [OPERATORS[op].program(problem) for op in ("dispatch", "combine")] + [
+    return [OPERATORS[op].program(p) for op in ("dispatch", "combine") for p in problems] + [
         OPERATORS["all_gather"].steps(checked_problem("all_gather", x, None, ranks, ()), "ldst")
         for x in gathers
     ]
 
 
-def multiply(case: Case) -> None:
-    """Call the grouped GEMMs of a case and of its gradients, on this rank only."""
-    capacity = case.capacity or default_capacity(
-        case.tokens, group_of("").world_size, case.choices, case.per_rank
-    )
+def capacity_of_case(case: Case) -> int:
+    ranks = group_of("").world_size
+    return case.capacity or default_capacity(case.tokens, ranks, case.choices, case.per_rank)
+
+
+def products(case: Case) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Yield rows, weights and offsets of the two grouped GEMMs of a case, without rows."""
     offsets = torch.zeros(case.per_rank, dtype=torch.int32, device="cuda")
     for N, K in ((2 * case.width, case.hidden), (case.hidden, case.width)):
         w = torch.zeros(case.per_rank, N, K, dtype=case.dtype, device="cuda")
-        x, grad = (w.new_zeros(capacity, extent) for extent in (K, N))
-        ops.grouped_matmul(x, w, offsets)
-        if N == 2 * case.width:
-            ops.grouped_matmul(x, w, offsets, epilogue="swiglu")
-        ops.grouped_matmul(grad, w.transpose(1, 2), offsets)
-        torch.ops.tileweave.grouped_wgrad(grad, x, offsets, True, False)
+        yield w.new_zeros(capacity_of_case(case), K), w, offsets
+
+
+def multiply(case: Case) -> None:
+    """Call the grouped GEMMs of ``expert_mlp``, on this rank only."""
+    (x, w, offsets), down = products(case)
+    ops.grouped_matmul(x, w, offsets, epilogue="swiglu", clear_rest=False)
+    ops.grouped_matmul(*down, clear_rest=False)
+
+
+def multiply_back(case: Case) -> None:
+    """Call those of ``expert_mlp`` with gradients, and of the gradients."""
+    for x, w, offsets in products(case):
+        y = ops.grouped_matmul(x, w, offsets)
+        ops.grouped_matmul(y, w.transpose(1, 2), offsets)
+        torch.ops.tileweave.grouped_wgrad(y, x, offsets, True, False)
+
+
+def multiply_fp8(case: Case) -> None:
+    """Call the kernels of ``expert_mlp`` with fp8 weights."""
+    (x, gate_up, offsets), (_, down, _) = products(case)
+    pairs = [quantized_squares(w) for w in (gate_up, down)]
+    values, scales = zip(*pairs, strict=True)
+    quantized_experts(*quantized(x), offsets, Weights(*values, *scales), case.dtype)
 
 
 def overlapped(case: Case) -> Plan:
@@ -539,13 +570,15 @@ def compile_all(checks: Collection[str]) -> None:
     fused = FUSED_CASES if FUSED_CHECK in checks else []
     cases = CASES if set(checks) - {FUSED_CHECK, "routing"} else []
     routed = list(product(ROUTED, range(len(ROUTED_DTYPES)))) if "routing" in checks else []
-    exchanged = [program for case in [*cases, *fused] for program in programs(case)]
+    exchanged = [program for case in [*cases, *fused] for program in exchanges(case, checks)]
     compile_ahead([*exchanged, *map(overlapped, fused)])
-    multiplied = fused + (cases if MULTIPLY & set(checks) else [])
+    calls = [(multiply, case) for case in fused + (cases if MULTIPLY & set(checks) else [])]
+    calls += [(multiply_back, case) for case in cases if "gradients" in checks]
+    calls += [(multiply_fp8, case) for case in FP8_CASES if "fp8" in checks]
     device, workers = group.device, max(1, len(os.sched_getaffinity(0)) // group.world_size)
     with ThreadPoolExecutor(workers, initializer=torch.cuda.set_device, initargs=(device,)) as pool:
         own = slice(group.rank, None, group.world_size)
-        futures = [pool.submit(multiply, case) for case in multiplied[own]]
+        futures = [pool.submit(*call) for call in calls[own]]
         futures += [pool.submit(route_nothing, *arguments) for arguments in routed[own]]
         for future in futures:
             future.result()
@@ -566,8 +599,8 @@ CHECKS = {
     "graph": check_graph,
 }
 NEED_GPU = "graph", FUSED_CHECK
-MULTIPLY = {"mlp", "max tokens", "gradients", "graph"}
-"""Checks of grouped GEMMs of all cases."""
+MULTIPLY = {"mlp", "max tokens", "graph"}
+"""Checks of ``expert_mlp`` without gradients, in the type of x."""
 
 
 def verdicts(options: argparse.Namespace) -> Verdicts:
