@@ -3,15 +3,19 @@
     torchrun --nproc-per-node=2 tests/gpu/lowering.py [CHECK ...]
 
 Builtins after an outer loop around T.Pipelined, accumulators that are cleared before such a loop or
-inside it, and TileLang's own atomic operations on symmetric tensors.
+inside it, TileLang's own atomic operations on symmetric tensors, and the programs of
+tests/simulator/device/miscompiled.py.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+import numpy as np
 import tilelang.language as T
 import torch
 
@@ -19,7 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tileweave as tw
 from tests.on_gpus import Verdicts, main, parser_of
+from tests.passes.second_loop import second_loop
+from tests.simulator.device import miscompiled
 from tileweave import language as W
+from tileweave.runtime.executor.compile_ahead import compile_ahead
+from tileweave.runtime.kernel.configured import configured
+from tileweave.runtime.plans.parameters import Parameter, parameters_of
+from tileweave.simulator.memory.values import numpy_dtype
 
 BF16 = torch.bfloat16
 
@@ -257,11 +267,112 @@ def check_atomics() -> str:
     return "; ".join(faults)
 
 
+class Miscompiled(NamedTuple):
+    """A program for two ranks, whose result the simulator computes.
+
+    Attributes:
+        launches: number of launches, back to back; 1 for a program that synchronizes one launch
+            only, or adds to what the last one left.
+    """
+
+    make: Callable[[], Any]
+    launches: int = 20
+    configs: Mapping[str, Any] = MappingProxyType({})
+
+
+def miscompiled_programs() -> list[Miscompiled]:
+    credit, unverified = {"tileweave.reuse": "credit"}, {"tileweave.verify": "off"}
+    several = {
+        "pipelined_in_a_loop": {}, "past_a_loop": {}, "changes_for_fewer_threads": {},
+        "reads_before_warps": credit, "reads_in_conditions": credit, "waits_before_warps": {},
+        "sends_before_warps": {}, "reuses_tile_in_waves": {}, "tile_in_a_uniform_branch": {},
+        "reads_in_producers": credit, "counts_backward": {}, "small_stages": {},
+        "row_of_a_tile": {},
+        "words_beside_a_pipeline": {"tileweave.protocol": {"S": "ll"}},
+    }  # fmt: skip
+    once = {
+        "writes_before_warps": {}, "counts_in_a_loop": unverified, "adds_in_two_axes": {},
+        "adds_at_the_peer": unverified, "loads_what_threads_stored": unverified,
+    }  # fmt: skip
+    programs = [
+        Miscompiled(getattr(miscompiled, name), launches, configs)
+        for launches, table in ((20, several), (1, once))
+        for name, configs in table.items()
+    ]
+    branches = [lambda limit, copy: W.ld(limit), lambda limit, copy: copy]
+    programs += [Miscompiled(partial(miscompiled.tile_in_a_branch_on, load)) for load in branches]
+    for place in ("bound", "first", "condition"):
+        programs.append(Miscompiled(partial(miscompiled.reads_in_bounds, place), configs=credit))
+    return programs + [Miscompiled(partial(second_loop, stages)) for stages in (2, 3)]
+
+
+SET = {"num": 40, "F": 0}
+"""Values of a number of rows, which is equal on all ranks, and of a flag."""
+
+
+def array_for(p: Parameter, rng: np.random.Generator) -> np.ndarray:
+    """Return small numbers, of which sums and products are exact."""
+    values = rng.integers(0, 3, p.shape)
+    return np.full_like(values, SET.get(p.name, values)).astype(numpy_dtype(p.dtype))
+
+
+def as_torch(values: np.ndarray, dtype: str) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    return torch.from_numpy(values.astype(np.float64)).to(kind).cuda()
+
+
+def fault_of_launches(program: Miscompiled, seed: int) -> str:
+    """Launch the program; return "" or the first result that is not the simulator's."""
+    ranks, me = tw.world_size(), tw.rank()
+    rng, sleep = np.random.default_rng(seed), np.random.default_rng(me)
+    parameters = list(parameters_of(program.make()))
+    kernel = tw.compile(program.make(), pass_configs=program.configs)
+    given = [
+        [{p.name: array_for(p, rng) for p in parameters} for _ in range(ranks)]
+        for _ in range(program.launches)
+    ]
+    launches = []
+    for of_ranks in given:
+        tensors = {p.name: as_torch(of_ranks[me][p.name], p.dtype) for p in parameters}
+        for p in parameters:
+            if p.symmetric:
+                memory = tw.symmetric(p.shape, getattr(torch, p.dtype))
+                memory.local.copy_(tensors[p.name])
+                tensors[p.name] = memory
+        launches.append(tensors)
+    tw.barrier()
+    for tensors in launches:
+        torch.cuda._sleep(int(sleep.integers(1, 400_000)))
+        kernel(*tensors.values())
+    tw.barrier()
+    torch.cuda.synchronize()
+    for number, (of_ranks, tensors) in enumerate(zip(given, launches, strict=True)):
+        right = tw.simulate(program.make(), ranks, of_ranks, epochs=1, pass_configs=program.configs)
+        for p in parameters:
+            actual = tensors[p.name].local if p.symmetric else tensors[p.name]
+            if not torch.equal(actual, as_torch(right[me][p.name], p.dtype)):
+                return f"launch {number}: {p.name} is wrong"
+    return ""
+
+
+def check_miscompiled() -> str:
+    """Programs that passes correct have the simulator's results, in launches back to back."""
+    if tw.world_size() != 2:
+        return "programs for two ranks"
+    programs, faults = miscompiled_programs(), []
+    compile_ahead(configured(str(p.make), p.make(), p.configs) for p in programs)
+    for number, program in enumerate(programs):
+        if fault := fault_of_launches(program, number):
+            faults.append(f"{program.make}: {fault}")
+    return "; ".join(faults)
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "builtins": check_builtins,
     "inferred": check_inferred,
     "clear": check_clear,
     "atomics": check_atomics,
+    "miscompiled": check_miscompiled,
 }
 
 
