@@ -4,12 +4,12 @@
         [--case E M N K ...]
 
 Times of triton's ``do_bench`` on one GPU, the median of three turns: the caches are cold. The dense
-GEMM has the same number of rows and one weight; ``by expert`` is one dense GEMM for each expert.
-``ours`` reads weights (E, N, K), ``(E, K, N)`` the other memory order. With ``--gradients`` the
-rows are repeated for the gradient of the weights, beside the 2-d forms of both. With ``--fp8`` they
-are repeated for fp8 operands: ``ours`` with scales of blocks, ``(E, K, N)`` with one scale for each
-expert, beside bf16. With ``--swiglu`` they are repeated for the epilogue, beside the product of the
-others with two kernels of torch for SwiGLU; with ``--fp8`` also in fp8.
+GEMM has the same number of rows and one weight; ``by expert`` is one GEMM of cuBLAS for each
+expert. ``ours`` reads weights (E, N, K), ``(E, K, N)`` the other memory order. With ``--gradients``
+the rows are repeated for the gradient of the weights, beside the 2-d forms of both. With ``--fp8``
+they are repeated for fp8 operands: ``ours`` and ``by expert`` with scales of blocks, ``(E, K, N)``
+with one scale for each expert, beside bf16. With ``--swiglu`` they are repeated for the epilogue,
+beside the product of the others with two kernels of torch for SwiGLU; with ``--fp8`` also in fp8.
 
 Rows choose their experts at random, or with ``--even`` all experts have equally many. Every result
 is compared with that of torch. Without a GPU, small sizes run by plain torch once, which only tests
@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -47,12 +48,18 @@ READ_TBPS = 4.2
 TURNS = 3 if GPU else 1
 """Measurements of each call."""
 FP8 = torch.float8_e4m3fn
+SCALED = 128
+"""Elements of a row, and rows of weights, that share a scale."""
+FOUR = 4
+"""cuBLAS accepts rows of fp8 and scales of weights in multiples of this number."""
+LEAST_ROWS = 128
+"""cuBLAS accepts no fewer rows of fp8."""
 ERROR = 5e-3
 """Largest relative error; results are of the type of the operands."""
 Times = dict[str, float]
 
 
-def milliseconds(call: Callable[[], torch.Tensor], rep: int) -> float:
+def milliseconds(call: Callable[[], Any], rep: int) -> float:
     """Return the time of a call in ms."""
     if not GPU:
         started = time.perf_counter()
@@ -63,7 +70,7 @@ def milliseconds(call: Callable[[], torch.Tensor], rep: int) -> float:
     return do_bench(call, warmup=50, rep=rep)
 
 
-def times_of(calls: dict[str, Callable[[], torch.Tensor]], rep: int) -> Times:
+def times_of(calls: dict[str, Callable[[], Any]], rep: int) -> Times:
     """Return the median time of each call in ms. The calls take turns, because the clock depends on
     what ran before."""
     turns = [{name: milliseconds(call, rep) for name, call in calls.items()} for _ in range(TURNS)]
@@ -91,6 +98,37 @@ def by_expert(x: torch.Tensor, w: torch.Tensor, counts: torch.Tensor) -> Callabl
         for rows, weight, result in zip(parts[0], w, parts[1], strict=True):
             torch.mm(rows, weight.t(), out=result)
         return out
+
+    return multiply
+
+
+def fp8_by_expert(
+    x: torch.Tensor, w: torch.Tensor, counts: torch.Tensor
+) -> Callable[[], list[torch.Tensor]]:
+    """Return a call that multiplies fp8 rows of each expert by a GEMM of cuBLAS, with scales of
+    1 x 128 and 128 x 128, all of them 1.
+
+    cuBLAS needs rows in fours, so a result can have a few rows too many.
+    """
+    from torch.nn.functional import ScalingType, scaled_mm
+
+    parts = x.shape[1] // SCALED
+    x = torch.cat([x, x[:FOUR]])
+    of_w = torch.ones(-(-w.shape[1] // SCALED), parts, device=DEVICE).t()
+    starts = (counts.cumsum(0) - counts).tolist()
+    rows = [
+        x[start:][: -(-n // FOUR) * FOUR] for start, n in zip(starts, counts.tolist(), strict=True)
+    ]
+    of_x = [torch.ones(parts, len(of_expert), device=DEVICE).t() for of_expert in rows]
+
+    def multiply() -> list[torch.Tensor]:
+        return [
+            scaled_mm(
+                of_expert, weight.t(), scales, ScalingType.BlockWise1x128, of_w,
+                ScalingType.BlockWise128x128, output_dtype=torch.bfloat16,
+            )
+            for of_expert, weight, scales in zip(rows, w, of_x, strict=True)
+        ]  # fmt: skip
 
     return multiply
 
@@ -140,6 +178,10 @@ def fp8(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     expected = calls["grouped_mm"]()
     for name in ("ours", "one scale"):
         check(f"fp8, {name}", calls[name](), expected)
+    if GPU and counts.min() >= LEAST_ROWS and K % (FOUR * SCALED) == 0:
+        calls["by expert"] = fp8_by_expert(x8, w8, counts)
+        results = zip(calls["by expert"](), counts.tolist(), strict=True)
+        check("fp8, by expert", torch.cat([result[:n] for result, n in results]), expected)
     return times_of(calls, rep)
 
 
@@ -223,11 +265,12 @@ def row_of(case: tuple[int, ...], rows: int, what: str, times: Times) -> str:
     rates = {name: f"{flops / ms / 1e9:.0f}" for name, ms in times.items()}
     order = "(E, K, N)" if "(E, K, N)" in times else "one scale"
     columns = ("grouped_mm", "dense", "by expert", "ours", order)
-    ratios = [times["grouped_mm"] / times["ours"], times["dense"] / times["ours"]]
+    ratios = [times[name] / times["ours"] for name in ("grouped_mm", "dense")]
+    by_expert = f"{times['by expert'] / times['ours']:.3f}" if "by expert" in times else ""
     itemsize = 1 if what.startswith("fp8") else 2
     read_ms = E * N * K * itemsize / READ_TBPS / 1e9
     cells = [what, f"{E}, {rows}, {N}, {K}", *(rates.get(name, "") for name in columns)]
-    cells += [f"{ratio:.3f}" for ratio in ratios]
+    cells += [*(f"{ratio:.3f}" for ratio in ratios), by_expert]
     cells.append(f"{times['ours'] / read_ms:.2f}" if GPU else "")
     return f"| {' | '.join(cells)} |"
 
@@ -277,7 +320,7 @@ def main() -> None:
     measures |= {"fp8 swiglu": fp8_swiglu} if options.fp8 and options.swiglu else {}
     print(
         "| | E, M, N, K | grouped_mm | dense | by expert | ours | (E, K, N) | ours / grouped_mm "
-        "| ours / dense | time / reading w |\n" + "|---" * 10 + "|"
+        "| ours / dense | ours / by expert | time / reading w |\n" + "|---" * 11 + "|"
     )
     for case in cases:
         torch.manual_seed(0)
