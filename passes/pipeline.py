@@ -48,6 +48,7 @@ from .tile import (
     fold_axes,
     hide_bulk_copies,
     hoist_waits,
+    index_elements,
     linear_bulk_tiles,
     order_releases,
     pin_pipelined,
@@ -237,14 +238,15 @@ SPECIALIZED_PASSES = (
 tile-level IR for every kernel of a program with a builtin or a symmetric tensor."""
 
 INDEX_PASSES = (
+    Pass(index_elements.index_elements, "after the passes that read or move vectors"),
     Pass(
         make_factors_positive.make_factors_positive,
         "late: it also changes indices that passes added",
     ),
     Pass(hide_factors.hide_factors, "last before TileLang, like make_factors_positive"),
 )
-"""Passes that protect indices from TVM's simplification. They run on tile-level IR for every kernel
-of a program with a builtin or a symmetric tensor."""
+"""Passes that protect indices from TileLang's layouts and from TVM's simplification. They run on
+tile-level IR for every kernel of a program with a builtin or a symmetric tensor."""
 
 FLAT_PASSES = (
     Pass(keep_indices.keep_indices, "after TileLang lowers tiles to elements by their layouts"),

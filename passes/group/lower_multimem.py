@@ -27,6 +27,7 @@ from ..ir.walk import (
     location,
     nodes_in,
     rewrite_children,
+    with_allocations,
     with_span_of,
 )
 from .specialize_group import heap_tensors
@@ -91,20 +92,11 @@ def lower_multimem(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
         new = rewrite_children(stmt, visit)
         if isinstance(new, tirx.SBlockRealize) and len(vectors) > outer:
             return with_span_of(
-                stmt, _with_allocations(new, [vectors.pop() for _ in vectors[outer:]])
+                stmt, with_allocations(new, [vectors.pop() for _ in vectors[outer:]])
             )
         return new
 
     return func.with_body(visit(ir_transform(func.body, None, load, ["tirx.Call"])))
-
-
-def _with_allocations(stmt: tirx.SBlockRealize, buffers: list[tirx.Buffer]) -> tirx.SBlockRealize:
-    block = stmt.block
-    block = tirx.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
-        [*block.alloc_buffers, *buffers], block.match_buffers, block.annotations,
-    )  # fmt: skip
-    return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)
 
 
 class _Operation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tilelang import tvm
@@ -124,6 +124,16 @@ def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     if isinstance(stmt, tirx.AttrStmt):
         return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
     raise TypeError(f"the passes do not support a {type(stmt).__name__} statement with a body")
+
+
+def with_allocations(stmt: tirx.SBlockRealize, buffers: Sequence[tirx.Buffer]) -> tirx.Stmt:
+    """Return the block with additional buffers."""
+    block = stmt.block
+    block = tirx.SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
+        [*block.alloc_buffers, *buffers], block.match_buffers, block.annotations,
+    )  # fmt: skip
+    return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)
 
 
 def _same(new: list, old) -> bool:

@@ -21,6 +21,7 @@ from ..ir.walk import (
     has_loads,
     location,
     rewrite_children,
+    with_allocations,
 )
 from ..tile.require_arch import may_have_producer
 
@@ -278,10 +279,5 @@ class _Rewriter:
     def _allocated(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if not isinstance(stmt, tirx.SBlockRealize) or not self._flags:
             return stmt
-        old = stmt.block
-        block = tirx.SBlock(
-            old.iter_vars, old.reads, old.writes, old.name_hint, old.body, old.init,
-            [*old.alloc_buffers, *self._flags], old.match_buffers, old.annotations,
-        )  # fmt: skip
-        self._flags = []
-        return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)
+        flags, self._flags = self._flags, []
+        return with_allocations(stmt, flags)

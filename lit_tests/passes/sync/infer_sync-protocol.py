@@ -36,7 +36,7 @@ show("flag")
 # CHECK: shift_kernel(uint64_t* S, half_t* X, half_t* Y, uint* launches, int rank, int64_t tileweave_context)
 # CHECK: uint epoch = (tw::ld<{{.*}}>((&(launches[0]))) + (uint)1);
 # CHECK-NOT: tw::signal<
-# CHECK: tw::ll_st<tw::Scope::sys>((&(S[{{.*}}epoch & (uint)1{{.*}}])), tw::bits(*(uint2*)(tile + {{.*}})), epoch);
+# CHECK: tw::ll_st<tw::Scope::sys>((&(S[{{.*}}epoch & (uint)1{{.*}}])), tw::bits(*(uint2*)(vector + 0)), epoch);
 # CHECK-NOT: tw::{{signal|wait}}
 # CHECK: uint2 {{.*}} = tl::load_global_64(tw::bits(tw::ll_ld<tw::Scope::sys, 2>((&(S[{{.*}}])), epoch, -1,
 # CHECK-NOT: tw::{{signal|wait}}

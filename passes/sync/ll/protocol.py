@@ -177,6 +177,8 @@ def _obstacle_of(func: tirx.PrimFunc, access: Access) -> str:
         return "the access is in T.Pipelined, which would poll ahead"
     if access.op == WORD_COPY:
         return "" if is_elementwise(access.anchor.value) else "the boxes of the copy differ"
+    if isinstance(access.node.indices[-1], tirx.Ramp):
+        return "the statement accesses a vector, not one element"
     if access.op == "a load" and not _is_in_statement(func, access):
         return "a condition or the range of a loop reads it"
     return ""

@@ -94,6 +94,58 @@ def test_values(dtype, memory, elements_per_word, level):
         assert out[rank]["Y"].tobytes() == given[rank - 1]["X"].tobytes()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_tiles_that_the_tma_stores(dtype):
+    """TileLang permutes the elements of tiles that the TMA stores to a part of a matrix."""
+    n = 128
+
+    @T.prim_func
+    def program(X: T.Tensor((2, n), dtype), Y: T.Tensor((2, 4, 2, n), dtype)):
+        with T.Kernel(2, threads=128) as b:
+            S = W.alloc_symmetric((2, 2, n), dtype)
+            sent, received = T.alloc_shared((2, n), dtype), T.alloc_shared((2, n), dtype)
+            T.copy(X, sent)
+            T.copy(sent, S[1 - W.rank(), b, 0, 0])
+            T.copy(S[W.rank(), b, 0, 0], received)
+            T.copy(sent, Y[0:2, b, 0, 0:n])
+            T.copy(received, Y[0:2, 2 + b, 1, 0:n])
+
+    given = inputs(dtype, 2, n)
+    for i in given:
+        i["Y"] = np.zeros((2, 4, 2, n), NUMPY.get(dtype, dtype))
+    out = tw.validate(program, 2, given, arch="sm_90a", epochs=3, pass_configs=protocol())
+    for rank in range(2):
+        for b in range(2):
+            assert out[rank]["Y"][:, b, 0].tobytes() == given[rank]["X"].tobytes()
+            assert out[rank]["Y"][:, 2 + b, 1].tobytes() == given[1 - rank]["X"].tobytes()
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_operands_of_products(arch):
+    """TileLang permutes the elements of tiles that tensor cores read."""
+    n, dtype = 64, "float16"
+
+    @T.prim_func
+    def program(X: T.Tensor((n, n), dtype), Y: T.Tensor((n, n), "float32")):
+        with T.Kernel(1, threads=128):
+            S = W.alloc_symmetric((n, n), dtype)
+            sent, received = T.alloc_shared((n, n), dtype), T.alloc_shared((n, n), dtype)
+            total = T.alloc_fragment((n, n), "float32")
+            T.copy(X, sent)
+            T.copy(sent, S[1 - W.rank(), 0, 0])
+            T.copy(S[W.rank(), 0, 0], received)
+            T.clear(total)
+            T.gemm(sent, received, total, transpose_B=True)
+            T.copy(total, Y)
+
+    rng = np.random.default_rng(0)
+    given = [{"X": rng.integers(-3, 4, (n, n)).astype(dtype)} for _ in range(2)]
+    out = tw.validate(program, 2, given, arch=arch, epochs=2, pass_configs=protocol())
+    for rank in range(2):
+        x, y = (given[r]["X"].astype(np.float32) for r in (rank, 1 - rank))
+        np.testing.assert_array_equal(out[rank]["Y"], x @ y.T)
+
+
 def test_elements():
     given = inputs("float16", 2)
     out = tw.simulate(elements, 2, given, schedules=5, pass_configs=protocol())
@@ -218,6 +270,16 @@ def condition(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
                 Y[i] = 1
 
 
+@T.prim_func
+def vector(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=32) as _:
+        S = W.alloc_symmetric((N,), "float32")
+        for i in T.Parallel(N):
+            S[1 - W.rank(), i] = X[i]
+        for i in T.Parallel(N // 4):
+            Y[T.Ramp(4 * i, 1, 4)] = S[W.rank(), T.Ramp(4 * i, 1, 4)]
+
+
 @pytest.mark.parametrize(
     ("program", "reason"),
     [
@@ -226,6 +288,7 @@ def condition(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
         (added(True), "words with flags cannot be added to"),
         (put, "W.put_block is not an access of single threads"),
         (condition, "a condition or the range of a loop reads it"),
+        (vector, "the statement accesses a vector, not one element"),
     ],
 )
 def test_refused(program, reason):
