@@ -53,7 +53,7 @@ class RowLaunches(ABC):
                 "race",
                 f"{access.op} of {tensor.name}{text_of_region(key)} by "
                 f"{memory.place(access.agent)} in launch {access.epoch} --> {access.loc}\n"
-                "writes a row of a segment that the same launch has written before:\n"
+                "writes a row that the same launch has written before:\n"
                 f"{memory.describe(before)}\nfirst at {tensor.name}{index}",
                 event=before,
             )

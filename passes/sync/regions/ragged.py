@@ -136,14 +136,14 @@ def _rows_of(
 def _require_uncut(
     access: Access, start: tirx.PrimExpr, rows: int, capacity: int, program: Program
 ) -> None:
-    """Refuse a write of several rows that the end of the segment may cut, because its signal counts
-    all of them."""
+    """Refuse a write of several rows that the capacity may cut, because its signal counts all of
+    them."""
     step, first = modular_set(Symbols(program, 1).inlined(start))
     last = first if step == 0 else first + (capacity - 1 - first) // step * step
     if last + rows > capacity:
         raise LanguageError(
             f"{access.text}, which stores {rows} rows, and data decides whether all of them are "
-            f"among the {capacity} rows of the segment; expected a first row that is a multiple of "
+            f"below row {capacity}, the capacity; expected a first row that is a multiple of "
             f"{rows}, and a multiple of {rows} as capacity, or one row at a time{access.location}"
         )
 

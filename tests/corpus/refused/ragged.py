@@ -275,8 +275,8 @@ def number_of_columns_that_is_data():
 
 
 @refused(
-    "which stores 2 rows, and data decides whether all of them are among the 4 rows of the "
-    "segment; expected a first row that is a multiple of 2"
+    "which stores 2 rows, and data decides whether all of them are below row 4, the capacity; "
+    "expected a first row that is a multiple of 2"
 )
 def rows_past_the_end():
     @T.macro
