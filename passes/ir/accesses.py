@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tvm import tirx
 
-from ...builtins.spec import builtin_of
+from . import origin
 from .walk import calls_in, effects_in, nodes_in, op_name
 
 REGIONS = ("tl.region", "tl.access_ptr")
@@ -79,9 +79,10 @@ def is_private(buffer: tirx.Buffer) -> bool:
 
 
 def name_of(stmt: tirx.Stmt) -> str:
-    """Return the name of ``stmt`` for messages: a builtin, TileLang operator, or assignment."""
+    """Return the name of ``stmt`` for messages: a builtin or what it is inserted for, a TileLang
+    operator, or an assignment."""
     for call in effects_in(stmt):
-        return builtin_of(call).name
+        return origin.name_of(call)
     for call in calls_in(stmt, lambda c: op_name(c).startswith("tl.tileop.")):
         return "T." + op_name(call).removeprefix("tl.tileop.")
     return "assignment to " + next((b.name for b in accesses_of(stmt).writes.values()), "memory")

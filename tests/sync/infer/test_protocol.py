@@ -10,7 +10,7 @@ from tilelang import tvm
 
 import tileweave as tw
 from tests.corpus import PROGRAMS
-from tests.releases import RECORDS_LINES
+from tests.releases import RECORDS_LINES, needs_bulk_copies
 from tests.sync.test_programs import run_with
 from tileweave import language as W
 from tileweave import passes
@@ -303,6 +303,33 @@ def test_refused(program, reason):
     assert "test_protocol.py" in str(error.value) or not RECORDS_LINES
     text = str(tw.explain(program, 2, pass_configs=protocol("auto")))
     assert f"S  flag: {reason.split(';')[0]}" in text
+
+
+@needs_bulk_copies
+def test_error_of_inserted_words():
+    """An error names the access for which words are stored."""
+    n, dtype = 64, "float16"
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((n, n), dtype), B: T.Tensor((2, n, n), dtype), Y: T.Tensor((n, n), "float32")
+    ):
+        with T.Kernel(1, threads=128):
+            S = W.alloc_symmetric((n, n), dtype)
+            own, loaded = T.alloc_shared((n, n), dtype), T.alloc_shared((n, n), dtype)
+            total = T.alloc_fragment((n, n), "float32")
+            T.copy(X, own)
+            T.copy(own, S[1 - W.rank(), 0, 0])
+            T.copy(S[W.rank(), 0, 0], own)
+            T.clear(total)
+            for k in T.Pipelined(2, num_stages=2):
+                T.copy(B[k, 0, 0], loaded)
+                T.gemm(own, loaded, total, transpose_B=True)
+            T.copy(total, Y)
+
+    access = "the store of words that the compiler inserts for the write of S"
+    with pytest.raises(tw.LanguageError, match=f"^{access}: uses own before T.Pipelined"):
+        tw.emit(program, world_size=2, pass_configs=protocol())
 
 
 def test_unknown_tensor():
