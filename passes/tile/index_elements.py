@@ -44,11 +44,9 @@ def _permuted(body: tirx.Stmt) -> set[tirx.Var]:
     """Return the shared tiles for which a tile operator may choose another order of elements."""
     tiles: set[tirx.Var] = set()
     for call in calls_in(body, lambda c: op_name(c).startswith("tl.tileop.")):
-        regions = [arg for arg in call.args if op_name(arg) == "tl.region"]
+        buffers = [arg.args[0].buffer for arg in call.args if op_name(arg) == "tl.region"]
         if op_name(call) == "tl.tileop.copy":
-            source, target = regions
-            regions = [source] if target.args[0].buffer.scope() == "global" else []
-        buffers = (region.args[0].buffer for region in regions)
+            buffers = buffers[:-1] if buffers and buffers[-1].scope() == "global" else []
         tiles.update(buffer.data for buffer in buffers if buffer.scope() in _SHARED)
     return tiles
 
