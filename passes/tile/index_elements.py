@@ -20,7 +20,6 @@ from ..ir.walk import (
 
 _SHARED = "shared", "shared.dyn"
 _CONDITIONAL = "tirx.if_then_else"
-_ZERO = tirx.IntImm("int32", 0)
 
 Access = tirx.BufferLoad | tirx.BufferStore
 
@@ -77,51 +76,43 @@ class _Rewriter:
         after: list[tirx.Stmt] = []
 
         def load(node: tirx.BufferLoad) -> tirx.BufferLoad | None:
-            if not self._is_slice(node):
+            if not self._is_vector(node):
                 return None
             vector = self._vector(node)
-            before.append(_elements(_first(vector), _first(node), _lanes(node)))
+            before.append(_copy_elements(node, vector))
             return vector
 
         # The elements that a condition excludes may be outside of the tile.
         has_condition = calls_in(stmt, lambda c: op_name(c) == _CONDITIONAL)
         new = stmt if has_condition else ir_transform(stmt, None, load, ["tirx.BufferLoad"])
-        if isinstance(new, tirx.BufferStore) and self._is_slice(new):
+        if isinstance(new, tirx.BufferStore) and self._is_vector(new):
             vector = self._vector(new)
-            after.append(_elements(_first(new), _first(vector), _lanes(new)))
+            after.append(_copy_elements(vector, new))
             new = tirx.BufferStore(vector.buffer, new.value, vector.indices)
         if new.same_as(stmt):
             return stmt
         return flatten([with_span_of(stmt, s) for s in (*before, new, *after)])
 
-    def _is_slice(self, node: Access) -> bool:
+    def _is_vector(self, node: Access) -> bool:
         last = node.indices[-1]
         return isinstance(last, tirx.Ramp) and node.buffer.data in self.tiles
 
     def _vector(self, node: Access) -> tirx.BufferLoad:
-        """Return new registers for the elements of a slice."""
-        lanes = _lanes(node)
+        """Return new registers for the elements of a vector."""
+        lanes = int(node.indices[-1].lanes)
         vector = tirx.decl_buffer([lanes], node.buffer.dtype, "vector", scope="local")
         self.vectors.append(vector)
-        return tirx.BufferLoad(vector, [tirx.Ramp(_ZERO, 1, lanes)])
+        return tirx.BufferLoad(vector, [tirx.Ramp(tirx.IntImm("int32", 0), 1, lanes)])
 
 
-def _lanes(node: Access) -> int:
-    return int(node.indices[-1].lanes)
-
-
-def _first(node: Access) -> tirx.BufferLoad:
-    """Return the first element of a slice."""
-    return tirx.BufferLoad(node.buffer, [*node.indices[:-1], node.indices[-1].base])
-
-
-def _elements(target: tirx.BufferLoad, source: tirx.BufferLoad, lanes: int) -> tirx.Stmt:
-    """Return a loop that copies ``lanes`` elements from ``source`` on."""
+def _copy_elements(source: Access, target: Access) -> tirx.Stmt:
+    """Return a loop that copies the elements of a vector."""
     lane = tirx.Var("lane", "int32")
 
-    def at(first: tirx.BufferLoad) -> list[tirx.PrimExpr]:
-        return [*first.indices[:-1], first.indices[-1] + lane]
+    def at(vector: Access) -> list[tirx.PrimExpr]:
+        *outer, last = vector.indices
+        return [*outer, last.base + lane * last.stride]
 
     load = tirx.BufferLoad(source.buffer, at(source))
     store = tirx.BufferStore(target.buffer, load, at(target))
-    return tirx.For(lane, 0, lanes, tirx.ForKind.VECTORIZED, store)
+    return tirx.For(lane, 0, source.indices[-1].lanes, tirx.ForKind.VECTORIZED, store)

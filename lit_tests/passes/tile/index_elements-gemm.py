@@ -1,28 +1,10 @@
 # RUN: %python %s | %filecheck %s
 """Vectors of a tile that tensor cores read are stored in registers, then in the swizzled tile."""
 
-import tilelang.language as T
-
 import tileweave as tw
-from tileweave import language as W
+from tests.passes.product_of_words import WORDS, product_of_words
 
-
-@T.prim_func
-def product(X: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float32")):
-    with T.Kernel(1, threads=128):
-        S = W.alloc_symmetric((64, 64), "float16")
-        sent = T.alloc_shared((64, 64), "float16")
-        received = T.alloc_shared((64, 64), "float16")
-        total = T.alloc_fragment((64, 64), "float32")
-        T.copy(X, sent)
-        T.copy(sent, S[1 - W.rank(), 0, 0])
-        T.copy(S[W.rank(), 0, 0], received)
-        T.clear(total)
-        T.gemm(received, received, total, transpose_B=True)
-        T.copy(total, Y)
-
-
-print(tw.emit(product, world_size=2, pass_configs={"tileweave.protocol": {"S": "ll"}}))
+print(tw.emit(product_of_words(squares=True), world_size=2, pass_configs=WORDS))
 # No other operator chooses the layout of `sent`.
 # CHECK: half_t vector[4];
 # CHECK: tw::ll_st<tw::Scope::sys>({{.*}}tw::bits(*(uint2*)(((half_t*)sent) +

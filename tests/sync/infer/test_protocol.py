@@ -120,32 +120,6 @@ def test_tiles_that_the_tma_stores(dtype):
             assert out[rank]["Y"][:, 2 + b, 1].tobytes() == given[1 - rank]["X"].tobytes()
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_operands_of_products(arch):
-    """TileLang permutes the elements of tiles that tensor cores read."""
-    n, dtype = 64, "float16"
-
-    @T.prim_func
-    def program(X: T.Tensor((n, n), dtype), Y: T.Tensor((n, n), "float32")):
-        with T.Kernel(1, threads=128):
-            S = W.alloc_symmetric((n, n), dtype)
-            sent, received = T.alloc_shared((n, n), dtype), T.alloc_shared((n, n), dtype)
-            total = T.alloc_fragment((n, n), "float32")
-            T.copy(X, sent)
-            T.copy(sent, S[1 - W.rank(), 0, 0])
-            T.copy(S[W.rank(), 0, 0], received)
-            T.clear(total)
-            T.gemm(sent, received, total, transpose_B=True)
-            T.copy(total, Y)
-
-    rng = np.random.default_rng(0)
-    given = [{"X": rng.integers(-3, 4, (n, n)).astype(dtype)} for _ in range(2)]
-    out = tw.validate(program, 2, given, arch=arch, epochs=2, pass_configs=protocol())
-    for rank in range(2):
-        x, y = (given[r]["X"].astype(np.float32) for r in (rank, 1 - rank))
-        np.testing.assert_array_equal(out[rank]["Y"], x @ y.T)
-
-
 def test_elements():
     given = inputs("float16", 2)
     out = tw.simulate(elements, 2, given, schedules=5, pass_configs=protocol())
