@@ -26,8 +26,7 @@ from ..ir.walk import (
     format_expr,
     location,
     nodes_in,
-    rewrite_children,
-    with_allocations,
+    rewrite_and_allocate,
     with_span_of,
 )
 from .specialize_group import heap_tensors
@@ -88,13 +87,7 @@ def lower_multimem(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
             is_store = operation.op == "set"
             changes = _store(operation) if is_store else _combine(operation, vectors)
             return flatten([with_span_of(stmt, s) for s in (*operation.binds, *changes)])
-        outer = len(vectors)
-        new = rewrite_children(stmt, visit)
-        if isinstance(new, tirx.SBlockRealize) and len(vectors) > outer:
-            return with_span_of(
-                stmt, with_allocations(new, [vectors.pop() for _ in vectors[outer:]])
-            )
-        return new
+        return rewrite_and_allocate(stmt, visit, vectors)
 
     return func.with_body(visit(ir_transform(func.body, None, load, ["tirx.Call"])))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tilelang import tvm
@@ -50,6 +50,23 @@ def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     """
     new = _rebuild(stmt, f)
     return new if new is stmt else with_span_of(stmt, new)
+
+
+def rewrite_and_allocate(stmt: tirx.Stmt, f: Rewrite, buffers: list[tirx.Buffer]) -> tirx.Stmt:
+    """As ``rewrite_children``; a block also allocates the buffers that ``f`` adds to ``buffers``,
+    and removes them there."""
+    outer = len(buffers)
+    new = rewrite_children(stmt, f)
+    added = buffers[outer:]
+    if not isinstance(new, tirx.SBlockRealize) or not added:
+        return new
+    del buffers[outer:]
+    block = new.block
+    block = tirx.SBlock(
+        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
+        [*block.alloc_buffers, *added], block.match_buffers, block.annotations,
+    )  # fmt: skip
+    return with_span_of(stmt, tirx.SBlockRealize(new.iter_values, new.predicate, block))
 
 
 def with_span_of(old: tirx.Stmt, new: tirx.Stmt) -> tirx.Stmt:
@@ -124,16 +141,6 @@ def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     if isinstance(stmt, tirx.AttrStmt):
         return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body)
     raise TypeError(f"the passes do not support a {type(stmt).__name__} statement with a body")
-
-
-def with_allocations(stmt: tirx.SBlockRealize, buffers: Sequence[tirx.Buffer]) -> tirx.Stmt:
-    """Return the block with additional buffers."""
-    block = stmt.block
-    block = tirx.SBlock(
-        block.iter_vars, block.reads, block.writes, block.name_hint, block.body, block.init,
-        [*block.alloc_buffers, *buffers], block.match_buffers, block.annotations,
-    )  # fmt: skip
-    return tirx.SBlockRealize(stmt.iter_values, stmt.predicate, block)
 
 
 def _same(new: list, old) -> bool:

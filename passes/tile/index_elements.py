@@ -13,8 +13,7 @@ from ..ir.walk import (
     flatten,
     is_leaf,
     op_name,
-    rewrite_children,
-    with_allocations,
+    rewrite_and_allocate,
     with_span_of,
 )
 
@@ -65,11 +64,7 @@ class _Rewriter:
     def visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if is_leaf(stmt):
             return self._leaf(stmt)
-        new = rewrite_children(stmt, self.visit)
-        if isinstance(new, tirx.SBlockRealize) and self.vectors:
-            vectors, self.vectors = self.vectors, []
-            new = with_span_of(stmt, with_allocations(new, vectors))
-        return new
+        return rewrite_and_allocate(stmt, self.visit, self.vectors)
 
     def _leaf(self, stmt: tirx.Stmt) -> tirx.Stmt:
         before: list[tirx.Stmt] = []

@@ -20,8 +20,7 @@ from ..ir.walk import (
     flatten,
     has_loads,
     location,
-    rewrite_children,
-    with_allocations,
+    rewrite_and_allocate,
 )
 from ..tile.require_arch import may_have_producer
 
@@ -228,8 +227,7 @@ class _Rewriter:
             return flatten([*(d.unless_done() for d in deferred), stmt])
         level = next((x for x in self._levels if x.seq.same_as(stmt)), None)
         if level is None:
-            new = rewrite_children(stmt, lambda s: self._on_path(s, deferred))
-            return self._allocated(new)
+            return rewrite_and_allocate(stmt, lambda s: self._on_path(s, deferred), self._flags)
         after = list(level.seq[level.index + 1 :])
         child = level.seq[level.index]
         if not level.crosses:
@@ -275,9 +273,3 @@ class _Rewriter:
         if not isinstance(node, tirx.Stmt):
             return self._inlined(tirx.Evaluate(node)).value
         return tirx.stmt_functor.substitute(node, self._values)
-
-    def _allocated(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        if not isinstance(stmt, tirx.SBlockRealize) or not self._flags:
-            return stmt
-        flags, self._flags = self._flags, []
-        return with_allocations(stmt, flags)
