@@ -4,8 +4,8 @@
         [--case EXPERTS_PER_RANK K H I] [--turns 5] [--no-fused]
 
 ``--case`` may be repeated. Times are in us, of a call in a CUDA graph of 4 calls: medians of turns,
-of the slowest rank. Before each turn the GPU computes GEMMs for as long as a turn takes: under load
-the clock is lower. ``ratio`` is ``separate`` divided by the larger one of ``GEMMs`` and
+of the slowest rank. Before each measurement the GPU computes as many GEMMs as the layer has in one:
+under load the clock is lower. ``ratio`` is ``separate`` divided by the larger one of ``GEMMs`` and
 ``exchange``, which is ``dispatch`` and ``combine``. Experts are chosen at random with equal
 probabilities. The first result of the overlapped kernels is compared with that of the separate
 steps.

@@ -28,7 +28,7 @@ import torch
 
 from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as operator
-from tileweave.ops.moe.kernels.grouped_gemm import grouped_gemm
+from tileweave.ops.moe.kernels.grouped_gemm import SCALED, grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 from tileweave.ops.moe.local_kernels import compiled
 
@@ -48,8 +48,6 @@ READ_TBPS = 4.2
 TURNS = 3 if GPU else 1
 """Measurements of each call."""
 FP8 = torch.float8_e4m3fn
-SCALED = 128
-"""Elements of a row, and rows of weights, that share a scale."""
 FOUR = 4
 """cuBLAS accepts rows of fp8 and scales of weights in multiples of this number."""
 LEAST_ROWS = 128
@@ -162,11 +160,11 @@ def fp8(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     rows, offsets = int(counts.sum()), counts.cumsum(0).int().to(DEVICE)
     x = torch.randn(rows, K, device=DEVICE, dtype=torch.bfloat16)
     w = torch.randn(E, N, K, device=DEVICE, dtype=torch.bfloat16)
-    x8, w8, parts = x.to(FP8), w.to(FP8), -(-K // 128)
+    x8, w8, parts = x.to(FP8), w.to(FP8), -(-K // SCALED)
     of_tensors = {"scale_x": torch.ones(1, device=DEVICE), "scale_w": torch.ones(E, device=DEVICE)}
     of_blocks = {
         "scale_x": torch.ones(rows, parts, device=DEVICE),
-        "scale_w": torch.ones(E, -(-N // 128), parts, device=DEVICE),
+        "scale_w": torch.ones(E, -(-N // SCALED), parts, device=DEVICE),
     }
     calls = {
         "grouped_mm": lambda: torch.nn.functional.grouped_mm(x, w.transpose(1, 2), offs=offsets),
@@ -211,14 +209,14 @@ def fp8_swiglu(case: tuple[int, ...], counts: torch.Tensor, rep: int) -> Times:
     rows, offsets = int(counts.sum()), counts.cumsum(0).int().to(DEVICE)
     x8 = torch.randn(rows, K, device=DEVICE).to(FP8)
     w8 = (torch.randn(E, N, K, device=DEVICE, dtype=torch.bfloat16) / 2).to(FP8)
-    x, w, parts = x8.bfloat16(), w8.bfloat16(), -(-K // 128)
+    x, w, parts = x8.bfloat16(), w8.bfloat16(), -(-K // SCALED)
     of_tensors = {
         "scale_x": torch.full((1,), K**-0.5, device=DEVICE),
         "scale_w": torch.ones(E, device=DEVICE),
     }
     of_blocks = {
         "scale_x": torch.full((rows, parts), K**-0.5, device=DEVICE),
-        "scale_w": torch.ones(E, -(-N // 128), parts, device=DEVICE),
+        "scale_w": torch.ones(E, -(-N // SCALED), parts, device=DEVICE),
     }
     grouped_mm = torch.nn.functional.grouped_mm
     calls = {

@@ -44,8 +44,6 @@ HEAP_BYTES = 4 << 30
 LAUNCHES = 2000 if GPU else 20
 VERIFIED = 100 if GPU else 5
 """One launch of this number is compared row by row; the sums of all are compared."""
-
-
 CASES = [
     Case(256, 2048, 768, 8, 16),
     Case(128, 7168, 512, 8, 8),
@@ -61,8 +59,6 @@ CASES = [
 if not GPU:
     CASES = [c._replace(tokens=c.tokens // 32 + 1, hidden=c.hidden // 8, width=8) for c in CASES]
     CASES = [c._replace(dtype=torch.float32, capacity=c.capacity and 9) for c in CASES]
-
-
 HALF = torch.bfloat16
 QUANT_ERROR = 0.25
 """Largest relative norm of the error of e4m3 tokens, weights and hidden values, of one token."""
