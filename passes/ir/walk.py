@@ -53,8 +53,8 @@ def rewrite_children(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
 
 
 def rewrite_and_allocate(stmt: tirx.Stmt, f: Rewrite, buffers: list[tirx.Buffer]) -> tirx.Stmt:
-    """As ``rewrite_children``; a block also allocates the buffers that ``f`` adds to ``buffers``,
-    and removes them there."""
+    """Replace statements as ``rewrite_children`` does. A block also allocates the buffers that
+    ``f`` adds to ``buffers`` for it, which are then removed from there."""
     outer = len(buffers)
     new = rewrite_children(stmt, f)
     added = buffers[outer:]
