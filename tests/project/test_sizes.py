@@ -1,14 +1,12 @@
-"""Sizes of files and folders that git tracks."""
+"""Sizes of files that git tracks."""
 
 import subprocess
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 MAX_LINES = 600
-MAX_FILES = 20
 CORPUS = "tests/corpus/"
 """Collections of programs may be longer."""
 
@@ -29,9 +27,3 @@ def test_no_python_file_is_long(tracked):
     lines = {path: len((ROOT / path).read_text().splitlines()) for path in paths}
     assert len(lines) > 300
     assert {path: n for path, n in lines.items() if n > MAX_LINES} == {}
-
-
-def test_no_folder_is_large(tracked):
-    files = Counter(str(Path(path).parent) for path in tracked)
-    assert len(files) > 50
-    assert {folder: n for folder, n in files.items() if n > MAX_FILES} == {}
