@@ -188,32 +188,32 @@ def test_fault_of_one_level(edit):
         ("counts_backward", "keep_indices", "translation", {}),
         ("row_of_a_tile", "keep_indices", "translation", {}),
         pytest.param("adds_in_two_axes", "elect_once", "race", {}, marks=needs_bulk_copies),
-        ("past_a_loop", "sync_branches", "race", {}),
+        ("past_a_loop", "sync_shared_memory", "race", {}),
         pytest.param(
             "changes_for_fewer_threads",
-            "sync_around_branch",
+            "sync_shared_memory",
             "race",
             {},
             marks=needs_partial_barriers,
         ),
-        ("reads_before_warps", "sync_before_warps", "reuse", {"tileweave.reuse": "credit"}),
+        ("reads_before_warps", "sync_shared_memory", "reuse", {"tileweave.reuse": "credit"}),
         pytest.param(
             "reads_in_conditions",
-            "sync_before_warps",
+            "sync_shared_memory",
             "reuse",
             {"tileweave.reuse": "credit"},
             marks=needs_nested_pipelines,
         ),
         pytest.param(
             "reads_in_producers",
-            "sync_before_warps",
+            "sync_shared_memory",
             "reuse",
             {"tileweave.reuse": "credit"},
             marks=needs_bulk_copies,
         ),
         ("writes_before_warps", "keep_writes_to_block", "race", {}),
         pytest.param(
-            "reuses_tile_in_waves", "sync_after_warps", "race", {}, marks=needs_nested_pipelines
+            "reuses_tile_in_waves", "sync_shared_memory", "race", {}, marks=needs_nested_pipelines
         ),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
         ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
@@ -246,7 +246,7 @@ def test_without_keep_to_consumers(monkeypatch, dtype):
     ("make", "missing"),
     [
         ("tile_in_a_uniform_branch", ""),
-        pytest.param("waits_before_warps", "sync_before_warps", marks=needs_nested_pipelines),
+        pytest.param("waits_before_warps", "sync_shared_memory", marks=needs_nested_pipelines),
     ],
 )
 def test_branches_on_rank_uniform(monkeypatch, make, missing, valid):
@@ -256,12 +256,13 @@ def test_branches_on_rank_uniform(monkeypatch, make, missing, valid):
     names = {p.name for p in parameters_of(program)}
     given = {name: value for name, value in given.items() if name in names}
     tw.validate(program, 2, [given] * 2)
-    if valid:
-        if missing:
-            switch_off(monkeypatch, missing)
-        else:
-            monkeypatch.setattr(IS_REQUIRED, lambda call: True)
+    if valid and missing:
+        switch_off(monkeypatch, missing)
         assert reported(program, [given] * 2).kind == "race"
+    elif valid:
+        monkeypatch.setattr(IS_REQUIRED, lambda call: True)
+        with pytest.raises(TileWeaveError, match="shared memory: a read after a write"):
+            tw.validate(program, 2, [given] * 2)
 
 
 @pytest.mark.parametrize(
@@ -274,14 +275,15 @@ def test_branches_on_loads(monkeypatch, load):
     given = {"limit": np.ones(1, np.int32), "X": np.ones((64, 64), np.float32)}
     tw.validate(program, 2, [given] * 2)
     monkeypatch.setattr(IS_REQUIRED, lambda call: True)
-    assert reported(program, [given] * 2).kind == "race"
+    with pytest.raises(TileWeaveError, match="shared memory: a read after a write"):
+        tw.validate(program, 2, [given] * 2)
 
 
 @pytest.mark.parametrize("place", ["bound", "first", "condition"])
 def test_reads_in_bounds(monkeypatch, place):
     program, options = miscompiled.reads_in_bounds(place), {"tileweave.reuse": "credit"}
     tw.validate(program, 2, pass_configs=options, epochs=2)
-    switch_off(monkeypatch, "sync_before_warps")
+    switch_off(monkeypatch, "sync_shared_memory")
     assert reported(program, pass_configs=options, epochs=2).kind == "reuse"
 
 
@@ -347,7 +349,7 @@ def test_vectors_at_any_places(place):
 def test_registers_of_no_element(monkeypatch):
     """A copy or reduction of a fragment that receives a half of another one uses registers that
     nothing writes; it is refused."""
-    for use, kind in (("copy", "race"), ("reduce", "poison")):
+    for use, kind in (("copy", "poison"), ("reduce", "poison")):
         program = miscompiled.half_of_a_fragment(use)
         with pytest.raises(tw.TileWeaveError, match="left of shape"):
             tw.validate(program, 1)

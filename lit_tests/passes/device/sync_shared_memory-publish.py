@@ -59,12 +59,11 @@ def show(name, **options):
 # CHECK: tw::atom_add<
 show("before", reads_before=True, branches=False)
 
-# The branch beside the specialized one ends with a barrier of the block.
+# A barrier of the block follows the branch beside the specialized one.
 # CHECK-LABEL: TEST: beside
 # CHECK: Y[((int)threadIdx.x)] = S[
-# CHECK-NEXT: }
-# CHECK-NEXT: __syncthreads();
-# CHECK: if (128 <= ((int)threadIdx.x)) {
+# CHECK: __syncthreads();
+# CHECK-NEXT: if (128 <= ((int)threadIdx.x)) {
 # CHECK: tw::atom_add<
 show("beside", reads_before=False, branches=True)
 
@@ -121,22 +120,22 @@ def show_loop(name, **options):
     print(tw.emit(loop(**options), world_size=2, pass_configs={"tileweave.reuse": "credit"}))
 
 
-# One barrier before the loop orders the reads before it: loads of the next iteration begin during
-# the end of an iteration.
+# One barrier after the loop orders what all its iterations read.
 # CHECK-LABEL: TEST: reads before the loop
 # CHECK: int count = S[
-# CHECK-NOT: for (int wave
-# CHECK: __syncthreads();
-# CHECK-NEXT: for (int wave
+# CHECK: for (int wave
 # CHECK-NOT: __syncthreads();
 # CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK-NOT: __syncthreads();
+# CHECK: tl::tma_store(
+# CHECK: __syncthreads();
+# CHECK-NEXT: if (128 <= ((int)threadIdx.x)) {
 show_loop("reads before the loop", reads_in_loop=False)
 
-# Reads in the loop need a barrier in each iteration, which orders the reads before the loop, too.
 # CHECK-LABEL: TEST: reads in the loop
-# CHECK: int count = S[
-# CHECK-NOT: __syncthreads();
 # CHECK: for (int wave
+# CHECK-NOT: __syncthreads();
+# CHECK: tl::tma_store(
 # CHECK: __syncthreads();
-# CHECK-NEXT: if (((int)threadIdx.x) < 128) {
+# CHECK-NEXT: if (128 <= ((int)threadIdx.x)) {
 show_loop("reads in the loop", reads_in_loop=True)

@@ -1,0 +1,170 @@
+"""Insert the block barriers that accesses of shared memory need, and refuse what none can order."""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from ...builtins.errors import LanguageError
+from ..ir.block_barrier import sync_threads
+from ..ir.shared_memory.walk import Misplaced, Missing, Walk
+from ..ir.walk import flatten, line_of, rewrite_children, statements_of, with_span_of
+
+_FIRST_FREE, _END = 3, 16
+"""Numbers of named barriers that TileLang's templates do not use."""
+_ATTEMPTS = 3
+"""Number of barriers after which two accesses that are still unordered are refused."""
+
+
+def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Insert a barrier between accesses of shared memory that nothing orders.
+
+    TileLang inserts barriers as if both cases of a branch ran one after the other, every loop ran
+    at least once, and each barrier were one of all threads. It also omits barriers between two
+    writes. So two threads may access one place, one of them to write it, without a barrier that
+    both pass.
+
+    The pass follows all threads of the block through the function, and each access by address: with
+    tiles that share memory, in each warp role, through loops and both cases of a branch. Before an
+    access that is unordered it inserts a barrier where all threads pass that make both accesses:
+    of the block, or of the warps of a specialized part. It moves no access. A barrier of TileLang
+    that only a part of its threads would pass is removed first.
+
+    In a kernel with specialized warps it also orders accesses of global memory by producers before
+    what consumers publish.
+
+    Before: ``a[tx] = 0; if tx < 240: a[tx + 16] = x[tx]``
+    After:  ``a[tx] = 0; sync(); if tx < 240: a[tx + 16] = x[tx]``
+
+    Raises:
+        LanguageError: names two accesses that no barrier can order, with their lines.
+    """
+    attempts: dict[tuple[int, int], int] = {}
+    while True:
+        walk = Walk(func)
+        finding = walk.finding()
+        if finding is None:
+            return func
+        if isinstance(finding, Misplaced):
+            func = _without(func, finding)
+            continue
+        pair = hash(finding.before[-1].stmt), hash(finding.after[-1].stmt)
+        attempts[pair] = attempts.get(pair, 0) + 1
+        changed = _with_barrier(func, finding, walk) if attempts[pair] <= _ATTEMPTS else None
+        if changed is None:
+            raise _refusal(finding)
+        func = changed
+
+
+def _without(func: tirx.PrimFunc, finding: Misplaced) -> tirx.PrimFunc:
+    """Remove a barrier that TileLang inserted. The next walk finds what it ordered."""
+    if finding.is_ours:
+        raise LanguageError(
+            f"T.sync_threads: only {finding.threads} threads reach a barrier of "
+            f"{finding.expected}; expected all of them, or none{_arrow(finding.path)}"
+        )
+    return _edited(func, finding.path, len(finding.path) - 1, remove=True)
+
+
+def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.PrimFunc | None:
+    """Insert a barrier between two accesses, where all threads that make them pass; None if there
+    is no such place."""
+    before, after = finding.before, finding.after
+    shared = 0
+    for a, b in zip(before, after, strict=False):
+        if not a.parent.same_as(b.parent) or a.index != b.index:
+            break
+        shared += 1
+    level = min(shared, len(after) - 1)
+    if finding.publishes and _is_split(before, after, level):
+        return _joined(func, after, level)
+    for at in range(level, -1, -1):
+        frame = after[at]
+        if frame.is_exact and finding.warps & ~frame.whole_warps == 0:
+            return _edited(func, after, at, barrier=_barrier(frame, walk))
+    return None
+
+
+def _is_split(before, after, level: int) -> bool:
+    """Return whether the accesses are in the two cases of a branch of producers and consumers."""
+    return (
+        level < len(before)
+        and isinstance(after[level].parent, tirx.IfThenElse)
+        and before[level].parent.same_as(after[level].parent)
+        and (before[level].index, after[level].index) == (0, 1)
+    )
+
+
+def _joined(func: tirx.PrimFunc, after, level: int) -> tirx.PrimFunc | None:
+    """Let producers and consumers meet: at the end of the producers, and before what the consumers
+    publish. Producers never wait for what consumers do after it."""
+    branch = after[level].parent
+    statements = statements_of(branch.else_case)
+    inner = after[level + 1]
+    at = inner.index if inner.parent.same_as(branch.else_case) else 0
+    if any(map(Walk.arrives, statements[at:])):
+        return None
+    consumers = flatten([*statements[:at], sync_threads(), *statements[at:]])
+    producers = flatten([branch.then_case, sync_threads()])
+    new = with_span_of(branch, tirx.IfThenElse(branch.condition, producers, consumers))
+    return _edited(func, after, level - 1, replacement=new)
+
+
+def _barrier(frame, walk: Walk) -> tirx.Stmt:
+    """Return a barrier of all threads that reach a place."""
+    if frame.is_whole_block:
+        return sync_threads()
+    numbers = [n for n, masks in walk.numbers.items() if masks == {frame.whole_warps}]
+    used = set(walk.numbers)
+    free = [n for n in range(_FIRST_FREE, _END) if n in numbers or n not in used]
+    if not free:
+        raise LanguageError(
+            f"T.Kernel: {len(used)} groups of threads synchronize; expected at most "
+            f"{_END - _FIRST_FREE}"
+        )
+    (barrier,) = statements_of(sync_threads())
+    call = barrier.value
+    arguments = [*call.args, free[0], frame.threads]
+    return tirx.Evaluate(tirx.call_intrin("int32", call.op, *arguments))
+
+
+def _edited(
+    func: tirx.PrimFunc, path, at: int, barrier: tirx.Stmt | None = None, remove: bool = False,
+    replacement: tirx.Stmt | None = None,
+) -> tirx.PrimFunc:  # fmt: skip
+    """Change the statement at ``path[at]``: insert a barrier before it, remove or replace it."""
+    target = path[at]
+
+    def change(stmt: tirx.Stmt) -> tirx.Stmt:
+        if remove:
+            return tirx.Evaluate(tirx.IntImm("int32", 0))
+        return replacement if replacement is not None else flatten([barrier, stmt])
+
+    def visit(stmt: tirx.Stmt, depth: int) -> tirx.Stmt:
+        frame, position = path[depth], -1
+
+        def child(inner: tirx.Stmt) -> tirx.Stmt:
+            nonlocal position
+            position += 1
+            if position != frame.index:
+                return inner
+            return change(inner) if depth == at else visit(inner, depth + 1)
+
+        return rewrite_children(stmt, child)
+
+    assert target is path[at]
+    return func.with_body(visit(func.body, 0))
+
+
+def _refusal(finding: Missing) -> LanguageError:
+    what = finding.what
+    return LanguageError(
+        f"shared memory: {what} is not ordered by a barrier, and no place between both accesses is "
+        "reached by all threads that make them; expected both under conditions that all threads "
+        f"share, or in the same threads{_arrow(finding.before, 'before')}"
+        f"{_arrow(finding.after, 'after')}"
+    )
+
+
+def _arrow(path, label: str = "") -> str:
+    line = next((line for frame in reversed(path) if (line := line_of(frame.stmt))), "")
+    return f"\n {label} --> {line}".replace("  ", " ") if line else ""

@@ -1,0 +1,396 @@
+"""Effects of a statement of a device function on shared memory and on the order of its threads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import DataType, tirx
+
+from ....builtins.spec import Builtin, Pointer, builtin_of
+from ..memory_order import releases
+from ..walk import MBARRIER_WAIT, TMA_LOADS, TMA_STORES, op_name, variables_in
+
+READ, WRITE, ATOMIC = 1, 2, 4
+SHARED = ("shared", "shared.dyn")
+COPY, BULK, LOAD, PRODUCT = "cp.async", "bulk store", "bulk load", "wgmma"
+"""Asynchronous operations, which end with a wait."""
+_COMPLETE = "tileweave.complete_bulk_stores"
+_ARRIVALS = frozenset(
+    {
+        "tirx.ptx_arrive_barrier", "tl.ptx_arrive_barrier", "tirx.ptx_arrive_barrier_expect_tx",
+        "tl.ptx_cp_async_barrier_noinc",
+    }
+)  # fmt: skip
+_COMMITS = {
+    "tirx.ptx_commit_group": COPY,
+    "tl.tma_store_arrive": BULK,
+    "tl.warpgroup_commit_batch": PRODUCT,
+}
+_WAITS = {"tirx.ptx_wait_group": COPY, "tl.warpgroup_wait": PRODUCT, "tl.wait_wgmma": PRODUCT}
+_BLOCK_BARRIERS = frozenset(
+    {"tl.syncthreads_and", "tl.syncthreads_or", "tl.syncthreads_count", "tl.sync_grid",
+     "tl.cluster_sync"}
+)  # fmt: skip
+_REDUCTION = re.compile(
+    r"tl::AllReduce<[^>]*?, (\d+), (\d+), \d+(?:, tl::(?:SyncThreadsBarrier|NamedBarrier<(\d+)>))?"
+)
+_OPERANDS = (
+    "a", "b", "condition", "true_value", "false_value", "base", "stride", "value", "body",
+)  # fmt: skip
+_EXITS = ("tl.loop_break", "tirx.break_loop", "tirx.continue_loop", "tirx.thread_return")
+_REGISTERS_ONLY = frozenset({"tirx.ptx_mma", "tl.increase_descriptor_offset"})
+
+
+@dataclass(frozen=True)
+class Access:
+    """An access of shared memory by each thread that executes it.
+
+    Attributes:
+        pointer: the first element, as a BufferLoad, BufferStore or a call that returns an address.
+        mode: ``READ``, ``WRITE`` and ``ATOMIC``.
+        bytes: number of bytes from the first one on; None for those of ``pointer`` itself.
+        end: operation whose wait ends the access; "" if it ends with the statement.
+        barrier: mbarrier that a bulk load completes on.
+        by_warp: whether all threads of a warp make the accesses of all of them.
+        lanes: number of the lanes whose addresses count.
+        product: shape of an operand of ``wgmma``.
+    """
+
+    pointer: Any
+    mode: int
+    bytes: int | None = None
+    end: str = ""
+    barrier: Any = None
+    by_warp: bool = False
+    lanes: int = 32
+    product: Operand | None = None
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Operand of ``wgmma`` in shared memory.
+
+    Attributes:
+        offset: expression of its distance from the address of the descriptor, in 16 bytes.
+        extent, depth: number of its rows or columns, and of the products of each; in elements.
+        itemsize: bytes of an element.
+        k_major: whether elements of one product are neighbors.
+    """
+
+    offset: tirx.PrimExpr
+    extent: int
+    depth: int
+    itemsize: int
+    k_major: bool
+
+
+@dataclass(frozen=True)
+class Barrier:
+    """``bar.sync``: of all threads of the block, or of ``count`` threads at barrier ``number``."""
+
+    number: int = 0
+    count: int | None = None
+    is_ours: bool = False
+    """Whether the program or TileWeave has the barrier, and not TileLang alone."""
+
+
+@dataclass(frozen=True)
+class SyncWarp:
+    """A barrier of each warp."""
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """An arrival at an mbarrier, which publishes what the threads know."""
+
+    barrier: Any
+
+
+@dataclass(frozen=True)
+class Await:
+    """A wait for a phase of an mbarrier."""
+
+    barrier: Any
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The end of a group of asynchronous operations."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Complete:
+    """A wait for all but the newest ``pending`` groups of asynchronous operations."""
+
+    kind: str
+    pending: int
+
+
+@dataclass(frozen=True)
+class Describe:
+    """A change of a matrix descriptor: its address and layout, or a distance in bytes."""
+
+    descriptor: tirx.Var
+    call: tirx.Call
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The end of a loop or of the function for the threads that execute it."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """An access of global memory, or a wait for a flag that the kernel clears."""
+
+
+@dataclass(frozen=True)
+class Publish:
+    """A release: it publishes what other threads of the block did before."""
+
+
+Ordering = Barrier | SyncWarp | Arrive | Await | Commit | Complete
+Effect = Access | Ordering | Describe | Exit | Use | Publish
+
+
+def effects_of(node: Any, cleared: set[tirx.Var]) -> list[Effect]:
+    """Return the effects of a leaf statement, or of an expression, in order.
+
+    Args:
+        cleared: variables of the buffers that the kernel stores to; a flag among them is cleared.
+    """
+    collector = _Collector(cleared)
+    if isinstance(node, tirx.BufferStore):
+        for expr in (*node.indices, node.value):
+            collector.visit(expr)
+        collector.element(node, WRITE)
+    elif isinstance(node, tirx.Evaluate | tirx.Bind):
+        collector.visit(node.value)
+    elif not isinstance(node, tirx.Stmt):
+        collector.visit(node)
+    return collector.effects
+
+
+def orders_threads(effects: Iterable[Effect]) -> bool:
+    """Return whether one of the effects changes what is ordered."""
+    return not all(isinstance(effect, Access | Use) for effect in effects)
+
+
+class _Collector:
+    def __init__(self, cleared: set[tirx.Var]) -> None:
+        self.effects: list[Effect] = []
+        self._cleared = cleared
+
+    def visit(self, expr: Any) -> None:
+        """Add the effects of an expression, operands first."""
+        if isinstance(expr, tirx.BufferLoad):
+            for index in expr.indices:
+                self.visit(index)
+            self.element(expr, READ)
+        elif isinstance(expr, tirx.Call):
+            self._call(expr)
+        else:
+            for operand in _operands(expr):
+                self.visit(operand)
+
+    def element(self, node: Any, mode: int) -> None:
+        scope = node.buffer.scope()
+        if scope in SHARED:
+            self.effects.append(Access(node, mode))
+        elif scope == "global":
+            self.effects.append(Use())
+
+    def _call(self, call: tirx.Call) -> None:
+        name, spec = op_name(call), builtin_of(call)
+        if name in ("tirx.tvm_access_ptr", "tirx.address_of", "tirx.handle_add_byte_offset"):
+            return  # the operator around it accesses memory
+        if spec is not None:
+            self._builtin(call, spec)
+        elif name == "tirx.tvm_storage_sync":
+            self._sync(call)
+        elif name in _BLOCK_BARRIERS:
+            self.effects.append(Barrier(is_ours=True))
+        elif name == "tl.sync_warp":
+            self.effects.append(SyncWarp())
+        elif name in _ARRIVALS:
+            if name.endswith("noinc"):
+                self.effects.append(Complete(COPY, 0))
+            self.effects.append(Arrive(call.args[0]))
+        elif name == MBARRIER_WAIT:
+            self.effects.append(Await(call.args[0]))
+        elif name in _COMMITS:
+            self.effects.append(Commit(_COMMITS[name]))
+        elif name in _WAITS:
+            self.effects.append(Complete(_WAITS[name], int(call.args[0]) if call.args else 0))
+        elif name in ("tl.tma_store_wait", _COMPLETE):
+            pending = int(call.args[0]) if call.args else 0
+            self.effects += [Commit(BULK)] if name == _COMPLETE else []
+            self.effects.append(Complete(BULK, pending))
+        elif name in _EXITS:
+            self.effects.append(Exit())
+        elif not self._copies(call, name) and not self._tensor_core(call, name):
+            self._other(call, name)
+
+    def _sync(self, call: tirx.Call) -> None:
+        scope = call.args[0].value
+        if scope == "warp":
+            self.effects.append(SyncWarp())
+            return
+        number = int(call.args[1]) if len(call.args) > 1 else 0
+        count = int(call.args[2]) if len(call.args) > 2 else None
+        self.effects.append(Barrier(number, count, scope != "shared.dyn"))
+
+    def _copies(self, call: tirx.Call, name: str) -> bool:
+        """Add the effects of a copy by the TMA or by ``cp.async``; return whether it is one."""
+        described = bool(call.args) and isinstance(call.args[0], tirx.Var)
+        if name in TMA_LOADS:
+            barrier, target = (call.args[1:3]) if described else (call.args[2], call.args[0])
+            self._pointer(target, WRITE, end=LOAD, barrier=barrier)
+        elif name in TMA_STORES:
+            self._pointer(call.args[1], READ, end=BULK)
+        elif name == "tl.ptx_cp_async":
+            size = int(call.args[2]) * _itemsize(call.args[0])
+            self._pointer(call.args[0], WRITE, bytes=size, end=COPY)
+        else:
+            return False
+        return True
+
+    def _tensor_core(self, call: tirx.Call, name: str) -> bool:
+        """Add the effects of an instruction of the tensor cores; return whether it is one."""
+        if name in ("tl.ptx_ldmatrix", "tl.ptx_stmatrix"):
+            mode, lanes = (READ, WRITE)[name == "tl.ptx_stmatrix"], 8 * int(call.args[1])
+            self._pointer(call.args[2], mode, bytes=16, by_warp=True, lanes=lanes)
+        elif name in ("tl.initialize_wgmma_descriptor", "tl.increase_descriptor_offset"):
+            self.effects.append(Describe(call.args[0].buffer.data, call))
+        elif name == "tl.ptx_wgmma_ss":
+            m, n, k = _shape(call.args[0].value)
+            self._operand(call.args[6:8], m, k, call.args[1], call.args[3])
+            self._operand(call.args[8:10], n, k, call.args[2], call.args[4])
+        elif name == "tl.ptx_wgmma_rs":
+            _, n, k = _shape(call.args[0].value)
+            self._operand(call.args[7:9], n, k, call.args[1], call.args[3])
+        else:
+            return name in _REGISTERS_ONLY
+        return True
+
+    def _operand(self, pointer: Any, extent: int, depth: int, k_major: Any, dtype: Any) -> None:
+        descriptor, offset = pointer
+        bits = re.search(r"\d+", dtype.value.replace("e4m3", "8").replace("e5m2", "8"))
+        itemsize = max(1, int(bits[0]) // 8) if bits else 2
+        itemsize = 4 if dtype.value == "tf32" else itemsize
+        operand = Operand(offset, extent, depth, itemsize, bool(int(k_major)))
+        self.effects.append(Access(descriptor, READ, end=PRODUCT, by_warp=True, product=operand))
+
+    def _builtin(self, call: tirx.Call, spec: Builtin) -> None:
+        pointers = _pointers(call, spec)
+        barrier = next((a for kind, a in pointers if kind.space == "barrier"), None)
+        for kind, argument in pointers:
+            if kind.space != "shared":
+                continue
+            mode = READ * ("r" in kind.access) | WRITE * ("w" in kind.access)
+            end = LOAD if spec.is_async_load else BULK if spec.is_async_store else ""
+            self._pointer(argument, mode, end=end, barrier=barrier)
+        for argument in call.args:
+            self.visit(argument)
+        if spec.participants:
+            self.effects += [Barrier(is_ours=True)] if spec.level == "block" else []
+        if spec.bulk_group == "commit":
+            self.effects.append(Commit(BULK))
+        elif spec.bulk_group == "wait":
+            pending = call.args[0]
+            self.effects.append(
+                Complete(BULK, int(pending) if isinstance(pending, tirx.IntImm) else 0)
+            )
+        clears = spec.waits and self._cleared.intersection(variables_in(call))
+        if clears or (spec.moves and spec.level != "leader"):
+            self.effects.append(Use())
+        if releases(call):
+            self.effects.append(Publish())
+
+    def _other(self, call: tirx.Call, name: str) -> None:
+        """Add the effects of another call: it may access what its operands point to."""
+        callee = call.args[0].value if name.endswith("_extern") else name
+        reduction = _REDUCTION.match(callee)
+        mode = ATOMIC if "tomic" in callee else READ | WRITE
+        pointers = [a for a in call.args if _is_shared_pointer(a)]
+        for argument in call.args:
+            self.visit(argument)
+        if reduction is not None:
+            self._reduce(reduction, pointers)
+            return
+        for pointer in pointers:
+            own = mode if mode == ATOMIC else _mode_of(pointer)
+            self._pointer(pointer, own)
+
+    def _reduce(self, reduction: re.Match, pointers: list[Any]) -> None:
+        """Add the effects of a reduction between warps, whose threads meet before both steps."""
+        threads, scale = int(reduction[1]), int(reduction[2])
+        if threads // 2 < max(32, scale):
+            return
+        count = int(reduction[3]) if reduction[3] else None
+        self.effects.append(Barrier(1 if count else 0, count, is_ours=True))
+        for mode in (WRITE, READ):
+            for pointer in pointers:
+                self._pointer(pointer, mode)
+            if mode == WRITE:
+                self.effects.append(Barrier(2 if count else 0, count, is_ours=True))
+
+    def _pointer(self, pointer: Any, mode: int, **attributes: Any) -> None:
+        if _is_shared_pointer(pointer):
+            self.effects.append(Access(pointer, mode, **attributes))
+
+
+def _pointers(call: tirx.Call, spec: Builtin) -> list[tuple[Pointer, tirx.Call]]:
+    operands = ((kind, a) for (_, kind), a in zip(spec.operands, call.args, strict=False))
+    return [(k, a) for k, a in operands if isinstance(k, Pointer) and isinstance(a, tirx.Call)]
+
+
+def _operands(expr: Any) -> list[Any]:
+    """Return the operands of an expression that is neither a call nor a load."""
+    if isinstance(expr, tirx.Shuffle):
+        return list(expr.vectors)
+    operands = (getattr(expr, name, None) for name in _OPERANDS)
+    return [operand for operand in operands if isinstance(operand, tirx.PrimExpr)]
+
+
+def data_of(pointer: Any) -> tirx.Var | None:
+    """Return the variable that points to the buffer of a pointer, or None."""
+    name = op_name(pointer)
+    if name == "tirx.tvm_access_ptr":
+        return pointer.args[1]
+    if name == "tirx.address_of":
+        return pointer.args[0].buffer.data
+    if name == "tirx.handle_add_byte_offset":
+        inner = pointer.args[0]
+        return data_of(inner) if isinstance(inner, tirx.Call) else inner
+    return pointer.buffer.data if hasattr(pointer, "buffer") else None
+
+
+def _is_shared_pointer(node: Any) -> bool:
+    if not isinstance(node, tirx.Call):
+        return False
+    data = data_of(node)
+    annotation = getattr(data, "type_annotation", None)
+    return getattr(annotation, "storage_scope", "") in SHARED
+
+
+def _mode_of(pointer: tirx.Call) -> int:
+    if op_name(pointer) == "tirx.tvm_access_ptr" and isinstance(pointer.args[4], tirx.IntImm):
+        return int(pointer.args[4]) or READ | WRITE
+    return READ | WRITE
+
+
+def _itemsize(pointer: tirx.Call) -> int:
+    if op_name(pointer) == "tirx.tvm_access_ptr":
+        return max(1, DataType(str(pointer.args[0].dtype)).bits // 8)
+    return max(1, DataType(str(pointer.args[0].dtype)).bits // 8)
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    m, n, k = map(int, re.fullmatch(r"m(\d+)n(\d+)k(\d+)", text).groups())
+    return m, n, k

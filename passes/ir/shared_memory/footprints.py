@@ -1,0 +1,318 @@
+"""Bytes of shared memory that each thread of a block accesses in one statement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from tvm import DataType, tirx
+
+from ..walk import nodes_in, op_name
+from .effects import WRITE, Access, Describe
+from .values import WARP, ThreadValues
+
+MANY = -2
+"""Owner of bytes that several threads access, or any thread."""
+_NOBODY = -1
+_UNITS = (16, 8, 4, 2, 1)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells of ``unit`` bytes that a statement accesses, from byte ``first * unit`` on.
+
+    Attributes:
+        owner: thread that accesses each cell, ``MANY`` or ``-1``.
+        warps: bits of the warps that access each cell.
+    """
+
+    unit: int
+    first: int
+    owner: np.ndarray
+    warps: np.ndarray
+
+
+@dataclass(eq=False)
+class Footprint:
+    """Accesses of all threads that execute a statement, as spans of ``length`` bytes.
+
+    Attributes:
+        root: the allocation.
+        begins, threads: first byte and thread of each span.
+        by_warp: whether all threads of the warp access the span.
+        warps: bits of the warps that access memory.
+        repeats: whether two iterations write one place in different threads.
+    """
+
+    root: tirx.Var
+    begins: np.ndarray
+    threads: np.ndarray
+    length: int
+    by_warp: bool
+    repeats: bool = False
+    _cells: dict[int, Cells] = field(default_factory=dict)
+
+    @cached_property
+    def unit(self) -> int:
+        divisor = int(np.gcd.reduce(np.append(self.begins, self.length)))
+        return next(u for u in _UNITS if divisor % u == 0)
+
+    @cached_property
+    def warps(self) -> int:
+        return sum(1 << int(w) for w in np.unique(self.threads // WARP))
+
+    @cached_property
+    def key(self) -> bytes:
+        spans = np.stack([self.begins, self.threads])
+        return repr((self.root.name, self.length, self.by_warp)).encode() + spans.tobytes()
+
+    def cells(self, unit: int) -> Cells:
+        """Return the accessed cells of ``unit`` bytes, a divisor of ``self.unit``."""
+        if unit not in self._cells:
+            self._cells[unit] = self._drawn(unit)
+        return self._cells[unit]
+
+    def _drawn(self, unit: int) -> Cells:
+        first = int(self.begins.min()) // unit
+        size = (int(self.begins.max()) + self.length) // unit - first
+        owner = np.full(size, _NOBODY, np.int32)
+        warps = np.zeros(size, np.uint32)
+        spans = (self.begins // unit - first)[:, None] + np.arange(self.length // unit)
+        owners = np.full(spans.shape, MANY, np.int32)
+        if not self.by_warp:
+            owners[:] = self.threads[:, None]
+        owner[spans] = owners
+        lost = owner[spans] != owners
+        owner[spans[lost]] = MANY
+        for warp in np.unique(self.threads // WARP):
+            warps[spans[self.threads // WARP == warp]] |= np.uint32(1 << int(warp))
+        return Cells(unit, first, owner, warps)
+
+
+def overlap(a: Footprint, b: Footprint, same_thread: bool) -> list[tuple[int, int]]:
+    """Return pairs of bits of warps that access one place in different threads.
+
+    Args:
+        same_thread: whether accesses of one thread count, too.
+    """
+    if a.root is not b.root and not a.root.same_as(b.root):
+        return []
+    unit = min(a.unit, b.unit)
+    x, y = a.cells(unit), b.cells(unit)
+    first = max(x.first, y.first)
+    end = min(x.first + len(x.owner), y.first + len(y.owner))
+    if end <= first:
+        return []
+    ours, theirs = slice(first - x.first, end - x.first), slice(first - y.first, end - y.first)
+    left, right = x.owner[ours], y.owner[theirs]
+    both = (left != _NOBODY) & (right != _NOBODY)
+    if not same_thread:
+        both &= (left != right) | (left == MANY)
+    if not both.any():
+        return []
+    pairs = x.warps[ours][both].astype(np.uint64) << np.uint64(32) | y.warps[theirs][both]
+    return [(int(p) >> 32, int(p) & 0xFFFFFFFF) for p in np.unique(pairs)]
+
+
+class Footprints:
+    """Footprints of accesses for the values that variables have now."""
+
+    def __init__(self, values: ThreadValues, body: tirx.Stmt) -> None:
+        self.values = values
+        self.sizes: dict[tirx.Var, int] = {}
+        self._places: dict[tirx.Var, tuple[tirx.Var, int]] = {}
+        self._descriptors: dict[tirx.Var, _Descriptor] = {}
+        self._known: dict[bytes, Footprint] = {}
+        for stmt in nodes_in(body, tirx.AllocBuffer):
+            buffer = stmt.buffer
+            self._places[buffer.data] = (buffer.data, 0)
+            elements = int(np.prod([int(n) for n in buffer.shape]))
+            self.sizes[buffer.data] = -(-elements * _bits(buffer.dtype) // 8)
+        for stmt in nodes_in(body, tirx.Bind):
+            if op_name(stmt.value) == "tirx.handle_add_byte_offset":
+                self._alias(stmt.var, stmt.value)
+
+    def _alias(self, variable: tirx.Var, value: Any) -> None:
+        offset = 0
+        while op_name(value) == "tirx.handle_add_byte_offset":
+            offset, value = offset + int(value.args[1]), value.args[0]
+        if value in self._places:
+            root, before = self._places[value]
+            self._places[variable] = (root, before + offset)
+
+    def describe(self, effect: Describe) -> None:
+        """Follow a change of a matrix descriptor."""
+        call = effect.call
+        if op_name(call) == "tl.initialize_wgmma_descriptor":
+            layout, leading, stride = (int(a) for a in call.args[2:5])
+            row = (0, 128, 64, 32)[layout]
+            described = _Descriptor(call.args[1], (), row, leading * 16, stride * 16)
+        else:
+            described = self._descriptors[effect.descriptor]
+            described = replace(described, distances=(*described.distances, call.args[1]))
+        self._descriptors[effect.descriptor] = described
+
+    def of(self, access: Access, mask: np.ndarray) -> Footprint | None:
+        """Return the bytes that the threads of ``mask`` access; None if they access none."""
+        if not mask.any():
+            return None
+        if access.product is not None:
+            root, start, length = self._operand(access)
+        else:
+            root, start, length = self._element(access)
+        if root is None:
+            return None
+        spans = None if start is None else self._spans(root, start, length, mask, access)
+        if spans is None:
+            threads = np.flatnonzero(mask.reshape(mask.shape[0], -1).any(axis=1))
+            footprint = Footprint(root, np.zeros(len(threads), np.int64), threads,
+                                  self.sizes[root], True)  # fmt: skip
+        else:
+            begins, threads, repeats = spans
+            if not len(begins):
+                return None
+            footprint = Footprint(root, begins, threads, length, access.by_warp, repeats)
+        return self._known.setdefault(footprint.key, footprint)
+
+    def _spans(
+        self, root: tirx.Var, start: np.ndarray, length: int, mask: np.ndarray, access: Access
+    ) -> tuple[np.ndarray, np.ndarray, bool] | None:
+        shape = np.broadcast_shapes(start.shape, mask.shape, (self.values.count,) + (1,) * 11)
+        if np.prod(shape) > 1 << 22:
+            return None
+        begins = np.broadcast_to(start, shape)
+        runs = np.broadcast_to(mask, shape) & (begins >= 0) & (begins + length <= self.sizes[root])
+        threads = np.broadcast_to(
+            np.arange(self.values.count).reshape((-1,) + (1,) * (len(shape) - 1)), shape
+        )
+        if access.lanes < WARP:
+            runs = runs & (threads % WARP < access.lanes)
+        repeats = bool(access.mode & WRITE) and self._repeats(begins, threads, runs, length)
+        pairs = np.unique(begins[runs] * 1024 + threads[runs])
+        return pairs // 1024, pairs % 1024, repeats
+
+    def _repeats(
+        self, begins: np.ndarray, threads: np.ndarray, runs: np.ndarray, length: int
+    ) -> bool:
+        """Return whether different threads access one place in different iterations."""
+        loops = [axis for axis in self.values.loops if begins.shape[axis] > 1]
+        if not loops:
+            return False
+        others = [a for a in range(1, begins.ndim - 1) if a not in loops and begins.shape[a] > 1]
+        if others:  # samples of unknown values: compare accesses for one of them
+            key = tuple(slice(1, 2) if a in others else slice(None) for a in range(begins.ndim))
+            begins, threads, runs = begins[key], threads[key], runs[key]
+        iteration = np.zeros(begins.shape, np.int64)
+        for axis in loops:
+            shape = [1] * begins.ndim
+            shape[axis] = -1
+            count = begins.shape[axis]
+            iteration = iteration * count + np.arange(count).reshape(shape)
+        cell, thread, number = begins[runs] // length, threads[runs], iteration[runs]
+        if not len(cell):
+            return False
+        order = np.argsort(cell, kind="stable")
+        cell, thread, number = cell[order], thread[order], number[order]
+        starts = np.flatnonzero(np.diff(cell, prepend=cell[0] - 1))
+
+        def varies(array: np.ndarray) -> np.ndarray:
+            return np.minimum.reduceat(array, starts) != np.maximum.reduceat(array, starts)
+
+        return bool((varies(thread) & varies(number)).any())
+
+    def _element(self, access: Access) -> tuple[Any, Any, int]:
+        root, start = self._start(access.pointer)
+        length = self._length(access.pointer) if access.bytes is None else access.bytes
+        return root, start, length
+
+    def _length(self, pointer: Any) -> int:
+        name = op_name(pointer)
+        if name == "tirx.tvm_access_ptr":
+            extent = self.values.constant(pointer.args[3])
+            size = 1 << 30 if extent is None else extent * _bits(pointer.args[0].dtype) // 8
+            root, _ = self._root(pointer.args[1])
+            return max(1, min(size, self.sizes.get(root, 1)))
+        if name == "tirx.address_of":
+            return self._length(pointer.args[0])
+        if name == "tirx.handle_add_byte_offset":
+            return self._length(pointer.args[0]) if isinstance(pointer.args[0], tirx.Call) else 1
+        vector = pointer.indices[-1]
+        lanes = int(vector.lanes) if _is_contiguous(vector) else 1
+        return max(1, lanes * _bits(pointer.buffer.dtype) // 8)
+
+    def _root(self, data: tirx.Var) -> tuple[tirx.Var | None, int]:
+        return self._places.get(data, (None, 0))
+
+    def _start(
+        self, pointer: Any, *distances: tirx.PrimExpr
+    ) -> tuple[tirx.Var | None, np.ndarray | None]:
+        """Return the allocation and the first byte of a pointer in each thread.
+
+        Args:
+            distances: expressions of bytes to add.
+        """
+        name = op_name(pointer)
+        if name == "tirx.handle_add_byte_offset" and isinstance(pointer.args[0], tirx.Call):
+            return self._start(pointer.args[0], pointer.args[1], *distances)
+        if name == "tirx.tvm_access_ptr":
+            data, index, bits = pointer.args[1], pointer.args[2], _bits(pointer.args[0].dtype)
+        else:
+            node = pointer.args[0] if name == "tirx.address_of" else pointer
+            data, bits = node.buffer.data, _bits(node.buffer.dtype)
+            index = node.indices[0]
+            if len(node.indices) > 1:
+                return self._root(data)[0], None
+            index = index.base if _is_contiguous(index) else index
+        root, offset = self._root(data)
+        first, *more = self.values.places(index, *distances)
+        if first is None or any(m is None for m in more):
+            return root, None
+        return root, offset + first * bits // 8 + sum(more)
+
+    def _operand(self, access: Access) -> tuple[Any, Any, int]:
+        """Return the span of rows that an operand of ``wgmma`` is read from."""
+        operand, described = access.product, self._descriptors[access.pointer]
+        row, leading, stride = described.row, described.leading, described.stride
+        units = tirx.Mul(operand.offset, tirx.IntImm(operand.offset.dtype, 16))
+        root, first = self._start(described.pointer, *described.distances, units)
+        if root is None or first is None:
+            return root, None, self.sizes.get(root, 0)
+        depth = operand.depth * operand.itemsize
+        if operand.k_major:
+            length = (operand.extent // 8 - 1) * stride + 8 * (row or 16)
+            length += 0 if row else (depth // 16 - 1) * leading
+        else:
+            width, wide = row or 16, operand.extent * operand.itemsize
+            along, across = (stride, leading) if row else (leading, stride)
+            length = (operand.depth // 8 - 1) * along + 8 * width + (wide // width - 1) * across
+        return root, first // (row or 16) * (row or 16), max(16, length)
+
+
+@dataclass(frozen=True)
+class _Descriptor:
+    """Matrix descriptor of ``wgmma``: address, distances in bytes that are added, and layout.
+
+    Attributes:
+        row: bytes of a row of the swizzle; 0 for none.
+        leading, stride: byte offsets.
+    """
+
+    pointer: Any
+    distances: tuple[tirx.PrimExpr, ...]
+    row: int
+    leading: int
+    stride: int
+
+
+def _is_contiguous(index: tirx.PrimExpr) -> bool:
+    return (
+        isinstance(index, tirx.Ramp)
+        and isinstance(index.stride, tirx.IntImm)
+        and int(index.stride) == 1
+    )
+
+
+def _bits(dtype: Any) -> int:
+    return DataType(str(dtype)).bits

@@ -1,0 +1,122 @@
+"""Accesses of shared memory that are not yet ordered before those of all other threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .effects import ATOMIC, READ, Access
+from .footprints import Footprint, overlap
+
+
+@dataclass(frozen=True, eq=False)
+class Pending:
+    """An access, and the threads that know that it has happened.
+
+    Attributes:
+        access: the access; None for one of global memory.
+        footprint: the bytes; None for an access of global memory.
+        place: path of the statement in the function.
+        warps: bits of the warps that make it.
+        some: for each warp that makes it, bits of the warps of which a thread knows.
+        all: the same for the warps of which all threads know.
+        ended: whether it has ended in the threads that made it; false for asynchronous ones.
+        groups: number of groups that these threads closed since.
+        published: mbarriers with an arrival of a thread that knows.
+    """
+
+    access: Access | None
+    footprint: Footprint | None
+    place: Any
+    warps: int
+    some: np.ndarray
+    all: np.ndarray
+    ended: bool
+    barrier: frozenset[Any] = frozenset()
+    groups: int = 0
+    published: frozenset[Any] = frozenset()
+
+
+def new(
+    access: Access | None, footprint: Footprint | None, place: Any, warps: int, count: int,
+    barrier: frozenset[Any] = frozenset(),
+) -> Pending:  # fmt: skip
+    """Return an access that only the threads that make it know of."""
+    known = np.zeros(count, np.uint32)
+    some = known.copy()
+    ended = access is None or not access.end
+    if ended:
+        some[:] = np.uint32(1) << np.arange(count, dtype=np.uint32)
+    return Pending(access, footprint, place, warps, some, known, ended, barrier)
+
+
+def after_barrier(pending: Pending, warps: int) -> Pending:
+    """Return the access after a barrier of all threads of these warps."""
+    bits = np.uint32(warps)
+    reached = (pending.some & bits) != 0
+    if not reached.any():
+        return pending
+    more = np.where(reached, bits, np.uint32(0))
+    return replace(pending, some=pending.some | more, all=pending.all | more)
+
+
+def after_sync_warp(pending: Pending, warps: int) -> Pending:
+    """Return the access after a barrier of each of these warps."""
+    more = pending.some & np.uint32(warps)
+    return replace(pending, all=pending.all | more)
+
+
+def after_end(pending: Pending, warps: int, whole: int) -> Pending:
+    """Return an asynchronous access after threads have waited for it.
+
+    Args:
+        warps: bits of the warps of which threads waited.
+        whole: bits of those of which all threads waited.
+    """
+    some = pending.some | np.uint32(warps)
+    return replace(pending, some=some, all=pending.all | np.uint32(whole), ended=True)
+
+
+def joined(a: Pending, b: Pending) -> Pending:
+    """Return the access after either of two paths."""
+    return replace(
+        a, some=a.some & b.some, all=a.all & b.all, ended=a.ended and b.ended,
+        groups=min(a.groups, b.groups), published=a.published & b.published,
+    )  # fmt: skip
+
+
+def same(a: Pending, b: Pending) -> bool:
+    """Return whether the same is known of both accesses."""
+    return (
+        a.ended == b.ended
+        and a.groups == b.groups
+        and a.published == b.published
+        and np.array_equal(a.some, b.some)
+        and np.array_equal(a.all, b.all)
+    )
+
+
+def is_known(pending: Pending, everyone: int) -> bool:
+    """Return whether all threads know of the access, which therefore needs no barrier."""
+    makers = np.flatnonzero((pending.warps >> np.arange(len(pending.all))) & 1)
+    return bool((pending.all[makers] == everyone).all())
+
+
+def conflicts(pending: Pending, access: Access, footprint: Footprint) -> bool:
+    """Return whether ``access`` needs a barrier after the pending one."""
+    before = pending.access
+    modes = before.mode | access.mode
+    if modes == READ or modes == ATOMIC:
+        return False
+    if before.end == access.end == "bulk load":
+        return False
+    pairs = overlap(pending.footprint, footprint, not pending.ended)
+    return any(_unknown(pending, makers) & warps for makers, warps in pairs)
+
+
+def _unknown(pending: Pending, makers: int) -> int:
+    """Return bits of the warps of which a thread may not know of accesses of warps ``makers``."""
+    chosen = np.flatnonzero((makers >> np.arange(len(pending.all))) & 1)
+    return int(~np.bitwise_and.reduce(pending.all[chosen]) & np.uint32(0xFFFFFFFF))

@@ -1,0 +1,213 @@
+"""Values of integer expressions in each thread of a block, for all iterations of inner loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from tvm import tirx
+
+from ..integer_ops import ARITHMETIC, BITWISE, COMPARISONS, DIVISIONS
+from ..walk import op_name
+
+WARP = 32
+_AXES = 12
+"""Axes of a value: the threads, the loops and unknown values, and the lanes of a vector."""
+_MAX_SIZE = 1 << 21
+"""Most elements of a value; larger ones count as unknown."""
+_SAMPLES = 64
+"""Number of values that stand for an unknown one, from 0 on, in the place of an access."""
+_LIKELY = ("tirx.likely", "tl.conflict_hint")
+
+Known = np.ndarray | None
+Maybe = tuple[np.ndarray, np.ndarray]
+"""Threads and iterations in which a condition may hold, and those in which it must hold."""
+
+
+class ThreadValues:
+    """Values of expressions, as arrays with one axis for the threads and one for each loop.
+
+    Attributes:
+        count: number of threads of the block.
+        warps: number of its warps.
+        is_uniform: function that returns whether an expression is equal in all threads.
+    """
+
+    def __init__(
+        self, extents: tuple[int, int, int], is_uniform: Callable[[tirx.PrimExpr], bool]
+    ) -> None:
+        self.count = int(np.prod(extents))
+        self.warps = -(-self.count // WARP)
+        self.is_uniform = is_uniform
+        linear = np.arange(self.count, dtype=np.int64)
+        x, y, _ = extents
+        self._linear = self._along(linear, 0)
+        self._index = [self._along(i, 0) for i in (linear % x, linear // x % y, linear // (x * y))]
+        self._fixed: dict[tirx.Var, np.ndarray] = {}
+        self._bound: dict[tirx.Var, tirx.PrimExpr] = {}
+        self._free = list(range(_AXES - 2, 0, -1))
+        self._samples: dict[object, np.ndarray | None] | None = None
+        self._extents: dict[tirx.Var, int] = {}
+        """Number of values of a block index."""
+        self.loops: list[int] = []
+        """Axes of the loops around the current statement."""
+
+    @staticmethod
+    def _along(values: np.ndarray, axis: int) -> np.ndarray:
+        shape = [1] * _AXES
+        shape[axis] = -1
+        return values.reshape(shape)
+
+    def launch(self, tag: str, variable: tirx.Var, extent: tirx.PrimExpr) -> None:
+        """Define the variable of a thread or block index."""
+        if tag.startswith("threadIdx."):
+            self._fixed[variable] = self._index["xyz".index(tag[-1])]
+        elif isinstance(extent, tirx.IntImm):
+            self._extents[variable] = int(extent)
+
+    def bind(self, variable: tirx.Var, value: tirx.PrimExpr) -> None:
+        """Define a variable by an expression."""
+        self._bound[variable] = value
+
+    def fix(self, variable: tirx.Var, value: int) -> None:
+        """Give a loop variable one value."""
+        self._fixed[variable] = self._along(np.array([value], np.int64), 0)
+
+    def forget(self, variable: tirx.Var) -> None:
+        """Make the value of a loop variable unknown."""
+        self._fixed.pop(variable, None)
+
+    def spread(self, variable: tirx.Var, values: Iterable[int]) -> bool:
+        """Give a loop variable all its values at once; return False if no axis is left."""
+        array = np.fromiter(values, np.int64)
+        if len(self._free) < 4:
+            return False
+        axis = self._free.pop()
+        self._fixed[variable] = self._along(array, axis)
+        self.loops.append(axis)
+        return True
+
+    def close(self, variable: tirx.Var) -> None:
+        """End the loop of ``spread``."""
+        del self._fixed[variable]
+        self._free.append(self.loops.pop())
+
+    def constant(self, expr: tirx.PrimExpr) -> int | None:
+        """Return the one value of ``expr`` in all threads and iterations, or None."""
+        value = self.value(expr)
+        return int(value.flat[0]) if value is not None and np.ptp(value) == 0 else None
+
+    def places(self, *exprs: tirx.PrimExpr) -> list[Known]:
+        """Return the values of indices. An unknown value that all threads share has an axis of
+        samples after those of the loops."""
+        free, self._samples = list(self._free), {}
+        values = [self.value(expr) for expr in exprs]
+        self._free, self._samples = free, None
+        return values
+
+    def value(self, expr: tirx.PrimExpr) -> Known:
+        """Return the values of the integer ``expr``, or None if they are unknown."""
+        if isinstance(expr, tirx.IntImm):
+            return self._along(np.array([int(expr)], np.int64), 0)
+        if isinstance(expr, tirx.Var):
+            return self._variable(expr)
+        if isinstance(expr, tirx.Cast):
+            is_integer = str(expr.value.dtype).startswith(("int", "uint", "bool"))
+            return self.value(expr.value) if is_integer else None
+        if isinstance(expr, tirx.BufferLoad):
+            return self._sampled(str(expr), _SAMPLES) if self._shares(expr) else None
+        if type(expr) in ARITHMETIC:
+            return self._apply(ARITHMETIC[type(expr)], expr.a, expr.b, type(expr) in DIVISIONS)
+        if type(expr) in COMPARISONS or isinstance(expr, tirx.And | tirx.Or | tirx.Not):
+            may, must = self.truth(expr)
+            return must.astype(np.int64) if np.array_equal(may, must) else None
+        if isinstance(expr, tirx.Ramp):
+            base, stride = self.value(expr.base), self.value(expr.stride)
+            lanes = self._along(np.arange(int(expr.lanes), dtype=np.int64), _AXES - 1)
+            return None if base is None or stride is None else base + stride * lanes
+        if isinstance(expr, tirx.Broadcast):
+            return self.value(expr.value)
+        if isinstance(expr, tirx.Select):
+            return self._choice(expr.condition, expr.true_value, expr.false_value)
+        return self._call(expr)
+
+    def _call(self, expr: tirx.PrimExpr) -> Known:
+        name = op_name(expr)
+        if name in BITWISE:
+            return self._apply(BITWISE[name], *expr.args)
+        if name == "tirx.if_then_else":
+            return self._choice(*expr.args)
+        if name in _LIKELY:
+            return self.value(expr.args[0])
+        if name == "tl.get_lane_idx":
+            return self._linear % WARP
+        if name in ("tl.get_warp_idx", "tl.get_warp_idx_sync"):
+            return self._linear // WARP
+        if name == "tl.tl_shuffle_elect":
+            return self.elected(int(expr.args[0])).astype(np.int64)
+        return None
+
+    def elected(self, threads: int) -> np.ndarray:
+        """Return the threads for which ``tl_shuffle_elect(threads)`` is true."""
+        return self._linear % (threads or self.count) == 0
+
+    def _choice(self, condition, a, b) -> Known:
+        may, must = self.truth(condition)
+        x, y = self.value(a), self.value(b)
+        if x is None or y is None or not np.array_equal(may, must):
+            return None
+        return np.where(must, x, y)
+
+    def _variable(self, variable: tirx.Var) -> Known:
+        if variable in self._fixed:
+            return self._fixed[variable]
+        if variable in self._bound:
+            value = self.value(self._bound[variable])
+            if value is not None or not self.is_uniform(variable):
+                return value
+        return self._sampled(variable, self._extents.get(variable, _SAMPLES))
+
+    def _shares(self, load: tirx.BufferLoad) -> bool:
+        return self._samples is not None and self.is_uniform(load)
+
+    def _sampled(self, key: object, extent: int) -> Known:
+        """Return samples of an unknown value that all threads share, in the place of an access."""
+        if self._samples is None:
+            return None
+        if key not in self._samples:
+            most = (_SAMPLES, 16, 4)[len(self._samples)] if len(self._samples) < 3 else 2
+            if not self._free:
+                return None
+            axis = self._free.pop()
+            self._samples[key] = self._along(np.arange(min(extent, most), dtype=np.int64), axis)
+        return self._samples[key]
+
+    def _apply(self, function: Callable, a, b, divides: bool = False) -> Known:
+        x, y = self.value(a), self.value(b)
+        if x is None or y is None or (divides and not y.all()):
+            return None
+        if np.prod([max(n, m) for n, m in zip(x.shape, y.shape, strict=True)]) > _MAX_SIZE:
+            return None
+        return function(x, y)
+
+    def truth(self, expr: tirx.PrimExpr) -> Maybe:
+        """Return where the condition ``expr`` may hold, and where it must hold."""
+        if isinstance(expr, tirx.And | tirx.Or):
+            a, b = self.truth(expr.a), self.truth(expr.b)
+            join = np.logical_and if isinstance(expr, tirx.And) else np.logical_or
+            return join(a[0], b[0]), join(a[1], b[1])
+        if isinstance(expr, tirx.Not):
+            may, must = self.truth(expr.a)
+            return ~must, ~may
+        if isinstance(expr, tirx.Var) and expr in self._bound:
+            return self.truth(self._bound[expr])
+        if op_name(expr) in _LIKELY:
+            return self.truth(expr.args[0])
+        if type(expr) in COMPARISONS:
+            value = self._apply(COMPARISONS[type(expr)], expr.a, expr.b)
+        else:
+            value = self.value(expr)
+        if value is None:
+            may = np.ones([1] * _AXES, bool)
+            return may, ~may
+        return value != 0, value != 0

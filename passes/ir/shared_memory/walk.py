@@ -1,0 +1,569 @@
+"""Follow the threads of a block through a device function, and find accesses that are unordered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tilelang import tvm
+from tvm import tirx
+
+from ..integer_ops import DIVISIONS
+from ..uniformity import Divergence, ThreadControl
+from ..walk import (
+    children_of,
+    headers_of,
+    is_leaf,
+    may_not_run,
+    nodes_in,
+    op_name,
+    variables_in,
+)
+from ..warp_roles import roles_of
+from . import pending as order
+from .effects import (
+    COPY,
+    LOAD,
+    Access,
+    Arrive,
+    Await,
+    Barrier,
+    Commit,
+    Complete,
+    Describe,
+    Effect,
+    Exit,
+    Publish,
+    SyncWarp,
+    Use,
+    effects_of,
+    orders_threads,
+)
+from .footprints import Footprints
+from .pending import Pending
+from .values import WARP, ThreadValues
+
+_FIRST, _LAST = 8, 4
+"""Iterations at the begin and at the end of a loop that are followed, in which index expressions
+have all remainders."""
+_UNKNOWN_ITERATIONS = 4
+"""Iterations of a loop whose number is unknown."""
+_INNER = 64
+"""Iterations of a loop without a barrier whose number is unknown."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One statement around a place.
+
+    Attributes:
+        parent, index: the statement, and which of its inner statements contains the place.
+        stmt: that inner statement.
+        threads: number of threads that reach it.
+        whole_warps: bits of the warps of which all threads reach it.
+        is_exact: whether all of these threads reach it if one does.
+        is_whole_block: whether they are all threads of the block.
+    """
+
+    parent: tirx.Stmt
+    index: int
+    stmt: tirx.Stmt
+    threads: int
+    whole_warps: int
+    is_exact: bool
+    is_whole_block: bool
+
+
+Path = tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Two accesses that nothing orders.
+
+    Attributes:
+        before, after: where they are.
+        warps: bits of the warps that make them.
+        what: both accesses, for a message.
+        publishes: whether the second one is a release.
+    """
+
+    before: Path
+    after: Path
+    warps: int
+    what: str
+    publishes: bool = False
+
+
+@dataclass(frozen=True)
+class Misplaced:
+    """A barrier that not all of its threads reach."""
+
+    path: Path
+    threads: int
+    expected: int
+    is_ours: bool
+
+
+class _Found(Exception):
+    def __init__(self, finding: Missing | Misplaced) -> None:
+        self.finding = finding
+
+
+_State = dict[Any, Pending]
+
+
+class Walk:
+    """One walk through a function."""
+
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self._func = func
+        self._control = ThreadControl(func)
+        extents = {"x": 1, "y": 1, "z": 1}
+        for attr in nodes_in(func.body, tirx.AttrStmt):
+            if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx."):
+                extents[attr.node.thread_tag[-1]] = int(attr.value)
+        self._values = ThreadValues(
+            tuple(extents.values()),
+            lambda e: self._control.divergence_of(e) is not Divergence.DIVERGENT,
+        )
+        self._footprints = Footprints(self._values, func.body)
+        roles = roles_of(func)
+        self._producers = 0 if roles is None else (1 << int(roles.producers) // WARP) - 1
+        self._cleared = {s.buffer.data for s in nodes_in(func.body, tirx.BufferStore)}
+        self._effects: dict[Any, list[Effect]] = {}
+        self._has_order: dict[tirx.Stmt, bool] = {}
+        self._state: _State = {}
+        self._path: list[Frame] = []
+        self._mask = np.ones((self._values.count,) + (1,) * 11, bool)
+        self._everyone = sum(1 << w for w in range(self._values.warps))
+        self._exact = True
+        self._exits: list[list[_State]] = [[]]
+        self._waiting: dict[int, tuple[np.ndarray, Path, Barrier]] = {}
+        self.numbers: dict[int, set[int]] = {}
+        """Masks of warps that use each named barrier."""
+
+    def finding(self) -> Missing | Misplaced | None:
+        """Return the first fault of the function, or None."""
+        if not self._footprints.sizes:
+            return None
+        try:
+            self._statement(self._func.body)
+            self._require_complete()
+        except _Found as found:
+            return found.finding
+        return None
+
+    @staticmethod
+    def arrives(stmt: tirx.Stmt) -> bool:
+        """Return whether a part of ``stmt`` arrives at an mbarrier."""
+        leaves = nodes_in(stmt, tirx.Evaluate)
+        return any(isinstance(e, Arrive) for leaf in leaves for e in effects_of(leaf, set()))
+
+    # Statements
+
+    def _inside(self, parent: tirx.Stmt, index: int, stmt: tirx.Stmt) -> None:
+        self._path.append(self._frame(parent, index, stmt))
+        self._statement(stmt)
+        self._path.pop()
+
+    def _frame(self, parent: tirx.Stmt, index: int, stmt: tirx.Stmt) -> Frame:
+        threads = self._threads()
+        whole, count = self._whole(threads), int(threads.sum())
+        return Frame(parent, index, stmt, count, whole, self._exact, bool(threads.all()))
+
+    def _statement(self, stmt: tirx.Stmt) -> None:
+        if is_leaf(stmt):
+            self._apply_all(self._effects_of(stmt))
+            if isinstance(stmt, tirx.Bind):
+                self._control.bind(stmt)
+                self._values.bind(stmt.var, stmt.value)
+        elif isinstance(stmt, tirx.IfThenElse):
+            self._branch(stmt, lambda: self._inside(stmt, 0, stmt.then_case))
+        elif isinstance(stmt, tirx.SeqStmt):
+            self._sequence(stmt)
+        elif isinstance(stmt, tirx.For):
+            self._for(stmt)
+        elif isinstance(stmt, tirx.While):
+            self._while(stmt)
+        else:
+            self._control.enter(stmt)
+            if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
+                self._values.launch(stmt.node.thread_tag, stmt.node.var, stmt.value)
+            for index, child in enumerate(children_of(stmt)):
+                self._inside(stmt, index, child)
+
+    def _effects_of(self, node: Any) -> list[Effect]:
+        if node not in self._effects:
+            self._effects[node] = effects_of(node, self._cleared)
+        return self._effects[node]
+
+    def _orders(self, stmt: tirx.Stmt) -> bool:
+        """Return whether a part of ``stmt`` changes what is ordered."""
+        if stmt not in self._has_order:
+            headers = (orders_threads(self._effects_of(h)) for h in headers_of(stmt))
+            own = is_leaf(stmt) and orders_threads(self._effects_of(stmt))
+            self._has_order[stmt] = own or any(headers) or any(map(self._orders, children_of(stmt)))
+        return self._has_order[stmt]
+
+    def _sequence(self, stmt: tirx.SeqStmt) -> None:
+        """Follow the statements of a sequence. Branches in a row with one condition are one branch:
+        TileLang gives each statement of a pipelined loop the conditions around it."""
+        at = 0
+        while at < len(stmt.seq):
+            end = at + 1
+            while end < len(stmt.seq) and _is_same_branch(stmt.seq[at], stmt.seq[end]):
+                end += 1
+            if end == at + 1:
+                self._inside(stmt, at, stmt.seq[at])
+            else:
+                self._branch(stmt.seq[at], lambda at=at, end=end: self._cases(stmt, at, end))
+            at = end
+
+    def _cases(self, stmt: tirx.SeqStmt, at: int, end: int) -> None:
+        for index in range(at, end):
+            branch = stmt.seq[index]
+            self._path.append(self._frame(stmt, index, branch))
+            self._inside(branch, 0, branch.then_case)
+            self._path.pop()
+
+    def _branch(self, stmt: tirx.IfThenElse, follow: Callable[[], None]) -> None:
+        """Follow both cases of a branch.
+
+        Args:
+            follow: follows the first case.
+        """
+        self._apply_all(self._effects_of(stmt.condition))
+        may, must = self._values.truth(stmt.condition)
+        mask, exact = self._mask, self._exact
+        then_mask, else_mask = mask & may, mask & ~must
+        decided = not (then_mask & else_mask).any()
+        varies = not decided and self._varies(stmt.condition)
+        before = self._state
+        if then_mask.any():
+            self._mask, self._exact = then_mask, exact and not varies
+            follow()
+        after_then = self._state
+        if not decided and not varies:
+            self._state = self._without(stmt.then_case, before)
+        if stmt.else_case is not None and else_mask.any():
+            covers = decided or bool((may | ~mask).all())
+            self._mask, self._exact = else_mask, exact and not varies and covers
+            self._inside(stmt, 1, stmt.else_case)
+        if not decided:
+            self._state = _joined(after_then, self._state, before if varies else None)
+        self._mask, self._exact = mask, exact
+        if exact and mask.all():
+            self._require_complete()
+
+    def _varies(self, condition: tirx.PrimExpr) -> bool:
+        """Return whether the unknown parts of a condition may differ between threads."""
+        if isinstance(condition, tirx.And | tirx.Or):
+            return self._varies(condition.a) or self._varies(condition.b)
+        if isinstance(condition, tirx.Not):
+            return self._varies(condition.a)
+        may, must = self._values.truth(condition)
+        if np.array_equal(may, must):
+            return False
+        return self._control.divergence_of(condition) is Divergence.DIVERGENT
+
+    def _for(self, stmt: tirx.For) -> None:
+        for header in headers_of(stmt):
+            self._apply_all(self._effects_of(header))
+        self._control.enter(stmt)
+        first, extent = self._values.constant(stmt.min), self._values.constant(stmt.extent)
+        first = 0 if first is None else first
+        if not self._orders(stmt):
+            self._together(stmt, first, extent)
+            return
+        mask, exact = self._mask, self._exact
+        if extent is None and self._varies_extent(stmt):
+            self._exact = False
+        self._exits.append([])
+        for number in _iterations(stmt, first, extent, len(self._exits) > 2):
+            self._values.fix(stmt.loop_var, number)
+            if extent is None and (number > first or may_not_run(stmt)):
+                self._leave(stmt, number == first)
+            self._inside(stmt, 0, stmt.body)
+        self._values.forget(stmt.loop_var)
+        self._state = _joined(self._state, *self._exits.pop())
+        self._mask, self._exact = mask, exact
+
+    def _leave(self, stmt: tirx.For | tirx.While, is_first: bool) -> None:
+        """Record that a loop may end before its next iteration."""
+        self._exits[-1].append(self._without(stmt.body, self._state) if is_first else self._state)
+
+    def _without(self, stmt: tirx.Stmt, state: _State) -> _State:
+        """Return ``state`` where ``stmt`` does not run.
+
+        What waits for bulk loads runs if the statement that issues them does. So if it does not
+        run, none is in flight.
+        """
+        if not self._awaits(stmt):
+            return state
+        threads = self._threads()
+        warps, whole = self._warps(threads), self._whole(threads)
+        return {
+            key: order.after_end(p, warps, whole)
+            if p.access is not None and p.access.end == LOAD
+            else p
+            for key, p in state.items()
+        }
+
+    def _awaits(self, stmt: tirx.Stmt) -> bool:
+        leaves = nodes_in(stmt, tirx.Evaluate)
+        return any(isinstance(e, Await) for leaf in leaves for e in self._effects_of(leaf))
+
+    def _varies_extent(self, stmt: tirx.For) -> bool:
+        return self._control.divergence_of(stmt.extent) is Divergence.DIVERGENT
+
+    def _together(self, stmt: tirx.For, first: int, extent: int | None) -> None:
+        """Follow all iterations of a loop without a barrier at once."""
+        if extent == 0:
+            return
+        mask, number = self._mask, extent
+        if extent is None:
+            value = self._values.value(stmt.extent)
+            number = _INNER if value is None else max(0, int(value.max()))
+            if number == 0:
+                return
+        spread = self._values.spread(stmt.loop_var, range(first, first + number))
+        if spread and extent is None and (value := self._values.value(stmt.extent)) is not None:
+            index = self._values.value(stmt.loop_var)
+            self._mask = mask & (index < first + value)
+        self._inside(stmt, 0, stmt.body)
+        if spread:
+            self._values.close(stmt.loop_var)
+        self._mask = mask
+
+    def _while(self, stmt: tirx.While) -> None:
+        mask, exact = self._mask, self._exact
+        self._exits.append([])
+        if self._control.divergence_of(stmt.condition) is Divergence.DIVERGENT:
+            self._exact = False
+        for number in range(_UNKNOWN_ITERATIONS):
+            self._apply_all(self._effects_of(stmt.condition))
+            self._leave(stmt, number == 0)
+            self._inside(stmt, 0, stmt.body)
+        self._state = _joined(self._state, *self._exits.pop())
+        self._mask, self._exact = mask, exact
+
+    # Effects
+
+    def _threads(self) -> np.ndarray:
+        return self._mask.reshape(self._mask.shape[0], -1).any(axis=1) & np.ones(
+            self._values.count, bool
+        )
+
+    def _warps(self, threads: np.ndarray) -> int:
+        return sum(1 << int(w) for w in np.unique(np.flatnonzero(threads) // WARP))
+
+    def _whole(self, threads: np.ndarray) -> int:
+        """Return bits of the warps of which all threads are in ``threads``."""
+        lacking = self._warps(~threads)
+        return self._everyone & ~lacking
+
+    def _apply_all(self, effects: Iterable[Effect]) -> None:
+        for number, effect in enumerate(effects):
+            self._apply(effect, number)
+
+    def _apply(self, effect: Effect, number: int) -> None:
+        threads = self._threads()
+        match effect:
+            case Access():
+                self._access(effect, number)
+            case Barrier():
+                self._barrier(effect, threads)
+            case SyncWarp():
+                whole = self._whole(threads)
+                self._change(lambda p: order.after_sync_warp(p, whole))
+            case Arrive():
+                self._arrive(self._slots(effect.barrier), threads)
+            case Await():
+                self._await(self._slots(effect.barrier), threads)
+            case Commit() | Complete():
+                self._group(effect, threads)
+            case Describe():
+                self._footprints.describe(effect)
+            case Exit():
+                self._exits[-1].append(self._state)
+            case Use():
+                self._use(threads)
+            case Publish():
+                self._publish(threads)
+
+    def _access(self, access: Access, number: int) -> None:
+        footprint = self._footprints.of(access, self._mask)
+        if footprint is None:
+            return
+        path = tuple(self._path)
+        slots = self._slots(access.barrier) if access.barrier is not None else frozenset()
+        for before in self._state.values():
+            if before.access is not None and order.conflicts(before, access, footprint):
+                warps = before.warps | footprint.warps
+                raise _Found(Missing(before.place, path, warps, _pair(before.access, access)))
+        if footprint.repeats:
+            raise _Found(Missing(path, path, footprint.warps, _pair(access, access)))
+        key = (path[-1].stmt, number, id(footprint))
+        new = order.new(access, footprint, path, footprint.warps, self._values.warps, slots)
+        self._state = {**self._state, key: new}
+
+    def _barrier(self, barrier: Barrier, threads: np.ndarray) -> None:
+        path = tuple(self._path)
+        count = self._values.count if barrier.count is None else barrier.count
+        waiting, _, _ = self._waiting.pop(barrier.number, (np.zeros_like(threads), path, barrier))
+        arrived = waiting | threads
+        size = int(arrived.sum())
+        if not self._exact or size > count:
+            raise _Found(Misplaced(path, int(threads.sum()), count, barrier.is_ours))
+        if size < count:
+            self._waiting[barrier.number] = arrived, path, barrier
+            return
+        warps = self._warps(arrived)
+        if barrier.number:
+            self.numbers.setdefault(barrier.number, set()).add(warps)
+        self._change(lambda p: order.after_barrier(p, warps))
+        self._drop_known()
+
+    def _require_complete(self) -> None:
+        """Refuse barriers that some of their threads do not reach."""
+        for arrived, path, barrier in self._waiting.values():
+            count = self._values.count if barrier.count is None else barrier.count
+            raise _Found(Misplaced(path, int(arrived.sum()), count, barrier.is_ours))
+
+    def _slots(self, barrier: Any) -> frozenset[tuple[tirx.Var, int]]:
+        """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""
+        data, first = _slot(barrier)
+        (index,) = self._values.places(first)
+        if index is None:
+            return frozenset({(data, -1)})
+        return frozenset((data, int(n)) for n in np.unique(index))
+
+    def _arrive(self, slots: frozenset, threads: np.ndarray) -> None:
+        warps, whole = self._warps(threads), self._whole(threads)
+
+        def publish(p: Pending) -> Pending:
+            makers = _rows(p)
+            known = (p.some[makers] & np.uint32(whole)) | (p.all[makers] & np.uint32(warps))
+            return replace(p, published=p.published | slots) if known.all() else p
+
+        self._change(publish)
+
+    def _await(self, slots: frozenset, threads: np.ndarray) -> None:
+        warps, whole = self._warps(threads), self._whole(threads)
+
+        def join(p: Pending) -> Pending:
+            loaded = p.access is not None and p.access.end == LOAD and _meet(p.barrier, slots)
+            return order.after_end(p, warps, whole) if loaded or _meet(p.published, slots) else p
+
+        self._change(join)
+        self._drop_known()
+
+    def _group(self, effect: Commit | Complete, threads: np.ndarray) -> None:
+        def change(p: Pending) -> Pending:
+            if p.ended or p.access is None or p.access.end != effect.kind:
+                return p
+            if not threads[p.footprint.threads].any():
+                return p
+            if isinstance(effect, Commit):
+                return replace(p, groups=p.groups + 1)
+            if p.groups <= effect.pending and not (effect.kind != COPY and effect.pending == 0):
+                return p
+            whole = 0
+            own = np.uint32(1) << np.arange(self._values.warps, dtype=np.uint32)
+            return replace(p, some=p.some | own, all=p.all | np.uint32(whole), ended=True)
+
+        self._change(change)
+
+    def _use(self, threads: np.ndarray) -> None:
+        warps = self._warps(threads) & self._producers
+        if warps:
+            new = order.new(None, None, tuple(self._path), warps, self._values.warps)
+            self._state = {**self._state, ("global memory", warps): new}
+
+    def _publish(self, threads: np.ndarray) -> None:
+        warps = self._warps(threads)
+        if not warps & ~self._producers:
+            return
+        for p in self._state.values():
+            if p.access is None and any(
+                warps & ~int(p.all[row]) & ~(1 << int(row)) for row in _rows(p)
+            ):
+                what = "an access of global memory by producer threads, and what consumers publish,"
+                raise _Found(Missing(p.place, tuple(self._path), p.warps | warps, what, True))
+
+    def _change(self, change: Any) -> None:
+        self._state = {key: change(p) for key, p in self._state.items()}
+
+    def _drop_known(self) -> None:
+        self._state = {
+            key: p for key, p in self._state.items() if not order.is_known(p, self._everyone)
+        }
+
+
+def _is_same_branch(a: tirx.Stmt, b: tirx.Stmt) -> bool:
+    """Return whether both statements are branches without a second case and with one condition."""
+    return (
+        isinstance(a, tirx.IfThenElse)
+        and isinstance(b, tirx.IfThenElse)
+        and a.else_case is None
+        and b.else_case is None
+        and tvm.ir.structural_equal(a.condition, b.condition)
+    )
+
+
+def _slot(barrier: Any) -> tuple[tirx.Var, tirx.PrimExpr]:
+    """Return buffer and index of an mbarrier."""
+    if op_name(barrier) == "tirx.tvm_access_ptr":
+        return barrier.args[1], barrier.args[2]
+    node = barrier.args[0] if isinstance(barrier, tirx.Call) else barrier
+    return node.buffer.data, node.indices[0]
+
+
+def _rows(p: Pending) -> np.ndarray:
+    return np.flatnonzero((p.warps >> np.arange(len(p.all))) & 1)
+
+
+def _meet(a: frozenset, b: frozenset) -> bool:
+    if a & b:
+        return True
+    return any(data is other and -1 in (n, m) for data, n in a for other, m in b)
+
+
+def _pair(before: Access, after: Access) -> str:
+    names = {1: "read", 2: "write", 3: "access", 4: "atomic access"}
+    return f"a {names[after.mode]} after a {names[before.mode]} of another thread"
+
+
+def _joined(*states: _State | None) -> _State:
+    """Return the state after one of several paths."""
+    joined: _State = {}
+    for state in states:
+        for key, p in (state or {}).items():
+            joined[key] = order.joined(joined[key], p) if key in joined else p
+    return joined
+
+
+def _iterations(stmt: tirx.For, first: int, extent: int | None, is_inner: bool) -> Iterator[int]:
+    """Yield the iterations of a loop that are followed.
+
+    Between the first and the last ones, a multiple of all divisors in index expressions is left
+    out, so that tiles of several versions have the same ones.
+    """
+    begin, end = (_FIRST // 2, _LAST // 2) if is_inner else (_FIRST, _LAST)
+    if extent is None:
+        yield from range(first, first + _UNKNOWN_ITERATIONS)
+        return
+    period = 1
+    for node in nodes_in(stmt.body, *DIVISIONS):
+        if isinstance(node.b, tirx.IntImm) and stmt.loop_var in variables_in(node.a):
+            period = math.lcm(period, min(int(node.b), 64) or 1)
+    if extent <= begin + end + min(period, 16):
+        yield from range(first, first + extent)
+        return
+    yield from range(first, first + begin)
+    skipped = (extent - end - begin) // period * period
+    yield from range(first + begin + skipped, first + extent)
