@@ -27,6 +27,11 @@ def ping_pong(flags: W.Symmetric((1,), "uint32"), start: T.uint32, iterations: T
                     W.signal(flags[0, 0], value, op="set")
 
 
+def inputs(ranks, rng, iterations=10):
+    """Return what `tileweave simulate` cannot invent; the program is for two ranks."""
+    return [{"start": lambda epoch: epoch * iterations, "iterations": iterations}] * ranks
+
+
 def main(iterations: int = 2000, repeats: int = 20) -> int:
     tw.init()
     if tw.world_size() < 2:

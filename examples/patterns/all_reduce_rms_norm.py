@@ -62,10 +62,9 @@ def all_reduce_rms_norm(hidden, ranks, epsilon=EPSILON):
 example = all_reduce_rms_norm(HIDDEN, RANKS)
 
 
-def make_inputs(seed, tokens=5):
-    random = np.random.default_rng(seed)
-    X, residual = random.standard_normal((2, RANKS, tokens, HIDDEN)).astype(ml_dtypes.bfloat16)
-    weight = random.standard_normal(HIDDEN).astype(ml_dtypes.bfloat16)
+def inputs(ranks, rng, tokens=5):
+    X, residual = rng.standard_normal((2, ranks, tokens, HIDDEN)).astype(ml_dtypes.bfloat16)
+    weight = rng.standard_normal(HIDDEN).astype(ml_dtypes.bfloat16)
     return [{"X": part, "residual": residual[0], "weight": weight} for part in X]
 
 
@@ -79,9 +78,9 @@ def reference(inputs):
 
 def main():
     for size in SIZES:
-        inputs = make_inputs(0, **size)
-        outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=3)
-        for output, expected in zip(outputs, reference(inputs), strict=True):
+        given = inputs(RANKS, np.random.default_rng(0), **size)
+        outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=3)
+        for output, expected in zip(outputs, reference(given), strict=True):
             for name, value in expected.items():
                 np.testing.assert_allclose(output[name].astype(np.float32), value, 2e-2, 1e-2)
     print(f"residual and RMSNorm are right for {len(SIZES)} numbers of tokens")

@@ -105,14 +105,13 @@ def example(
     p.launch(backward, logits, labels, lse, grad_loss, grad)
 
 
-def make_inputs(seed):
-    random = np.random.default_rng(seed)
-    logits = random.standard_normal((TOKENS, VOCABULARY)).astype(np.float32)
-    labels = random.integers(0, VOCABULARY, TOKENS).astype(np.int32)
+def inputs(ranks, rng):
+    logits = rng.standard_normal((TOKENS, VOCABULARY)).astype(np.float32)
+    labels = rng.integers(0, VOCABULARY, TOKENS).astype(np.int32)
     grad_loss = np.full(TOKENS, 1 / TOKENS, np.float32)
     return [
         {"logits": share, "labels": labels, "grad_loss": grad_loss}
-        for share in np.split(logits, RANKS, axis=1)
+        for share in np.split(logits, ranks, axis=1)
     ]
 
 
@@ -130,9 +129,9 @@ def reference(inputs):
 
 
 def main():
-    inputs = make_inputs(0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=3)
-    for output, expected in zip(outputs, reference(inputs), strict=True):
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=3)
+    for output, expected in zip(outputs, reference(given), strict=True):
         for name, value in expected.items():
             np.testing.assert_allclose(output[name], value, rtol=1e-4, atol=1e-6)
     print(f"loss and gradient of {TOKENS} tokens are right on {RANKS} ranks")

@@ -117,13 +117,12 @@ def flash_decode(batch, heads, kv_heads, keys, dim, ranks, block=32):
 example = flash_decode(BATCH, HEADS, KV_HEADS, KEYS, DIM, RANKS)
 
 
-def make_inputs(seed):
-    random = np.random.default_rng(seed)
-    Q = random.standard_normal((BATCH, HEADS, DIM)).astype(ml_dtypes.bfloat16)
-    K, V = random.standard_normal((2, RANKS, BATCH, KEYS, KV_HEADS, DIM)).astype(Q.dtype)
-    lengths = random.integers(1, KEYS + 1, (RANKS, BATCH)).astype(np.int32)
+def inputs(ranks, rng):
+    Q = rng.standard_normal((BATCH, HEADS, DIM)).astype(ml_dtypes.bfloat16)
+    K, V = rng.standard_normal((2, ranks, BATCH, KEYS, KV_HEADS, DIM)).astype(Q.dtype)
+    lengths = rng.integers(1, KEYS + 1, (ranks, BATCH)).astype(np.int32)
     lengths[-1, 0] = 0  # a rank without keys of the first sequence
-    return [{"Q": Q, "K": K[r], "V": V[r], "lengths": lengths[r]} for r in range(RANKS)]
+    return [{"Q": Q, "K": K[r], "V": V[r], "lengths": lengths[r]} for r in range(ranks)]
 
 
 def reference(inputs):
@@ -144,9 +143,9 @@ def reference(inputs):
 
 
 def main():
-    inputs = make_inputs(0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=3)
-    for output, expected in zip(outputs, reference(inputs), strict=True):
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=3)
+    for output, expected in zip(outputs, reference(given), strict=True):
         np.testing.assert_allclose(output["Out"], expected["Out"], rtol=2e-2, atol=1e-2)
     print(f"each of {RANKS} ranks has the output of {BATCH} sequences")
 

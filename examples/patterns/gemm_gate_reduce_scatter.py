@@ -110,16 +110,15 @@ reduce_scatter_kernel = gemm_reduce_scatter(M, D, F, RANKS, BLOCK_M, BLOCK_N, BL
 example = tensor_parallel_mlp(M, D, F, RANKS, gate_kernel, reduce_scatter_kernel)
 
 
-def make_inputs(seed: int) -> list[dict]:
-    random = np.random.default_rng(seed)
-    X = random.standard_normal((M, D)).astype(ml_dtypes.bfloat16)
+def inputs(ranks: int, rng: np.random.Generator) -> list[dict]:
+    X = rng.standard_normal((M, D)).astype(ml_dtypes.bfloat16)
     shapes = {"gate_weight": (F, D), "up_weight": (F, D), "down_weight": (D, F)}
 
     def weights() -> dict:
-        scaled = {name: random.standard_normal(shape) / 8 for name, shape in shapes.items()}
+        scaled = {name: rng.standard_normal(shape) / 8 for name, shape in shapes.items()}
         return {name: weight.astype(ml_dtypes.bfloat16) for name, weight in scaled.items()}
 
-    return [{"X": X, **weights()} for _ in range(RANKS)]
+    return [{"X": X, **weights()} for _ in range(ranks)]
 
 
 def reference(inputs: list[dict]) -> list[dict]:
@@ -132,10 +131,10 @@ def reference(inputs: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    inputs = make_inputs(seed=0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=5)
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=5)
     Y = np.concatenate([output["Y"] for output in outputs]).astype(np.float32)
-    exact = np.concatenate([output["Y"] for output in reference(inputs)])
+    exact = np.concatenate([output["Y"] for output in reference(given)])
     error = np.linalg.norm(Y - exact) / np.linalg.norm(exact)
     assert error < 2e-2
     print(f"{RANKS} ranks computed the MLP of {M} tokens, relative error {error:.3f}")

@@ -77,10 +77,9 @@ def halo_exchange_2d(rank_grid, block_grid, tile_shape, iterations):
 example = halo_exchange_2d(RANK_GRID, BLOCK_GRID, TILE, ITERATIONS)
 
 
-def make_inputs(seed: int) -> list[dict]:
-    random = np.random.default_rng(seed)
+def inputs(ranks: int, rng: np.random.Generator) -> list[dict]:
     shape = ROWS, COLUMNS
-    return [{"X": random.standard_normal(shape).astype(np.float32)} for _ in range(RANKS)]
+    return [{"X": rng.standard_normal(shape).astype(np.float32)} for _ in range(ranks)]
 
 
 def reference(inputs: list[dict]) -> list[dict]:
@@ -94,9 +93,9 @@ def reference(inputs: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    inputs = make_inputs(seed=0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=5)
-    for output, expected in zip(outputs, reference(inputs), strict=True):
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=5)
+    for output, expected in zip(outputs, reference(given), strict=True):
         assert np.allclose(output["Y"], expected["Y"], atol=1e-6)
     print(f"{RANKS} ranks averaged {ITERATIONS} times with the edges of their neighbors")
 

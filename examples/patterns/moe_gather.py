@@ -84,29 +84,28 @@ def moe_gather(tokens, D, F, top_k, capacity, block_T, block_M, block_N, block_K
 example = moe_gather(TOKENS, D, F, TOP_K, CAPACITY, BLOCK_T, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
-def make_inputs(seed: int) -> list[dict]:
-    random = np.random.default_rng(seed)
-    inputs = [
+def inputs(ranks: int, rng: np.random.Generator) -> list[dict]:
+    given = [
         {
-            "X": random.standard_normal((TOKENS, D)).astype(ml_dtypes.bfloat16),
-            "weight": (random.standard_normal((F, D)) / 8).astype(ml_dtypes.bfloat16),
+            "X": rng.standard_normal((TOKENS, D)).astype(ml_dtypes.bfloat16),
+            "weight": (rng.standard_normal((F, D)) / 8).astype(ml_dtypes.bfloat16),
             "token_rank": np.full(CAPACITY, -1, np.int32),
             "token_row": np.full(CAPACITY, -1, np.int32),
-            "expert": random.permuted(np.tile(np.arange(RANKS), (TOKENS, 1)), axis=1)
+            "expert": rng.permuted(np.tile(np.arange(ranks), (TOKENS, 1)), axis=1)
             .astype(np.int32)[:, :TOP_K].copy(),
             "slot": np.zeros((TOKENS, TOP_K), np.int32),
-            "score": random.dirichlet(np.ones(TOP_K), TOKENS).astype(np.float32),
+            "score": rng.dirichlet(np.ones(TOP_K), TOKENS).astype(np.float32),
         }
-        for _ in range(RANKS)
+        for _ in range(ranks)
     ]  # fmt: skip
-    filled = [0] * RANKS
-    for rank, row, choice in np.ndindex(RANKS, TOKENS, TOP_K):
-        expert = inputs[rank]["expert"][row, choice]
-        inputs[rank]["slot"][row, choice] = filled[expert]
-        inputs[expert]["token_rank"][filled[expert]] = rank
-        inputs[expert]["token_row"][filled[expert]] = row
+    filled = [0] * ranks
+    for rank, row, choice in np.ndindex(ranks, TOKENS, TOP_K):
+        expert = given[rank]["expert"][row, choice]
+        given[rank]["slot"][row, choice] = filled[expert]
+        given[expert]["token_rank"][filled[expert]] = rank
+        given[expert]["token_row"][filled[expert]] = row
         filled[expert] += 1
-    return inputs
+    return given
 
 
 def reference(inputs: list[dict]) -> list[dict]:
@@ -125,9 +124,9 @@ def reference(inputs: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    inputs = make_inputs(seed=0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=5)
-    Y, exact = (np.stack([o["Y"] for o in results]) for results in (outputs, reference(inputs)))
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=5)
+    Y, exact = (np.stack([o["Y"] for o in results]) for results in (outputs, reference(given)))
     error = np.linalg.norm(Y - exact) / np.linalg.norm(exact)
     assert error < 2e-2
     print(f"{RANKS} ranks routed {TOKENS} tokens each, relative error {error:.3f}")

@@ -46,10 +46,9 @@ def one_shot_all_reduce(rows, columns, ranks, block=8):
 example = one_shot_all_reduce(ROWS, COLUMNS, RANKS)
 
 
-def make_inputs(seed):
-    random = np.random.default_rng(seed)
-    shape = RANKS, ROWS, COLUMNS
-    return [{"X": X} for X in random.standard_normal(shape).astype(ml_dtypes.bfloat16)]
+def inputs(ranks, rng):
+    shape = ranks, ROWS, COLUMNS
+    return [{"X": X} for X in rng.standard_normal(shape).astype(ml_dtypes.bfloat16)]
 
 
 def reference(inputs):
@@ -58,9 +57,9 @@ def reference(inputs):
 
 
 def main():
-    inputs = make_inputs(0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=3)
-    for output, expected in zip(outputs, reference(inputs), strict=True):
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=3)
+    for output, expected in zip(outputs, reference(given), strict=True):
         np.testing.assert_allclose(output["Y"].astype(np.float32), expected["Y"], rtol=1e-2)
         assert (output["Y"] == outputs[0]["Y"]).all()
     print(f"each of {RANKS} ranks has the same sum of {ROWS} x {COLUMNS} elements")

@@ -111,27 +111,24 @@ def packed_dispatch(ranks, experts, tokens, D, F, top_k, block_M, block_N, block
 example = packed_dispatch(RANKS, EXPERTS, TOKENS, D, F, TOP_K, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
-def make_inputs(seed: int) -> list[dict]:
-    random = np.random.default_rng(seed)
-    inputs = []
-    for _ in range(RANKS):
-        chosen = random.permuted(np.tile(np.arange(RANKS * EXPERTS), (TOKENS, 1)), axis=1)[
-            :, :TOP_K
-        ]
-        slot, sent = np.zeros_like(chosen), np.zeros(RANKS * EXPERTS, np.int32)
+def inputs(ranks: int, rng: np.random.Generator) -> list[dict]:
+    given = []
+    for _ in range(ranks):
+        chosen = rng.permuted(np.tile(np.arange(ranks * EXPERTS), (TOKENS, 1)), axis=1)[:, :TOP_K]
+        slot, sent = np.zeros_like(chosen), np.zeros(ranks * EXPERTS, np.int32)
         for choice, e in np.ndenumerate(chosen):
             slot[choice] = sent[e]
             sent[e] += 1
-        inputs.append({
-            "X": random.standard_normal((TOKENS, D)).astype(ml_dtypes.bfloat16),
-            "weight": (random.standard_normal((EXPERTS, F, D)) / 8).astype(ml_dtypes.bfloat16),
+        given.append({
+            "X": rng.standard_normal((TOKENS, D)).astype(ml_dtypes.bfloat16),
+            "weight": (rng.standard_normal((EXPERTS, F, D)) / 8).astype(ml_dtypes.bfloat16),
             "owner": (chosen // EXPERTS).astype(np.int32),
             "expert": (chosen % EXPERTS).astype(np.int32),
             "slot": slot.astype(np.int32),
-            "sent": sent.reshape(RANKS, EXPERTS),
-            "Y": np.zeros((capacity_of(RANKS, TOKENS, EXPERTS, TOP_K, BLOCK_M), F), np.float32),
+            "sent": sent.reshape(ranks, EXPERTS),
+            "Y": np.zeros((capacity_of(ranks, TOKENS, EXPERTS, TOP_K, BLOCK_M), F), np.float32),
         })  # fmt: skip
-    return inputs
+    return given
 
 
 def reference(inputs: list[dict]) -> list[dict]:
@@ -150,9 +147,9 @@ def reference(inputs: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    inputs = make_inputs(seed=0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=5)
-    Y, exact = (np.stack([o["Y"] for o in results]) for results in (outputs, reference(inputs)))
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=5)
+    Y, exact = (np.stack([o["Y"] for o in results]) for results in (outputs, reference(given)))
     error = np.linalg.norm(Y - exact) / np.linalg.norm(exact)
     assert error < 2e-2
     print(f"{RANKS} ranks sent {TOKENS} tokens each to {TOP_K} experts, relative error {error:.3f}")

@@ -59,10 +59,9 @@ def pipeline_parallel(microbatches, M, D, ranks, block_M, block_N, block_K):
 example = pipeline_parallel(MICROBATCHES, M, D, RANKS, BLOCK_M, BLOCK_N, BLOCK_K)
 
 
-def make_inputs(seed: int) -> list[dict]:
-    random = np.random.default_rng(seed)
-    X = random.standard_normal((MICROBATCHES, M, D)).astype(ml_dtypes.bfloat16)
-    weights = random.standard_normal((RANKS, D, D)) / np.sqrt(D)
+def inputs(ranks: int, rng: np.random.Generator) -> list[dict]:
+    X = rng.standard_normal((MICROBATCHES, M, D)).astype(ml_dtypes.bfloat16)
+    weights = rng.standard_normal((ranks, D, D)) / np.sqrt(D)
     return [{"X": X, "weight": weight.astype(ml_dtypes.bfloat16)} for weight in weights]
 
 
@@ -74,9 +73,9 @@ def reference(inputs: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    inputs = make_inputs(seed=0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=5)
-    exact = reference(inputs)[-1]["Y"]
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=5)
+    exact = reference(given)[-1]["Y"]
     error = np.linalg.norm(outputs[-1]["Y"].astype(np.float32) - exact) / np.linalg.norm(exact)
     assert error < 2e-2
     print(f"{MICROBATCHES} microbatches passed {RANKS} stages, relative error {error:.3f}")

@@ -41,9 +41,8 @@ def pipelined_broadcast(M, N, ranks, chunks, block_N):
 example = pipelined_broadcast(M, N, RANKS, CHUNKS, BLOCK_N)
 
 
-def make_inputs(seed: int) -> list[dict]:
-    random = np.random.default_rng(seed)
-    return [{"X": random.standard_normal((M, N)).astype(np.float32)} for _ in range(RANKS)]
+def inputs(ranks: int, rng: np.random.Generator) -> list[dict]:
+    return [{"X": rng.standard_normal((M, N)).astype(np.float32)} for _ in range(ranks)]
 
 
 def reference(inputs: list[dict]) -> list[dict]:
@@ -51,9 +50,9 @@ def reference(inputs: list[dict]) -> list[dict]:
 
 
 def main() -> None:
-    inputs = make_inputs(seed=0)
-    outputs = tw.simulate(example, world_size=RANKS, inputs=inputs, schedules=5)
-    for output, expected in zip(outputs[1:], reference(inputs)[1:], strict=True):
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(example, world_size=RANKS, inputs=given, schedules=5)
+    for output, expected in zip(outputs[1:], reference(given)[1:], strict=True):
         assert (output["Y"] == expected["Y"]).all()
     print(f"{RANKS} ranks have the matrix of rank 0, sent in {CHUNKS} chunks")
 

@@ -137,11 +137,10 @@ pipelined = pipelined_ring_attention(HEADS, ROWS, DIM, RANKS)
 examples = {"serial": serial, "pipelined": pipelined}
 
 
-def make_inputs(seed):
-    random = np.random.default_rng(seed)
-    shape = RANKS, 3, HEADS, ROWS, DIM
-    ranks = random.standard_normal(shape).astype(ml_dtypes.bfloat16)
-    return [dict(zip("QKV", rank, strict=True)) for rank in ranks]
+def inputs(ranks, rng):
+    shape = ranks, 3, HEADS, ROWS, DIM
+    parts = rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
+    return [dict(zip("QKV", part, strict=True)) for part in parts]
 
 
 def reference(inputs):
@@ -156,10 +155,10 @@ def reference(inputs):
 
 
 def main():
-    inputs = make_inputs(0)
+    given = inputs(RANKS, np.random.default_rng(0))
     for name, program in examples.items():
-        outputs = tw.simulate(program, world_size=RANKS, inputs=inputs, schedules=3)
-        for output, expected in zip(outputs, reference(inputs), strict=True):
+        outputs = tw.simulate(program, world_size=RANKS, inputs=given, schedules=3)
+        for output, expected in zip(outputs, reference(given), strict=True):
             np.testing.assert_allclose(output["Out"], expected["Out"], rtol=2e-2, atol=1e-2)
         print(f"{name}: each of {RANKS} ranks attends to {RANKS * ROWS} keys")
 

@@ -31,17 +31,21 @@ def all_gather(
         T.copy(tile, gathered[peer, 0, 0])
 
 
-def main() -> None:
-    inputs = [
+def inputs(ranks: int, rng: np.random.Generator) -> list[dict]:
+    return [
         {
-            "shard": np.full((ROWS, COLUMNS), rank, np.float32),
-            "flags": np.zeros(RANKS, np.uint32),
+            "shard": rng.standard_normal((ROWS, COLUMNS)).astype(np.float32),
+            "flags": np.zeros(ranks, np.uint32),
             "epoch": lambda launch: launch,
         }
-        for rank in range(RANKS)
+        for _ in range(ranks)
     ]
+
+
+def main() -> None:
+    given = inputs(RANKS, np.random.default_rng(0))
     try:
-        tw.simulate(all_gather, world_size=RANKS, inputs=inputs, schedules=20)
+        tw.simulate(all_gather, world_size=RANKS, inputs=given, schedules=20)
         print("20 schedules, no fault")
     except tw.SimulationError as fault:
         print(fault)

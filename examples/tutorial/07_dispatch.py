@@ -43,29 +43,32 @@ def dispatch(
                     T.copy(token, out[e, source, i, 0])
 
 
-def routing(random: np.random.Generator) -> dict[str, np.ndarray]:
+def routing(rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Return a random expert of each token, its row there, and the rows of each expert."""
-    expert = random.integers(0, RANKS * EXPERTS, TOKENS).astype(np.int32)
+    expert = rng.integers(0, RANKS * EXPERTS, TOKENS).astype(np.int32)
     row = np.array([np.sum(expert[:t] == expert[t]) for t in range(TOKENS)], np.int32)
     counts = np.bincount(expert, minlength=RANKS * EXPERTS).astype(np.int32)
     return {"expert": expert, "row": row, "counts": counts.reshape(RANKS, EXPERTS)}
 
 
+def inputs(ranks: int, rng: np.random.Generator) -> list[dict]:
+    tokens = rng.standard_normal((ranks, TOKENS, HIDDEN)).astype(np.float32)
+    return [{"tokens": x, "out": np.zeros(OUT, np.float32), **routing(rng)} for x in tokens]
+
+
 def main() -> None:
-    random = np.random.default_rng(0)
-    tokens = random.standard_normal((RANKS, TOKENS, HIDDEN)).astype(np.float32)
-    inputs = [{"tokens": x, "out": np.zeros(OUT, np.float32), **routing(random)} for x in tokens]
-    outputs = tw.simulate(dispatch, world_size=RANKS, inputs=inputs, schedules=10)
+    given = inputs(RANKS, np.random.default_rng(0))
+    outputs = tw.simulate(dispatch, world_size=RANKS, inputs=given, schedules=10)
     for rank, output in enumerate(outputs):
         for e in range(EXPERTS):
-            for source, sent in enumerate(inputs):
-                rows = tokens[source][sent["expert"] == rank * EXPERTS + e]
+            for source, sent in enumerate(given):
+                rows = sent["tokens"][sent["expert"] == rank * EXPERTS + e]
                 assert (output["out"][e, source, : len(rows)] == rows).all()
         print(f"rank {rank}: its experts receive {output['received'].sum(axis=1)} tokens")
 
-    inputs[0]["counts"][0, 0] += 1
+    given[0]["counts"][0, 0] += 1
     try:
-        tw.simulate(dispatch, world_size=RANKS, inputs=inputs)
+        tw.simulate(dispatch, world_size=RANKS, inputs=given)
     except tw.SimulationError as error:
         print(error.kind, "-", error.report.splitlines()[0])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,8 @@ from ..case import Case
 from ..machine.executable import Executable
 from ..machine.mesh import MeshExecutable
 from ..memory.values import is_float, numpy_dtype
-from .arguments import check_extent
 from .index_ranges import Range, index_ranges
-from .inputs import scalar_of
+from .inputs import checked_inputs
 
 
 def random_inputs(
@@ -26,9 +25,12 @@ def random_inputs(
 
 
 def described_inputs(
-    executable: Executable | MeshExecutable, seed: int, scalars: Mapping[str, Any]
+    executable: Executable | MeshExecutable,
+    seed: int,
+    scalars: Mapping[str, Any],
+    given: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return inputs for every rank, and how each of their tensors was made, by name.
+    """Return inputs for every rank, and how each tensor that is not given was made, by name.
 
     Tensors that are only read get normal numbers, or random integers where the program shows their
     range (``index_ranges``); other integers (flags, counters) are zero. Floats that the program
@@ -36,22 +38,27 @@ def described_inputs(
 
     Args:
         scalars: values by name, of the scalars and of the dynamic extents.
+        given: inputs of every rank that are not invented. ``scalars`` precede them, and names that
+            are none of this program are ignored.
 
     Raises:
-        TileWeaveError: a scalar or an extent without a value.
+        TileWeaveError: a scalar or an extent without a value, or an illegal value.
     """
     rng = np.random.default_rng(seed)
     parameters = executable.parameters
-    values = {p.name: scalar_of(p, scalars) for p in parameters if p.shape is None}
-    for name in dynamic_extents(parameters).keys() & scalars.keys():
-        values[name] = check_extent(name, scalars[name])
-    case = Case(executable, [values] * executable.world_size, 1)
+    names = {p.name for p in parameters} | set(dynamic_extents(parameters))
+    inputs = checked_inputs(
+        executable,
+        [
+            {name: value for name, value in {**values, **scalars}.items() if name in names}
+            for values in given or [{}] * executable.world_size
+        ],
+    )
+    case = Case(executable, inputs, 1)
     ranges, origins = _ranges(case), {}
-    inputs: list[dict[str, Any]] = []
-    for shapes in case.shapes:
-        tensors: dict[str, np.ndarray] = {}
+    for tensors, shapes in zip(inputs, case.shapes, strict=True):
         for p in parameters:
-            if p.shape is None:
+            if p.shape is None or p.name in tensors:
                 continue
             dtype, shape, is_read = numpy_dtype(p.dtype), shapes[p.name], p.name not in case.written
             if is_read and p.name in ranges:
@@ -67,7 +74,6 @@ def described_inputs(
             elif is_read:
                 tensors[p.name] = rng.standard_normal(shape).astype(dtype)
                 origins[p.name] = "random numbers"
-        inputs.append(values | tensors)
     return inputs, origins
 
 

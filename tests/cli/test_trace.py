@@ -140,7 +140,9 @@ def test_arguments_of_a_recorded_call(monkeypatch):
 def test_a_recorded_call(monkeypatch, tmp_path):
     calls = []
     (tmp_path / "ring.py").write_text(PROGRAM)
-    options = SimpleNamespace(command="trace", program=str(tmp_path / "ring.py"))
+    options = SimpleNamespace(
+        command="trace", program=str(tmp_path / "ring.py"), seed=0, json=False
+    )
     (program,) = load_programs(options).values()
     monkeypatch.setattr(generated_call, "symmetric", lambda shape, dtype: SimpleNamespace(
         local=torch.empty(shape, dtype=dtype)))  # fmt: skip
@@ -150,7 +152,8 @@ def test_a_recorded_call(monkeypatch, tmp_path):
         meet=lambda topic: None,
     )  # fmt: skip
     session = SimpleNamespace(group=group)
-    call = generated_call.GeneratedCall(program, session, {}, {"epoch": lambda epoch: epoch}, 0)
+    scalars = {"epoch": lambda epoch: epoch}
+    call = generated_call.GeneratedCall("ring", program, session, {}, scalars, options)
     for launch in range(2):
         call(launch)
     assert [args[1] for args in calls] == [0, 1]

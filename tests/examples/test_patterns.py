@@ -49,6 +49,10 @@ def sizes_of(module: ModuleType) -> list[dict[str, int]]:
     return getattr(module, "SIZES", [{}])
 
 
+def inputs_of(module: ModuleType, seed: int, sizes: dict[str, int] | None = None) -> list[dict]:
+    return module.inputs(module.RANKS, np.random.default_rng(seed), **(sizes or {}))
+
+
 def kernels_of(program, ranks: int, sizes: dict[str, int]) -> list:
     """Return the kernels of a program or of the launches of a plan, once each."""
     if not isinstance(program, Plan):
@@ -71,7 +75,7 @@ def assert_near(output: np.ndarray, expected: np.ndarray) -> None:
 
 def run(module: ModuleType, sizes: dict[str, int]) -> None:
     for program in examples_of(module).values():
-        inputs = module.make_inputs(1, **sizes)
+        inputs = inputs_of(module, 1, sizes)
         assert len(inputs) == module.RANKS
         expected = module.reference(inputs)
         outputs = tw.simulate(program, module.RANKS, inputs, SCHEDULES)
@@ -197,7 +201,7 @@ def test_faults_without_inferred_synchronization(name):
             tw.simulate(
                 program,
                 module.RANKS,
-                module.make_inputs(0, **sizes),
+                inputs_of(module, 0, sizes),
                 SCHEDULES,
                 pass_configs={"tileweave.verify": "off"},
             )
@@ -208,7 +212,7 @@ def test_faults_without_inferred_synchronization(name):
 def test_faults_without_any_one_signal_or_wait(name):
     module = load(name, ranks=2)
     for program in examples_of(module).values():
-        mutants = tw.mutate(program, 2, module.make_inputs(0), SCHEDULES)
+        mutants = tw.mutate(program, 2, inputs_of(module, 0), SCHEDULES)
         dropped = [m for m in mutants if m.name in ("signal drop", "wait_reached drop")]
         assert {m.op for m in dropped} == {"signal", "wait_reached"}
         assert [(m.line, m.name, m.why) for m in dropped if m.verdict != "killed"] == []

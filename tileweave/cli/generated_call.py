@@ -1,7 +1,8 @@
-"""Calls of a program on GPUs with generated inputs."""
+"""Calls of a program on GPUs with the inputs of a file, or invented ones."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,25 +15,27 @@ from ..runtime.host.session import Session
 from ..runtime.kernel.configured import configured
 from ..runtime.plans.parameters import Parameter
 from ..runtime.plans.traced_plan import TracedPlan
-from ..simulator import described_inputs, executable_at
+from ..simulator import executable_at
 from ..simulator.case import Case
+from .inputs import inputs_of
 
 
 class GeneratedCall:
-    """Call of a kernel or plan with the inputs that the simulator generates. Collective."""
+    """Call of a kernel or plan with the inputs of ``inputs_of``. Collective."""
 
     def __init__(
         self,
+        name: str,
         program: Any,
         session: Session,
         configs: Mapping[str, Any],
         scalars: Mapping[str, Any],
-        seed: int,
+        options: argparse.Namespace,
     ) -> None:
         ranks, rank = session.group.world_size, session.group.rank
         self._run = configured("trace", program, configs)
         executable = executable_at(self._run, ranks)
-        inputs, _ = described_inputs(executable, seed, scalars)
+        inputs, _ = inputs_of(name, executable, scalars, options, silent=rank > 0)
         shapes = Case(executable, inputs, 1).shapes[rank]
         self._arguments = [
             inputs[rank][p.name]

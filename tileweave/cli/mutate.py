@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .inputs import inputs_of, invented_hint
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import relative_paths
 from .simulation import (
@@ -54,12 +55,12 @@ def run(options: argparse.Namespace) -> None:
 def _mutate(
     name: str, program: Any, scalars: dict[str, Any], options: argparse.Namespace
 ) -> Outcome:
-    """Simulate the mutants of one program with random inputs."""
-    from ..simulator import SimulationError, mutate, random_inputs
+    """Simulate the mutants of one program with the inputs of ``inputs_of``."""
+    from ..simulator import SimulationError, mutate
 
-    fault, mutants = None, []
+    fault, origins, mutants = None, {}, []
     try:
-        inputs = random_inputs(program, options.seed, scalars)
+        inputs, origins = inputs_of(name, program, scalars, options)
         mutants = mutate(
             program.plan, options.ranks, inputs, options.schedules, options.seed, options.epochs,
             options.resident_blocks, progress=True, equivalent=options.equivalent,
@@ -75,6 +76,7 @@ def _mutate(
         "schedules": options.schedules,
         "seed": options.seed,
         "fault": fault,
+        "inputs": origins,
         "mutants": [asdict(mutant) for mutant in mutants],
         "unaccounted": sum(not mutant.is_accounted_for for mutant in mutants),
     }
@@ -82,7 +84,8 @@ def _mutate(
 
 def _text(outcome: Outcome) -> str:
     if outcome["fault"]:
-        return "{name}: without a mutation: {fault[kind]}: {fault[report]}".format(**outcome)
+        report = "{name}: without a mutation: {fault[kind]}: {fault[report]}".format(**outcome)
+        return report + invented_hint(outcome["inputs"])
     counts = Counter(mutant["verdict"] for mutant in outcome["mutants"])
     total = ", ".join(f"{n} {verdict}" for verdict, n in sorted(counts.items())) or "no mutants"
     at = " at the device level of {arch}".format(**outcome) if outcome["arch"] else ""

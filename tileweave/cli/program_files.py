@@ -16,6 +16,7 @@ from tilelang import tvm
 from ..builtins.errors import TileWeaveError
 from ..runtime import MeshPlan, Plan
 from .builders import builders_in
+from .inputs import inputs_function
 
 PrimFunc = tvm.tirx.PrimFunc
 PLANS_AND_KERNELS = Plan, PrimFunc
@@ -37,6 +38,8 @@ def load_programs(
 ) -> dict[str, Any]:
     """Return the module-level programs of ``FILE``, or only ``FILE:NAME``.
 
+    ``options.inputs_function`` becomes the function of the file that ``inputs_of`` calls.
+
     Args:
         kinds: accepted types. The programs are returned in this order.
     """
@@ -45,7 +48,9 @@ def load_programs(
         raise TileWeaveError(
             f"{options.command}: there is no file {path}; expected FILE or FILE:NAME"
         )
-    programs = _programs_in(load_module(options.command, path), kinds)
+    module = load_module(options.command, path)
+    options.inputs_function = inputs_function(options.command, path, module)
+    programs = _programs_in(module, kinds)
     if not programs or (name and name not in programs):
         legal_kinds = " or ".join(_KINDS[kind] for kind in kinds)
         missing = f"{path} has no {legal_kinds}{f' {name}' if name else ''}"

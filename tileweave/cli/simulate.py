@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import warnings
 from typing import Any
 
@@ -12,6 +11,7 @@ from ..builtins.errors import SyncWarning, TileWeaveError
 from ..runtime import MeshPlan
 from ..runtime.plans.mesh_plan import ranks_of
 from .compile_options import add_config, configs_of
+from .inputs import inputs_of, invented_hint
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import ranks_hint, relative_paths
 from .simulation import (
@@ -115,18 +115,16 @@ def _resolve_mesh(options: argparse.Namespace) -> None:
 def _simulate(
     name: str, program: Any, scalars: dict[str, Any], options: argparse.Namespace
 ) -> Outcome:
-    """Simulate one program with the inputs of ``described_inputs``."""
-    from ..simulator import SimulationError, SimulationWarning, described_inputs, simulate
+    """Simulate one program with the inputs of ``inputs_of``."""
+    from ..simulator import SimulationError, SimulationWarning, simulate
 
     categories = SimulationWarning, SyncWarning
-    fault, kinds, explored = None, {}, {}
+    fault, origins, explored = None, {}, {}
     with warnings.catch_warnings(record=True) as caught:
         for category in categories:
             warnings.simplefilter("always", category)
         try:
-            inputs, kinds = described_inputs(program, options.seed, scalars)
-            if kinds and not options.json:
-                print(f"simulate: {name}: inputs: {_describe(kinds)}", file=sys.stderr)
+            inputs, origins = inputs_of(name, program, scalars, options)
             if options.exhaustive:
                 explored = _explore(program, inputs, options)
             else:
@@ -149,7 +147,7 @@ def _simulate(
         "verdict": "fault" if fault else "no fault",
         "fault": fault,
         **explored,
-        "inputs": kinds,
+        "inputs": origins,
         "warnings": list(dict.fromkeys(messages)),
     }
 
@@ -167,17 +165,10 @@ def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
     return {"interleavings": number, "complete": complete, "summary": str(result)}
 
 
-def _describe(kinds: dict[str, str]) -> str:
-    """Return ``zeros in F, G; random numbers in A``."""
-    tensors: dict[str, list[str]] = {}
-    for name, kind in kinds.items():
-        tensors.setdefault(kind, []).append(name)
-    return "; ".join(f"{kind} in {', '.join(names)}" for kind, names in tensors.items())
-
-
 def _text(outcome: Outcome, options: argparse.Namespace) -> str:
     if outcome["fault"]:
-        return "{name}: {fault[kind]}: {fault[report]}".format(**outcome) + ranks_hint(options)
+        report = "{name}: {fault[kind]}: {fault[report]}".format(**outcome)
+        return report + invented_hint(outcome["inputs"]) + ranks_hint(options)
     verdict = "{name}: {schedules} schedules of {ranks} ranks, no fault".format(**outcome)
     if options.exhaustive:
         verdict = outcome["summary"]

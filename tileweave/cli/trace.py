@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "trace",
         metavar="RUN.json|FILE[:NAME]",
         help="a recorded trace, which needs no GPU; or the T.prim_func or tw.plan to record, with "
-        "generated inputs",
+        "the inputs of its file, or invented ones",
     )
     add(
         "--summary",
@@ -103,7 +103,7 @@ def _record(options: argparse.Namespace) -> bool:
     options.running = name, program
     scalars = parsed_scalars(options, programs) | sizes_of(options, programs)[name]
     session = init()
-    call: Any = GeneratedCall(program, session, configs_of(options), scalars, options.seed)
+    call: Any = GeneratedCall(name, program, session, configs_of(options), scalars, options)
     events = EVENTS if options.events is None else options.events
     with trace(options.out, events=events):
         for launch in range(options.launches):

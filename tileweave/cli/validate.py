@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import Any
 
+from .inputs import inputs_of, invented_hint
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import ranks_hint, relative_paths
 from .simulation import (
@@ -45,12 +46,12 @@ def run(options: argparse.Namespace) -> None:
 def _validate(
     name: str, program: Any, scalars: dict[str, Any], options: argparse.Namespace
 ) -> Outcome:
-    """Validate one program with random inputs."""
-    from ..simulator import SimulationError, random_inputs, validate
+    """Validate one program with the inputs of ``inputs_of``."""
+    from ..simulator import SimulationError, validate
 
-    fault = None
+    fault, origins = None, {}
     try:
-        inputs = random_inputs(program, options.seed, scalars)
+        inputs, origins = inputs_of(name, program, scalars, options)
         validate(
             program, options.ranks, inputs, options.arch, options.schedules, options.seed,
             options.epochs, resident_blocks=options.resident_blocks, progress=True,
@@ -64,12 +65,14 @@ def _validate(
         "schedules": options.schedules,
         "seed": options.seed,
         "fault": fault,
+        "inputs": origins,
     }
 
 
 def _text(outcome: Outcome, options: argparse.Namespace) -> str:
     if outcome["fault"]:
-        return "{name}: {fault[kind]}: {fault[report]}".format(**outcome) + ranks_hint(options)
+        report = "{name}: {fault[kind]}: {fault[report]}".format(**outcome)
+        return report + invented_hint(outcome["inputs"]) + ranks_hint(options)
     return (
         "{name}: the device functions of {arch} agree with the program: "
         "{schedules} schedules of {ranks} ranks, no fault"
