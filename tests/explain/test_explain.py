@@ -9,6 +9,7 @@ import pytest
 import tileweave as tw
 from tests.corpus import PROGRAMS
 from tileweave.cli.main import main
+from tileweave.explain.operation import Operation
 from tileweave.passes.ir.walk import calls_in, op_name
 
 
@@ -530,3 +531,42 @@ def test_names_the_operation_that_disables_the_inference(tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["explain", f"{file}:explicit", "--ranks", "2", "--html", str(page)]) == 0
     assert "Nothing is inferred" in page.read_text() and why in page.read_text()
+
+
+# paths and notes
+
+
+def operation(file: str, **values) -> Operation:
+    return Operation("wait", "S", file, 3, f"the wait at {file}:7 covers it, too", **values)
+
+
+def explanation(*ops: Operation) -> tw.Explanation:
+    return tw.Explanation("program", 2, ops=ops, merged=ops, assumed={"S": f"{ops[0].file}:7"})
+
+
+def test_files_are_named_without_their_folder():
+    for text in (str(explanation(operation("/a/x.py"))), explanation(operation("/a/x.py")).html()):
+        assert "the wait at x.py:7 covers it" in text and "x.py:3" in text and "/a/" not in text
+    assert json.loads(explanation(operation("/a/x.py")).as_json())["ops"][0]["file"] == "/a/x.py"
+
+
+def test_files_of_one_name_are_named_from_the_current_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    files = [str(tmp_path / folder / "x.py") for folder in ("a", "b")]
+    text = str(explanation(*map(operation, files)))
+    assert "\n  a/x.py:3  wait" in text and "\n  b/x.py:3  wait" in text
+    assert "the wait at b/x.py:7 covers" in text and str(tmp_path) not in text
+
+
+def test_signs_of_the_table_are_explained_if_it_has_them():
+    long = " + ".join(["rank * 2"] * 4)
+    plain = str(explanation(operation("x.py", amount="1")))
+    assert "?" not in plain and "varies" not in plain
+    text = str(explanation(operation("x.py", amount=long, per_block=None)))
+    row, *rest = text.splitlines()[2:]
+    assert row.split()[4:6] == ["varies", "?"]
+    assert rest[:2] == [
+        "? per block: a loop around it whose iterations are counted at run time",
+        "amount varies: it depends on rank, block or iteration; --json prints the formula",
+    ]
+    assert "? stands for a number" in explanation(operation("x.py", per_block=None)).html()

@@ -44,6 +44,9 @@ def test_without_a_gpu(program, tmp_path, monkeypatch, capsys):
     out = tmp_path / "new" / "demo"
     assert main(["demo", "--out", str(out)]) == 0
     text = capsys.readouterr().out
+    for command in (["init", "-q"], ["status", "--porcelain"]):
+        git = subprocess.run(["git", *command], cwd=tmp_path, capture_output=True, text=True)
+        assert (git.returncode, git.stdout) == (0, "")  # a checkout has no untracked file
     assert "deadlock: no block or stream can continue\n" in text
     assert "waits at W.wait_reached(arrived[" in text and "    3 missing\n" in text
     shown = re.search(r"^\$ tileweave demo\n(.*?)^  \.\.\.$", README, re.M | re.S)[1]

@@ -72,7 +72,7 @@ def test_commands_print_what_the_page_shows(page, no_gpu, capsys):
     assert ["python", str(_file(page).relative_to(CHECKOUT))] in [c for c, _ in commands]
     for command, shown in commands:
         _run(command)
-        assert _lines(capsys.readouterr().out.replace(f"{FOLDER}/", "")) == _lines(shown)
+        assert _lines(capsys.readouterr().out.replace(f"{FOLDER}/", "")) == _lines(shown), command
 
 
 def test_fix_of_the_bug_is_the_diff_of_the_page(tmp_path, capsys):

@@ -84,13 +84,16 @@ def example_file(name: str) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the folder of the results.
+    """Create the folder of the results; git ignores a new one.
 
     Raises:
         TileWeaveError: the system cannot create it.
     """
     try:
+        is_new = not folder.is_dir()
         folder.mkdir(parents=True, exist_ok=True)
+        if is_new:
+            (folder / ".gitignore").write_text("*\n")
     except OSError as error:
         raise TileWeaveError(
             f"demo: --out {folder}: {error.strerror}; expected a folder that can be written"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .operation import KINDS, Operation
+from .short_paths import path_shortener
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -46,7 +47,12 @@ def page(explanation: Explanation) -> str:
 
 
 def _body(e: Explanation) -> Iterator[str]:
-    yield "<p>Each line is followed by its operations. Hover over one to see the reason.</p>"
+    shorten = path_shortener(e)
+    yield (
+        "<p>Each line is followed by its operations. Hover over one to see the reason. A ? stands "
+        "for a number of executions that depends on a loop whose iterations are counted at run "
+        "time.</p>"
+    )
     yield _two_columns(
         (f'<b class="{kind}">{kind}</b>', escape(text)) for kind, text in KINDS.items()
     )
@@ -57,10 +63,10 @@ def _body(e: Explanation) -> Iterator[str]:
         first = min([first, *(op.line for op in ops)])
         last = max([last, *(op.line for op in ops)])
         yield f"<h2>{escape(name)} in {escape(Path(file).name)}</h2>"
-        yield from _source(file, first, last, ops)
+        yield from _source(file, first, last, ops, shorten)
     if remaining:
         yield "<h2>In other files</h2>"
-        yield f"<pre>{''.join(map(_operation, remaining))}</pre>"
+        yield f"<pre>{''.join(_operation(op, shorten) for op in remaining)}</pre>"
     for title, lines in (
         ("Not needed", _by_line(e.merged)),
         ("Not ordered, by W.unordered", _by_line(e.unordered)),
@@ -74,14 +80,17 @@ def _body(e: Explanation) -> Iterator[str]:
     ):
         if lines:
             yield f"<h2>{title}</h2>"
-            yield _two_columns((escape(str(a)), escape(str(b))) for a, b in lines.items())
+            rows = ((shorten(a), shorten(str(b))) for a, b in lines.items())
+            yield _two_columns((escape(a), escape(b)) for a, b in rows)
 
 
 def _by_line(ops: Iterable[Operation]) -> dict[str, str]:
-    return {f"{Path(op.file).name}:{op.line}": f"{op.tensor}: {op.reason}" for op in ops}
+    return {f"{op.file}:{op.line}": f"{op.tensor}: {op.reason}" for op in ops}
 
 
-def _source(file: str, first: int, last: int, ops: list[Operation]) -> Iterator[str]:
+def _source(
+    file: str, first: int, last: int, ops: list[Operation], shorten: Callable[[str], str]
+) -> Iterator[str]:
     """Yield the source lines from the decorators on, each followed by its operations."""
     path = Path(file)
     lines = path.read_text().splitlines() if path.is_file() else []
@@ -91,17 +100,18 @@ def _source(file: str, first: int, last: int, ops: list[Operation]) -> Iterator[
     for number in range(first, last + 1):
         text = lines[number - 1] if number <= len(lines) else ""
         out.append(f'<span><span class="number">{number}</span>{escape(text)}</span>')
-        out += [_operation(op) for op in ops if op.line == number]
+        out += [_operation(op, shorten) for op in ops if op.line == number]
     yield f"<pre>{''.join(out)}</pre>"
 
 
-def _operation(op: Operation) -> str:
+def _operation(op: Operation, shorten: Callable[[str], str]) -> str:
+    reason = escape(shorten(op.reason))
     times = "?" if op.per_block is None else op.per_block
     parts = [op.tensor, op.granule and f"granule {op.granule}", op.amount, f"{times} per block"]
     text = " | ".join(p for p in parts if p)
     return (
-        f'<span class="op {op.kind}" tabindex="0" title="{escape(op.reason)}"><b>{op.kind}</b>'
-        f"{escape(text)}<i>: {escape(op.reason)}</i></span>"
+        f'<span class="op {op.kind}" tabindex="0" title="{reason}"><b>{op.kind}</b>'
+        f"{escape(text)}<i>: {reason}</i></span>"
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..passes.ir.sizes import format_sizes
 from .operation import Operation
+from .short_paths import path_shortener
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -15,25 +15,29 @@ if TYPE_CHECKING:
 _HEAD = "line", "kind", "tensor", "granule", "amount", "per block", "why"
 _WIDEST_AMOUNT = 28
 """Longest amount that the table shows, in characters."""
+_UNKNOWN, _VARIES = "?", "varies"
 
 
 def table_lines(e: Explanation) -> Iterator[str]:
-    """Yield the title, one row per operation, and the lists below the table."""
+    """Yield the title, one row per operation, and the notes and lists below the table."""
+    shorten = path_shortener(e)
     sizes = f", {format_sizes(e.sizes)}" if e.sizes else ""
     yield f"{e.title}{sizes}"
     if not e.ops:
         yield "  nothing is inserted: no rank reads what another rank writes, or verify is off"
     has_several_kernels = len({op.kernel for op in e.ops}) > 1
-    yield from _aligned([_row(op, has_several_kernels) for op in e.ops])
-    yield from _accesses(e)
-    yield from _memory(e)
+    rows = [_row(op, has_several_kernels, shorten) for op in e.ops]
+    yield from _aligned(rows)
+    yield from _notes(rows)
+    yield from map(shorten, _accesses(e))
+    yield from map(shorten, _memory(e))
 
 
-def _row(op: Operation, with_kernel: bool) -> tuple[str, ...]:
-    line = _line(op) if op.file else "-"
-    times = "?" if op.per_block is None else str(op.per_block)
-    amount = op.amount if len(op.amount) <= _WIDEST_AMOUNT else "varies"
-    reason = f"{op.kernel}: {op.reason}" if with_kernel else op.reason
+def _row(op: Operation, with_kernel: bool, shorten: Callable[[str], str]) -> tuple[str, ...]:
+    line = shorten(f"{op.file}:{op.line}") if op.file else "-"
+    times = _UNKNOWN if op.per_block is None else str(op.per_block)
+    amount = op.amount if len(op.amount) <= _WIDEST_AMOUNT else _VARIES
+    reason = shorten(f"{op.kernel}: {op.reason}" if with_kernel else op.reason)
     return line, op.kind, op.tensor or "-", op.granule or "-", amount or "-", times, reason
 
 
@@ -47,6 +51,14 @@ def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
         yield "  " + "  ".join([*cells, row[-1]]).rstrip()
 
 
+def _notes(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    """Yield the meaning of the signs that stand for a value that the table does not show."""
+    if any(row[_HEAD.index("per block")] == _UNKNOWN for row in rows):
+        yield f"{_UNKNOWN} per block: a loop around it whose iterations are counted at run time"
+    if any(row[_HEAD.index("amount")] == _VARIES for row in rows):
+        yield f"amount {_VARIES}: it depends on rank, block or iteration; --json prints the formula"
+
+
 def _accesses(e: Explanation) -> Iterator[str]:
     """Yield the accesses without an operation of their own."""
     for title, ops in (
@@ -57,7 +69,7 @@ def _accesses(e: Explanation) -> Iterator[str]:
     ):
         if ops:
             yield f"{title}:"
-            yield from (f"  {_line(op)}  {op.tensor}: {op.reason}" for op in ops)
+            yield from (f"  {op.file}:{op.line}  {op.tensor}: {op.reason}" for op in ops)
 
 
 def _memory(e: Explanation) -> Iterator[str]:
@@ -75,7 +87,3 @@ def _memory(e: Explanation) -> Iterator[str]:
         if sizes:
             tensors = ", ".join(f"{name} {size}" for name, size in sizes.items())
             yield f"{title}: {sum(sizes.values())} bytes on each rank ({tensors})"
-
-
-def _line(op: Operation) -> str:
-    return f"{Path(op.file).name}:{op.line}"
