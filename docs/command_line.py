@@ -34,15 +34,22 @@ EXAMPLES = {
     "demo": "tileweave demo",
     "emit": "tileweave emit examples/gemm_reduce_scatter.py --stage cuda",
     "explain": "tileweave explain examples/tutorial/02_all_gather.py --ranks 4",
-    "simulate": "tileweave simulate examples/tutorial/02_all_gather.py --schedules 100",
+    "simulate": "tileweave simulate examples/tutorial/01_first_program.py --schedules 50",
     "validate": "tileweave validate examples/tutorial/03_gemm_reduce_scatter.py --ranks 4",
-    "mutate": "tileweave mutate examples/tutorial/01_first_program.py --ranks 2",
-    "trace": "tileweave trace build/run.json --timeline build/run.html --summary",
+    "mutate": "tileweave mutate examples/tutorial/01_first_program.py --schedules 5",
+    "trace": "tileweave trace run.json --timeline run.html --summary",
     "bench": "torchrun --nproc-per-node=4 -m tileweave bench matmul_reduce_scatter",
     "tune": "torchrun --nproc-per-node=4 -m tileweave tune matmul_reduce_scatter",
     "doctor": "tileweave doctor",
     "completion": "tileweave completion bash",
 }
+
+BEFORE = {
+    "trace": "$ tileweave simulate examples/tutorial/01_first_program.py --timeline run.json",
+    "bench": "# not run in CI: needs 4 GPUs",
+    "tune": "# not run in CI: needs 4 GPUs",
+}
+"""Lines before an example: what it needs."""
 
 GUIDES = {
     "demo": "The program: [gemm_reduce_scatter.py](../../examples/gemm_reduce_scatter.py).",
@@ -87,13 +94,14 @@ def _section(name: str, parser: argparse.ArgumentParser, manual: str) -> str:
     has_options = any(action.option_strings for action in actions)
     usage = " ".join(["tileweave", name, *operands, *(["[OPTION ...]"] if has_options else [])])
     effect = manual.partition("\n\n")[0].replace("\n", " ").replace("``", "`")
+    before = [BEFORE[name]] if name in BEFORE else []
     table = ["| argument | meaning |", "|---|---|", *map(_row, actions)]
     return "\n".join(
         [
             f"## tileweave {name}\n",
             f"```text\n{usage}\n```\n",
             f"{fill(f'{effect} {GUIDES[name]}', 100, break_on_hyphens=False)}\n",
-            f"```console\n$ {EXAMPLES[name]}\n```\n",
+            "\n".join(["```console", *before, f"$ {EXAMPLES[name]}", "```\n"]),
             *table,
             "",
         ]

@@ -1,7 +1,7 @@
 """Runs the programs of W ranks on the CPU, with weak memory, and explains their faults."""
 
 from .explore.exhaustive import Exploration
-from .inputs.default_inputs import described_inputs, random_inputs
+from .inputs.default_inputs import INITIAL_ZEROS, described_inputs, random_inputs
 from .machine.executable import Executable
 from .mutation import Mutant, mutate
 from .report.errors import SimulationError, SimulationWarning
@@ -9,6 +9,7 @@ from .simulate import LEVELS, executable_at, simulate
 from .validate import validate
 
 __all__ = [
+    "INITIAL_ZEROS",
     "LEVELS",
     "Executable",
     "Exploration",

@@ -16,6 +16,9 @@ from ..memory.values import is_float, numpy_dtype
 from .index_ranges import Range, index_ranges
 from .inputs import checked_inputs
 
+INITIAL_ZEROS = "zeros at first"
+"""Origin of integers that the program writes, such as flags."""
+
 
 def random_inputs(
     executable: Executable | MeshExecutable, seed: int, scalars: Mapping[str, Any]
@@ -70,7 +73,7 @@ def described_inputs(
                 origins[p.name] = "random integers 0 to 127"
             elif not is_float(dtype):
                 tensors[p.name] = np.zeros(shape, dtype)
-                origins[p.name] = "zeros"
+                origins[p.name] = "zeros" if is_read else INITIAL_ZEROS
             elif is_read:
                 tensors[p.name] = rng.standard_normal(shape).astype(dtype)
                 origins[p.name] = "random numbers"

@@ -167,8 +167,8 @@ def test_simulate_as_json(file, capsys):
     assert captured.err == ""
     same = {"ranks": 2, "schedules": 2, "seed": 7}
     assert data["clean"] == {
-        "name": "clean", **same, "verdict": "no fault", "fault": None, "inputs": {"F": "zeros"},
-        "warnings": [],
+        "name": "clean", **same, "verdict": "no fault", "fault": None,
+        "inputs": {"F": "zeros at first"}, "warnings": [],
     }  # fmt: skip
     fault = data["stuck"]["fault"]
     assert (data["stuck"]["verdict"], fault["kind"], fault["seed"]) == ("fault", "deadlock", 7)

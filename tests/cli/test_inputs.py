@@ -55,7 +55,7 @@ def test_every_command_uses_the_function_of_the_file(command, capsys):
     outcome = json.loads(capsys.readouterr().out)
     assert outcome["fault"] is None and status == (command == "mutate" and outcome["unaccounted"])
     assert outcome["inputs"]["counts"] == "values of inputs(ranks, rng)"
-    assert outcome["inputs"]["received"] == "zeros"  # the function has no value for it
+    assert outcome["inputs"]["received"] == "zeros at first"  # the function has no value for it
 
 
 @pytest.mark.parametrize("command", ["simulate", "validate", "mutate"])
@@ -66,8 +66,8 @@ def test_the_report_of_a_fault_says_which_inputs_were_invented(command, tmp_path
     assert _status([command, str(tmp_path / "dispatch.py"), "--ranks", "4"]) == 1
     captured = capsys.readouterr()
     assert captured.out.endswith(
-        "\n(invented inputs: random numbers in tokens; zeros in expert, counts, received; random "
-        "integers 0 to 7 in row; if the program needs others, its file may have a function "
+        "\n(invented inputs: random numbers in tokens; zeros in expert, counts; random integers "
+        "0 to 7 in row; if the program needs others, its file may have a function "
         "inputs(ranks, rng))\n"
     )
     assert f"{command}: dispatch: inputs: random numbers in tokens" in captured.err
@@ -75,7 +75,6 @@ def test_the_report_of_a_fault_says_which_inputs_were_invented(command, tmp_path
 
 def test_the_report_of_a_fault_is_silent_about_inputs_of_the_file(tmp_path, capsys):
     wrong = DISPATCH.read_text().replace("counts[rank, e])", "counts[rank, e] + 1)")
-    wrong = wrong.replace('"out": np', '"received": np.zeros((2, ranks), np.int32), "out": np')
     (tmp_path / "dispatch.py").write_text(wrong)
     assert _status(["simulate", str(tmp_path / "dispatch.py")]) == 1
     out = capsys.readouterr().out

@@ -1,9 +1,6 @@
 """``tileweave trace``: output, files, messages, and the calls that it records."""
 
 import json
-import re
-import shlex
-from pathlib import Path
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -18,7 +15,6 @@ from tileweave.cli.main import main
 from tileweave.cli.program_files import load_programs
 from tileweave.runtime.plans.parameters import Parameter
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "simulator.md"
 PROGRAM = """
 import tilelang.language as T
 from tileweave import language as W
@@ -82,19 +78,6 @@ def test_refuses_in_one_line(tmp_path, capsys, content, options, message):
     assert main(["trace", str(file), *options]) == 1
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
-
-
-def test_example_of_the_guide(tmp_path, capsys, monkeypatch):
-    page = GUIDE.read_text()
-    (tmp_path / "ring.py").write_text(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1])
-    (command,) = re.findall(r"^\$ tileweave (.* --timeline run\.json)$", page, re.MULTILINE)
-    prints = r"^`tileweave trace run\.json` prints:\n\n```text\n(.*?)```"
-    (output,) = re.findall(prints, page, re.MULTILINE | re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(command)) == 0
-    capsys.readouterr()
-    assert main(["trace", "run.json"]) == 0
-    assert capsys.readouterr().out == output
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,12 @@ import torch
 
 import tileweave as tw
 from tests.modules import load_module
+from tests.project.commands import commands_of
 from tileweave.cli.main import main
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 README = CHECKOUT / "README.md"
+SIMULATOR = CHECKOUT / "docs" / "guides" / "simulator.md"
 HOST_API = CHECKOUT / "docs" / "reference" / "host-api.md"
 
 
@@ -180,53 +182,6 @@ def test_pages_that_code_names_exist():
     assert [page for page in sorted(named) if not (CHECKOUT / page).exists()] == []
 
 
-def _simulator_cases() -> dict[str, tuple[str, str]]:
-    """Return program and quoted report of each case in docs/guides/simulator.md, by heading."""
-    page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
-    blocks = re.findall(r"^#+ ([^\n]*)|^```(python|diff|console)\n(.*?)^```$", page, re.M | re.S)
-    ring = changed = heading = ""
-    cases = {}
-    for title, kind, text in blocks:
-        if title:
-            heading, changed = title.strip("`"), ring
-        elif kind == "python":
-            ring = ring or text
-            changed = text if "@T.prim_func" in text else changed
-        elif kind == "diff":
-            lines = [(line[0], line[1:] + "\n") for line in text.splitlines()]
-            before, after = ("".join(t for sign, t in lines if sign == s) for s in "-+")
-            assert ring.count(before) == 1, before
-            changed = ring.replace(before, after)
-        else:
-            name = heading if heading not in cases else f"{heading} again"
-            cases[name] = changed, text
-    return cases
-
-
-SIMULATOR_CASES = _simulator_cases()
-
-
-@pytest.mark.parametrize("name", SIMULATOR_CASES)
-def test_simulator_page(name, tmp_path, monkeypatch, capsys):
-    """The command prints the quoted report: the same first line, but for numbers, and the same
-    source lines."""
-    program, text = SIMULATOR_CASES[name]
-    command, *lines = text.splitlines()
-    (file,) = re.findall(r"\w+\.py", command)
-    (tmp_path / file).write_text(program)
-    monkeypatch.chdir(tmp_path)
-    try:
-        assert main(shlex.split(command)[2:]) == 0
-        status = 0
-    except SystemExit as end:
-        status = end.code
-    out = capsys.readouterr().out.replace(f"{tmp_path}/", "").splitlines()
-    assert status == (not out[0].endswith("no fault"))
-    assert re.sub(r"\d+", "#", out[0]) == re.sub(r"\d+", "#", lines[0])
-    for loc in re.findall(rf"{file}:\d+", text):
-        assert any(loc in line for line in out), (loc, out)
-
-
 @pytest.mark.parametrize(
     ("name", "counts"),
     [
@@ -239,24 +194,24 @@ def test_simulator_page(name, tmp_path, monkeypatch, capsys):
 def test_sidecar_files_of_the_simulator_page_explain_the_survivors(
     name, counts, tmp_path, monkeypatch, capsys
 ):
-    program, text = SIMULATOR_CASES[name]
-    (tmp_path / "ring.py").write_text(program)
-    page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
+    (command,) = [c for c in commands_of(SIMULATOR) if c.block.heading == name]
+    (tmp_path / "ring.py").write_text(command.program)
+    page = SIMULATOR.read_text()
     tile, device = map(json.loads, re.findall(r"```json\n(.*?)```", page, re.S))
     (tmp_path / "ring.equivalent.json").write_text(json.dumps(tile | device))
     monkeypatch.chdir(tmp_path)
-    command, *_ = text.splitlines()
-    assert main(shlex.split(command)[2:]) == 0
+    assert main(shlex.split(command.text)[1:]) == 0
     assert counts in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_simulator_page_is_about_every_kind():
     from tileweave.simulator.report.errors import KINDS
 
-    page = (CHECKOUT / "docs" / "guides" / "simulator.md").read_text()
+    page = SIMULATOR.read_text()
+    headings = {command.block.heading for command in commands_of(SIMULATOR)}
     # Only a faulty compiler pass shows it: tests/simulator/device/test_validate.py.
     assert "### `translation`" in page and "\ntranslation: Out of rank 0" in page
-    assert {*KINDS} - {"translation"} <= set(SIMULATOR_CASES)
+    assert {*KINDS} - {"translation"} <= headings
 
 
 def test_timeline_of_the_simulator_page():
@@ -321,12 +276,8 @@ def test_mesh_plan_of_the_page_about_groups(tmp_path, capsys):
 SYNCHRONIZATION = CHECKOUT / "docs" / "guides" / "synchronization.md"
 
 
-def test_synchronization_page_shows_what_the_command_prints(readme_program, monkeypatch, capsys):
-    monkeypatch.chdir(readme_program.parent)
+def test_synchronization_page_explains_lines_of_the_readme(readme_program):
     page = SYNCHRONIZATION.read_text()
-    ((command, said),) = re.findall(r"```console\n\$ tileweave ([^\n]*)\n(.*?)```", page, re.S)
-    assert main(shlex.split(command)) == 0
-    assert capsys.readouterr().out == said
     source = readme_program.read_text().splitlines()
     explained = [int(line) for line in re.findall(r"^\| (\d+) \|", page, re.M)]
     assert [line for line in explained if "parts[" in source[line - 1]] == explained[1:]
@@ -385,13 +336,9 @@ def test_messages_in_tables_are_in_the_code(name, least):
     assert [p for p in parts if len(p) > 3 and not any(p in text for text in texts)] == []
 
 
-def test_reports_of_the_troubleshooting_page_are_those_of_other_pages():
-    page = TROUBLESHOOTING.read_text()
-    (deadlock,) = re.findall(r"^deadlock:.*?(?=```)", page, re.M | re.S)
-    (race,) = re.findall(r"^ *\$ python (?:.*)\n((?: +.*\n)+?) *```", page, re.M)
+def test_deadlock_of_the_troubleshooting_page_is_that_of_the_readme():
+    (deadlock,) = re.findall(r"^deadlock:.*?(?=```)", TROUBLESHOOTING.read_text(), re.M | re.S)
     assert deadlock in README.read_text()
-    tutorial = CHECKOUT / "docs" / "tutorial" / "04-simulate-a-bug.md"
-    assert "\n".join(line.strip() for line in race.splitlines()) in tutorial.read_text()
 
 
 def test_synchronization_page_has_every_refusal():

@@ -70,7 +70,10 @@ def inputs_of(
 
 def invented_hint(origins: Mapping[str, str]) -> str:
     """Return a line that says which inputs of a faulty program were invented; "" if none were."""
-    invented = {name: origin for name, origin in origins.items() if origin != _FROM_FILE}
+    from ..simulator import INITIAL_ZEROS
+
+    certain = _FROM_FILE, INITIAL_ZEROS
+    invented = {name: origin for name, origin in origins.items() if origin not in certain}
     if not invented:
         return ""
     return (

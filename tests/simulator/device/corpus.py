@@ -77,7 +77,11 @@ def corpus(name: str) -> Instance:
 def pattern(path: str, name: str) -> Instance:
     module = module_of(path)
     sizes = getattr(module, "SIZES", [{}])[0]
-    return Instance(getattr(module, name), module.RANKS, module.inputs(module.RANKS, np.random.default_rng(1), **sizes))
+    return Instance(
+        getattr(module, name),
+        module.RANKS,
+        module.inputs(module.RANKS, np.random.default_rng(1), **sizes),
+    )
 
 
 def tutorial(path: str, name: str) -> Instance:

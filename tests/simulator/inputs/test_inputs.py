@@ -55,7 +55,7 @@ def test_inputs_are_in_their_ranges():
         "lengths": "random integers 0 to 16",
         "owners": "random integers 0 to 1",
         "keys": "zeros",
-        "state": "zeros",
+        "state": "zeros at first",
     }
     rows = [row for values in inputs for row in values["rows"].tolist()]
     assert set(rows) <= set(range(8)) and len(set(rows)) > 1
