@@ -97,6 +97,7 @@ class _Finder:
         return {
             extent: tirx.IntImm(extent.dtype, size)
             for b in self.func.buffer_map.values()
+            if b.name in self.shapes  # not a counter of a kernel that the plan adds
             for extent, size in zip(b.shape, self.shapes[b.name], strict=True)
             if isinstance(extent, tirx.Var)
         }

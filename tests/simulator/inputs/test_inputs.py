@@ -106,3 +106,16 @@ def test_command_describes_inputs(tmp_path, capsys):
     assert main(["simulate", str(path), "--ranks", "1", "--json"]) == 0
     said = capsys.readouterr()
     assert said.err == "" and json.loads(said.out)["inputs"] == MADE
+
+
+@tw.plan
+def pulls(p, X: T.Tensor((8,), "float32"), S: W.Symmetric((8,), "float32"),
+          Y: T.Tensor((2, 8), "float32")):  # fmt: skip
+    p.copy(S[p.rank], X)
+    for peer in p.peers():
+        p.copy(Y[peer], S[peer], stream="pull")
+
+
+def test_kernels_that_synchronize_a_plan_need_no_inputs():
+    _, made = described_inputs(Executable(pulls, 2), 0, {})
+    assert made == {"X": "random numbers"}
