@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from tileweave import ops
 from tileweave.ops.attention.sp_attention import SpAttention
 from tileweave.ops.attention.ulysses import Ulysses
@@ -43,6 +45,16 @@ def name_of(operator: type[RegisteredOp]) -> str:
     return f"`{operator.op}`"
 
 
+def schemas_of(operator: type[RegisteredOp]) -> str:
+    """Return the schemas of an operator and of its variants in ``torch.ops.tileweave``."""
+    variants = (
+        ("", "_rows", "_out", "_rows_out") if issubclass(operator, Operator) else ("", "_out")
+    )
+    functions = (getattr(torch.ops.tileweave, operator.op + v, None) for v in variants)
+    schemas = (str(f.default._schema) for f in functions if f is not None)
+    return "<br>".join(f"`{schema.replace('tileweave::', '')}`" for schema in schemas)
+
+
 Column = tuple[str, Callable[[type[RegisteredOp]], str]]
 CALLS: list[Column] = [
     ("operator", call_of),
@@ -62,6 +74,7 @@ SENT: list[Column] = [
     ("operator", name_of),
     ("bytes that each rank sends", lambda operator: operator.row.sent),
 ]
+SCHEMAS: list[Column] = [("operator", name_of), ("schemas", schemas_of)]
 TABLES: dict[str, tuple[tuple[type[RegisteredOp], ...], list[Column]]] = {
     "GEMM operators": ((Operator,), CALLS),
     "gradients of GEMM operators": ((Operator,), GRADIENTS),
@@ -77,7 +90,14 @@ TABLES: dict[str, tuple[tuple[type[RegisteredOp], ...], list[Column]]] = {
     "decoding": ((AllReduceRmsNorm, DecodeAttention), CALLS),
     "memory of decoding": ((AllReduceRmsNorm, DecodeAttention), MEMORY),
     "operators of one GPU": ((GroupedMatmul,), LOCAL_CALLS),
-}
+    "schemas of torch.ops.tileweave": (
+        (
+            Operator, Collective, SpAttention, Ulysses, AllReduceRmsNorm, DecodeAttention,
+            RowExchange, ExpertMlp, GroupedMatmul,
+        ),
+        SCHEMAS,
+    ),
+}  # fmt: skip
 """Base classes and columns of each table by the name in its marker."""
 
 

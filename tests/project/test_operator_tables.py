@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.modules import load_module
 from tileweave.ops.core.registry import OPERATORS
@@ -39,3 +40,13 @@ def test_every_operator_is_in_a_table_of_calls(operators):
     )  # fmt: skip
     tables = "".join(map(operators.table, names))
     assert [name for name in OPERATORS if f"| `{name}(" not in tables] == []
+
+
+def test_table_of_schemas_has_every_operator_and_its_variants(operators):
+    schemas = operators.table("schemas of torch.ops.tileweave")
+    assert [name for name in OPERATORS if f"| `{name}` | `{name}(" not in schemas] == []
+    registered = torch._C._dispatch_get_all_op_names()
+    names = {name.removeprefix("tileweave::") for name in registered if "tileweave::" in name}
+    variants = {name for name in names if name.removesuffix("_out") in OPERATORS}
+    assert len(variants) > len(OPERATORS)
+    assert [name for name in sorted(variants) if f"`{name}(" not in schemas] == []
