@@ -47,10 +47,9 @@ def name_of(operator: type[RegisteredOp]) -> str:
 
 def schemas_of(operator: type[RegisteredOp]) -> str:
     """Return the schemas of an operator and of its variants in ``torch.ops.tileweave``."""
-    variants = (
-        ("", "_rows", "_out", "_rows_out") if issubclass(operator, Operator) else ("", "_out")
-    )
-    functions = (getattr(torch.ops.tileweave, operator.op + v, None) for v in variants)
+    gathered = ("_rows", "_rows_out") if issubclass(operator, Operator) else ()
+    names = (operator.op + variant for variant in ("", "_out", *gathered))
+    functions = (getattr(torch.ops.tileweave, name, None) for name in names)
     schemas = (str(f.default._schema) for f in functions if f is not None)
     return "<br>".join(f"`{schema.replace('tileweave::', '')}`" for schema in schemas)
 
