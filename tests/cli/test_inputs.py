@@ -90,8 +90,11 @@ def test_the_report_of_a_fault_is_silent_about_inputs_of_the_file(tmp_path, caps
          ["--set", "factor=3"], "scale: 1 schedules of 1 ranks, no fault"),
         ("inputs = []", ["--size", "N=8", "--set", "factor=3"], "no fault"),
         ("def inputs(M, N, K):\n    pass", [],
-         "simulate: inputs(M, N, K); expected inputs(ranks, rng), which commands call for the "
-         "inputs, or another name --> scale.py:14"),
+         "simulate: inputs(M, N, K): missing a required argument: 'K'; expected inputs(ranks, rng)"
+         ", and sizes of dynamic extents (--size NAME=VALUE) --> scale.py:14"),
+        ("def inputs(ranks, rng, N):\n    return [{'X': np.ones(N, 'float32'), 'factor': 2}]",
+         ["--size", "N=8"], "scale: 1 schedules of 1 ranks, no fault"),
+        ("def inputs():\n    return []", [], "inputs(): too many positional arguments; expected"),
         ("def inputs(ranks, rng):\n    return [{}, {}]", [],
          "simulate: inputs(1, rng) returned 2 dicts; expected a list with one dict per rank, "
          "1 in all --> scale.py:14"),

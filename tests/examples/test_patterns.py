@@ -236,7 +236,8 @@ def test_page_quotes_the_file(name):
     shown = [lines_of(block) for block in blocks(section_of(name), "python")]
     assert 5 <= sum(map(len, shown)) <= 30
     (console,) = blocks(section_of(name), "console")
-    assert re.match(r"\$ tileweave explain ([^ :\n]+)", console)[1] == f"examples/patterns/{name}.py"
+    explained_file = re.match(r"\$ tileweave explain ([^ :\n]+)", console)[1]
+    assert explained_file == f"examples/patterns/{name}.py"
     assert len(lines_of(console)) >= 5
     for block in shown:
         assert any(source[i : i + len(block)] == block for i in range(len(source))), block

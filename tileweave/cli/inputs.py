@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,26 +15,6 @@ from ..builtins.errors import TileWeaveError
 NAME = "inputs"
 _SIGNATURE = f"{NAME}(ranks, rng)"
 _FROM_FILE = f"values of {_SIGNATURE}"
-
-
-def inputs_function(command: str, path: Path, module: ModuleType) -> Callable[..., Any] | None:
-    """Return the function ``inputs(ranks, rng)`` of a file, or None if it has none.
-
-    Raises:
-        TileWeaveError: a function of this name has other parameters.
-    """
-    function = getattr(module, NAME, None)
-    if not inspect.isfunction(function):
-        return None
-    signature = inspect.signature(function)
-    try:
-        signature.bind(0, None)
-    except TypeError:
-        raise TileWeaveError(
-            f"{command}: {NAME}{signature}; expected {_SIGNATURE}, which commands call for the "
-            f"inputs, or another name --> {path}:{function.__code__.co_firstlineno}"
-        ) from None
-    return function
 
 
 def inputs_of(
@@ -55,7 +33,8 @@ def inputs_of(
         scalars: values of the command line, of scalars and of dynamic extents.
 
     Raises:
-        TileWeaveError: ``inputs`` does not return one dict per rank, or a scalar has no value.
+        TileWeaveError: ``inputs`` has other parameters, or does not return one dict per rank; or a
+            scalar has no value.
     """
     from ..simulator import described_inputs
 
@@ -86,15 +65,22 @@ def _given(
     ranks: int, scalars: Mapping[str, Any], options: argparse.Namespace
 ) -> list[Mapping[str, Any]] | None:
     """Return what the function ``inputs`` of the file returns, None without such a function."""
-    function = options.inputs_function
-    if function is None:
+    function = getattr(options.module, NAME, None)
+    if not inspect.isfunction(function):  # such as a list of inputs for `tw.simulate`
         return None
-    names = list(inspect.signature(function).parameters)[2:]
-    sizes = {name: scalars[name] for name in names if name in scalars}
-    values = function(ranks, np.random.default_rng(options.seed), **sizes)
+    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    signature, rng = inspect.signature(function), np.random.default_rng(options.seed)
+    sizes = [name for name in list(signature.parameters)[2:] if name in scalars]
+    try:
+        arguments = signature.bind(ranks, rng, **{name: scalars[name] for name in sizes})
+    except TypeError as error:
+        raise TileWeaveError(
+            f"{options.command}: {NAME}{signature}: {error}; expected {_SIGNATURE}, and sizes of "
+            f"dynamic extents (--size NAME=VALUE) --> {place}"
+        ) from None
+    values = function(*arguments.args, **arguments.kwargs)
     is_list = isinstance(values, (list, tuple)) and all(isinstance(v, Mapping) for v in values)
     if not is_list or len(values) != ranks:
-        place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
         amount = f"{len(values)} dicts" if is_list else f"a {type(values).__name__}"
         raise TileWeaveError(
             f"{options.command}: {NAME}({ranks}, rng) returned {amount}; expected a list with "

@@ -16,7 +16,6 @@ from tilelang import tvm
 from ..builtins.errors import TileWeaveError
 from ..runtime import MeshPlan, Plan
 from .builders import builders_in
-from .inputs import inputs_function
 
 PrimFunc = tvm.tirx.PrimFunc
 PLANS_AND_KERNELS = Plan, PrimFunc
@@ -38,7 +37,7 @@ def load_programs(
 ) -> dict[str, Any]:
     """Return the module-level programs of ``FILE``, or only ``FILE:NAME``.
 
-    ``options.inputs_function`` becomes the function of the file that ``inputs_of`` calls.
+    ``options.module`` becomes the module; ``inputs_of`` calls its function ``inputs``.
 
     Args:
         kinds: accepted types. The programs are returned in this order.
@@ -48,9 +47,8 @@ def load_programs(
         raise TileWeaveError(
             f"{options.command}: there is no file {path}; expected FILE or FILE:NAME"
         )
-    module = load_module(options.command, path)
-    options.inputs_function = inputs_function(options.command, path, module)
-    programs = _programs_in(module, kinds)
+    options.module = load_module(options.command, path)
+    programs = _programs_in(options.module, kinds)
     if not programs or (name and name not in programs):
         legal_kinds = " or ".join(_KINDS[kind] for kind in kinds)
         missing = f"{path} has no {legal_kinds}{f' {name}' if name else ''}"
