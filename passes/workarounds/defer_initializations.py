@@ -10,8 +10,9 @@ from tvm.target import Target
 from ...builtins.errors import LanguageError
 from ...builtins.spec import builtin_of
 from ..group.specialize_group import heap_tensors
-from ..ir.accesses import accesses_of, is_private, name_of, written_tensors
+from ..ir.accesses import accesses_of, is_private, name_of
 from ..ir.hold import hold
+from ..ir.leaves import leaves_of
 from ..ir.memory_order import releases
 from ..ir.walk import (
     calls_in,
@@ -165,7 +166,8 @@ def _header(stmt: tirx.Stmt) -> tirx.PrimExpr | None:
 
 def _overwritten_elsewhere(func: tirx.PrimFunc) -> set[tirx.Var]:
     """Return the tensors that another block may overwrite after a signal of this block."""
-    return {b.data for b in heap_tensors(func)} | written_tensors(func.body)
+    written = accesses_of(func.body).writes.values()
+    return {b.data for b in [*heap_tensors(func), *written] if b.scope() == "global"}
 
 
 def _refuse_overtaken(levels: list[_Level], overwritten: set[tirx.Var]) -> None:
@@ -182,21 +184,22 @@ def _refuse_overtaken(levels: list[_Level], overwritten: set[tirx.Var]) -> None:
 
 def _refuse_conflict(early: tirx.Stmt, late: tirx.Stmt, shared: set[tirx.Var]) -> None:
     reads = {v: b for v, b in accesses_of(early).reads.items() if not is_private(b)}
-    overwritten = [b for v, b in accesses_of(late).writes.items() if v in reads]
     published = [b for v, b in reads.items() if v in shared]
-    release = next(iter(calls_in(late, releases)), None)
-    if overwritten:
-        name = overwritten[0].name
-        cause, legal = f"{name_of(late)}, which writes {name}", "another buffer for one of the two"
-    elif published and release is not None:
-        name, cause = published[0].name, f"{builtin_of(release).name}, which releases it"
-        legal = f"{builtin_of(release).name} after the loop, or {name} copied to shared memory"
-    else:
-        return
-    raise LanguageError(
-        f"{name_of(early)}: reads {name} before T.Pipelined, but warp specialization moves it "
-        f"after {cause}; expected {legal}{location(early)}{location(late)}"
-    )
+    for stmt in (leaf.stmt for leaf in leaves_of(late)):
+        overwritten = [b for v, b in accesses_of(stmt).writes.items() if v in reads]
+        release = next(iter(calls_in(stmt, releases)), None)
+        if overwritten:
+            name = overwritten[0].name
+            cause, legal = f"{name_of(stmt)}, which writes {name}", "another buffer for one of them"
+        elif published and release is not None:
+            name, cause = published[0].name, f"{builtin_of(release).name}, which releases it"
+            legal = f"{builtin_of(release).name} after the loop, or {name} copied to shared memory"
+        else:
+            continue
+        raise LanguageError(
+            f"{name_of(early)}: reads {name} before T.Pipelined, but warp specialization moves it "
+            f"after {cause}; expected {legal}{location(early)}{location(stmt)}"
+        )
 
 
 @dataclass

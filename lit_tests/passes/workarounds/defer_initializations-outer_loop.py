@@ -134,7 +134,7 @@ def read_overwritten(q, k, flags, Q, acc):
 
 # CHECK-LABEL: TEST: overwritten sm_90a
 # CHECK-NEXT: T.copy: reads Q before T.Pipelined, but warp specialization moves it after T.copy
-# CHECK-SAME: which writes Q; expected another buffer for one of the two
+# CHECK-SAME: which writes Q; expected another buffer for one of them
 # LINE: CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
 show(attention(read_overwritten, serial, "overwritten"))
 
@@ -149,6 +149,20 @@ def read_released(q, k, flags, Q, acc):
 # CHECK-NEXT: T.copy: reads k before T.Pipelined, but warp specialization moves it after signal,
 # CHECK-SAME: which releases it; expected signal after the loop, or k copied to shared memory
 show(attention(read_released, serial, "released"))
+
+
+@T.macro
+def read_tile(q, k, flags, Q, acc):
+    T.copy(Q, acc)
+    W.signal(flags[1, 0])
+
+
+# No other block can overwrite a tile in shared memory after a signal.
+# CHECK-LABEL: TEST: tile sm_90a
+# CHECK-NOT: which releases it
+# CHECK: tw::signal
+# CHECK: for (int step = 0; step < 4
+show(attention(read_tile, serial, "tile"))
 
 
 @T.prim_func

@@ -297,6 +297,39 @@ def test_without_exclude_producer_threads(monkeypatch):
         tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
 
 
+def test_tile_read_before_a_signal():
+    """Warp specialization moves the read of ``own`` after the signals, which cannot release it."""
+
+    @T.prim_func
+    def program(
+        X: T.Tensor((32, 64), "float32"), sent: T.Tensor((3, 32, 64), "float32"),
+        Y: T.Tensor((32, 64), "float32"), Z: T.Tensor((32, 64), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(1, threads=128):
+            parts = W.alloc_symmetric((3, 32, 64), "float32")
+            own, part, tile = (T.alloc_shared((32, 64), "float32") for _ in range(3))
+            read, total = (T.alloc_fragment((32, 64), "float32") for _ in range(2))
+            T.copy(X, own)
+            T.copy(own, read)
+            for k in T.serial(3):
+                T.copy(sent[k, 0, 0], part)
+                T.copy(part, parts[1 - W.rank(), k, 0, 0])
+            T.clear(total)
+            for k in T.Pipelined(3, num_stages=2):
+                T.copy(parts[W.rank(), k, 0, 0], tile)
+                for i, j in T.Parallel(32, 64):
+                    total[i, j] += tile[i, j]
+            T.copy(read, Y)
+            T.copy(total, Z)
+
+    rng = np.random.default_rng(0)
+    values = rng.integers(-4, 5, (2, 4, 32, 64)).astype(np.float32)
+    outputs = tw.validate(program, 2, [{"X": v[0], "sent": v[1:]} for v in values], epochs=2)
+    for rank in range(2):
+        assert np.array_equal(outputs[rank]["Y"], values[rank, 0])
+        assert np.array_equal(outputs[rank]["Z"], values[1 - rank, 1:].sum(0))
+
+
 def test_loops_that_all_threads_share():
     """Words are stored by threads that the program does not have, too."""
     program = miscompiled.words_beside_a_pipeline()
