@@ -6,10 +6,13 @@ import contextlib
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import tilelang
 from tilelang import tvm
 from tilelang.cache.kernel_cache import KernelCache
+from tilelang.language.eager.builder import Builder
 from tilelang.transform import PassConfigKey
 from tvm import IRModule, tirx
 from tvm.ir.instrument import pass_instrument
@@ -22,10 +25,11 @@ from ..passes.device.widen_atomics import SYSTEM_ATOMIC
 from ..passes.ir.hold import HOLD
 from ..passes.ir.walk import builtins_in, uses_tileweave
 from ..passes.tile.order_releases import COMPLETE
-from .backends import lower_of_cuda, replace_lower_of_cuda
+from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
 from .headers import include_headers, stamp
 from .limits import limits, with_config
 from .lower import lowered_call
+from .refusals import lower_or_refuse
 from .reserved_names import rename_reserved
 
 _lock = threading.Lock()
@@ -47,6 +51,7 @@ def activate() -> None:
         _register_lowering(HOLD, lambda call: tirx.IntImm("int32", 0))
         _wrap_pipeline()
         _wrap_cache_key()
+        _name_lines_of_programs()
 
 
 def _register_lowering(name: str, lowering: Callable[[tirx.Call], tirx.PrimExpr]) -> None:
@@ -76,8 +81,7 @@ def _wrap_pipeline() -> None:
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
         mod = passes.run(passes.INDEX_PASSES, mod, all_functions=True)
         tile, calls = passes.number_builtins(mod)
-        with _without_shared_reuse(tile), _inner_passes():
-            mod = stock(tile, target)
+        mod = lower_or_refuse(lambda part: _lower_tiles(stock, part, target), tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
         mod = passes.run(passes.DEVICE_PASSES, mod)
@@ -86,6 +90,11 @@ def _wrap_pipeline() -> None:
         return include_headers(rename_reserved(mod))
 
     replace_lower_of_cuda(lower)
+
+
+def _lower_tiles(stock: Lower, mod: IRModule, target: Target) -> IRModule:
+    with _without_shared_reuse(mod), _inner_passes():
+        return stock(mod, target)
 
 
 @pass_instrument
@@ -162,6 +171,21 @@ def _wrap_cache_key() -> None:
         return hashlib.sha256(f"{key}{stamp()}".encode()).hexdigest()
 
     KernelCache._generate_key = generate_key
+
+
+def _name_lines_of_programs() -> None:
+    """Attribute the statements of TileLang's own macros, such as those of ``T.reduce_sum``, to the
+    line of the program that calls them."""
+    stock = Builder.set_fileline
+    if _is_wrapper(stock):
+        return
+    package = str(Path(tilelang.__file__).parent)
+
+    def set_fileline(self: Builder, filename: str, *args: Any) -> None:
+        if not filename.startswith(package):
+            stock(self, filename, *args)
+
+    Builder.set_fileline = set_fileline
 
 
 def _is_wrapper(function: Callable[..., Any]) -> bool:

@@ -15,11 +15,10 @@ from tvm.target import Target
 
 from ..builtins.errors import LanguageError
 from ..builtins.spec import builtin_of
-from ..builtins.versions import SUPPORTED_TILELANG, installed_tilelang, numbers_of
+from ..builtins.versions import installed_tilelang
 from ..passes.ir.walk import builtins_in, nodes_in
 from ..passes.tile.require_arch import may_have_producer
 
-NEWEST = SUPPORTED_TILELANG[-1]
 SPECIALIZES_NESTED = (0, 1, 13)
 """First release that specializes warps of a ``T.Pipelined`` in another loop. Before it, TileLang
 fails: its pass finds the loop, but does not replace it (``ReplacePipelineLoopInStmt``)."""
@@ -34,11 +33,7 @@ CANNOT_CHECK_SLICES = (0, 1, 13)
 
 @contextlib.contextmanager
 def limits(mod: IRModule, target: Target) -> Iterator[None]:
-    """Compile ``mod`` inside, as the installed release can.
-
-    Raises:
-        LanguageError: the installed release, which is not the newest, fails.
-    """
+    """Compile ``mod`` inside, as the installed release can."""
     functions = {
         str(n.name_hint): f for n, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)
     }
@@ -57,17 +52,8 @@ def limits(mod: IRModule, target: Target) -> Iterator[None]:
     if installed_tilelang() == CANNOT_CHECK_SLICES:
         if any(map(_has_parallel_slices, functions.values())):
             config[PassConfigKey.TL_DISABLE_DATA_RACE_CHECK] = True
-    try:
-        with with_config(config) if config else contextlib.nullcontext():
-            yield
-    except (tvm.error.InternalError, IndexError) as error:
-        if installed_tilelang() >= numbers_of(NEWEST):
-            raise
-        raise LanguageError(
-            f"{', '.join(str(n.name_hint) for n in mod.functions)}: TileLang "
-            f"{version('tilelang')} cannot compile it ({str(error).strip().splitlines()[-1]}); "
-            f"expected a program that this release supports, or tilelang=={NEWEST}"
-        ) from error
+    with with_config(config) if config else contextlib.nullcontext():
+        yield
 
 
 def _refuse_vectors(functions: Iterable[tirx.PrimFunc]) -> None:
