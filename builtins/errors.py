@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from torch.compiler import is_compiling
+
+Function = TypeVar("Function", bound=Callable)
+
+SHOW_FRAMES = "TILEWEAVE_TRACEBACK"
+"""Environment variable; with 1, errors keep the frames of TileWeave, TileLang and TVM."""
+
 
 class TileWeaveError(Exception):
     """Base class of the errors that TileWeave raises."""
@@ -9,6 +21,33 @@ class TileWeaveError(Exception):
 
 class LanguageError(TileWeaveError, ValueError):
     """A program, or an operand of a builtin, that cannot be compiled."""
+
+
+def shows_frames() -> bool:
+    """Return whether errors keep all frames."""
+    return os.environ.get(SHOW_FRAMES) == "1"
+
+
+def brief_errors(function: Function) -> Function:
+    """Decorate a public function: its errors show the frames of its callers and the message only.
+
+    A ``TileWeaveError`` says itself what is wrong. The frames below ``function``, and errors that
+    caused it, are those of the compiler.
+    """
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        __tracebackhide__ = True  # for pytest and IPython
+        if is_compiling():  # torch.compile traces the function itself
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except TileWeaveError as error:
+            if shows_frames():
+                raise
+            raise error.with_traceback(None) from None
+
+    return call  # type: ignore[return-value]
 
 
 class SyncWarning(UserWarning):

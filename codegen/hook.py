@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import tilelang
@@ -19,7 +21,7 @@ from tvm.ir.instrument import pass_instrument
 from tvm.target import Target
 
 from .. import passes
-from ..builtins.errors import LanguageError
+from ..builtins.errors import LanguageError, TileWeaveError, shows_frames
 from ..builtins.spec import BUILTINS, builtin_of
 from ..passes.device.widen_atomics import SYSTEM_ATOMIC
 from ..passes.ir.hold import HOLD
@@ -52,6 +54,7 @@ def activate() -> None:
         _wrap_pipeline()
         _wrap_cache_key()
         _name_lines_of_programs()
+        logging.getLogger(Builder.__module__).addFilter(_is_logged)
 
 
 def _register_lowering(name: str, lowering: Callable[[tirx.Call], tirx.PrimExpr]) -> None:
@@ -179,13 +182,20 @@ def _name_lines_of_programs() -> None:
     stock = Builder.set_fileline
     if _is_wrapper(stock):
         return
-    package = str(Path(tilelang.__file__).parent)
+    package = os.path.join(os.path.dirname(tilelang.__file__), "")
 
     def set_fileline(self: Builder, filename: str, *args: Any) -> None:
         if not filename.startswith(package):
             stock(self, filename, *args)
 
     Builder.set_fileline = set_fileline
+
+
+def _is_logged(record: logging.LogRecord) -> bool:
+    """Return whether TileLang's frontend logs ``record``. For any error it logs the Python code
+    that it generates for the program, which explains no error of TileWeave."""
+    is_refusal = isinstance(sys.exc_info()[1], TileWeaveError) and not shows_frames()
+    return not (is_refusal and record.levelno == logging.CRITICAL)
 
 
 def _is_wrapper(function: Callable[..., Any]) -> bool:

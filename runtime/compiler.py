@@ -10,13 +10,14 @@ import tilelang
 from tvm import tirx
 
 from .. import passes
-from ..builtins.errors import TileWeaveError
+from ..builtins.errors import TileWeaveError, brief_errors
 from .kernel.dynamic import DynamicKernel
 from .kernel.kernel import Kernel, compile_kernel
 from .lifecycle import init
 from .plans.parameters import Parameter, parameters_of
 
 
+@brief_errors
 def compile(
     func: tirx.PrimFunc, group: Any = None, **options: Any
 ) -> Kernel | DynamicKernel:  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..builtins.errors import TileWeaveError
+from ..builtins.errors import TileWeaveError, brief_errors
 from ..builtins.versions import unsupported_torch
 from .executor.recorded_calls import invalidate
 from .host.context import Context
@@ -41,6 +41,7 @@ TIMEOUT_S = (0, 1e9)
 """Legal time limits of a wait, in seconds; 0 means no limit. In ns it must fit into 64 bits."""
 
 
+@brief_errors
 def init(group: Any = None, *, heap_bytes: int | None = None) -> Session:
     """Join a group and map the symmetric heap of its ranks. Collective over the group; calling it
     again does nothing.
@@ -105,6 +106,7 @@ def init(group: Any = None, *, heap_bytes: int | None = None) -> Session:
 open_with(init)
 
 
+@brief_errors
 def finalize() -> None:
     """Leave all groups: wait for this GPU and for the peers, then unmap the heaps. Collective.
 

@@ -206,7 +206,7 @@ def run_schedule(
     except SimulationError as error:
         fault = error.in_schedule(seed)
         if write is not None:
-            write_fault(write, machine, case.executable.plan.name, fault, stacklevel=6)
+            write_fault(write, machine, case.executable.plan.name, fault, stacklevel=7)
         raise fault from None
     return machine
 

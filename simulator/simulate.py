@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from ..builtins.errors import TileWeaveError
+from ..builtins.errors import TileWeaveError, brief_errors
 from ..runtime.kernel.configured import configured
 from ..runtime.plans.mesh_plan import ranks_of
 from ..runtime.trace.render import writer
@@ -54,6 +54,7 @@ def simulate(
 ) -> Exploration: ...  # fmt: skip
 
 
+@brief_errors
 def simulate(
     program: Any,
     world_size: int | Mapping[str, int],
@@ -139,7 +140,7 @@ def _explore(exploring: Exploring, write: Callable[[Trace], None] | None) -> Exp
         result = exploring.run()
     except SimulationError as error:
         if write is not None:
-            write_fault(write, exploring.machine, exploring.name, error, stacklevel=4)
+            write_fault(write, exploring.machine, exploring.name, error, stacklevel=5)
         raise
     _warn(exploring.name, exploring.unread)
     if write is not None:
@@ -150,7 +151,7 @@ def _explore(exploring: Exploring, write: Callable[[Trace], None] | None) -> Exp
 def _warn(name: str, unread: Mapping[tuple, str]) -> None:
     """Warn of signals that are never waited for or read."""
     for text in unread.values():
-        warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=3)
+        warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=4)
 
 
 def executable_at(

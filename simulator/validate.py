@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from tvm import tirx
 
+from ..builtins.errors import brief_errors
 from ..passes.ir.walk import nodes_in
 from ..runtime.kernel.configured import configured
 from .case import Case
@@ -37,6 +38,7 @@ _TOLERANCE = 4
 the program's least precise type: a sum in another order may round to the next number there."""
 
 
+@brief_errors
 def validate(
     program: Any,
     world_size: int,

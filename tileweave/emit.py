@@ -14,7 +14,7 @@ from tilelang.contrib import nvcc
 from tvm import tirx
 
 from . import passes
-from .builtins.errors import TileWeaveError
+from .builtins.errors import TileWeaveError, brief_errors
 from .codegen.names import names_kept
 from .passes.ir.origin import without_origins
 from .passes.ir.sizes import MAX_RANKS
@@ -24,6 +24,7 @@ STAGES = ("tile", "device", "cuda", "ptx")
 EMIT_HEAP_STRIDE = 1 << 30
 
 
+@brief_errors
 def emit(
     func: tirx.PrimFunc,
     stage: Stage = "cuda",

@@ -12,7 +12,7 @@ import tilelang
 import tilelang.language as T
 from tilelang.jit import JITImpl
 
-from .builtins.errors import TileWeaveError
+from .builtins.errors import TileWeaveError, brief_errors
 from .runtime import compile
 from .runtime.host.session import joined
 from .runtime.kernel.kernel import tensors_of
@@ -25,6 +25,7 @@ class GroupJIT(JITImpl):
         super().__post_init__()
         self._compiled_in = joined()
 
+    @brief_errors
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compile at the first call with these arguments, then run or return the kernel.
 
@@ -38,6 +39,7 @@ class GroupJIT(JITImpl):
         finally:
             self._compiled_in = joined()  # the first call may open the session
 
+    @brief_errors
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Return the compiled kernel for these arguments; see ``tw.compile``."""
         return compile(
@@ -59,6 +61,7 @@ class GroupJIT(JITImpl):
         return [self.compile(**c) if isinstance(c, dict) else self.compile(*c) for c in configs]
 
 
+@brief_errors
 def jit(func: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Decorate a function like ``tilelang.jit``, in lazy or eager style, for a group of ranks.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import TileWeaveError, brief_errors
 from ..host.group_argument import levels_of, require_member
 from ..plans.declaration import plan_declaration
 from ..plans.parameters import dynamic_extents
@@ -57,6 +57,7 @@ class Plan(TracedPlan):
         plan._group, plan._nodes = self._group, self._nodes
         return plan
 
+    @brief_errors
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Enqueue the steps on torch's current stream and on side streams; the host does not wait.
 
@@ -68,6 +69,7 @@ class Plan(TracedPlan):
         """
         self._calls(*args, **kwargs)
 
+    @brief_errors
     def compile(self) -> None:
         """Compile its kernels and allocate their implicit memory, ahead of the first call.
         Collective.
@@ -103,6 +105,7 @@ class Plan(TracedPlan):
         self._calls.free()
 
 
+@brief_errors
 def plan(
     function: Callable[..., None] | None = None, *, pass_configs: Mapping[str, Any] | None = None,
     group: Any = None,

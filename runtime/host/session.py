@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import TileWeaveError, brief_errors
 from .context import Context
 from .group import Group
 from .group_argument import is_alive, process_group_named
@@ -214,16 +214,19 @@ def joined() -> Session | None:
     return _sessions.get("")
 
 
+@brief_errors
 def rank(group: Any = None) -> int:
     """Return the rank of this process in ``group``, by default the default group."""
     return current(group).group.rank
 
 
+@brief_errors
 def world_size(group: Any = None) -> int:
     """Return the number of ranks in ``group``, by default the default group."""
     return current(group).group.world_size
 
 
+@brief_errors
 def symmetric(
     shape: tuple[int, ...] | int, dtype: torch.dtype, group: Any = None
 ) -> SymmetricTensor:

@@ -6,6 +6,7 @@ import tilelang.language as T
 import torch
 
 from ...builtins.barriers import sync_ranks
+from ...builtins.errors import brief_errors
 from ..host.session import Session, current
 from .kernel import Kernel, compile_kernel
 
@@ -13,6 +14,7 @@ _kernels: dict[str, tuple[Session, Kernel]] = {}
 """Name of a session -> the session and the kernel of its barrier."""
 
 
+@brief_errors
 def barrier(stream: torch.cuda.Stream | None = None, group: Any = None) -> None:
     """Let ``stream`` of each rank wait for ``stream`` of all ranks of a group. Collective; the host
     does not wait.

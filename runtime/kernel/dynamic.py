@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import tirx
 
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import TileWeaveError, brief_errors
 from ...passes import dynamic_sizes, specialize_sizes, with_sizes
 from ...passes.ir.sizes import format_sizes, named, sizes_of
 from ..host.session import Session
@@ -82,6 +82,7 @@ class DynamicKernel:
             )
         return compile_kernel(program, dict(self._options), session)
 
+    @brief_errors
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         positional, keywords = tensors_of(args, kwargs)
         shapes = tuple(_shape(a) for a in positional)

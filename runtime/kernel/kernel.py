@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.runtime import Executable
 
 from ... import passes
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import TileWeaveError, brief_errors
 from ...codegen.names import names_kept
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
@@ -63,6 +63,7 @@ class Kernel:
         self.kernel, self.program, self.implicit = kernel, program, implicit
         _, self.implicit_tensors = tensors_of((), dict(implicit))
 
+    @brief_errors
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         session = self._session or current()
         self.require(session)

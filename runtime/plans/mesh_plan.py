@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import TileWeaveError, brief_errors
 from ...passes.sync.infer.options import own_options
 from .declaration import plan_declaration
 from .parameters import Parameter, Shape, parameters_of
@@ -177,6 +177,7 @@ class MeshPlan:
         return f"tw.mesh_plan {self.name}({', '.join(p.name for p in self.parameters)})"
 
 
+@brief_errors
 def mesh_plan(function: Callable[..., None]) -> MeshPlan:
     """Create a ``tw.MeshPlan`` from a function; a decorator. ``tw.simulate`` runs it on a mesh.
 

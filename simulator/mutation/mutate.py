@@ -15,7 +15,7 @@ import numpy as np
 from tqdm import tqdm
 from tvm import tirx
 
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import TileWeaveError, brief_errors
 from ...passes.group.upgrade_ir import upgrade_ir
 from ...runtime.plans.steps import Step as HostStep
 from ...runtime.plans.traced_plan import TracedPlan
@@ -73,6 +73,7 @@ class Mutant:
         return self.verdict in ("killed", "explained")
 
 
+@brief_errors
 def mutate(
     program: Any,
     world_size: int,

@@ -7,7 +7,7 @@ import os
 import sys
 
 from .. import __version__
-from ..builtins.errors import TileWeaveError
+from ..builtins.errors import SHOW_FRAMES, TileWeaveError
 from . import bench, demo, doctor, emit, explain, mutate, simulate, trace, tune, validate
 from .compile_options import resolve_ranks
 from .completion import command as completion
@@ -28,6 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     options.running = "", None
+    if _shows_traceback(options):
+        os.environ[SHOW_FRAMES] = "1"
     try:
         resolve_ranks(options)
         options.run(options)
@@ -35,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     except TileWeaveError as error:
         if _shows_traceback(options):
             raise
-        message = " ".join(str(error).split())
+        message = str(error)
         in_program = bool(options.running[0]) and "rank" in message
         return _fail(message + (ranks_hint(options) if in_program else ""), 1)
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from typing import Any
 from tilelang import tvm  # noqa: F401  (makes the bundled tvm importable)
 from tvm import tirx
 
-from ..builtins.errors import TileWeaveError
+from ..builtins.errors import TileWeaveError, brief_errors
 from ..emit import require_group
 from ..runtime import Plan
 from ..runtime.kernel.configured import configured
@@ -18,6 +18,7 @@ from .kernel import explain_kernel
 from .plan import explain_plan
 
 
+@brief_errors
 def explain(
     f: Any,
     world_size: int | Mapping[str, int],
