@@ -18,7 +18,7 @@ from tvm.target import Target
 
 from ..builtins.errors import LanguageError, TileWeaveError
 from ..builtins.versions import SUPPORTED_TILELANG, installed_tilelang, numbers_of
-from ..passes.ir.accesses import accesses_of, name_of
+from ..passes.ir.accesses import accesses_of, name_of, touches_in
 from ..passes.ir.origin import ORIGIN
 from ..passes.ir.walk import arrows, format_expr, headers_of, line_of, nodes_in, op_name
 from ..passes.tile.pin_pipelined import is_pipelined
@@ -154,7 +154,7 @@ def _explain_layout(failure: _Failure, _: re.Match) -> Explanation | None:
     uneven = [b for b in fragments if not all(map(_is_power_of_two, map(int, b.shape)))]
     threads, names = failure.threads, " and ".join(map(_shaped, fragments[:2]))
     if not fragments:
-        return None
+        return _explain_fill(failure)
     if uneven or not _is_power_of_two(threads):
         names = " and ".join(map(_shaped, (uneven or fragments)[:2]))
         padding = ", with added elements that do not change the result"
@@ -172,6 +172,18 @@ def _explain_layout(failure: _Failure, _: re.Match) -> Explanation | None:
     return (
         f"TileLang finds no layout of {names} in registers that suits all statements",
         "a copy through a tile in shared memory between two of them",
+    )
+
+
+def _explain_fill(failure: _Failure) -> Explanation | None:
+    if op_name(getattr(failure.stmt, "value", None)) != "tl.tileop.fill":
+        return None
+    region, tile, _ = touches_in(failure.stmt)[0]
+    extents = [e for e in region.args[2:] if isinstance(e, tirx.IntImm)]
+    return (
+        f"TileLang does not divide {' x '.join(map(str, extents))} elements of {tile.name} evenly "
+        f"among {failure.threads} threads",
+        "an assignment in T.Parallel, in which some threads may have fewer elements",
     )
 
 

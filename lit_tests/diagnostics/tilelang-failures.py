@@ -123,6 +123,15 @@ refused("unused", unused)
 
 
 @T.macro
+def fill_rows(X, Y, parts, a, b, f, g):
+    T.fill(a[1:18, 0:32], 1)
+
+
+# CHECK-LABEL: fill: T.fill: TileLang does not divide 17 x 32 elements of a evenly among 128 threads; expected an assignment in T.Parallel, in which some threads may have fewer elements
+refused("fill", fill_rows)
+
+
+@T.macro
 def sum_to_fragment(X, Y, parts, a, b, f, g):
     T.cumsum(src=a, dst=f, dim=1)
     T.copy(f, a)
