@@ -22,7 +22,7 @@ _NOTHING = tirx.Evaluate(tirx.IntImm("int32", 0))
 
 @dataclass(frozen=True)
 class Culprit:
-    """What TileLang fails to compile.
+    """Statements of a kernel that TileLang fails to compile.
 
     Attributes:
         kernel: the function that contains it.

@@ -134,7 +134,7 @@ class _Failure:
 
     @property
     def is_specialized(self) -> bool:
-        """Whether TileLang may add producer warps."""
+        """Return whether TileLang may add producer warps."""
         loops = nodes_in(self.culprit.kernel.body, tirx.For)
         return self.has_producers and any(map(is_pipelined, loops))
 

@@ -155,7 +155,7 @@ def test_an_error_names_the_default_number_of_ranks(file, capsys, monkeypatch):
         assert main(["explain", str(path), *ranks]) == 1
         err = capsys.readouterr().err
         assert err.endswith(f"{HINT}\n") == (not ranks)
-        assert "which has rank index 5; expected 0 to" in err and f"--> {path.name}:" in err
+        assert "which has rank index 5; expected 0 to" in err and f"\n --> {path.name}:" in err
 
 
 def test_simulate_as_json(file, capsys):

@@ -1,9 +1,11 @@
 """Messages of the command line about files without programs and programs that do not compile."""
 
 import sys
+import traceback
 
 import pytest
 
+from tileweave.builtins.errors import LanguageError
 from tileweave.cli.main import main
 
 TOO_SMALL = """
@@ -117,6 +119,11 @@ def test_an_error_of_nvcc_is_its_errors_only(file, capsys, monkeypatch):
 def test_traceback_shows_the_rest(file):
     with pytest.raises(Exception, match="M must be divisible by 16"):
         main(["emit", file(TOO_SMALL), "--traceback"])
+    text = TOO_SMALL.replace("T.clear(c)", 'T.clear(c); W.fence("gpu")')
+    with pytest.raises(LanguageError, match="expected a multiple of 16") as refusal:
+        main(["emit", file("from tileweave import language as W\n" + text), "--traceback"])
+    frames = traceback.extract_tb(refusal.value.__traceback__)
+    assert any("verify_products" in frame.filename for frame in frames)
 
 
 @pytest.mark.parametrize(

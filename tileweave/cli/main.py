@@ -28,8 +28,18 @@ def main(argv: list[str] | None = None) -> int:
     """
     options = _parser().parse_args(argv)
     options.running = "", None
-    if _shows_traceback(options):
-        os.environ[SHOW_FRAMES] = "1"
+    if not _shows_traceback(options):
+        return _run(options)
+    before = os.environ.get(SHOW_FRAMES, "0")
+    os.environ[SHOW_FRAMES] = "1"
+    try:
+        return _run(options)
+    finally:
+        os.environ[SHOW_FRAMES] = before
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Run the command of ``options`` and return the exit status."""
     try:
         resolve_ranks(options)
         options.run(options)
