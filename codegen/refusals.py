@@ -75,16 +75,15 @@ def _kind(error: Exception) -> tuple[str, str]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress what TileLang and its C++ library print about parts of a program."""
-    old, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, 2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        os.dup2(old, 2)
-        os.close(old)
-        os.close(null)
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(OSError):  # stderr is closed
+            stderr = os.dup(2)
+            stack.callback(os.close, stderr)
+            stack.callback(os.dup2, stderr, 2)
+            with open(os.devnull, "w") as null:
+                os.dup2(null.fileno(), 2)
+        yield
 
 
 @dataclass(frozen=True)
