@@ -38,12 +38,10 @@ def brief_errors(function: Function) -> Function:
     @functools.wraps(function)
     def call(*args, **kwargs):
         __tracebackhide__ = True  # for pytest and IPython
-        if is_compiling():  # torch.compile traces the function itself
-            return function(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         except TileWeaveError as error:
-            if shows_frames():
+            if is_compiling() or shows_frames():
                 raise
             raise error.with_traceback(None) from None
 
