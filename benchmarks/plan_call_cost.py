@@ -72,7 +72,7 @@ _PAUSE_S = 0.2
 class Nothing:
     """Stand-in for a stream, an event or a structure: it accepts all calls and does nothing."""
 
-    cuda_stream = cuda_event = 0
+    cuda_stream = cuda_event = stream_id = 0
     device = torch.device("cuda", 0)
 
     def __getattr__(self, name: str) -> Any:

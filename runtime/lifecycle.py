@@ -129,7 +129,8 @@ def _leave(session: Session) -> None:
     """Leave a session."""
     leave(session)
     host_functions.close_session(session)
-    forget_launches()
+    if not opened():
+        forget_launches()
     invalidate()
 
 

@@ -111,6 +111,7 @@ def up(monkeypatch):
     watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
     session = types.SimpleNamespace(watchdog=watchdog, name="")
     open_sessions(monkeypatch, session)
+    monkeypatch.setattr(kernel, "current_call_stream", lambda session: None)
     return session
 
 

@@ -23,6 +23,7 @@ from ..host.session import Session, current
 from ..host.tracer import tracer_of
 from ..kernel.dynamic import CallOrder, DynamicKernel
 from ..kernel.kernel import Kernel, capturing, kernel_to_launch
+from ..kernel.launch_order import CallStream
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
 from ..plans.steps import Collective, Launch, Step
 from ..plans.sync_push import ENTRY_STREAM, implicit_name
@@ -173,8 +174,10 @@ class Calls:
         native = None
         if has_driver(session.group.device) and tracer is None:
             native = enqueuer(operations, list(tensors.values()))
-        distinct = {id(kernel): kernel for kernel in kernels.values()}
-        return RecordedCall(session, (caller, recorded), operations, distinct.values(), native)
+        distinct = {id(kernel): kernel for kernel in kernels.values()}.values()
+        communicates = bool(symmetric) or any(k.communicates for k in distinct)
+        stream = CallStream.of(caller, recorded) if communicates else None
+        return RecordedCall(session, stream, operations, distinct, native)
 
     def _process_groups(
         self, steps: Iterable[Step], session: Session, recorded: bool

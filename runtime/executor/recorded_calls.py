@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from ..host import session as sessions
 from ..host.driver import DriverError, driver, failure
 from ..host.session import Session
 from ..kernel.kernel import Kernel
-from ..kernel.launch_order import prepare_launch
+from ..kernel.launch_order import CallStream, enqueue_in_order
 from .operations import DriverCall, Operation, RowsCopy, StreamMemOps
 
 _MAX_CALLS = 512
@@ -107,20 +106,20 @@ class RecordedCall:
     def __init__(
         self,
         session: Session,
-        place: tuple[torch.cuda.Stream, bool],
+        stream: CallStream | None,
         operations: Sequence[Operation],
         kernels: Iterable[Kernel],
         enqueue: Callable[..., int] | None = None,
     ) -> None:
         """
         Args:
-            place: the stream, and whether a CUDA graph captures it.
+            stream: the stream; None if the calls do not communicate.
             enqueue: enqueues all operations in one call; see ``enqueue.enqueuer``.
         """
         self.kernels = list(kernels)
         self.native = enqueue is not None
         self._implicit = [(k, k.implicit) for k in self.kernels]
-        self._session, self._watchdog, self._place = session, session.watchdog, place
+        self._session, self._watchdog, self._stream = session, session.watchdog, stream
         self._operations, self._enqueue = operations, enqueue
         self._actions = [] if enqueue else [o.action() for o in operations]
 
@@ -144,17 +143,20 @@ class RecordedCall:
             DeadlockError: a wait of an earlier call timed out.
         """
         self._watchdog.raise_if_deadlocked()
-        if sessions.only is not self._session:
-            prepare_launch(self._session, *self._place)
         try:
             if self._enqueue is None:
-                for action in self._actions:
-                    action(tensors, addresses)
-            elif failed := self._enqueue(*addresses):
+                enqueue_in_order(self._session, self._stream, self._act, tensors, addresses)
+                return
+            failed = enqueue_in_order(self._session, self._stream, self._enqueue, *addresses)
+            if failed:
                 raise self._failure(failed, addresses)
         except Exception:
             self._watchdog.raise_if_deadlocked()
             raise
+
+    def _act(self, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
+        for action in self._actions:
+            action(tensors, addresses)
 
     def _failure(self, failed: int, addresses: Sequence[int]) -> DriverError:
         """Return the error that the native part encodes as ``failed``; see ``enqueue.enqueuer``."""

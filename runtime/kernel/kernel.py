@@ -21,7 +21,7 @@ from ...builtins.errors import TileWeaveError, brief_errors
 from ...codegen.names import names_kept
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
-from ...passes.ir.walk import uses_multicast
+from ...passes.ir.walk import communicates, uses_multicast
 from ..host import session as sessions
 from ..host.heap import HeapExhausted, SymmetricTensor
 from ..host.session import Session, current, require_open
@@ -29,7 +29,7 @@ from ..host.tracer import tracer_of
 from ..plans.parameters import Parameter, bound, parameters_of
 from .compile_once import compile_once
 from .host_functions import require_multicast
-from .launch_order import prepare_launch
+from .launch_order import CallStream, enqueue_in_order
 from .warm import warm
 
 
@@ -75,10 +75,10 @@ class Kernel:
             positional, _ = tensors_of(args, {})
             if sessions.only is not session:
                 self._require_heap(args, session)
-                stream = torch.cuda.current_stream(session.group.device)
-                prepare_launch(session, stream, capturing())
             launch = kernel_to_launch(self, session).launch
-            return launch(*positional, *self.implicit_tensors.values())
+            stream = current_call_stream(session) if self.communicates else None
+            implicit = self.implicit_tensors.values()
+            return enqueue_in_order(session, stream, launch, *positional, *implicit)
         except Exception:
             watchdog.raise_if_deadlocked()
             raise
@@ -102,6 +102,12 @@ class Kernel:
                     f"{self.program.attrs['global_symbol']}: {argument} is memory of another "
                     f"group; expected tw.symmetric of {session.label}"
                 )
+
+    @cached_property
+    def communicates(self) -> bool:
+        """True if its launches share memory with each other or with other ranks, besides tensors of
+        the caller."""
+        return bool(self.implicit) or communicates(self.program)
 
     @cached_property
     def _inputs(self) -> list[Parameter]:
@@ -206,6 +212,11 @@ def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
     mod = passes.run_group(mod, session.group.world_size, session.heap.stride)
     (program,) = mod.functions.values()
     return program
+
+
+def current_call_stream(session: Session) -> CallStream:
+    """Return torch's current stream on the GPU of ``session``."""
+    return CallStream.of(torch.cuda.current_stream(session.group.device), capturing())
 
 
 def capturing() -> bool:

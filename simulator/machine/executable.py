@@ -11,6 +11,7 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.implicit import Implicit
+from ...passes.ir.walk import communicates
 from ...passes.sync.infer.options import Options, options_of
 from ...runtime.plans.mesh_plan import MeshPlan
 from ...runtime.plans.parameters import Parameter, Shape
@@ -237,6 +238,12 @@ class Executable:
         for step, _ in call.steps:
             if isinstance(step, Launch):
                 yield step, self.world_size, call.names
+
+    def communicates(self, call: Call) -> bool:
+        """Return whether the runtime orders a call after the last one in another stream."""
+        return any(p.symmetric for p in self.parameters) or any(
+            communicates(step.program) for step, _ in call.steps if isinstance(step, Launch)
+        )
 
     def enqueue(self, machine: Machine, rank: int, calls: Sequence[Call]) -> None:
         """Add the streams of a rank to ``machine``, with all that its host enqueues in them."""

@@ -11,7 +11,6 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes.sync.infer.options import Options
-from ...runtime.kernel.launch_order import Run
 from ...runtime.plans.mesh_plan import GroupCall, MeshPlan, ranks_of
 from ...runtime.plans.parameters import Parameter, Shape
 from ...runtime.plans.regions import Region
@@ -207,19 +206,20 @@ class MeshExecutable:
     def enqueue(self, machine: Machine, rank: int, calls: Sequence[MeshCall]) -> None:
         """Add the streams of a rank to ``machine``, with all that its host enqueues in them.
 
-        The calls of different groups are in the order that the runtime establishes.
+        Calls that communicate are in the order that the runtime establishes, see ``launch_order``.
         """
-        host, run = Host(machine, rank), Run()
+        host = Host(machine, rank)
+        last: list[str | None] = []  # the stream of the last call, if there was one
         for mesh_call in calls:
             for step, executable, call in mesh_call.steps:
                 if isinstance(step, WaitStream):
                     host.wait(step.stream, step.other, mesh_call.epoch, step.loc)
                 if not isinstance(step, GroupCall) or executable is None or call is None:
                     continue
-                if step.ordered:
-                    run, waits = run.launched(executable.groups, step.stream, step.stream)
-                    for other in waits:
-                        host.wait(step.stream, other, mesh_call.epoch, step.loc)
+                if step.ordered and executable.communicates(call):
+                    if last and last != [step.stream]:
+                        host.wait(step.stream, *last, mesh_call.epoch, step.loc)
+                    last = [step.stream]
                 executable.enqueue_call(host, call)
         host.close()
 

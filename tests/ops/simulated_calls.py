@@ -55,7 +55,7 @@ class Simulated(CompiledOp):
             Simulated.enqueued.append(addresses)
             return 0
 
-        recorded = RecordedCall(self._session, (None, False), [], [self._kernel], enqueue)
+        recorded = RecordedCall(self._session, None, [], [self._kernel], enqueue)
         return recorded, [*(t.data_ptr() for t in inputs), MEMORY, out.data_ptr()]
 
 

@@ -172,7 +172,7 @@ def test_calls_of_a_plan_with_other_kernels_are_kept_apart(made, monkeypatch):
         open_sessions(monkeypatch, session)
         turn._reset(session)
         for kernels in calls:
-            recorded = RecordedCall(session, (None, False), [], kernels)
+            recorded = RecordedCall(session, None, [], kernels)
             monkeypatch.setattr(turn, "recorded_call", lambda *_, call=recorded: (call, [], []))
             turn()
         return made

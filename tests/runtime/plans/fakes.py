@@ -56,6 +56,7 @@ class FakeStream:
     def __init__(self, log: list, name: str) -> None:
         self.log, self.name = log, name
         self.cuda_stream = id(self)
+        self.stream_id = 1
         self.device = "cpu"
 
 
@@ -95,8 +96,8 @@ class Ranks:
             ("compile", self.compile),
         ):
             monkeypatch.setattr(plan_streams, name, value)
-        # Each rank has a session of its own, of the same group.
-        monkeypatch.setattr(recorded_calls, "prepare_launch", lambda *_: None)
+        # Ranks are threads, so their calls are not those of one process.
+        monkeypatch.setattr(recorded_calls, "enqueue_in_order", lambda s, t, f, *args: f(*args))
         monkeypatch.setattr(operations, "function", self.function)
         monkeypatch.setattr(operations, "driver", lambda: self)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.here.caller)

@@ -185,13 +185,17 @@ def test_wait_stream_orders_what_the_runtime_does_not():
     assert all(out["z"][0] == 1111 for out in simulated(steps))
 
 
-def test_calls_of_one_group_on_two_streams_are_unordered():
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_runtime_orders_calls_of_one_group_on_two_streams(ordered):
     def steps(m, tp, cp, x, y, z):
         tp(x, y)
-        tp(y, z, stream="side")
+        tp(y, z, stream="side", ordered=ordered)
 
-    fault = fault_of(steps, schedules=20)
-    assert fault.kind in ("race", "reuse")
+    if ordered:
+        sums = [out["z"][0] for out in simulated(steps, schedules=20)]
+        assert sums == [22, 22, 2200, 2200]
+    else:
+        assert fault_of(steps, schedules=20).kind in ("race", "reuse")
 
 
 def test_replay_of_the_next_call_may_not_overtake():
