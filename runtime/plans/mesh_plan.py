@@ -28,7 +28,7 @@ class GroupCall(Step):
         program: a plan, or a ``T.prim_func`` that the group launches.
         group: axis of the mesh along which the ranks of the group are; None: all ranks.
         nodes: axis of the mesh along which the nodes of ``program`` are; None: one node.
-        ordered: whether the runtime orders it after the calls of other groups.
+        ordered: whether the runtime orders it after the calls before it.
     """
 
     op = "m.call"
@@ -67,8 +67,8 @@ class MeshBuilder(StepList):
     ) -> None:  # fmt: skip
         """Call a plan, or launch a kernel, by the group of this rank along an axis of the mesh.
 
-        The runtime orders it after the calls of other groups before it, also those on other
-        streams: kernels of different groups never overlap.
+        If it communicates, the runtime orders it after all such calls before it, also those on
+        other streams: they never overlap.
 
         Args:
             program: a ``tw.plan``, or a ``@T.prim_func``.
@@ -77,8 +77,8 @@ class MeshBuilder(StepList):
             nodes: name of the axis of nodes, for a plan on a mesh of nodes and ranks of a node;
                 see ``Plan.on``.
             stream: stream that is the caller's stream of ``program``.
-            ordered: False for what the runtime does not order: a replay of a CUDA graph, or a
-                kernel outside of TileWeave.
+            ordered: False for what the runtime does not order: a program that stock TileLang
+                launches.
         """
         if isinstance(program, TracedPlan):
             name, parameters = program.name, program.parameters
