@@ -83,13 +83,13 @@ def nvcc() -> str:
 
 @pytest.fixture
 def ptxas(nvcc: str, tmp_path: Path) -> Callable[[str], str]:
-    """Return a function that assembles PTX for sm_90a and returns the messages of ptxas."""
+    """Return a function that assembles PTX and returns the messages of ptxas."""
 
-    def run(ptx: str) -> str:
+    def run(ptx: str, arch: str = "sm_90a") -> str:
         file = tmp_path / "kernel.ptx"
         file.write_text(ptx)
         tool, cubin = Path(nvcc).with_name("ptxas"), tmp_path / "kernel.cubin"
-        command = [tool, "-arch=sm_90a", "-v", "-o", cubin, file]
+        command = [tool, f"-arch={arch}", "-v", "-o", cubin, file]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stderr

@@ -242,7 +242,7 @@ def choose_strategy(
         ranks = ranks.node
     unfused = unfused_strategy(
         requested, problem.op, device, ranks,
-        lambda: obstacle_of_ranks(device, ranks) or obstacle(problem),
+        lambda: obstacle_of_ranks(device, ranks, uses_wgmma=True) or obstacle(problem),
     )  # fmt: skip
     return unfused or Strategy("fused", "asked for" if requested == "fused" else "it can be")
 

@@ -22,6 +22,8 @@ _ROW = 8
 """Alignment of rows in 16-bit elements: the TMA needs multiples of 16 bytes. For the alignment of
 fp8 rows see ``fp8_obstacle``."""
 _MAX_RANKS = 8
+_SM_90, _SM_100 = (9, 0), (10, 0)
+"""Compute capabilities for which all kernels compile; on sm_100 none has run."""
 
 
 class Reasoned(NamedTuple):
@@ -140,16 +142,23 @@ def require_own_device(op: str, device: torch.device, group: Group) -> None:
         )
 
 
-def obstacle_of_ranks(device: torch.device, group: Group | TwoLevels) -> str | None:
+def obstacle_of_ranks(
+    device: torch.device, group: Group | TwoLevels, uses_wgmma: bool = False
+) -> str | None:
     """Return why kernels of these ranks cannot exchange tensors on a device, with what is expected;
-    else None. Collective for a new group."""
+    else None. Collective for a new group.
+
+    Args:
+        uses_wgmma: whether the kernels multiply by wgmma, which only sm_90 has.
+    """
     if isinstance(group, TwoLevels):
         return "the group has several nodes; expected ranks of one node"
     if device.type != "cuda":
         return f"the tensors are on {device}; expected cuda"
-    major, minor = torch.cuda.get_device_capability(device)
-    if major != 9:
-        return f"{device} is sm_{major}{minor}; expected sm_90"
+    legal = (_SM_90,) if uses_wgmma else (_SM_90, _SM_100)
+    if (sm := torch.cuda.get_device_capability(device)) not in legal:
+        names = [f"sm_{major}{minor}" for major, minor in (sm, *legal)]
+        return f"{device} is {names[0]}; expected {' or '.join(names[1:])}"
     if group.world_size > _MAX_RANKS:
         return f"there are {group.world_size} ranks; expected at most {_MAX_RANKS}"
     if len(nodes := dict.fromkeys(group.nodes)) > 1:
@@ -159,7 +168,7 @@ def obstacle_of_ranks(device: torch.device, group: Group | TwoLevels) -> str | N
 
 def obstacle(problem: Problem, device: torch.device, group: Group) -> str | None:
     """Return why a problem cannot be fused, with what is expected; else None."""
-    reason = obstacle_of_ranks(device, group)
+    reason = obstacle_of_ranks(device, group, uses_wgmma=True)
     if reason is not None:
         return reason
     if problem.dtype not in _DTYPES:

@@ -172,7 +172,7 @@ def _obstacle(
     if checks_ids():
         return f"{CHECK_IDS}=1; expected 0"
     problem = MlpProblem.of(x, topk_ids, w_gate_up, ranks.world_size)
-    return obstacle_of_ranks(x.device, ranks) or problem.obstacle()
+    return obstacle_of_ranks(x.device, ranks, uses_wgmma=True) or problem.obstacle()
 
 
 def _eager(x, topk_ids, topk_weights, w_gate_up, w_down, group):

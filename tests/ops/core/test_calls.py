@@ -357,6 +357,7 @@ def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), grou
         ({"ranks": 16}, "there are 16 ranks; expected at most 8"),
         ({"dtype": torch.float32}, "the tensors are of torch.float32; expected torch.bfloat16 or"),
         ({"capability": (8, 0)}, "cuda:0 is sm_80; expected sm_90"),
+        ({"capability": (10, 0)}, "cuda:0 is sm_100; expected sm_90"),
         ({"group": on_nodes("rome", "oslo", "rome")},
          "its ranks are on the nodes rome, oslo; expected ranks of one node"),
     ],
