@@ -20,7 +20,7 @@ import torch
 from ..host.driver import DriverError, driver, failure
 from ..host.session import Session
 from ..kernel.kernel import Kernel
-from ..kernel.launch_order import CallStream, enqueue_in_order
+from ..kernel.launch_order import CallStream, begin_call, end_call
 from .operations import DriverCall, Operation, RowsCopy, StreamMemOps
 
 _MAX_CALLS = 512
@@ -144,19 +144,17 @@ class RecordedCall:
         """
         self._watchdog.raise_if_deadlocked()
         try:
+            must_end = begin_call(self._session, self._stream)
             if self._enqueue is None:
-                enqueue_in_order(self._session, self._stream, self._act, tensors, addresses)
-                return
-            failed = enqueue_in_order(self._session, self._stream, self._enqueue, *addresses)
-            if failed:
+                for action in self._actions:
+                    action(tensors, addresses)
+            elif failed := self._enqueue(*addresses):
                 raise self._failure(failed, addresses)
+            if must_end:
+                end_call(self._stream)
         except Exception:
             self._watchdog.raise_if_deadlocked()
             raise
-
-    def _act(self, tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-        for action in self._actions:
-            action(tensors, addresses)
 
     def _failure(self, failed: int, addresses: Sequence[int]) -> DriverError:
         """Return the error that the native part encodes as ``failed``; see ``enqueue.enqueuer``."""

@@ -29,7 +29,7 @@ from ..host.tracer import tracer_of
 from ..plans.parameters import Parameter, bound, parameters_of
 from .compile_once import compile_once
 from .host_functions import require_multicast
-from .launch_order import CallStream, enqueue_in_order
+from .launch_order import CallStream, begin_call, end_call
 from .warm import warm
 
 
@@ -77,8 +77,11 @@ class Kernel:
                 self._require_heap(args, session)
             launch = kernel_to_launch(self, session).launch
             stream = current_call_stream(session) if self.communicates else None
-            implicit = self.implicit_tensors.values()
-            return enqueue_in_order(session, stream, launch, *positional, *implicit)
+            must_end = begin_call(session, stream)
+            result = launch(*positional, *self.implicit_tensors.values())
+            if must_end:
+                end_call(stream)
+            return result
         except Exception:
             watchdog.raise_if_deadlocked()
             raise

@@ -20,8 +20,6 @@ after. Then calls and replays run in the order in which the host enqueues them.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,31 +177,26 @@ class LaunchOrder:
 
 
 _order = LaunchOrder()
-_lock = threading.RLock()
-"""Held from the wait for the last call until the call is enqueued."""
 
 
-def enqueue_in_order(
-    session: Session, stream: CallStream | None, enqueue: Callable[..., Any], *args: Any
-) -> Any:
-    """Return ``enqueue(*args)``, which enqueues a call of ``session``'s group in ``stream``. On the
-    GPU the call starts after the last one has ended.
+def begin_call(session: Session, stream: CallStream | None) -> bool:
+    """Prepare a call of ``session``'s group in ``stream``: bind the session, and let the call start
+    after the last one has ended. Return whether ``end_call`` must follow the call.
 
     All launches of kernels and plans pass here.
 
     Args:
         stream: None if the call does not communicate: it may overlap others.
     """
-    with _lock:
-        if sessions.only is not session:
-            bind_session(session)
-        if stream is None:
-            return enqueue(*args)
-        must_end = stream.known != _order.last and _order.begin(stream)
-        result = enqueue(*args)
-        if must_end:
-            _order.end(stream)
-    return result
+    if sessions.only is not session:
+        bind_session(session)
+    return stream is not None and stream.known != _order.last and _order.begin(stream)
+
+
+def end_call(stream: CallStream | None) -> None:
+    """Record the end of a call that is enqueued, if ``begin_call`` has asked for it."""
+    assert stream is not None
+    _order.end(stream)
 
 
 def forget_launches() -> None:

@@ -15,7 +15,7 @@ from tests.groups import open_sessions
 from tests.runtime.stand_in_gpu import Gpu, Graph, Steps, run
 from tileweave.runtime.host import session as sessions
 from tileweave.runtime.kernel import host_functions, launch_order
-from tileweave.runtime.kernel.launch_order import CallStream, LaunchOrder, enqueue_in_order
+from tileweave.runtime.kernel.launch_order import CallStream, LaunchOrder, begin_call, end_call
 
 RANKS, STREAMS, OPERATORS = 2, 3, 2
 SEEDS = range(40)
@@ -65,7 +65,10 @@ class Rank:
             value = self.value(launch, position)
             return self.operators[operator].call(self.number, value, self.results)
 
-        enqueue_in_order(sessions.only, stream, self.gpu.launch, stream.handle, kernel)
+        must_end = begin_call(sessions.only, stream)
+        self.gpu.launch(stream.handle, kernel)
+        if must_end:
+            end_call(stream)
 
     def call(self, stream: int, operator: int, is_external: bool) -> None:
         known = None if is_external else stream
@@ -225,8 +228,7 @@ def test_one_stream_costs_no_call_of_the_driver(one_session, monkeypatch):
 
     def calls(*streams: CallStream) -> list[str]:
         gpu.calls.clear()
-        for number, stream in enumerate(streams):
-            assert enqueue_in_order(sessions.only, stream, lambda x: x, number) == number
+        assert not any([begin_call(sessions.only, stream) for stream in streams])
         return [*gpu.calls]
 
     own = torch_stream(7, 3)
@@ -265,26 +267,6 @@ def test_ended_captures_are_forgotten(one_session, monkeypatch):
     monkeypatch.setattr(launch_order, "_order", order)
     launch_order.forget_launches()
     assert launch_order._order is not order
-
-
-def test_the_order_holds_while_a_call_is_enqueued(one_session, monkeypatch):
-    """Another thread waits until the call is in its stream."""
-    gpu, seen = Gpu(), []
-    monkeypatch.setattr(launch_order, "_order", LaunchOrder())
-    monkeypatch.setattr(launch_order, "call", gpu.call)
-    streams = [CallStream.of(torch_stream(n, 1), False) for n in (1, 2)]
-
-    def enqueue() -> None:
-        thread.start()
-        thread.join(0.05)
-        seen.append("first")
-
-    thread = threading.Thread(
-        target=lambda: enqueue_in_order(sessions.only, streams[1], seen.append, "second")
-    )
-    enqueue_in_order(sessions.only, streams[0], enqueue)
-    thread.join()
-    assert seen == ["first", "second"]
 
 
 @pytest.mark.parametrize("is_version_12", [True, False])
