@@ -35,6 +35,8 @@ _DISABLE_TIMING = 2
 """CU_EVENT_DISABLE_TIMING."""
 _EXTERNAL = 1
 """CU_EVENT_WAIT_EXTERNAL: in a capture, the wait is a node that waits at each replay."""
+_MAX_CAPTURES = 16
+"""Largest number of captures that threads make at the same time."""
 _NO_STREAM = object()
 """Stream of the last call if its end is already recorded: no stream equals it."""
 
@@ -98,7 +100,7 @@ class LaunchOrder:
         self._is_replayed = False
         """Whether there has been a capture: its graph may run after any call."""
         self._captures: dict[int, _Capture] = {}
-        """Captures that have not ended, by number."""
+        """The latest captures, by number. The host does not see their ends."""
 
     def begin(self, stream: CallStream) -> bool:
         """Let ``stream`` wait for the last call. Return whether ``end`` must follow the call."""
@@ -146,9 +148,8 @@ class LaunchOrder:
 
     def _begin_capture(self, number: int, stream: int) -> None:
         """Let each replay of a graph wait for the call or replay before it."""
-        for other, capture in [*self._captures.items()]:
-            if (_capture_of(capture.stream) or (None,))[0] != other:
-                del self._captures[other]
+        while len(self._captures) >= _MAX_CAPTURES:
+            del self._captures[next(iter(self._captures))]
         self._record_last()
         self._is_replayed = True
         if self._event is None:
