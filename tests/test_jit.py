@@ -137,6 +137,46 @@ def test_kernels_take_arguments_by_name(monkeypatch):
             call(made(implicit={"counter": counter}))
 
 
+@T.prim_func
+def local(X: T.Tensor((8,), "float32")):
+    with T.Kernel(1, threads=32):
+        X[0] = 0.0
+
+
+@T.prim_func
+def shares(X: W.Symmetric((8,), "float32")):
+    with T.Kernel(1, threads=32):
+        X[0, 0] = 0.0
+
+
+@T.prim_func
+def meets(X: T.Tensor((8,), "float32")):
+    with T.Kernel(1, threads=32):
+        W.sync_ranks()
+
+
+@pytest.mark.parametrize(
+    ("program", "implicit", "communicates"),
+    [
+        (local, (), False),
+        (local, {"counter": torch.zeros(1)}, True),
+        (shares, (), True),
+        (meets, (), True),
+    ],
+)
+def test_kernels_that_communicate_are_ordered(monkeypatch, program, implicit, communicates):
+    """A kernel of one GPU may overlap others."""
+    session, log = up(monkeypatch), []
+    monkeypatch.setattr(kernel, "current_call_stream", lambda session: "stream")
+    monkeypatch.setattr(kernel, "begin_call", lambda _, stream: log.append(stream) or stream)
+    monkeypatch.setattr(kernel, "end_call", lambda stream: log.append("end"))
+    stock = types.SimpleNamespace(adapter=types.SimpleNamespace(result_idx=[]))
+    called = kernel.Kernel(stock, program, dict(implicit), session)
+    called.__dict__["launch"] = lambda *args: log.append("launch")
+    called(torch.zeros(8))
+    assert log == (["stream", "launch", "end"] if communicates else [None, "launch"])
+
+
 def test_kernels_of_an_earlier_session_are_not_launched(monkeypatch):
     """Their symmetric memory is unmapped."""
     session, X = up(monkeypatch), torch.zeros(8)

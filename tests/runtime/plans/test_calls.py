@@ -24,7 +24,9 @@ from tests.runtime.plans.fakes import (
     shared,
 )
 from tileweave.runtime.executor import calls as plan_streams
+from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.host.group import Group
+from tileweave.runtime.kernel.launch_order import CallStream
 
 
 def test_calls(every_rank, monkeypatch):
@@ -92,6 +94,32 @@ def test_a_captured_call_is_cached_apart(every_rank, monkeypatch):
     first, captured, *again = alone(monkeypatch, every_rank, calls)
     assert (first[-1], captured[-1]) == (False, True)
     assert again == [[], []]
+
+
+def test_calls_that_communicate_are_ordered(every_rank, monkeypatch):
+    """The operations of a call are enqueued between the two functions of the order of launches."""
+
+    @tw.plan
+    def local(p, A: T.Tensor((m, 8), "int32"), B: T.Tensor((m, 8), "int32")):
+        p.copy(B, A)
+
+    def calls(here, A, inbox, flags, word):
+        def begin(session, stream):
+            here.log.append(("begin", stream))
+            return stream is not None
+
+        monkeypatch.setattr(recorded_calls, "begin_call", begin)
+        monkeypatch.setattr(recorded_calls, "end_call", lambda s: here.log.append(("end", s)))
+        plan_streams.Calls(shared)(A, inbox, flags, word)
+        plan_streams.Calls(local)(A, A.clone())
+        return here.log, here.caller
+
+    log, caller = alone(monkeypatch, every_rank, calls)
+    stream = CallStream.of(caller, False)
+    assert [log[0], *log[-3:]] == [
+        ("begin", stream), ("end", stream), ("begin", None), ("caller 0", "copy")
+    ]  # fmt: skip
+    assert ("kernel", 1, 2.0) in log[1:-3]
 
 
 def test_scalars_are_distinct_python_numbers(every_rank, monkeypatch):
