@@ -91,7 +91,7 @@ PROGRAMS: dict[str, Callable[[], Built]] = {
     "routing by several blocks": partial(routing, 2048),
     "quantization": lambda: (quantize_program(7168, 32, "bfloat16", 1e-4, 132), 1),
 }
-FAST = ("all_reduce by ldst", "decode_attention small")
+FAST = ("all_reduce by ldst", "dispatch")
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,12 @@ def test_kernels_assemble(ptxas, name):
         ptx = tw.emit(kernel, "ptx", ARCH, ranks)
         assert "wgmma" not in ptx and "tcgen05" not in ptx
         ptxas(ptx, ARCH)
+
+
+def test_decode_attention_multiplies_by_mma():
+    """TileLang chooses the instruction."""
+    source = tw.emit(decode_program(LLAMA), "cuda", ARCH, LLAMA.ranks)
+    assert "mma_sync" in source and "wgmma" not in source and "tcgen05" not in source
 
 
 @pytest.mark.parametrize(
