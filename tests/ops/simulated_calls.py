@@ -82,7 +82,7 @@ def simulated_calls(monkeypatch, operator: types.ModuleType) -> Iterator[list[st
     cache = OpCache(session)
     for module in (operator, call):
         monkeypatch.setattr(module, "op_cache_of", lambda _: cache, raising=module is call)
-    monkeypatch.setattr(operator, "obstacle_of_ranks", lambda *_: None)
+    monkeypatch.setattr(operator, "obstacle_of_ranks", lambda *_, **__: None)
     for name in ("__init__", "recorded_call"):
         monkeypatch.setattr(CompiledOp, name, getattr(Simulated, name))
     monkeypatch.setattr(CompiledOp, "_run", Simulated._run, raising=False)
