@@ -53,7 +53,7 @@ class Graph:
 
 @dataclass(eq=False)
 class Event:
-    """What was last recorded: work of a stream, or nodes of a capture."""
+    """Event with the work of a stream, or the nodes of a capture, that it recorded last."""
 
     work: Work | None = None
     capture: Graph | None = None
