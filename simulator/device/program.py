@@ -12,7 +12,7 @@ from ...builtins.ranks import RANK
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
-from ..frontend import builtin_ops, copy_ops, debug_ops, ll_ops, warp_ops
+from ..frontend import builtin_ops, copy_ops, debug_ops, ll_ops, loop_ops, warp_ops
 from ..frontend.program import Kernel, Program, first_line
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype
@@ -23,8 +23,8 @@ from .lowering import Lowered, lowered
 from .statements import DeviceStatements
 
 OPERATIONS = (
-    builtin_ops, copy_ops, debug_ops, ll_ops, warp_ops, atomics, barriers, copies, tensor_core,
-    reductions,
+    builtin_ops, copy_ops, debug_ops, ll_ops, loop_ops, warp_ops, atomics, barriers, copies,
+    tensor_core, reductions,
 )  # fmt: skip
 """Modules whose ``register`` adds operations to the compiler; later ones replace earlier ones."""
 

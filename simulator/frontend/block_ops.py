@@ -1,4 +1,4 @@
-"""Operations inside a block: barriers, mbarriers, waits for bulk stores, control flow."""
+"""Operations inside a block: barriers, mbarriers, waits for bulk stores, thread indices."""
 
 from __future__ import annotations
 
@@ -149,15 +149,6 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     return Step(run, True)
 
 
-def loop_break(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
-    def run(frame):
-        if frame.space is not None:
-            raise unsupported("T.loop_break in T.Parallel", loc)
-        frame.broken = frame.mask
-
-    return Step(run)
-
-
 def elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
     """Elect one thread of each group of this many threads; 0: one of the block.
 
@@ -222,5 +213,4 @@ def register(c: BlockStatements) -> None:
         "tirx.ptx_arrive_barrier": arrive,
         "tl.ptx_arrive_barrier": arrive,
         "tl.mbarrier_wait_parity": wait_parity,
-        "tl.loop_break": loop_break,
     }

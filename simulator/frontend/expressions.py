@@ -436,13 +436,8 @@ class narrowed:
         self.frame, self.condition = frame, condition
 
     def __enter__(self) -> None:
-        frame = self.frame
-        self.old = frame.active, frame.mask
-        if frame.space is not None:
-            wide = np.broadcast_to(self.condition, frame.space)
-            frame.active = wide if frame.active is None else frame.active & wide
-        else:
-            frame.mask = frame.mask.where(self.condition)
+        self.old = self.frame.active, self.frame.mask
+        self.frame.narrow(self.condition)
 
     def __exit__(self, *_: Any) -> None:
         self.frame.active, self.frame.mask = self.old

@@ -33,6 +33,7 @@ from . import (
     copy_ops,
     debug_ops,
     ll_ops,
+    loop_ops,
     multimem_ops,
     reducer_ops,
     tile_ops,
@@ -43,8 +44,8 @@ from .expressions import Expr
 
 _HEAP_STRIDE = 1 << 40
 OPERATIONS = (
-    block_ops, tile_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops, multimem_ops,
-    ll_ops,
+    block_ops, tile_ops, loop_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops,
+    multimem_ops, ll_ops,
 )  # fmt: skip
 """Modules whose ``register`` adds operations to the compiler."""
 

@@ -13,7 +13,7 @@ from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
 from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
-from ..machine.steps import SPIN, Step, go, leave, sequence, together
+from ..machine.steps import SPIN, Step, go, goes_on, scope_of_exits, sequence, together
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
@@ -42,6 +42,8 @@ class Statements(Expressions):
         """True in a pipelined loop."""
         self.barriers: dict[tirx.Var, int] = {}
         self.mbarriers = 0
+        self.loop: str | None = None
+        """Kind of the innermost loop: ``loop`` or ``T.Parallel``."""
         self.reducers: dict[tirx.Var, str] = {}
         """Reduction of each reducer."""
         self.counted: set[str] = set()
@@ -115,27 +117,7 @@ class Statements(Expressions):
         return Step(step, True)
 
     def _on_SeqStmt(self, stmt, loc: str) -> Step:
-        steps = self._sequence(stmt.seq, loc)
-        if not any(s.waits for s in steps):
-
-            def run(frame):
-                for step in steps:
-                    step.run(frame)
-                    if frame.broken is not None and not leave(frame):
-                        return
-
-            return Step(run)
-
-        def wait(frame):
-            for step in steps:
-                if step.waits:
-                    yield from step.run(frame)
-                else:
-                    step.run(frame)
-                if frame.broken is not None and not leave(frame):
-                    return
-
-        return Step(wait, True)
+        return sequence(self._sequence(stmt.seq, loc))
 
     def _sequence(self, stmts: Any, loc: str) -> list[Step]:
         """Compile consecutive statements.
@@ -316,32 +298,27 @@ class Statements(Expressions):
             self.uniform.add(stmt.loop_var)
         self.sound.add(stmt.loop_var)
         was_pipelined, self.pipelined = self.pipelined, self.pipelined or is_pipelined(stmt)
-        body = self.statement(stmt.body, loc)
+        body = self._body_of_loop(stmt.body, "loop", loc)
         self.pipelined = was_pipelined
 
         def iterations(frame) -> Iterator[int]:
-            outer, before = frame.mask, frame.broken
-            frame.broken = None
-            start, count, stride = (_plain(f(frame)[0], frame) for f in (first, extent, step))
-            diverges = any(isinstance(v, np.ndarray) for v in (start, count, stride))
-            if diverges and frame.space is not None:
-                raise unsupported("a loop whose bounds differ between points of T.Parallel", loc)
-            frame.block.by_thread[slot] = diverges
-            for iteration in range(int(np.max(count))):
-                if diverges:
-                    frame.mask = frame.mask.where(
-                        np.broadcast_to(iteration < count, outer.on.shape)
-                    )
-                    if not frame.mask.count:
+            with scope_of_exits(frame):
+                start, count, stride = (_plain(f(frame)[0], frame) for f in (first, extent, step))
+                diverges = any(isinstance(v, np.ndarray) for v in (start, count, stride))
+                lanes = frame.mask.on.shape if frame.space is None else frame.space
+                frame.block.by_thread[slot] = diverges and frame.space is None
+                for iteration in range(int(np.max(count))):
+                    value = start + iteration * stride
+                    if diverges:
+                        if not frame.narrow(iteration < count):
+                            break
+                        value = np.broadcast_to(value, lanes)
+                    frame.env[slot] = value
+                    mask, active = frame.mask, frame.active
+                    yield iteration
+                    if not goes_on(frame, mask, active):
                         break
-                    frame.env[slot] = np.broadcast_to(start + iteration * stride, outer.on.shape)
-                else:
-                    frame.env[slot] = start + iteration * stride
-                yield iteration
-                if frame.broken is not None and not leave(frame):
-                    break
-            frame.block.by_thread[slot] = False
-            frame.mask, frame.broken = outer, before
+                frame.block.by_thread[slot] = False
 
         if not body.waits:
 
@@ -365,7 +342,7 @@ class Statements(Expressions):
             first = self.indices([inner.min], "T.Parallel", loc)
             loops.append((slot, first, extent))
             inner = inner.body
-        body = self.statement(inner, loc)
+        body = self._body_of_loop(inner, "T.Parallel", loc)
         has_known_executors = not stmt.annotations and not _uses_fragments(inner)
         read = self._shared_tiles(inner)
 
@@ -387,50 +364,55 @@ class Statements(Expressions):
             return 0 not in sizes
 
         def run(frame):
-            if enter(frame):
-                body.run(frame)
-            frame.leave_space()
+            with scope_of_exits(frame):
+                if enter(frame):
+                    body.run(frame)
+                frame.leave_space()
 
         def wait(frame):
-            if enter(frame):
-                yield from body.run(frame)
-            frame.leave_space()
+            with scope_of_exits(frame):
+                if enter(frame):
+                    yield from body.run(frame)
+                frame.leave_space()
 
         return Step(wait, True) if body.waits else self.preempted(run, stmt)
 
     def _on_While(self, stmt, loc: str) -> Step:
-        condition, body = self.condition(stmt.condition, loc), self.statement(stmt.body, loc)
+        condition = self.condition(stmt.condition, loc)
+        body = self._body_of_loop(stmt.body, "loop", loc)
         polls = self.is_shared_between_blocks(stmt)
 
         def wait(frame):
-            outer, before, polled = frame.mask, frame.broken, frame.polls
-            frame.broken, frame.polls = None, True
-            for _ in range(_MAX_ITERATIONS):
-                if polls:
-                    yield SPIN
-                chosen = condition(frame)
-                if isinstance(chosen, np.ndarray):
-                    if frame.space is not None:
-                        raise unsupported("a while loop in T.Parallel", loc)
-                    frame.mask = frame.mask.where(chosen)
-                    chosen = frame.mask.count
-                if not chosen:
-                    break
-                if body.waits:
-                    yield from body.run(frame)
+            polled, frame.polls = frame.polls, True
+            with scope_of_exits(frame):
+                for _ in range(_MAX_ITERATIONS):
+                    if polls:
+                        yield SPIN
+                    chosen = condition(frame)
+                    if isinstance(chosen, np.ndarray):
+                        chosen = frame.narrow(chosen)
+                    if not chosen:
+                        break
+                    mask, active = frame.mask, frame.active
+                    yield from go(body, frame)
+                    if not goes_on(frame, mask, active):
+                        break
                 else:
-                    body.run(frame)
-                if frame.broken is not None and not leave(frame):
-                    break
-            else:
-                raise SimulationError(
-                    "deadlock",
-                    f"a loop does not end after {_MAX_ITERATIONS} iterations in "
-                    f"{frame.block.name()}\n --> {loc}",
-                )
-            frame.mask, frame.broken, frame.polls = outer, before, polled
+                    raise SimulationError(
+                        "deadlock",
+                        f"a loop does not end after {_MAX_ITERATIONS} iterations in "
+                        f"{frame.block.name()}\n --> {loc}",
+                    )
+            frame.polls = polled
 
         return Step(wait, True)
+
+    def _body_of_loop(self, stmt: tirx.Stmt, loop: str, loc: str) -> Step:
+        """Compile the body of a loop, which ``break`` and ``continue`` leave."""
+        outer, self.loop = self.loop, loop
+        body = self.statement(stmt, loc)
+        self.loop = outer
+        return body
 
     def condition(self, expr: tirx.PrimExpr, loc: str) -> Callable[[Frame], Any]:
         """Compile a condition, which must not be poison."""
@@ -543,8 +525,7 @@ def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
     def wait(frame):
         masks = [frame.mask.where(np.broadcast_to(c(frame), frame.mask.on.shape)) for c, _ in cases]
         if frame.space is not None or (sum(m.on.astype(int) for m in masks) > 1).any():
-            for _, step in cases:
-                yield from go(step, frame)
+            yield from go(sequence([step for _, step in cases]), frame)
             return
         parts = zip(cases, masks, strict=True)
         yield from together([(s, frame.fork(m)) for (_, s), m in parts if m.count], frame)
@@ -559,8 +540,11 @@ def _halves(frame: Frame, masks: Any) -> list:
 
 
 def _plain(value: Any, frame: Frame) -> Any:
-    """Return a Python integer if all active threads agree, else the value of each thread."""
+    """Return a Python integer if all active lanes agree, else the value of each lane."""
     if not isinstance(value, np.ndarray):
         return int(value)
-    active = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+    lanes = frame.lanes()
+    active = value
+    if lanes is not None and lanes.any():
+        active = np.broadcast_to(value, lanes.shape)[lanes]
     return int(active.flat[0]) if (active == active.flat[0]).all() else value

@@ -409,8 +409,8 @@ class Frame:
     """Execution state of a block: active threads and, in T.Parallel, the iteration space."""
 
     __slots__ = (
-        "active", "block", "broken", "cache", "env", "loop", "mask", "newest", "points", "polls",
-        "ranges", "space",
+        "active", "block", "broken", "cache", "env", "gone", "loop", "mask", "newest", "points",
+        "polls", "ranges", "space",
     )  # fmt: skip
 
     def __init__(self, block: Block, mask: Mask) -> None:
@@ -425,7 +425,11 @@ class Frame:
         """Axis of the space and values of its loop variable, by ``id`` of their array."""
         self.points: dict[Tile, Tile] = {}
         """Registers written in the T.Parallel, with a copy for each point."""
-        self.broken: Mask | None = None
+        self.broken: np.ndarray | None = None
+        """Lanes that have left the innermost loop in its current iteration; None: no lane. Lanes
+        are the points of the T.Parallel or, outside of it, the threads of the block."""
+        self.gone: np.ndarray | None = None
+        """Lanes that have left the current iteration, or the loop; None: no lane."""
         self.cache: dict[int, Any] = {}
         self.newest = False
         self.polls = False
@@ -442,6 +446,32 @@ class Frame:
     def lanes(self) -> np.ndarray | None:
         """Return the mask of active points of the T.Parallel, or of active threads."""
         return self.active if self.space is not None else self.mask.on
+
+    def narrow(self, condition: Any) -> bool:
+        """Deactivate the lanes for which ``condition`` is false. Return whether any are active."""
+        if self.space is None:
+            self.mask = self.mask.where(condition)
+            return self.mask.count > 0
+        chosen = np.broadcast_to(condition, self.space)
+        self.active = chosen if self.active is None else self.active & chosen
+        return bool(self.active.any())
+
+    def leave_iteration(self, ends_loop: bool) -> None:
+        """Note that the active lanes leave the current iteration, or the innermost loop."""
+        lanes = self.lanes()
+        self.note_exits(np.ones(self.space, np.bool_) if lanes is None else lanes, ends_loop)
+
+    def note_exits(self, lanes: np.ndarray | None, ends_loop: bool) -> None:
+        if lanes is None:
+            return
+        self.gone = lanes if self.gone is None else self.gone | lanes
+        if ends_loop:
+            self.broken = lanes if self.broken is None else self.broken | lanes
+
+    def join_exits(self, fork: Frame) -> None:
+        """Note the lanes that have left the iteration or the loop in a fork of this frame."""
+        self.note_exits(fork.gone, ends_loop=False)
+        self.note_exits(fork.broken, ends_loop=True)
 
     def leave_space(self) -> None:
         """Leave a T.Parallel."""

@@ -7,10 +7,13 @@ where it must wait, and ``SPIN`` before each iteration of a loop that polls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from .block import Frame
+import numpy as np
+
+from .block import Frame, Mask
 
 SPIN = "spin"
 
@@ -83,8 +86,7 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
     if ended is not None:
         yield ended
         for _, frame in running:
-            if frame.broken is not None:
-                outer.broken = _union(outer.broken, frame.broken)
+            outer.join_exits(frame)
         return
     blocked: dict[int, Waiting] = {}
     while running:
@@ -96,8 +98,7 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
             frame.newest = outer.newest
             event = next(generator, running)
             if event is running:
-                if frame.broken is not None:
-                    outer.broken = _union(outer.broken, frame.broken)
+                outer.join_exits(frame)
                 running.pop(number)
                 blocked = {}
                 break
@@ -116,22 +117,48 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
                 )
 
 
-def _union(one: Any, other: Any) -> Any:
-    return other if one is None else type(one)(one.on | other.on, one.group_of)
-
-
-def leave(frame: Frame) -> bool:
-    """Deactivate the threads that left the loop. Return whether any are left."""
-    frame.mask = frame.mask.where(~frame.broken.on)
-    return frame.mask.count > 0
+def stays(frame: Frame) -> bool:
+    """Deactivate the lanes that left the loop or its iteration. Return whether any are left."""
+    return frame.gone is None or frame.narrow(~frame.gone)
 
 
 def sequence(steps: list[Step]) -> Step:
+    """Return a step that runs ``steps`` until all lanes have left the iteration of a loop."""
     if not any(s.waits for s in steps):
-        return Step(lambda frame: [s.run(frame) for s in steps])
+
+        def run(frame):
+            for step in steps:
+                step.run(frame)
+                if frame.gone is not None and not stays(frame):
+                    return
+
+        return Step(run)
 
     def wait(frame):
         for step in steps:
-            yield from go(step, frame)
+            if step.waits:
+                yield from step.run(frame)
+            else:
+                step.run(frame)
+            if frame.gone is not None and not stays(frame):
+                return
 
     return Step(wait, True)
+
+
+@contextmanager
+def scope_of_exits(frame: Frame) -> Iterator[None]:
+    """Enter a loop, whose exits concern no other loop, and after which its lanes run again."""
+    before = frame.mask, frame.active, frame.broken, frame.gone
+    frame.broken = frame.gone = None
+    yield
+    frame.mask, frame.active, frame.broken, frame.gone = before
+
+
+def goes_on(frame: Frame, mask: Mask, active: np.ndarray | None) -> bool:
+    """End an iteration that began with these lanes. Return whether any have not left the loop."""
+    if frame.gone is None:
+        return True
+    frame.mask, frame.active, left = mask, active, frame.broken
+    frame.broken = frame.gone = None
+    return left is None or frame.narrow(~left)
