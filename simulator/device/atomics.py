@@ -1,18 +1,26 @@
-"""Atomic operations of TileLang on symmetric tensors, as ``widen_atomics`` lowers them."""
+"""Atomic operations of TileLang on shared memory, and on symmetric tensors as ``widen_atomics``
+lowers them."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+import numpy as np
 from tilelang import tvm
 from tvm import tirx
 
 from ...passes.device.widen_atomics import SYSTEM_ATOMIC
-from ..frontend.builtin_ops import element_atomic, vector_atomic
+from ..frontend.accesses import is_poisoned
+from ..frontend.builtin_ops import element_atomic, vector_atomic, vector_operand
+from ..frontend.expressions import Expr
+from ..frontend.functions import REDUCTIONS
+from ..machine.block import Frame
 from ..machine.steps import Step
-from ..report.errors import unsupported
-from .statements import DeviceStatements
+from ..memory.values import convert, numpy_dtype
+from ..report.errors import uninitialized, unsupported
+from .shared import Source
+from .statements import DeviceStatements, of_threads, shared_address, to_threads
 
 _TEMPLATE = re.compile(r"tw::system::atomic_([a-z]+)(?:x(\d))?(_ret)?<[^,]*, (\d+)>")
 
@@ -35,7 +43,69 @@ def system_atomic(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     return compiled if isinstance(compiled, Step) else Step(compiled.value)
 
 
+def _is_shared(c: DeviceStatements, call: tirx.Call, loc: str) -> bool:
+    return c.pointee(call.args[0], loc)[0].data in c.shared
+
+
+def _of_shared(
+    kind: str, lanes: int, c: DeviceStatements, call: tirx.Call, loc: str
+) -> Expr:
+    """Compile an atomic change of each of ``lanes`` elements of shared memory."""
+    buffer, _ = c.pointee(call.args[0], loc)
+    op = f"T.atomic_{kind}" + (f"x{lanes}" if lanes > 1 else "")
+    dtype, source = numpy_dtype(buffer.dtype), Source(f"{op} of {buffer.name}", loc)
+    memory, address = shared_address(c, call.args[0], op, loc)
+    expr = c.compile(vector_operand(c, call.args[1], lanes, loc), loc)
+    combine = REDUCTIONS.get(kind, lambda old, new: new)
+
+    def value(frame: Frame) -> Any:
+        operands = convert(expr.value(frame), dtype)
+        if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
+            raise uninitialized(f"the operand of {source.op} is computed from", frame.block, loc)
+        threads = frame.mask.threads
+        rows = of_threads(operands, frame, lanes).reshape(len(threads), lanes)
+        old = frame.block.shared[memory].update(
+            of_threads(address(frame), frame), np.ascontiguousarray(rows), combine,
+            frame.mask.group_of[threads], source,
+        )  # fmt: skip
+        return to_threads(old if lanes > 1 else old[:, 0], frame)
+
+    return Expr(value)
+
+
+def _value(kind: str, lanes: int, otherwise: Any):
+    """Return the compiler of an atomic operation that yields the value before.
+
+    Args:
+        otherwise: compiler for tensors in global memory.
+    """
+
+    def compile(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
+        if not _is_shared(c, call, loc):
+            return otherwise(c, call, loc)
+        return _of_shared(kind, lanes, c, call, loc)
+
+    return compile
+
+
+def _step(kind: str, lanes: int, otherwise: Any):
+    """Return the compiler of an atomic operation that is a statement; see ``_value``."""
+
+    def compile(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
+        if not _is_shared(c, call, loc):
+            return otherwise(c, call, loc)
+        return c.preempted(_of_shared(kind, lanes, c, call, loc).value, call)
+
+    return compile
+
+
 def register(c: DeviceStatements) -> None:
     """Register the atomic operations."""
+    store = "tl.atomic_store_elem_op"
+    c.steps[store] = _step("store", 1, c.steps[store])
+    for kind, lanes in (*((k, 1) for k in ("add", "max", "min", "or")), ("add", 2), ("add", 4)):
+        name = f"tl.atomic_{kind}" + (f"x{lanes}" if lanes > 1 else "")
+        c.steps[f"{name}_elem_op"] = _step(kind, lanes, c.steps[f"{name}_elem_op"])
+        c.calls[f"{name}_ret_elem_op"] = _value(kind, lanes, c.calls[f"{name}_ret_elem_op"])
     c.calls[SYSTEM_ATOMIC] = _compiled
     c.steps[SYSTEM_ATOMIC] = system_atomic

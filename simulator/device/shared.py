@@ -1,8 +1,9 @@
 """Shared memory of one block by address, with a shadow that finds unordered accesses.
 
-The shadow stores, for each byte, the agent and the time of the last write, and the time of the last
-read by each agent. Agents are those of ``BlockOrder``: thread groups, bulk stores, asynchronous
-loads. Threads of one thread group are assumed to run in lockstep.
+The shadow stores, for each byte, the agent, time and source of the last write, and the time and
+source of the last read and the last atomic operation by each agent. Agents are those of
+``BlockOrder``: thread groups, bulk stores, asynchronous loads. Threads of one thread group are
+assumed to run in lockstep.
 """
 
 from __future__ import annotations
@@ -90,6 +91,24 @@ class _Rows:
         return self._times
 
 
+class _LastAccesses:
+    """Last access of one kind to each byte, by agent: its time, and the number of its source."""
+
+    def __init__(self, verb: str, size: int) -> None:
+        self.verb, self._size = verb, size
+        self.by_agent: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def note(self, agent: int, offsets: np.ndarray, time: int, source: int) -> None:
+        if agent not in self.by_agent:
+            self.by_agent[agent] = np.zeros(self._size, np.int32), np.zeros(self._size, np.int32)
+        times, sources = self.by_agent[agent]
+        times[offsets], sources[offsets] = time, source
+
+    def clear(self, offsets: np.ndarray) -> None:
+        for times, _ in self.by_agent.values():
+            times[offsets] = 0
+
+
 class SharedMemory:
     """Shared memory of one block."""
 
@@ -101,10 +120,10 @@ class SharedMemory:
         self._written = np.zeros(size, np.int32)
         self._asynchronous = np.zeros(size, np.bool_)
         """Whether the last write was made by the asynchronous proxy."""
-        self._reads: dict[int, np.ndarray] = {}
-        """Time of the last read of each byte, by agent."""
-        self._events: dict[int, Source] = {}
-        """Last access of each agent, for reports."""
+        self._write_source = np.zeros(size, np.int32)
+        self._reads, self._atomics = _LastAccesses("read", size), _LastAccesses("changed", size)
+        self._sources: dict[Source, int] = {}
+        """Numbers of the sources so far, in their order."""
 
     def load(
         self, addresses: np.ndarray, width: int, dtype: np.dtype, groups: np.ndarray, source: Source
@@ -118,12 +137,39 @@ class SharedMemory:
             Values, with an axis of ``width / itemsize`` lanes, and the mask of poison values.
         """
         offsets = self._span(addresses, width, source)
-        self._require_ordered(offsets, groups, source, writes=False)
-        times = np.asarray(self.agents.order.time, np.int32)[groups]
-        for g in np.unique(groups):
-            in_group = groups == g
-            self._note_read(int(g), offsets[in_group], int(times[in_group][0]), source)
+        self._require_ordered(offsets, groups, source, self._atomics)
+        self._note(self._reads, offsets, groups, source)
         return self.values(offsets, dtype)
+
+    def update(
+        self, addresses: np.ndarray, operands: np.ndarray, combine: Callable[[Any, Any], Any],
+        groups: np.ndarray, source: Source,
+    ) -> np.ndarray:  # fmt: skip
+        """Combine elements with ``operands`` by atomic operations, in the order of the threads.
+
+        Returns:
+            The values before, a row for each address.
+        """
+        dtype, lanes = operands.dtype, operands.shape[1]
+        first = addresses[:, None] + np.arange(lanes) * dtype.itemsize
+        offsets = self._span(first.reshape(-1), dtype.itemsize, source)
+        of_lanes = np.repeat(groups, lanes)
+        self._require_ordered(offsets, of_lanes, source, self._reads)
+        self._note(self._atomics, offsets, of_lanes, source)
+        old, flat = np.empty(len(offsets), dtype), operands.reshape(-1)
+        left = np.arange(len(offsets))
+        while left.size:  # in each turn one operation on each element
+            turn = left[np.unique(offsets[left, 0], return_index=True)[1]]
+            values, bad = self.values(offsets[turn], dtype)
+            if bad is not None:
+                raise SimulationError(
+                    "poison", f"{source.op}, which is uninitialized memory\n --> {source.loc}"
+                )
+            old[turn] = values[:, 0]
+            new = np.ascontiguousarray(np.asarray(combine(old[turn], flat[turn])).astype(dtype))
+            self.bytes[offsets[turn]] = new.view(np.uint8).reshape(len(turn), -1)
+            left = np.setdiff1d(left, turn, assume_unique=True)
+        return old.reshape(operands.shape)
 
     def store(
         self, addresses: np.ndarray, values: np.ndarray, poison: Any, groups: np.ndarray,
@@ -132,24 +178,22 @@ class SharedMemory:
         """Store a row of ``values`` at each address by generic accesses."""
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(addresses), -1)
         offsets = self._span(addresses, raw.shape[1], source)
-        self._require_ordered(offsets, groups, source, writes=True)
+        self._require_ordered(offsets, groups, source, self._reads, self._atomics)
         self._require_one_writer(offsets, raw, source)
         self.bytes[offsets] = raw
         self.poison[offsets] = _by_byte(poison, raw.shape, values.dtype.itemsize)
         self._writer[offsets] = groups[:, None]
         self._written[offsets] = np.asarray(self.agents.order.time, np.int32)[groups][:, None]
         self._asynchronous[offsets] = False
-        self._clear_reads(offsets)
-        for g in np.unique(groups):
-            self._events[int(g)] = source
+        self._end_write(offsets, source)
 
     def read_async(
         self, offsets: np.ndarray, group: int, agent: int, time: int, source: Source
     ) -> None:
         """Note that ``agent`` reads these bytes asynchronously, at the request of ``group``."""
         self._require_fenced(offsets, group, source)
-        self._require_ordered(offsets[None], np.array([group]), source, writes=False)
-        self._note_read(agent, offsets, time, source)
+        self._require_ordered(offsets[None], np.array([group]), source, self._atomics)
+        self._reads.note(agent, offsets, time, self._number(source))
 
     def write_async(
         self, offsets: np.ndarray, data: np.ndarray, poison: Any, group: int, agent: int, time: int,
@@ -160,13 +204,13 @@ class SharedMemory:
         Args:
             generic: whether it writes by the generic proxy, as ``cp.async`` does.
         """
-        self._require_ordered(offsets[None], np.array([group]), source, writes=True)
+        groups = np.array([group])
+        self._require_ordered(offsets[None], groups, source, self._reads, self._atomics)
         self.bytes[offsets] = data
         self.poison[offsets] = False if poison is None else poison
         self._writer[offsets], self._written[offsets] = agent, time
         self._asynchronous[offsets] = not generic
-        self._clear_reads(offsets)
-        self._events[agent] = source
+        self._end_write(offsets, source)
 
     def values(self, offsets: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the elements at these bytes and their poison, without an access."""
@@ -195,9 +239,9 @@ class SharedMemory:
         return addresses[:, None] + np.arange(width)
 
     def _require_ordered(
-        self, offsets: np.ndarray, groups: np.ndarray, source: Source, writes: bool
+        self, offsets: np.ndarray, groups: np.ndarray, source: Source, *conflicts: _LastAccesses
     ) -> None:
-        """Refuse an access that is not ordered after the last write and, if it writes, reads.
+        """Refuse an access that is not ordered after the last write and conflicting accesses.
 
         Args:
             offsets: bytes, a row for each of ``groups``.
@@ -208,28 +252,37 @@ class SharedMemory:
         if bad.any():
             row, column = np.argwhere(bad)[0]
             byte = int(offsets[row, column])
-            raise self._race(byte, int(self._writer[byte]), int(groups[row]), source, "written")
-        if writes:
-            for agent, times in self._reads.items():
+            raise self._race(
+                byte, int(self._writer[byte]), int(self._write_source[byte]), int(groups[row]),
+                source, "written",
+            )  # fmt: skip
+        for accesses in conflicts:
+            for agent, (times, sources) in accesses.by_agent.items():
                 bad = ordered[rows, agent] < times[offsets]
                 if bad.any():
                     row, column = np.argwhere(bad)[0]
-                    byte = int(offsets[row, column])
-                    raise self._race(byte, agent, int(groups[row]), source, "read")
+                    byte, group = int(offsets[row, column]), int(groups[row])
+                    raise self._race(
+                        byte, agent, int(sources[byte]), group, source, accesses.verb
+                    )
 
     def _require_fenced(self, offsets: np.ndarray, group: int, source: Source) -> None:
         """Refuse an asynchronous read of generic writes that no proxy fence has ordered."""
         fenced = self.agents.fenced()[group]
         bad = fenced[self._writer[offsets]] < self._written[offsets]
         bad &= ~self._asynchronous[offsets]
+        sources = self._write_source
+        for agent, (times, of_atomics) in self._atomics.by_agent.items():
+            if not bad.any():
+                bad, sources = fenced[agent] < times[offsets], of_atomics
         if bad.any():
             byte = int(offsets.reshape(-1)[np.flatnonzero(bad)[0]])
-            before = self._events.get(int(self._writer[byte]))
+            before = self._source(int(sources[byte]))
             raise SimulationError(
                 "race",
                 f"{source.op} reads byte {byte} of {self.name} by the asynchronous proxy, and no "
-                f"fence.proxy.async is between it and {before.op if before else 'a store'}"
-                f"{f' --> {before.loc}' if before else ''}\n --> {source.loc}",
+                f"fence.proxy.async is between it and {before.op} --> {before.loc}\n"
+                f" --> {source.loc}",
             )
 
     def _require_one_writer(self, offsets: np.ndarray, raw: np.ndarray, source: Source) -> None:
@@ -248,28 +301,35 @@ class SharedMemory:
                 f"\n --> {source.loc}",
             )
 
-    def _note_read(self, agent: int, offsets: np.ndarray, time: int, source: Source) -> None:
-        times = self._reads.get(agent)
-        if times is None:
-            times = self._reads[agent] = np.zeros(len(self.bytes), np.int32)
-        times[offsets] = time
-        self._events[agent] = source
+    def _note(
+        self, accesses: _LastAccesses, offsets: np.ndarray, groups: np.ndarray, source: Source
+    ) -> None:
+        """Note accesses of thread groups now."""
+        number = self._number(source)
+        for g in np.unique(groups).tolist():
+            accesses.note(g, offsets[groups == g], self.agents.order.time[g], number)
 
-    def _clear_reads(self, offsets: np.ndarray) -> None:
-        for times in self._reads.values():
-            times[offsets] = 0
+    def _end_write(self, offsets: np.ndarray, source: Source) -> None:
+        """Note the source of a write, before which all earlier accesses happen."""
+        self._write_source[offsets] = self._number(source)
+        self._reads.clear(offsets)
+        self._atomics.clear(offsets)
+
+    def _number(self, source: Source) -> int:
+        return self._sources.setdefault(source, len(self._sources))
+
+    def _source(self, number: int) -> Source:
+        return list(self._sources)[number]
 
     def _race(
-        self, byte: int, agent: int, group: int, source: Source, verb: str
+        self, byte: int, agent: int, number: int, group: int, source: Source, verb: str
     ) -> SimulationError:
-        before = self._events.get(agent)
-        agents = self.agents
+        before, agents = self._source(number), self.agents
         return SimulationError(
             "race",
             f"{source.op} of byte {byte} of {self.name} by {agents.name(group)}\nis not ordered "
-            f"after {before.op if before else 'an access'} by {agents.name(agent)}, which has "
-            f"{verb} it"
-            f"{f' --> {before.loc}' if before else ''}\n --> {source.loc}",
+            f"after {before.op} by {agents.name(agent)}, which has {verb} it --> {before.loc}\n"
+            f" --> {source.loc}",
         )
 
 

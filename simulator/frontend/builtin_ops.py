@@ -345,24 +345,30 @@ def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word:
     tensor.update(key, combine, values if covered is None else values[covered], access)
 
 
-def _tile_atomic(c, call, pointer: Pointer, combine: Any, returns: bool, loc: str) -> Any:
+def _tile_atomic(
+    c: Statements, call: tirx.Call, pointer: Pointer, combine: Any, returns: bool, loc: str,
+    lanes: int = 1,
+) -> Any:  # fmt: skip
     """Compile an atomic operation in shared memory, whose accesses are not checked for order."""
     if combine is None:
         raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", loc)
-    value = c.compile(call.args[1], loc)
+    value = c.compile(vector_operand(c, call.args[1], lanes, loc), loc)
 
     def change(frame):
         tile, results = frame.tile(pointer.slot), []
         operand = value.value(frame)
         refuse_poison(frame, value, pointer)
         at = pointer.index(frame)
-        for _, place, index, (element,) in places(frame, at, operand, each_thread=True):
-            old = tile.data[index]
-            results.append((place, old))
-            store_tile(
-                frame, tile, list(index), combine(old, convert(element, tile.dtype)), None, loc
-            )
-        return gather(frame, results, tile.dtype, 1)
+        for _, place, index, (element,) in places(
+            frame, at, operand, each_thread=True, lanes=lanes
+        ):
+            words = [(*index[:-1], index[-1] + lane) for lane in range(lanes)]
+            elements = convert([element] if lanes == 1 else element, tile.dtype)
+            old = [tile.data[word] for word in words]
+            results.append((place, old[0] if lanes == 1 else np.array(old)))
+            for word, before, new in zip(words, old, elements, strict=True):
+                store_tile(frame, tile, list(word), combine(before, new), None, loc)
+        return gather(frame, results, tile.dtype, lanes)
 
     return Expr(change) if returns else c.preempted(change, call)
 
@@ -377,18 +383,18 @@ def vector_atomic(lanes: int, returns: bool, widened: bool = False):
     def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
         pointer = Pointer(c, call.args[0], f"T.atomic_addx{lanes}", loc)
         if pointer.slot >= 0:
-            raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", loc)
+            return _tile_atomic(c, call, pointer, REDUCTIONS["add"], returns, loc, lanes)
         word = _word_of(c, call, pointer, "add", returns, widened)
-        operand = c.compile(_vector(c, call.args[1], lanes, loc), loc)
+        operand = c.compile(vector_operand(c, call.args[1], lanes, loc), loc)
         change = _change(c, pointer, [operand], word, lanes, REDUCTIONS["add"])
         return change if returns else c.preempted(change.value, call)
 
     return compile
 
 
-def _vector(c: Statements, operand: Any, lanes: int, loc: str) -> Any:
+def vector_operand(c: Statements, operand: Any, lanes: int, loc: str) -> Any:
     """Return the vector that an operand is or points to: vectorized loops pass vectors."""
-    if lanes_of(operand.dtype) == lanes:
+    if lanes == 1 or lanes_of(operand.dtype) == lanes:
         return operand
     buffer, (*first, last) = c.pointee(operand, loc)
     base = last.base if isinstance(last, tirx.Ramp) else last

@@ -159,6 +159,12 @@ class Region(NamedTuple):
         self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int
     ) -> None:
         """Combine values with the elements atomically."""
+        if self.ref is None:
+            before, bad = self.read(frame, op)
+            if bad is not None:
+                raise uninitialized(f"{op} to {self.name}, which is", frame.block, self.loc)
+            self.write(frame, ufunc(before, values), None, op)
+            return
         tensor = self.ref.tensor(frame)
         box = self.box(frame, tensor.shape, tensor.symmetric)
         values, _ = self._fitted(box, values, None, tensor.dtype)
