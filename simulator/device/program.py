@@ -17,14 +17,14 @@ from ..frontend.program import Kernel, Program, first_line
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype
 from ..report.errors import unsupported
-from . import atomics, barriers, copies, reductions, tensor_core
+from . import atomics, barriers, copies, reductions, scans, tensor_core
 from .block import DeviceBlock
 from .lowering import Lowered, lowered
 from .statements import DeviceStatements
 
 OPERATIONS = (
     builtin_ops, copy_ops, debug_ops, ll_ops, loop_ops, warp_ops, atomics, barriers, copies,
-    tensor_core, reductions,
+    tensor_core, reductions, scans,
 )  # fmt: skip
 """Modules whose ``register`` adds operations to the compiler; later ones replace earlier ones."""
 

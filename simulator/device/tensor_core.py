@@ -33,6 +33,7 @@ _TYPES = {
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "float8_e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
     "e5m2": np.dtype(ml_dtypes.float8_e5m2), "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "int8": np.dtype(np.int8), "uint8": np.dtype(np.uint8),
 }  # fmt: skip
 _SWIZZLES = (0, 128, 64, 32)
 """Bytes of a row of a swizzle, by the layout type of a matrix descriptor."""
@@ -49,7 +50,7 @@ def _shape(text: str) -> tuple[int, int, int]:
     return int(m), int(n), int(k)
 
 
-def _warps(frame: Frame, op: str, loc: str, warps: int = 1) -> np.ndarray:
+def warps_of(frame: Frame, op: str, loc: str, warps: int = 1) -> np.ndarray:
     """Return the active threads as rows of warps or warp groups, which must be whole."""
     size = WARP * warps
     threads = frame.mask.threads
@@ -105,7 +106,7 @@ def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     registers = Registers(c, data, offset, 4 * count // dtype.itemsize, "ldmatrix", loc)
 
     def run(frame):
-        rows = _warps(frame, "ldmatrix", loc)
+        rows = warps_of(frame, "ldmatrix", loc)
         addresses = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
         groups = frame.mask.group_of[rows[:, : 8 * count]]
         values, bad = frame.block.shared[memory].load(
@@ -142,7 +143,7 @@ def stmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     source = Source("stmatrix", loc)
 
     def run(frame):
-        rows = _warps(frame, "stmatrix", loc)
+        rows = warps_of(frame, "stmatrix", loc)
         addresses = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
         registers = np.stack([of_threads(e.value(frame), frame) for e in exprs], axis=-1)
         pairs = np.ascontiguousarray(registers.astype(np.uint32)).view(np.uint16)
@@ -181,7 +182,7 @@ def mma(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     total = Registers(c, call.args[10], call.args[11], 4, "mma", loc)
 
     def run(frame):
-        rows = _warps(frame, "mma", loc)
+        rows = warps_of(frame, "mma", loc)
         left = _operand(a.read(frame, rows), (len(rows), m, k), a_at)
         right = _operand(b.read(frame, rows), (len(rows), k, n), b_at)
         product, poison = _product(left, right, c_at)
@@ -196,14 +197,19 @@ def _operand(
     registers: tuple[np.ndarray, Poison], shape: tuple[int, ...], at: tuple
 ) -> tuple[np.ndarray, Poison]:
     """Return matrices and their poison from the elements that lanes hold at places ``at``."""
-    values, poison = registers
-    matrix = np.zeros(shape, np.float32)
-    matrix[(slice(None), *at)] = values.astype(np.float32)
+    values, poison = _wide(registers[0]), registers[1]
+    matrix = np.zeros(shape, values.dtype)
+    matrix[(slice(None), *at)] = values
     if poison is None or not poison.any():
         return matrix, None
     bad = np.zeros(shape, np.bool_)
     bad[(slice(None), *at)] = poison
     return matrix, bad
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    """Return values in the type in which tensor cores add their products."""
+    return values.astype(np.int32 if values.dtype.kind in "iu" else np.float32)
 
 
 def _product(
@@ -295,7 +301,7 @@ class SharedOperand:
                 shared.read_async(own.reshape(-1), g, agent, time, source)
             values, bad = shared.values(spans, self._dtype)
             masks.append(np.zeros(addresses.shape, np.bool_) if bad is None else bad.any(axis=-1))
-            out.append(values[..., 0].astype(np.float32))
+            out.append(_wide(values[..., 0]))
         poison = np.stack(masks)
         return np.stack(out), poison if poison.any() else None
 
@@ -353,7 +359,7 @@ def _wgmma(
     at, keep = accumulator(n, _WARPS), c.indices([keeps], "wgmma", loc)
 
     def run(frame):
-        rows = _warps(frame, "wgmma", loc, _WARPS)
+        rows = warps_of(frame, "wgmma", loc, _WARPS)
         right, bad = b.read(frame, rows)
         right = right.swapaxes(1, 2), None if bad is None else bad.swapaxes(1, 2)
         product, poison = _product(a.read(frame, rows), right, at)
@@ -384,7 +390,7 @@ def fence(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
-        for g in _thread_groups(frame, _warps(frame, "wgmma", loc, _WARPS)):
+        for g in _thread_groups(frame, warps_of(frame, "wgmma", loc, _WARPS)):
             frame.block.products.setdefault(g, Group()).commit()
 
     return Step(run)
@@ -395,7 +401,7 @@ def wait(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame):
         block = frame.block
-        rows = _warps(frame, "wgmma", loc, _WARPS)
+        rows = warps_of(frame, "wgmma", loc, _WARPS)
         for warp in rows.reshape(-1, WARP):
             (g,) = _thread_groups(frame, warp)
             time = block.products.setdefault(g, Group()).wait(max_pending)
