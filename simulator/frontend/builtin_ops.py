@@ -12,6 +12,7 @@ from ...builtins.debug import delay, globaltimer, record
 from ...builtins.memory import st
 from ...builtins.spec import BUILTINS, RELATION_TEXT, Builtin, builtin_of, declaration_of
 from ...passes.ir.ragged import counts_name
+from ...passes.ir.walk import op_name
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
@@ -241,7 +242,7 @@ def fence(c: Statements, call: tirx.Call, loc: str) -> Step:
 def _barrier(spec: Builtin):
     def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
         argument = call.args[0]
-        is_pointer = getattr(argument.op, "name", "") == "tl.access_ptr"
+        is_pointer = op_name(argument).endswith("access_ptr")
         pointer = Pointer(c, argument, spec.text, loc) if is_pointer else None
 
         called = Barrier(spec.text, spec.participants, loc)

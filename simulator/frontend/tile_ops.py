@@ -328,10 +328,11 @@ def _async_load(
         values, poison = src.read(frame, op, lambda: access)
         values = np.array(values)
         tile = frame.tile(dst.slot)
-        tile.set_poison(dst.box(frame, tile.shape, False).inside, True)
+        target = dst._replace(constant=dst.box(frame, tile.shape, False))
+        tile.set_poison(target.constant.inside, True)
 
         def deliver() -> None:
-            dst.write(frame, values, poison, op)
+            target.write(frame, values, poison, op)
 
         if full is not None:
             full.issue(access.time, deliver)

@@ -182,6 +182,42 @@ def test_never_written(make):
     assert names_line(fault.report, line(make, "# BARRIER"))
 
 
+def one_barrier_for_each_block():
+    """Block ``b`` of each rank meets block ``b`` of the other ranks, at words of their own."""
+
+    @T.prim_func
+    def program(
+        words: W.Symmetric((BLOCKS * 4,), "uint32"),
+        mail: W.Symmetric((BLOCKS, N), "int32"),
+        out: T.Tensor((BLOCKS, N), "int32"),
+    ):
+        with T.Kernel(BLOCKS, threads=N) as block:
+            me, t = W.rank(), T.get_thread_binding()
+            mail[(me + 1) % RANKS, block, t] = me * 100 + block
+            W.sync_ranks(words[me, block * 4])
+            out[block, t] = mail[me, block, t]
+            W.sync_ranks(words[me, block * 4])
+
+    return program
+
+
+@pytest.mark.parametrize("level", ["tile", "device"])
+def test_each_block_may_count_in_words_of_its_own(level):
+    inputs = [{"words": np.zeros(BLOCKS * 4, np.uint32)} for _ in range(RANKS)]
+    outputs = simulate(one_barrier_for_each_block(), inputs, level=level)
+    for rank, tensors in enumerate(outputs):
+        expected = (1 - rank) * 100 + np.arange(BLOCKS)
+        assert (tensors["out"] == expected[:, None]).all()
+        words = tensors["words"].reshape(BLOCKS, 4)
+        assert (words[:, [1, 3 - rank]] == 2 * EPOCHS).all()
+
+
+@pytest.mark.parametrize("make", [sync_grid, barrier_blocks])
+def test_device_functions_count_in_the_same_words(make):
+    fault = fault_of(make("store"), started([0], place=0), level="device")
+    assert "only barriers may change its words" in fault.report
+
+
 def test_too_few():
     fault = fault_of(barrier_blocks(), started([0], first=WORDS - 3, place=0))
     assert fault.kind == "bounds"

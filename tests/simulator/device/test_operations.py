@@ -1,0 +1,385 @@
+"""Operations of TileLang at the tile level and in device functions, against NumPy."""
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+
+N = 64
+LEVELS = ("tile", "sm_90a", "sm_80")
+rng = np.random.default_rng(11)
+
+
+@pytest.fixture(params=LEVELS)
+def run(request):
+    """Return a function that launches a program once at a level, and returns its tensors."""
+
+    def launch(program, **tensors):
+        options = {} if request.param == "tile" else {"level": "device", "arch": request.param}
+        return tw.simulate(program, 1, [tensors], epochs=1, **options)[0]
+
+    return launch
+
+
+def integers(high, *shape, dtype="int32", low=0):
+    return rng.integers(low, high, shape).astype(dtype)
+
+
+def accumulated(A):
+    """Return what the loops with ``break`` and ``continue`` below compute for each element."""
+    out = np.zeros_like(A)
+    for t in range(len(A)):
+        for i in range(16):
+            if i % 3 == 1:
+                continue
+            if i == t % 20:
+                break
+            for j in range(8):
+                if (i + j) % 4 == t % 4:
+                    continue
+                if j == t % 9:
+                    break
+                out[t] += A[t] * j + 1
+            out[t] += 2
+    return out
+
+
+@T.prim_func
+def loops_of_threads(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        total = T.alloc_var("int32")
+        total = 0
+        for i in T.serial(16):
+            if i % 3 == 1:
+                continue
+            if i == t % 20:
+                break
+            for j in T.serial(8):
+                if (i + j) % 4 == t % 4:
+                    continue
+                if j == t % 9:
+                    break
+                total += A[t] * j + 1
+            total += 2
+        B[t] = total
+
+
+@T.prim_func
+def loops_of_points(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=32):
+        total = T.alloc_fragment((N,), "int32")
+        for t in T.Parallel(N):
+            total[t] = 0
+            for i in T.serial(16):
+                if i % 3 == 1:
+                    continue
+                if i == t % 20:
+                    break
+                for j in T.serial(8):
+                    if (i + j) % 4 == t % 4:
+                        continue
+                    if j == t % 9:
+                        break
+                    total[t] += A[t] * j + 1
+                total[t] += 2
+        T.copy(total, B)
+
+
+@T.prim_func
+def while_loop(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        i = T.alloc_var("int32")
+        total = T.alloc_var("int32")
+        total = 0
+        i = -1
+        while i < 15:
+            i += 1
+            if i % 3 == 1:
+                continue
+            if t % 2 == 0:
+                if i == t % 20:
+                    break
+            else:
+                if i == t % 20:
+                    T.loop_break()
+            for j in T.serial(8):
+                if (i + j) % 4 == t % 4:
+                    continue
+                if j == t % 9:
+                    break
+                total += A[t] * j + 1
+            total += 2
+        B[t] = total
+
+
+@pytest.mark.parametrize("program", [loops_of_threads, loops_of_points, while_loop])
+def test_break_and_continue(run, program):
+    A = integers(9, N)
+    assert run(program, A=A)["B"].tolist() == accumulated(A).tolist()
+
+
+@T.prim_func
+def loops_of_two_roles(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        x = T.alloc_shared((N,), "int32")
+        x[t] = A[t]
+        T.sync_threads()
+        for i in T.serial(5):
+            if i == 2:
+                continue
+            if t < 32:
+                if i == 3:
+                    break
+                x[t] += 1
+                T.sync_threads(1, 32)
+            else:
+                if i == 4:
+                    break
+                T.sync_threads(2, 32)
+                x[t] += 2
+        T.sync_threads()
+        B[t] = x[N - 1 - t]
+
+
+def test_warps_leave_a_loop_in_different_iterations(run):
+    A = integers(9, N)
+    expected = (A + np.where(np.arange(N) < 32, 2, 6))[::-1]
+    assert run(loops_of_two_roles, A=A)["B"].tolist() == expected.tolist()
+
+
+@T.prim_func
+def tiles_in_a_left_loop(A: T.Tensor((N,), "float32"), B: T.Tensor((32,), "float32")):
+    with T.Kernel(1, threads=32):
+        x = T.alloc_shared((32,), "float32")
+        total = T.alloc_fragment((32,), "float32")
+        T.clear(total)
+        for k in T.serial(8):
+            if k == 5:
+                break
+            if k % 2 == 1:
+                continue
+            T.copy(A[k * 8 : k * 8 + 32], x)
+            for i in T.Parallel(32):
+                total[i] += x[i]
+        T.copy(total, B)
+
+
+def test_tile_operations_in_a_loop_that_is_left(run):
+    A = integers(9, N, dtype="float32")
+    expected = A[:32] + A[16:48] + A[32:64]
+    assert run(tiles_in_a_left_loop, A=A)["B"].tolist() == expected.tolist()
+
+
+@T.prim_func
+def bounds_of_points(B: T.Tensor((N,), "int32"), C: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=32):
+        count = T.alloc_fragment((N,), "int32")
+        for i in T.Parallel(N):
+            B[i] = 0
+            for j in T.serial(i % 7, 7):
+                if j == 5:
+                    continue
+                B[i] += j
+        for i in T.Parallel(N):
+            count[i] = 0
+            while count[i] * 3 < i:
+                if count[i] == 9:
+                    break
+                count[i] += 1
+        T.copy(count, C)
+
+
+def test_loops_may_differ_between_points(run):
+    out = run(bounds_of_points)
+    sums = [sum(j for j in range(i % 7, 7) if j != 5) for i in range(N)]
+    assert out["B"].tolist() == sums
+    assert out["C"].tolist() == [min(9, -(-i // 3)) for i in range(N)]
+
+
+@T.prim_func
+def skipped_points(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(N):
+            if i % 3 == 0:
+                continue
+            B[i] = A[i]
+
+
+def test_continue_skips_a_point_of_parallel(run):
+    A, B = integers(9, N), np.full(N, -1, np.int32)
+    expected = np.where(np.arange(N) % 3 == 0, B, A)
+    assert run(skipped_points, A=A, B=B)["B"].tolist() == expected.tolist()
+
+
+@T.prim_func
+def left_parallel(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(N):
+            if i == 9:
+                break
+            B[i] = A[i]
+
+
+def test_break_of_parallel_is_refused():
+    with pytest.raises(tw.SimulationError, match="break of a T.Parallel, whose points have no"):
+        tw.simulate(left_parallel, 1)
+
+
+@T.prim_func
+def shared_atomics(
+    A: T.Tensor((N,), "int32"),
+    X: T.Tensor((N,), "float32"),
+    counts: T.Tensor((16,), "int32"),
+    before: T.Tensor((N,), "int32"),
+    largest: T.Tensor((4,), "float32"),
+    halves: T.Tensor((16,), "float16"),
+    tile: T.Tensor((N,), "float32"),
+):
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        c = T.alloc_shared((16,), "int32")
+        m = T.alloc_shared((4,), "float32")
+        h = T.alloc_shared((16,), "float16")
+        x = T.alloc_shared((N,), "float32")
+        y = T.alloc_fragment((N,), "float32")
+        T.clear(c)
+        T.clear(m)
+        T.clear(h)
+        T.copy(X, x)
+        T.copy(X, y)
+        before[t] = T.atomic_add(c[A[t]], 1, return_prev=True)
+        T.atomic_max(m[A[t] % 4], X[t])
+        for i in T.Parallel(N):
+            T.atomic_add(h[A[i]], T.cast(X[i], "float16"))
+        T.atomic_add(x, y)
+        if t < 3:
+            T.atomic_addx2(x[2 * t], X[0])
+        T.copy(c, counts)
+        T.copy(m, largest)
+        T.copy(h, halves)
+        T.copy(x, tile)
+
+
+def test_atomics_on_shared_memory(run):
+    A, X = integers(16, N), integers(5, N, dtype="float32")
+    out = run(shared_atomics, A=A, X=X)
+    counts = np.bincount(A, minlength=16)
+    assert out["counts"].tolist() == counts.tolist()
+    for value in range(16):
+        assert sorted(out["before"][A == value]) == list(range(counts[value]))
+    assert out["largest"].tolist() == [X[A % 4 == i].max(initial=0) for i in range(4)]
+    assert out["halves"].tolist() == [X[A == i].sum() for i in range(16)]
+    tile = 2 * X
+    tile[:6] += np.tile(X[:2], 3)
+    assert out["tile"].tolist() == tile.tolist()
+
+
+@T.prim_func
+def bools(
+    A: T.Tensor((N,), "bool"), B: T.Tensor((N,), "float32"), C: T.Tensor((N,), "bool"),
+    D: T.Tensor((N,), "bool"),
+):  # fmt: skip
+    with T.Kernel(1, threads=N):
+        t = T.get_thread_binding()
+        x = T.alloc_shared((N,), "bool")
+        y = T.alloc_fragment((N,), "bool")
+        z = T.alloc_local((1,), "bool")
+        T.copy(A, x)
+        T.copy(x, y)
+        z[0] = A[t]
+        for i in T.Parallel(N):
+            B[i] = T.if_then_else(A[i], 1.0, 0.0)
+            C[i] = y[i] and i > 5
+        D[t] = z[0] or x[N - 1 - t]
+
+
+def test_bool(run):
+    A = integers(2, N, dtype="bool")
+    out = run(bools, A=A)
+    assert out["B"].tolist() == A.astype(np.float32).tolist()
+    assert out["C"].tolist() == (A & (np.arange(N) > 5)).tolist()
+    assert out["D"].tolist() == (A | A[::-1]).tolist()
+
+
+def scan(op, height, width, axis, reverse, dtype, threads):
+    apply = getattr(T, op)
+
+    @T.prim_func
+    def program(A: T.Tensor((height, width), dtype), B: T.Tensor((height, width), dtype)):
+        with T.Kernel(1, threads=threads):
+            x = T.alloc_shared((height, width), dtype)
+            T.copy(A, x)
+            apply(x, dim=axis, reverse=reverse)
+            T.copy(x, B)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("op", "height", "width", "axis", "reverse", "dtype", "threads"),
+    [
+        ("cumsum", 48, 72, 1, True, "int32", 128),
+        ("cummax", 48, 72, 0, False, "int32", 64),
+        ("cumsum", 20, 40, 0, True, "float16", 128),
+        ("cumsum", 5, 32, 1, False, "float32", 32),
+    ],
+)
+def test_scans(run, op, height, width, axis, reverse, dtype, threads):
+    A = integers(5, height, width, dtype=dtype)
+    ordered = np.flip(A, axis) if reverse else A
+    ufunc = np.add if op == "cumsum" else np.maximum
+    expected = ufunc.accumulate(ordered, axis=axis)
+    expected = np.flip(expected, axis) if reverse else expected
+    program = scan(op, height, width, axis, reverse, dtype, threads)
+    assert run(program, A=A)["B"].tolist() == expected.tolist()
+
+
+@T.prim_func
+def scan_of_a_vector(A: T.Tensor((100,), "int32"), B: T.Tensor((100,), "int32")):
+    with T.Kernel(1, threads=64):
+        x = T.alloc_shared((100,), "int32")
+        y = T.alloc_shared((100,), "int32")
+        T.copy(A, x)
+        T.cumsum(x, y)
+        T.copy(y, B)
+
+
+def test_scan_of_a_vector(run):
+    A = integers(50, 100, low=-50)
+    assert run(scan_of_a_vector, A=A)["B"].tolist() == A.cumsum().tolist()
+
+
+def product(dtype, transposes):
+    transposes_a, transposes_b = transposes
+
+    @T.prim_func
+    def program(
+        A: T.Tensor((N, N), dtype), B: T.Tensor((N, N), dtype), C: T.Tensor((N, N), "int32")
+    ):
+        with T.Kernel(1, threads=128):
+            a = T.alloc_shared((N, N), dtype)
+            b = T.alloc_shared((N, N), dtype)
+            c = T.alloc_fragment((N, N), "int32")
+            T.copy(A, a)
+            T.copy(B, b)
+            T.clear(c)
+            T.gemm(a, b, c, transpose_A=transposes_a, transpose_B=transposes_b)
+            T.copy(c, C)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("dtype", "transposes"),
+    [("int8", (False, True)), ("uint8", (False, True)), ("int8", (True, False))],
+)
+def test_integer_products(run, dtype, transposes):
+    legal = np.iinfo(dtype)
+    A, B = (integers(legal.max + 1, N, N, dtype=dtype, low=legal.min) for _ in range(2))
+    left, right = (x.T if t else x for x, t in zip((A, B), transposes, strict=True))
+    expected = left.astype(np.int32) @ right.astype(np.int32)
+    assert (run(product(dtype, transposes), A=A, B=B)["C"] == expected).all()
