@@ -327,7 +327,7 @@ class SharedMemory:
         before, agents = self._source(number), self.agents
         return SimulationError(
             "race",
-            f"{source.op} of byte {byte} of {self.name} by {agents.name(group)}\nis not ordered "
+            f"{source.op} at byte {byte} of {self.name} by {agents.name(group)}\nis not ordered "
             f"after {before.op} by {agents.name(agent)}, which has {verb} it --> {before.loc}\n"
             f" --> {source.loc}",
         )

@@ -1,5 +1,6 @@
 """Faults of device functions that no tile program shows: each removed operation is reported."""
 
+import inspect
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
-from tests.releases import needs_bulk_copies
+from tests.releases import needs_bulk_copies, needs_device_lines
 from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
 from tests.simulator.mutation.device_programs import gemm, matrices
 from tileweave import language as W
@@ -250,3 +251,67 @@ def test_proxy_fence_before_cp_async_is_complete():
     assert "no fence.proxy.async is between it and cp.async" in error.value.report
     with pytest.raises(SimulationError, match="TMA store reads"):  # no fence comes before that
         simulate(after=True)
+
+
+def race_without(program, *barriers: int) -> str:
+    """Return the race that a device function reports without these block barriers."""
+
+    def change(kernel: tirx.PrimFunc) -> tirx.PrimFunc:
+        for number in sorted(barriers, reverse=True):
+            kernel = dropped("tirx.tvm_storage_sync", number)(kernel)
+        return kernel
+
+    inputs = [{"A": np.arange(64, dtype=np.int32) % 16}]
+    with pytest.raises(SimulationError) as error:
+        tw.simulate(Executable(program(), 1, partial(DeviceProgram, change=change)), 1, inputs)
+    assert error.value.kind == "race"
+    return error.value.report
+
+
+def line_of(function, text: str) -> str:
+    lines, first = inspect.getsourcelines(function)
+    return f"{__file__}:{first + next(n for n, line in enumerate(lines) if text in line)}"
+
+
+def two_tiles():
+    @T.prim_func
+    def program(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            x = T.alloc_shared((64,), "int32")
+            y = T.alloc_shared((64,), "int32")
+            x[t] = A[t]  # STORE
+            y[t] = A[t]
+            B[t] = x[63 - t]  # LOAD
+            B[t] += y[t]
+            x[t] = 1  # OVERWRITE
+
+    return program
+
+
+@needs_device_lines
+def test_a_race_names_the_conflicting_statement_and_no_later_one():
+    read, overwritten = race_without(two_tiles, 0), race_without(two_tiles, 1)
+    assert f"which has written it --> {line_of(two_tiles, '# STORE')}\n" in read
+    assert f" --> {line_of(two_tiles, '# LOAD')}\n" in read
+    assert f"which has read it --> {line_of(two_tiles, '# LOAD')}\n" in overwritten
+    assert f" --> {line_of(two_tiles, '# OVERWRITE')}\n" in overwritten
+
+
+def histogram():
+    @T.prim_func
+    def program(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+        with T.Kernel(1, threads=64):
+            t = T.get_thread_binding()
+            x = T.alloc_shared((64,), "int32")
+            T.clear(x)
+            T.atomic_add(x[A[t]], 1)
+            B[t] = x[t]
+
+    return program
+
+
+def test_atomics_race_with_other_accesses_and_not_with_each_other():
+    assert "T.atomic_add of x at byte " in race_without(histogram, 0)
+    report = race_without(histogram, 1)
+    assert report.startswith("load of x at byte ") and "which has changed it" in report

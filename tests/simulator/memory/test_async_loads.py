@@ -123,6 +123,37 @@ def test_an_mbarrier_does_not_cover_loads_of_another():
         assert (out["out"] == 1).all()
 
 
+def loads_in_a_loop(parts):
+    """Each iteration of the producer's loop loads another part of a tile by the TMA."""
+
+    @T.prim_func
+    def program(A: T.Tensor((2, 64, 64), "float16"), C: T.Tensor((2, 64, 64), "float16")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_shared((2, 64, 64), "float16")
+            ready = T.alloc_barrier(arrive_count=[128] * 2)
+            if T.get_thread_binding() < 128:
+                T.barrier_wait(ready[0], 0)
+                T.barrier_wait(ready[1], 0)
+                T.copy(tile, C)
+            else:
+                for j in T.unroll(2):
+                    if parts == "tiles":
+                        T.tma_copy(A[j, :, :], tile[j, :, :], barrier=ready[j])
+                    else:
+                        rows = slice(j * 32, j * 32 + 32)
+                        T.tma_copy(A[:, rows, :], tile[:, rows, :], barrier=ready[j])
+                    T.barrier_arrive(ready[j])
+
+    return program
+
+
+@pytest.mark.parametrize("parts", ["tiles", "rows"])
+def test_a_load_writes_the_place_that_it_named_when_it_was_issued(parts):
+    A = np.random.default_rng(0).random((2, 64, 64)).astype(np.float16)
+    out = tw.simulate(loads_in_a_loop(parts), 1, [{"A": A}], epochs=1)[0]
+    assert (out["C"] == A).all()
+
+
 def stores(by, wait):
     """Two copies store to the same place, with or without a wait between them."""
 
