@@ -5,7 +5,7 @@ from .inputs.default_inputs import INITIAL_ZEROS, described_inputs, random_input
 from .machine.executable import Executable
 from .mutation import Mutant, mutate
 from .report.errors import SimulationError, SimulationWarning
-from .simulate import LEVELS, executable_at, simulate
+from .simulate import LEVELS, executable_at, refused, simulate
 from .validate import validate
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "executable_at",
     "mutate",
     "random_inputs",
+    "refused",
     "simulate",
     "validate",
 ]

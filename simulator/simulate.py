@@ -108,7 +108,8 @@ def simulate(
 
     Raises:
         SimulationError: a fault; its report names ranks, blocks, lines and the seed.
-        SimulationWarning: (a warning) flags are signalled but never waited for or read.
+        SimulationWarning: (a warning) flags are signalled but never waited for or read, or the
+            compiler refuses a kernel for ``arch`` before TileLang lowers it.
         TileWeaveError: illegal arguments, or the timeline cannot be written.
     """
     ranks = ranks_of("simulate", world_size)
@@ -123,18 +124,22 @@ def simulate(
     case = Case(program, checked_inputs(program, inputs), epochs)
     blocks = program.resident_blocks if resident_blocks is None else resident_blocks
     if exhaustive:
-        return _explore(Exploring(case, blocks, max_interleavings, write is not None), write)
+        exploring = Exploring(case, blocks, max_interleavings, write is not None)
+        return _explore(exploring, program, arch, write)
     most_jobs = jobs or default_jobs()
     bar = Progress(program.plan.name, schedules, progress, most_seconds, jobs=most_jobs)
     seeds = range(seed, seed + schedules)
     last = Schedules(case, seeds, blocks, bar, write, jobs).run()
-    _warn(program.plan.name, last.signals)
+    _warn(program, arch, last.signals)
     if write is not None and last.machine is not None:
         write(last.machine.trace(program.plan.name, seeds[-1]))
     return last.outputs
 
 
-def _explore(exploring: Exploring, write: Callable[[Trace], None] | None) -> Exploration:
+def _explore(
+    exploring: Exploring, program: Executable | MeshExecutable, arch: str,
+    write: Callable[[Trace], None] | None,
+) -> Exploration:  # fmt: skip
     """Explore all interleavings. ``write`` writes the trace of a fault, else of the last one."""
     try:
         result = exploring.run()
@@ -142,16 +147,28 @@ def _explore(exploring: Exploring, write: Callable[[Trace], None] | None) -> Exp
         if write is not None:
             write_fault(write, exploring.machine, exploring.name, error, stacklevel=5)
         raise
-    _warn(exploring.name, exploring.unread)
+    _warn(program, arch, exploring.unread)
     if write is not None:
         write(exploring.machine.trace(exploring.name, None))
     return result
 
 
-def _warn(name: str, unread: Mapping[tuple, str]) -> None:
-    """Warn of signals that are never waited for or read."""
-    for text in unread.values():
-        warnings.warn(f"{name}: {text}", SimulationWarning, stacklevel=4)
+def _warn(
+    executable: Executable | MeshExecutable, arch: str, unread: Mapping[tuple, str]
+) -> None:
+    """Warn of signals that are never waited for or read, and of kernels that do not compile."""
+    texts = list(unread.values())
+    for program in executable.programs:
+        error = program.refusal(arch)
+        if error is not None:
+            texts.append(refused(program.name, arch, error))
+    for text in texts:
+        warnings.warn(f"{executable.plan.name}: {text}", SimulationWarning, stacklevel=4)
+
+
+def refused(name: str, arch: str, error: Any) -> str:
+    """Return the warning that the compiler refuses a kernel that the simulator accepts."""
+    return f"the compiler refuses {name} for {arch}: {error}"
 
 
 def executable_at(

@@ -55,6 +55,7 @@ class DeviceProgram(Program):
         change: Callable[[tirx.PrimFunc], tirx.PrimFunc] = lambda kernel: kernel,
         below: Lowered | None = None, operations: Iterable[Any] = OPERATIONS,
     ) -> None:  # fmt: skip
+        self._specialized = None
         below = lowered(func, world_size, arch) if below is None else below
         tiles = below.program
         self.name, self.world_size = str(tiles.attrs["global_symbol"]), world_size

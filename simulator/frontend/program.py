@@ -13,10 +13,11 @@ from tilelang import tvm
 from tvm import tirx
 
 from ... import passes
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import LanguageError, TileWeaveError
 from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
+from ...codegen.hook import refusal
 from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
@@ -88,6 +89,36 @@ class Kernel:
         return tuple(int(extent(frame)[0]) for _, extent in self.grid)
 
 
+def specialized(func: Any, world_size: int) -> tirx.PrimFunc:
+    """Return ``func`` specialized for ``world_size`` ranks.
+
+    Raises:
+        TileWeaveError: ``func`` is not a ``T.prim_func``.
+    """
+    if not isinstance(func, tirx.PrimFunc):
+        raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    is_verified = passes.is_chosen(func, "verify")
+    group = passes.GROUP_PASSES if is_verified else passes.SIMULATED_PASSES
+    (func,) = passes.run_group(mod, world_size, _HEAP_STRIDE, group).functions.values()
+    return func
+
+
+def synchronized(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return a specialized program after the passes that complete its synchronization.
+
+    Raises:
+        SimulationError: the elements of a tensor or a tile are vectors.
+    """
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    (func,) = passes.run(passes.SYNC_PASSES, mod).functions.values()
+    tiles = [tile for block in nodes_in(func.body, tirx.SBlock) for tile in block.alloc_buffers]
+    for buffer in (*func.buffer_map.values(), *tiles):
+        loc = line_of_span(buffer.span) or first_line(func.body)
+        refuse_vectors(buffer.name, str(buffer.dtype), loc)
+    return func
+
+
 def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
     """Return ``func`` specialized for ``world_size`` ranks, after the tile passes.
 
@@ -95,19 +126,7 @@ def lowered(func: Any, world_size: int) -> tirx.PrimFunc:
         TileWeaveError: ``func`` is not a ``T.prim_func``.
         SimulationError: the elements of a tensor or a tile are vectors.
     """
-    if not isinstance(func, tirx.PrimFunc):
-        raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
-    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    is_verified = passes.is_chosen(func, "verify")
-    group = passes.GROUP_PASSES if is_verified else passes.SIMULATED_PASSES
-    mod = passes.run_group(mod, world_size, _HEAP_STRIDE, group)
-    mod = passes.run(passes.SYNC_PASSES, mod)
-    (func,) = mod.functions.values()
-    tiles = [tile for block in nodes_in(func.body, tirx.SBlock) for tile in block.alloc_buffers]
-    for buffer in (*func.buffer_map.values(), *tiles):
-        loc = line_of_span(buffer.span) or first_line(func.body)
-        refuse_vectors(buffer.name, str(buffer.dtype), loc)
-    return func
+    return synchronized(specialized(func, world_size))
 
 
 class Program:
@@ -126,7 +145,8 @@ class Program:
         self, func: Any, world_size: int, changed: tirx.PrimFunc | None = None,
         operations: Iterable[Any] = OPERATIONS,
     ) -> None:  # fmt: skip
-        func = lowered(func, world_size) if changed is None else changed
+        self._specialized = None if changed is not None else specialized(func, world_size)
+        func = changed if self._specialized is None else synchronized(self._specialized)
         self.name, self.world_size = str(func.attrs["global_symbol"]), world_size
         self.implicit = implicit_of(func)
         """Implicit parameters, whose tensors live as long as the program."""
@@ -149,6 +169,13 @@ class Program:
         self._split(func.body)
         self.slots = len(c.slots)
         self.divide(cut(c.thread_cuts))
+
+    def refusal(self, arch: str) -> LanguageError | None:
+        """Return the error with which the compiler refuses the program for an architecture before
+        TileLang lowers it, or None."""
+        if self._specialized is None:
+            return None
+        return refusal(self._specialized, tvm.target.Target({"kind": "cuda", "arch": arch}))
 
     def divide(self, group_of: np.ndarray) -> None:
         """Set the thread groups of the blocks."""

@@ -60,7 +60,8 @@ class SimulationError(TileWeaveError):
 
 
 class SimulationWarning(UserWarning):
-    """Warning for a program without a fault: signals that are never waited for or read."""
+    """Warning for a program without a fault: signals that are never waited for or read, or a
+    kernel that the compiler refuses."""
 
 
 def uninitialized(use: str, block: Any, loc: str) -> SimulationError:

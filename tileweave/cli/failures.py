@@ -38,11 +38,11 @@ def failure(command: str, error: BaseException, file: Path, name: str, program: 
     arrows = [f" {op}--> {place}" for place in places[:_MAX_PLACES]]
     if len(places) > 1:
         arrows.insert(0, "in one of these")
-    summary = f"{context}{type(error).__name__}: {_message(error)}"
+    summary = f"{context}{type(error).__name__}: {message_of(error)}"
     return "\n".join([summary, *arrows, "(--traceback shows the frames)"])
 
 
-def _message(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the lines of the message that state the error, without the source of a compiler."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, SyntaxError):

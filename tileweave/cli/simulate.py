@@ -8,9 +8,12 @@ import warnings
 from typing import Any
 
 from ..builtins.errors import SyncWarning, TileWeaveError
+from ..emit import emit
+from ..passes import needs_sizes
 from ..runtime import MeshPlan
 from ..runtime.plans.mesh_plan import ranks_of
 from .compile_options import add_config, configs_of
+from .failures import message_of
 from .inputs import inputs_of, invented_hint
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import ranks_hint, relative_paths
@@ -132,13 +135,15 @@ def _simulate(
                     program, options.mesh or options.ranks, inputs, options.schedules, options.seed,
                     options.epochs, options.resident_blocks, progress=True,
                     timeline=options.timeline,
-                    most_seconds=most_seconds(options), jobs=options.jobs,
+                    most_seconds=most_seconds(options), jobs=options.jobs, arch=options.arch,
                 )  # fmt: skip
         except SimulationError as error:
             fault = fault_of(error)
             if options.exhaustive:
                 explored = {"interleavings": error.interleavings, "complete": False}
     messages = [str(w.message) for w in caught if issubclass(w.category, categories)]
+    if fault is None and options.level == "tile":
+        messages += _refusals(program, options.arch)
     return {
         "name": name,
         "ranks": options.ranks,
@@ -152,6 +157,28 @@ def _simulate(
     }
 
 
+def _refusals(executable: Any, arch: str) -> list[str]:
+    """Return how the compiler refuses kernels, which a simulation of tiles does not show."""
+    from ..simulator import refused
+
+    texts = []
+    for part in getattr(executable, "executables", [executable]):
+        for func in part.functions:
+            if needs_sizes(func):  # the compiler needs the sizes of the call
+                continue
+            name = func.attrs["global_symbol"]
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    emit(func, "device", arch, part.world_size)
+            except TileWeaveError as error:
+                texts.append(f"{executable.plan.name}: {refused(name, arch, error)}")
+            except Exception as error:
+                text = f"{type(error).__name__}: {message_of(error)}"
+                texts.append(f"{executable.plan.name}: {refused(name, arch, text)}")
+    return texts
+
+
 def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
     """Explore all interleavings; return their number and the verdict as a sentence."""
     from ..simulator import simulate
@@ -159,7 +186,7 @@ def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
     result = simulate(
         program, options.mesh or options.ranks, inputs, epochs=options.epochs,
         resident_blocks=options.resident_blocks, timeline=options.timeline,
-        exhaustive=True, max_interleavings=options.max_interleavings,
+        exhaustive=True, max_interleavings=options.max_interleavings, arch=options.arch,
     )  # fmt: skip
     number, complete = result.interleavings, result.complete
     return {"interleavings": number, "complete": complete, "summary": str(result)}
