@@ -77,8 +77,9 @@ def sync_grid(barrier: OptionalReadWrite = None) -> None:
 def sync_ranks(barrier: OptionalReadWrite = None) -> None:
     """Wait until one block of each rank arrives.
 
-    What any of these blocks wrote or observed before is then visible to all of them. Exactly one
-    block in each launch must reach the call, on every rank.
+    What any of these blocks wrote or observed before is then visible to all of them. On every rank,
+    exactly one block in each launch must reach the call. With words of their own, several blocks
+    may reach it: one for each ``barrier``.
 
     Args:
         barrier: the first of ``2 + world_size`` zeroed u32 in this rank's copy of a symmetric

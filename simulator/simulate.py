@@ -153,9 +153,7 @@ def _explore(
     return result
 
 
-def _warn(
-    executable: Executable | MeshExecutable, arch: str, unread: Mapping[tuple, str]
-) -> None:
+def _warn(executable: Executable | MeshExecutable, arch: str, unread: Mapping[tuple, str]) -> None:
     """Warn of signals that are never waited for or read, and of kernels that do not compile."""
     texts = list(unread.values())
     for program in executable.programs:

@@ -47,9 +47,7 @@ def _is_shared(c: DeviceStatements, call: tirx.Call, loc: str) -> bool:
     return c.pointee(call.args[0], loc)[0].data in c.shared
 
 
-def _of_shared(
-    kind: str, lanes: int, c: DeviceStatements, call: tirx.Call, loc: str
-) -> Expr:
+def _of_shared(kind: str, lanes: int, c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     """Compile an atomic change of each of ``lanes`` elements of shared memory."""
     buffer, _ = c.pointee(call.args[0], loc)
     op = f"T.atomic_{kind}" + (f"x{lanes}" if lanes > 1 else "")

@@ -262,9 +262,7 @@ class SharedMemory:
                 if bad.any():
                     row, column = np.argwhere(bad)[0]
                     byte, group = int(offsets[row, column]), int(groups[row])
-                    raise self._race(
-                        byte, agent, int(sources[byte]), group, source, accesses.verb
-                    )
+                    raise self._race(byte, agent, int(sources[byte]), group, source, accesses.verb)
 
     def _require_fenced(self, offsets: np.ndarray, group: int, source: Source) -> None:
         """Refuse an asynchronous read of generic writes that no proxy fence has ordered."""

@@ -17,6 +17,7 @@ from tvm import tirx
 from ..frontend.accesses import GlobalRef, store_global, store_tile
 from ..frontend.block_ops import BlockStatements
 from ..frontend.expressions import Expr, Value
+from ..frontend.statements import THREAD_AXES
 from ..machine.block import Frame, Tile
 from ..machine.steps import Step
 from ..memory.values import convert, lanes_of, numpy_dtype
@@ -24,7 +25,6 @@ from ..report.errors import unsupported
 from .lowering import HEAP_STRIDE, TensorMap
 from .shared import SharedMemory, Source
 
-_THREAD_AXES = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
 _BLOCK_AXES = {"blockIdx.x": 0, "blockIdx.y": 1, "blockIdx.z": 2}
 
 
@@ -77,7 +77,7 @@ class DeviceStatements(BlockStatements):
             self.block_axes[axis] = self.new_slot(var)
             self.block_extents[axis] = self.indices([stmt.value], "the grid", loc)
             return self.statement(stmt.body, loc)
-        axis = _THREAD_AXES[tag]
+        axis = THREAD_AXES[tag]
         self.threads[axis] = int(stmt.value)
         bind = self._bind_thread(var, axis)
         body = self.statement(stmt.body, loc)

@@ -23,6 +23,8 @@ _MAX_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
 
 
+THREAD_AXES = {"threadIdx.x": 0, "threadIdx.y": 1, "threadIdx.z": 2}
+"""Axis of each thread index."""
 StepOf = Callable[[Any, tirx.Call, str], Step]
 """Compiles a call that is a statement; otherwise as ``ValueOf``."""
 
@@ -290,7 +292,7 @@ class Statements(Expressions):
         if stmt.kind == tirx.ForKind.PARALLEL:
             return self._parallel(stmt, loc)
         if stmt.kind == tirx.ForKind.THREAD_BINDING:
-            raise unsupported(f"thread binding {stmt.thread_binding.thread_tag} here", loc)
+            return self._thread_binding(stmt, loc)
         slot = self.new_slot(stmt.loop_var)
         bounds = stmt.min, stmt.extent, stmt.step or tirx.IntImm("int32", 1)
         first, extent, step = (self.indices([e], "a loop", loc) for e in bounds)
@@ -333,6 +335,21 @@ class Statements(Expressions):
                 yield from body.run(frame)
 
         return Step(wait, True)
+
+    def _thread_binding(self, stmt, loc: str) -> Step:
+        """Compile a loop whose iterations are the threads of the block."""
+        tag, extent = stmt.thread_binding.thread_tag, self.constant(stmt.extent)
+        if tag not in THREAD_AXES:
+            raise unsupported(f"thread binding {tag} here", loc)
+        axis = THREAD_AXES[tag]
+
+        def check(frame):
+            threads = frame.block.kernel.threads[axis]
+            if threads != extent:
+                raise unsupported(f"a binding of {extent} threads of {tag} in {threads}", loc)
+
+        bind = self._bind_thread(stmt.loop_var, axis)
+        return sequence([Step(check), bind, self.statement(stmt.body, loc)])
 
     def _parallel(self, stmt, loc: str) -> Step:
         loops, inner = [], stmt

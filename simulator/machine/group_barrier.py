@@ -50,7 +50,8 @@ class GroupBarrier:
             raise SimulationError(
                 "arrival",
                 f"{op} is reached by blocks {self.arrived_in[launch]} and {block.number} of rank "
-                f"{block.global_rank} in launch {block.epoch}; expected one block a launch\n"
+                f"{block.global_rank} in launch {block.epoch}; expected one block a launch, or "
+                "words of their own for each block\n"
                 f" --> {loc}",
             )
         if not self.phase.missing:

@@ -122,6 +122,18 @@ def test_break_and_continue(run, program):
 
 
 @T.prim_func
+def loop_over_threads(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=N):
+        t = T.thread_binding(0, N, thread="threadIdx.x")
+        B[t] = A[N - 1 - t]
+
+
+def test_thread_binding(run):
+    A = integers(9, N)
+    assert run(loop_over_threads, A=A)["B"].tolist() == A[::-1].tolist()
+
+
+@T.prim_func
 def loops_of_two_roles(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
     with T.Kernel(1, threads=N):
         t = T.get_thread_binding()
@@ -225,7 +237,7 @@ def left_parallel(A: T.Tensor((N,), "int32"), B: T.Tensor((N,), "int32")):
 
 
 def test_break_of_parallel_is_refused():
-    with pytest.raises(tw.SimulationError, match="break of a T.Parallel, whose points have no"):
+    with pytest.raises(tw.SimulationError, match=r"break of a T\.Parallel, whose"):
         tw.simulate(left_parallel, 1)
 
 
