@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch.compiler import is_compiling
 
@@ -13,6 +13,9 @@ Function = TypeVar("Function", bound=Callable)
 
 SHOW_FRAMES = "TILEWEAVE_TRACEBACK"
 """Environment variable; with 1, errors keep the frames of TileWeave, TileLang and TVM."""
+
+_MAX_REPR = 100
+"""Largest number of characters of a value in a message."""
 
 
 class TileWeaveError(Exception):
@@ -69,3 +72,17 @@ def source_location() -> str:
 def reject(op: str, what: str, expected: str) -> LanguageError:
     """Return the error ``<op>: <what>; expected <legal>``, with the source line if it is known."""
     return LanguageError(f"{op}: {what}; expected {expected}{source_location()}")
+
+
+def not_a_program(op: str, value: Any, legal: str = "a T.prim_func") -> TileWeaveError:
+    """Return the error of a value that is no program."""
+    if hasattr(value, "get_tir"):
+        what = "a function of tilelang.jit"
+        return TileWeaveError(f"{op}: {what}; expected {legal}, such as what its get_tir returns")
+    return TileWeaveError(f"{op}: {short_repr(value)}; expected {legal}")
+
+
+def short_repr(value: Any) -> str:
+    """Return the ``repr`` of a value or, if it is long, the name of its type."""
+    text = repr(value)
+    return text if len(text) <= _MAX_REPR else f"an object of type {type(value).__name__}"

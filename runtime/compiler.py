@@ -10,7 +10,7 @@ import tilelang
 from tvm import tirx
 
 from .. import passes
-from ..builtins.errors import TileWeaveError, brief_errors
+from ..builtins.errors import TileWeaveError, brief_errors, not_a_program
 from .kernel.dynamic import DynamicKernel
 from .kernel.kernel import Kernel, compile_kernel
 from .lifecycle import init
@@ -47,7 +47,7 @@ def compile(
             "expected 'auto' or 'tvm_ffi'"
         )
     if not isinstance(func, tirx.PrimFunc):
-        raise TileWeaveError(f"compile: {func!r}; expected a T.prim_func")
+        raise not_a_program("compile", func)
     if unknown := [f"{n}={v!r}" for n, v in options.items() if n not in _OPTIONS]:
         raise TileWeaveError(f"compile: {', '.join(unknown)}; expected {', '.join(_OPTIONS)}")
     outputs = _own_outputs(options.get("out_idx"), parameters_of(func))

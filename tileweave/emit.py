@@ -14,7 +14,7 @@ from tilelang.contrib import nvcc
 from tvm import tirx
 
 from . import passes
-from .builtins.errors import TileWeaveError, brief_errors
+from .builtins.errors import TileWeaveError, brief_errors, not_a_program
 from .codegen.names import names_kept
 from .passes.ir.origin import without_origins
 from .passes.ir.sizes import MAX_RANKS
@@ -52,7 +52,7 @@ def emit(
     if stage not in STAGES:
         raise TileWeaveError(f"emit: stage={stage!r}; expected {' or '.join(map(repr, STAGES))}")
     if not isinstance(func, tirx.PrimFunc):
-        raise TileWeaveError(f"emit: {func!r}; expected a T.prim_func")
+        raise not_a_program("emit", func)
     require_group("emit", world_size, arch)
     if stage == "ptx":
         _require_nvcc()

@@ -13,7 +13,7 @@ from tilelang import tvm
 from tvm import tirx
 
 from ... import passes
-from ...builtins.errors import LanguageError, TileWeaveError
+from ...builtins.errors import LanguageError, TileWeaveError, not_a_program
 from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
@@ -96,7 +96,7 @@ def specialized(func: Any, world_size: int) -> tirx.PrimFunc:
         TileWeaveError: ``func`` is not a ``T.prim_func``.
     """
     if not isinstance(func, tirx.PrimFunc):
-        raise TileWeaveError(f"simulate: {func!r}; expected a T.prim_func")
+        raise not_a_program("simulate", func)
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
     is_verified = passes.is_chosen(func, "verify")
     group = passes.GROUP_PASSES if is_verified else passes.SIMULATED_PASSES

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import TileWeaveError, short_repr
 from ...runtime.plans.parameters import Parameter, dynamic_extents
 from ..machine.executable import Executable
 from ..machine.mesh import MeshExecutable
@@ -73,7 +73,8 @@ def _dicts(inputs: Any) -> list[dict[str, Any]]:
     except TypeError:
         by_rank = None
     if by_rank is None or not all(isinstance(values, Mapping) for values in by_rank):
-        raise TileWeaveError(f"simulate: inputs={inputs!r}; expected a list with one dict a rank")
+        text = short_repr(inputs)
+        raise TileWeaveError(f"simulate: inputs={text}; expected a list with one dict a rank")
     return [dict(values) for values in by_rank]
 
 

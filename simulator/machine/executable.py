@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import tirx
 
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import TileWeaveError, not_a_program
 from ...passes.ir.implicit import Implicit
 from ...passes.ir.walk import communicates
 from ...passes.sync.infer.options import Options, options_of
@@ -91,7 +91,7 @@ class Executable:
                 "sizes, such as {'cp': 2, 'tp': 2}"
             )
         if not isinstance(what, TracedPlan):
-            raise TileWeaveError(f"simulate: {what!r}; expected a T.prim_func or a tw.plan")
+            raise not_a_program("simulate", what, "a T.prim_func or a tw.plan")
         for p in what.parameters:
             refuse_vectors(p.name, p.dtype, what.loc)
         self.plan, self.world_size, self._make, self._label = what, world_size, make, label

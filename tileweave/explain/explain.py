@@ -8,7 +8,7 @@ from typing import Any
 from tilelang import tvm  # noqa: F401  (makes the bundled tvm importable)
 from tvm import tirx
 
-from ..builtins.errors import TileWeaveError, brief_errors
+from ..builtins.errors import TileWeaveError, brief_errors, not_a_program
 from ..emit import require_group
 from ..runtime import Plan
 from ..runtime.kernel.configured import configured
@@ -52,7 +52,7 @@ def explain(
     if isinstance(f, Plan):
         plan = configured("explain", f, pass_configs)
         return explain_plan(plan, ranks, arch, sizes or {}, nodes)
-    raise TileWeaveError(f"explain: {f!r}; expected a T.prim_func or a tw.plan")
+    raise not_a_program("explain", f, "a T.prim_func or a tw.plan")
 
 
 def _levels_of(f: Any, world_size: int | Mapping[str, int]) -> tuple[int, Any]:

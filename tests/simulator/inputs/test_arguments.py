@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tilelang
 import tilelang.language as T
 import torch
 
@@ -58,6 +59,10 @@ def fail(epoch):
         ({"schedules": 1 << 40}, "expected at least 1, an integer up to 2147483647"),
         ({"epochs": 1 << 20}, "simulate: epochs=1048576 on 2 ranks; expected at most 524288"),
         ({"inputs": 3}, "simulate: inputs=3; expected a list with one dict a rank"),
+        (
+            {"inputs": {"A": list(range(100))}},
+            "simulate: inputs=an object of type dict; expected a list with one dict a rank",
+        ),
         ({"inputs": True}, "simulate: inputs=True; expected a list with one dict a rank"),
         ({"timeline": 3}, "simulate: timeline=3; expected a file name"),
         ({"timeline": b"a.svg"}, "simulate: timeline=b'a.svg'; expected a file name"),
@@ -65,6 +70,24 @@ def fail(epoch):
 )
 def test_arguments(arguments, message):
     assert message in refused(lambda: simulate(**arguments))
+
+
+@tilelang.jit
+def jitted(size):
+    @T.prim_func
+    def program(B: T.Tensor((size,), "int32")):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(size):
+                B[i] = i
+
+    return program
+
+
+def test_a_function_of_tilelang_jit_has_a_program():
+    message = refused(lambda: tw.simulate(jitted, 1))
+    assert message.startswith("simulate: a function of tilelang.jit; expected a T.prim_func or a")
+    assert message.endswith("such as what its get_tir returns")
+    assert tw.simulate(jitted.get_tir(32), 1)[0]["B"].tolist() == list(range(32))
 
 
 @pytest.mark.parametrize(
