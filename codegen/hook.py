@@ -78,7 +78,11 @@ def _wrap_pipeline() -> None:
 
     def extended(mod: IRModule, target: Target) -> IRModule:
         symmetric = _symmetric_names(mod)
-        tile, calls = passes.number_builtins(_run_tile_passes(mod, target))
+        mod = _run_target_passes(mod, target)
+        mod = passes.run(passes.TILE_PASSES, mod)
+        mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
+        mod = passes.run(passes.INDEX_PASSES, mod, all_functions=True)
+        tile, calls = passes.number_builtins(mod)
         mod = lower_or_refuse(lambda part: _lower_tiles(stock, part, target), tile, target)
         mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
@@ -95,17 +99,14 @@ def _lower_tiles(stock: Lower, mod: IRModule, target: Target) -> IRModule:
         return stock(mod, target)
 
 
-def _run_tile_passes(mod: IRModule, target: Target) -> IRModule:
-    """Run the passes before TileLang's pipeline."""
+def _run_target_passes(mod: IRModule, target: Target) -> IRModule:
+    """Run the first passes, which need the target."""
     mod = passes.run(passes.RELEASE_PASSES, mod, target, all_functions=True)
-    mod = passes.run(passes.TARGET_PASSES, mod, target)
-    mod = passes.run(passes.TILE_PASSES, mod)
-    mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
-    return passes.run(passes.INDEX_PASSES, mod, all_functions=True)
+    return passes.run(passes.TARGET_PASSES, mod, target)
 
 
 def refusal(func: tirx.PrimFunc, target: Target) -> LanguageError | None:
-    """Return the error with which a pass before TileLang's pipeline refuses ``func``, or None.
+    """Return the error with which a pass that needs the target refuses ``func``, or None.
 
     Args:
         func: a program that is specialized for a group.
@@ -115,7 +116,7 @@ def refusal(func: tirx.PrimFunc, target: Target) -> LanguageError | None:
     func, stock = passes.split_options(func, {})
     try:
         with target, tvm.transform.PassContext(config=dict(stock)):
-            _run_tile_passes(IRModule({str(func.attrs["global_symbol"]): func}), target)
+            _run_target_passes(IRModule({str(func.attrs["global_symbol"]): func}), target)
     except LanguageError as error:
         return error
     return None

@@ -108,8 +108,8 @@ def simulate(
 
     Raises:
         SimulationError: a fault; its report names ranks, blocks, lines and the seed.
-        SimulationWarning: (a warning) flags are signalled but never waited for or read, or the
-            compiler refuses a kernel for ``arch`` before TileLang lowers it.
+        SimulationWarning: (a warning) flags are signalled but never waited for or read, or a check
+            of the compiler refuses a kernel for ``arch``.
         TileWeaveError: illegal arguments, or the timeline cannot be written.
     """
     ranks = ranks_of("simulate", world_size)

@@ -171,8 +171,7 @@ class Program:
         self.divide(cut(c.thread_cuts))
 
     def refusal(self, arch: str) -> LanguageError | None:
-        """Return the error with which the compiler refuses the program for an architecture before
-        TileLang lowers it, or None."""
+        """Return the error of a check of the compiler that needs an architecture, or None."""
         if self._specialized is None:
             return None
         return refusal(self._specialized, tvm.target.Target({"kind": "cuda", "arch": arch}))
