@@ -163,7 +163,7 @@ class SharedMemory:
             values, bad = self.values(offsets[turn], dtype)
             if bad is not None:
                 raise SimulationError(
-                    "poison", f"{source.op}, which is uninitialized memory\n --> {source.loc}"
+                    "poison", f"{source.op}, which is uninitialized\n --> {source.loc}"
                 )
             old[turn] = values[:, 0]
             new = np.ascontiguousarray(np.asarray(combine(old[turn], flat[turn])).astype(dtype))

@@ -18,7 +18,7 @@ from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
 from ..memory.values import convert, is_float, lanes_of
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import store_tile
 from .atomics import Word, gather, places, unwritten_word, words_at
 from .expressions import Expr
@@ -365,6 +365,8 @@ def _tile_atomic(
         ):
             words = [(*index[:-1], index[-1] + lane) for lane in range(lanes)]
             elements = convert([element] if lanes == 1 else element, tile.dtype)
+            if tile.poison is not None and any(tile.poison[word] for word in words):
+                raise uninitialized(f"{pointer.op} of", frame.block, loc)
             old = [tile.data[word] for word in words]
             results.append((place, old[0] if lanes == 1 else np.array(old)))
             for word, before, new in zip(words, old, elements, strict=True):

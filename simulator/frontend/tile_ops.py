@@ -163,7 +163,7 @@ class Region(NamedTuple):
             before, bad = self.read(frame, op)
             if bad is not None:
                 raise uninitialized(f"{op} to {self.name}, which is", frame.block, self.loc)
-            self.write(frame, ufunc(before, values), None, op)
+            self.write(frame, ufunc(before, _fit(values, before.shape, self)), None, op)
             return
         tensor = self.ref.tensor(frame)
         box = self.box(frame, tensor.shape, tensor.symmetric)

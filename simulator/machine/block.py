@@ -459,9 +459,13 @@ class Frame:
     def leave_iteration(self, ends_loop: bool) -> None:
         """Note that the active lanes leave the current iteration, or the innermost loop."""
         lanes = self.lanes()
-        self.note_exits(np.ones(self.space, np.bool_) if lanes is None else lanes, ends_loop)
+        if lanes is None:
+            assert self.space is not None
+            lanes = np.ones(self.space, np.bool_)
+        self.note_exits(lanes, ends_loop)
 
     def note_exits(self, lanes: np.ndarray | None, ends_loop: bool) -> None:
+        """Note that these lanes have left the current iteration, or the innermost loop."""
         if lanes is None:
             return
         self.gone = lanes if self.gone is None else self.gone | lanes

@@ -291,6 +291,19 @@ def test_atomics_on_shared_memory(run):
 
 
 @T.prim_func
+def atomic_on_uninitialized_memory(B: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=N):
+        x = T.alloc_shared((N,), "int32")
+        T.atomic_add(x[0], 1)
+        T.copy(x, B)
+
+
+def test_an_atomic_on_uninitialized_shared_memory_is_poison(run):
+    with pytest.raises(tw.SimulationError, match=r"poison: T\.atomic_add of .*uninitialized"):
+        run(atomic_on_uninitialized_memory)
+
+
+@T.prim_func
 def bools(
     A: T.Tensor((N,), "bool"), B: T.Tensor((N,), "float32"), C: T.Tensor((N,), "bool"),
     D: T.Tensor((N,), "bool"),
