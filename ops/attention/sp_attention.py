@@ -25,6 +25,7 @@ from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ..core.across_nodes import Mesh
+from ..core.autocast import lowers
 from ..core.cache import op_cache_of
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
@@ -307,5 +308,5 @@ _attend = define(
     f"{OP}(Tensor q, Tensor k, Tensor v, bool causal, str layout, Tensor? cu_seqlens_q, "
     "Tensor? cu_seqlens_k, int? max_seqlen_q, int? max_seqlen_k, float? softmax_scale, str group, "
     "str strategy) -> (Tensor, Tensor)",
-    _eager, _fake, (_save, _gradients),
+    _eager, _fake, (_save, _gradients), casts=lowers("q", "k", "v"),
 )  # fmt: skip

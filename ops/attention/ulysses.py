@@ -14,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..collectives.all_to_all import AllToAll
 from ..collectives.collective import checked_problem, transport_within
+from ..core.autocast import lowers
 from ..core.collective_problem import CollectiveProblem
 from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
@@ -192,4 +193,5 @@ _attend = define_composite(
     f"{NAME}(Tensor q, Tensor k, Tensor v, bool causal, float? softmax_scale, str group, "
     "str transport) -> Tensor",
     _ulysses_attention,
+    lowers("q", "k", "v"),
 )

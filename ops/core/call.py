@@ -17,6 +17,7 @@ from ...runtime.kernel.kernel import capturing
 from ..autotune.store import lookup
 from ..autotune.tuner import choice_of
 from .across_nodes import Mesh, readable, writable
+from .autocast import as_autocast
 from .cache import OpCache, op_cache_of
 from .compiled import CompiledOp
 from .epilogue import NO_EPILOGUE, Epilogue
@@ -365,8 +366,9 @@ def strategy_of(
         The strategy; on several nodes, the one within a node.
     """
     name, ranks = operator_name("strategy_of", op, operators_of(Operator)), ranks_of(name_of(group))
+    require_operands(name, a, b, None, Epilogue(bias, scale_a, scale_b, out_dtype))
+    a, b, bias = as_autocast(a, b, bias)
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
-    require_operands(name, a, b, None, epilogue)
     problem = checked_problem(name, a, b, ranks.world_size, None, epilogue)
     if isinstance(ranks, TwoLevels):
         require_one_node(name, strategy)

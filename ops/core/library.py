@@ -10,6 +10,7 @@ import torch
 from torch import _C
 
 from ...builtins.errors import TileWeaveError
+from .autocast import NO_CASTS, Casts, lowers, register_autocast
 from .call import compute
 from .epilogue import EPILOGUE_SCHEMA, FP8, Epilogue
 from .groups import name_of, ranks_of
@@ -30,6 +31,7 @@ def define(
     fake: Callable[..., Any],
     gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
     check: Callable[..., None] | None = None,
+    casts: Casts = NO_CASTS,
 ) -> Callable[..., Any]:
     """Register an operator with torch.
 
@@ -39,6 +41,8 @@ def define(
         gradient: ``setup_context`` and ``backward`` of ``torch.library.register_autograd``.
         check: refuses arguments of calls from Python that the dispatcher would refuse with another
             message, and gradients that it does not refuse.
+        casts: arguments that ``torch.autocast`` casts. Operators that write to an argument have
+            none, as in torch.
 
     Returns:
         The operator for calls from Python. It skips torch's dispatcher, which costs as much time
@@ -55,6 +59,7 @@ def define(
         torch.library.register_autograd(
             f"tileweave::{name}", gradients, setup_context=save, lib=_LIBRARY
         )
+    register_autocast(_LIBRARY, name, [p.name for p in parameters], casts)
     return _for_python(name, parameters, computed, check)
 
 
@@ -94,14 +99,13 @@ def _for_python(
 
 
 def _wrapped_eager(eager: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """Wrap ``eager``: disable ``torch.autocast``, and mark the written arguments as changed,
-    because torch does not see the writes of kernels."""
+    """Wrap ``eager``: mark the written arguments as changed, because torch does not see the writes
+    of kernels."""
+    if not places:
+        return eager
 
     def computed(*args: Any) -> Any:
-        if _C._is_any_autocast_enabled():
-            result = _without_autocast(eager, args)
-        else:
-            result = eager(*args)
+        result = eager(*args)
         for place in places:
             written = args[place]
             if written is not None and not written.is_inference():
@@ -111,19 +115,11 @@ def _wrapped_eager(eager: Callable[..., Any], places: Sequence[int]) -> Callable
     return computed
 
 
-def _without_autocast(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    device = getattr(args[0], "device", None)
-    if device is None or not torch.amp.is_autocast_available(device.type):
-        return function(*args)
-    with torch.autocast(device.type, enabled=False):
-        return function(*args)
-
-
 def needs_dispatcher(args: Iterable[Any]) -> bool:
     """Return whether a call needs torch's dispatcher, which otherwise only finds ``eager``.
 
-    It does if a dispatch or function mode, a transform, a tracer or a profiler is active, or if a
-    tensor is a subclass, requires a gradient, is a meta tensor, or is a lazy negation or
+    It does if a dispatch or function mode, a transform, a tracer, autocast or a profiler is active,
+    or if a tensor is a subclass, requires a gradient, is a meta tensor, or is a lazy negation or
     conjugate.
     """
     if (
@@ -131,6 +127,7 @@ def needs_dispatcher(args: Iterable[Any]) -> bool:
         or _C._len_torch_function_stack()
         or _C._functorch.peek_interpreter_stack()
         or torch.jit.is_tracing()
+        or _C._is_any_autocast_enabled()
         or _C._autograd._profiler_enabled()
     ):
         return True
@@ -148,23 +145,22 @@ def needs_dispatcher(args: Iterable[Any]) -> bool:
     return False
 
 
-def define_composite(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register an operator that calls others. It inherits their gradients, and ``torch.autocast``
-    does not change its types.
+def define_composite(
+    schema: str, function: Callable[..., Any], casts: Casts = NO_CASTS
+) -> Callable[..., Any]:
+    """Register an operator that calls others, and inherits their gradients.
+
+    Args:
+        casts: as in ``define``.
 
     Returns:
         The operator for calls from Python, as ``define`` returns it.
     """
-    name = schema.partition("(")[0]
+    name, parameters = schema.partition("(")[0], parameters_of(schema)
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
-
-    def composite(*args: Any) -> Any:
-        if _C._is_any_autocast_enabled():
-            return _without_autocast(function, args)
-        return function(*args)
-
-    _LIBRARY.impl(name, composite, "CompositeImplicitAutograd")
-    return _for_python(name, parameters_of(schema), composite)
+    _LIBRARY.impl(name, function, "CompositeImplicitAutograd")
+    register_autocast(_LIBRARY, name, [p.name for p in parameters], casts)
+    return _for_python(name, parameters, function)
 
 
 def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:
@@ -194,6 +190,7 @@ def refuse_all_gradients(op: str, /, **tensors: torch.Tensor | None) -> None:
             raise refused(op, f"{name} requires a gradient", legal)
 
 
+GEMM_CASTS = lowers("a", "b", "bias")
 _DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
 """Registered products by name: one that returns a new result, and one that writes to ``out``."""
 
@@ -243,7 +240,7 @@ def define_gemm(operator: type[Operator]) -> None:
     schema_out = f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()"
     schema = f"{name}(Tensor a, Tensor b, {options}) -> Tensor"
     _DEFINED[name] = (
-        define(schema, eager, fake, (_save, operator.gradients), check),
+        define(schema, eager, fake, (_save, operator.gradients), check, GEMM_CASTS),
         define(schema_out, eager_out, fake_out, check=check_out),
     )
 

@@ -16,6 +16,7 @@ from ...runtime.plans.parameters import parameters_of
 from ..collectives.transport import check_requested, first_possible
 from ..collectives.vectors import as_declared
 from ..core import nccl
+from ..core.autocast import lowers
 from ..core.call import Decision, run_and_record, signature
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
@@ -251,8 +252,9 @@ _TENSORS = (
 )
 _OPTIONS = "float scale, str sharding, str group, str strategy"
 _into_new = define(
-    f"{NAME}({_TENSORS}, bool return_lse, {_OPTIONS}) -> Tensor[]", _eager, _fake, check=_check
-)
+    f"{NAME}({_TENSORS}, bool return_lse, {_OPTIONS}) -> Tensor[]", _eager, _fake, check=_check,
+    casts=lowers("q", "k_cache", "v_cache"),
+)  # fmt: skip
 _into_out = define(
     f"{NAME}_out({_TENSORS}, Tensor(a!) out, Tensor(b!)? lse, {_OPTIONS}) -> ()",
     _eager_out, _fake_out, check=_check_out,

@@ -32,6 +32,7 @@ from ..collectives.all_gather import AllGather
 from ..collectives.collective import Move
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes, readable, writable
+from ..core.autocast import lowers
 from ..core.call import Call, call
 from ..core.epilogue import EPILOGUE_SCHEMA, NO_EPILOGUE, Epilogue
 from ..core.gemm_config import GemmConfig
@@ -337,7 +338,7 @@ def _gradients_of(
 _OPTIONS = f"str group, str strategy, {EPILOGUE_SCHEMA}"
 _product_and_rows = define(
     f"{NAME}_rows(Tensor a_shard, Tensor b, {_OPTIONS}) -> (Tensor, Tensor)",
-    _eager, _fake, (_save_rows, _gradients_rows),
+    _eager, _fake, (_save_rows, _gradients_rows), casts=lowers("a_shard", "b", "bias"),
 )  # fmt: skip
 _rows_and_product = define(
     f"{NAME}_rows_out(Tensor a_shard, Tensor b, Tensor(a!) out, {_OPTIONS}) -> Tensor",

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ..core.autocast import lowers
 from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
 from ..core.problem import refused, require_dense
@@ -170,4 +171,5 @@ _mlp = define_composite(
     "Tensor? scale_w_gate_up, Tensor? scale_w_down, str? quant, int? capacity, bool is_padded, "
     "str group, str transport, str strategy) -> Tensor",
     _expert_mlp,
+    lowers("x", "w_gate_up", "w_down"),
 )

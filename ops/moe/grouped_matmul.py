@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..core.autocast import lowers
 from ..core.call import signature
 from ..core.epilogue import FP8
 from ..core.library import define, refuse_gradients
@@ -287,8 +288,9 @@ _OPTIONS = (
     "ScalarType? out_dtype, bool reference, bool clear_rest"
 )
 _into_new = define(
-    f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients), _refuse
-)
+    f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients), _refuse,
+    lowers("x", "w", "bias"),
+)  # fmt: skip
 _into_out = define(
     f"{NAME}_out({_TENSORS}, Tensor(a!) out, {_OPTIONS}) -> ()",
     _eager_out, _fake_out, check=_refuse_out,

@@ -17,6 +17,7 @@ from ...runtime.plans.parameters import parameters_of
 from ..collectives.transport import first_possible
 from ..collectives.vectors import as_declared
 from ..core import nccl
+from ..core.autocast import widens
 from ..core.call import Decision, run_and_record, signature
 from ..core.compiled import CompiledOp
 from ..core.epilogue import FP8
@@ -270,7 +271,10 @@ _TENSORS = (
     "Tensor x, Tensor residual, Tensor weight, Tensor? bias, Tensor? scale, Tensor? num_tokens"
 )
 _OPTIONS = "float eps, str? quant, str group, str strategy"
-_into_new = define(f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor[]", _eager, _fake, check=_check)
+_into_new = define(
+    f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor[]", _eager, _fake, check=_check,
+    casts=widens("x", "residual", "weight", "bias"),
+)  # fmt: skip
 _into_out = define(
     f"{NAME}_out({_TENSORS}, Tensor(a!) out, Tensor(b!) residual_out, Tensor(c!)? scales, "
     f"{_OPTIONS}) -> ()",
