@@ -263,7 +263,8 @@ def all_gather(
         x: (N, ...), of any type.
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
-        out: (ranks * N, ...), contiguous; receives the result. Not differentiable.
+        out: (ranks * N, ...), contiguous; receives the result. ``x`` may be this rank's part of it.
+            Not differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``multicast``, ``nccl``
             (``torch.distributed``), or ``auto``; see ``transport_of``.
 

@@ -293,6 +293,7 @@ class AllReduce(Collective, op=NAME):
         sent="2 x (W - 1) / W x S",
     )
     dtypes = SUMMED
+    adds = True
     reference_in_place = True
     copy_engine_min_ranks = 2
     transports = (*Collective.transports, "multicast")
@@ -396,7 +397,8 @@ def all_reduce(
         x: of any shape, bf16, fp16 or fp32; with ``nccl`` any type that it adds.
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
-        out: of the same shape, contiguous; receives the result. Not differentiable.
+        out: of the same shape, contiguous; receives the result, and may be ``x``. Not
+            differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``multicast``, ``nccl``
             (``torch.distributed``), or ``auto``; see ``transport_of``.
 

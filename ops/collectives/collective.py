@@ -15,6 +15,7 @@ from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ...runtime.plans.parameters import parameters_of
+from ..core import nccl
 from ..core.across_nodes import Mesh, readable, writable
 from ..core.cache import op_cache_of
 from ..core.call import Decision, record_fast_path, signature
@@ -30,7 +31,7 @@ from ..core.problem import (
     refused,
     require_dense,
     require_dense_or_none,
-    require_no_overlap,
+    shares_memory,
 )
 from ..core.registry import OPERATORS, RegisteredOp, operators_of
 from .transport import OWN, ROW_BYTES, WORD_BYTES, Transport, choose_transport
@@ -69,8 +70,9 @@ class Collective(Moved, RegisteredOp, ABC):
         options: names of the integer arguments besides the tensor.
         options_format: text of the values of ``options`` in errors.
         dtypes: types of the values with which the programs compute; None if they move bytes.
-        in_place: whether the result may overlap the input, because a block reads there before it
-            writes.
+        in_place: whether the result may be in the memory of the input, as in NCCL: the same tensor
+            or, if one is larger, this rank's part of it. A block reads there before it writes.
+        adds: whether values of the ranks are added.
         reference_in_place: whether ``reference`` computes in the memory of the result, which then
             holds the input.
         copy_engine_min_ranks: least number of ranks for which copy engines are the fastest
@@ -86,6 +88,7 @@ class Collective(Moved, RegisteredOp, ABC):
     options_format: ClassVar[str] = ""
     dtypes: ClassVar[tuple[torch.dtype, ...] | None] = None
     in_place: ClassVar[bool] = True
+    adds: ClassVar[bool] = False
     reference_in_place: ClassVar[bool] = False
     copy_engine_min_ranks: ClassVar[int | None] = None
     transports: ClassVar[tuple[str, ...]] = ("copy_engine", "tma", "ldst")
@@ -310,7 +313,11 @@ def checked_problem(
     Raises:
         TileWeaveError: shapes, types or devices do not fit.
     """
-    result, options = OPERATORS[op].result(x, ranks, *options)
+    collective = OPERATORS[op]
+    result, options = collective.result(x, ranks, *options)
+    if collective.adds and x.dtype not in nccl.ADDED:
+        legal = "a type that torch.distributed adds, such as torch.bfloat16"
+        raise refused(op, f"{ARGUMENT} is of {x.dtype}", legal)
     if out is not None:
         check_out(op, out, result, x)
     return CollectiveProblem(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
@@ -329,11 +336,10 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
         if result is not None:
             return result
     collective = OPERATORS[name]
-    no_overlap = () if collective.in_place else (x,)
     if decision is None:
         decision = _decide(name, x, out, *arguments)
-    elif out is not None and no_overlap:
-        require_no_overlap(name, out, **{ARGUMENT: x})
+    elif out is not None:
+        _check_overlap(decision.problem, decision.group.rank, x, out)
     problem, ranks, transport = decision.problem, decision.group, decision.choice
     operand = as_kernel_operand(name, ARGUMENT, x)
     out = operand.new_empty(problem.result) if out is None else out
@@ -347,7 +353,9 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
     if isinstance(move, Collective) and not capturing():
         declared = move.declared(operand, out)
         cache = op_cache_of(ranks)
-        decision.fast_path = record_fast_path((x,), cache, move, *declared, out, no_overlap)
+        decision.fast_path = record_fast_path(
+            (x,), cache, move, *declared, out, (x,), _in_place(problem, ranks.rank)
+        )
         recorded_calls().put(cache.session, key, decision)
     return out
 
@@ -355,16 +363,43 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
 def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> Decision:
     """Check a call and choose its transport. Collective for each new problem."""
     _require_dense(name, x, out)
-    collective, (*options, group, requested) = OPERATORS[name], arguments
-    if out is not None and not collective.in_place:
-        require_no_overlap(name, out, **{ARGUMENT: x})
+    *options, group, requested = arguments
     ranks = ranks_of(group)
     problem = checked_problem(name, x, out, ranks.world_size, options)
     if out is not None:
+        _check_overlap(problem, ranks.rank, x, out)
         check_layout(name, out)
     transport = transport_within(requested, problem, x.device, ranks).name
     agree(ranks, problem, transport)
     return Decision(problem, ranks, transport)
+
+
+def _in_place(problem: CollectiveProblem, rank: int) -> int | None:
+    """Return the byte of the result at which the input may begin; None if they must not overlap."""
+    if not OPERATORS[problem.op].in_place:
+        return None
+    if problem.nbytes < problem.result_nbytes:
+        return rank * problem.nbytes
+    return -rank * problem.result_nbytes if problem.nbytes > problem.result_nbytes else 0
+
+
+def _check_overlap(
+    problem: CollectiveProblem, rank: int, x: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Refuse a result that overlaps the input, unless the collective is called in place."""
+    place = _in_place(problem, rank)
+    if not shares_memory(out, x) or x.data_ptr() - out.data_ptr() == place:
+        return
+    legal = "memory of its own"
+    if place is not None:
+        if problem.nbytes == problem.result_nbytes:
+            same = f"{ARGUMENT} itself"
+        elif problem.nbytes < problem.result_nbytes:
+            same = f"{ARGUMENT} as this rank's part of out"
+        else:
+            same = f"out as this rank's part of {ARGUMENT}"
+        legal = f"{same}, or {legal}"
+    raise refused(problem.op, f"out shares memory with {ARGUMENT}", legal)
 
 
 def _require_dense(name: str, x: Any, out: Any) -> None:

@@ -142,6 +142,7 @@ class ReduceScatter(Collective, op=NAME):
         sent="(W - 1) / W x S",
     )
     dtypes = SUMMED
+    adds = True
     copy_engine_min_ranks = 3
     transports = (*Collective.transports, "multicast")
 
@@ -209,7 +210,8 @@ def reduce_scatter(
         x: (ranks * N, ...), bf16, fp16 or fp32; with ``nccl`` any type that it adds.
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
-        out: (N, ...), contiguous; receives the result. Not differentiable.
+        out: (N, ...), contiguous; receives the result, and may be this rank's part of ``x``. Not
+            differentiable.
         transport: ``copy_engine``, ``tma``, ``ldst``, ``multicast``, ``nccl``
             (``torch.distributed``), or ``auto``; see ``transport_of``.
 

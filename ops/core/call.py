@@ -79,6 +79,7 @@ class FastPath:
     def __init__(
         self, cache: OpCache, op: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
         result: torch.Tensor, no_overlap: Sequence[torch.Tensor | None],
+        in_place: int | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -86,12 +87,14 @@ class FastPath:
             inputs, out: tensors in the shapes and types that ``op`` declares.
             result: ``out`` in the shape and type that the caller receives.
             no_overlap: the first inputs of a call, whose memory ``out`` must not overlap.
+            in_place: byte of ``out`` at which such an input may begin nevertheless.
         """
         self._uses, self._op = cache.uses, op
         self._recorded, addresses = op.recorded_call(inputs, out)
         self._memory = addresses[len(inputs) : -1]
         self._nbytes = result.nbytes
         self._no_overlap = [x.nbytes for x in no_overlap if x is not None]
+        self._in_place = in_place
         self._empty = partial(
             torch.empty_strided, tuple(result.shape), result.stride(),
             dtype=result.dtype, device=result.device,
@@ -118,7 +121,8 @@ class FastPath:
             address = addresses.pop()
             end = address + self._nbytes
             for begin, nbytes in zip(addresses, self._no_overlap, strict=False):
-                if begin < end and address < begin + nbytes:
+                overlaps = begin < end and address < begin + nbytes
+                if overlaps and begin - address != self._in_place:
                     return None
         self._op.last_used = next(self._uses)
         self._recorded((), [*addresses, *self._memory, address])
@@ -128,20 +132,20 @@ class FastPath:
 def record_fast_path(
     originals: Sequence[torch.Tensor], cache: OpCache, op: CompiledOp,
     inputs: Sequence[torch.Tensor], out: torch.Tensor, result: torch.Tensor,
-    no_overlap: Sequence[torch.Tensor | None],
+    no_overlap: Sequence[torch.Tensor | None], in_place: int | None = None,
 ) -> FastPath | None:  # fmt: skip
     """Return the fast path of later calls like the one just made. None if that one had to copy an
     input, if a CUDA graph captured it, or if Python enqueued it.
 
     Args:
         originals: the caller's inputs.
-        cache, op, inputs, out, result, no_overlap: arguments of ``FastPath``.
+        cache, op, inputs, out, result, no_overlap, in_place: arguments of ``FastPath``.
     """
     if not has_driver(result.device) or library() is None or capturing():
         return None
     if any(x.data_ptr() != y.data_ptr() for x, y in zip(originals, inputs, strict=True)):
         return None
-    fast_path = FastPath(cache, op, inputs, out, result, no_overlap)
+    fast_path = FastPath(cache, op, inputs, out, result, no_overlap, in_place)
     return fast_path if fast_path.is_native else None
 
 

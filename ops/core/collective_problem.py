@@ -44,6 +44,11 @@ class CollectiveProblem:
         return self.elements * self.dtype.itemsize
 
     @property
+    def result_nbytes(self) -> int:
+        """Bytes of a rank's result."""
+        return prod(self.result) * self.dtype.itemsize
+
+    @property
     def bytes_sent(self) -> int:
         """Bytes that each rank sends."""
         return OPERATORS[self.op].sent_bytes(self.nbytes, self.ranks)

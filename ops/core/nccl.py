@@ -41,6 +41,11 @@ class PeerError(TileWeaveError, RuntimeError):
         return TileWeaveError, (str(self),)
 
 
+ADDED = frozenset((
+    torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128,
+))  # fmt: skip
+"""Types that both gloo and NCCL add. With others they raise an error of their own on each rank."""
 EVERY_RANK = "every rank to run and to make the same calls"
 
 

@@ -47,10 +47,13 @@ def in_place() -> dict[str, bool]:
     me, count = in_order(TWO_BY_TWO)
     every, mesh = [integers(unaligned(count), place) for place in range(count)], mesh_of(TWO_BY_TWO)
     rows = torch.cat(every)
-    shifted = rows.chunk(count)[(me + 1) % count].copy_(every[me])
+    own = rows.chunk(count)[me].copy_(every[me])
+    summands = torch.arange(8.0 * count).view(count, 8)
+    part, total = summands[me : me + 1], count * summands[me : me + 1]
     results = {
-        "all_gather": (ops.all_gather(shifted, mesh, out=rows), torch.cat(every)),
+        "all_gather": (ops.all_gather(own, mesh, out=rows), torch.cat(every)),
         "all_reduce": (ops.all_reduce(x := every[me].clone(), mesh, out=x), sum(every)),
+        "reduce_scatter": (ops.reduce_scatter(summands, mesh, out=part), total),
         "broadcast": (ops.broadcast(x := every[me].clone(), 2, mesh, out=x), every[2]),
     }
     return {name: torch.equal(actual, right) for name, (actual, right) in results.items()}

@@ -7,8 +7,10 @@ import re
 import pytest
 import torch
 
+import tileweave as tw
 from tests.ops.collectives.exchanges import EXCHANGES, exchange_by_one
 from tileweave import ops
+from tileweave.ops.collectives import collective
 from tileweave.ops.collectives.broadcast import Broadcast
 from tileweave.ops.collectives.collective import Collective, checked_problem
 from tileweave.ops.core.registry import OPERATORS, operators_of
@@ -79,3 +81,48 @@ def test_expected_results_by_definition(what):
     inputs = [(torch.randn(EXCHANGES[what].shape(6, 9)) * 4).round() for _ in range(3)]
     actual, right = exchange_by_one(inputs, what), by_definition(inputs, what)
     assert all(torch.equal(*pair) for pair in zip(actual, right, strict=True))
+
+
+MEMORY = torch.zeros(64)
+OVERLAPS = [
+    ("all_reduce", MEMORY[:16], MEMORY[:16], ""),
+    ("all_reduce", MEMORY[:16], MEMORY[16:32], ""),
+    ("all_reduce", MEMORY[:16], MEMORY[4:20], "x itself, or memory of its own"),
+    ("all_gather", MEMORY[16:32], MEMORY[:32], ""),
+    ("all_gather", MEMORY[:16], MEMORY[:32], "x as this rank's part of out, or memory of its own"),
+    ("all_gather", MEMORY[8:24], MEMORY[:32], "x as this rank's part of out, or memory of its own"),
+    ("reduce_scatter", MEMORY[:32], MEMORY[16:32], ""),
+    ("reduce_scatter", MEMORY[:32], MEMORY[:16], "out as this rank's part of x, or memory of its"),
+    ("all_to_all", MEMORY[:16], MEMORY[:16], "memory of its own"),
+]
+
+
+@pytest.mark.parametrize(("name", "x", "out", "legal"), OVERLAPS)
+def test_results_in_the_memory_of_the_input(name, x, out, legal):
+    """On rank 1 of 2. Elsewhere a rank would overwrite what it still sends."""
+    options = (0, 0) if OPERATORS[name].options else ()
+    problem = checked_problem(name, x, out, 2, options)
+    if not legal:
+        collective._check_overlap(problem, 1, x, out)
+        return
+    with pytest.raises(tw.TileWeaveError) as error:
+        collective._check_overlap(problem, 1, x, out)
+    assert f"{name}: out shares memory with x; expected {legal}" in str(error.value)
+
+
+def test_a_result_that_overlaps_the_input_in_part():
+    with pytest.raises(tw.TileWeaveError, match="out shares memory with x; expected x itself"):
+        ops.all_reduce(MEMORY[:16], out=MEMORY[4:20])
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter"])
+def test_types_that_torch_distributed_does_not_add(name):
+    """gloo would fail on each rank, as if it had lost the others."""
+    x = torch.zeros(4, 2).to(torch.float8_e4m3fn)
+    with pytest.raises(tw.TileWeaveError) as error:
+        getattr(ops, name)(x)
+    assert str(error.value) == (
+        f"{name}: x is of torch.float8_e4m3fn; expected a type that torch.distributed adds, such "
+        "as torch.bfloat16"
+    )
+    assert torch.equal(ops.all_gather(x).view(torch.uint8), x.view(torch.uint8))

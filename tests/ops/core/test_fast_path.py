@@ -308,6 +308,9 @@ def test_a_collective_in_place_is_repeated(said, monkeypatch):
     for _ in range(2):
         assert ops.all_reduce(x, out=x) is x
     assert said == ["whole", (*places(x), MEMORY, *places(x))]
+    shifted = bf16(40)
+    with pytest.raises(tw.TileWeaveError, match="expected x itself, or memory of its own"):
+        ops.all_reduce(shifted[:32].view(4, 8), out=shifted[8:].view(4, 8))
     y = bf16(2 * 4 * 8)
     first, second = y[:32].view(4, 8), y[32:].view(4, 8)
     for _ in range(2):
