@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import _C
+from torch.autograd import forward_ad
 
 from ...builtins.errors import TileWeaveError
 from .autocast import NO_CASTS, Casts, lowers, register_autocast
@@ -21,6 +22,10 @@ from .schema import Parameter, caller_of, parameters_of, type_mismatch
 _LIBRARY = torch.library.Library("tileweave", "DEF")
 _VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
 """Types of arguments that are not tensors."""
+_DIFFERENTIATING = {
+    _C._functorch.TransformType.Grad: "torch.func",
+    _C._functorch.TransformType.Jvp: "forward mode",
+}
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 """Tensor types whose methods are torch's own."""
 
@@ -76,6 +81,8 @@ def _for_python(
     op, registered = caller_of(name), getattr(torch.ops.tileweave, name)
 
     def dispatched(args: tuple[Any, ...]) -> Any:
+        if not torch.compiler.is_compiling():
+            _refuse_functional_gradients(op, args)
         if check is not None:
             check(*args)
         return registered(*args)
@@ -118,14 +125,15 @@ def _wrapped_eager(eager: Callable[..., Any], places: Sequence[int]) -> Callable
 def needs_dispatcher(args: Iterable[Any]) -> bool:
     """Return whether a call needs torch's dispatcher, which otherwise only finds ``eager``.
 
-    It does if a dispatch or function mode, a transform, a tracer, autocast or a profiler is active,
-    or if a tensor is a subclass, requires a gradient, is a meta tensor, or is a lazy negation or
-    conjugate.
+    It does if a dispatch or function mode, a transform, forward-mode differentiation, a tracer,
+    autocast or a profiler is active, or if a tensor is a subclass, requires a gradient, is a meta
+    tensor, or is a lazy negation or conjugate.
     """
     if (
         _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
         or _C._functorch.peek_interpreter_stack()
+        or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
         or _C._is_any_autocast_enabled()
         or _C._autograd._profiler_enabled()
@@ -161,6 +169,28 @@ def define_composite(
     _LIBRARY.impl(name, function, "CompositeImplicitAutograd")
     register_autocast(_LIBRARY, name, [p.name for p in parameters], casts)
     return _for_python(name, parameters, function)
+
+
+def _refuse_functional_gradients(op: str, args: Iterable[Any]) -> None:
+    """Refuse differentiation by ``torch.func`` and in forward mode. torch would raise an error
+    about its own classes for the former, and ignore the other ranks in the latter."""
+    transforms = _C._functorch.get_interpreter_stack() or ()
+    kinds = {transform.key() for transform in transforms} & _DIFFERENTIATING.keys()
+    kinds = {_DIFFERENTIATING[kind] for kind in kinds}
+    if forward_ad._current_level >= 0:
+        kinds.add("forward mode")
+    if kinds and any(_is_differentiated(x) for x in args if isinstance(x, torch.Tensor)):
+        raise refused(
+            op, f"{' and '.join(sorted(kinds))} differentiates it",
+            "torch.autograd.grad or backward()",
+        )  # fmt: skip
+
+
+def _is_differentiated(tensor: torch.Tensor) -> bool:
+    return (
+        _C._functorch.is_functorch_wrapped_tensor(tensor)
+        or forward_ad.unpack_dual(tensor).tangent is not None
+    )
 
 
 def refuse_gradients(op: str, out: torch.Tensor | None, *tensors: torch.Tensor) -> None:

@@ -74,6 +74,10 @@ def shares_memory(construct: Any) -> None:
     assert view.tolist() == [1, 3]
 
 
+def is_no_level(level: Any) -> None:
+    assert level == -1
+
+
 def parses(function: Any) -> None:
     (first, second) = function("tileweave::f(Tensor a, Tensor(b!) b) -> Tensor").arguments
     assert first.alias_info is None and second.alias_info.is_write
@@ -106,6 +110,13 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "torch._C._autograd._profiler_enabled": ("ops/core/library.py", returns(bool)),
     "torch._C._construct_storage_from_data_pointer": ("runtime/host/heap.py", shares_memory),
     "torch._C._cuda_getCurrentStream": ("runtime/executor/recorded_calls.py", stub("device")),
+    "torch._C._functorch.TransformType.Grad": ("ops/core/library.py", lambda _: None),
+    "torch._C._functorch.TransformType.Jvp": ("ops/core/library.py", lambda _: None),
+    "torch._C._functorch.get_interpreter_stack": ("ops/core/library.py", returns(type(None))),
+    "torch._C._functorch.is_functorch_wrapped_tensor": (
+        "ops/core/library.py",
+        lambda function: returns(bool)(lambda: function(torch.empty(0))),
+    ),
     "torch._C._functorch.peek_interpreter_stack": ("ops/core/library.py", returns(type(None))),
     "torch._C._is_any_autocast_enabled": ("ops/core/library.py", returns(bool)),
     "torch._C._len_torch_dispatch_stack": ("ops/core/library.py", returns(int)),
@@ -116,6 +127,7 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
         "ops/core/epilogue.py",
         lambda _: schema(*_SCALED_MM)(torch.ops.aten._scaled_mm.out),
     ),
+    "torch.autograd.forward_ad._current_level": ("ops/core/library.py", is_no_level),
     "torch.cuda._sleep": ("runtime/host/measure.py", accepts(1)),
     "torch.distributed._symmetric_memory": (
         "runtime/host/memory.py",

@@ -7,10 +7,12 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.profiler import profile
 from torch.utils.flop_counter import FlopCounterMode
 
+import tileweave as tw
 from tileweave import ops
 from tileweave.ops.core.library import needs_dispatcher
 
@@ -50,6 +52,7 @@ def test_nobody_listens(around, make):
         (nullcontext, lambda: tensor(dtype=torch.complex64).conj()),
         (FakeTensorMode, tensor),
         (lambda: torch.autocast("cpu"), tensor),
+        (forward_ad.dual_level, tensor),
         (lambda: FlopCounterMode(display=False), tensor),
         (lambda: torch.device("cpu"), tensor),
         (lambda: profile(acc_events=True), tensor),
@@ -95,3 +98,36 @@ def test_both_ways_compute_the_same(op, where):
     seen = {event.key for event in profiled.key_averages()}
     name = f"tileweave::{op.__name__}{'_out' if where == 'out' else ''}"
     assert name in seen
+
+
+def dual(function, x):
+    with forward_ad.dual_level():
+        return function(forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+@pytest.mark.parametrize(
+    ("differentiate", "what"),
+    [
+        (lambda f, x: torch.func.grad(lambda y: f(y).sum())(x), "torch.func"),
+        (lambda f, x: torch.func.jacrev(f)(x), "torch.func"),
+        (lambda f, x: torch.func.vmap(torch.func.grad(lambda y: f(y).sum()))(x), "torch.func"),
+        (lambda f, x: torch.func.jvp(f, (x,), (x,)), "forward mode"),
+        (dual, "forward mode"),
+    ],
+)
+def test_functional_gradients_are_refused(differentiate, what):
+    with pytest.raises(tw.TileWeaveError) as error:
+        differentiate(ops.all_reduce, torch.ones(2, 2))
+    assert str(error.value) == (
+        f"all_reduce: {what} differentiates it; expected torch.autograd.grad or backward()"
+    )
+
+
+def test_transforms_of_other_tensors_are_no_reason():
+    x, constant = torch.ones(3), torch.ones(2)
+
+    def function(y):
+        return (y * ops.all_reduce(constant).sum()).sum()
+
+    assert torch.equal(torch.func.grad(function)(x), 2 * torch.ones(3))
+    assert torch.equal(torch.func.vmap(ops.all_reduce)(torch.ones(2, 3)), torch.ones(2, 3))
