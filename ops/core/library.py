@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from ...builtins.errors import TileWeaveError
 from .autocast import NO_CASTS, Casts, lowers, register_autocast
 from .call import compute
+from .caller import CALLER, called_as
 from .epilogue import EPILOGUE_SCHEMA, FP8, Epilogue
 from .groups import name_of, ranks_of
 from .operator import Operator
@@ -61,6 +62,7 @@ def define(
     torch.library.register_fake(f"tileweave::{name}", fake, lib=_LIBRARY)
     if gradient is not None:
         save, gradients = gradient
+        gradients = called_as(f"gradient of {caller_of(name)}", gradients)
         torch.library.register_autograd(
             f"tileweave::{name}", gradients, setup_context=save, lib=_LIBRARY
         )
@@ -92,6 +94,7 @@ def _for_python(
             if (refusal := type_mismatch(op, parameters, args)) is not None:
                 raise refusal
             return dispatched(args)
+        token = None if CALLER.get() else CALLER.set(op)
         try:
             return dispatched(args) if needs_dispatcher(args) else computed(*args)
         except Exception as error:
@@ -101,6 +104,9 @@ def _for_python(
             if refusal is None:
                 raise
             raise refusal from error
+        finally:
+            if token is not None:
+                CALLER.reset(token)
 
     return operator
 

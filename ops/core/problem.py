@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -14,6 +13,7 @@ import torch
 from ...builtins.errors import TileWeaveError
 from ...builtins.symmetric import packed_strides
 from ...runtime.host.group import Group
+from .caller import CALLER, warn_caller
 from .epilogue import FP8, NO_EPILOGUE, Epilogue
 from .groups import TwoLevels
 from .registry import OPERATORS
@@ -34,7 +34,7 @@ _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """Result types of fp8 products; the first is the default."""
 _BOOLS = (bool, torch.SymBool)
 """Types of options that are on or off. ``torch.compile`` passes symbols for dynamic extents."""
-_warned: set[tuple[str, str]] = set()
+_warned: set[tuple[str, str, str]] = set()
 _agreed: WeakKeyDictionary[Group | TwoLevels, set[tuple[AnyProblem, str]]] = WeakKeyDictionary()
 _calls: WeakKeyDictionary[Group, tuple[int, str, str, bool]] = WeakKeyDictionary()
 """Latest call of each group: its number, the operator, the text, and whether it is new."""
@@ -359,13 +359,14 @@ def as_kernel_operand(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return an argument, or a copy if kernels cannot read it; warn of the first copy."""
     if is_contiguous_and_aligned(tensor):
         return with_packed_strides(tensor)
-    if (op, name) not in _warned:
-        _warned.add((op, name))
-        warnings.warn(
-            f"{op}: {name} of shape {_shape(tensor)} has strides {tensor.stride()} and begins at "
-            f"{tensor.data_ptr():#x}; it is copied in each call, as it is not contiguous from a "
-            f"multiple of {ALIGNMENT} bytes on",
-            stacklevel=2,
+    caller = CALLER.get() or op
+    if (caller, op, name) not in _warned:
+        _warned.add((caller, op, name))
+        argument = name if caller == op else f"{name} of {op}"
+        warn_caller(
+            f"{caller}: {argument} of shape {_shape(tensor)} has strides {tensor.stride()} and "
+            f"begins at {tensor.data_ptr():#x}; it is copied in each call, as it is not contiguous "
+            f"from a multiple of {ALIGNMENT} bytes on"
         )
     return tensor.clone(memory_format=torch.contiguous_format)
 

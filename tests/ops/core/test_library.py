@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tileweave as tw
 from tileweave import ops
+from tileweave.ops.core import problem
 from tileweave.ops.core.library import needs_dispatcher
 
 
@@ -131,3 +133,18 @@ def test_transforms_of_other_tensors_are_no_reason():
 
     assert torch.equal(torch.func.grad(function)(x), 2 * torch.ones(3))
     assert torch.equal(torch.func.vmap(ops.all_reduce)(torch.ones(2, 3)), torch.ones(2, 3))
+
+
+def test_warnings_name_what_the_user_called(monkeypatch):
+    monkeypatch.setattr(problem, "_warned", set())
+    q, b = torch.randn(1, 4, 2, 9)[..., 1:], torch.randn(8, 8)[:, 1:4].requires_grad_()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ops.ulysses_attention(q, q, q, causal=True)
+        ops.all_gather_matmul(torch.ones(4, 8, requires_grad=True), b).sum().backward()
+    assert [str(w.message).partition(" of shape")[0] for w in caught] == [
+        "ulysses_attention: x of all_to_all",
+        "all_gather_matmul: b",
+        "gradient of all_gather_matmul: b of matmul_reduce_scatter",
+    ]
+    assert {w.filename for w in caught} == {__file__}
