@@ -11,6 +11,7 @@ pip_install := $(python) -m pip install -q --no-compile --disable-pip-version-ch
   -c .venv/constraints.txt
 jobs := $(shell nproc 2>/dev/null || echo 2)
 headers := codegen/include/tileweave/*.cuh runtime/src/*.cc tests/native/*.cc tests/native/*.c
+has_nvcc := import os; from tilelang.contrib.nvcc import get_nvcc_compiler as f; os.stat(f())
 count_gpus := import torch; print(torch.cuda.device_count())
 find_cuda := from tilelang.contrib.nvcc import find_cuda_path; print(find_cuda_path())
 with_cuda = CUDA_HOME=$$($(python) -c '$(find_cuda)')
@@ -20,12 +21,13 @@ gpu_programs := $(wildcard tests/gpu/*.py tests/gpu/*/*.py)
 # The checkout works without being installed: see tileweave/__init__.py.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help test test-long test-versions test-versions-quick lit pytest headers test-gpu demo lint format docs docs-site clean
+.PHONY: help test test-long test-versions test-versions-quick test-nvcc lit pytest headers test-gpu demo lint format docs docs-site clean
 help:
 	@echo "make test      all that needs no GPU: linters, the site, device headers, lit, pytest"
 	@echo "make test-long many programs, shapes and seeds, and validation of all device functions"
 	@echo "make test-versions  pairs of TileLang and torch; writes docs/guides/versions.md"
 	@echo "make test-versions-quick  the part that CI runs: each TileLang with the torch of .venv"
+	@echo "make test-nvcc the demo and a cubin with the nvcc of requirements-nvcc.txt only"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
 	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most;"
 	@echo "               RANKS=8 for more ranks than GPUs, which share these in time slices"
@@ -52,6 +54,10 @@ test-versions: .venv/ready-test
 # Installs no other torch.
 test-versions-quick: .venv/ready-test
 	@$(with_cuda) $(python) tools/test_versions.py --quick
+
+# As on a machine without its own nvcc.
+test-nvcc: .venv/ready
+	@$(python) tools/test_nvcc.py
 
 lit: .venv/ready-test
 	@$(with_cuda) .venv/bin/lit -sv lit_tests
@@ -116,7 +122,7 @@ clean:
 	@$(PYTHON) tools/make_venv.py .venv
 	@if ! $(python) -c 'import torch, tileweave' 2>/dev/null; then \
 	  echo "installing requirements.txt into .venv"; $(pip_install) -r requirements.txt; fi
-	@if ! $(python) -c '$(find_cuda)' >/dev/null 2>&1; then \
+	@if ! $(python) -c '$(has_nvcc)' >/dev/null 2>&1; then \
 	  echo "installing requirements-nvcc.txt into .venv"; $(pip_install) -r requirements-nvcc.txt; fi
 	@touch $@
 

@@ -1,4 +1,5 @@
-"""Hook into TileLang: TileWeave wraps its CUDA pipeline and its cache key, and nothing else."""
+"""Hook into TileLang: TileWeave wraps its CUDA pipeline, its cache key and its call of nvcc, and
+filters its log; nothing else."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tilelang
+import tvm_ffi
 from tilelang import tvm
 from tilelang.cache.kernel_cache import KernelCache
+from tilelang.contrib import nvcc
 from tilelang.language.eager.builder import Builder
 from tilelang.transform import PassConfigKey
 from tvm import IRModule, tirx
@@ -28,11 +31,13 @@ from ..passes.ir.hold import HOLD
 from ..passes.ir.walk import builtins_in, uses_tileweave
 from ..passes.tile.order_releases import COMPLETE
 from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
+from .compile import filter_logs
 from .headers import include_headers, stamp
 from .limits import limits, with_config
 from .lower import lowered_call
 from .refusals import lower_or_refuse
 from .reserved_names import rename_reserved
+from .toolchain import ToolchainError, diagnosed
 
 _lock = threading.Lock()
 
@@ -55,6 +60,8 @@ def activate() -> None:
         _wrap_cache_key()
         _name_lines_of_programs()
         logging.getLogger(Builder.__module__).addFilter(_is_logged)
+        _wrap_nvcc()
+        filter_logs()
 
 
 def _register_lowering(name: str, lowering: Callable[[tirx.Call], tirx.PrimExpr]) -> None:
@@ -218,6 +225,14 @@ def _is_logged(record: logging.LogRecord) -> bool:
     that it generates for the program, which explains no error of TileWeave."""
     is_refusal = isinstance(sys.exc_info()[1], TileWeaveError) and not shows_frames()
     return not (is_refusal and record.levelno == logging.CRITICAL)
+
+
+def _wrap_nvcc() -> None:
+    """Diagnose nvcc when it fails. TVM raises the error of a callback with its own type if that is
+    registered."""
+    if not hasattr(nvcc.compile_cuda, "__wrapped__"):
+        nvcc.compile_cuda = diagnosed(nvcc.compile_cuda)
+        tvm_ffi.register_error(ToolchainError)
 
 
 def _is_wrapper(function: Callable[..., Any]) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tilelang
-
+from ...codegen.compile import compile_by_tilelang
 from ...runtime.host.cache_folder import require_private_cache
 from ...runtime.kernel.kernel import capturing, launch_of
 from ..core.problem import refused
@@ -29,5 +28,5 @@ def compiled(op: str, build: Callable[..., Any], *arguments: Any) -> Any:
             expected = "one call before it is captured in a CUDA graph"
             raise refused(op, "not compiled yet", expected)
         require_private_cache()
-        _KERNELS[key] = launch_of(tilelang.compile(build(*arguments), target="cuda"))
+        _KERNELS[key] = launch_of(compile_by_tilelang(build(*arguments), target="cuda"))
     return _KERNELS[key]

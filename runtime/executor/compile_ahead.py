@@ -8,12 +8,11 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import tilelang
 import torch
 from tvm import tirx
 
 from ... import passes
-from ...codegen.names import names_kept
+from ...codegen.compile import compile_by_tilelang
 from ..host.cache_folder import require_private_cache
 from ..host.session import Session, current
 from ..kernel.kernel import for_group
@@ -44,7 +43,7 @@ def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan], group: Any = None) -
     own_kernels = kernels[local_ranks.index(ranks.rank) :: len(local_ranks)]
     workers = max(1, len(os.sched_getaffinity(0)) // len(local_ranks))
     with ThreadPoolExecutor(workers, "compile", _take_gpu, (ranks.device,)) as pool:
-        futures = [pool.submit(_compile, kernel, options) for kernel, options in own_kernels]
+        futures = [pool.submit(compile_by_tilelang, k, **options) for k, options in own_kernels]
     for future in futures:
         future.exception()  # the next attempt to compile it raises it
     ranks.meet("compiled ahead", timeout_s=3600.0)
@@ -70,11 +69,6 @@ def _kernels(
             options = {"pass_configs": stock_configs, "out_idx": None}
             kernels.setdefault(f"{kernel.script()}{stock_configs}", (kernel, options))
     return list(kernels.values())
-
-
-def _compile(kernel: tirx.PrimFunc, options: dict[str, Any]) -> None:
-    with names_kept(kernel):
-        tilelang.compile(kernel, **options)
 
 
 def _take_gpu(device: torch.device) -> None:

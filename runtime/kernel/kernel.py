@@ -8,7 +8,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-import tilelang
 import torch
 from tilelang import tvm
 from tilelang.jit import JITKernel
@@ -18,7 +17,7 @@ from tvm.runtime import Executable
 
 from ... import passes
 from ...builtins.errors import TileWeaveError, brief_errors
-from ...codegen.names import names_kept
+from ...codegen.compile import compile_by_tilelang
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
 from ...passes.ir.walk import communicates, uses_multicast
@@ -202,8 +201,7 @@ def _compile_and_load(
     if uses_multicast(program.body):
         require_multicast(name)
     label = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
-    with names_kept(program):
-        kernel = compile_once(session.group, lambda: tilelang.compile(program, **options), label)
+    kernel = compile_once(session.group, lambda: compile_by_tilelang(program, **options), label)
     warm(kernel, session)
     return kernel
 

@@ -16,7 +16,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CUDA, CPU = "2.13.0+cu130", "2.13.0+cpu"
-NVCC = "def find_cuda_path(): return '/cuda'\n"
+NVCC = "def get_nvcc_compiler(): return __file__\n"
 WHAT = "import torch, editable; print(torch.__version__, torch.__file__, editable.here)"
 
 

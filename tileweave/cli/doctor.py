@@ -18,12 +18,14 @@ from itertools import combinations
 
 from .. import __version__
 from ..builtins.versions import SUPPORTED, unsupported_torch
+from ..codegen import toolchain
 from ..runtime.host.group import from_torchrun
 from ..runtime.host.mesh_report import Mesh, as_dict, find_mesh
 from ..runtime.host.topology import Topology, topology
 
 PACKAGES = ("torch", "tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-ml-py")
 MISSING = "not installed"
+UNCACHED = "compiling a kernel that is in no cache"
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -56,11 +58,13 @@ class Nvcc:
         path: empty if there is no compiler.
         version: the reason if there is no compiler.
         architectures: supported sm numbers; empty if unknown.
+        obstacle: why it compiles no kernel, and what repairs it; empty if it does.
     """
 
     path: str
     version: str
     architectures: tuple[int, ...] = ()
+    obstacle: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,8 @@ def examine() -> Report:
     versions = {"tileweave": __version__, "python": platform.python_version()}
     versions |= {package: _version(package) for package in PACKAGES}
     nvcc, machine = find_nvcc(), topology()
+    if nvcc.path:
+        nvcc = dataclasses.replace(nvcc, obstacle=toolchain.obstacle())
     return Report(versions, SUPPORTED, nvcc, machine, tuple(problems(versions, nvcc, machine)))
 
 
@@ -162,7 +168,9 @@ def _package_problems(versions: dict[str, str], nvcc: Nvcc, machine: Topology) -
     if reason := unsupported_torch(versions["torch"]):
         yield Problem("tw.init", reason)
     if not nvcc.path:
-        yield Problem("compiling a kernel that is in no cache", f"nvcc: {nvcc.version}")
+        yield Problem(UNCACHED, f"nvcc: {nvcc.version}; {toolchain.pip_command()}")
+    elif nvcc.obstacle:
+        yield Problem(UNCACHED, nvcc.obstacle)
     if machine.gpus and versions["cuda-bindings"] == MISSING:
         yield Problem("tw.init", "the Python package cuda-bindings is not installed")
 
