@@ -1,5 +1,6 @@
 """``tileweave doctor``: problems of a machine, and their report."""
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import tileweave
 from tileweave.builtins.versions import SUPPORTED_TILELANG
 from tileweave.cli.doctor import MISSING, Nvcc, Problem, Report, find_nvcc, problems
 from tileweave.cli.main import main
+from tileweave.codegen.toolchain import pip_command
 from tileweave.runtime.host.topology import Gpu, Topology
 
 
@@ -89,8 +91,14 @@ def test_nothing_to_complain_about():
             machine(H200, H200),
             Problem(
                 "compiling a kernel that is in no cache",
-                "nvcc: not on PATH, and CUDA_HOME is not set",
+                f"nvcc: not on PATH, and CUDA_HOME is not set; {pip_command()}",
             ),
+        ),
+        (
+            {},
+            dataclasses.replace(NVCC, obstacle="/cuda/bin/nvcc compiles no kernel"),
+            machine(H200, H200),
+            Problem("compiling a kernel that is in no cache", "/cuda/bin/nvcc compiles no kernel"),
         ),
         (
             {},
