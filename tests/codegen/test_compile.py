@@ -23,7 +23,7 @@ def cached(nvcc, monkeypatch, tmp_path):
 
 
 def test_users_see_no_log(cached, capfd):
-    """Of the compilation, and of the second look-up in the cache of the process."""
+    """TileLang logs a compilation, and a kernel that is in the cache of the process."""
     compile_by_tilelang(logged, target=CUDA, verbose=True)
     assert "compile kernel `logged`" in capfd.readouterr().out
     changed = logged.with_attr("global_symbol", "changed")

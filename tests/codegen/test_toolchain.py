@@ -19,9 +19,8 @@ FATAL = "ptxas fatal   : Unsupported .version 9.5; current version is '9.0'"
 ANSWERS = 'case $1 in --version) echo "release 13.0, V13.0.88"; exit ;; --list*) exit ;; esac'
 FAILS = f'{ANSWERS}; echo run >>"$0.log"; echo "{FATAL}"; exit 1'
 WORKS = 'while [ "$1" != -o ]; do shift; done; echo cubin >"$2"'
-FAILS_FOR_OTHERS = (
-    f'for file; do :; done; if grep -q empty "$file"; then {WORKS}; exit; fi; {FAILS}'
-)
+IF_EMPTY = 'for file; do :; done; if grep -q empty "$file"; then'
+FAILS_FOR_OTHERS = f"{IF_EMPTY} {WORKS}; exit; fi; {FAILS}"
 FIT = {
     "nvidia-cuda-nvcc": "13.0.88",
     "nvidia-nvvm": "13.0.88",

@@ -68,7 +68,7 @@ def test_memory_order_of_the_result():
 @pytest.mark.parametrize("keys", [4, 6])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_autocast_lowers_it(keys, compiled):
-    """As scaled_dot_product_attention. Autocast on the CPU leaves meta tensors alone."""
+    """It has the types of scaled_dot_product_attention. Meta tensors are on another device."""
     q, k = torch.randn(1, 4, 2, 8), torch.randn(1, keys, 2, 8)
 
     def attend(q, k):
