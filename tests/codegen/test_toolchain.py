@@ -96,6 +96,13 @@ def test_what_repairs_it(install, versions, cuda_of_torch, remedy):
     assert toolchain.obstacle() == said
 
 
+def test_requirements_pin_all_packages():
+    text = (Path(tw.__file__).parents[1] / "requirements-nvcc.txt").read_text()
+    pins = dict(line.split("==") for line in text.splitlines() if line[0] != "#")
+    assert pins.keys() == set(toolchain.PACKAGES)
+    assert {toolchain._release(version) for version in pins.values()} == {toolchain.DEFAULT_RELEASE}
+
+
 def test_a_package_that_is_missing(install, monkeypatch):
     install(FAILS, FIT)
     version = toolchain._version_of
