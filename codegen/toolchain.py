@@ -106,11 +106,11 @@ def _release(version: str) -> str:
 
 
 def _release_of_torch() -> str:
-    """Return the CUDA release of torch if nvcc is a package for it, else ""."""
+    """Return the CUDA release of torch if there is a package of nvcc for it, else ""."""
     import torch
 
-    release = torch.version.cuda or ""
-    return release if release.partition(".")[0].isdecimal() and float(release) >= 13 else ""
+    release = torch.version.cuda or "0"
+    return release if int(release.partition(".")[0]) >= 13 else ""
 
 
 def _reason(error: Exception) -> str:
