@@ -31,6 +31,7 @@ from ..core.problem import (
     refused,
     require_dense,
     require_dense_or_none,
+    require_no_overlap,
     shares_memory,
 )
 from ..core.registry import OPERATORS, RegisteredOp, operators_of
@@ -71,7 +72,8 @@ class Collective(Moved, RegisteredOp, ABC):
         options_format: text of the values of ``options`` in errors.
         dtypes: types of the values with which the programs compute; None if they move bytes.
         in_place: whether the result may be in the memory of the input, as in NCCL: the same tensor
-            or, if one is larger, this rank's part of it. A block reads there before it writes.
+            or, if one is larger, this rank's part of it. A block reads there before it writes. The
+            input is copied if they overlap elsewhere.
         adds: whether values of the ranks are added.
         reference_in_place: whether ``reference`` computes in the memory of the result, which then
             holds the input.
@@ -338,11 +340,14 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
     collective = OPERATORS[name]
     if decision is None:
         decision = _decide(name, x, out, *arguments)
-    elif out is not None:
-        _check_overlap(decision.problem, decision.group.rank, x, out)
+    elif out is not None and not collective.in_place:
+        require_no_overlap(name, out, **{ARGUMENT: x})
     problem, ranks, transport = decision.problem, decision.group, decision.choice
     operand = as_kernel_operand(name, ARGUMENT, x)
-    out = operand.new_empty(problem.result) if out is None else out
+    if out is None:
+        out = operand.new_empty(problem.result)
+    elif overwrites(problem, ranks.rank, operand, out):
+        operand = operand.clone()
     if isinstance(ranks, TwoLevels):
         move = collective.in_node(ranks, transport)
         with Mesh.of(name, ranks, operand.device) as mesh:
@@ -367,7 +372,8 @@ def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: An
     ranks = ranks_of(group)
     problem = checked_problem(name, x, out, ranks.world_size, options)
     if out is not None:
-        _check_overlap(problem, ranks.rank, x, out)
+        if not OPERATORS[name].in_place:
+            require_no_overlap(name, out, **{ARGUMENT: x})
         check_layout(name, out)
     transport = transport_within(requested, problem, x.device, ranks).name
     agree(ranks, problem, transport)
@@ -383,23 +389,10 @@ def _in_place(problem: CollectiveProblem, rank: int) -> int | None:
     return -rank * problem.result_nbytes if problem.nbytes > problem.result_nbytes else 0
 
 
-def _check_overlap(
-    problem: CollectiveProblem, rank: int, x: torch.Tensor, out: torch.Tensor
-) -> None:
-    """Refuse a result that overlaps the input, unless the collective is called in place."""
-    place = _in_place(problem, rank)
-    if not shares_memory(out, x) or x.data_ptr() - out.data_ptr() == place:
-        return
-    legal = "memory of its own"
-    if place is not None:
-        if problem.nbytes == problem.result_nbytes:
-            same = f"{ARGUMENT} itself"
-        elif problem.nbytes < problem.result_nbytes:
-            same = f"{ARGUMENT} as this rank's part of out"
-        else:
-            same = f"out as this rank's part of {ARGUMENT}"
-        legal = f"{same}, or {legal}"
-    raise refused(problem.op, f"out shares memory with {ARGUMENT}", legal)
+def overwrites(problem: CollectiveProblem, rank: int, x: torch.Tensor, out: torch.Tensor) -> bool:
+    """Return whether the result overlaps the input, and the collective is not called in place: a
+    rank would overwrite what it still sends."""
+    return shares_memory(out, x) and x.data_ptr() - out.data_ptr() != _in_place(problem, rank)
 
 
 def _require_dense(name: str, x: Any, out: Any) -> None:
