@@ -13,7 +13,8 @@ from ..machine.block import Frame
 from ..machine.machine import Machine
 from ..machine.steps import Waiting
 from ..machine.streams import Coroutine, Stream, Work
-from ..memory.memory import Entry, Memory, Tensor
+from ..memory.history import Entry
+from ..memory.memory import Memory, Tensor
 from ..report.errors import SimulationError
 from ..report.timeline import Recorder
 from .polling import Polling, PollStep, reads_of, state_of

@@ -6,15 +6,16 @@ T.Parallel, it is a fault.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..memory.threads import EACH_THREAD, Accessed, ParallelLoop
+from ..memory.threads import EACH_THREAD, Accessed, ParallelLoop, bits, clash
 from ..memory.values import convert
-from ..report.errors import SimulationError, uninitialized, unsupported
+from ..report.errors import SimulationError, two_values, uninitialized, unsupported
 
 if TYPE_CHECKING:
     from ..machine.block import Frame, Mask, Tile
@@ -139,14 +140,14 @@ def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
         frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, clips
     )
     if space is None or (covered is None and _acts_together(frame, space)):
-        access = _access(frame, ref, frame.mask.overlapping, tensor, index, covered)
+        access = element_access(frame, ref, frame.mask.overlapping, tensor, index, covered)
         return tensor.read(key, access)
     if space == ():
         return tensor.dtype.type(0), None
     values, poison = np.zeros(space, tensor.dtype), np.zeros(space, np.bool_)
     for thread_groups, in_group in _per_group(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[in_group] for i in index)
-        access = _access(frame, ref, thread_groups, tensor, index, in_group)
+        access = element_access(frame, ref, thread_groups, tensor, index, in_group)
         values[in_group], bad = tensor.read(part, access)
         if bad is not None:
             poison[in_group] = bad
@@ -164,10 +165,10 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     if isinstance(values, np.ndarray) and any(isinstance(i, np.ndarray) for i in index):
         space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
         index = [np.broadcast_to(i, space) if isinstance(i, np.ndarray) else i for i in index]
-    elif isinstance(values, np.ndarray):  # all threads to one element: the last one wins
-        values = values[frame.mask.on][-1] if values.shape == frame.mask.on.shape else (
-            values.flat[-1]
-        )  # fmt: skip
+    elif isinstance(values, np.ndarray):
+        values = _of_one_element(frame, ref.name, index, values, ref.loc)
+        if values is None:
+            return
     key, covered, space = select(
         frame, ref.name, tensor.shape, index, ref.loc, tensor.symmetric, clips
     )
@@ -176,7 +177,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     if space is None or (covered is None and _acts_together(frame, space)):
         if space is not None and not isinstance(values, np.ndarray):
             values = np.broadcast_to(values, space)
-        access = _access(frame, ref, frame.mask.overlapping, tensor, index, covered)
+        access = element_access(frame, ref, frame.mask.overlapping, tensor, index, covered)
         tensor.write(key, values, access, poison)
         return
     values = np.broadcast_to(values, space)
@@ -184,9 +185,35 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         covered = _without_replicas(frame, tensor, index, values, covered)
     for thread_groups, in_group in _per_group(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[in_group] for i in index)
-        access = _access(frame, ref, thread_groups, tensor, index, in_group)
+        access = element_access(frame, ref, thread_groups, tensor, index, in_group)
         bad = np.broadcast_to(poison, space)[in_group] if poison is not None else None
         tensor.write(part, values[in_group], access, bad)
+
+
+def _of_one_element(frame: Frame, name: str, index: list, values: np.ndarray, loc: str) -> Any:
+    """Return the value that active threads or points store to one element; None if none is active.
+
+    Raises:
+        SimulationError: different threads store different values.
+    """
+    active = frame.lanes()
+    if active is None or active.shape != values.shape:
+        active = np.ones(values.shape, np.bool_)
+    if not active.any():
+        return None
+    stored = values[active]
+    if stored.tobytes() != stored[:1].tobytes() * len(stored):
+        accessed = _executed(frame, (1,), [np.zeros(values.shape, np.int64)], active)
+        if accessed is not None:
+            element = accessed().clash(bits(stored), stored.itemsize)
+            if element is not None:
+                raise _two_values(frame, name, index, loc)
+    return stored[-1]
+
+
+def _two_values(frame: Frame, name: str, index: tuple | list, loc: str) -> SimulationError:
+    where = f"{frame.block.name()}, in launch {frame.block.epoch}"
+    return two_values(name, tuple(map(int, index)), where, loc)
 
 
 def _without_replicas(
@@ -209,25 +236,32 @@ def _without_replicas(
     return is_stored
 
 
-def _access(
+def element_access(
     frame: Frame, ref: GlobalRef, thread_groups: tuple[int, ...], tensor: Tensor, index: list,
-    mask: np.ndarray | None,
+    mask: np.ndarray | None, scope: int = 0,
 ) -> Access:  # fmt: skip
-    """Return an ordinary access by these thread groups; ``mask`` is the mask of its elements."""
-    accessed = None
+    """Return an access by these thread groups; ``mask`` is the mask of its elements."""
+    accessed = _executed(frame, tensor.shape, index, mask)
+    return frame.block.access(thread_groups, ref.op, ref.loc, scope, accessed=accessed)
+
+
+def _executed(
+    frame: Frame, shape: tuple, index: list, mask: np.ndarray | None
+) -> Callable[[], Accessed] | None:
+    """Return the function of the elements at ``index`` and what accesses each; None if that is
+    not known."""
     has_lanes = frame.space is not None and any(np.ndim(i) > len(frame.space) for i in index)
-    if frame.space is None or (frame.loop is not None and not has_lanes):
-        if frame.space is not None and frame.active is not None:
-            mask = frame.active if mask is None else frame.active & mask
-        accessed = partial(
-            _accessed, frame.mask, frame.space, frame.loop, tensor.shape, index, mask
-        )
-    return frame.block.access(thread_groups, ref.op, ref.loc, accessed=accessed)
+    if frame.space is not None and (frame.loop is None or has_lanes):
+        return None
+    if frame.space is not None and frame.active is not None:
+        mask = frame.active if mask is None else frame.active & mask
+    points = frame.loop_points
+    return partial(_accessed, frame.mask, frame.space, frame.loop, points, shape, index, mask)
 
 
 def _accessed(
-    mask: Mask, space: tuple | None, loop: ParallelLoop | None, shape: tuple, index: list,
-    covered: np.ndarray | None,
+    mask: Mask, space: tuple | None, loop: ParallelLoop | None, loop_points: np.ndarray | None,
+    shape: tuple, index: list, covered: np.ndarray | None,
 ) -> Accessed:  # fmt: skip
     """Return the elements at ``index`` and the thread or point of T.Parallel that accesses each."""
     flat: Any = 0
@@ -235,8 +269,8 @@ def _accessed(
         flat = flat * extent + i
     flat = np.asarray(flat)
     if space is not None:
-        points = np.arange(int(np.prod(space))).reshape(space)
-        flat = np.broadcast_to(flat, space)
+        points = np.arange(int(np.prod(space))) if loop_points is None else loop_points
+        points, flat = points.reshape(space), np.broadcast_to(flat, space)
     elif flat.shape[:1] == mask.on.shape and mask.single is None:
         points = np.arange(len(flat)).reshape(-1, *[1] * (flat.ndim - 1))
         points = np.broadcast_to(points, flat.shape)
@@ -387,18 +421,21 @@ def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, 
         space = np.broadcast_shapes(values.shape, *(np.shape(i) for i in index))
         index = [np.broadcast_to(i, space) if isinstance(i, np.ndarray) else i for i in index]
     elif isinstance(values, np.ndarray):
-        active = frame.lanes()
-        if active is None or active.shape != values.shape:
-            active = np.ones(values.shape, np.bool_)
-        if not active.any():
+        values = _of_one_element(frame, tile.name, index, values, loc)
+        if values is None:
             return
-        values = values[active][-1]
         poison = np.any(poison) if poison is not None else None
     key, covered, _ = select(frame, tile.name, tile.shape, index, loc)
     if covered is not None:
         values = np.broadcast_to(values, covered.shape)[covered]
         poison = None if poison is None else np.broadcast_to(poison, covered.shape)[covered]
     _put(frame, tile, key, values, poison, loc)
+    accessed = _executed(frame, tile.shape, index, covered) if tile.is_shared else None
+    if accessed is not None and poison is None:
+        element = clash(tile.data, key, values, accessed)
+        if element is not None:
+            at = np.unravel_index(element, tile.shape)
+            raise _two_values(frame, tile.name, at, loc)
 
 
 def _refuse_vector_of_points(frame: Frame, tile: Tile, index: list, values: Any, loc: str) -> None:

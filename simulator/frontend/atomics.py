@@ -10,8 +10,10 @@ import numpy as np
 
 from ..machine.block import Frame
 from ..memory.alignment import require_aligned
-from ..memory.memory import Entry, Tensor
+from ..memory.history import Entry
+from ..memory.memory import Tensor
 from ..memory.order import LEVEL, SYS, Sync, merge
+from ..memory.threads import EACH_THREAD, Accessed, Executors
 from ..report.errors import SimulationError
 from .accesses import GlobalRef, out_of_bounds
 
@@ -52,12 +54,14 @@ class Word:
         words: list[tuple],
         thread_groups: ThreadGroups,
         newest=False,
+        accessed: Callable[[], Accessed] | None = None,
     ) -> list[tuple[Any, bool]]:
         """Load consecutive words by one access; return each value and whether it is poison."""
         block = frame.block
         first, *others = block.loaders(thread_groups)
         polls = newest or frame.polls
-        access = block.access(first, self.ref.op, self.ref.loc, self.level)
+        accessed = None if polls else accessed
+        access = block.access(first, self.ref.op, self.ref.loc, self.level, accessed=accessed)
         entries = tensor.load_words(words, access, newest or frame.newest, polls)
         for other in others:
             access = block.access(other, self.ref.op, self.ref.loc, self.level)
@@ -80,10 +84,15 @@ class Word:
         words: list[tuple],
         thread_groups: ThreadGroups,
         values: list,
+        accessed: Callable[[], Accessed] | None = None,
     ) -> None:
         """Store consecutive words by one access."""
         block = frame.block
-        access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
+        access = block.access(
+            thread_groups, self.ref.op, self.ref.loc, self.level, accessed=accessed
+        )
+        for index in words:
+            tensor.refuse_late(index, access, lambda: block.causes(thread_groups))
         sync = self._publish(block.order, thread_groups)
         before = tensor.overtaken(words, access)
         tensor.store_words(
@@ -97,11 +106,15 @@ class Word:
         index: tuple,
         thread_groups: ThreadGroups,
         f: Callable[[Any], Any],
+        accessed: Callable[[], Accessed] | None = None,
     ) -> Any:
         """Replace a value by ``f`` of it: the newest one, unless the change lands late. Return the
         old value."""
         block = frame.block
-        access = block.access(thread_groups, self.ref.op, self.ref.loc, self.level)
+        access = block.access(
+            thread_groups, self.ref.op, self.ref.loc, self.level, accessed=accessed
+        )
+        tensor.refuse_late(index, access, lambda: block.causes(thread_groups), self.adds)
         before = tensor.overtaken([index], access)
         entry = tensor.newest(index, before)
         if entry.poisoned:
@@ -110,7 +123,7 @@ class Word:
         sync = merge(entry.sync, self._publish(block.order, thread_groups))
         tensor.store_word(
             index, f(entry.value), access, sync, causes=block.causes(thread_groups), replaces=True,
-            adds=self.adds, before=before,
+            adds=self.adds, polls=frame.polls, before=before,
         )  # fmt: skip
         return entry.value
 
@@ -179,6 +192,31 @@ def places(
             tuple(int(pick(i, position, 0)) for i in index),
             tuple(pick(v, position, extra) for v in values),
         )
+
+
+def accessed_by(
+    frame: Frame, tensor: Tensor, words: list[tuple], position: tuple | None
+) -> Callable[[], Accessed] | None:
+    """Return the function of the elements and threads of one execution of ``places``; None if its
+    threads are not known."""
+    loop, space, own, mask = frame.loop, frame.space, frame.loop_points, frame.mask
+    if space is not None and loop is None:
+        return None
+
+    def accessed() -> Accessed:
+        if space is None or loop is None:
+            points = mask.threads if position is None else np.array(position[:1])
+            return of_points(EACH_THREAD, points)
+        points = np.arange(int(np.prod(space))) if own is None else own.reshape(-1)
+        if position is not None:
+            points = points[[int(np.ravel_multi_index(position, space))]]
+        return of_points(loop, points)
+
+    def of_points(by: Executors, points: np.ndarray) -> Accessed:
+        elements = [tensor.flat_index(index) for index in words]
+        return Accessed(by, np.tile(elements, len(points)), np.repeat(points, len(elements)))
+
+    return accessed
 
 
 def words_at(frame: Frame, ref: GlobalRef, tensor: Tensor, index: tuple, lanes: int) -> list[tuple]:

@@ -19,8 +19,8 @@ from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
 from ..memory.values import convert, is_float, lanes_of
 from ..report.errors import SimulationError, uninitialized, unsupported
-from .accesses import store_tile
-from .atomics import Word, gather, places, unwritten_word, words_at
+from .accesses import element_access, select, store_tile
+from .atomics import Word, accessed_by, gather, places, unwritten_word, words_at
 from .expressions import Expr
 from .functions import REDUCTIONS
 from .pointer import Pointer, refuse_poison
@@ -51,7 +51,8 @@ def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
         tensor, results, bad = word.ref.tensor(frame), [], []
         for thread_groups, at, index, _ in places(frame, pointer.index(frame), each_thread=False):
             words = words_at(frame, word.ref, tensor, index, lanes)
-            loaded = word.load_all(frame, tensor, words, thread_groups)
+            accessed = accessed_by(frame, tensor, words, at)
+            loaded = word.load_all(frame, tensor, words, thread_groups, accessed=accessed)
             values = [v for v, _ in loaded]
             results.append((at, values[0] if lanes == 1 else np.array(values)))
             bad.append((at, any(b for _, b in loaded)))
@@ -77,12 +78,13 @@ def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -
         stored = expr.value(frame)
         refuse_poison(frame, expr, pointer)
         at = pointer.index(frame)
-        for thread_groups, _, index, (element,) in places(
+        for thread_groups, place, index, (element,) in places(
             frame, at, stored, each_thread=True, lanes=lanes
         ):
             words = words_at(frame, word.ref, tensor, index, lanes)
             values = [convert(v, tensor.dtype) for v in ([element] if lanes == 1 else element)]
-            word.store(frame, tensor, words, thread_groups, values)
+            accessed = accessed_by(frame, tensor, words, place)
+            word.store(frame, tensor, words, thread_groups, values, accessed)
 
     return c.preempted(run, call)
 
@@ -109,6 +111,7 @@ def _change(
                 olds.append(word.change(
                     frame, tensor, i, thread_groups,
                     lambda old, args=args: convert(combine(old, *args), tensor.dtype),
+                    accessed_by(frame, tensor, [i], place),
                 ))  # fmt: skip
             results.append((place, olds[0] if lanes == 1 else np.array(olds)))
         return gather(frame, results, tensor.dtype, lanes)
@@ -330,9 +333,7 @@ def _drops_order(kind: str, returns: bool, dtype: np.dtype) -> bool:
 
 
 def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word: Word) -> None:
-    from .accesses import select
-
-    op, loc = pointer.op, pointer.loc
+    loc = pointer.loc
     tensor = pointer.ref.tensor(frame)
     operand = value.value(frame)
     refuse_poison(frame, value, pointer)
@@ -342,7 +343,8 @@ def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word:
         frame, tensor.name, tensor.shape, index, loc, tensor.symmetric, clips=True
     )
     values = np.broadcast_to(convert(operand, tensor.dtype), space)
-    access = frame.block.access(frame.mask.overlapping, op, loc, word.level)
+    groups = frame.mask.overlapping
+    access = element_access(frame, pointer.ref, groups, tensor, index, covered, word.level)
     tensor.update(key, combine, values if covered is None else values[covered], access)
 
 

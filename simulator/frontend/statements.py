@@ -17,6 +17,7 @@ from ..machine.steps import SPIN, Step, go, goes_on, scope_of_exits, sequence, t
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
+from .executors import executors_of
 from .expressions import Expr, Expressions, narrowed
 
 _MAX_ITERATIONS = 1_000_000
@@ -360,7 +361,7 @@ class Statements(Expressions):
             loops.append((slot, first, extent))
             inner = inner.body
         body = self._body_of_loop(inner, "T.Parallel", loc)
-        has_known_executors = not stmt.annotations and not _uses_fragments(inner)
+        executors = executors_of(self, stmt, inner, loc)
         read = self._shared_tiles(inner)
 
         def enter(frame):
@@ -377,7 +378,7 @@ class Statements(Expressions):
                 frame.block.by_thread[slot] = False
                 frame.ranges[id(values)] = axis, slice(low, low + sizes[axis])
             frame.space = tuple(sizes)
-            frame.loop = frame.mask.loop(frame.space) if has_known_executors else None
+            frame.loop, frame.loop_points = executors(frame)
             return 0 not in sizes
 
         def run(frame):
@@ -526,12 +527,6 @@ def _points(first: int, count: int, axis: int, axes: int) -> np.ndarray:
     values = np.arange(count, dtype=np.int32) + first
     values.flags.writeable = False
     return values.reshape([count if a == axis else 1 for a in range(axes)])
-
-
-def _uses_fragments(stmt: tirx.Stmt) -> bool:
-    """Return whether the layout of fragments decides which threads execute a T.Parallel."""
-    accesses = nodes_in(stmt, tirx.BufferLoad, tirx.BufferStore)
-    return any(access.buffer.scope() == "local.fragment" for access in accesses)
 
 
 def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:

@@ -78,7 +78,7 @@ class Region(NamedTuple):
 
     def read(
         self, frame: Frame, op: str, start: Callable[[], Access] | None = None,
-        divided: bool = False,
+        divided: bool = False, fragment: Region | None = None,
     ) -> tuple[np.ndarray, Any]:  # fmt: skip
         """Return values, which are zero outside of the tensor, and poison.
 
@@ -86,6 +86,7 @@ class Region(NamedTuple):
             start: starts the access to record, if the program writes the tensor; None: an access
                 by all active threads.
             divided: whether the threads divide the box as in T.Parallel.
+            fragment: the other side, if its layout divides the box.
         """
         if self.ref is None:
             tile = frame.tile(self.slot)
@@ -103,7 +104,7 @@ class Region(NamedTuple):
             elif start is not None:
                 values, bad = tensor.read(box.inside, start())
             else:
-                accessed = self._accessed(frame, tensor, box) if divided else None
+                accessed = self._accessed(frame, tensor, box, fragment) if divided else None
                 thread_groups = frame.mask.overlapping
                 access = frame.block.access(thread_groups, op, self.loc, accessed=accessed)
                 values, bad = tensor.read(box.inside, access)
@@ -122,13 +123,13 @@ class Region(NamedTuple):
 
     def write(
         self, frame: Frame, values: Any, poison: Any, op: str, bulk_source: Any = None,
-        bulk: bool = False, divided: bool = False,
+        bulk: bool = False, divided: bool = False, fragment: Region | None = None,
     ) -> None:  # fmt: skip
         """Store the part inside the tensor.
 
         Args:
             bulk: whether the copy completes asynchronously.
-            divided: as for ``read``.
+            divided, fragment: as for ``read``.
         """
         if self.ref is None:
             tile = frame.tile(self.slot)
@@ -146,7 +147,7 @@ class Region(NamedTuple):
         values, bad = self._fitted(box, values, poison, tensor.dtype)
         if bad is not None and np.any(bad) and not tensor.symmetric:
             raise uninitialized(f"{op} to {self.name} of", frame.block, self.loc)
-        accessed = self._accessed(frame, tensor, box) if divided else None
+        accessed = self._accessed(frame, tensor, box, fragment) if divided else None
         access = self._access(frame, op, bulk, bulk_source, 0, accessed)
         tensor.write(box.inside, values, access, bad)
 
@@ -156,8 +157,9 @@ class Region(NamedTuple):
         return values, None if poison is None else box.cut(_fit(poison, box.shape, self))
 
     def update(
-        self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int
-    ) -> None:
+        self, frame: Frame, ufunc: Any, values: Any, op: str, bulk: bool, scope: int,
+        fragment: Region | None,
+    ) -> None:  # fmt: skip
         """Combine values with the elements atomically."""
         if self.ref is None:
             before, bad = self.read(frame, op)
@@ -168,7 +170,8 @@ class Region(NamedTuple):
         tensor = self.ref.tensor(frame)
         box = self.box(frame, tensor.shape, tensor.symmetric)
         values, _ = self._fitted(box, values, None, tensor.dtype)
-        access = self._access(frame, op, bulk, None, scope)
+        accessed = self._accessed(frame, tensor, box, fragment)
+        access = self._access(frame, op, bulk, None, scope, accessed)
         tensor.update(box.inside, ufunc, values, access)
 
     def _access(
@@ -183,14 +186,23 @@ class Region(NamedTuple):
         return access
 
     @staticmethod
-    def _accessed(frame: Frame, tensor: Tensor, box: Box) -> Callable[[], Accessed] | None:
-        """Return the elements inside the tensor, and the point of the box that accesses each."""
-        loop = frame.mask.loop(tuple(n for n in box.shape if n != 1))
+    def _accessed(
+        frame: Frame, tensor: Tensor, box: Box, fragment: Region | None
+    ) -> Callable[[], Accessed] | None:
+        """Return the elements inside the tensor, and the point of the box, or the element of the
+        fragment, that accesses each."""
+        shape, held = box.shape, None
+        if fragment is not None:
+            shape = frame.tile(fragment.slot).shape
+            held = fragment.box(frame, shape, False).inside
+        loop = frame.mask.loop(tuple(n for n in shape if n != 1))
         if loop is None or frame.space is not None:
             return None
 
         def accessed() -> Accessed:
-            points = np.arange(int(np.prod(box.shape))).reshape(box.shape)[box.part]
+            points = np.arange(int(np.prod(shape))).reshape(shape)
+            points = points if held is None else points[held].reshape(box.shape)
+            points = points[box.part]
             return Accessed(loop, tensor.flat[box.inside].reshape(-1), points.reshape(-1))
 
         return accessed
@@ -290,15 +302,15 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
         return _async_load(c, call, src, dst, op, None)
     if c.pipelined and src.ref is not None and dst.scope.startswith("shared"):
         return _pipelined_load(c, call, src, dst, op)
-    divided = "local.fragment" not in (src.scope, dst.scope)
+    fragment = next((side for side in (src, dst) if side.scope == "local.fragment"), None)
 
     def run(frame):
-        values, poison = src.read(frame, op, divided=divided)
+        values, poison = src.read(frame, op, divided=True, fragment=fragment)
         source = None
         if bulk and op == "T.tma_copy":  # T.copy itself waits until its source has been read
             tile = frame.tile(src.slot)
             source = tile, src.box(frame, tile.shape, False).inside
-        dst.write(frame, values, poison, op, source, bulk, divided)
+        dst.write(frame, values, poison, op, source, bulk, True, fragment)
 
     return c.preempted(run, call)
 
@@ -479,6 +491,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
     op = f"T.atomic_{name.removeprefix('atomic')}"
     # PTX guarantees atomic TMA reductions within one GPU. NVLink preserves it between GPUs.
     scope = SYS if bulk or call.args[1].args[0].buffer.data in c.symmetric else GPU
+    fragment = src if src is not None and src.scope == "local.fragment" else None
 
     def run(frame):
         values, poison = (
@@ -487,7 +500,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
         )  # fmt: skip
         if poison is not None and np.any(poison):
             raise uninitialized(f"{op} to {dst.name} of", frame.block, loc)
-        dst.update(frame, _ATOMICS[name], values, op, bulk, scope)
+        dst.update(frame, _ATOMICS[name], values, op, bulk, scope, fragment)
 
     return c.preempted(run, call)
 

@@ -282,7 +282,9 @@ class Block:
     ) -> Access:  # fmt: skip
         agent, time, view = self.order.actor(thread_groups, copies)
         threads = self.order.threads
-        return Access(agent, time, view, scope, op, loc, self.epoch, threads, accessed)
+        return Access(
+            agent, time, view, scope, op, loc, self.epoch, threads, accessed, threads.time
+        )
 
     def loaders(self, thread_groups: tuple[int, ...]) -> list[tuple[int, ...]]:
         """Return the thread groups of each access of an atomic load by ``thread_groups``."""
@@ -409,8 +411,8 @@ class Frame:
     """Execution state of a block: active threads and, in T.Parallel, the iteration space."""
 
     __slots__ = (
-        "active", "block", "broken", "cache", "env", "gone", "loop", "mask", "newest", "points",
-        "polls", "ranges", "space",
+        "active", "block", "broken", "cache", "env", "gone", "loop", "loop_points", "mask", "newest",
+        "points", "polls", "ranges", "space",
     )  # fmt: skip
 
     def __init__(self, block: Block, mask: Mask) -> None:
@@ -421,6 +423,8 @@ class Frame:
         """Mask of the active points of the space; None: all."""
         self.loop: ParallelLoop | None = None
         """Executors of the points of the space; None if they are not known."""
+        self.loop_points: np.ndarray | None = None
+        """Point of ``loop`` for each point of the space; None: they are the same."""
         self.ranges: dict[int, tuple[int, slice]] = {}
         """Axis of the space and values of its loop variable, by ``id`` of their array."""
         self.points: dict[Tile, Tile] = {}
@@ -440,7 +444,7 @@ class Frame:
         frame = Frame(self.block, mask)
         frame.polls = self.polls
         frame.space, frame.active, frame.loop = self.space, self.active, self.loop
-        frame.ranges = self.ranges
+        frame.ranges, frame.loop_points = self.ranges, self.loop_points
         return frame
 
     def lanes(self) -> np.ndarray | None:
@@ -479,7 +483,7 @@ class Frame:
 
     def leave_space(self) -> None:
         """Leave a T.Parallel."""
-        self.space, self.active, self.loop = None, None, None
+        self.space, self.active, self.loop, self.loop_points = None, None, None, None
         for tile, points in self.points.items():
             tile.leave_points(points, self.mask)
         self.points = {}

@@ -14,7 +14,8 @@ import numpy as np
 from ...builtins.signals import signal
 from ...builtins.spec import declaration_of
 from ..report.errors import SimulationError
-from .memory import Awaited, Change, Memory, Tensor
+from .history import Awaited, Change
+from .memory import Memory, Tensor
 
 _COUNTS = ("eq", "ge", "gt", "reached")
 """Relations of waits for a number of arrivals."""

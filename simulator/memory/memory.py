@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import mul
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..report.errors import SimulationError
+from ..report.errors import SimulationError, two_values
 from .clock import Clock, View
+from .history import Awaited, Change, Entry, make_whole, place_of, region_of
 from .order import GPU, SETS, SYS, Events, Layout, Sync
 from .shadow import ShadowMemory, text_of_region
-from .threads import Accessed, ThreadOrder, ThreadRecord
+from .threads import Accessed, Kind, ThreadOrder, ThreadRecord, clash
 from .values import unwritten
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 _HISTORY = 8
 """Number of values of a word that are kept."""
+_LATE_CHANGE = (
+    "\nboth are atomic, but what followed the earlier one led to the later one, and no release and "
+    "acquire orders the two: the earlier one may be late and replace the value of the later one"
+)
 _AMONG_THREADS = "\ndifferent threads of the block access it; T.sync_threads() orders them"
 
 
@@ -49,39 +54,8 @@ class Access:
     accessed: Callable[[], Accessed] | None = None
     """The thread that accesses each element, if known. ``ThreadRecord`` then checks the order with
     other accesses of the block."""
-
-
-class Entry(NamedTuple):
-    """One value in the history of a word."""
-
-    value: Any
-    event: int
-    sync: Sync
-    poisoned: bool
-    causes: Clock | None = None
-    """Clock of all that led to the value, whether or not memory orders it."""
-    replaces: bool = False
-    """Whether a read-modify-write made it from the previous value: no change lands between them."""
-
-
-class Change(NamedTuple):
-    """One change of a word."""
-
-    event: int
-    before: Any
-    after: Any
-    adds: bool
-    """Whether an atomic addition made it."""
-
-
-class Awaited(NamedTuple):
-    """One wait for a word, which has ended."""
-
-    event: int
-    relation: str
-    want: Any
-    seen: Any
-    """Value that ended it."""
+    thread_time: int = 0
+    """Time in ``threads``."""
 
 
 class Memory:
@@ -245,7 +219,7 @@ class Tensor:
             self._check_read(key, access)
             event = self.memory.note(self, key, access)
             self.reads.note(key, event, access)
-            self._note_threads(key, event, access, writes=False)
+            self._note_threads(key, event, access, Kind.READ)
         values, poison = self.contents(key)
         return values, poison if self.segments is None else self.segments.stale(key, access, poison)
 
@@ -254,9 +228,16 @@ class Tensor:
         return self.data[key], self._poison(key)
 
     def write(self, key: Any, values: Any, access: Access, poison: Any = None) -> None:
-        """Store values. ``key`` must not contain an element twice."""
+        """Store values. If ``key`` contains an element twice, its values must be equal or those of
+        one thread."""
         self._record_write(key, access)
         self.data[key] = values
+        if access.accessed is not None and poison is None:
+            element = clash(self.data, key, values, access.accessed)
+            if element is not None:
+                rank, block, _ = (int(v) for v in self.memory.layout.place(access.agent))
+                where = f"rank {rank}, {self.memory.layout.names[block]}, in launch {access.epoch}"
+                raise two_values(self.name, self._index_of(element), where, access.loc)
         if poison is not None or self.may_be_poison:
             self.poison[key] = False if poison is None else poison
             self.may_be_poison |= poison is not None
@@ -279,11 +260,12 @@ class Tensor:
         self._check_read(index, access)
         event = self.memory.note(self, index, access)
         self.reads.note(index, event, access)
+        self._note_threads(index, event, access, Kind.ATOMIC)
         return event
 
     def look_words(self, indices: list[tuple], access: Access, polls: bool = False) -> list[int]:
         """Load consecutive words by one atomic access. Return the flat index of each."""
-        event = self.look(_region_of(indices), access)
+        event = self.look(region_of(indices), access)
         flats = [self.flat_index(index) for index in indices]
         if not polls:
             for flat in flats:
@@ -309,7 +291,7 @@ class Tensor:
             for flat, entries in zip(flats, histories, strict=True)
         ]
         if len(positions) > 1:
-            _make_whole(histories, positions)
+            make_whole(histories, positions)
         chosen = [entries[i] for entries, i in zip(histories, positions, strict=True)]
         for flat, entry in zip(flats, chosen, strict=True):
             self._note_observed(flat, entry, {access.agent: access.time})
@@ -356,16 +338,19 @@ class Tensor:
 
     def store_word(
         self, index: tuple, value: Any, access: Access, sync: Sync, *, causes: Clock | None = None,
-        replaces: bool = False, adds: bool = False, before: int | None = None,
+        replaces: bool = False, adds: bool = False, polls: bool = False,
+        before: int | None = None,
     ) -> None:  # fmt: skip
         """Change a word atomically.
 
         Args:
             replaces: whether a read-modify-write makes the new value from the previous one.
             adds: whether it is an addition.
+            polls: whether a loop that may poll makes it.
             others: as for ``store_words``.
         """
-        self._store([index], [value], access, sync, causes, replaces, adds, before)
+        how = Entry(None, 0, sync, False, causes, replaces, adds, polls)
+        self._store([index], [value], access, how, before)
 
     def store_words(
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync, *,
@@ -378,28 +363,29 @@ class Tensor:
             causes: clock of all that led to the store.
             before: event of the change before which the store lands; None: it lands last.
         """
-        self._store(indices, values, access, sync, causes, False, False, before)
+        self._store(indices, values, access, Entry(None, 0, sync, False, causes), before)
 
     def _store(
-        self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync,
-        causes: Clock | None, replaces: bool, adds: bool, before: int | None,
+        self, indices: list[tuple], values: Sequence[Any], access: Access, how: Entry,
+        before: int | None,
     ) -> None:  # fmt: skip
+        """Store consecutive words. ``how`` is an entry without its value and its event."""
         words = [(index, self.flat_index(index)) for index in indices]
         for index, flat in words:
             if not self.words.get(flat):
                 self.words[flat] = [self._without_history(index)]
-            if causes is not None:
-                self._check_looked(index, flat, access, causes)
-        event = self._record_write(_region_of(indices), access)
+            if how.causes is not None:
+                self._check_looked(index, flat, access, how.causes)
+        event = self._record_write(region_of(indices), access)
         for (index, flat), value in zip(words, values, strict=True):
             entries = self.words[flat]
-            position = _place(entries, before)
-            change = Change(event, entries[position - 1].value, value, adds)
+            position = place_of(entries, before)
+            change = Change(event, entries[position - 1].value, value, how.adds)
             self.changes.setdefault(flat, []).append(change)
             if position == len(entries):
                 self.data[index] = value
                 self.poison[index] = False
-            entry = Entry(self.dtype.type(value), event, sync, False, causes, replaces)
+            entry = how._replace(value=self.dtype.type(value), event=event)
             self.words[flat] = entries = [*entries[:position], entry, *entries[position:]]
             if len(entries) > _HISTORY:
                 self._observed.get(flat, {}).pop(entries.pop(0).event, None)
@@ -423,7 +409,7 @@ class Tensor:
         """Return the newest value of a word, or the one just before a change, without an access."""
         entries = self.words.get(self.flat_index(index))
         if entries:
-            return entries[_place(entries, before) - 1]
+            return entries[place_of(entries, before) - 1]
         return self._without_history(index)
 
     def history(self, index: tuple) -> Callable[[], list[Entry] | None]:
@@ -464,18 +450,24 @@ class Tensor:
             self.segments.note(key, access, event)
         self.writes.note(key, event, access)
         self.reads.clear(key, access)
-        self._note_threads(key, event, access, writes=True)
+        self._note_threads(key, event, access, Kind.ATOMIC if access.scope else Kind.WRITE)
         return event
 
-    def _note_threads(self, key: Any, event: int, access: Access, writes: bool) -> None:
+    def _note_threads(self, key: Any, event: int, access: Access, kind: Kind) -> None:
         """Refuse an access that is not ordered after one by another thread of its block."""
         if access.accessed is None or access.threads is None:
             return
-        conflict = self.by_threads.add(access.threads, event, access.accessed, writes)
+        conflict = self.by_threads.add(
+            access.threads, event, access.accessed, kind, access.thread_time
+        )
         if conflict is not None:
             before, element = conflict
-            index = tuple(int(i) for i in np.unravel_index(element, self.shape))
+            index = self._index_of(element)
             raise self.memory.conflict("race", self, key, access, before, index, _AMONG_THREADS)
+
+    def _index_of(self, element: int) -> tuple[int, ...]:
+        """Return the index of an element from its flat index."""
+        return tuple(int(i) for i in np.unravel_index(element, self.shape))
 
     def _check_read(self, key: Any, access: Access) -> None:
         """Refuse a read that is not ordered with a write by another agent."""
@@ -517,6 +509,32 @@ class Tensor:
                 kind = "reuse" if access.epoch > epoch else "race"
                 raise self.memory.conflict(kind, self, index, access, event, index)
 
+    def refuse_late(
+        self, index: tuple, access: Access, causes: Callable[[], Clock], adds: bool = False
+    ) -> None:
+        """Refuse a change to which an unordered earlier read-modify-write of the same word led.
+
+        On a GPU the change might land first, and the read-modify-write replace its value. Additions
+        commute.
+
+        Args:
+            causes: returns the clock of all that may have led to the change.
+            adds: whether the change is an addition.
+        """
+        flat, events, led = self.flat_index(index), self.memory.events, None
+        entries = self.words.get(flat, ())
+        if not any(entry.replaces for entry in entries):
+            return
+        for entry in entries[self._oldest_visible(entries, flat, access) + 1 :]:
+            if entry.replaces and not entry.polls and not (adds and entry.adds):
+                led = led or causes()
+                if led.covers(int(events.agent[entry.event]), int(events.time[entry.event])):
+                    epoch = self.memory.epoch_of(entry.event)
+                    kind = "reuse" if access.epoch > epoch else "race"
+                    raise self.memory.conflict(
+                        kind, self, index, access, entry.event, index, _LATE_CHANGE
+                    )
+
     def _poison(self, key: Any) -> Any:
         if not self.may_be_poison:
             return None
@@ -543,37 +561,3 @@ class Tensor:
     def flat_index(self, index: tuple) -> int:
         """Return the flat index of an element."""
         return sum(map(mul, map(int, index), self._strides))
-
-
-def _region_of(indices: list[tuple]) -> tuple:
-    """Return the NumPy index of consecutive words."""
-    if len(indices) == 1:
-        return indices[0]
-    *first, last = indices[0]
-    return (*first, slice(last, last + len(indices)))
-
-
-def _make_whole(histories: list[list[Entry]], positions: list[int]) -> None:
-    """Advance the chosen values of several words until each vector store is observed in all of its
-    words or in none."""
-    places: dict[int, list[tuple[int, int]]] = {}
-    for word, entries in enumerate(histories):
-        for i, entry in enumerate(entries[1:], 1):
-            places.setdefault(entry.event, []).append((word, i))
-    shared = [words for words in places.values() if len(words) > 1]
-    changed = True
-    while changed:
-        changed = False
-        for words in shared:
-            seen = [positions[word] >= i for word, i in words]
-            if any(seen) and not all(seen):
-                changed = True
-                for word, i in words:
-                    positions[word] = max(positions[word], i)
-
-
-def _place(entries: Sequence[Entry], before: int | None) -> int:
-    """Return the index at which a change lands: before another one, or last."""
-    if before is None:
-        return len(entries)
-    return next(position for position, entry in enumerate(entries) if entry.event == before)

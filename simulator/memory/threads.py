@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -131,6 +132,55 @@ class Accessed(NamedTuple):
     elements: np.ndarray
     points: np.ndarray
 
+    def clash(self, values: np.ndarray, itemsize: int) -> int | None:
+        """Return an element to which different threads store different values, in every assignment
+        of threads; None if there is none.
+
+        Args:
+            values: bits of the value that each point stores.
+        """
+        _, group = np.unique(self.elements, return_inverse=True)
+        repeated = np.bincount(group)[group] > 1
+        elements, points, stored = (a[repeated] for a in (self.elements, self.points, values))
+        element = None
+        for threads_of in self.by.assignments(itemsize):
+            clashing = _varies(elements, threads_of(points)) & _varies(elements, stored)
+            if not clashing.any():
+                return None
+            if element is None:
+                element = int(elements[np.flatnonzero(clashing)[0]])
+        return element
+
+
+def clash(
+    data: np.ndarray, key: tuple, values: Any, accessed: Callable[[], Accessed]
+) -> int | None:
+    """Return an element of ``data[key]``, where ``values`` were just stored, to which different
+    threads have stored different values; see ``Accessed.clash``."""
+    if not any(isinstance(part, np.ndarray) for part in key):
+        return None
+    stored = bits(data[key])
+    intended = np.broadcast_to(bits(np.asarray(values, data.dtype)), stored.shape)
+    if (stored == intended).all():
+        return None
+    current = accessed()
+    if current.elements.size != intended.size:
+        return None
+    return current.clash(intended.reshape(-1), data.itemsize)
+
+
+def bits(values: np.ndarray) -> np.ndarray:
+    """Return the values as unsigned integers of the same bits."""
+    values = np.ascontiguousarray(values)
+    return values.view(f"u{values.itemsize}").reshape(values.shape)
+
+
+def _varies(elements: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return a mask of the entries whose element has several values."""
+    _, group = np.unique(elements, return_inverse=True)
+    pairs = np.unique(np.stack([group, np.unique(values, return_inverse=True)[1]]), axis=1)
+    return np.bincount(pairs[0])[group] > 1
+
 
 def assignments(
     first: Executors, second: Executors, itemsize: int
@@ -147,6 +197,17 @@ def assignments(
             yield f, g
 
 
+class Kind(Enum):
+    """Kinds of accesses. Two accesses conflict unless both are reads, or both are atomic."""
+
+    READ = "read"
+    ATOMIC = "atomic"
+    WRITE = "write"
+
+    def conflicts(self, other: Kind) -> bool:
+        return self is not other or self is Kind.WRITE
+
+
 @dataclass(frozen=True)
 class Noted:
     """An access of the block since its last barrier."""
@@ -160,7 +221,7 @@ class Later(NamedTuple):
 
     event: int
     accessed: Callable[[], Accessed]
-    writes: bool
+    kind: Kind
     time: int
 
 
@@ -256,42 +317,38 @@ class _Last:
 
 
 class ThreadRecord:
-    """Accesses to one tensor by threads: the last write to each element, and two reads of it by
-    different threads."""
+    """Accesses to one tensor by threads: the last write to each element, and of its reads and
+    its atomic accesses two by different threads."""
 
     def __init__(self, size: int, itemsize: int) -> None:
         self._size, self._itemsize = size, itemsize
-        self._writes: _Last | None = None
-        self._reads: list[_Last] = []
+        self._last: dict[Kind, list[_Last]] = {}
 
     def add(
-        self, order: ThreadOrder, event: int, accessed: Callable[[], Accessed], writes: bool
-    ) -> tuple[int, int] | None:
-        """Add an access. Return an event of another thread of the block that is unordered with it
-        in every assignment of threads, and the element; None if there is no such event."""
+        self, order: ThreadOrder, event: int, accessed: Callable[[], Accessed], kind: Kind,
+        time: int,
+    ) -> tuple[int, int] | None:  # fmt: skip
+        """Add an access at a time of ``order``. Return an event of another thread of the block
+        that is unordered with it in every assignment of threads, and the element; None if there is
+        no such event."""
         later = order.later.get(id(self))
-        conflict = None
         if later is None:
             later = order.later[id(self)] = []
-        elif writes or len(later) == _MAX_LATER or self._is_written(later):
+        elif len(later) in (0, _MAX_LATER) or any(kind.conflicts(a.kind) for a in later):
             for access in later:
-                self._note(order, access.event, access.accessed(), access.writes, access.time)
+                self._note(order, access.event, access.accessed(), access.kind, access.time)
             later.clear()
             current = accessed()
-            conflict = self._conflict(order, current, writes)
-            self._note(order, event, current, writes, order.time)
+            conflict = self._conflict(order, current, kind)
+            self._note(order, event, current, kind, time)
             return conflict
-        later.append(Later(event, accessed, writes, order.time))
-        return conflict
-
-    def _is_written(self, later: list[Later]) -> bool:
-        """Return whether the block has written the tensor since its last barrier."""
-        return not later or any(access.writes for access in later)
+        later.append(Later(event, accessed, kind, time))
+        return None
 
     def _conflict(
-        self, order: ThreadOrder, accessed: Accessed, writes: bool
+        self, order: ThreadOrder, accessed: Accessed, kind: Kind
     ) -> tuple[int, int] | None:
-        before = ([self._writes] if self._writes else []) + (self._reads if writes else [])
+        before = [a for other, last in self._last.items() if kind.conflicts(other) for a in last]
         for last in before:
             events = last.event[accessed.elements]
             for event in np.unique(events).tolist():
@@ -327,25 +384,26 @@ class ThreadRecord:
         return element
 
     def _note(
-        self, order: ThreadOrder, event: int, accessed: Accessed, writes: bool, time: int
+        self, order: ThreadOrder, event: int, accessed: Accessed, kind: Kind, time: int
     ) -> None:
         """Record an access. A write of one element by several threads is not recorded for it."""
         executors, elements, points = accessed
-        if writes:
-            if self._writes is None:
-                self._writes = _Last(self._size)
-            self._writes.put(elements, event, points)
-            shared = elements[self._writes.point[elements] != points]
-            self._writes.event[shared] = 0
+        if kind is Kind.WRITE:
+            if kind not in self._last:
+                self._last[kind] = [_Last(self._size)]
+            (last,) = self._last[kind]
+            last.put(elements, event, points)
+            shared = elements[last.point[elements] != points]
+            last.event[shared] = 0
         else:
-            self._note_read(order, event, accessed)
+            self._note_two(order, event, accessed, kind)
         order.accesses[event] = Noted(executors, time)
 
-    def _note_read(self, order: ThreadOrder, event: int, accessed: Accessed) -> None:
+    def _note_two(self, order: ThreadOrder, event: int, accessed: Accessed, kind: Kind) -> None:
         executors, elements, points = accessed
-        if not self._reads:
-            self._reads = [_Last(self._size), _Last(self._size)]
-        last, other = self._reads
+        if kind not in self._last:
+            self._last[kind] = [_Last(self._size), _Last(self._size)]
+        last, other = self._last[kind]
         events, noted_points = last.event[elements], last.point[elements]
         for before in np.unique(events).tolist():
             noted = order.accesses.get(before)

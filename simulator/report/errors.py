@@ -72,6 +72,15 @@ def uninitialized(use: str, block: Any, loc: str) -> SimulationError:
     )
 
 
+def two_values(name: str, index: tuple[int, ...], where: str, loc: str) -> SimulationError:
+    """Return the fault of a statement in which threads store different values to one element."""
+    return SimulationError(
+        "race",
+        f"different threads store different values to {name}[{', '.join(map(str, index))}] in one "
+        f"statement, by {where}; which value remains is undefined\n --> {loc}",
+    )
+
+
 def refuse_vectors(name: str, dtype: str, loc: str) -> None:
     """Refuse a tensor or a tile whose elements are vectors, such as ``float16x2``.
 

@@ -19,7 +19,8 @@ from ...runtime.trace.trace import Fault, Flow, Signal, Span, Trace, Transfer, W
 from ..machine.machine import Machine
 from ..machine.steps import Waiting, WaitTarget
 from ..machine.streams import Coroutine, Launch
-from ..memory.memory import Awaited, Tensor
+from ..memory.history import Awaited
+from ..memory.memory import Tensor
 from ..memory.shadow import text_of_region
 from .errors import SimulationError
 

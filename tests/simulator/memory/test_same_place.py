@@ -1,0 +1,358 @@
+"""Accesses to one place by threads of a block that no barrier orders, each with a correct twin.
+
+``make(True)`` is the faulty program and ``make(False)`` its twin. A faulty program names the lines
+that its report must name by ``# FAULT``.
+"""
+
+import inspect
+import re
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tests.releases import RECORDS_LINES
+from tileweave import language as W
+
+N, THREADS = 256, 128
+CASES = {}
+
+
+def case(make):
+    CASES[make.__name__] = make
+    return make
+
+
+@case
+def all_threads_store_to_one_place(faulty):
+    @T.prim_func
+    def program(out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            out[0] = tx if faulty else 7  # FAULT
+
+    return program
+
+
+@case
+def points_store_to_one_place(faulty):
+    @T.prim_func
+    def program(out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(N):
+                out[i % 16] = i if faulty else i % 16  # FAULT
+
+    return program
+
+
+@case
+def one_point_stores(faulty):
+    """The twin stores the value of point 3, although other points follow it."""
+
+    @T.prim_func
+    def program(out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(N):
+                if i == 3 or (faulty and i == 200):
+                    out[0] = i  # FAULT
+
+    return program
+
+
+@case
+def scatter_by_data(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(N):
+                out[data[i] % (8 if faulty else N)] = i  # FAULT
+
+    return program
+
+
+@case
+def fragment_stored_to_one_place(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            part = T.alloc_fragment((N,), "int32")
+            T.copy(data, part)
+            for i in T.Parallel(N):
+                out[i // (4 if faulty else 1)] = part[i]  # FAULT
+
+    return program
+
+
+@case
+def shared_place(faulty):
+    @T.prim_func
+    def program(out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tile = T.alloc_shared((N,), "int32")
+            tx = T.get_thread_binding()
+            tile[tx // (2 if faulty else 1)] = tx  # FAULT
+            T.sync_threads()
+            out[tx] = tile[tx // 2]
+
+    return program
+
+
+@case
+def overlapping_fragments(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            a = T.alloc_fragment((128,), "int32")
+            b = T.alloc_fragment((128,), "int32")
+            T.copy(data[0:128], a)
+            T.copy(data[128:256], b)
+            T.copy(a, out[0:128])  # FAULT
+            if not faulty:
+                T.sync_threads()
+            T.copy(b, out[64:192])  # FAULT
+
+    return program
+
+
+@case
+def overlapping_loops_over_a_fragment(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            part = T.alloc_fragment((N,), "int32")
+            T.copy(data, part)
+            for i in T.Parallel(N):
+                out[i] = part[i]  # FAULT
+            for i in T.Parallel(64):
+                out[(0 if faulty else 64) + i] = part[64 + i] + 1  # FAULT
+
+    return program
+
+
+@case
+def transposed_through_scratch(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((64, 64), "int32"), out: T.Tensor((2, 64, 64), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            a = T.alloc_fragment((64, 64), "int32")
+            b = T.alloc_fragment((64, 64), "int32")
+            T.copy(data, a)
+            T.copy(a, out[0, 0:64, 0:64])  # FAULT
+            if not faulty:
+                T.sync_threads()
+            for i, j in T.Parallel(64, 64):
+                b[i, j] = out[0, j, i]  # FAULT
+            T.copy(b, out[1, 0:64, 0:64])
+
+    return program
+
+
+@case
+def quarter_through_scratch(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((64, 64), "int32"), out: T.Tensor((2, 64, 64), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            a = T.alloc_fragment((64, 64), "int32")
+            b = T.alloc_fragment((32, 32), "int32")
+            T.copy(data, a)
+            T.copy(a, out[0, 0:64, 0:64])  # FAULT
+            if not faulty:
+                T.sync_threads()
+            T.copy(out[0, 0:32, 32:64], b)  # FAULT
+            T.copy(b, out[1, 0:32, 0:32])
+
+    return program
+
+
+@case
+def added_then_read(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(N):
+                T.atomic_add(data[i], 1)  # FAULT
+            if not faulty:
+                T.sync_threads()
+            for i in T.Parallel(N):
+                out[i] = data[N - 1 - i]  # FAULT
+
+    return program
+
+
+@case
+def cleared_then_added(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for i in T.Parallel(N):
+                data[i] = 0  # FAULT
+            if not faulty:
+                T.sync_threads()
+            for i in T.Parallel(N):
+                T.atomic_add(data[N - 1 - i], 1)  # FAULT
+
+    return program
+
+
+@case
+def tile_added_then_read(faulty):
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            part = T.alloc_fragment((N,), "int32")
+            T.copy(data, part)
+            T.atomic_add(out[0, 0:N], part)  # FAULT
+            if not faulty:
+                T.sync_threads()
+            for i in T.Parallel(N):
+                out[1, i] = out[0, N - 1 - i]  # FAULT
+
+    return program
+
+
+@case
+def one_of_several_adders_reads(faulty):
+    """Threads 2 and 3 add to one element; both are among the 'other threads' of the clocks."""
+
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            if tx >= 32:
+                W.red_add(data[tx // 2], 1, scope="gpu")  # FAULT
+                if not faulty:
+                    T.sync_warp()
+                out[tx] = data[tx // 2]  # FAULT
+
+    return program
+
+
+def simulate(program):
+    inputs = {}
+    for buffer in program.buffer_map.values():
+        size = [int(n) for n in buffer.shape]
+        inputs[buffer.name] = np.arange(np.prod(size), dtype=np.int32).reshape(size)
+    return tw.simulate(program, 1, [inputs], schedules=2, epochs=1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_race_for_one_place_is_reported(name):
+    text, first = inspect.getsourcelines(CASES[name])
+    lines = {first + n for n, line in enumerate(text) if line.rstrip().endswith("# FAULT")}
+    with pytest.raises(tw.SimulationError) as error:
+        simulate(CASES[name](True))
+    assert error.value.kind in ("race", "reuse"), error.value.report
+    named = {int(n) for n in re.findall(r"test_same_place\.py:(\d+)", error.value.report)}
+    assert not RECORDS_LINES or lines <= named, error.value.report
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_twin_is_clean(name):
+    simulate(CASES[name](False))
+
+
+def test_the_value_of_the_active_point_is_stored():
+    (outputs,) = simulate(one_point_stores(False))
+    assert outputs["out"][0] == 3
+
+
+def clean(make):
+    """Register a correct program that resembles a faulty one."""
+    CLEAN[make.__name__] = make
+    return make
+
+
+CLEAN = {}
+
+
+@clean
+def equal_values_in_one_place():
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            seen = T.alloc_shared((8,), "int32")
+            for i in T.Parallel(N):
+                seen[i % 8] = 1
+            for i in T.Parallel(N):
+                out[data[i] % 8] = seen[data[i] % 8]
+
+    return program
+
+
+@clean
+def parts_of_one_fragment():
+    """A part of a fragment has the threads that the whole fragment has there."""
+
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            part = T.alloc_fragment((N,), "int32")
+            T.copy(data, part)
+            for i in T.Parallel(64):
+                out[0, 64 + i] = part[64 + i]
+            for i in T.Parallel(N):
+                if i >= 64 and i < 128:
+                    out[1, i] = out[0, i] + part[i]
+            T.copy(part[64:128], out[0, 64:128])
+
+    return program
+
+
+@clean
+def tiles_side_by_side():
+    @T.prim_func
+    def program(data: T.Tensor((64, 64), "int32"), out: T.Tensor((64, 64), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            for row, column in T.grid(2, 2):
+                part = T.alloc_fragment((32, 32), "int32")
+                T.copy(data[row * 32, column * 32], part)
+                T.copy(part, out[row * 32, column * 32])
+
+    return program
+
+
+@clean
+def accumulated_in_place():
+    @T.prim_func
+    def program(data: T.Tensor((64, 64), "float32"), out: T.Tensor((64, 64), "float32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            a = T.alloc_shared((64, 64), "float32")
+            total = T.alloc_fragment((64, 64), "float32")
+            T.copy(data, a)
+            T.clear(total)
+            T.gemm(a, a, total)
+            for i, j in T.Parallel(64, 64):
+                out[i, j] = out[i, j] + total[i, j]
+            for i, j in T.Parallel(64, 64):
+                out[i, j] = out[i, j] * 2.0 + total[i, j]
+
+    return program
+
+
+@clean
+def added_by_all_and_read_by_the_last():
+    """The thread that adds last has acquired what the others have released."""
+
+    @T.prim_func
+    def program(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+        with T.Kernel(1, threads=THREADS) as _:
+            tx = T.get_thread_binding()
+            before = T.alloc_var("int32")
+            data[tx] = tx
+            if tx < 4:
+                before = W.atom_add(out[0], 1, scope="gpu", sem="acq_rel")
+                if before == 3:
+                    out[1] = data[0] + data[1] + data[2] + data[3]
+
+    return program
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_correct_program_is_clean(name):
+    program = CLEAN[name]()
+    inputs = [
+        {b.name: np.zeros([int(n) for n in b.shape], str(b.dtype)) for b in
+         program.buffer_map.values()}
+    ]  # fmt: skip
+    tw.simulate(program, 1, inputs, schedules=2, epochs=1)
