@@ -161,6 +161,53 @@ def test_the_reason_why_atomic_accesses_conflict_is_true(scope, sem, why):
     assert why in reason
 
 
+def taken(how, sem):
+    """Rank 1 changes a word that rank 0 stored, and acknowledges it; rank 0 stores again."""
+    polls, adds = how == "polled exchange", how == "addition"
+
+    @T.prim_func
+    def program(x: W.Symmetric((2,), "int32"), out: T.Tensor((1,), "int32")):
+        with T.Kernel(1, threads=32):
+            if T.get_thread_binding() == 0:
+                if W.rank() == 0:
+                    W.st(x[1, 0], 1, scope="sys")
+                    W.wait_eq(x[0, 1], 1, sem="acquire" if sem == "release" else sem)
+                    W.st(x[1, 0], 2, scope="sys")
+                else:
+                    W.wait_ge(x[1, 0], 1, sem="relaxed")
+                    if polls:
+                        while W.atom_exch(x[1, 0], 0, scope="sys") == 0:
+                            pass
+                    elif adds:
+                        W.red_add(x[1, 0], 1, scope="sys")
+                    else:
+                        out[0] = W.atom_exch(x[1, 0], 0, scope="sys")
+                    W.st(x[0, 1], 1, scope="sys", sem=sem)
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("how", "sem", "is_reported"),
+    [
+        ("exchange", "relaxed", True),
+        ("addition", "relaxed", True),
+        ("exchange", "release", False),
+        ("addition", "release", False),
+        ("polled exchange", "relaxed", False),
+    ],
+)
+def test_a_relaxed_change_may_land_after_what_it_led_to(how, sem, is_reported):
+    """What follows a loop that polls depends on the exchange, so that one is never late."""
+    inputs = [{"x": np.zeros(2, np.int32), "out": np.zeros(1, np.int32)} for _ in range(2)]
+    if not is_reported:
+        tw.simulate(taken(how, sem), 2, inputs, schedules=20, epochs=1)
+        return
+    with pytest.raises(tw.SimulationError, match="race: W.st of x") as error:
+        tw.simulate(taken(how, sem), 2, inputs, schedules=20, epochs=1)
+    assert "may be late and replace the value of the later one" in error.value.report
+
+
 def vector_by_vector(lanes, dtype):
     """Rank 0 stores vectors of equal elements at rank 1, which loads them relaxed."""
 
