@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from tvm import tirx
 
 from ....builtins.errors import LanguageError
-from ...ir.walk import format_expr
+from ...ir.walk import arrows, format_expr
+from ..regions.accesses import Access
 from ..regions.footprints import Footprints, combinations
 from ..regions.granules import Counter, elements_of
 from ..regions.schedule import Timestamps
@@ -257,7 +258,7 @@ class _Launch:
                     heapq.heappush(ready, (started[rank], rank))
                     started[rank] += 1
         if stuck:
-            self._refuse(stuck, resident)
+            self._refuse(stuck, position, resident)
 
     def _copy(self, wake: Callable[[tuple], None]) -> None:
         """Run the copies whose granules have arrived, in stream order."""
@@ -267,19 +268,71 @@ class _Launch:
                     self._missing[granule] -= 1
                     wake(granule)
 
-    def _refuse(self, stuck: dict, resident: int) -> None:
-        (rank, block), (granule, access) = min(stuck.items(), key=lambda item: item[0][::-1])
-        needed = {granule}
-        for queue in self._queues:
-            last = next((n for n, copy in enumerate(queue, 1) if granule in copy.produces), 0)
-            needed.update(*(copy.needs for copy in queue[:last]))
-        producers = [
-            f"block {b} of rank {r}" for (r, b), events in sorted(self._events.items())
-            if any(e[1] in needed and e[2] for e in events)
-        ]  # fmt: skip
+    def _refuse(self, stuck: dict, position: dict[tuple[int, int], int], resident: int) -> None:
+        """Refuse a launch in which these blocks wait forever.
+
+        Args:
+            stuck: rank and block -> the granule that it waits for, and the access that needs it.
+            position: number of events that each block has executed.
+        """
+        producers: dict[tuple, dict[tuple[int, int], Access]] = defaultdict(dict)
+        for place, events in sorted(self._events.items()):
+            for _, granule, units, access in events[position[place] :]:
+                if units:
+                    producers[granule].setdefault(place, access)
+        waits_for = {
+            place: {p: a for g in self._needed(granule) for p, a in producers[g].items()}
+            for place, (granule, _) in stuck.items()
+        }
+        cycle = _cycle(waits_for)
+        first = cycle[0] if cycle else min(stuck, key=_order)
+        access = stuck[first][1]
+        if cycle:
+            pairs = list(zip(cycle, [*cycle[1:], first], strict=True))
+            chain = ", which waits for ".join(map(_name, [*cycle[1:], first]))
+            chain = chain if len(cycle) > 1 else "itself"
+            reads = [stuck[place][1] for place in cycle]
+            accesses = dict.fromkeys([*reads, *(waits_for[a][b] for a, b in pairs)])
+            raise LanguageError(
+                f"{access.text}: a circular wait: {_name(first)} waits for {chain}; expected each "
+                "block to write what others wait for before it reads what they write"
+                f"{arrows((a.kind, a.line) for a in accesses)}"
+            )
         raise LanguageError(
-            f"{access.text}: block {block} of rank {rank} waits for {' and '.join(producers[:2])}, "
+            f"{access.text}: {_name(first)} waits for "
+            f"{' and '.join(map(_name, list(waits_for[first])[:2]))}, "
             f"and with {resident} resident blocks a rank (tileweave.resident_blocks) the launch "
             "deadlocks; expected blocks to wait for earlier blocks, or fewer waiting blocks"
             f"{access.location}"
         )
+
+    def _needed(self, granule: tuple) -> set[tuple]:
+        """Return the granules that must arrive for this one: itself, and what copies read."""
+        needed = {granule}
+        for queue in self._queues:
+            last = next((n for n, copy in enumerate(queue, 1) if granule in copy.produces), 0)
+            needed.update(*(copy.needs for copy in queue[:last]))
+        return needed
+
+
+def _cycle(waits_for: Mapping[tuple[int, int], Collection]) -> list[tuple[int, int]]:
+    """Return blocks of which each waits for the next one, and the last one for the first; empty if
+    all waits lead to blocks that have not started."""
+    circular, removed = set(waits_for), True
+    while removed:
+        removed = {place for place in circular if circular.isdisjoint(waits_for[place])}
+        circular -= removed
+    if not circular:
+        return []
+    path = [min(circular, key=_order)]
+    while len(set(path)) == len(path):
+        path.append(min(circular.intersection(waits_for[path[-1]]), key=_order))
+    return path[path.index(path[-1]) : -1]
+
+
+def _order(place: tuple[int, int]) -> tuple[int, int]:
+    return place[::-1]
+
+
+def _name(place: tuple[int, int]) -> str:
+    return f"block {place[1]} of rank {place[0]}"

@@ -21,7 +21,12 @@ from ...ir.walk import arrows, is_leaf
 from ..regions.accesses import Access, Program
 from ..regions.schedule import Timestamps
 from ..regions.space import Loop
-from ..regions.tensor_accesses import TensorAccesses, refuse_second_write, region_of
+from ..regions.tensor_accesses import (
+    TensorAccesses,
+    refuse_combination,
+    refuse_second_write,
+    region_of,
+)
 
 _ORDER = {"read": 0, "write": 1, "add": 2}
 """Order of the accesses of one statement."""
@@ -193,6 +198,9 @@ class _Events:
         ):  # fmt: skip
             for event in np.flatnonzero(is_refused)[:1]:
                 first, second = (self.accesses[self.access[n]] for n in (event, event + 1))
+                if second.combines:
+                    region, times = self._region(event), int(self._num_writes[event])
+                    refuse_combination(second, [first], region, times)
                 raise LanguageError(
                     f"{first.text}, and {second.text} {position}, and {self._region(event)} is "
                     f"written {int(self._num_writes[event])} times in one launch: the read may see "

@@ -206,11 +206,36 @@ def _arrivals(
     if len(times) == 1 and np.array_equal(units * counter.unit, elements * times[0]):
         return _clipped(counter, granule, int(times[0]), ends)
     raise LanguageError(
-        f"{footprints.access.text}: its granules of {granules.text} elements receive "
-        f"{int(values[0]) * counter.unit} to {int(values[-1]) * counter.unit} elements a launch; "
-        "expected an equal number in each, or each written whole; choose tileweave.granule, or "
-        f"explicit signals and waits{footprints.access.location}"
+        f"{footprints.access.text}: {_unequal(counter, owners, number, units)}, or explicit "
+        f"signals and waits{footprints.access.location}"
     )
+
+
+def _unequal(counter: Counter, owners: np.ndarray, number: np.ndarray, units: np.ndarray) -> str:
+    """Name two granules that receive different numbers of elements, and what is expected."""
+    least, most = int(units.argmin()), int(units.argmax())
+    granule, other = (_granule_text(counter, int(owners[n]), int(number[n])) for n in (least, most))
+    received, elements = int(units[least]) * counter.unit, int(units[most]) * counter.unit
+    if counter.kind == "add" and not received:
+        return (
+            f"{other} receives {elements} added elements in a launch, {granule} is only written; "
+            "expected additions to both, another tensor for what is only written"
+        )
+    return (
+        f"{other} receives {elements} elements in a launch, {granule} {received}; expected an "
+        f"equal number in each granule of {counter.granules.text} elements that it reads, each "
+        "written whole, another tileweave.granule"
+    )
+
+
+def _granule_text(counter: Counter, owner: int, number: int) -> str:
+    """Format a granule: ``S[1, 2, 0:64]``."""
+    granules, axes = counter.granules, [str(owner)]
+    index = np.unravel_index(number, granules.counts)
+    for i, size, extent in zip(index, granules.size, granules.shape, strict=True):
+        low = int(i) * size
+        axes.append(str(low) if size == 1 else f"{low}:{min(low + size, extent)}")
+    return f"{counter.accesses.tensor.name}[{', '.join(axes)}]"
 
 
 def _ends(counter: Counter) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -110,6 +111,11 @@ class Access:
     in_tile: bool = False
     pads: bool = False
     row: tuple[int, tirx.PrimExpr] | None = None
+
+    @property
+    def combines(self) -> bool:
+        """True for an atomic operation that reads and writes an element, and is no addition."""
+        return self.op in ("T.atomic_max", "T.atomic_min", "T.atomic_or")
 
     @property
     def is_contiguous(self) -> bool:
@@ -397,9 +403,7 @@ class AccessCollector:
                     continue
                 if load.buffer.data in self._tensors:
                     for kind in kinds:
-                        op = f"T.{name.split('.')[-1].replace('atomicadd', 'atomic_add')}"
-                        op = op.removesuffix("_elem_op")
-                        self._add_access(kind, op, load, extents)
+                        self._add_access(kind, _text_of(name), load, extents)
         self._element_loads(stmt)
 
     def _add_jump(self, name: str) -> None:
@@ -543,3 +547,9 @@ def _contiguous_extents(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx
         if remaining == 1:
             return extents
     return extents
+
+
+def _text_of(operator: str) -> str:
+    """Return an operator of TileLang as a program names it: ``T.atomic_max``."""
+    name = operator.split(".")[-1].removesuffix("_elem_op").removesuffix("_ret")
+    return f"T.{re.sub(r'^atomic(?=[a-z])', 'atomic_', name)}"

@@ -300,7 +300,15 @@ def region_footprints(
         raise _refused(access, "touches elements that do not fill a box", "a box without holes")
     low, size = merged
     if _overlap(size[0] != 1, happens):
-        raise _refused(access, "touches the copies of several ranks at once", "one rank at a time")
+        first, count = _active(happens, [low[0], size[0]])
+        several = int(count.argmax())
+        ranks = f"{first[several]} to {first[several] + count[several] - 1}"
+        raise _refused(
+            access,
+            f"accesses the copies of ranks {ranks} in one operation",
+            "one rank in each (a T.serial loop over the ranks around it, instead of T.Parallel or "
+            "a slice of the rank axis)",
+        )
     inner_conditions = _inner_conditions(
         access, region, program, space, (outer_mask, mask), happens
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -208,12 +208,27 @@ def refuse_second_write(accesses: TensorAccesses, cell: int) -> NoReturn:
     """Refuse the second write of ``cell`` in one launch."""
     times = int(accesses.coverage["write"].times[cell])
     writers = [a for a in accesses.footprints if a.kind == "write" and _contains(accesses, a, cell)]
+    combining = next((a for a in writers if a.combines), None)
+    if combining is not None:
+        refuse_combination(combining, writers, region_of(accesses, cell), times)
     lines = arrows((a.kind, a.line) for a in writers)
     verb = "announced" if accesses.announces else "written"
     legal = "" if accesses.announces else ", or a read of each before the next"
     raise LanguageError(
         f"{writers[0].text}: {region_of(accesses, cell)} is {verb} {times} times in one launch, by "
         f"{_writing_ranks(accesses, cell)}; expected once{legal}{lines}"
+    )
+
+
+def refuse_combination(
+    combining: Access, accesses: Iterable[Access], region: str, times: int
+) -> NoReturn:
+    """Refuse an atomic operation, no addition, on elements that the launch writes again."""
+    lines = arrows((a.kind, a.line) for a in dict.fromkeys((combining, *accesses)))
+    raise LanguageError(
+        f"{combining.text}, and {region} is written {times} times in one launch; expected "
+        "T.atomic_add, the only combination of several writes whose order is inferred, or explicit "
+        f"signals and waits{lines}"
     )
 
 

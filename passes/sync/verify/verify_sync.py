@@ -99,6 +99,7 @@ class _Verifier:
     Attributes:
         symmetric: names of the symmetric tensors.
         signalled: names of the tensors whose flags the program signals, all at known indices.
+        pairs: all pairs of accesses that need an order.
         unverified: events and tensors that are too large to be verified.
     """
 
@@ -108,6 +109,7 @@ class _Verifier:
     signalled: set[str] = field(init=False)
     timeline: Timeline = field(init=False)
     operations: list[Operation] = field(init=False)
+    pairs: list[Conflict] = field(init=False)
     unverified: list[Unverified] = field(default_factory=list)
 
     def first_fault(self) -> str:
@@ -131,6 +133,7 @@ class _Verifier:
         if not pairs:
             return ""
         self.operations = self.timeline.operations()
+        self.pairs = pairs
         order = self._order()
         pairs.sort(key=lambda c: c.read.event.load_end_op != "")
         return next((self._race_message(c) for c in pairs if not self._is_ordered(order, c)), "")
@@ -214,7 +217,7 @@ class _Verifier:
 
     def _missing_sync_message(self, c: Conflict) -> str:
         """Return the message for a conflict without a wait, a signal, or a matching pair."""
-        if c.write.launch != c.read.launch:
+        if c.write.launch != c.read.launch or self._overwrites(c):
             return self._reuse_message(c)
         write, read = c.write.event, c.read.event
         other = f"which {_actor(c.write, c.read)} writes in the same launch"
@@ -250,8 +253,25 @@ class _Verifier:
             f"{_lines([read, write, wait, signal])}"
         )
 
+    def _overwrites(self, c: Conflict) -> bool:
+        """Return whether the read of a conflict in one launch is for an earlier write of the block:
+        the block has written the element more often before than the reader has read it."""
+        writes = {
+            p.write.position
+            for p in self.pairs
+            if p.read.place == c.read.place and p.write.block == c.write.block
+        }
+        reads = {
+            p.read.position
+            for p in self.pairs
+            if p.write.place == c.write.place and p.read.block == c.read.block
+        }
+        written = sum(position < c.write.position for position in writes)
+        return written > sum(position < c.read.position for position in reads)
+
     def _reuse_message(self, c: Conflict) -> str:
-        """Return the message for a conflict between two launches."""
+        """Return the message for a write to what an earlier read may still read, or for a read of
+        an earlier launch's write."""
         write, read = c.write.event, c.read.event
         if c.write.launch < c.read.launch:
             return (
@@ -260,7 +280,18 @@ class _Verifier:
                 f"barrier, before the read{_lines([read, write])}"
             )
         launches = c.write.launch - c.read.launch
-        launch = "in the launch before" if launches == 1 else f"in the launch {launches} before it"
+        launch = f"in the launch {launches} before it"
+        launch = {0: "in the same launch", 1: "in the launch before"}.get(launches, launch)
+        credit = self._credit(c)
+        if credit is not None:
+            wait, signal = credit
+            return (
+                f"{write.text}, which {_actor(c.read, c.write)} may still be reading {launch}: "
+                f"{wait.event.call_text} before the write does not wait for "
+                f"{signal.event.call_text} after the read; expected a wait for that signal (a newer "
+                "credit)"
+                f"{_lines([write, read, wait.event, signal.event])}"
+            )
         return (
             f"{write.text}, which {_actor(c.read, c.write)} may still be reading {launch}; "
             "expected a wait before the write for a flag that the readers signal when they have "
@@ -268,6 +299,18 @@ class _Verifier:
             "turn if every writer waits, in each launch, for all readers of what it writes"
             f"{_lines([write, read])}"
         )
+
+    def _credit(self, c: Conflict) -> tuple[Operation, Operation] | None:
+        """Return the last wait before the write for a flag that the reader signals after its read,
+        and that signal; None if there is no such wait."""
+        signals = {
+            o.flag: o
+            for o in reversed(list(self._operations_of_block(c.read, "signal", before=False)))
+            if o.flag
+        }
+        waits = self._operations_of_block(c.write, "wait", before=True)
+        pairs = [(o, signals[o.flag]) for o in waits if o.flag in signals]
+        return pairs[-1] if pairs else None
 
     def _unfinished_load_message(self, c: Conflict) -> str:
         """Return the message for an asynchronous load that starts before the write but ends later.
