@@ -21,6 +21,7 @@ from .memory.memory import Tensor
 from .memory.packed import PackedRows
 from .memory.segments import Segments
 from .memory.values import numpy_dtype
+from .report.errors import SimulationError
 
 
 class Case:
@@ -90,6 +91,31 @@ class Case:
         for rank, calls in enumerate(self.calls):
             self.executable.enqueue(machine, rank, calls)
         return machine
+
+    def explained(self, error: SimulationError, machine: Machine) -> SimulationError:
+        """Return a fault; one of uninitialized memory names the parameters that are read and lack an
+        input."""
+        if error.kind != "poison":
+            return error
+        read = {
+            tensor.name
+            for _, _, tensor, _, _, writes in machine.memory.events.what
+            if tensor is not None and not writes
+        }
+        given = set.intersection(*(set(values) for values in self.inputs)) | self.aliases.keys()
+        missing = [
+            p.name
+            for p in self.executable.parameters
+            if p.shape is not None
+            and p.name not in given
+            and (p.name in read or p.name not in self.written)
+        ]
+        if not missing:
+            return error
+        return error.noted(
+            f"read without an input: {', '.join(missing)}; expected an array in inputs= of each "
+            "rank, or a write before the read"
+        )
 
     def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
         """Return the tensor of each rank, with its input. A multicast address has all copies."""

@@ -204,7 +204,7 @@ def run_schedule(
             machine = case.machine(seed, resident_blocks, kind)
         refuse_surplus(machine.every_tensor())
     except SimulationError as error:
-        fault = error.in_schedule(seed)
+        fault = case.explained(error, machine).in_schedule(seed)
         if write is not None:
             write_fault(write, machine, case.executable.plan.name, fault, stacklevel=7)
         raise fault from None

@@ -103,6 +103,7 @@ class Exploring:
             except SimulationError as error:
                 self.machine = machine
                 _print(machine)
+                error = self.case.explained(error, machine)
                 raise error.in_interleaving(result.interleavings + 1) from None
             else:
                 self.machine = machine

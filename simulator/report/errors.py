@@ -46,6 +46,10 @@ class SimulationError(TileWeaveError):
         self.kind, self.report, self.seed, self.event = kind, report, seed, event
         self.interleavings = 0
 
+    def noted(self, note: str) -> SimulationError:
+        """Return the fault with a note in its report."""
+        return SimulationError(self.kind, f"{self.report}\n{note}", event=self.event)
+
     def in_schedule(self, seed: int) -> SimulationError:
         """Return the fault with a note on how to replay it."""
         note = f"schedule of seed {seed}: replay it with schedules=1, seed={seed}"

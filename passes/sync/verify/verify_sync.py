@@ -288,9 +288,8 @@ class _Verifier:
             return (
                 f"{write.text}, which {_actor(c.read, c.write)} may still be reading {launch}: "
                 f"{wait.event.call_text} before the write does not wait for "
-                f"{signal.event.call_text} after the read; expected a wait for that signal (a newer "
-                "credit)"
-                f"{_lines([write, read, wait.event, signal.event])}"
+                f"{signal.event.call_text} after the read; expected a wait for that signal, a "
+                f"newer credit{_lines([write, read, wait.event, signal.event])}"
             )
         return (
             f"{write.text}, which {_actor(c.read, c.write)} may still be reading {launch}; "
