@@ -93,27 +93,23 @@ class Case:
         return machine
 
     def explained(self, error: SimulationError, machine: Machine) -> SimulationError:
-        """Return a fault; one of uninitialized memory names the parameters that are read and lack an
-        input."""
+        """Return a fault. One of uninitialized memory names the parameters without an input: those
+        that nothing writes, or else those that were read."""
         if error.kind != "poison":
             return error
-        read = {
-            tensor.name
-            for _, _, tensor, _, _, writes in machine.memory.events.what
-            if tensor is not None and not writes
-        }
         given = set.intersection(*(set(values) for values in self.inputs)) | self.aliases.keys()
         missing = [
             p.name
             for p in self.executable.parameters
-            if p.shape is not None
-            and p.name not in given
-            and (p.name in read or p.name not in self.written)
+            if p.shape is not None and p.name not in given
         ]
-        if not missing:
+        events = machine.memory.events.what
+        read = {tensor.name for _, _, tensor, _, _, writes in events if tensor and not writes}
+        named = [n for n in missing if n not in self.written] or [n for n in missing if n in read]
+        if not named:
             return error
         return error.noted(
-            f"read without an input: {', '.join(missing)}; expected an array in inputs= of each "
+            f"read without an input: {', '.join(named)}; expected an array in inputs= of each "
             "rank, or a write before the read"
         )
 

@@ -293,10 +293,12 @@ class _Launch:
             chain = chain if len(cycle) > 1 else "itself"
             reads = [stuck[place][1] for place in cycle]
             accesses = dict.fromkeys([*reads, *(waits_for[a][b] for a, b in pairs)])
+            legal = "each block to write what others wait for before it reads what they write"
+            if any(waits_for[a][b].anchor.same_as(stuck[b][1].anchor) for a, b in pairs):
+                legal = "the write in a statement before that of the read: one statement has both"
             raise LanguageError(
-                f"{access.text}: a circular wait: {_name(first)} waits for {chain}; expected each "
-                "block to write what others wait for before it reads what they write"
-                f"{arrows((a.kind, a.line) for a in accesses)}"
+                f"{access.text}: a circular wait: {_name(first)} waits for {chain}; expected "
+                f"{legal}{arrows((a.kind, a.line) for a in accesses)}"
             )
         raise LanguageError(
             f"{access.text}: {_name(first)} waits for "

@@ -75,7 +75,10 @@ def blocks_of_the_launch_from_the_caller():
     return program
 
 
-@refused("T.copy reads S[me, place, 0]: its granules of 1 x 8 elements receive 8 to 16 elements")
+@refused(
+    "T.copy reads S[me, place, 0]: S[0, 1, 0:8] receives 16 elements in a launch, S[0, 0, 0:8] 8; "
+    "expected an equal number in each granule of 1 x 8 elements that it reads"
+)
 def indices_with_different_counts():
     @T.prim_func
     def program(at: T.Tensor((1,), "int32"), S: W.Symmetric((2, N), F32), Y: T.Tensor((N,), F32)):
@@ -192,5 +195,22 @@ def an_extent_from_the_caller():
         with T.Kernel(1, threads=32):
             T.copy(Y, S[1 - W.rank(), 0, 0])  # HERE
             T.copy(S[W.rank(), 0, 0], Y)
+
+    return program
+
+
+@refused(
+    "a store writes S[r, me, i], which accesses the copies of ranks 0 to 1 in one operation; "
+    "expected one rank in each (a T.serial loop over the ranks around it, instead of T.Parallel or "
+    "a slice of the rank axis)"
+)
+def all_ranks_in_one_loop():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            me = W.rank()
+            for r, i in T.Parallel(2, N):  # HERE
+                S[r, me, i] = X[i]
+            T.copy(S[me, 1 - me, 0], Y)
 
     return program

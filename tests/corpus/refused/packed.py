@@ -99,8 +99,8 @@ def read_by_no_rank():
 
 
 @refused(
-    "T.copy reads inbox[me, 0, 0]: block 0 of rank 0 waits for block 0 of rank 0 and block 0 of "
-    "rank 1, and with 132 resident blocks a rank (tileweave.resident_blocks) the launch deadlocks"
+    "T.copy reads inbox[me, 0, 0]: a circular wait: block 0 of rank 0 waits for itself; expected "
+    "each block to write what others wait for before it reads what they write"
 )
 def padded_late():
     @T.prim_func
@@ -112,7 +112,7 @@ def padded_late():
             T.copy(X, tile)
             T.copy(tile, inbox[1 - me, 0, 0])
             T.copy(inbox[me, 0, 0], tile)  # HERE
-            W.pad(inbox[me, 1, 0], 3)
+            W.pad(inbox[me, 1, 0], 3)  # HERE
             T.copy(tile, Y)
 
     return program

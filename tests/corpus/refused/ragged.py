@@ -132,8 +132,8 @@ def announced_twice():
 
 
 @refused(
-    "T.copy reads inbox_announced[me, s, 0]: block 0 of rank 0 waits for block 0 of rank 0, and "
-    "with 132 resident blocks a rank (tileweave.resident_blocks) the launch deadlocks"
+    "T.copy reads inbox_announced[me, s, 0]: a circular wait: block 0 of rank 0 waits for itself; "
+    "expected each block to write what others wait for before it reads what they write"
 )
 def announced_late():
     @T.prim_func
@@ -146,7 +146,7 @@ def announced_late():
                 T.copy(inbox[me, s, 0, 0], tile)  # HERE
                 T.copy(tile, Y[s, 0, 0])
             for peer in T.serial(2):
-                W.announce(inbox[peer, me, 0, 0], 1)
+                W.announce(inbox[peer, me, 0, 0], 1)  # HERE
                 T.copy(tile, inbox[peer, me, 0, 0])
 
     return program

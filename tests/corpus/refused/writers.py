@@ -156,7 +156,99 @@ def two_kernels():
     return program
 
 
-@refused("S[W.rank()]: block 0 of rank 0 waits for block 0 of rank 1, and with 132 resident blocks")
+@refused(
+    "T.copy reads S[me, 0]: a circular wait: block 0 of rank 0 waits for block 0 of rank 1, which "
+    "waits for block 0 of rank 0; expected each block to write what others wait for before it "
+    "reads what they write"
+)
+def reads_before_it_writes():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            me = W.rank()
+            T.copy(S[me, 0], Y)  # HERE
+            T.copy(X, S[1 - me, 0])  # HERE
+
+    return program
+
+
+@refused(
+    "T.copy reads S[me, 1, 0]: a circular wait: block 0 of rank 0 waits for block 1 of rank 1, "
+    "which waits for block 0 of rank 0"
+)
+def two_blocks_wait_for_each_other():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
+        with T.Kernel(2, threads=32) as block:
+            me = W.rank()
+            if block == 0:
+                T.copy(S[me, 1, 0], Y[1, 0:N])  # HERE
+                T.copy(X, S[1 - me, 0, 0])  # HERE
+            else:
+                T.copy(S[me, 0, 0], Y[0, 0:N])  # HERE
+                T.copy(X, S[1 - me, 1, 0])  # HERE
+
+    return program
+
+
+@refused(
+    "T.copy reads S[me, k, 0]: S[0, 0, 0:8] receives 8 added elements in a launch, S[0, 1, 0:8] is "
+    "only written; expected additions to both, another tensor for what is only written"
+)
+def adds_to_some_of_what_is_read():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
+        with T.Kernel(1, threads=32):
+            me = W.rank()
+            tile = T.alloc_shared((N,), F32)
+            T.copy(X, tile)
+            for k in T.serial(2):
+                T.copy(tile, S[me, k, 0])
+            T.atomic_add(S[1 - me, 0, 0], tile)
+            for k in T.serial(2):
+                T.copy(S[me, k, 0], Y[k, 0:N])  # HERE
+
+    return program
+
+
+@refused(
+    "T.atomic_max writes S[1 - me, 0], and S[0, 0:8] is written 2 times in one launch; expected "
+    "T.atomic_add, the only combination of several writes whose order is inferred"
+)
+def maximum_of_a_tile():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            me = W.rank()
+            tile = T.alloc_shared((N,), F32)
+            T.copy(X, tile)
+            T.copy(tile, S[me, 0])  # HERE
+            T.atomic_max(S[1 - me, 0], tile)  # HERE
+            T.copy(S[me, 0], Y)
+
+    return program
+
+
+@refused(
+    "T.atomic_min writes S[1 - W.rank(), i], and S[0, 0:8] is written 2 times in one launch; "
+    "expected T.atomic_add, the only combination of several writes whose order is inferred"
+)
+def minimum_of_elements():
+    @T.prim_func
+    def program(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+        with T.Kernel(1, threads=32):
+            T.copy(X, S[W.rank(), 0])
+            for i in T.Parallel(N):  # HERE
+                T.atomic_min(S[1 - W.rank(), i], X[i])
+            T.copy(S[W.rank(), 0], Y)
+
+    return program
+
+
+@refused(
+    "S[W.rank()]: a circular wait: block 0 of rank 0 waits for block 0 of rank 1, which waits for "
+    "block 0 of rank 0; expected the write in a statement before that of the read"
+)
 def one_number_by_one_thread():
     """A tensor of one number a rank is no exception: what one thread does is ordered as a whole."""
 
