@@ -94,7 +94,7 @@ class Case:
 
     def explained(self, error: SimulationError, machine: Machine) -> SimulationError:
         """Return a fault. One of uninitialized memory names the parameters without an input: those
-        that nothing writes, or else those that were read."""
+        that nothing writes, or else those that were read before a write."""
         if error.kind != "poison":
             return error
         given = set.intersection(*(set(values) for values in self.inputs)) | self.aliases.keys()
@@ -103,9 +103,11 @@ class Case:
             for p in self.executable.parameters
             if p.shape is not None and p.name not in given
         ]
-        events = machine.memory.events.what
-        read = {tensor.name for _, _, tensor, _, _, writes in events if tensor and not writes}
-        named = [n for n in missing if n not in self.written] or [n for n in missing if n in read]
+        named = [name for name in missing if name not in self.written]
+        if not named:
+            events = machine.memory.events.what
+            read = {t.name for _, _, t, key, _, _ in events if t is not None and t.is_blank(key)}
+            named = [name for name in missing if name in read]
         if not named:
             return error
         return error.noted(

@@ -207,6 +207,10 @@ class Tensor:
         """Flat index of each element."""
         return self.writes.flat
 
+    def is_blank(self, key: Any) -> bool:
+        """Return whether an element of a region has neither an input nor a write."""
+        return bool(np.any(self.poison[key] & (self.writes.last[key] == 0)))
+
     def give(self, key: Any, values: np.ndarray) -> None:
         """Store input of the host."""
         self.data[key] = values
