@@ -163,6 +163,7 @@ def _implicit_tensors(
     def tensor(group: Group, rank: int) -> Tensor:
         shape = (group.size, *parameter.shape) if parameter.symmetric else parameter.shape
         tensor = Tensor(machine.memory, parameter.name, shape, dtype, written=True)
+        tensor.inserted = not parameter.scratch
         if parameter.flagged or not (parameter.scratch and inferred):
             tensor.give((Ellipsis,), np.zeros(shape, dtype))
         if parameter.segments:

@@ -147,10 +147,12 @@ def story(
 
 
 def unconsumed(tensors: Mapping[str, list[Tensor]]) -> dict[tuple, str]:
-    """Return the warnings for signals to words that are never waited for or read, by tensor and
-    line."""
+    """Return the warnings for signals of the program to words that are never waited for or read, by
+    tensor and line."""
     words_of: dict[tuple[str, str, str], list[str]] = {}
     for tensor in _each(tensors):
+        if tensor.inserted:  # data may decide that no read needs what a signal announces
+            continue
         signals = {
             flat: locs
             for flat, changes in tensor.changes.items()

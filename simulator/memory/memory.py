@@ -191,6 +191,8 @@ class Tensor:
         """Time at which each agent first observed a value, by word and event of the store."""
         self.ranks: tuple[int, ...] = ()
         """Rank of each index of the first axis, if the tensor is symmetric."""
+        self.inserted = False
+        """Whether the tensor has counters that the compiler inserted."""
         self.segments: RowLaunches | None = None
         """Rows of the current launches, if the tensor is ragged."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from tilelang import tvm
@@ -26,18 +27,59 @@ def place_signals(context: SyncContext) -> None:
 
     The signal adds the number of stored elements, in units, to the counter of the granule. It is
     moved out of loops in which the granule does not change, unless these loops contain waits.
-    Accesses whose signals would follow each other and change the same counter share one signal.
+    Accesses whose signals would follow each other and change the same counter share one signal. No
+    signal is inserted for granules that no rank waits for in any launch.
 
     Before: ``T.copy(tile, S[dst, row, 0])``
     After:  ``T.copy(tile, S[dst, row, 0]); T.tileweave.signal(S_arrived[dst, row // 128], 1)``
     """
     for counter in context.signalled_counters:
         signals: list[_Signal] = []
+        waited = _waited(counter)
         for footprints in counter.accesses.in_kernel(counter.kind):
-            if not footprints.access.pads:  # W.pad itself counts its rows
-                _add(signals, _signal(context, counter, footprints))
+            access = footprints.access
+            heard = _heard(counter, footprints, waited)
+            if heard is _Heard.NEVER:
+                name = counter.accesses.tensor.name
+                context.record("signal", access, name, f"no rank waits for what {access.text}")
+            elif not access.pads:  # W.pad itself counts its rows
+                _add(signals, _signal(context, counter, footprints, heard))
         for signal in signals:
             _place(context, counter, signal)
+
+
+class _Heard(Enum):
+    """Which iterations of a write need a signal."""
+
+    ALWAYS = "always"
+    BY_OTHERS = "where another rank owns the copy"
+    NEVER = "never"
+
+
+def _waited(counter: Counter) -> np.ndarray | None:
+    """Return a mask of the granules of each copy that some rank may wait for; None: all of them."""
+    accesses = counter.accesses
+    if counter.at_exit or counter.also_at_exit or counter.by_copies:
+        return None
+    if accesses.is_ragged or accesses.announces:
+        return None
+    waited = np.zeros(counter.arrivals.shape, np.bool_)
+    for footprints in counter.users:
+        numbers = counter.granules.numbers_of(footprints)
+        waited[tuple(footprints.distinct(footprints.owner, numbers))] = True
+    return waited
+
+
+def _heard(counter: Counter, footprints: Footprints, waited: np.ndarray | None) -> _Heard:
+    """Return which iterations of a write need a signal, as far as a simple condition says it."""
+    if waited is None:
+        return _Heard.ALWAYS
+    numbers = counter.granules.numbers_of(footprints)
+    rank, owner, number = footprints.distinct(footprints.rank, footprints.owner, numbers)
+    needed = waited[owner, number]
+    if not needed.any():
+        return _Heard.NEVER
+    return _Heard.BY_OTHERS if np.array_equal(needed, owner != rank) else _Heard.ALWAYS
 
 
 @dataclass
@@ -51,6 +93,7 @@ class _Signal:
         owner, granule: owner and number of the counter.
         value: units that the signal adds.
         is_guarded: whether the signal has conditions of its own.
+        heard: which iterations need it.
     """
 
     accesses: list[Footprints]
@@ -60,6 +103,7 @@ class _Signal:
     granule: tirx.PrimExpr
     value: tirx.PrimExpr
     is_guarded: bool
+    heard: _Heard
 
     def has_counter_of(self, other: _Signal) -> bool:
         """Return whether both signals follow the same statement and always change one counter."""
@@ -67,6 +111,7 @@ class _Signal:
             self.anchor.same_as(other.anchor)
             and not self.is_guarded
             and not other.is_guarded
+            and self.heard is other.heard
             and self.accesses[0].ranks_and_owners() == other.accesses[0].ranks_and_owners()
             and structural_equal([self.owner, self.granule], [other.owner, other.granule])
         )
@@ -158,7 +203,9 @@ def _waits_in(context: SyncContext, loop: tirx.For | None) -> bool:
     )
 
 
-def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> _Signal:
+def _signal(
+    context: SyncContext, counter: Counter, footprints: Footprints, heard: _Heard
+) -> _Signal:
     """Return the signal of an access."""
     access, symbols = footprints.access, context.symbols
     depth = signal_depth(context, counter, footprints)
@@ -174,7 +221,7 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints) -> _
     unguarded = tirx.Evaluate(tirx.IntImm("int32", 0))
     is_guarded = not context.guard(unguarded, footprints, exited).same_as(unguarded)
     anchor = anchor_of(access, depth)
-    return _Signal([footprints], anchor, exited, owner, granule, value, is_guarded)
+    return _Signal([footprints], anchor, exited, owner, granule, value, is_guarded, heard)
 
 
 def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
@@ -182,6 +229,9 @@ def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
     footprints, *others = signal.accesses
     access = footprints.access
     stmt = context.signal_to(counter, footprints, signal.owner, signal.granule, signal.value)
+    if signal.heard is _Heard.BY_OTHERS:
+        is_other = tirx.NE(signal.owner, context.symbols.rank)
+        stmt = tirx.IfThenElse(context.symbols.simplified(is_other, access), stmt, None)
     stmt = context.guard(stmt, footprints, signal.exited)
     context.placement.put_after(signal.anchor, stmt, access)
     reason = f"{_reason(context, counter, access)}{moved_out_of(signal.exited)}"
