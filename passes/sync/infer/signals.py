@@ -77,6 +77,8 @@ def _heard(counter: Counter, footprints: Footprints, waited: np.ndarray | None) 
     numbers = counter.granules.numbers_of(footprints)
     rank, owner, number = footprints.distinct(footprints.rank, footprints.owner, numbers)
     needed = waited[owner, number]
+    if needed.all():
+        return _Heard.ALWAYS
     if not needed.any():
         return _Heard.NEVER
     return _Heard.BY_OTHERS if np.array_equal(needed, owner != rank) else _Heard.ALWAYS
