@@ -111,7 +111,7 @@ class Case:
         if not named:
             return error
         return error.noted(
-            f"read without an input: {', '.join(named)}; expected an array in inputs= of each "
+            f"no input for {', '.join(named)}; expected an array in inputs= of each "
             "rank, or a write before the read"
         )
 

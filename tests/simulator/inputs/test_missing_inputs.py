@@ -35,9 +35,9 @@ def test_the_report_names_what_has_no_input(given, named):
         return
     with pytest.raises(tw.SimulationError, match="poison") as error:
         tw.simulate(count_and_send, 2, inputs, epochs=1)
-    assert f"read without an input: {named}; expected an array in inputs=" in error.value.report
+    assert f"no input for {named}; expected an array in inputs=" in error.value.report
 
 
 def test_the_input_of_one_rank_does_not_suffice():
-    with pytest.raises(tw.SimulationError, match="read without an input: X;"):
+    with pytest.raises(tw.SimulationError, match="no input for X;"):
         tw.simulate(count_and_send, 2, [{"X": np.zeros(N, np.int32)}, {}], epochs=1)

@@ -203,7 +203,7 @@ def test_a_relaxed_change_may_land_after_what_it_led_to(how, sem, is_reported):
     if not is_reported:
         tw.simulate(taken(how, sem), 2, inputs, schedules=20, epochs=1)
         return
-    with pytest.raises(tw.SimulationError, match="race: W.st of x") as error:
+    with pytest.raises(tw.SimulationError, match=r"race: W\.st of x") as error:
         tw.simulate(taken(how, sem), 2, inputs, schedules=20, epochs=1)
     assert "may be late and replace the value of the later one" in error.value.report
 

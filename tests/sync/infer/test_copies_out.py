@@ -248,7 +248,8 @@ def of_what_comes_later(p, X, S, R, Y):
         ),
         (
             of_what_comes_later,
-            "block 0 of rank 0 waits for block 0 of rank 1 and block 1 of rank 1",
+            "a circular wait: block 0 of rank 0 waits for block 0 of rank 1, which waits for block "
+            "0 of rank 0; expected each block to write",
         ),
     ],
 )
