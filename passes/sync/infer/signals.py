@@ -49,7 +49,7 @@ def place_signals(context: SyncContext) -> None:
 
 
 class _Heard(Enum):
-    """Which iterations of a write need a signal."""
+    """Iterations of a write that need a signal."""
 
     ALWAYS = "always"
     BY_OTHERS = "where another rank owns the copy"
@@ -71,7 +71,7 @@ def _waited(counter: Counter) -> np.ndarray | None:
 
 
 def _heard(counter: Counter, footprints: Footprints, waited: np.ndarray | None) -> _Heard:
-    """Return which iterations of a write need a signal, as far as a simple condition says it."""
+    """Return the iterations of a write that need a signal, or all if no simple condition says it."""
     if waited is None:
         return _Heard.ALWAYS
     numbers = counter.granules.numbers_of(footprints)
@@ -95,7 +95,7 @@ class _Signal:
         owner, granule: owner and number of the counter.
         value: units that the signal adds.
         is_guarded: whether the signal has conditions of its own.
-        heard: which iterations need it.
+        heard: the iterations that need it.
     """
 
     accesses: list[Footprints]

@@ -299,16 +299,7 @@ def region_footprints(
     if merged is None:
         raise _refused(access, "touches elements that do not fill a box", "a box without holes")
     low, size = merged
-    if _overlap(size[0] != 1, happens):
-        first, count = _active(happens, [low[0], size[0]])
-        several = int(count.argmax())
-        ranks = f"{first[several]} to {first[several] + count[several] - 1}"
-        raise _refused(
-            access,
-            f"accesses the copies of ranks {ranks} in one operation",
-            "one rank in each (a T.serial loop over the ranks around it, instead of T.Parallel or "
-            "a slice of the rank axis)",
-        )
+    _require_one_rank(access, low[0], size[0], happens)
     inner_conditions = _inner_conditions(
         access, region, program, space, (outer_mask, mask), happens
     )
@@ -525,6 +516,23 @@ def _common_value(values: np.ndarray) -> int | None:
     if not values.size:
         return 0
     return int(values.flat[0]) if np.ptp(values) == 0 else None
+
+
+def _require_one_rank(
+    access: Access, first: np.ndarray, count: np.ndarray, happens: np.ndarray
+) -> None:
+    """Refuse an access to ``count`` copies from that of rank ``first`` on, unless it is one."""
+    if not _overlap(count != 1, happens):
+        return
+    first, count = _active(happens, [first, count])
+    several = int(count.argmax())
+    raise _refused(
+        access,
+        f"accesses the copies of ranks {first[several]} to {first[several] + count[several] - 1} "
+        "in one operation",
+        "one rank in each (a T.serial loop over the ranks around it, instead of T.Parallel or "
+        "a slice of the rank axis)",
+    )
 
 
 def _refused(access: Access, problem: str, expected: str) -> LanguageError:

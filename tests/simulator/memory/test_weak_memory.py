@@ -198,7 +198,7 @@ def taken(how, sem):
     ],
 )
 def test_a_relaxed_change_may_land_after_what_it_led_to(how, sem, is_reported):
-    """What follows a loop that polls depends on the exchange, so that one is never late."""
+    """An exchange in a loop that polls is never late: what follows the loop depends on it."""
     inputs = [{"x": np.zeros(2, np.int32), "out": np.zeros(1, np.int32)} for _ in range(2)]
     if not is_reported:
         tw.simulate(taken(how, sem), 2, inputs, schedules=20, epochs=1)
