@@ -71,7 +71,7 @@ def _waited(counter: Counter) -> np.ndarray | None:
 
 
 def _heard(counter: Counter, footprints: Footprints, waited: np.ndarray | None) -> _Heard:
-    """Return the iterations of a write that need a signal, or all if no simple condition says it."""
+    """Return the iterations of a write that need a signal; all if no simple condition says it."""
     if waited is None:
         return _Heard.ALWAYS
     numbers = counter.granules.numbers_of(footprints)
