@@ -164,11 +164,12 @@ def places(
     extra = 1 if lanes > 1 else 0
     vectors = [i for i in index if isinstance(i, np.ndarray)]
     wide = [v for v in values if isinstance(v, np.ndarray) and v.ndim > extra]
-    if not vectors and not wide and (frame.space is not None or not each_thread):
+    if not vectors and not wide and not each_thread:
         yield frame.mask.thread_groups, None, tuple(int(i) for i in index), values
         return
     if frame.space is not None:
-        shape = np.broadcast_shapes(*(v.shape for v in vectors),
+        points_of = frame.space if each_thread else ()
+        shape = np.broadcast_shapes(points_of, *(v.shape for v in vectors),
                                     *(v.shape[: v.ndim - extra] for v in wide))  # fmt: skip
         active = np.ones(shape, np.bool_)
         if frame.active is not None:

@@ -82,3 +82,16 @@ def test_additions_of_all_ranks_meet():
     start = [{"total": np.zeros(N, np.float32)}] * 2
     first, _ = tw.simulate(added, world_size=2, inputs=start, epochs=1)
     np.testing.assert_array_equal(first["total"], 2)
+
+
+def test_each_point_of_a_parallel_loop_adds():
+    @T.prim_func
+    def program(out: T.Tensor((4,), "int32")):
+        with T.Kernel(1, threads=64) as _:
+            for i in T.Parallel(64):
+                W.red_add(out[0], 1, scope="gpu")
+            for i, j in T.Parallel(2, 32):
+                W.red_add(out[1 + i], 1, scope="gpu")
+
+    (outputs,) = tw.simulate(program, 1, [{"out": np.zeros(4, np.int32)}], epochs=1)
+    assert outputs["out"].tolist() == [64, 32, 32, 0]
