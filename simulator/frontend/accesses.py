@@ -196,17 +196,21 @@ def _of_one_element(frame: Frame, name: str, index: list, values: np.ndarray, lo
     Raises:
         SimulationError: different threads store different values.
     """
-    active = frame.lanes()
-    if active is None or active.shape != values.shape:
-        active = np.ones(values.shape, np.bool_)
+    space = frame.mask.on.shape if frame.space is None else frame.space
+    active = np.ones(values.shape, np.bool_)
+    if len(space) == values.ndim and all(
+        n in (1, m) for n, m in zip(values.shape, space, strict=True)
+    ):
+        values, lanes = np.broadcast_to(values, space), frame.lanes()
+        active = np.broadcast_to(True if lanes is None else lanes, space)
     if not active.any():
         return None
     stored = values[active]
     if stored.tobytes() != stored[:1].tobytes() * len(stored):
         accessed = _executed(frame, (1,), [np.zeros(values.shape, np.int64)], active)
-        if accessed is not None:
-            element = accessed().clash(bits(stored), stored.itemsize)
-            if element is not None:
+        current = None if accessed is None else accessed()
+        if current is not None and current.points.size == stored.size:
+            if current.clash(bits(stored), stored.itemsize) is not None:
                 raise _two_values(frame, name, index, loc)
     return stored[-1]
 
