@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -195,6 +196,8 @@ class Region(NamedTuple):
         if fragment is not None:
             shape = frame.tile(fragment.slot).shape
             held = fragment.box(frame, shape, False).inside
+            if math.prod(part.stop - part.start for part in held) != math.prod(box.shape):
+                return None
         loop = frame.mask.loop(tuple(n for n in shape if n != 1))
         if loop is None or frame.space is not None:
             return None
