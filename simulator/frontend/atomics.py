@@ -27,7 +27,8 @@ class Word:
     ref: GlobalRef
     sem: str
     scope: str
-    adds: bool = False
+    combine: Any = None
+    """Commutative function of a read-modify-write; None: another change."""
 
     @property
     def level(self) -> int:
@@ -114,7 +115,7 @@ class Word:
         access = block.access(
             thread_groups, self.ref.op, self.ref.loc, self.level, accessed=accessed
         )
-        tensor.refuse_late(index, access, lambda: block.causes(thread_groups), self.adds)
+        tensor.refuse_late(index, access, lambda: block.causes(thread_groups), self.combine)
         before = tensor.overtaken([index], access)
         entry = tensor.newest(index, before)
         if entry.poisoned:
@@ -123,7 +124,7 @@ class Word:
         sync = merge(entry.sync, self._publish(block.order, thread_groups))
         tensor.store_word(
             index, f(entry.value), access, sync, causes=block.causes(thread_groups), replaces=True,
-            adds=self.adds, polls=frame.polls, before=before,
+            adds=self.combine is np.add, combine=self.combine, polls=frame.polls, before=before,
         )  # fmt: skip
         return entry.value
 

@@ -94,7 +94,7 @@ def _change(
 ) -> Expr:
     """Compile an atomic change of a word by each thread. Its value is the old value."""
     c.signals.setdefault(word.ref.name, {})[word.ref.loc] = word.ref.op
-    word = replace(word, adds=combine is np.add)
+    word = replace(word, combine=combine if combine in REDUCTIONS.values() else None)
 
     def value(frame):
         tensor, results = word.ref.tensor(frame), []
@@ -474,7 +474,7 @@ def pad(c: Statements, call: tirx.Call, loc: str) -> Step:
         Pointer(c, node, spec.text, loc) for node in (call.args[0], spec.operand(call, "element"))
     )
     row_size, tile = (int(spec.operand(call, name)) for name in ("row_size", "tile"))
-    word = Word(counters.ref, "relaxed", "sys", adds=True)
+    word = Word(counters.ref, "relaxed", "sys", combine=np.add)
     c.signals.setdefault(word.ref.name, {})[loc] = spec.text
 
     def run(frame):

@@ -20,8 +20,8 @@ class Entry(NamedTuple):
     """Clock of all that led to the value, whether or not memory orders it."""
     replaces: bool = False
     """Whether a read-modify-write made it from the previous value: no change lands between them."""
-    adds: bool = False
-    """Whether an atomic addition made it."""
+    combine: Any = None
+    """Commutative function by which a read-modify-write made it; None: another change."""
     polls: bool = False
     """Whether a loop that may poll made it: what follows the loop depends on the previous value."""
 

@@ -344,7 +344,7 @@ class Tensor:
 
     def store_word(
         self, index: tuple, value: Any, access: Access, sync: Sync, *, causes: Clock | None = None,
-        replaces: bool = False, adds: bool = False, polls: bool = False,
+        replaces: bool = False, adds: bool = False, combine: Any = None, polls: bool = False,
         before: int | None = None,
     ) -> None:  # fmt: skip
         """Change a word atomically.
@@ -352,11 +352,12 @@ class Tensor:
         Args:
             replaces: whether a read-modify-write makes the new value from the previous one.
             adds: whether it is an addition.
+            combine: commutative function that makes the new value; None: no such function.
             polls: whether a loop that may poll makes it.
             others: as for ``store_words``.
         """
-        how = Entry(None, 0, sync, False, causes, replaces, adds, polls)
-        self._store([index], [value], access, how, before)
+        how = Entry(None, 0, sync, False, causes, replaces, combine, polls)
+        self._store([index], [value], access, how, before, adds)
 
     def store_words(
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync, *,
@@ -373,7 +374,7 @@ class Tensor:
 
     def _store(
         self, indices: list[tuple], values: Sequence[Any], access: Access, how: Entry,
-        before: int | None,
+        before: int | None, adds: bool = False,
     ) -> None:  # fmt: skip
         """Store consecutive words. ``how`` is an entry without its value and its event."""
         words = [(index, self.flat_index(index)) for index in indices]
@@ -386,7 +387,7 @@ class Tensor:
         for (index, flat), value in zip(words, values, strict=True):
             entries = self.words[flat]
             position = place_of(entries, before)
-            change = Change(event, entries[position - 1].value, value, how.adds)
+            change = Change(event, entries[position - 1].value, value, adds)
             self.changes.setdefault(flat, []).append(change)
             if position == len(entries):
                 self.data[index] = value
@@ -516,25 +517,34 @@ class Tensor:
                 raise self.memory.conflict(kind, self, index, access, event, index)
 
     def refuse_late(
-        self, index: tuple, access: Access, causes: Callable[[], Clock], adds: bool = False
+        self, index: tuple, access: Access, causes: Callable[[], Clock], combine: Any = None
     ) -> None:
-        """Refuse a change to which an unordered earlier read-modify-write of the same word led.
+        """Refuse a change to which an unordered read-modify-write of another block led, of the same
+        word, unless both combine values by one commutative function.
 
-        On a GPU the change might land first, and the read-modify-write replace its value. Additions
-        commute.
+        On a GPU the change might land first, and the read-modify-write replace its value. A block
+        is ordered after what it has replaced or observed of the word: the flow of data between its
+        threads is not tracked.
 
         Args:
             causes: returns the clock of all that may have led to the change.
-            adds: whether the change is an addition.
+            combine: commutative function of the change, if there is one.
         """
-        flat, events, led = self.flat_index(index), self.memory.events, None
+        flat, log, led = self.flat_index(index), self.memory.events, None
         entries = self.words.get(flat, ())
         if not any(entry.replaces for entry in entries):
             return
-        for entry in entries[self._oldest_visible(entries, flat, access) + 1 :]:
-            if entry.replaces and not entry.polls and not (adds and entry.adds):
+        place = self.memory.layout.place
+        own, observed = place(access.agent)[:2], self._observed.get(flat, {})
+        for entry in reversed(entries):
+            agent, time = int(log.agent[entry.event]), int(log.time[entry.event])
+            agents = (agent, *observed.get(entry.event, ()))
+            if access.view.covers(agent, time) or any(place(a)[:2] == own for a in agents):
+                return
+            commutes = combine is not None and entry.combine is combine
+            if entry.replaces and not entry.polls and not commutes:
                 led = led or causes()
-                if led.covers(int(events.agent[entry.event]), int(events.time[entry.event])):
+                if led.covers(agent, time):
                     epoch = self.memory.epoch_of(entry.event)
                     kind = "reuse" if access.epoch > epoch else "race"
                     raise self.memory.conflict(

@@ -208,6 +208,21 @@ def test_a_relaxed_change_may_land_after_what_it_led_to(how, sem, is_reported):
     assert "may be late and replace the value of the later one" in error.value.report
 
 
+def test_commutative_changes_of_several_blocks_need_no_order():
+    @T.prim_func
+    def program(x: T.Tensor((2,), "int32"), last: T.Tensor((1,), "int32")):
+        with T.Kernel(3, threads=4) as block:
+            tx = T.get_thread_binding()
+            for k in T.serial(3):
+                W.red_max(x[0], block * 4 + tx + k, scope="gpu")
+                W.red_min(x[1], -(block * 4) - tx - k, scope="gpu")
+            W.atom_exch(last[0], block, scope="gpu")
+
+    inputs = [{"x": np.zeros(2, np.int32), "last": np.zeros(1, np.int32)}]
+    (outputs,) = tw.simulate(program, 1, inputs, schedules=20, epochs=1)
+    assert outputs["x"].tolist() == [13, -13]
+
+
 def vector_by_vector(lanes, dtype):
     """Rank 0 stores vectors of equal elements at rank 1, which loads them relaxed."""
 
