@@ -88,9 +88,9 @@ def test_each_point_of_a_parallel_loop_adds():
     @T.prim_func
     def program(out: T.Tensor((4,), "int32")):
         with T.Kernel(1, threads=64) as _:
-            for i in T.Parallel(64):
+            for _ in T.Parallel(64):
                 W.red_add(out[0], 1, scope="gpu")
-            for i, j in T.Parallel(2, 32):
+            for i, _ in T.Parallel(2, 32):
                 W.red_add(out[1 + i], 1, scope="gpu")
 
     (outputs,) = tw.simulate(program, 1, [{"out": np.zeros(4, np.int32)}], epochs=1)
