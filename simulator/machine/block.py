@@ -411,8 +411,8 @@ class Frame:
     """Execution state of a block: active threads and, in T.Parallel, the iteration space."""
 
     __slots__ = (
-        "active", "block", "broken", "cache", "env", "gone", "loop", "loop_points", "mask", "newest",
-        "points", "polls", "ranges", "space",
+        "active", "block", "broken", "cache", "env", "gone", "loop", "loop_points", "mask",
+        "newest", "points", "polls", "ranges", "space",
     )  # fmt: skip
 
     def __init__(self, block: Block, mask: Mask) -> None:
