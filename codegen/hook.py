@@ -40,6 +40,8 @@ from .reserved_names import rename_reserved
 from .toolchain import ToolchainError, diagnosed
 
 _lock = threading.Lock()
+_LOWER_TILES = "tl.LowerTileOp"
+"""TileLang's pass that lowers tiles to elements."""
 
 
 def activate() -> None:
@@ -140,10 +142,26 @@ class _Inner:
             self._change(passes.WARP_PASSES, mod)
         if info.name == "tl.LayoutInference":
             self._run(passes.LAYOUT_PASSES, mod)
+        if info.name == _LOWER_TILES:
+            self._check(mod)
 
     def run_before_pass(self, mod: IRModule, info: Any) -> None:
+        if info.name == _LOWER_TILES:
+            self._change(passes.MARK_PASSES, mod)
+            self._tiles = dict(mod.functions.items())
         if info.name == "tl.FlattenBuffer":
             self._change(passes.FLAT_PASSES, mod)
+
+    def _check(self, mod: IRModule) -> None:
+        """Compare the lowered functions with those before."""
+        for variable, func in list(mod.functions.items()):
+            if isinstance(func, tirx.PrimFunc):
+                try:
+                    func = passes.verify_lowering(func, self._tiles[variable])
+                except LanguageError as error:
+                    self.error = error
+                    raise
+                mod.update_func(variable, func)
 
     def _change(self, table: tuple[passes.Pass, ...], mod: IRModule) -> None:
         """Run the passes of ``table`` in place."""

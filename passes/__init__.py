@@ -15,6 +15,7 @@ from .pipeline import (
     HOST_PASSES,
     INDEX_PASSES,
     LAYOUT_PASSES,
+    MARK_PASSES,
     PREPARE_PASSES,
     RELEASE_PASSES,
     SIMULATED_PASSES,
@@ -29,6 +30,7 @@ from .pipeline import (
 )
 from .sync.infer.options import is_chosen, split_options, with_options, with_trace
 from .tile.number_builtins import number_builtins
+from .workarounds.verify_lowering import verify_lowering
 
 __all__ = [
     "ATOMIC_PASSES",
@@ -40,6 +42,7 @@ __all__ = [
     "HOST_PASSES",
     "INDEX_PASSES",
     "LAYOUT_PASSES",
+    "MARK_PASSES",
     "PREPARE_PASSES",
     "RELEASE_PASSES",
     "SIMULATED_PASSES",
@@ -62,6 +65,7 @@ __all__ = [
     "split_options",
     "upgrade_ir",
     "verify_builtins",
+    "verify_lowering",
     "with_options",
     "with_sizes",
     "with_trace",

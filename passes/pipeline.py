@@ -67,6 +67,7 @@ from .workarounds import (
     keep_writes_to_block,
     make_factors_positive,
     verify_layouts,
+    verify_lowering,
     verify_overwrites,
     verify_preludes,
     verify_products,
@@ -279,6 +280,13 @@ LAYOUT_PASSES = (
 )
 """Passes on tile-level IR with the layouts of all tiles. They run inside TileLang's pipeline, for
 every kernel of a program with a builtin or a symmetric tensor."""
+
+MARK_PASSES = (
+    Pass(verify_lowering.mark_statements, "before TileLang lowers tiles to elements"),
+)
+"""Passes on tile-level IR with the layouts of all tiles, immediately before TileLang lowers tiles.
+They run inside TileLang's pipeline, for every kernel of a program with a builtin or a symmetric
+tensor."""
 
 BARRIER_PASSES = (
     Pass(

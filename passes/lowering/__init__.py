@@ -1,0 +1,1 @@
+"""Accesses of tile statements before and after TileLang lowers them to elements."""

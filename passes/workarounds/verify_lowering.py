@@ -1,0 +1,214 @@
+"""Verify that lowered tile statements access the elements that the tile statements name."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+from tvm import tirx
+from tvm.arith import Analyzer
+
+from ...builtins.errors import LanguageError
+from ..ir.accesses import name_of, touches_in
+from ..ir.walk import (
+    TMA_LOADS,
+    TMA_STORES,
+    is_parallel,
+    line_of,
+    location,
+    nodes_in,
+    op_name,
+    rewrite_children,
+    variables_in,
+    with_span_of,
+)
+from ..lowering.operations import CALLS
+from ..lowering.places import FRAGMENT, Places, Unknown
+from ..lowering.points import Points
+from ..lowering.samples import MARK, Samples, Statement
+from ..lowering.transfers import LoweredTransfers, TileTransfers
+from ..sync.regions.space import NotEvaluable
+from ..tile.require_arch import TMA_COPY, without_tma
+
+COPY = "tl.tileop.copy"
+_COPIES = (COPY, TMA_COPY, "tl.tileop.async_copy")
+_FILL = "tl.tileop.fill"
+_LAYOUT = "parallel_loop_layout"
+
+
+class MisloweredError(LanguageError):
+    """A copy accesses other elements than its statement names.
+
+    Attributes:
+        lines: ``file:line`` of copies that TileLang may lower without the TMA instead.
+    """
+
+    def __init__(self, message: str, lines: set[str]) -> None:
+        super().__init__(message)
+        self.lines = lines
+
+
+def mark_statements(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Give numbers to the copies, fills and parallel loops of ``func``, which TileLang keeps."""
+    numbers = itertools.count()
+
+    def mark(stmt: tirx.Stmt) -> tirx.Stmt:
+        is_loop = is_parallel(stmt) and _LAYOUT in stmt.annotations
+        is_operation = isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) in (*_COPIES, _FILL)
+        if is_loop or is_operation:
+            return tirx.AttrStmt(tirx.StringImm(""), MARK, next(numbers), stmt)
+        return rewrite_children(stmt, mark)
+
+    return func.with_body(mark(func.body))
+
+
+def verify_lowering(func: tirx.PrimFunc, tiles: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Refuse copies, fills and ``T.Parallel`` whose lowered form accesses other elements.
+
+    TileLang copies columns of a wider tile by one bulk copy, as if the tile had no other columns. A
+    loop over a part of a fragment uses the registers of another part if the threads of the loop do
+    not have those of the part.
+
+    The pass computes the elements that both forms write, and those that each value is computed
+    from, for all iterations and threads, and for random values of the variables around them. It
+    does not compare statements with operations that it does not know.
+
+    Args:
+        func: the function after TileLang has lowered its tiles.
+        tiles: the function before, with the marks of ``mark_statements``.
+
+    Raises:
+        MisloweredError: names the line.
+
+    Before: ``T.copy(tile[:, 0:64], S[peer, 0, 0])`` as one bulk copy from a tile of 80 columns
+    After:  MisloweredError; legal programs stay unchanged, without the marks
+    """
+    samples, lowered = Samples(tiles), Samples(func).statements
+    places = Places(tiles, func)
+    errors: list[str] = []
+    lines: set[str] = set()
+    for number, statement in samples.statements.items():
+        after = lowered.get(number)
+        if after is None or _is_equal(samples, places, statement, after.body):
+            continue
+        stmt = statement.body
+        line = line_of(stmt)
+        if line and _uses_tma(after.body):
+            lines.add(line)
+        errors.append(_message(stmt))
+    if errors:
+        raise MisloweredError(errors[0], lines)
+    return func.with_body(_unmarked(func.body))
+
+
+def _unmarked(stmt: tirx.Stmt) -> tirx.Stmt:
+    if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == MARK:
+        return stmt.body
+    return rewrite_children(stmt, _unmarked)
+
+
+def _is_equal(
+    samples: Samples, places: Places, statement: Statement, lowered: tirx.Stmt
+) -> bool:
+    """Return whether both forms write equal elements, or one of them is not known."""
+    stmt = statement.body
+    is_copy = isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) in _COPIES
+    regions = list(stmt.value.args[:2]) if is_copy else []
+    if any(op_name(region) != "tl.region" for region in regions):
+        return True
+    for number in samples.chosen(statement, regions):
+        values = samples.values(number)
+        try:
+            expected = _writes_of_tile(places, stmt, values)
+            found = _writes_of_threads(places, samples, statement, lowered, values)
+        except (Unknown, NotEvaluable):
+            return True
+        if found is not None and not np.array_equal(expected, found):
+            return False
+    return True
+
+
+def _writes_of_tile(places: Places, stmt: tirx.Stmt, values: dict) -> np.ndarray:
+    transfers = TileTransfers(places)
+    points = Points(values, 1, transfers.load)
+    if not isinstance(stmt, tirx.Evaluate):
+        transfers.run(stmt, points)
+    elif op_name(stmt.value) == _FILL:
+        transfers.fill(*stmt.value.args[:2], points)
+    else:
+        transfers.copy(*stmt.value.args[:2], points)
+    return transfers.writes()
+
+
+def _writes_of_threads(
+    places: Places, samples: Samples, statement: Statement, lowered: tirx.Stmt, values: dict
+) -> np.ndarray | None:
+    """Return the writes of the threads that execute ``lowered``; None if there are none."""
+    transfers = LoweredTransfers(places, CALLS)
+    thread = samples.thread
+    if thread is None:
+        return None
+    values = {**values, thread: np.arange(samples.threads)}
+    points = Points(values, samples.threads, transfers.load, thread)
+    for condition in statement.conditions:
+        if thread in variables_in(condition):
+            points = points.where(points.at_all(condition).astype(bool))
+    if not points.count:
+        return None
+    transfers.run(lowered, points)
+    return transfers.writes()
+
+
+def _uses_tma(stmt: tirx.Stmt) -> bool:
+    return any(op_name(call) in TMA_LOADS | TMA_STORES for call in nodes_in(stmt, tirx.Call))
+
+
+def _message(stmt: tirx.Stmt) -> str:
+    buffers = {buffer.data: buffer for _, buffer, _ in touches_in(stmt)}.values()
+    names = " and ".join(buffer.name for buffer in buffers)
+    fragment = next((b.name for b in buffers if b.scope() == FRAGMENT), None)
+    name = "T.Parallel" if is_parallel(stmt) else name_of(stmt)
+    expected = (
+        f"T.Parallel over all elements of {fragment} with a condition, such as if i < n"
+        if fragment
+        else "T.Parallel over these elements"
+        if name != "T.Parallel"
+        else "T.copy, or T.serial"
+    )
+    return (
+        f"{name}: TileLang lowers it to accesses of other elements of {names} than it names; "
+        f"expected {expected}{location(stmt)}"
+    )
+
+
+def without_tma_at(func: tirx.PrimFunc, lines: set[str]) -> tirx.PrimFunc:
+    """Copy without the TMA at ``lines``."""
+
+    def change(stmt: tirx.Stmt) -> tirx.Stmt:
+        if isinstance(stmt, tirx.Evaluate):
+            is_copy = op_name(stmt.value) == COPY and line_of(stmt) in lines
+            return with_span_of(stmt, tirx.Evaluate(without_tma(stmt.value))) if is_copy else stmt
+        return rewrite_children(stmt, change)
+
+    return func.with_body(change(func.body)) if lines else func
+
+
+def lines_of_parts(func: tirx.PrimFunc) -> set[str]:
+    """Return ``file:line`` of copies of a part of a tile in shared memory that has gaps."""
+    return {
+        line_of(stmt)
+        for stmt in nodes_in(func.body, tirx.Evaluate)
+        if op_name(stmt.value) == COPY and any(map(_has_gaps, stmt.value.args[:2]))
+    } - {""}
+
+
+def _has_gaps(region: tirx.PrimExpr) -> bool:
+    """Return whether ``region`` is a part of a tile in shared memory that is not contiguous."""
+    if op_name(region) != "tl.region" or not region.args[0].buffer.scope().startswith("shared"):
+        return False
+    start, _, *extents = region.args
+    axes = list(zip(start.buffer.shape, extents, strict=True))
+    equal = Analyzer().can_prove_equal
+    while axes and equal(*axes[-1]):
+        axes.pop()
+    return any(not equal(extent, 1) for _, extent in axes[:-1])
