@@ -4,6 +4,7 @@ filters its log; nothing else."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
 import os
@@ -32,6 +33,7 @@ from ..passes.ir.walk import builtins_in, uses_tileweave
 from ..passes.tile.order_releases import COMPLETE
 from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
 from .compile import filter_logs
+from .fallback import lower_with_fallback
 from .headers import include_headers, stamp
 from .limits import limits, with_config
 from .lower import lowered_call
@@ -83,16 +85,22 @@ def _wrap_pipeline() -> None:
         if not any(_uses_extension(f) for f in mod.functions.values()):
             return stock(mod, target)
         with limits(mod, target):
-            return extended(mod, target)
+            try:
+                return lower_with_fallback(extended, mod, target)
+            except TileWeaveError:
+                raise
+            except Exception:
+                return extended(mod, target, explains=True)
 
-    def extended(mod: IRModule, target: Target) -> IRModule:
+    def extended(mod: IRModule, target: Target, explains: bool = False) -> IRModule:
         symmetric = _symmetric_names(mod)
         mod = _run_target_passes(mod, target)
         mod = passes.run(passes.TILE_PASSES, mod)
         mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
         mod = passes.run(passes.INDEX_PASSES, mod, all_functions=True)
         tile, calls = passes.number_builtins(mod)
-        mod = lower_or_refuse(lambda part: _lower_tiles(stock, part, target), tile, target)
+        lower_tiles = functools.partial(_lower_tiles, stock, target)
+        mod = lower_or_refuse(lower_tiles, tile, target) if explains else lower_tiles(tile)
         mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
         mod = passes.run(passes.DEVICE_PASSES, mod)
@@ -103,7 +111,7 @@ def _wrap_pipeline() -> None:
     replace_lower_of_cuda(lower)
 
 
-def _lower_tiles(stock: Lower, mod: IRModule, target: Target) -> IRModule:
+def _lower_tiles(stock: Lower, target: Target, mod: IRModule) -> IRModule:
     with _without_shared_reuse(mod), _inner_passes():
         return stock(mod, target)
 

@@ -10,6 +10,7 @@ from tvm import tirx
 
 from ..ir.walk import op_name
 from ..sync.regions.space import Space
+from ..tile.predicate_loads import ONLY_IF
 
 ELECT = "tl.tl_shuffle_elect"
 """TileLang's condition that holds for one thread of a group."""
@@ -42,6 +43,8 @@ class Points(Space):
         """
         if isinstance(expr, tirx.BufferLoad):
             return self._load(expr, self)
+        if op_name(expr) == ONLY_IF:
+            return self.evaluate(expr.args[1])
         if op_name(expr) == ELECT and self.thread is not None:
             threads = self.evaluate(self.thread)
             return threads == threads.min(initial=threads[0]) if self.count else threads < 0

@@ -138,9 +138,12 @@ class Samples(Points):
         self._evaluated[var] = first + numbers % np.maximum(size, 1)
 
     def _bind(self, stmt: tirx.Bind) -> None:
+        if str(stmt.var.dtype) == "handle":
+            return
         try:
             self._evaluated[stmt.var] = self.evaluate(stmt.value)
         except NotEvaluable:
+            self._evaluated[stmt.var] = self._any_numbers()
             return
         if self._is_exact(stmt.value):
             self._exact.add(stmt.var)
