@@ -71,6 +71,7 @@ from .workarounds import (
     verify_overwrites,
     verify_preludes,
     verify_products,
+    verify_reduced_parts,
     verify_reductions,
     verify_thread_axes,
     verify_thread_values,
@@ -164,6 +165,7 @@ RELEASE_PASSES = (
     ),
     Pass(align_tma.align_tma, "like keep_strides"),
     Pass(verify_products.verify_products, "anywhere before TileLang's pipeline"),
+    Pass(verify_reduced_parts.verify_reduced_parts, "like verify_products"),
 )
 """Passes for faults of TileLang, and differences between its releases. They need the target, and
 run first, for every kernel of a program with a builtin or a symmetric tensor."""

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..ir.walk import children_of, variables_in
+from ..ir.walk import bound_in, children_of, nodes_in, variables_in
 from ..sync.regions.space import NotEvaluable
 from .points import Points
 
 MARK = "tileweave.tile_statement"
 """Attribute around a statement, with its number."""
 _COUNT = 512
+_TRIED, _DIFFERENT = 64, 3
+"""Number of samples from which those with different places in tiles are chosen, and of these."""
 _SCALES = (1, 2, 4, 16, 256, 65536)
 """Upper bounds of the values of variables without a known range."""
 _ASSUMPTION = "tl.assume"
@@ -53,29 +55,44 @@ class Samples(Points):
         self.threads = 1
         self._visit(func.body, ())
 
-    def chosen(self, statement: Statement, starts: Sequence[tirx.Call]) -> list[int]:
+    def chosen(self, statement: Statement, regions: Sequence[tirx.Call]) -> list[int]:
         """Return the numbers of samples for which ``statement`` runs.
 
-        One sample has all of the regions ``starts`` inside of their buffers. Another one has not,
-        if that follows from ranges of loops and blocks.
+        They differ in the places that it accesses in tiles. They have ``regions`` inside of their
+        tensors; another sample has not, if that follows from ranges of loops and blocks.
         """
         holds = np.ones(_COUNT, bool)
         for condition in (*self._assumptions, *statement.conditions):
             if self.thread is None or self.thread not in variables_in(condition):
-                holds &= self._value_or(condition, True).astype(bool)
+                holds &= self._value_or(condition, 1).astype(bool)
         inside = holds.copy()
-        is_exact = True
-        for region in starts:
+        for region in regions:
             start, _, *extents = region.args
-            is_exact &= all(v in self._exact for i in start.indices for v in variables_in(i))
-            for index, extent, size in zip(
-                start.indices, extents, start.buffer.shape, strict=True
-            ):
+            for index, extent, size in zip(start.indices, extents, start.buffer.shape, strict=True):
                 first = self._value_or(index, 0)
                 last = first + self._value_or(extent, 1)
                 inside &= (first >= 0) & (last <= self._value_or(size, np.iinfo(np.int64).max))
-        numbers = np.flatnonzero(inside)[:1].tolist()
-        return numbers + (np.flatnonzero(holds & ~inside)[:1].tolist() if is_exact else [])
+        variables = self._tile_variables(statement.body)
+        different: dict[tuple[int, ...], int] = {}
+        for number in np.flatnonzero(inside)[:_TRIED].tolist():
+            key = tuple(int(self.at_all(var)[number]) for var in variables)
+            different.setdefault(key, number)
+        numbers = list(different.values())[:_DIFFERENT]
+        if all(self._is_exact(index) for region in regions for index in region.args[0].indices):
+            numbers += np.flatnonzero(holds & ~inside)[:1].tolist()
+        return numbers
+
+    def _tile_variables(self, stmt: tirx.Stmt) -> list[tirx.Var]:
+        """Return the variables outside of ``stmt`` that decide which elements of tiles it uses."""
+        loads = nodes_in(stmt, tirx.BufferLoad, tirx.BufferStore)
+        indices = [i for a in loads if a.buffer.scope() != "global" for i in a.indices]
+        indices += [branch.condition for branch in nodes_in(stmt, tirx.IfThenElse)]
+        inner = bound_in(stmt)
+        return [
+            var
+            for var in dict.fromkeys(v for index in indices for v in variables_in(index))
+            if var not in inner and str(var.dtype) != "handle" and self.knows(var)
+        ]
 
     def values(self, number: int) -> dict[tirx.Var, np.ndarray]:
         """Return the values of all variables in one sample."""
