@@ -91,11 +91,21 @@ def _path_to_pipelined(stmt: tirx.Stmt) -> list[tirx.Stmt] | None:
 
 
 def _levels_of(path: list[tirx.Stmt]) -> list[_Level]:
+    """Return the sequences on ``path`` that the device executes. The values that the host binds,
+    such as the rank, are parameters of the kernel."""
+    launch = next((i for i, stmt in enumerate(path) if _is_launch(stmt)), 0)
     return [
         _Level(stmt, _index_of(path[i + 1], stmt), any(map(_may_repeat, path[i + 1 : -1])))
         for i, stmt in enumerate(path)
-        if isinstance(stmt, tirx.SeqStmt)
+        if i >= launch and isinstance(stmt, tirx.SeqStmt)
     ]
+
+
+def _is_launch(stmt: tirx.Stmt) -> bool:
+    """Return whether ``stmt`` has an axis of the blocks or threads of a kernel."""
+    if isinstance(stmt, tirx.AttrStmt):
+        return stmt.attr_key == "thread_extent"
+    return isinstance(stmt, tirx.For) and stmt.thread_binding is not None
 
 
 def _index_of(child: tirx.Stmt, seq: tirx.SeqStmt) -> int:
