@@ -28,6 +28,7 @@ from .. import passes
 from ..builtins.errors import LanguageError, TileWeaveError, shows_frames
 from ..builtins.spec import BUILTINS, builtin_of
 from ..passes.device.widen_atomics import SYSTEM_ATOMIC
+from ..passes.group.specialize_group import GROUP_SIZE
 from ..passes.ir.hold import HOLD
 from ..passes.ir.walk import builtins_in, uses_tileweave
 from ..passes.tile.order_releases import COMPLETE
@@ -267,9 +268,9 @@ def _is_wrapper(function: Callable[..., Any]) -> bool:
 
 
 def _uses_extension(func) -> bool:
-    """Return whether ``func`` uses a builtin or a symmetric tensor."""
+    """Return whether ``func`` is compiled for a group, uses a builtin, or a symmetric tensor."""
     return isinstance(func, tirx.PrimFunc) and bool(
-        uses_tileweave(func) or passes.heap_tensors(func)
+        GROUP_SIZE in func.attrs or uses_tileweave(func) or passes.heap_tensors(func)
     )
 
 

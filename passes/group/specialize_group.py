@@ -11,7 +11,7 @@ from ...builtins.errors import LanguageError
 from ...builtins.ranks import WORLD_SIZE
 from ...builtins.symmetric import is_symmetric, itemsize
 from ..ir.implicit import implicit_of
-from ..ir.walk import location, nodes_in, op_name, uses_tileweave, with_span_of
+from ..ir.walk import location, nodes_in, op_name, with_span_of
 
 GROUP_SIZE = "tileweave.group_size"
 """Attribute of a program compiled for a group that holds the number of ranks."""
@@ -64,7 +64,7 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
 
     body = _with_positive_indices(ir_transform(func.body, None, constant, ["tirx.Call"]))
     func = func.with_body(body)
-    return func.with_attr(GROUP_SIZE, ranks) if uses_tileweave(func) else func
+    return func.with_attr(GROUP_SIZE, ranks)
 
 
 def heap_tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
