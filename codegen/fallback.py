@@ -29,8 +29,8 @@ def lower_with_fallback(
         try:
             return lower(_without_tma(mod, lines), target)
         except MisloweredError as error:
-            added = error.lines - lines
-            if not added:
+            added = (error.lines or _lines_of_parts(mod)) - lines
+            if not added or sm_of(target) < TMA_SM:
                 raise
         except LanguageError:
             raise

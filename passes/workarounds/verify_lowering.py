@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.arith import Analyzer
 
 from ...builtins.errors import LanguageError
-from ..ir.accesses import name_of, touches_in
+from ..ir.accesses import touches_in
 from ..ir.walk import (
     TMA_LOADS,
     TMA_STORES,
@@ -40,7 +40,8 @@ class MisloweredError(LanguageError):
     """A copy accesses other elements than its statement names.
 
     Attributes:
-        lines: ``file:line`` of copies that TileLang may lower without the TMA instead.
+        lines: ``file:line`` of copies that TileLang may lower without the TMA instead. TileLang
+            loses the lines of some of them.
     """
 
     def __init__(self, message: str, lines: set[str]) -> None:
@@ -164,20 +165,18 @@ def _uses_tma(stmt: tirx.Stmt) -> bool:
 
 
 def _message(stmt: tirx.Stmt) -> str:
-    buffers = {buffer.data: buffer for _, buffer, _ in touches_in(stmt)}.values()
-    names = " and ".join(buffer.name for buffer in buffers)
-    fragment = next((b.name for b in buffers if b.scope() == FRAGMENT), None)
-    name = "T.Parallel" if is_parallel(stmt) else name_of(stmt)
-    expected = (
-        f"T.Parallel over all elements of {fragment} with a condition, such as if i < n"
-        if fragment
-        else "T.Parallel over these elements"
-        if name != "T.Parallel"
-        else "T.copy, or T.serial"
-    )
+    buffers = list({buffer.data: buffer for _, buffer, _ in touches_in(stmt)}.values())
+    fragments = [buffer.name for buffer in buffers if buffer.scope() == FRAGMENT]
+    name = "T.Parallel" if is_parallel(stmt) else "T.fill" if op_name(stmt.value) == _FILL else "T.copy"
+    if name == "T.copy":
+        buffers = buffers[:2]
+    if fragments:
+        expected = f"T.Parallel over all elements of {fragments[0]} with a condition, such as if i < n"
+    else:
+        expected = "T.copy of all columns" if name == "T.Parallel" else "T.Parallel over the elements"
     return (
-        f"{name}: TileLang lowers it to accesses of other elements of {names} than it names; "
-        f"expected {expected}{location(stmt)}"
+        f"{name}: TileLang accesses other elements of {' and '.join(b.name for b in buffers)} than "
+        f"the statement names; expected {expected}{location(stmt)}"
     )
 
 
