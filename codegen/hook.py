@@ -105,6 +105,7 @@ def _wrap_pipeline() -> None:
         mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
         mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
         mod = passes.run(passes.DEVICE_PASSES, mod)
+        mod = passes.run(passes.FENCE_PASSES, mod, symmetric)
         mod = passes.record_events(mod, calls, tile, symmetric)
         mod = passes.verify_builtins(mod, calls, tile)
         return include_headers(rename_reserved(mod))

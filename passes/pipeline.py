@@ -283,9 +283,7 @@ LAYOUT_PASSES = (
 """Passes on tile-level IR with the layouts of all tiles. They run inside TileLang's pipeline, for
 every kernel of a program with a builtin or a symmetric tensor."""
 
-MARK_PASSES = (
-    Pass(verify_lowering.mark_statements, "before TileLang lowers tiles to elements"),
-)
+MARK_PASSES = (Pass(verify_lowering.mark_statements, "before TileLang lowers tiles to elements"),)
 """Passes on tile-level IR with the layouts of all tiles, immediately before TileLang lowers tiles.
 They run inside TileLang's pipeline, for every kernel of a program with a builtin or a symmetric
 tensor."""
@@ -338,10 +336,14 @@ DEVICE_PASSES = (
         skip_repeated_waits.skip_repeated_waits,
         "before fence_after_wait, which adds a fence to each remaining wait",
     ),
-    Pass(fence_after_wait.fence_after_wait, "after lowering, which chooses bulk loads"),
     Pass(drop_readonly.drop_readonly, "last: it changes only attributes"),
 )
 """Passes on lowered device functions after TileLang's pipeline, for kernels with builtins."""
+
+FENCE_PASSES = (
+    Pass(fence_after_wait.fence_after_wait, "after skip_repeated_waits, for the remaining waits"),
+)
+"""Passes like ``DEVICE_PASSES``, after these, that need the names of the symmetric tensors."""
 
 
 def run_group(

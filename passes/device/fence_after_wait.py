@@ -2,59 +2,128 @@
 
 from __future__ import annotations
 
+import re
+
 from tvm import tirx
 
 from ...builtins.memory import fence_proxy_async
 from ...builtins.spec import declaration_of
 from ..ir.memory_order import acquires
-from ..ir.walk import calls_in, flatten, is_async_load, is_async_store, is_leaf, rewrite_children
+from ..ir.origin import tensor_of
+from ..ir.walk import (
+    calls_in,
+    flatten,
+    is_async_load,
+    is_async_store,
+    is_leaf,
+    nodes_in,
+    rewrite_children,
+    variables_in,
+)
+
+_ANY = "*"
+"""Name of a bulk access that any wait may be for."""
+_DESCRIPTOR = re.compile(r"_desc(_\d+)?$")
+"""End of the name of the parameter with the TMA descriptor of a tensor."""
 
 
-def fence_after_wait(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Insert one ``fence.proxy.async`` after each acquire that a TMA or bulk access may follow.
+def fence_after_wait(func: tirx.PrimFunc, symmetric: set[str]) -> tirx.PrimFunc:
+    """Insert one ``fence.proxy.async`` after each acquire that a TMA or bulk access may need.
 
     The acquire orders the generic proxy, but the TMA reads and writes by the async proxy. The TMA
     must see the published data, and must not overwrite data that a peer still reads. Each wait has
     one fence. Pipeline stages have none, because a fence in each stage slows down a GEMM by several
     percent. Barriers acquire like waits.
 
+    A wait that the compiler inserts for the read or write of a tensor concerns later bulk accesses
+    to this tensor. It also proves that symmetric memory is free, so it concerns bulk stores to all
+    tensors that others may read. The other waits concern all bulk accesses.
+
+    Args:
+        symmetric: names of the symmetric tensors.
+
     Before: ``T.tileweave.wait_ge(...); ... T.tma_load(...)``
     After:  ``T.tileweave.wait_ge(...); T.tileweave.fence_proxy_async(); ... T.tma_load(...)``
     """
+    return func.with_body(_Fences(func, symmetric).insert(func.body, frozenset())[0])
 
-    def fence(stmt: tirx.Stmt, follows: bool) -> tuple[tirx.Stmt, bool]:
-        """Insert fences; return also whether ``stmt`` or a later statement has a bulk access."""
+
+class _Fences:
+    """Inserts fences into the body of a function."""
+
+    def __init__(self, func: tirx.PrimFunc, symmetric: set[str]) -> None:
+        self._parameters = {_name(param) for param in func.params}
+        self._observed = symmetric | self._read_tensors(func)
+
+    def insert(self, stmt: tirx.Stmt, follows: frozenset[str]) -> tuple[tirx.Stmt, frozenset[str]]:
+        """Insert fences.
+
+        Args:
+            follows: names of the tensors that bulk accesses after ``stmt`` access.
+
+        Returns:
+            The statement, and the names of those that it or later bulk accesses access.
+        """
         if isinstance(stmt, tirx.SeqStmt):
             out = []
             for inner in reversed(stmt.seq):
-                new, follows = fence(inner, follows)
+                new, follows = self.insert(inner, follows)
                 out.append(new)
             return flatten(out[::-1]), follows
-        before = follows or _is_bulk(stmt)
+        before = follows | self._bulk_accesses(stmt)
         if is_leaf(stmt):
-            return flatten([stmt, _fence()]) if follows and _acquires(stmt) else stmt, before
+            return flatten([stmt, _fence()]) if _needs_fence(stmt, follows) else stmt, before
         inner_follows = before if isinstance(stmt, (tirx.For, tirx.While)) else follows
-        in_condition = isinstance(stmt, (tirx.IfThenElse, tirx.While)) and _acquires(stmt.condition)
+        has_condition = isinstance(stmt, (tirx.IfThenElse, tirx.While))
+        condition = stmt.condition if has_condition else tirx.const(True)
 
         def case(inner: tirx.Stmt) -> tirx.Stmt:
-            new, has_bulk = fence(inner, inner_follows)
+            new, accesses = self.insert(inner, inner_follows)
             if isinstance(stmt, tirx.While):
-                has_bulk = _is_bulk(inner)
-            return flatten([_fence(), new]) if in_condition and has_bulk else new
+                accesses = self._bulk_accesses(inner)
+            return flatten([_fence(), new]) if _needs_fence(condition, accesses) else new
 
         new = rewrite_children(stmt, case)
         leaves = isinstance(stmt, tirx.While) or getattr(stmt, "else_case", None) is None
-        return flatten([new, _fence()]) if in_condition and leaves and follows else new, before
+        if leaves and _needs_fence(condition, follows):
+            new = flatten([new, _fence()])
+        return new, before
 
-    return func.with_body(fence(func.body, False)[0])
+    def _bulk_accesses(self, stmt: tirx.Stmt) -> frozenset[str]:
+        """Return the names of the tensors that bulk accesses in ``stmt`` access."""
+        names: set[str] = set()
+        for call in calls_in(stmt, lambda call: is_async_load(call) or is_async_store(call)):
+            tensors = self._tensors_of(call)
+            if not tensors or (is_async_store(call) and tensors & self._observed):
+                names.add(_ANY)
+            names |= tensors
+        return frozenset(names)
+
+    def _tensors_of(self, node) -> set[str]:
+        return {_name(var) for var in variables_in(node)} & self._parameters
+
+    def _read_tensors(self, func: tirx.PrimFunc) -> set[str]:
+        """Return the names of the tensors that the function accesses other than by stores."""
+        names = {load.buffer.data.name for load in nodes_in(func.body, tirx.BufferLoad)}
+        for call in calls_in(func.body, lambda call: not is_async_store(call)):
+            pointers = [a for a in call.args if isinstance(a, tirx.Call) and a.dtype == "handle"]
+            for node in [call] if is_async_load(call) else pointers:
+                names |= self._tensors_of(node)
+        return names
 
 
-def _is_bulk(stmt: tirx.Stmt) -> bool:
-    return bool(calls_in(stmt, lambda call: is_async_load(call) or is_async_store(call)))
+def _needs_fence(node: tirx.Stmt | tirx.PrimExpr, follows: frozenset[str]) -> bool:
+    """Return whether an acquire in ``node`` may be for one of the bulk accesses ``follows``."""
+    for call in calls_in(node, acquires) if follows else ():
+        tensor = tensor_of(call)
+        if tensor is None or tensor in follows or _ANY in follows:
+            return True
+    return False
 
 
-def _acquires(node) -> bool:
-    return bool(calls_in(node, acquires))
+def _name(var: tirx.Var) -> str:
+    """Return the name of the tensor whose address or descriptor a variable has."""
+    return _DESCRIPTOR.sub("", var.name)
 
 
 def _fence() -> tirx.Stmt:

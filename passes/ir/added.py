@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ...builtins.memory import fence_proxy_async
 from ...builtins.spec import declaration_of
-from ..pipeline import DEVICE_PASSES, SYNC_PASSES, Pass
+from ..pipeline import DEVICE_PASSES, FENCE_PASSES, SYNC_PASSES, Pass
 from ..tile.order_releases import is_placeholder
 from .block_barrier import is_sync_threads
 from .leaves import Leaf, leaves_of, tensor_of
@@ -72,7 +72,7 @@ def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> li
         for leaf in leaves_of(func.body)
         if _has(releases, leaf) or _has(acquires, leaf)
     }
-    passes = {p.name: p for p in DEVICE_PASSES}
+    passes = {p.name: p for p in (*DEVICE_PASSES, *FENCE_PASSES)}
     added: dict[Added, None] = {}
     for kernel in kernels:
         leaves = leaves_of(kernel.body)

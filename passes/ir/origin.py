@@ -44,6 +44,13 @@ def name_of(call: tirx.Call) -> str:
     return builtin_of(call).name if origin is None else str(origin.value)
 
 
+def tensor_of(call: tirx.Call) -> str | None:
+    """Return the tensor whose access needs the inserted ``call``; None if it may be any tensor."""
+    _, separator, access = name_of(call).partition(" inserts for the ")
+    kind = next((text for text in _KINDS.values() if access.startswith(f"{text} ")), None)
+    return access.removeprefix(f"{kind} ") if separator and kind else None
+
+
 def hint_of(call: tirx.Call) -> str:
     """Return a hint for the end of a message: the access to move instead of an inserted call."""
     _, separator, access = name_of(call).partition(" inserts for ")

@@ -137,7 +137,7 @@ class Places:
         layouts = {k: v for k, v in self._layouts.items() if k[0].same_as(data)}
         if len(layouts) != 1:
             return None
-        ((_, shape), layout), = layouts.items()
+        (((_, shape), layout),) = layouts.items()
         count = math.prod(map(int, layout.get_output_shape()))
         indices = [i.reshape(-1) for i in np.indices(shape)]
         copies = [thread * count + register for thread, register in _copies(layout, indices)]
@@ -180,9 +180,7 @@ def _key(buffer: tirx.Buffer) -> tuple[tirx.Var, tuple[int, ...]]:
     return buffer.data, tuple(shape)
 
 
-def _copies(
-    layout: Fragment, indices: Sequence[np.ndarray]
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def _copies(layout: Fragment, indices: Sequence[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
     """Return thread and register of each copy of elements of a fragment, by their indices."""
     points = _inputs(layout, indices)
     register = _linear(layout, points)

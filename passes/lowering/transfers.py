@@ -16,6 +16,8 @@ from .points import Points
 _CHOICES = ("tirx.if_then_else", "tirx.Select")
 _ELEMENT_VALUES = 1 << 16
 """Upper bound of the values of elements that decide about indices and conditions."""
+_FIELDS = ("a", "b", "value")
+"""Operands of expressions other than calls."""
 _MIX = (0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53)
 
 
@@ -115,14 +117,12 @@ class Transfers:
                 return mixed(points.at_all(expr))
             except NotEvaluable:
                 pass
-        if isinstance(expr, tirx.Call):
-            parts = [a for a in expr.args if isinstance(a, tirx.PrimExpr)]
-        else:
-            parts = [p for p in (getattr(expr, n, None) for n in ("a", "b", "value")) if p is not None]
-        parts = [p for p in parts if isinstance(p, tirx.PrimExpr)]
+        is_call = isinstance(expr, tirx.Call)
+        parts = expr.args if is_call else [getattr(expr, name, None) for name in _FIELDS]
         total = np.zeros(points.count, np.uint64)
         for part in parts:
-            total = total + self.fingerprint(part, points)
+            if isinstance(part, tirx.PrimExpr):
+                total = total + self.fingerprint(part, points)
         return total
 
     def _chosen(self, args: Sequence[Any], points: Points) -> np.ndarray:

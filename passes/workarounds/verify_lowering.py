@@ -108,9 +108,7 @@ def _unmarked(stmt: tirx.Stmt) -> tirx.Stmt:
     return rewrite_children(stmt, _unmarked)
 
 
-def _is_equal(
-    samples: Samples, places: Places, statement: Statement, lowered: tirx.Stmt
-) -> bool:
+def _is_equal(samples: Samples, places: Places, statement: Statement, lowered: tirx.Stmt) -> bool:
     """Return whether both forms write equal elements, or one of them is not known."""
     stmt = statement.body
     is_copy = isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) in _COPIES
@@ -167,13 +165,16 @@ def _uses_tma(stmt: tirx.Stmt) -> bool:
 def _message(stmt: tirx.Stmt) -> str:
     buffers = list({buffer.data: buffer for _, buffer, _ in touches_in(stmt)}.values())
     fragments = [buffer.name for buffer in buffers if buffer.scope() == FRAGMENT]
-    name = "T.Parallel" if is_parallel(stmt) else "T.fill" if op_name(stmt.value) == _FILL else "T.copy"
-    if name == "T.copy":
+    if is_parallel(stmt):
+        name, expected = "T.Parallel", "T.copy, or T.Parallel over other axes"
+    elif op_name(stmt.value) == _FILL:
+        name, expected = "T.fill", "T.Parallel over these elements"
+    else:
+        name, expected = "T.copy", "T.Parallel over these elements"
         buffers = buffers[:2]
     if fragments:
-        expected = f"T.Parallel over all elements of {fragments[0]} with a condition, such as if i < n"
-    else:
-        expected = "T.copy of all columns" if name == "T.Parallel" else "T.Parallel over the elements"
+        condition = "with a condition, such as if i < n"
+        expected = f"T.Parallel over all elements of {fragments[0]} {condition}"
     return (
         f"{name}: TileLang accesses other elements of {' and '.join(b.name for b in buffers)} than "
         f"the statement names; expected {expected}{location(stmt)}"

@@ -42,6 +42,6 @@ def _verify(region: tirx.Call, stmt: tirx.Evaluate) -> None:
     name, sizes = start.buffer.name, tuple(map(int, shape))
     raise LanguageError(
         f"T.reduce: a part of the fragment {name} of shape {sizes}, of which TileLang reduces or "
-        "writes all elements; expected a part of a tile in shared memory, or a fragment of the size "
-        f"of the part{location(stmt)}"
+        "writes all elements; expected a part of a tile in shared memory, or a fragment of the "
+        f"size of the part{location(stmt)}"
     )

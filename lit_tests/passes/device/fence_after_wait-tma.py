@@ -132,3 +132,43 @@ def writer(F: W.Symmetric((8,), "uint32"), S: W.Symmetric((4096,), "uint8")):
 # CHECK-NEXT: tw::fence_proxy_async();
 # CHECK: tw::bulk_store(
 show(writer)
+
+
+def received(name, by_tma):
+    """Build a program whose tile from the other rank is read by the TMA, or by threads."""
+
+    @T.prim_func
+    def program(X: T.Tensor((64, 64), "float16"), O: T.Tensor((64, 64), "float16")):
+        with T.Kernel(1, threads=128):
+            S = W.alloc_symmetric((64, 64), "float16")
+            full = T.alloc_barrier(1)
+            tile = T.alloc_shared((64, 64), "float16")
+            me = W.rank()
+            T.copy(X, tile)
+            T.copy(tile, S[(me + 1) % 2, 0, 0])
+            if by_tma:
+                T.tma_copy(S[me, 0:64, 0:64], tile, barrier=full[0])
+                if T.get_thread_binding() == 0:
+                    T.barrier_arrive(full[0])
+                T.mbarrier_wait_parity(full[0], 0)
+            else:
+                for i, j in T.Parallel(64, 64):
+                    tile[i, j] = S[me, i, j] + 1
+            T.copy(tile, O)
+
+    print("TEST:", name)
+    print(tw.emit(program.with_attr("global_symbol", name), world_size=2, arch="sm_90a"))
+
+
+# Threads read what the compiler waits for. The TMA stores only to a tensor that no other rank or block reads.
+# CHECK-LABEL: TEST: received_by_threads
+# CHECK: tw::wait_reached
+# CHECK-NOT: tw::fence_proxy_async
+# CHECK: tl::tma_store((&(O[
+received("received_by_threads", by_tma=False)
+
+# CHECK-LABEL: TEST: received_by_tma
+# CHECK: tw::wait_reached
+# CHECK-NEXT: tw::fence_proxy_async();
+# CHECK: tl::tma_load
+received("received_by_tma", by_tma=True)
