@@ -1,53 +1,35 @@
-"""Lower copies without the TMA where TileLang fails to lower them by the TMA."""
+"""Lower copies of parts of tiles without the TMA if TileLang fails to lower them by the TMA."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tvm import IRModule, tirx
+from tvm import IRModule
 from tvm.target import Target
 
 from .. import passes
 from ..builtins.errors import LanguageError
 from ..passes.tile.require_arch import TMA_SM, sm_of
-from ..passes.workarounds.verify_lowering import MisloweredError, lines_of_parts, without_tma_at
+from ..passes.workarounds.verify_lowering import MisloweredError
 
 
 def lower_with_fallback(
     lower: Callable[[IRModule, Target], IRModule], mod: IRModule, target: Target
 ) -> IRModule:
-    """Return the result of ``lower``, in which some copies do not use the TMA.
+    """Return the result of ``lower``, if necessary with some copies by threads.
 
     TileLang copies a part of a tile by one bulk copy, although other elements are between its rows;
-    for other parts it fails with an internal error. Without the TMA, threads copy these parts.
+    for other parts it fails with an internal error. Threads can copy these parts.
 
     Raises:
-        Exception: ``lower`` also fails without the TMA.
+        Exception: ``lower`` also fails without the TMA, or no copy of a part uses the TMA.
     """
-    lines: set[str] = set()
-    while True:
-        try:
-            return lower(_without_tma(mod, lines), target)
-        except MisloweredError as error:
-            added = (error.lines or _lines_of_parts(mod)) - lines
-            if not added or sm_of(target) < TMA_SM:
-                raise
-        except LanguageError:
+    try:
+        return lower(mod, target)
+    except Exception as error:
+        if isinstance(error, LanguageError) and not isinstance(error, MisloweredError):
             raise
-        except Exception:
-            added = _lines_of_parts(mod) - lines
-            if not added or sm_of(target) < TMA_SM:
-                raise
-        lines |= added
-
-
-def _without_tma(mod: IRModule, lines: set[str]) -> IRModule:
-    if not lines:
-        return mod
-    rule = passes.Pass(without_tma_at, "first: all passes see how copies are lowered")
-    return passes.run([rule], mod, lines, all_functions=True)
-
-
-def _lines_of_parts(mod: IRModule) -> set[str]:
-    functions = (f for f in mod.functions.values() if isinstance(f, tirx.PrimFunc))
-    return set().union(*map(lines_of_parts, functions))
+        by_threads = passes.run(passes.FALLBACK_PASSES, mod, all_functions=True)
+        if sm_of(target) < TMA_SM or by_threads.same_as(mod):
+            raise
+    return lower(by_threads, target)

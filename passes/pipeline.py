@@ -58,6 +58,7 @@ from .tile import (
 )
 from .workarounds import (
     align_tma,
+    copy_parts_by_threads,
     defer_initializations,
     elect_once,
     hide_factors,
@@ -282,6 +283,14 @@ LAYOUT_PASSES = (
 )
 """Passes on tile-level IR with the layouts of all tiles. They run inside TileLang's pipeline, for
 every kernel of a program with a builtin or a symmetric tensor."""
+
+FALLBACK_PASSES = (
+    Pass(
+        copy_parts_by_threads.copy_parts_by_threads,
+        "first: all passes see how copies are lowered",
+    ),
+)
+"""Passes for a program that TileLang fails to lower, or lowers wrongly, before its second try."""
 
 MARK_PASSES = (Pass(verify_lowering.mark_statements, "before TileLang lowers tiles to elements"),)
 """Passes on tile-level IR with the layouts of all tiles, immediately before TileLang lowers tiles.

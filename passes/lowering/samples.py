@@ -37,6 +37,12 @@ class Statement:
     conditions: tuple[tirx.PrimExpr, ...]
 
 
+def marked_statements(func: tirx.PrimFunc) -> dict[int, tirx.Stmt]:
+    """Return the marked statements of ``func`` by their numbers."""
+    attributes = nodes_in(func.body, tirx.AttrStmt)
+    return {int(a.value): a.body for a in attributes if a.attr_key == MARK}
+
+
 class Samples(Points):
     """Random values of all variables of a function, within their ranges.
 

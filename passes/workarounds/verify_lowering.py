@@ -6,47 +6,31 @@ import itertools
 
 import numpy as np
 from tvm import tirx
-from tvm.arith import Analyzer
 
 from ...builtins.errors import LanguageError
 from ..ir.accesses import touches_in
 from ..ir.walk import (
-    TMA_LOADS,
-    TMA_STORES,
     is_parallel,
-    line_of,
     location,
-    nodes_in,
     op_name,
     rewrite_children,
     variables_in,
-    with_span_of,
 )
 from ..lowering.operations import CALLS
 from ..lowering.places import FRAGMENT, Places, Unknown
 from ..lowering.points import Points
-from ..lowering.samples import MARK, Samples, Statement
+from ..lowering.samples import MARK, Samples, Statement, marked_statements
 from ..lowering.transfers import LoweredTransfers, TileTransfers
 from ..sync.regions.space import NotEvaluable
-from ..tile.require_arch import TMA_COPY, without_tma
+from ..tile.require_arch import TMA_COPY
 
-COPY = "tl.tileop.copy"
-_COPIES = (COPY, TMA_COPY, "tl.tileop.async_copy")
+_COPIES = ("tl.tileop.copy", TMA_COPY, "tl.tileop.async_copy")
 _FILL = "tl.tileop.fill"
 _LAYOUT = "parallel_loop_layout"
 
 
 class MisloweredError(LanguageError):
-    """A copy accesses other elements than its statement names.
-
-    Attributes:
-        lines: ``file:line`` of copies that TileLang may lower without the TMA instead. TileLang
-            loses the lines of some of them.
-    """
-
-    def __init__(self, message: str, lines: set[str]) -> None:
-        super().__init__(message)
-        self.lines = lines
+    """A lowered statement accesses other elements than the tile statement names."""
 
 
 def mark_statements(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -84,21 +68,12 @@ def verify_lowering(func: tirx.PrimFunc, tiles: tirx.PrimFunc) -> tirx.PrimFunc:
     Before: ``T.copy(tile[:, 0:64], S[peer, 0, 0])`` as one bulk copy from a tile of 80 columns
     After:  MisloweredError; legal programs stay unchanged, without the marks
     """
-    samples, lowered = Samples(tiles), Samples(func).statements
+    samples, lowered = Samples(tiles), marked_statements(func)
     places = Places(tiles, func)
-    errors: list[str] = []
-    lines: set[str] = set()
     for number, statement in samples.statements.items():
         after = lowered.get(number)
-        if after is None or _is_equal(samples, places, statement, after.body):
-            continue
-        stmt = statement.body
-        line = line_of(stmt)
-        if line and _uses_tma(after.body):
-            lines.add(line)
-        errors.append(_message(stmt))
-    if errors:
-        raise MisloweredError(errors[0], lines)
+        if after is not None and not _is_equal(samples, places, statement, after):
+            raise MisloweredError(_message(statement.body))
     return func.with_body(_unmarked(func.body))
 
 
@@ -158,10 +133,6 @@ def _writes_of_threads(
     return transfers.writes()
 
 
-def _uses_tma(stmt: tirx.Stmt) -> bool:
-    return any(op_name(call) in TMA_LOADS | TMA_STORES for call in nodes_in(stmt, tirx.Call))
-
-
 def _message(stmt: tirx.Stmt) -> str:
     buffers = list({buffer.data: buffer for _, buffer, _ in touches_in(stmt)}.values())
     fragments = [buffer.name for buffer in buffers if buffer.scope() == FRAGMENT]
@@ -179,36 +150,3 @@ def _message(stmt: tirx.Stmt) -> str:
         f"{name}: TileLang accesses other elements of {' and '.join(b.name for b in buffers)} than "
         f"the statement names; expected {expected}{location(stmt)}"
     )
-
-
-def without_tma_at(func: tirx.PrimFunc, lines: set[str]) -> tirx.PrimFunc:
-    """Copy without the TMA at ``lines``."""
-
-    def change(stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.Evaluate):
-            is_copy = op_name(stmt.value) == COPY and line_of(stmt) in lines
-            return with_span_of(stmt, tirx.Evaluate(without_tma(stmt.value))) if is_copy else stmt
-        return rewrite_children(stmt, change)
-
-    return func.with_body(change(func.body)) if lines else func
-
-
-def lines_of_parts(func: tirx.PrimFunc) -> set[str]:
-    """Return ``file:line`` of copies of a part of a tile in shared memory that has gaps."""
-    return {
-        line_of(stmt)
-        for stmt in nodes_in(func.body, tirx.Evaluate)
-        if op_name(stmt.value) == COPY and any(map(_has_gaps, stmt.value.args[:2]))
-    } - {""}
-
-
-def _has_gaps(region: tirx.PrimExpr) -> bool:
-    """Return whether ``region`` is a part of a tile in shared memory that is not contiguous."""
-    if op_name(region) != "tl.region" or not region.args[0].buffer.scope().startswith("shared"):
-        return False
-    start, _, *extents = region.args
-    axes = list(zip(start.buffer.shape, extents, strict=True))
-    equal = Analyzer().can_prove_equal
-    while axes and equal(*axes[-1]):
-        axes.pop()
-    return any(not equal(extent, 1) for _, extent in axes[:-1])
