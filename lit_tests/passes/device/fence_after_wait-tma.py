@@ -138,7 +138,7 @@ def received(name, by_tma):
     """Build a program whose tile from the other rank is read by the TMA, or by threads."""
 
     @T.prim_func
-    def program(X: T.Tensor((64, 64), "float16"), O: T.Tensor((64, 64), "float16")):
+    def program(X: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float16")):
         with T.Kernel(1, threads=128):
             S = W.alloc_symmetric((64, 64), "float16")
             full = T.alloc_barrier(1)
@@ -154,7 +154,7 @@ def received(name, by_tma):
             else:
                 for i, j in T.Parallel(64, 64):
                     tile[i, j] = S[me, i, j] + 1
-            T.copy(tile, O)
+            T.copy(tile, Y)
 
     print("TEST:", name)
     print(tw.emit(program.with_attr("global_symbol", name), world_size=2, arch="sm_90a"))
@@ -164,7 +164,7 @@ def received(name, by_tma):
 # CHECK-LABEL: TEST: received_by_threads
 # CHECK: tw::wait_reached
 # CHECK-NOT: tw::fence_proxy_async
-# CHECK: tl::tma_store((&(O[
+# CHECK: tl::tma_store((&(Y[
 received("received_by_threads", by_tma=False)
 
 # CHECK-LABEL: TEST: received_by_tma

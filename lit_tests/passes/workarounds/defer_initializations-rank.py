@@ -30,7 +30,7 @@ def add_for_each_rank(f):
 
 def show(initialize, name):
     @T.prim_func
-    def program(G: T.Tensor((3, 2, 16, 32), "int32"), O: T.Tensor((16, 32), "int32")):
+    def program(G: T.Tensor((3, 2, 16, 32), "int32"), Y: T.Tensor((16, 32), "int32")):
         with T.Kernel(1, threads=256):
             f = T.alloc_fragment((16, 32), "int32")
             tile = T.alloc_shared((16, 32), "int32")
@@ -40,7 +40,7 @@ def show(initialize, name):
                     T.copy(G[step, k, 0, 0], tile)
                     for i, j in T.Parallel(16, 32):
                         f[i, j] += tile[i, j]
-            T.copy(f, O)
+            T.copy(f, Y)
 
     print("TEST:", name)
     print(tw.emit(program.with_attr("global_symbol", name), world_size=2, arch="sm_90a"))
