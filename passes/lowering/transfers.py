@@ -127,8 +127,11 @@ class Transfers:
 
     def _chosen(self, args: Sequence[Any], points: Points) -> np.ndarray:
         condition, *values = args
-        holds = points.at_all(condition).astype(bool)
-        return np.where(holds, *(self.fingerprint(value, points) for value in values))
+        fingerprints = [self.fingerprint(value, points) for value in values]
+        try:
+            return np.where(points.at_all(condition).astype(bool), *fingerprints)
+        except NotEvaluable:
+            return sum(fingerprints, self.fingerprint(condition, points))
 
     def _loaded(self, load: tirx.BufferLoad, points: Points) -> np.ndarray:
         if load.predicate is not None:
