@@ -37,7 +37,7 @@ def of(explanation: tw.Explanation, **values) -> list:
     [
         ("ring_shift", "signal", "S", "T.copy(tile, S[", "8 x 32", "1 x 256 elements", 1),
         ("ring_shift", "wait", "S", "T.copy(S[", "8 x 32", "1 x 256 elements", 1),
-        ("ring_shift", "fence", "S", "T.copy(S[", "", "", 1),
+        ("ring_shift", "fence", "S", "T.copy(tile, S[", "", "", 1),
         ("ring_shift", "bulk_wait", "S", "T.copy(tile, S[", "", "", 1),
         ("ring_shift", "barrier", "S", "T.copy(tile, S[", "", "", 1),
         ("gemm_reduce_scatter", "signal", "parts", "T.copy(C_tile, parts", "16 x 16",

@@ -352,11 +352,11 @@ def local(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
         T.copy(tile, Y[row * B, 0])
 
 
-# A kernel that accesses no other rank stays unchanged.
+# The body of a kernel that accesses no other rank stays unchanged.
 # CHECK-LABEL: TEST: local
-# CHECK-NOT: tileweave
+# CHECK-NOT: T.tileweave
 # CHECK: T.copy(
-# CHECK-NOT: tileweave
+# CHECK-NOT: T.tileweave
 show(local)
 
 
