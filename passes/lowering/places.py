@@ -18,7 +18,7 @@ from .points import Points
 FRAGMENT = "local.fragment"
 NOWHERE = -1
 """Place of a register that has no element."""
-_ALLOCATION = 0x9E37_79B9_7F4A_7C15 >> 1
+_ALLOCATION = 0x4F1B_BCDC_BFA5_3E0B
 """Odd number that keeps the places of different allocations apart; sums may wrap."""
 
 
