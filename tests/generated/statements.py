@@ -1,0 +1,365 @@
+"""Statements of generated programs, as programmers write them."""
+
+from __future__ import annotations
+
+from .writer import FLOATS, Box, Buffer, Writer, cast
+
+# Statements that define a whole tile.
+
+
+def load(w: Writer, tile: Buffer) -> None:
+    """Load the tile from a tensor of the same shape, or of another type."""
+    dtype = w.choice((tile.dtype, tile.dtype, tile.dtype, "float32"))
+    source, (rows, columns) = w.tensor("X", tile.shape, dtype), tile.shape
+    kind = w.choice(("copy", "copy", "copy", "fragment", "rows", "reversed", "columns"))
+    if kind == "copy":
+        w.add(f"T.copy({source.whole()}, {tile.name})")
+    elif kind == "fragment":
+        f = w.fragment(tile.shape, dtype)
+        w.add(f"T.copy({source.whole()}, {f.name})", f"T.copy({f.name}, {tile.name})")
+    else:
+        row, column = (f"{rows - 1} - i" if kind == "reversed" else "i"), "j"
+        column = f"{columns - 1} - j" if kind == "columns" else column
+        value = cast(source.at(row, column), dtype, tile.dtype)
+        w.parallel(tile.shape, f"{tile.at('i', 'j')} = {value}")
+
+
+def clear(w: Writer, tile: Buffer) -> None:
+    w.add(w.choice((f"T.clear({tile.name})", f"T.fill({tile.name}, {w.value()})")))
+
+
+def receive(w: Writer, tile: Buffer) -> None:
+    """Copy the neighbor's tile, after an exchange."""
+    if tile.dtype != w.dtype or tile.shape != w.shape:
+        return load(w, tile)
+    if not w.exchanged:
+        exchange(w)
+    s = w.symmetric("me")
+    if w.chance(0.6):
+        w.add(f"T.copy({s.whole()}, {tile.name})")
+    else:
+        w.parallel(tile.shape, f"{tile.at('i', 'j')} = {s.at('i', 'j')}")
+
+
+def move(w: Writer, tile: Buffer) -> None:
+    """Copy another tile: whole, in halves that change places, reversed, or a sum."""
+    others, (rows, columns) = w.others(tile), tile.shape
+    if not others:
+        return load(w, tile)
+    other = w.choice(others)
+    kind = w.choice(("copy", "halves", "reversed", "sum"))
+    if kind == "copy":
+        w.add(f"T.copy({other.name}, {tile.name})")
+    elif kind == "halves":
+        half = rows // 2
+        w.add(
+            f"T.copy({other.name}[0:{half}, :], {tile.name}[{half}:{rows}, :])",
+            f"T.copy({other.name}[{half}:{rows}, :], {tile.name}[0:{half}, :])",
+        )
+    elif kind == "reversed":
+        w.parallel(tile.shape, f"{tile.at('i', 'j')} = {other.at(f'{rows - 1} - i', 'j')}")
+    else:
+        value = f"{other.at('i', 'j')} + {w.source(tile.shape).at('i', 'j')}"
+        w.parallel((rows, columns), f"{tile.at('i', 'j')} = {value}")
+
+
+DEFINITIONS = (load, load, clear, receive, move)
+
+
+def defined(w: Writer, tile: Buffer | None = None) -> Buffer:
+    """Return a tile that is defined: the given one, a former one or a new one."""
+    if tile is None and w.tiles and (len(w.tiles) > 2 or w.chance(0.6)):
+        return w.choice(w.tiles)
+    tile = tile or w.shared()
+    w.choice(DEFINITIONS)(w, tile)
+    if tile not in w.tiles:
+        w.tiles.append(tile)
+    return tile
+
+
+def exchange(w: Writer) -> None:
+    """Send a tile to the next rank, from shared memory, from registers or by elements."""
+    tile = next((t for t in w.tiles if (t.shape, t.dtype) == (w.shape, w.dtype)), None)
+    if tile is None:
+        tile = w.shared()
+        load(w, tile)
+        w.tiles.append(tile)
+    s = w.symmetric(f"(me + 1) % {w.ranks}")
+    kind = w.choice(("copy", "copy", "copy", "elements", "fragment"))
+    if kind == "copy":
+        w.add(f"T.copy({tile.name}, {s.whole()})")
+    elif kind == "elements":
+        w.parallel(w.shape, f"{s.at('i', 'j')} = {tile.at('i', 'j')}")
+    else:
+        f = w.fragment()
+        w.add(f"T.copy({tile.name}, {f.name})", f"T.copy({f.name}, {s.whole()})")
+    w.exchanged = True
+
+
+# Statements that change a part of a tile.
+
+
+def fill_part(w: Writer, tile: Buffer) -> None:
+    part = w.box(tile).of(tile)
+    w.add(w.choice((f"T.fill({part}, {w.value()})", f"T.clear({part})")))
+
+
+def copy_part(w: Writer, tile: Buffer) -> None:
+    """Copy a box from a tensor or another tile, from the same place or another one."""
+    box, others = w.box(tile), w.others(tile)
+    source = w.choice(others) if others and w.chance(0.4) else w.source(tile.shape)
+    row = w.choice((box.row, 0, source.shape[0] - box.height))
+    other = Box(row, box.height, w.choice((box.column, 0)), box.width)
+    w.add(f"T.copy({other.of(source)}, {box.of(tile)})")
+
+
+def write_part(w: Writer, tile: Buffer) -> None:
+    """Write a box by a parallel loop: rows first or columns first, or with a guard."""
+    box, source = w.box(tile), w.source(tile.shape)
+    rows, columns = tile.shape
+    kind = w.choice(("rows", "columns", "guard", "diagonal", "flat"))
+    i, j = ("i", "j") if kind == "guard" else box.index()
+    value = w.choice((
+        w.value(), f'T.cast(({i} + {j}) % 4, "{tile.dtype}")', source.at("0", "0"),
+        source.at(i, j), source.at(i, j), source.at(f"{rows - 1} - ({i})", j),
+    ))  # fmt: skip
+    value = value if value.isdigit() or "cast" in value else cast(value, source.dtype, tile.dtype)
+    write = f"{tile.at(i, j)} = {value}"
+    if kind == "rows":
+        w.parallel((box.height, box.width), write)
+    elif kind == "columns":
+        w.parallel((box.width, box.height), write, names="j, i")
+    elif kind == "guard":
+        tests = [f"i >= {box.row}", f"i < {box.row + box.height}"]
+        tests += [f"j < {box.column + box.width}"] if box.width < columns else []
+        w.parallel(tile.shape, f"if {' and '.join(tests)}:", f"    {write}")
+    elif kind == "diagonal":
+        w.parallel((min(tile.shape),), f"{tile.at('i', 'i')} = {w.value()}")
+    else:
+        row = f"{box.row} + i // {columns}"
+        w.parallel((box.height * columns,), f"{tile.at(row, f'i % {columns}')} = {w.value()}")
+
+
+def write_by_threads(w: Writer, tile: Buffer) -> None:
+    """Write a row by single threads, or a column by the threads of some warps."""
+    tx, (rows, columns) = w.thread(), tile.shape
+    row, value = str(w.rng.randrange(rows)), f'T.cast(tx % 4, "{tile.dtype}")'
+    first = w.threads - 32
+    w.nest(*w.choice((
+        (f"if {tx} < {min(columns, w.threads)}:", lambda: w.add(f"{tile.at(row, tx)} = {value}")),
+        (f"if {tx} < {rows}:", lambda: w.add(f"{tile.at(tx, '0')} = {value}")),
+        (f"if {tx} >= {first}:", lambda: w.add(f"{tile.at(row, f'{tx} - {first}')} = {value}")),
+        (f"if {tx} == 0:", lambda: w.add(f"{tile.at(row, '1')} = {w.value()}")),
+    )))  # fmt: skip
+
+
+def copy_rows(w: Writer, tile: Buffer) -> None:
+    """Copy rows in a serial loop, whose extent may be a number from memory."""
+    source, (rows, columns) = w.source(tile.shape), tile.shape
+    n, extent = w.choice((2, 3)), ""
+    if w.chance(0.3):
+        w.tensors["n"] = counts = Buffer("n", (4,), "int32", w.block)
+        n, extent = 3, counts.at("1")
+    target = f"s + {w.choice((0, 1, rows - n))}"
+    line = f"T.copy({source.at('s', f'0:{columns}')}, {tile.at(target, f'0:{columns}')})"
+    loop = f"for s in T.serial({extent or n}):"
+    if w.chance(0.5):
+        w.add(loop, f"    {line}")
+    else:
+        write = f"{tile.at(target, 'i')} = {source.at('s', 'i')}"
+        w.nest(loop, lambda: w.parallel((columns,), write))
+
+
+def update(w: Writer, tile: Buffer) -> None:
+    """Change a tile in place."""
+    x = tile.at("i", "j")
+    zero = f'T.cast(0, "{tile.dtype}")'
+    w.parallel(tile.shape, f"{x} = {w.choice((f'{x} + 1', f'T.max({x}, {zero})', f'-{x}'))}")
+
+
+PARTS = (
+    fill_part, copy_part, copy_part, write_part, write_part, write_by_threads, copy_rows, update,
+)  # fmt: skip
+
+
+def change(w: Writer, tile: Buffer) -> None:
+    """Change a part, maybe under a condition of ranks or blocks, or in both branches of one."""
+    kind = w.rng.random()
+    if kind < 0.2:
+        w.nest(f"if {w.condition()}:", lambda: w.choice(PARTS)(w, tile))
+    elif kind < 0.25:
+        w.nest(f"if {w.condition()}:", lambda: w.choice(PARTS)(w, tile))
+        w.nest("else:", lambda: w.choice(PARTS)(w, tile))
+    else:
+        w.choice(PARTS)(w, tile)
+
+
+# Statements that read a tile.
+
+
+def store(w: Writer, tile: Buffer) -> None:
+    """Store the tile to a result: whole, a part, reversed, transposed, in another type."""
+    rows, columns = tile.shape
+    kinds = ("copy", "copy", "type", "part", "columns", "reversed", "fragment", "transposed")
+    kind = w.choice(kinds)
+    if kind == "part":
+        box = w.box(tile)
+        out = w.result((box.height, box.width), tile.dtype)
+        w.add(f"T.copy({box.of(tile)}, {out.whole()})")
+    elif kind == "columns":
+        width = w.choice((columns // 2, columns - 8, 8))
+        out = w.result((rows, width), tile.dtype)
+        w.add(f"T.copy({tile.box((0, rows), (0, width))}, {out.whole()})")
+    elif kind == "reversed":
+        out = w.result(tile.shape, tile.dtype)
+        w.parallel(tile.shape, f"{out.at('i', 'j')} = {tile.at(f'{rows - 1} - i', 'j')}")
+    elif kind == "transposed":
+        out = w.result((columns, rows), tile.dtype)
+        w.parallel(out.shape, f"{out.at('i', 'j')} = {tile.at('j', 'i')}")
+    elif kind == "fragment":
+        f, out = w.fragment(tile.shape, tile.dtype), w.result(tile.shape, tile.dtype)
+        w.add(f"T.copy({tile.name}, {f.name})", f"T.copy({f.name}, {out.whole()})")
+    else:
+        out = w.result(tile.shape, "float32" if kind == "type" else tile.dtype)
+        w.add(f"T.copy({tile.name}, {out.whole()})")
+
+
+def reuse(w: Writer, tile: Buffer) -> None:
+    """Store a tile, and write the next one to it."""
+    store(w, tile)
+    w.choice(DEFINITIONS)(w, tile)
+
+
+def retire(w: Writer, tile: Buffer) -> None:
+    """Store a tile that no later statement uses: another one may have its memory."""
+    store(w, tile)
+    w.tiles.remove(tile)
+
+
+def iterate(w: Writer, tile: Buffer) -> None:
+    """Load and store a tile in a serial loop."""
+    n = w.choice((2, 3))
+    x, out = w.tensor("X", (n, *tile.shape)), w.result((n, *tile.shape), tile.dtype)
+    rows, columns = tile.shape
+    whole = (f"0:{rows}", f"0:{columns}")
+    source, target = x.at("s", *whole), out.at("s", *whole)
+
+    def body() -> None:
+        w.add(f"T.copy({source}, {tile.name})")
+        if w.chance(0.5):
+            w.choice((fill_part, write_part, update, write_by_threads))(w, tile)
+        if w.chance(0.5):
+            w.add(f"T.copy({tile.name}, {target})")
+        else:
+            element = tile.at(f"{rows - 1} - i", "j")
+            w.parallel(tile.shape, f"{out.at('s', 'i', 'j')} = {element}")
+
+    w.nest(f"for s in T.serial({n}):", body)
+
+
+def words(w: Writer) -> None:
+    """Exchange words among threads."""
+    tx, n = w.thread(), w.shared((w.threads,), "int32")
+    out, shift = w.result((w.threads,), "int32"), w.rng.randrange(1, w.threads)
+    w.add(f"{n.at(tx)} = {tx} * 3", f"{out.at(tx)} = {n.at(f'({tx} + {shift}) % {w.threads}')}")
+
+
+def reduce(w: Writer, tile: Buffer) -> None:
+    """Reduce rows or columns of a tile, and store the result or use it."""
+    dtype = w.choice(("float32", tile.dtype)) if tile.dtype in FLOATS else "float32"
+    dim = w.choice((1, 1, 0))
+    f, r = w.fragment(tile.shape, dtype), w.fragment((tile.shape[1 - dim],), dtype)
+    function = w.choice(("reduce_sum", "reduce_max", "reduce_absmax"))
+    w.add(f"T.copy({tile.name}, {f.name})", f"T.{function}({f.name}, {r.name}, dim={dim})")
+    if w.chance(0.5):
+        out = w.result(r.shape, dtype)
+        w.add(f"T.copy({r.name}, {out.whole()})")
+    else:
+        out, x = w.result(tile.shape, dtype), f.at("i", "j")
+        w.parallel(tile.shape, f"{x} = {x} + {r.at('i' if dim else 'j')}")
+        w.add(f"T.copy({f.name}, {out.whole()})")
+
+
+def pipeline(w: Writer) -> None:
+    """Add the tiles of a pipelined loop, maybe in a serial loop."""
+    steps, outer = w.choice((2, 3)), w.choice((0, 0, 2))
+    dtype = "int32" if w.dtype in ("int8", "int32") else w.choice(("float32", w.dtype))
+    g, t, f = w.tensor("G", (max(outer, 1), steps, *w.shape)), w.shared(), w.fragment(None, dtype)
+    rows, columns = w.shape
+    tile = g.at("p" if outer else "0", "k", f"0:{rows}", f"0:{columns}")
+    out = w.result(w.shape, dtype)
+
+    def loop() -> None:
+        w.add(f"T.copy({tile}, {t.name})")
+        w.parallel(w.shape, f"{f.at('i', 'j')} += {cast(t.at('i', 'j'), t.dtype, dtype)}")
+
+    def loops() -> None:
+        w.nest(f"for k in T.Pipelined({steps}, num_stages={w.choice((0, 1, 2, 2, 3))}):", loop)
+
+    w.add(f"T.clear({f.name})")
+    if outer:
+        w.nest(f"for p in T.serial({outer}):", loops)
+    else:
+        loops()
+    w.add(f"T.copy({f.name}, {out.whole()})")
+
+
+def product(w: Writer) -> None:
+    """Multiply tiles of a pipelined loop, and store the product by columns or through a tile."""
+    dtype, m, n, k = w.choice(("float16", "bfloat16")), w.threads // 2, w.choice((32, 64)), 32
+    steps, stages = 2, w.choice((0, 1, 2, 2))
+    x, y = w.tensor("X", (steps, m, k), dtype), w.tensor("X", (steps, n, k), dtype)
+    a, b, c = w.shared((m, k), dtype), w.shared((n, k), dtype), w.fragment((m, n), "float32")
+
+    def loop() -> None:
+        w.add(
+            f"T.copy({x.at('k', f'0:{m}', f'0:{k}')}, {a.name})",
+            f"T.copy({y.at('k', f'0:{n}', f'0:{k}')}, {b.name})",
+            f"T.gemm({a.name}, {b.name}, {c.name}, transpose_B=True)",
+        )
+
+    w.add(f"T.clear({c.name})")
+    w.nest(f"for k in T.Pipelined({steps}, num_stages={stages}):", loop)
+    out, kind = w.result((m, n), "float32"), w.choice(("copy", "tile", "parts", "elements"))
+    if kind == "copy":
+        w.add(f"T.copy({c.name}, {out.whole()})")
+    elif kind == "elements":
+        w.parallel((m, n), f"{out.at('i', 'j')} = {c.at('i', 'j')} * 2")
+    elif kind == "tile":
+        tile = w.shared((m, n), "float32")
+        w.add(f"T.copy({c.name}, {tile.name})", f"T.copy({tile.name}, {out.whole()})")
+    else:
+        tile, half = w.shared((m, n // 2), "float32"), n // 2
+        for first in (0, half):
+            w.add(
+                f"T.copy({c.box((0, m), (first, half))}, {tile.name})",
+                f"T.copy({tile.name}, {out.box((0, m), (first, half))})",
+            )
+
+
+def tail(w: Writer) -> None:
+    """Load and store rows of a tensor that ends within the last tile."""
+    rows, columns = w.shape
+    height = rows - w.choice((1, 2, rows // 2))
+    x, out = w.tensor("X", (height, columns)), w.result((height, columns), w.dtype)
+    tile = w.shared()
+    whole = (f"0:{rows}", f"0:{columns}")
+    kind = w.choice(("copy", "guard", "cleared"))
+    if kind == "copy":
+        w.add(f"T.copy({x.at(*whole)}, {tile.name})")
+    elif kind == "guard":
+        zero = f'T.cast(0, "{w.dtype}")'
+        value = f"T.if_then_else(i < {height}, {x.at('i', 'j')}, {zero})"
+        w.parallel(w.shape, f"{tile.at('i', 'j')} = {value}")
+    else:
+        w.add(f"T.clear({tile.name})")
+        write = f"    {tile.at('i', 'j')} = {x.at('i', 'j')}"
+        w.parallel(w.shape, f"if i < {height}:", write)
+    if w.chance(0.3):
+        change(w, tile)
+    if w.chance(0.5):
+        w.add(f"T.copy({tile.name}, {out.at(*whole)})")
+    else:
+        write = f"    {out.at('i', 'j')} = {tile.at('i', 'j')}"
+        w.parallel(w.shape, f"if i < {height}:", write)
+    w.tiles.append(tile)
