@@ -22,3 +22,10 @@ def test_found_without_fix(file, monkeypatch):
         monkeypatch.setattr(passes, name, lambda func, *_: func)
     verdict = check(file, known.RANKS, known.ARCH)
     assert verdict.outcome == "device", verdict.why
+
+
+@pytest.mark.parametrize("file", KNOWN, ids=lambda file: file.stem)
+def test_right_or_refused(file):
+    known = load_module(file)
+    verdict = check(file, known.RANKS, known.ARCH)
+    assert verdict.outcome in ("right", "refused"), verdict.why
