@@ -238,14 +238,6 @@ def _explain_divisor(_: _Failure, match: re.Match) -> Explanation:
     return f"{match[1]} is {match[3]}", f"a multiple of {match[2]}"
 
 
-def _explain_part(failure: _Failure, _: re.Match) -> Explanation:
-    tiles = [b.name for _, b, _ in touches_in(failure.stmt) if b.scope().startswith("shared")]
-    return (
-        f"TileLang cannot move this part of {' and '.join(tiles)} by the TMA",
-        "whole rows of the tile, or an assignment in T.Parallel",
-    )
-
-
 _KINDS: dict[str, Callable[[_Failure, re.Match], Explanation | None]] = {
     _LAYOUT: _explain_layout,
     r"layout for fragment (\w+) can not be inferred": _explain_unused,
@@ -253,7 +245,6 @@ _KINDS: dict[str, Callable[[_Failure, re.Match], Explanation | None]] = {
     r"IsSharedBuffer\(op\.dst\)": _explain_scan,
     "allow_append_": _explain_shared_bound,
     r"([MNK]) must be divisible by (\d+), but got (\d+)": _explain_divisor,
-    "SMEM layout is not a bijection": _explain_part,
     r"canonical GMMA|WGMMA operand layout": _explain_wgmma,
     r"(M=\d+, N=\d+ cannot be .*?)\. (Each warp must own [^;]*)": _explain_warps,
 }

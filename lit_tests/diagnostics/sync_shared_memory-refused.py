@@ -21,7 +21,7 @@ def rotated(x: T.Tensor((256,), "float32"), y: T.Tensor((256,), "float32")):
 
 
 # The condition differs between threads, and both accesses are under it.
-# CHECK: rotated: shared memory: a read after a write of another thread is not ordered by a barrier
+# CHECK: rotated: shared memory: a read of tile after a write of tile by another thread is not ordered by a barrier
 # CHECK-SAME: expected both under conditions that all threads share, or in the same threads
 # CHECK-NEXT: before --> {{.*}}sync_shared_memory-refused.py:[[# @LINE - 7]]
 # CHECK-NEXT: after --> {{.*}}sync_shared_memory-refused.py:[[# @LINE - 7]]

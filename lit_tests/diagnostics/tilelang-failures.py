@@ -181,16 +181,6 @@ refused("divisor", multiply_short, dtype="float16")
 
 
 @T.macro
-def store_columns(X, Y, parts, a, b, f, g):
-    T.cumsum(src=a[0:16, 0:32], dst=b[0:16, 0:32], dim=1)
-    T.copy(b[0:16, 0:32], Y[0:16, 0:32])
-
-
-# CHECK-LABEL: part: T.copy: TileLang cannot move this part of b by the TMA; expected whole rows of the tile, or an assignment in T.Parallel
-refused("part", store_columns)
-
-
-@T.macro
 def of_other_ranks(X, Y, parts, a, b, f, g):
     c = T.alloc_shared((2, 64, 32), "float32")
     T.transpose(a, c[0, :, :])

@@ -49,7 +49,8 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
             continue
         pair = hash(finding.before[-1].stmt), hash(finding.after[-1].stmt)
         attempts[pair] = attempts.get(pair, 0) + 1
-        changed = _with_barrier(func, finding, walk) if attempts[pair] <= _ATTEMPTS else None
+        may_help = finding.is_awaited and attempts[pair] <= _ATTEMPTS
+        changed = _with_barrier(func, finding, walk) if may_help else None
         if changed is None:
             raise _refusal(finding)
         func = changed
@@ -156,11 +157,16 @@ def _edited(
 
 
 def _refusal(finding: Missing) -> LanguageError:
-    what = finding.what
+    legal = "both under conditions that all threads share, or in the same threads"
+    why = "and no place between both accesses is reached by all threads that make them"
+    what = f"{finding.what} is not ordered by a barrier, {why}"
+    if not finding.is_awaited:
+        legal = (
+            "a wait between both; T.Pipelined waits for a load before a statement reads its tile"
+        )
+        what = f"{finding.what} that may not have ended"
     return LanguageError(
-        f"shared memory: {what} is not ordered by a barrier, and no place between both accesses is "
-        "reached by all threads that make them; expected both under conditions that all threads "
-        f"share, or in the same threads{_arrow(finding.before, 'before')}"
+        f"shared memory: {what}; expected {legal}{_arrow(finding.before, 'before')}"
         f"{_arrow(finding.after, 'after')}"
     )
 

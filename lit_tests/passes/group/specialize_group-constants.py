@@ -38,8 +38,8 @@ def plain(A: T.Tensor((8,), "int32"), n: T.int32):
         A[n] = 1
 
 
-# A program without a symmetric tensor or builtin does not change.
+# A program without a symmetric tensor or builtin gets the number of ranks only.
 # CHECK-LABEL: TEST: plain
-# CHECK-NOT: func_attr
+# CHECK: T.func_attr({"tileweave.group_size": 4})
 # CHECK-NOT: assume
 show(plain, stage="tile")

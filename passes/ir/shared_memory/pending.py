@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .effects import ATOMIC, READ, Access
+from .effects import ATOMIC, LOAD, READ, Access
 from .footprints import Footprint, overlap
 
 
@@ -104,13 +104,21 @@ def is_known(pending: Pending, everyone: int) -> bool:
     return bool((pending.all[makers] == everyone).all())
 
 
-def conflicts(pending: Pending, access: Access, footprint: Footprint) -> bool:
-    """Return whether ``access`` needs a barrier after the pending one."""
+def conflicts(
+    pending: Pending, access: Access, footprint: Footprint, barrier: frozenset[Any]
+) -> bool:
+    """Return whether ``access`` needs a barrier after the pending one.
+
+    The loads of a pipeline that complete on one mbarrier are ordered by its protocol.
+
+    Args:
+        barrier: mbarriers that ``access`` may complete on.
+    """
     before = pending.access
     modes = before.mode | access.mode
     if modes == READ or modes == ATOMIC:
         return False
-    if before.end == access.end == "bulk load":
+    if before.end == access.end == LOAD and pending.barrier & barrier:
         return False
     pairs = overlap(pending.footprint, footprint, not pending.ended)
     return any(_unknown(pending, makers) & warps for makers, warps in pairs)

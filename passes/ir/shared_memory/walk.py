@@ -39,6 +39,7 @@ from .effects import (
     Publish,
     SyncWarp,
     Use,
+    data_of,
     effects_of,
     orders_threads,
 )
@@ -89,6 +90,7 @@ class Missing:
         warps: bits of the warps that make them.
         what: both accesses, for a message.
         publishes: whether the second one is a release.
+        is_awaited: whether the first one has ended, or is asynchronous and may still run.
     """
 
     before: Path
@@ -96,6 +98,7 @@ class Missing:
     warps: int
     what: str
     publishes: bool = False
+    is_awaited: bool = True
 
 
 @dataclass(frozen=True)
@@ -402,9 +405,9 @@ class Walk:
         path = tuple(self._path)
         slots = self._slots(access.barrier) if access.barrier is not None else frozenset()
         for before in self._state.values():
-            if before.access is not None and order.conflicts(before, access, footprint):
-                warps = before.warps | footprint.warps
-                raise _Found(Missing(before.place, path, warps, _pair(before.access, access)))
+            if before.access is not None and order.conflicts(before, access, footprint, slots):
+                warps, pair = before.warps | footprint.warps, _pair(before.access, access)
+                raise _Found(Missing(before.place, path, warps, pair, is_awaited=before.ended))
         if footprint.repeats:
             raise _Found(Missing(path, path, footprint.warps, _pair(access, access)))
         key = (path[-1].stmt, number, id(footprint))
@@ -535,7 +538,15 @@ def _meet(a: frozenset, b: frozenset) -> bool:
 
 def _pair(before: Access, after: Access) -> str:
     names = {1: "read", 2: "write", 3: "access", 4: "atomic access"}
-    return f"a {names[after.mode]} after a {names[before.mode]} of another thread"
+    by = f"by a {before.end}" if before.end else "by another thread"
+    first, second = (f"a {names[a.mode]} of {_name(a)}" for a in (before, after))
+    return f"{second} after {first} {by}"
+
+
+def _name(access: Access) -> str:
+    if access.product is not None:
+        return "an operand"
+    return data_of(access.pointer).name
 
 
 def _joined(*states: _State | None) -> _State:

@@ -261,7 +261,7 @@ def test_branches_on_rank_uniform(monkeypatch, make, missing, valid):
         assert reported(program, [given] * 2).kind == "race"
     elif valid:
         monkeypatch.setattr(IS_REQUIRED, lambda call: True)
-        with pytest.raises(TileWeaveError, match="shared memory: a read after a write"):
+        with pytest.raises(TileWeaveError, match="shared memory: a read of tile after a write"):
             tw.validate(program, 2, [given] * 2)
 
 
@@ -275,7 +275,7 @@ def test_branches_on_loads(monkeypatch, load):
     given = {"limit": np.ones(1, np.int32), "X": np.ones((64, 64), np.float32)}
     tw.validate(program, 2, [given] * 2)
     monkeypatch.setattr(IS_REQUIRED, lambda call: True)
-    with pytest.raises(TileWeaveError, match="shared memory: a read after a write"):
+    with pytest.raises(TileWeaveError, match="shared memory: a read of tile after a write"):
         tw.validate(program, 2, [given] * 2)
 
 
