@@ -48,6 +48,7 @@ def before_pipeline(X, Y, parts, a, b, f, g):
     T.copy(f, Y)
     for k in T.Pipelined(4, num_stages=2):
         T.copy(parts[k, 0, 0], b)
+        T.copy(b, Y)
 
 
 # CHECK-LABEL: producers: T.copy: TileLang does not divide f of shape (32, 64) evenly among 384 threads, which a block has with the producer warps of T.Pipelined; expected threads=128, or T.serial

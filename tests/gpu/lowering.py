@@ -4,7 +4,7 @@
 
 Builtins after an outer loop around T.Pipelined, accumulators that are cleared before such a loop or
 inside it, TileLang's own atomic operations on symmetric tensors, and the programs of
-tests/simulator/device/miscompiled.py.
+tests/simulator/device/miscompiled.py and tests/generated/known.
 """
 
 import argparse
@@ -22,6 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tileweave as tw
+from tests.modules import load_module
 from tests.on_gpus import Verdicts, main, parser_of, say
 from tests.passes.second_loop import second_loop
 from tests.simulator.device import miscompiled
@@ -32,6 +33,12 @@ from tileweave.runtime.plans.parameters import Parameter, parameters_of
 from tileweave.simulator.memory.values import numpy_dtype
 
 BF16 = torch.bfloat16
+KNOWN = [
+    file
+    for file in sorted((Path(__file__).resolve().parents[1] / "generated/known").glob("*_*.py"))
+    if not file.stem.startswith(("__", "rows_of_fragment"))
+]
+"""Generated programs that were once wrong; those of fragments are refused."""
 
 
 def small(*shape: int, seed: int) -> torch.Tensor:
@@ -303,7 +310,12 @@ def miscompiled_programs() -> list[Miscompiled]:
     programs += [Miscompiled(partial(miscompiled.tile_in_a_branch_on, load)) for load in branches]
     for place in ("bound", "first", "condition"):
         programs.append(Miscompiled(partial(miscompiled.reads_in_bounds, place), configs=credit))
-    return programs + [Miscompiled(partial(second_loop, stages)) for stages in (2, 3)]
+    programs += [Miscompiled(partial(second_loop, stages)) for stages in (2, 3)]
+    return programs + [
+        Miscompiled(partial(getattr, known, "program"))
+        for known in map(load_module, KNOWN)
+        if known.RANKS == 2
+    ]
 
 
 SET = {"num": 40, "F": 0}
