@@ -260,7 +260,8 @@ def _unexplained(message: str) -> Explanation:
 
 def _sentence(message: str) -> str:
     """Return the first sentence of a message of TileLang, or the condition that does not hold."""
-    line = next(iter(message.splitlines()), "no message")
+    lines = (line.strip() for line in message.splitlines())
+    line = next((line for line in lines if re.search("[a-zA-Z]{3}", line)), "no message")
     match = re.match(r"Check failed: (.*?)(?: is false)? ?: (.*)|Check failed: (.*)", line + " ")
     if match:
         line = (match[2] or "").strip() or f"{match[1] or match[3]} does not hold"

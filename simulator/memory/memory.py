@@ -266,7 +266,7 @@ class Tensor:
         self._check_read(index, access)
         event = self.memory.note(self, index, access)
         self.reads.note(index, event, access)
-        self._note_threads(index, event, access, Kind.ATOMIC)
+        self._note_threads(index, event, access, Kind.ATOMIC_READ)
         return event
 
     def look_words(self, indices: list[tuple], access: Access, polls: bool = False) -> list[int]:

@@ -201,11 +201,14 @@ class Kind(Enum):
     """Kinds of accesses. Two accesses conflict unless both are reads, or both are atomic."""
 
     READ = "read"
+    ATOMIC_READ = "atomic read"
     ATOMIC = "atomic"
     WRITE = "write"
 
     def conflicts(self, other: Kind) -> bool:
-        return self is not other or self is Kind.WRITE
+        both = {self, other}
+        reads, atomics = {Kind.READ, Kind.ATOMIC_READ}, {Kind.ATOMIC_READ, Kind.ATOMIC}
+        return not (both <= reads or both <= atomics)
 
 
 @dataclass(frozen=True)

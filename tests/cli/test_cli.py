@@ -97,7 +97,7 @@ def test_emit_names_the_line_of_a_wrong_program(file, capsys):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        f"tileweave: signal: scope='node'; expected 'cta' or 'gpu' or 'sys' --> {path}:8\n"
+        f"tileweave: signal: scope='node'; expected 'cta' or 'gpu' or 'sys'\n --> {path}:8\n"
     )
 
 

@@ -1,7 +1,5 @@
 """TileLang's log of compilations."""
 
-from __future__ import annotations
-
 import pytest
 import tilelang
 import tilelang.language as T

@@ -37,7 +37,7 @@ def test_a_program_compiled_before_is_called_the_same(monkeypatch):
     monkeypatch.setattr(kernel, "warm", lambda *_: None)
     monkeypatch.setattr(kernel, "_allocate", lambda *_: None)
     for prepare in (lower, load):
-        monkeypatch.setattr(kernel.tilelang, "compile", prepare)
+        monkeypatch.setattr(tilelang, "compile", prepare)
         program = PROGRAMS["ring_gemm_reduce_scatter"].make(RANKS)
         for configs in ({}, {"tileweave.delays": 11}):
             kernel.compile_kernel(passes.split_options(program, configs)[0], {}, session)

@@ -453,10 +453,10 @@ def test_simulate_takes_options():
         (["{file}", "--ranks", "1"], "which has rank index 1; expected 0 to 0"),
     ],
 )
-def test_command_refuses_in_one_line(twice, capsys, arguments, message):
+def test_command_refuses_in_words_and_a_place(twice, capsys, arguments, message):
     assert main(["explain", *(a.replace("{file}", str(twice)) for a in arguments)]) == 1
     captured = capsys.readouterr()
-    assert captured.out == "" and captured.err.count("\n") == 1
+    assert captured.out == "" and captured.err.count("\n") <= 2
     assert captured.err.startswith("tileweave: ") and message in captured.err
 
 

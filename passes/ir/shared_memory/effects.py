@@ -56,6 +56,7 @@ class Access:
         barrier: mbarrier that a bulk load completes on.
         by_warp: whether all threads of a warp make the accesses of all of them.
         lanes: number of the lanes whose addresses count.
+        in_call: whether a function makes the access, which orders all of its own accesses.
         product: shape of an operand of ``wgmma``.
     """
 
@@ -66,6 +67,7 @@ class Access:
     barrier: Any = None
     by_warp: bool = False
     lanes: int = 32
+    in_call: bool = False
     product: Operand | None = None
 
 
@@ -325,7 +327,7 @@ class _Collector:
             return
         for pointer in pointers:
             own = mode if mode == ATOMIC else _mode_of(pointer)
-            self._pointer(pointer, own)
+            self._pointer(pointer, own, in_call=True)
 
     def _reduce(self, reduction: re.Match, pointers: list[Any]) -> None:
         """Add the effects of a reduction between warps, whose threads meet before both steps."""

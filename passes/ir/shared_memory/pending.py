@@ -25,6 +25,7 @@ class Pending:
         ended: whether it has ended in the threads that made it; false for asynchronous ones.
         groups: number of groups that these threads closed since.
         published: mbarriers with an arrival of a thread that knows.
+        statement: number of the executed statement.
     """
 
     access: Access | None
@@ -37,11 +38,12 @@ class Pending:
     barrier: frozenset[Any] = frozenset()
     groups: int = 0
     published: frozenset[Any] = frozenset()
+    statement: int = 0
 
 
 def new(
     access: Access | None, footprint: Footprint | None, place: Any, warps: int, count: int,
-    barrier: frozenset[Any] = frozenset(),
+    barrier: frozenset[Any] = frozenset(), statement: int = 0,
 ) -> Pending:  # fmt: skip
     """Return an access that only the threads that make it know of."""
     known = np.zeros(count, np.uint32)
@@ -49,7 +51,9 @@ def new(
     ended = access is None or not access.end
     if ended:
         some[:] = np.uint32(1) << np.arange(count, dtype=np.uint32)
-    return Pending(access, footprint, place, warps, some, known, ended, barrier)
+    return Pending(
+        access, footprint, place, warps, some, known, ended, barrier, statement=statement
+    )
 
 
 def after_barrier(pending: Pending, warps: int) -> Pending:

@@ -145,6 +145,8 @@ class Walk:
         self._everyone = sum(1 << w for w in range(self._values.warps))
         self._exact = True
         self._exits: list[list[_State]] = [[]]
+        self._number = 0
+        """Number of the current statement, of those executed so far."""
         self._waiting: dict[int, tuple[np.ndarray, Path, Barrier]] = {}
         self.numbers: dict[int, set[int]] = {}
         """Masks of warps that use each named barrier."""
@@ -370,6 +372,7 @@ class Walk:
         return self._everyone & ~lacking
 
     def _apply_all(self, effects: Iterable[Effect]) -> None:
+        self._number += 1
         for number, effect in enumerate(effects):
             self._apply(effect, number)
 
@@ -405,13 +408,16 @@ class Walk:
         path = tuple(self._path)
         slots = self._slots(access.barrier) if access.barrier is not None else frozenset()
         for before in self._state.values():
+            if access.in_call and before.statement == self._number:
+                continue
             if before.access is not None and order.conflicts(before, access, footprint, slots):
                 warps, pair = before.warps | footprint.warps, _pair(before.access, access)
                 raise _Found(Missing(before.place, path, warps, pair, is_awaited=before.ended))
         if footprint.repeats:
             raise _Found(Missing(path, path, footprint.warps, _pair(access, access)))
         key = (path[-1].stmt, number, id(footprint))
-        new = order.new(access, footprint, path, footprint.warps, self._values.warps, slots)
+        warps, count = footprint.warps, self._values.warps
+        new = order.new(access, footprint, path, warps, count, slots, self._number)
         self._state = {**self._state, key: new}
 
     def _barrier(self, barrier: Barrier, threads: np.ndarray) -> None:

@@ -322,9 +322,9 @@ def test_a_collective_in_place_is_repeated(said, monkeypatch):
 
 
 @pytest.mark.parametrize("given_out", [False, True])
-def test_a_repeated_call_passes_seven_files(said, given_out):
+def test_a_repeated_call_passes_eight_files(said, given_out):
     """Files with a function that runs, in the order of a call. In a real call, C++ then enqueues
-    its operations: ``runtime/src/enqueue.cc`` is the seventh file."""
+    its operations: ``runtime/src/enqueue.cc`` is the eighth file."""
     record = types.SimpleNamespace(state=Record.EMPTY)
     StandIn.session.watchdog = object.__new__(Watchdog)
     StandIn.session.watchdog._record = record
@@ -344,7 +344,7 @@ def test_a_repeated_call_passes_seven_files(said, given_out):
         sys.setprofile(None)
     assert isinstance(said[-1], tuple)
     assert list(dict.fromkeys(f for f in files if not f.startswith(".venv"))) == [
-        "ops/gemm/matmul_reduce_scatter.py", "ops/core/library.py", "ops/core/call.py",
-        "runtime/executor/recorded_calls.py", "runtime/host/watchdog.py",
+        "builtins/errors.py", "ops/gemm/matmul_reduce_scatter.py", "ops/core/library.py",
+        "ops/core/call.py", "runtime/executor/recorded_calls.py", "runtime/host/watchdog.py",
         "runtime/kernel/launch_order.py",
     ]  # fmt: skip

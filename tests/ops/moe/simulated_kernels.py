@@ -9,6 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import tilelang
 import torch
 
 import tileweave as tw
@@ -48,7 +49,7 @@ def simulate_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_kernels, "_KERNELS", {})
     monkeypatch.setattr(module, "_calls", {})
     monkeypatch.setattr(module, "has_kernel", lambda x, w, columns=None: x.dtype in module._DTYPES)
-    monkeypatch.setattr(local_kernels.tilelang, "compile", Simulated)
+    monkeypatch.setattr(tilelang, "compile", Simulated)
     monkeypatch.setattr(quant, "has_kernel", lambda x: x.dtype in quant._DTYPES)
     monkeypatch.setattr(routing, "has_kernel", routing.fits)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
