@@ -78,8 +78,8 @@ def sync_ranks(barrier: OptionalReadWrite = None) -> None:
     """Wait until one block of each rank arrives.
 
     What any of these blocks wrote or observed before is then visible to all of them. On every rank,
-    exactly one block in each launch must reach the call. With words of their own, several blocks
-    may reach it: one for each ``barrier``.
+    exactly one block in each launch must reach the call with the same ``barrier``. Blocks that pass
+    different words do not meet.
 
     Args:
         barrier: the first of ``2 + world_size`` zeroed u32 in this rank's copy of a symmetric

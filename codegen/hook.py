@@ -1,5 +1,5 @@
-"""Hook into TileLang: TileWeave wraps its CUDA pipeline, its cache key and its call of nvcc, and
-filters its log; nothing else."""
+"""Hook into TileLang: wrap its CUDA pipeline, its cache key, its call of nvcc and the frontend's
+record of lines, and filter its log; nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Diagnosis of nvcc: does it compile an empty kernel, and which of its packages do not fit?"""
+"""Diagnosis of nvcc: compile an empty kernel, and name the packages that do not fit."""
 
 from __future__ import annotations
 

@@ -97,11 +97,11 @@ class Case:
         that nothing writes, or else those that were read before a write."""
         if error.kind != "poison":
             return error
-        given = set.intersection(*(set(values) for values in self.inputs)) | self.aliases.keys()
+        supplied = set.intersection(*(set(values) for values in self.inputs)) | self.aliases.keys()
         missing = [
             p.name
             for p in self.executable.parameters
-            if p.shape is not None and p.name not in given
+            if p.shape is not None and p.name not in supplied
         ]
         named = [name for name in missing if name not in self.written]
         if not named:

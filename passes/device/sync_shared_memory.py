@@ -7,7 +7,7 @@ from tvm import tirx
 from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
 from ..ir.shared_memory.walk import Misplaced, Missing, Walk
-from ..ir.walk import flatten, line_of, rewrite_children, statements_of, with_span_of
+from ..ir.walk import arrows, flatten, line_of, rewrite_children, statements_of, with_span_of
 
 _FIRST_FREE, _END = 3, 16
 """Numbers of named barriers that TileLang's templates do not use."""
@@ -61,7 +61,8 @@ def _without(func: tirx.PrimFunc, finding: Misplaced) -> tirx.PrimFunc:
     if finding.is_ours:
         raise LanguageError(
             f"T.sync_threads: only {finding.threads} threads reach a barrier of "
-            f"{finding.expected}; expected all of them, or none{_arrow(finding.path)}"
+            f"{finding.expected}; expected all of them, or none"
+            f"{arrows([('', _line(finding.path))])}"
         )
     return _edited(func, finding.path, len(finding.path) - 1, remove=True)
 
@@ -133,7 +134,6 @@ def _edited(
     replacement: tirx.Stmt | None = None,
 ) -> tirx.PrimFunc:  # fmt: skip
     """Change the statement at ``path[at]``: insert a barrier before it, remove or replace it."""
-    target = path[at]
 
     def change(stmt: tirx.Stmt) -> tirx.Stmt:
         if remove:
@@ -152,7 +152,6 @@ def _edited(
 
         return rewrite_children(stmt, child)
 
-    assert target is path[at]
     return func.with_body(visit(func.body, 0))
 
 
@@ -165,12 +164,10 @@ def _refusal(finding: Missing) -> LanguageError:
             "a wait between both; T.Pipelined waits for a load before a statement reads its tile"
         )
         what = f"{finding.what} that may not have ended"
-    return LanguageError(
-        f"shared memory: {what}; expected {legal}{_arrow(finding.before, 'before')}"
-        f"{_arrow(finding.after, 'after')}"
-    )
+    places = [("before", _line(finding.before)), ("after", _line(finding.after))]
+    return LanguageError(f"shared memory: {what}; expected {legal}{arrows(places)}")
 
 
-def _arrow(path, label: str = "") -> str:
-    line = next((line for frame in reversed(path) if (line := line_of(frame.stmt))), "")
-    return f"\n {label} --> {line}".replace("  ", " ") if line else ""
+def _line(path) -> str:
+    """Return the source line of the innermost statement of ``path`` that has one, or ""."""
+    return next((line for frame in reversed(path) if (line := line_of(frame.stmt))), "")

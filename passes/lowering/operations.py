@@ -235,4 +235,4 @@ CALLS = {
         _nothing,
     ),
 }
-"""Functions that record the writes of operations, by the names of these."""
+"""Functions that record the writes of an operation, by its name."""

@@ -17,7 +17,7 @@ MARK = "tileweave.tile_statement"
 """Attribute around a statement, with its number."""
 _COUNT = 512
 _TRIED, _DIFFERENT = 64, 3
-"""Number of samples from which those with different places in tiles are chosen, and of these."""
+"""``_DIFFERENT`` samples with different places in tiles are chosen from ``_TRIED``."""
 _SCALES = (1, 2, 4, 16, 256, 65536)
 """Upper bounds of the values of variables without a known range."""
 _ASSUMPTION = "tl.assume"
@@ -64,8 +64,8 @@ class Samples(Points):
     def chosen(self, statement: Statement, regions: Sequence[tirx.Call]) -> list[int]:
         """Return the numbers of samples for which ``statement`` runs.
 
-        They differ in the places that it accesses in tiles. They have ``regions`` inside of their
-        tensors; another sample has not, if that follows from ranges of loops and blocks.
+        They differ in the places that it accesses in tiles, and ``regions`` are inside of their
+        tensors. One more sample has a region outside, if ranges of loops and blocks allow it.
         """
         holds = np.ones(_COUNT, bool)
         for condition in (*self._assumptions, *statement.conditions):

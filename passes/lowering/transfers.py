@@ -199,7 +199,7 @@ class LoweredTransfers(Transfers):
     """Writes of a statement on elements, by the threads of a block.
 
     Args:
-        calls: functions that record the writes of operations, by the names of these.
+        calls: functions that record the writes of an operation, by its name.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ def mixed(places: np.ndarray) -> np.ndarray:
 def indices_of(
     buffer: tirx.Buffer, indices: Sequence[tirx.PrimExpr], points: Points
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the values of indices inside of ``buffer``, and which of them are."""
+    """Return the values of ``indices``, clipped to ``buffer``, and a mask of those inside of it."""
     if any(isinstance(index, tirx.Ramp) for index in indices):
         raise Unknown("a vector")
     return clipped(buffer, [points.at_all(index) for index in indices], points)
@@ -254,7 +254,7 @@ def indices_of(
 def clipped(
     buffer: tirx.Buffer, indices: list[np.ndarray], points: Points
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return indices inside of ``buffer``, and which of ``indices`` these are."""
+    """Return ``indices``, clipped to ``buffer``, and a mask of those inside of it."""
     inside: np.ndarray = np.ones(1, bool)
     kept = []
     for index, extent in zip(indices, buffer.shape, strict=True):

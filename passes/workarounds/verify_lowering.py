@@ -94,10 +94,10 @@ def _is_equal(samples: Samples, places: Places, statement: Statement, lowered: t
         values = samples.values(number)
         try:
             expected = _writes_of_tile(places, stmt, values)
-            found = _writes_of_threads(places, samples, statement, lowered, values)
+            actual = _writes_of_threads(places, samples, statement, lowered, values)
         except (Unknown, NotEvaluable):
             return True
-        if found is not None and not np.array_equal(expected, found):
+        if actual is not None and not np.array_equal(expected, actual):
             return False
     return True
 

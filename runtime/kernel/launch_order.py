@@ -95,8 +95,8 @@ class LaunchOrder:
         self._event: Any = None
         """End of the latest call, if ``last`` is no stream."""
         self._fork: Any = None
-        """Joins streams of one capture. ``_event`` cannot: what a capture records it cannot be
-        waited for outside."""
+        """Joins streams of one capture. ``_event`` cannot, because no stream outside of a capture
+        can wait for an event that the capture records."""
         self._is_replayed = False
         """Whether there has been a capture: its graph may run after any call."""
         self._captures: dict[int, _Capture] = {}
@@ -169,7 +169,7 @@ class LaunchOrder:
             capture.end = call("cuGraphAddEventRecordNode", graph, nodes, len(nodes), self._event)
         else:
             for key in capture.ends.keys() - ends.keys():
-                with suppress(DriverError):  # refused beside nodes that allocate: they may stay
+                with suppress(DriverError):  # refused for nodes that allocate: the edge may stay
                     _edges("Remove", graph, capture.ends[key], capture.end)
                     del capture.ends[key]
             for key in ends.keys() - capture.ends.keys():

@@ -13,7 +13,7 @@ from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
 from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
-from ..machine.steps import SPIN, Step, go, goes_on, scope_of_exits, sequence, together
+from ..machine.steps import SPIN, Step, end_iteration, go, scope_of_exits, sequence, together
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
@@ -319,7 +319,7 @@ class Statements(Expressions):
                     frame.env[slot] = value
                     mask, active = frame.mask, frame.active
                     yield iteration
-                    if not goes_on(frame, mask, active):
+                    if not end_iteration(frame, mask, active):
                         break
                 frame.block.by_thread[slot] = False
 
@@ -413,7 +413,7 @@ class Statements(Expressions):
                         break
                     mask, active = frame.mask, frame.active
                     yield from go(body, frame)
-                    if not goes_on(frame, mask, active):
+                    if not end_iteration(frame, mask, active):
                         break
                 else:
                     raise SimulationError(

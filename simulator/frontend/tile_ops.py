@@ -192,11 +192,11 @@ class Region(NamedTuple):
     ) -> Callable[[], Accessed] | None:
         """Return the elements inside the tensor, and the point of the box, or the element of the
         fragment, that accesses each."""
-        shape, held = box.shape, None
+        shape, elements = box.shape, None
         if fragment is not None:
             shape = frame.tile(fragment.slot).shape
-            held = fragment.box(frame, shape, False).inside
-            if math.prod(part.stop - part.start for part in held) != math.prod(box.shape):
+            elements = fragment.box(frame, shape, False).inside
+            if math.prod(part.stop - part.start for part in elements) != math.prod(box.shape):
                 return None
         loop = frame.mask.loop(tuple(n for n in shape if n != 1))
         if loop is None or frame.space is not None:
@@ -204,7 +204,7 @@ class Region(NamedTuple):
 
         def accessed() -> Accessed:
             points = np.arange(int(np.prod(shape))).reshape(shape)
-            points = points if held is None else points[held].reshape(box.shape)
+            points = points if elements is None else points[elements].reshape(box.shape)
             points = points[box.part]
             return Accessed(loop, tensor.flat[box.inside].reshape(-1), points.reshape(-1))
 

@@ -31,9 +31,9 @@ def described_inputs(
     executable: Executable | MeshExecutable,
     seed: int,
     scalars: Mapping[str, Any],
-    given: Sequence[Mapping[str, Any]] | None = None,
+    supplied: Sequence[Mapping[str, Any]] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return inputs for every rank, and how each tensor that is not given was made, by name.
+    """Return inputs for every rank, and how each tensor that is not supplied was made, by name.
 
     Tensors that are only read get normal numbers, or random integers where the program shows their
     range (``index_ranges``); other integers (flags, counters) are zero. Floats that the program
@@ -41,8 +41,8 @@ def described_inputs(
 
     Args:
         scalars: values by name, of the scalars and of the dynamic extents.
-        given: inputs of every rank that are not invented. ``scalars`` precede them, and names that
-            are none of this program are ignored.
+        supplied: inputs of every rank that are not invented. ``scalars`` precede them. Names that
+            this program lacks are ignored.
 
     Raises:
         TileWeaveError: a scalar or an extent without a value, or an illegal value.
@@ -54,7 +54,7 @@ def described_inputs(
         executable,
         [
             {name: value for name, value in {**values, **scalars}.items() if name in names}
-            for values in given or [{}] * executable.world_size
+            for values in supplied or [{}] * executable.world_size
         ],
     )
     case = Case(executable, inputs, 1)

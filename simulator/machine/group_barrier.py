@@ -51,7 +51,7 @@ class GroupBarrier:
                 "arrival",
                 f"{op} is reached by blocks {self.arrived_in[launch]} and {block.number} of rank "
                 f"{block.global_rank} in launch {block.epoch}; expected one block a launch, or "
-                "words of their own for each block\n"
+                "a barrier= of its own for each block\n"
                 f" --> {loc}",
             )
         if not self.phase.missing:

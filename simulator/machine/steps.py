@@ -117,7 +117,7 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
                 )
 
 
-def stays(frame: Frame) -> bool:
+def drop_exited(frame: Frame) -> bool:
     """Deactivate the lanes that left the loop or its iteration. Return whether any are left."""
     return frame.gone is None or frame.narrow(~frame.gone)
 
@@ -129,7 +129,7 @@ def sequence(steps: list[Step]) -> Step:
         def run(frame):
             for step in steps:
                 step.run(frame)
-                if frame.gone is not None and not stays(frame):
+                if frame.gone is not None and not drop_exited(frame):
                     return
 
         return Step(run)
@@ -140,7 +140,7 @@ def sequence(steps: list[Step]) -> Step:
                 yield from step.run(frame)
             else:
                 step.run(frame)
-            if frame.gone is not None and not stays(frame):
+            if frame.gone is not None and not drop_exited(frame):
                 return
 
     return Step(wait, True)
@@ -155,7 +155,7 @@ def scope_of_exits(frame: Frame) -> Iterator[None]:
     frame.mask, frame.active, frame.broken, frame.gone = before
 
 
-def goes_on(frame: Frame, mask: Mask, active: np.ndarray | None) -> bool:
+def end_iteration(frame: Frame, mask: Mask, active: np.ndarray | None) -> bool:
     """End an iteration that began with these lanes. Return whether any have not left the loop."""
     if frame.gone is None:
         return True

@@ -356,8 +356,8 @@ class Tensor:
             polls: whether a loop that may poll makes it.
             others: as for ``store_words``.
         """
-        how = Entry(None, 0, sync, False, causes, replaces, combine, polls)
-        self._store([index], [value], access, how, before, adds)
+        template = Entry(None, 0, sync, False, causes, replaces, combine, polls)
+        self._store([index], [value], access, template, before, adds)
 
     def store_words(
         self, indices: list[tuple], values: Sequence[Any], access: Access, sync: Sync, *,
@@ -373,16 +373,16 @@ class Tensor:
         self._store(indices, values, access, Entry(None, 0, sync, False, causes), before)
 
     def _store(
-        self, indices: list[tuple], values: Sequence[Any], access: Access, how: Entry,
+        self, indices: list[tuple], values: Sequence[Any], access: Access, template: Entry,
         before: int | None, adds: bool = False,
     ) -> None:  # fmt: skip
-        """Store consecutive words. ``how`` is an entry without its value and its event."""
+        """Store consecutive words. ``template`` is an entry without its value and its event."""
         words = [(index, self.flat_index(index)) for index in indices]
         for index, flat in words:
             if not self.words.get(flat):
                 self.words[flat] = [self._without_history(index)]
-            if how.causes is not None:
-                self._check_looked(index, flat, access, how.causes)
+            if template.causes is not None:
+                self._check_looked(index, flat, access, template.causes)
         event = self._record_write(region_of(indices), access)
         for (index, flat), value in zip(words, values, strict=True):
             entries = self.words[flat]
@@ -392,7 +392,7 @@ class Tensor:
             if position == len(entries):
                 self.data[index] = value
                 self.poison[index] = False
-            entry = how._replace(value=self.dtype.type(value), event=event)
+            entry = template._replace(value=self.dtype.type(value), event=event)
             self.words[flat] = entries = [*entries[:position], entry, *entries[position:]]
             if len(entries) > _HISTORY:
                 self._observed.get(flat, {}).pop(entries.pop(0).event, None)
@@ -530,7 +530,7 @@ class Tensor:
             causes: returns the clock of all that may have led to the change.
             combine: commutative function of the change, if there is one.
         """
-        flat, log, led = self.flat_index(index), self.memory.events, None
+        flat, log, clock = self.flat_index(index), self.memory.events, None
         entries = self.words.get(flat, ())
         if not any(entry.replaces for entry in entries):
             return
@@ -543,8 +543,8 @@ class Tensor:
                 return
             commutes = combine is not None and entry.combine is combine
             if entry.replaces and not entry.polls and not commutes:
-                led = led or causes()
-                if led.covers(agent, time):
+                clock = clock or causes()
+                if clock.covers(agent, time):
                     epoch = self.memory.epoch_of(entry.event)
                     kind = "reuse" if access.epoch > epoch else "race"
                     raise self.memory.conflict(

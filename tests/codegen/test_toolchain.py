@@ -92,8 +92,8 @@ def install(tmp_path, monkeypatch):
 )
 def test_what_repairs_it(install, versions, cuda_of_torch, remedy):
     path = install(FAILS, versions, cuda_of_torch)
-    said = f"{path} compiles no kernel ({FATAL})" + remedy.format(home=path.parents[1])
-    assert toolchain.obstacle() == said
+    message = f"{path} compiles no kernel ({FATAL})" + remedy.format(home=path.parents[1])
+    assert toolchain.obstacle() == message
 
 
 def test_requirements_pin_all_packages():

@@ -122,7 +122,7 @@ class Gpu:
         return number
 
     def destroy(self, stream: int) -> None:
-        """Destroy a stream: its work goes on, and a new stream may get its handle."""
+        """Destroy a stream: its work continues, and a new stream may get its handle."""
         self._last.pop(stream, None)
 
     def call(self, name: str, *args: Any, stream: int | None = None) -> Any:

@@ -38,8 +38,8 @@ def inputs_of(
     """
     from ..simulator import described_inputs
 
-    given = _given(executable.world_size, scalars, options)
-    inputs, invented = described_inputs(executable, options.seed, scalars, given)
+    from_file = _inputs_of_file(executable.world_size, scalars, options)
+    inputs, invented = described_inputs(executable, options.seed, scalars, from_file)
     tensors = [p.name for p in executable.parameters if p.shape is not None]
     origins = {p: invented.get(p, _FROM_FILE) for p in tensors if p in inputs[0]}
     if origins and not (silent or options.json):
@@ -61,7 +61,7 @@ def invented_hint(origins: Mapping[str, str]) -> str:
     )
 
 
-def _given(
+def _inputs_of_file(
     ranks: int, scalars: Mapping[str, Any], options: argparse.Namespace
 ) -> list[Mapping[str, Any]] | None:
     """Return what the function ``inputs`` of the file returns, None without such a function."""

@@ -41,7 +41,6 @@ _OPERANDS = (
     "a", "b", "condition", "true_value", "false_value", "base", "stride", "value", "body",
 )  # fmt: skip
 _EXITS = ("tl.loop_break", "tirx.break_loop", "tirx.continue_loop", "tirx.thread_return")
-_REGISTERS_ONLY = frozenset({"tirx.ptx_mma", "tl.increase_descriptor_offset"})
 
 
 @dataclass(frozen=True)
@@ -277,7 +276,7 @@ class _Collector:
             _, n, k = _shape(call.args[0].value)
             self._operand(call.args[7:9], n, k, call.args[1], call.args[3])
         else:
-            return name in _REGISTERS_ONLY
+            return name == "tirx.ptx_mma"  # registers only
         return True
 
     def _operand(self, pointer: Any, extent: int, depth: int, k_major: Any, dtype: Any) -> None:
@@ -388,8 +387,6 @@ def _mode_of(pointer: tirx.Call) -> int:
 
 
 def _itemsize(pointer: tirx.Call) -> int:
-    if op_name(pointer) == "tirx.tvm_access_ptr":
-        return max(1, DataType(str(pointer.args[0].dtype)).bits // 8)
     return max(1, DataType(str(pointer.args[0].dtype)).bits // 8)
 
 

@@ -15,7 +15,7 @@ from .values import WARP, ThreadValues
 
 MANY = -2
 """Owner of bytes that several threads access, or any thread."""
-_NOBODY = -1
+_NO_THREAD = -1
 _UNITS = (16, 8, 4, 2, 1)
 
 
@@ -24,7 +24,7 @@ class Cells:
     """Cells of ``unit`` bytes that a statement accesses, from byte ``first * unit`` on.
 
     Attributes:
-        owner: thread that accesses each cell, ``MANY`` or ``-1``.
+        owner: thread that accesses each cell, ``MANY`` or ``_NO_THREAD``.
         warps: bits of the warps that access each cell.
     """
 
@@ -71,13 +71,13 @@ class Footprint:
     def cells(self, unit: int) -> Cells:
         """Return the accessed cells of ``unit`` bytes, a divisor of ``self.unit``."""
         if unit not in self._cells:
-            self._cells[unit] = self._drawn(unit)
+            self._cells[unit] = self._compute_cells(unit)
         return self._cells[unit]
 
-    def _drawn(self, unit: int) -> Cells:
+    def _compute_cells(self, unit: int) -> Cells:
         first = int(self.begins.min()) // unit
         size = (int(self.begins.max()) + self.length) // unit - first
-        owner = np.full(size, _NOBODY, np.int32)
+        owner = np.full(size, _NO_THREAD, np.int32)
         warps = np.zeros(size, np.uint32)
         spans = (self.begins // unit - first)[:, None] + np.arange(self.length // unit)
         owners = np.full(spans.shape, MANY, np.int32)
@@ -107,7 +107,7 @@ def overlap(a: Footprint, b: Footprint, same_thread: bool) -> list[tuple[int, in
         return []
     ours, theirs = slice(first - x.first, end - x.first), slice(first - y.first, end - y.first)
     left, right = x.owner[ours], y.owner[theirs]
-    both = (left != _NOBODY) & (right != _NOBODY)
+    both = (left != _NO_THREAD) & (right != _NO_THREAD)
     if not same_thread:
         both &= (left != right) | (left == MANY)
     if not both.any():

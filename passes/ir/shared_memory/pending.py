@@ -102,10 +102,14 @@ def same(a: Pending, b: Pending) -> bool:
     )
 
 
-def is_known(pending: Pending, everyone: int) -> bool:
+def rows_of(pending: Pending, warps: int) -> np.ndarray:
+    """Return the rows of ``some`` and ``all`` for these warps, given as bits."""
+    return np.flatnonzero((warps >> np.arange(len(pending.all))) & 1)
+
+
+def is_known(pending: Pending, all_warps: int) -> bool:
     """Return whether all threads know of the access, which therefore needs no barrier."""
-    makers = np.flatnonzero((pending.warps >> np.arange(len(pending.all))) & 1)
-    return bool((pending.all[makers] == everyone).all())
+    return bool((pending.all[rows_of(pending, pending.warps)] == all_warps).all())
 
 
 def conflicts(
@@ -130,5 +134,5 @@ def conflicts(
 
 def _unknown(pending: Pending, makers: int) -> int:
     """Return bits of the warps of which a thread may not know of accesses of warps ``makers``."""
-    chosen = np.flatnonzero((makers >> np.arange(len(pending.all))) & 1)
-    return int(~np.bitwise_and.reduce(pending.all[chosen]) & np.uint32(0xFFFFFFFF))
+    known = pending.all[rows_of(pending, makers)]
+    return int(~np.bitwise_and.reduce(known) & np.uint32(0xFFFFFFFF))

@@ -48,7 +48,7 @@ from .pending import Pending
 from .values import WARP, ThreadValues
 
 _FIRST, _LAST = 8, 4
-"""Iterations at the begin and at the end of a loop that are followed, in which index expressions
+"""Iterations at the beginning and at the end of a loop that are followed. In them index expressions
 have all remainders."""
 _UNKNOWN_ITERATIONS = 4
 """Iterations of a loop whose number is unknown."""
@@ -142,7 +142,7 @@ class Walk:
         self._state: _State = {}
         self._path: list[Frame] = []
         self._mask = np.ones((self._values.count,) + (1,) * 11, bool)
-        self._everyone = sum(1 << w for w in range(self._values.warps))
+        self._all_warps = sum(1 << w for w in range(self._values.warps))
         self._exact = True
         self._exits: list[list[_State]] = [[]]
         self._number = 0
@@ -369,7 +369,7 @@ class Walk:
     def _whole(self, threads: np.ndarray) -> int:
         """Return bits of the warps of which all threads are in ``threads``."""
         lacking = self._warps(~threads)
-        return self._everyone & ~lacking
+        return self._all_warps & ~lacking
 
     def _apply_all(self, effects: Iterable[Effect]) -> None:
         self._number += 1
@@ -455,7 +455,7 @@ class Walk:
         warps, whole = self._warps(threads), self._whole(threads)
 
         def publish(p: Pending) -> Pending:
-            makers = _rows(p)
+            makers = order.rows_of(p, p.warps)
             known = (p.some[makers] & np.uint32(whole)) | (p.all[makers] & np.uint32(warps))
             return replace(p, published=p.published | slots) if known.all() else p
 
@@ -479,11 +479,10 @@ class Walk:
                 return p
             if isinstance(effect, Commit):
                 return replace(p, groups=p.groups + 1)
-            if p.groups <= effect.pending and not (effect.kind != COPY and effect.pending == 0):
+            if p.groups <= effect.pending and (effect.kind == COPY or effect.pending):
                 return p
-            whole = 0
             own = np.uint32(1) << np.arange(self._values.warps, dtype=np.uint32)
-            return replace(p, some=p.some | own, all=p.all | np.uint32(whole), ended=True)
+            return replace(p, some=p.some | own, ended=True)
 
         self._change(change)
 
@@ -499,17 +498,17 @@ class Walk:
             return
         for p in self._state.values():
             if p.access is None and any(
-                warps & ~int(p.all[row]) & ~(1 << int(row)) for row in _rows(p)
+                warps & ~int(p.all[row]) & ~(1 << int(row)) for row in order.rows_of(p, p.warps)
             ):
                 what = "an access of global memory by producer threads, and what consumers publish,"
                 raise _Found(Missing(p.place, tuple(self._path), p.warps | warps, what, True))
 
-    def _change(self, change: Any) -> None:
+    def _change(self, change: Callable[[Pending], Pending]) -> None:
         self._state = {key: change(p) for key, p in self._state.items()}
 
     def _drop_known(self) -> None:
         self._state = {
-            key: p for key, p in self._state.items() if not order.is_known(p, self._everyone)
+            key: p for key, p in self._state.items() if not order.is_known(p, self._all_warps)
         }
 
 
@@ -530,10 +529,6 @@ def _slot(barrier: Any) -> tuple[tirx.Var, tirx.PrimExpr]:
         return barrier.args[1], barrier.args[2]
     node = barrier.args[0] if isinstance(barrier, tirx.Call) else barrier
     return node.buffer.data, node.indices[0]
-
-
-def _rows(p: Pending) -> np.ndarray:
-    return np.flatnonzero((p.warps >> np.arange(len(p.all))) & 1)
 
 
 def _meet(a: frozenset, b: frozenset) -> bool:

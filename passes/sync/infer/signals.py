@@ -35,20 +35,20 @@ def place_signals(context: SyncContext) -> None:
     """
     for counter in context.signalled_counters:
         signals: list[_Signal] = []
-        waited = _waited(counter)
+        awaited = _awaited_granules(counter)
         for footprints in counter.accesses.in_kernel(counter.kind):
             access = footprints.access
-            heard = _heard(counter, footprints, waited)
-            if heard is _Heard.NEVER:
+            need = _need_of(counter, footprints, awaited)
+            if need is _Need.NEVER:
                 name = counter.accesses.tensor.name
                 context.record("signal", access, name, f"no rank waits for what {access.text}")
             elif not access.pads:  # W.pad itself counts its rows
-                _add(signals, _signal(context, counter, footprints, heard))
+                _add(signals, _signal(context, counter, footprints, need))
         for signal in signals:
             _place(context, counter, signal)
 
 
-class _Heard(Enum):
+class _Need(Enum):
     """Iterations of a write that need a signal."""
 
     ALWAYS = "always"
@@ -56,32 +56,32 @@ class _Heard(Enum):
     NEVER = "never"
 
 
-def _waited(counter: Counter) -> np.ndarray | None:
+def _awaited_granules(counter: Counter) -> np.ndarray | None:
     """Return a mask of the granules of each copy that some rank may wait for; None: all of them."""
     accesses = counter.accesses
     if counter.at_exit or counter.also_at_exit or counter.by_copies:
         return None
     if accesses.is_ragged or accesses.announces:
         return None
-    waited = np.zeros(counter.arrivals.shape, np.bool_)
+    awaited = np.zeros(counter.arrivals.shape, np.bool_)
     for footprints in counter.users:
         numbers = counter.granules.numbers_of(footprints)
-        waited[tuple(footprints.distinct(footprints.owner, numbers))] = True
-    return waited
+        awaited[tuple(footprints.distinct(footprints.owner, numbers))] = True
+    return awaited
 
 
-def _heard(counter: Counter, footprints: Footprints, waited: np.ndarray | None) -> _Heard:
+def _need_of(counter: Counter, footprints: Footprints, awaited: np.ndarray | None) -> _Need:
     """Return the iterations of a write that need a signal; all if no simple condition says it."""
-    if waited is None:
-        return _Heard.ALWAYS
+    if awaited is None:
+        return _Need.ALWAYS
     numbers = counter.granules.numbers_of(footprints)
     rank, owner, number = footprints.distinct(footprints.rank, footprints.owner, numbers)
-    needed = waited[owner, number]
+    needed = awaited[owner, number]
     if needed.all():
-        return _Heard.ALWAYS
+        return _Need.ALWAYS
     if not needed.any():
-        return _Heard.NEVER
-    return _Heard.BY_OTHERS if np.array_equal(needed, owner != rank) else _Heard.ALWAYS
+        return _Need.NEVER
+    return _Need.BY_OTHERS if np.array_equal(needed, owner != rank) else _Need.ALWAYS
 
 
 @dataclass
@@ -95,7 +95,7 @@ class _Signal:
         owner, granule: owner and number of the counter.
         value: units that the signal adds.
         is_guarded: whether the signal has conditions of its own.
-        heard: the iterations that need it.
+        need: the iterations that need it.
     """
 
     accesses: list[Footprints]
@@ -105,7 +105,7 @@ class _Signal:
     granule: tirx.PrimExpr
     value: tirx.PrimExpr
     is_guarded: bool
-    heard: _Heard
+    need: _Need
 
     def has_counter_of(self, other: _Signal) -> bool:
         """Return whether both signals follow the same statement and always change one counter."""
@@ -113,7 +113,7 @@ class _Signal:
             self.anchor.same_as(other.anchor)
             and not self.is_guarded
             and not other.is_guarded
-            and self.heard is other.heard
+            and self.need is other.need
             and self.accesses[0].ranks_and_owners() == other.accesses[0].ranks_and_owners()
             and structural_equal([self.owner, self.granule], [other.owner, other.granule])
         )
@@ -205,9 +205,7 @@ def _waits_in(context: SyncContext, loop: tirx.For | None) -> bool:
     )
 
 
-def _signal(
-    context: SyncContext, counter: Counter, footprints: Footprints, heard: _Heard
-) -> _Signal:
+def _signal(context: SyncContext, counter: Counter, footprints: Footprints, need: _Need) -> _Signal:
     """Return the signal of an access."""
     access, symbols = footprints.access, context.symbols
     depth = signal_depth(context, counter, footprints)
@@ -223,7 +221,7 @@ def _signal(
     unguarded = tirx.Evaluate(tirx.IntImm("int32", 0))
     is_guarded = not context.guard(unguarded, footprints, exited).same_as(unguarded)
     anchor = anchor_of(access, depth)
-    return _Signal([footprints], anchor, exited, owner, granule, value, is_guarded, heard)
+    return _Signal([footprints], anchor, exited, owner, granule, value, is_guarded, need)
 
 
 def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
@@ -231,7 +229,7 @@ def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
     footprints, *others = signal.accesses
     access = footprints.access
     stmt = context.signal_to(counter, footprints, signal.owner, signal.granule, signal.value)
-    if signal.heard is _Heard.BY_OTHERS:
+    if signal.need is _Need.BY_OTHERS:
         is_other = tirx.NE(signal.owner, context.symbols.rank)
         stmt = tirx.IfThenElse(context.symbols.simplified(is_other, access), stmt, None)
     stmt = context.guard(stmt, footprints, signal.exited)

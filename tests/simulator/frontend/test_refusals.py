@@ -42,8 +42,8 @@ def simulate(program, **options):
 
 
 def test_a_tile_of_several_versions_after_its_loop():
-    said = "the compiler refuses program for sm_90a: T.copy: uses x, of which T.Pipelined has a"
-    with pytest.warns(tw.SimulationWarning, match=said):
+    message = "the compiler refuses program for sm_90a: T.copy: uses x, of which T.Pipelined has a"
+    with pytest.warns(tw.SimulationWarning, match=message):
         outputs = simulate(tiles(reuses=True))
     assert (outputs[0]["S"] == 256).all()
 

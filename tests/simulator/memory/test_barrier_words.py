@@ -183,7 +183,7 @@ def test_never_written(make):
 
 
 def one_barrier_for_each_block():
-    """Block ``b`` of each rank meets block ``b`` of the other ranks, at words of their own."""
+    """Block ``b`` of each rank meets block ``b`` of the other ranks, at its own words."""
 
     @T.prim_func
     def program(
