@@ -98,7 +98,7 @@ class LaunchOrder:
         """Joins streams of one capture. ``_event`` cannot, because no stream outside of a capture
         can wait for an event that the capture records."""
         self._is_replayed = False
-        """Whether there has been a capture: its graph may run after any call."""
+        """True after the first capture: its graph may run after any call."""
         self._captures: dict[int, _Capture] = {}
         """The latest captures, by number. The host does not see their ends."""
 

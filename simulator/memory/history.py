@@ -19,11 +19,11 @@ class Entry(NamedTuple):
     causes: Clock | None = None
     """Clock of all that led to the value, whether or not memory orders it."""
     replaces: bool = False
-    """Whether a read-modify-write made it from the previous value: no change lands between them."""
+    """True if a read-modify-write made it from the previous value: no change lands between them."""
     combine: Any = None
     """Commutative function by which a read-modify-write made it; None: another change."""
     polls: bool = False
-    """Whether a loop that may poll made it: what follows the loop depends on the previous value."""
+    """True if a loop that may poll made it: what follows the loop depends on the previous value."""
 
 
 class Change(NamedTuple):
@@ -33,7 +33,7 @@ class Change(NamedTuple):
     before: Any
     after: Any
     adds: bool
-    """Whether an atomic addition made it."""
+    """True if an atomic addition made it."""
 
 
 class Awaited(NamedTuple):

@@ -192,7 +192,7 @@ class Tensor:
         self.ranks: tuple[int, ...] = ()
         """Rank of each index of the first axis, if the tensor is symmetric."""
         self.inserted = False
-        """Whether the tensor has counters that the compiler inserted."""
+        """True if the tensor has counters that the compiler inserted."""
         self.segments: RowLaunches | None = None
         """Rows of the current launches, if the tensor is ragged."""
 

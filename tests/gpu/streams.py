@@ -205,9 +205,9 @@ class Streams:
             compile_ahead(program for problem in drawn for program in problem.programs())
         self.problems = {problem: problem.data() for problem in drawn}
         self.shared = random.Random(seed)
-        """Equal on all ranks: it draws the calls."""
+        """Generator of the calls, equal on all ranks."""
         self.own = random.Random(f"{seed} {group_of('').rank}")
-        """Draws the streams and sleeps of this rank."""
+        """Generator of the streams and sleeps of this rank."""
         self.streams = [torch.cuda.Stream() for _ in range(3)] if GPU else []
         self.graphs: list[tuple[torch.cuda.CUDAGraph, list[Call]]] = []
         self._fill()

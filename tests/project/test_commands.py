@@ -20,7 +20,7 @@ COMMANDS = [command for page in PAGES for command in commands_of(page)]
 LONG = "patterns.md", "tileweave mutate", "tileweave validate", "tileweave demo"
 """Pages and commands that take longest: `make test-long` runs them."""
 NEEDS = re.compile(r"\b(torchrun|docker|srun|pip|bench)\b")
-"""What a command that CI does not run starts."""
+"""Programs that CI lacks, or lacks the GPUs for."""
 
 
 def _marks(command: Command) -> list[pytest.MarkDecorator]:

@@ -95,7 +95,7 @@ class Barrier:
     number: int = 0
     count: int | None = None
     is_ours: bool = False
-    """Whether the program or TileWeave has the barrier, and not TileLang alone."""
+    """True if the program or TileWeave has the barrier, and not TileLang alone."""
 
 
 @dataclass(frozen=True)

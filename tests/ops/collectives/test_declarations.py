@@ -98,7 +98,7 @@ OVERLAPS = [
 
 @pytest.mark.parametrize(("name", "x", "out", "copied"), OVERLAPS)
 def test_results_in_the_memory_of_the_input(name, x, out, copied):
-    """On rank 1 of 2."""
+    """The calls are those of rank 1 of 2."""
     assert collective.overwrites(checked_problem(name, x, out, 2, ()), 1, x, out) == copied
 
 
