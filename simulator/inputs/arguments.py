@@ -37,9 +37,7 @@ def check_numbers(
         ("resident_blocks", 1 if resident_blocks is None else resident_blocks, LARGEST),
     ):  # fmt: skip
         if not _is_integer(value) or not 1 <= value <= maximum:
-            raise TileWeaveError(
-                f"{op}: {name}={value!r}; expected at least 1, an integer up to {maximum}"
-            )
+            raise TileWeaveError(f"{op}: {name}={value!r}; expected an integer from 1 to {maximum}")
     if not _is_integer(seed):
         raise TileWeaveError(f"{op}: seed={seed!r}; expected an integer")
     if world_size * epochs > _MAX_CALLS:
@@ -56,7 +54,7 @@ def check_jobs(jobs: Any) -> None:
         TileWeaveError: names the value.
     """
     if jobs is not None and (not _is_integer(jobs) or jobs < 1):
-        raise TileWeaveError(f"simulate: jobs={jobs!r}; expected at least 1, an integer, or None")
+        raise TileWeaveError(f"simulate: jobs={jobs!r}; expected an integer from 1 on, or None")
 
 
 def check_exhaustive(schedules: Any, seed: Any, level: str, max_interleavings: Any) -> None:
@@ -75,7 +73,7 @@ def check_exhaustive(schedules: Any, seed: Any, level: str, max_interleavings: A
         raise TileWeaveError(f"simulate: level={level!r} with exhaustive=True; expected 'tile'")
     if not _is_integer(max_interleavings) or max_interleavings < 1:
         raise TileWeaveError(
-            f"simulate: max_interleavings={max_interleavings!r}; expected at least 1, an integer"
+            f"simulate: max_interleavings={max_interleavings!r}; expected an integer from 1 on"
         )
 
 

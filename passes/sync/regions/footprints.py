@@ -306,7 +306,10 @@ def region_footprints(
     invalid = (low[0] < 0) | (low[0] >= world_size)
     if _overlap(invalid, happens):
         (ranks,) = _active(invalid & happens, [low[0]])
-        raise _refused(access, f"has rank index {ranks.min()}", f"0 to {world_size - 1}")
+        raise LanguageError(
+            f"{access.text}, which has rank index {ranks.min()}; expected 0 to {world_size - 1}"
+            f"{access.location}"
+        )
     owner = np.clip(low[0], 0, world_size - 1)
     if access.is_contiguous and any(
         _overlap(a + b > n, happens) for a, b, n in zip(low[1:], size[1:], shape[1:], strict=True)

@@ -500,7 +500,7 @@ def test_the_bound_is_reported():
         ({"schedules": 2}, "schedules=2 with exhaustive=True; expected 1"),
         ({"seed": 3}, "seed=3 with exhaustive=True; expected 0"),
         ({"level": "device"}, "level='device' with exhaustive=True; expected 'tile'"),
-        ({"max_interleavings": 0}, "max_interleavings=0; expected at least 1, an integer"),
+        ({"max_interleavings": 0}, "max_interleavings=0; expected an integer from 1 on"),
     ],
 )
 def test_arguments_that_are_refused(arguments, text):

@@ -173,7 +173,7 @@ def test_a_symmetric_tensor_has_one_shape():
 )
 def test_how_often_is_a_number(name, value):
     arguments = {"world_size": 1, name: value}
-    said = f"simulate: {name}={value!r}; expected at least 1, an integer"
+    said = f"simulate: {name}={value!r}; expected an integer from 1"
     with pytest.raises(tw.TileWeaveError, match=re.escape(said)):
         tw.simulate(reads_own, **arguments)
 
