@@ -30,9 +30,10 @@ def heap_stride(itemsize: int) -> tirx.Var:
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of one element, or 0 if it is smaller than a byte."""
+    """Return the bytes of one element, or 0 if its bits do not fill whole bytes."""
     data_type = tvm.DataType(str(dtype))
-    return data_type.bits * data_type.lanes // 8
+    size, rest = divmod(data_type.bits * data_type.lanes, 8)
+    return 0 if rest else size
 
 
 def packed_strides(shape: Sequence[Any]) -> list[Any]:

@@ -87,7 +87,8 @@ def test_the_report_of_a_fault_is_silent_about_inputs_of_the_file(tmp_path, caps
         ("def inputs(ranks, rng, N=4):\n    return [{'X': np.ones(N, 'float32'), 'factor': 2}]",
          ["--size", "N=8"], "scale: 1 schedules of 1 ranks, no fault"),
         ("def inputs(ranks, rng):\n    return [{'X': np.ones(4, 'float32'), 'other': 2}] * ranks",
-         ["--set", "factor=3"], "scale: 1 schedules of 1 ranks, no fault"),
+         ["--set", "factor=3"], "scale: 1 schedules of 1 ranks, no fault\n"
+         "simulate: scale: inputs: values of inputs(ranks, rng) in X; ignored: other\n"),
         ("inputs = []", ["--size", "N=8", "--set", "factor=3"], "no fault"),
         ("def inputs(M, N, K):\n    pass", [],
          "simulate: inputs(M, N, K): missing a required argument: 'K'; expected inputs(ranks, rng)"

@@ -15,7 +15,7 @@ from ..explain.source import source_of
 from ..passes.ir.leaves import leaves_of
 from ..passes.ir.walk import uses_op
 
-_MAX_LINES = 3
+_MAX_LINES = 4
 _MAX_COLUMNS = 300
 _MAX_PLACES = 8
 _IN_CUDA = re.compile(r"^\S+\.cu\((\d+)\)")

@@ -43,7 +43,9 @@ def inputs_of(
     tensors = [p.name for p in executable.parameters if p.shape is not None]
     origins = {p: invented.get(p, _FROM_FILE) for p in tensors if p in inputs[0]}
     if origins and not (silent or options.json):
-        print(f"{options.command}: {name}: inputs: {_format(origins)}", file=sys.stderr)
+        unused = sorted(set(given[0]) - {p.name for p in executable.parameters}) if given else []
+        ignored = f"; ignored: {', '.join(map(str, unused))}" if unused else ""
+        print(f"{options.command}: {name}: inputs: {_format(origins)}{ignored}", file=sys.stderr)
     return inputs, origins
 
 

@@ -223,7 +223,7 @@ def test_default_number_of_processes(monkeypatch):
 
 @pytest.mark.parametrize("jobs", [0, -1, 1.5, True, "2"])
 def test_illegal_numbers_of_processes_are_refused(jobs):
-    with pytest.raises(tw.TileWeaveError, match=r"simulate: jobs=.*; expected at least 1"):
+    with pytest.raises(tw.TileWeaveError, match=r"simulate: jobs=.*; expected an integer from 1"):
         simulated(tickets, jobs)
 
 
@@ -234,7 +234,7 @@ def test_command(tmp_path, capsys, runs):
     assert "many: 5 schedules of 1 ranks, no fault" in capsys.readouterr().out
     assert len(runs.by_process()) == 3
     assert main(["simulate", str(path), "--jobs", "0"]) == 1
-    assert "simulate: jobs=0; expected at least 1" in capsys.readouterr().err
+    assert "simulate: jobs=0; expected an integer from 1" in capsys.readouterr().err
 
 
 MANY = """
