@@ -331,7 +331,7 @@ def test_a_faulty_program_is_refused():
 @pytest.mark.parametrize("wrong", [{"schedules": 0}, {"epochs": 0}, {"world_size": 0}])
 def test_wrong_arguments(wrong):
     arguments = {"world_size": 2, "inputs": inputs_of(exchange(False), 2), **wrong}
-    with pytest.raises(tw.TileWeaveError, match="expected at least 1"):
+    with pytest.raises(tw.TileWeaveError, match="expected an integer from 1"):
         tw.mutate(exchange(False), **arguments)
 
 
@@ -489,8 +489,8 @@ def test_command_is_content_when_all_is_explained(tmp_path, capsys):
     [
         (["--set", "turn"], "--set turn; expected NAME=NUMBER or NAME=epoch"),
         (["--set", "turn=much"], "--set turn=much; expected NAME=NUMBER or NAME=epoch"),
-        (["--schedules", "0"], "schedules=0; expected at least 1"),
-        (["--resident-blocks", "0"], "resident_blocks=0; expected at least 1"),
+        (["--schedules", "0"], "schedules=0; expected an integer from 1"),
+        (["--resident-blocks", "0"], "resident_blocks=0; expected an integer from 1"),
         (["--equivalent", "none.json"], "mutate: none.json: "),
     ],
 )
