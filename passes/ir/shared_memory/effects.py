@@ -11,12 +11,13 @@ from tvm import DataType, tirx
 
 from ....builtins.spec import Builtin, Pointer, builtin_of
 from ..memory_order import releases
-from ..walk import MBARRIER_WAIT, TMA_LOADS, TMA_STORES, op_name, variables_in
+from ..walk import MBARRIER_WAIT, TMA_LOADS, TMA_STORES, calls_in, op_name, variables_in
 
 READ, WRITE, ATOMIC = 1, 2, 4
 SHARED = ("shared", "shared.dyn")
 COPY, BULK, LOAD, PRODUCT = "cp.async", "bulk store", "bulk load", "wgmma"
 """Asynchronous operations, which end with a wait."""
+ONLY_IF = "tileweave.only_if"
 _COMPLETE = "tileweave.complete_bulk_stores"
 _ARRIVALS = frozenset(
     {
@@ -57,6 +58,7 @@ class Access:
         lanes: number of the lanes whose addresses count.
         in_call: whether a function makes the access, which orders all of its own accesses.
         product: shape of an operand of ``wgmma``.
+        condition: condition of ``only_if`` under which a bulk load happens.
     """
 
     pointer: Any
@@ -68,6 +70,7 @@ class Access:
     lanes: int = 32
     in_call: bool = False
     product: Operand | None = None
+    condition: tirx.PrimExpr | None = None
 
 
 @dataclass(frozen=True)
@@ -251,7 +254,9 @@ class _Collector:
         described = bool(call.args) and isinstance(call.args[0], tirx.Var)
         if name in TMA_LOADS:
             barrier, target = (call.args[1:3]) if described else (call.args[2], call.args[0])
-            self._pointer(target, WRITE, end=LOAD, barrier=barrier)
+            only = calls_in(call, lambda c: op_name(c) == ONLY_IF)
+            condition = only[0].args[0] if only else None
+            self._pointer(target, WRITE, end=LOAD, barrier=barrier, condition=condition)
         elif name in TMA_STORES:
             self._pointer(call.args[1], READ, end=BULK)
         elif name == "tl.ptx_cp_async":

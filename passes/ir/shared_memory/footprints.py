@@ -10,7 +10,7 @@ import numpy as np
 from tvm import DataType, tirx
 
 from ..walk import nodes_in, op_name
-from .effects import WRITE, Access, Describe
+from .effects import SHARED, WRITE, Access, Describe, data_of
 from .values import WARP, ThreadValues
 
 MANY = -2
@@ -123,16 +123,36 @@ class Footprints:
         self.values = values
         self.sizes: dict[tirx.Var, int] = {}
         self._places: dict[tirx.Var, tuple[tirx.Var, int]] = {}
+        self._tiles: dict[tirx.Var, int] = {}
         self._descriptors: dict[tirx.Var, _Descriptor] = {}
         self._known: dict[bytes, Footprint] = {}
+        self._sampled: dict[int, int] = {}
+        """Number of samples on each axis of the place that was evaluated last."""
         for stmt in nodes_in(body, tirx.AllocBuffer):
             buffer = stmt.buffer
             self._places[buffer.data] = (buffer.data, 0)
             elements = int(np.prod([int(n) for n in buffer.shape]))
             self.sizes[buffer.data] = -(-elements * _bits(buffer.dtype) // 8)
+        for stmt in nodes_in(body, tirx.DeclBuffer):
+            self._measure(stmt.buffer)
         for stmt in nodes_in(body, tirx.Bind):
             if op_name(stmt.value) == "tirx.handle_add_byte_offset":
                 self._alias(stmt.var, stmt.value)
+
+    def _measure(self, buffer: tirx.Buffer) -> None:
+        if buffer.scope() in SHARED:
+            elements = int(np.prod([int(n) for n in buffer.shape]))
+            size = -(-elements * _bits(buffer.dtype) // 8)
+            self._tiles[buffer.data] = max(size, self._tiles.get(buffer.data, 0))
+
+    def _tile(self, access: Access) -> tuple[int, int]:
+        """Return the first byte of the tile that is accessed, and the first one after it."""
+        pointer = access.pointer
+        if access.product is not None:
+            pointer = self._descriptors[pointer].pointer
+        data = data_of(pointer)
+        root, first = self._places[data]
+        return first, min(first + self._tiles.get(data, self.sizes[root]), self.sizes[root])
 
     def _alias(self, variable: tirx.Var, value: Any) -> None:
         offset = 0
@@ -167,8 +187,10 @@ class Footprints:
         spans = None if start is None else self._spans(root, start, length, mask, access)
         if spans is None:
             threads = np.flatnonzero(mask.reshape(mask.shape[0], -1).any(axis=1))
-            footprint = Footprint(root, np.zeros(len(threads), np.int64), threads,
-                                  self.sizes[root], True)  # fmt: skip
+            first, end = self._tile(access)
+            begins = np.full(len(threads), first, np.int64)
+            by_warp = access.by_warp or len(threads) > 1
+            footprint = Footprint(root, begins, threads, end - first, by_warp)
         else:
             begins, threads, repeats = spans
             if not len(begins):
@@ -179,6 +201,7 @@ class Footprints:
     def _spans(
         self, root: tirx.Var, start: np.ndarray, length: int, mask: np.ndarray, access: Access
     ) -> tuple[np.ndarray, np.ndarray, bool] | None:
+        """Return the spans of threads; None if samples of unknown values do not lead to all."""
         shape = np.broadcast_shapes(start.shape, mask.shape, (self.values.count,) + (1,) * 11)
         if np.prod(shape) > 1 << 22:
             return None
@@ -189,6 +212,16 @@ class Footprints:
         )
         if access.lanes < WARP:
             runs = runs & (threads % WARP < access.lanes)
+        if self._sampled:
+            first, end = self._tile(access)
+            inside = runs & (begins >= first) & (begins + length <= end)
+            key = tuple(slice(self._sampled.get(axis)) for axis in range(len(shape)))
+            every, chosen = (
+                np.unique(begins[k][inside[k]] * 1024 + threads[k][inside[k]]) for k in ((), key)
+            )
+            if not len(chosen) or len(every) > len(chosen):
+                return None
+            begins, runs, threads = begins[key], runs[key], threads[key]
         repeats = bool(access.mode & WRITE) and self._repeats(begins, threads, runs, length)
         pairs = np.unique(begins[runs] * 1024 + threads[runs])
         return pairs // 1024, pairs % 1024, repeats
@@ -266,7 +299,7 @@ class Footprints:
                 return self._root(data)[0], None
             index = index.base if _is_contiguous(index) else index
         root, offset = self._root(data)
-        first, *more = self.values.places(index, *distances)
+        (first, *more), self._sampled = self.values.places(index, *distances)
         if first is None or any(m is None for m in more):
             return root, None
         return root, offset + first * bits // 8 + sum(more)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from tvm import arith, tirx
 
 from .effects import ATOMIC, LOAD, READ, Access
 from .footprints import Footprint, overlap
@@ -117,7 +118,8 @@ def conflicts(
 ) -> bool:
     """Return whether ``access`` needs a barrier after the pending one.
 
-    The loads of a pipeline that complete on one mbarrier are ordered by its protocol.
+    The loads of a pipeline that complete on one mbarrier are ordered by its protocol. Loads for the
+    two cases of a branch exclude each other.
 
     Args:
         barrier: mbarriers that ``access`` may complete on.
@@ -126,10 +128,18 @@ def conflicts(
     modes = before.mode | access.mode
     if modes == READ or modes == ATOMIC:
         return False
-    if before.end == access.end == LOAD and pending.barrier & barrier:
-        return False
+    if before.end == access.end == LOAD:
+        if pending.barrier & barrier or _exclude(before.condition, access.condition):
+            return False
     pairs = overlap(pending.footprint, footprint, not pending.ended)
     return any(_unknown(pending, makers) & warps for makers, warps in pairs)
+
+
+def _exclude(a: tirx.PrimExpr | None, b: tirx.PrimExpr | None) -> bool:
+    """Return whether two conditions never hold together."""
+    if a is None or b is None:
+        return False
+    return arith.Analyzer().can_prove(tirx.Not(tirx.And(a, b)))
 
 
 def _unknown(pending: Pending, makers: int) -> int:

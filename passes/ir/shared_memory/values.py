@@ -17,6 +17,9 @@ _MAX_SIZE = 1 << 21
 """Most elements of a value; larger ones count as unknown."""
 _SAMPLES = 64
 """Number of values that stand for an unknown one, from 0 on, in the place of an access."""
+_PROBES = (-1, 0, 513, 1 << 20)
+"""Distances of other values from the end of the samples (the first: from their begin), which show
+whether an unknown value can lead to places that the samples do not."""
 _LIKELY = ("tirx.likely", "tl.conflict_hint")
 
 Known = np.ndarray | None
@@ -46,7 +49,8 @@ class ThreadValues:
         self._fixed: dict[tirx.Var, np.ndarray] = {}
         self._bound: dict[tirx.Var, tirx.PrimExpr] = {}
         self._free = list(range(_AXES - 2, 0, -1))
-        self._samples: dict[object, np.ndarray | None] | None = None
+        self._samples: dict[object, np.ndarray] | None = None
+        self._probed: dict[int, int] = {}
         self._extents: dict[tirx.Var, int] = {}
         """Number of values of a block index."""
         self.loops: list[int] = []
@@ -97,13 +101,16 @@ class ThreadValues:
         value = self.value(expr)
         return int(value.flat[0]) if value is not None and np.ptp(value) == 0 else None
 
-    def places(self, *exprs: tirx.PrimExpr) -> list[Known]:
-        """Return the values of indices. An unknown value that all threads share has an axis of
-        samples after those of the loops."""
-        free, self._samples = list(self._free), {}
+    def places(self, *exprs: tirx.PrimExpr) -> tuple[list[Known], dict[int, int]]:
+        """Return the values of indices, and the number of samples on each axis of samples.
+
+        An unknown value that all threads share has an axis of samples after those of the loops.
+        Other values of it follow the samples.
+        """
+        free, self._samples, self._probed = list(self._free), {}, {}
         values = [self.value(expr) for expr in exprs]
         self._free, self._samples = free, None
-        return values
+        return values, self._probed
 
     def value(self, expr: tirx.PrimExpr) -> Known:
         """Return the values of the integer ``expr``, or None if they are unknown."""
@@ -115,7 +122,7 @@ class ThreadValues:
             is_integer = str(expr.value.dtype).startswith(("int", "uint", "bool"))
             return self.value(expr.value) if is_integer else None
         if isinstance(expr, tirx.BufferLoad):
-            return self._sampled(str(expr), _SAMPLES) if self._shares(expr) else None
+            return self._sampled(str(expr), None) if self._shares(expr) else None
         if type(expr) in ARITHMETIC:
             return self._apply(ARITHMETIC[type(expr)], expr.a, expr.b, type(expr) in DIVISIONS)
         if type(expr) in COMPARISONS or isinstance(expr, tirx.And | tirx.Or | tirx.Not):
@@ -165,12 +172,12 @@ class ThreadValues:
             value = self.value(self._bound[variable])
             if value is not None or not self.is_uniform(variable):
                 return value
-        return self._sampled(variable, self._extents.get(variable, _SAMPLES))
+        return self._sampled(variable, self._extents.get(variable))
 
     def _shares(self, load: tirx.BufferLoad) -> bool:
         return self._samples is not None and self.is_uniform(load)
 
-    def _sampled(self, key: object, extent: int) -> Known:
+    def _sampled(self, key: object, extent: int | None) -> Known:
         """Return samples of an unknown value that all threads share, in the place of an access."""
         if self._samples is None:
             return None
@@ -179,7 +186,16 @@ class ThreadValues:
             if not self._free:
                 return None
             axis = self._free.pop()
-            self._samples[key] = self._along(np.arange(min(extent, most), dtype=np.int64), axis)
+            before, *after = _PROBES
+            others = [most + n for n in after]
+            if extent is None:
+                others.append(before)
+            else:
+                others = [n for n in (*others, extent - 1) if most <= n < extent]
+                most = min(most, extent)
+            self._probed[axis] = most
+            values = np.array([*range(most), *others], np.int64)
+            self._samples[key] = self._along(values, axis)
         return self._samples[key]
 
     def _apply(self, function: Callable, a, b, divides: bool = False) -> Known:

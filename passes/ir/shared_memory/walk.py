@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 from tilelang import tvm
 from tvm import tirx
 
-from ..integer_ops import DIVISIONS
 from ..uniformity import Divergence, ThreadControl
 from ..walk import (
     children_of,
@@ -20,7 +18,6 @@ from ..walk import (
     may_not_run,
     nodes_in,
     op_name,
-    variables_in,
 )
 from ..warp_roles import roles_of
 from . import pending as order
@@ -44,14 +41,10 @@ from .effects import (
     orders_threads,
 )
 from .footprints import Footprints
+from .iterations import UNKNOWN, followed
 from .pending import Pending
 from .values import WARP, ThreadValues
 
-_FIRST, _LAST = 8, 4
-"""Iterations at the beginning and at the end of a loop that are followed. In them index expressions
-have all remainders."""
-_UNKNOWN_ITERATIONS = 4
-"""Iterations of a loop whose number is unknown."""
 _INNER = 64
 """Iterations of a loop without a barrier whose number is unknown."""
 
@@ -131,7 +124,7 @@ class Walk:
                 extents[attr.node.thread_tag[-1]] = int(attr.value)
         self._values = ThreadValues(
             tuple(extents.values()),
-            lambda e: self._control.divergence_of(e) is not Divergence.DIVERGENT,
+            lambda e: self._control.divergence_of(e) is Divergence.UNIFORM,
         )
         self._footprints = Footprints(self._values, func.body)
         roles = roles_of(func)
@@ -288,8 +281,10 @@ class Walk:
         if extent is None and self._varies_extent(stmt):
             self._exact = False
         self._exits.append([])
-        for number in _iterations(stmt, first, extent, len(self._exits) > 2):
-            self._values.fix(stmt.loop_var, number)
+        begins = self._values.constant(stmt.min) is not None
+        for number in followed(stmt, first, extent, len(self._exits) - 2, self._values):
+            if begins:
+                self._values.fix(stmt.loop_var, number)
             if extent is None and (number > first or may_not_run(stmt)):
                 self._leave(stmt, number == first)
             self._inside(stmt, 0, stmt.body)
@@ -330,18 +325,21 @@ class Walk:
         if extent == 0:
             return
         mask, number = self._mask, extent
+        value = self._values.value(stmt.extent)
         if extent is None:
-            value = self._values.value(stmt.extent)
             number = _INNER if value is None else max(0, int(value.max()))
             if number == 0:
                 return
         spread = self._values.spread(stmt.loop_var, range(first, first + number))
-        if spread and extent is None and (value := self._values.value(stmt.extent)) is not None:
+        if spread and extent is None and value is not None:
             index = self._values.value(stmt.loop_var)
             self._mask = mask & (index < first + value)
         self._inside(stmt, 0, stmt.body)
         if spread:
             self._values.close(stmt.loop_var)
+            self._mask = mask
+            if value is None or self._values.constant(stmt.min) is None:
+                self._inside(stmt, 0, stmt.body)
         self._mask = mask
 
     def _while(self, stmt: tirx.While) -> None:
@@ -349,7 +347,7 @@ class Walk:
         self._exits.append([])
         if self._control.divergence_of(stmt.condition) is Divergence.DIVERGENT:
             self._exact = False
-        for number in range(_UNKNOWN_ITERATIONS):
+        for number in range(UNKNOWN):
             self._apply_all(self._effects_of(stmt.condition))
             self._leave(stmt, number == 0)
             self._inside(stmt, 0, stmt.body)
@@ -446,9 +444,10 @@ class Walk:
     def _slots(self, barrier: Any) -> frozenset[tuple[tirx.Var, int]]:
         """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""
         data, first = _slot(barrier)
-        (index,) = self._values.places(first)
+        (index,), samples = self._values.places(first)
         if index is None:
             return frozenset({(data, -1)})
+        index = index[tuple(slice(samples.get(axis)) for axis in range(index.ndim))]
         return frozenset((data, int(n)) for n in np.unique(index))
 
     def _arrive(self, slots: frozenset, threads: np.ndarray) -> None:
@@ -557,25 +556,3 @@ def _joined(*states: _State | None) -> _State:
         for key, p in (state or {}).items():
             joined[key] = order.joined(joined[key], p) if key in joined else p
     return joined
-
-
-def _iterations(stmt: tirx.For, first: int, extent: int | None, is_inner: bool) -> Iterator[int]:
-    """Yield the iterations of a loop that are followed.
-
-    Between the first and the last ones, a multiple of all divisors in index expressions is left
-    out, so that tiles of several versions have the same ones.
-    """
-    begin, end = (_FIRST // 2, _LAST // 2) if is_inner else (_FIRST, _LAST)
-    if extent is None:
-        yield from range(first, first + _UNKNOWN_ITERATIONS)
-        return
-    period = 1
-    for node in nodes_in(stmt.body, *DIVISIONS):
-        if isinstance(node.b, tirx.IntImm) and stmt.loop_var in variables_in(node.a):
-            period = math.lcm(period, min(int(node.b), 64) or 1)
-    if extent <= begin + end + min(period, 16):
-        yield from range(first, first + extent)
-        return
-    yield from range(first, first + begin)
-    skipped = (extent - end - begin) // period * period
-    yield from range(first + begin + skipped, first + extent)

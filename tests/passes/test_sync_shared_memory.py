@@ -1,0 +1,152 @@
+"""Barriers of shared memory where places, iterations or their number are unknown."""
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+
+X, O = T.Tensor((512,), "int32"), T.Tensor((512,), "int32")  # noqa: E741
+
+
+@T.prim_func
+def register(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, tx, place = T.alloc_shared((512,), "int32"), T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        place = tx + 100
+        a[place] = 1
+        if x[1] == 5:
+            T.sync_threads()
+        a[455 - tx] = 2
+        T.sync_threads()
+        y[tx] = a[tx + 100]
+
+
+@T.prim_func
+def scalar(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, tx = T.alloc_shared((512,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        a[n + tx] = 1
+        if x[1] == 5:
+            T.sync_threads()
+        a[511 - tx // 4] = 2
+        T.sync_threads()
+        y[tx] = a[tx + n]
+
+
+@T.prim_func
+def inner_loop(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, tx = T.alloc_shared((512,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        if tx == 0:
+            for k in T.serial(n):
+                a[k] = 1
+        if x[1] == 5:
+            T.sync_threads()
+        a[tx + 100] = 2
+        T.sync_threads()
+        y[tx] = a[tx + 100]
+
+
+@T.prim_func
+def loop_begin(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, tx = T.alloc_shared((512,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        if tx == 0:
+            for k in T.serial(n, n + 4):
+                a[k] = 1
+        if x[1] == 5:
+            T.sync_threads()
+        a[tx + 100] = 2
+        T.sync_threads()
+        y[tx] = a[tx + 100]
+
+
+@T.prim_func
+def late(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, b = T.alloc_shared((256,), "int32"), T.alloc_shared((512,), "int32")
+        tx = T.get_thread_binding()
+        W.fence("gpu")
+        for k in T.serial(40):
+            for i in T.Parallel(512):
+                b[i] = x[i] + k
+            for i in T.Parallel(512):
+                y[i] = b[511 - i]
+            if k == 20:
+                a[tx] = 1
+                a[255 - tx] = 2
+        T.sync_threads()
+        y[tx] = a[tx]
+
+
+@T.prim_func
+def late_of_unknown(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, b = T.alloc_shared((256,), "int32"), T.alloc_shared((512,), "int32")
+        tx = T.get_thread_binding()
+        W.fence("gpu")
+        for k in T.serial(n):
+            for i in T.Parallel(512):
+                b[i] = x[i] + k
+            for i in T.Parallel(512):
+                y[i] = b[511 - i]
+            if k == 6:
+                a[tx] = 1
+                a[255 - tx] = 2
+        T.sync_threads()
+        y[tx] = a[tx]
+
+
+@T.prim_func
+def gather(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, table = T.alloc_shared((256,), "int32"), T.alloc_shared((256,), "int32")
+        tx = T.get_thread_binding()
+        W.fence("gpu")
+        table[tx] = 2
+        for i in T.Parallel(256):
+            a[x[i]] = table[(x[i] * 7) % 256]
+        T.sync_threads()
+        y[tx] = a[255 - tx]
+
+
+@T.prim_func
+def alone(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, tx, k = T.alloc_shared((256,), "int32"), T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        k = 0
+        if tx == 0:
+            while k < 256:
+                a[k] = 2
+                k = k + 1
+        T.sync_threads()
+        y[tx] = a[tx]
+
+
+@pytest.mark.parametrize(
+    ("program", "n", "expected"),
+    [
+        (register, 0, [1] * 100 + [2] * 156),
+        (scalar, 250, [1] * 198 + [2] * 58),
+        (inner_loop, 300, [2] * 256),
+        (loop_begin, 120, [2] * 256),
+        (late, 0, [2] * 256),
+        (late_of_unknown, 9, [2] * 256),
+        (gather, 0, [2] * 256),
+        (alone, 0, [2] * 256),
+    ],
+    ids=lambda value: value.attrs["global_symbol"] if hasattr(value, "attrs") else "",
+)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_unknown(program, n, expected, arch):
+    """A barrier orders the writes; neither program is refused."""
+    inputs = [{"x": np.arange(512, dtype=np.int32), "n": n}]
+    (actual,) = tw.validate(program, 1, inputs, arch)
+    assert actual["y"][:256].tolist() == expected
