@@ -43,7 +43,8 @@ def inputs_of(
     tensors = [p.name for p in executable.parameters if p.shape is not None]
     origins = {p: invented.get(p, _FROM_FILE) for p in tensors if p in inputs[0]}
     if origins and not (silent or options.json):
-        unused = sorted(set(given[0]) - {p.name for p in executable.parameters}) if given else []
+        parameters = {p.name for p in executable.parameters}
+        unused = sorted(set(from_file[0]) - parameters) if from_file else []
         ignored = f"; ignored: {', '.join(map(str, unused))}" if unused else ""
         print(f"{options.command}: {name}: inputs: {_format(origins)}{ignored}", file=sys.stderr)
     return inputs, origins

@@ -20,6 +20,7 @@ _SAMPLES = 64
 _PROBES = (-1, 0, 513, 1 << 20)
 """Distances of other values from the end of the samples (the first: from their begin), which show
 whether an unknown value can lead to places that the samples do not."""
+BITWISE_LOGIC = {"tirx.bitwise_and": np.logical_and, "tirx.bitwise_or": np.logical_or}
 _LIKELY = ("tirx.likely", "tl.conflict_hint")
 
 Known = np.ndarray | None
@@ -211,6 +212,10 @@ class ThreadValues:
         if isinstance(expr, tirx.And | tirx.Or):
             a, b = self.truth(expr.a), self.truth(expr.b)
             join = np.logical_and if isinstance(expr, tirx.And) else np.logical_or
+            return join(a[0], b[0]), join(a[1], b[1])
+        if op_name(expr) in BITWISE_LOGIC and str(expr.dtype) == "bool":
+            a, b = map(self.truth, expr.args)
+            join = BITWISE_LOGIC[op_name(expr)]
             return join(a[0], b[0]), join(a[1], b[1])
         if isinstance(expr, tirx.Not):
             may, must = self.truth(expr.a)

@@ -43,7 +43,7 @@ from .effects import (
 from .footprints import Footprints
 from .iterations import UNKNOWN, followed
 from .pending import Pending
-from .values import WARP, ThreadValues
+from .values import BITWISE_LOGIC, WARP, ThreadValues
 
 _INNER = 64
 """Iterations of a loop without a barrier whose number is unknown."""
@@ -263,6 +263,8 @@ class Walk:
             return self._varies(condition.a) or self._varies(condition.b)
         if isinstance(condition, tirx.Not):
             return self._varies(condition.a)
+        if op_name(condition) in BITWISE_LOGIC and str(condition.dtype) == "bool":
+            return any(map(self._varies, condition.args))
         may, must = self._values.truth(condition)
         if np.array_equal(may, must):
             return False
