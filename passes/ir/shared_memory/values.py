@@ -34,15 +34,11 @@ class ThreadValues:
     Attributes:
         count: number of threads of the block.
         warps: number of its warps.
-        is_uniform: function that returns whether an expression is equal in all threads.
     """
 
-    def __init__(
-        self, extents: tuple[int, int, int], is_uniform: Callable[[tirx.PrimExpr], bool]
-    ) -> None:
+    def __init__(self, extents: tuple[int, int, int]) -> None:
         self.count = int(np.prod(extents))
         self.warps = -(-self.count // WARP)
-        self.is_uniform = is_uniform
         linear = np.arange(self.count, dtype=np.int64)
         x, y, _ = extents
         self._linear = self._along(linear, 0)
@@ -105,7 +101,7 @@ class ThreadValues:
     def places(self, *exprs: tirx.PrimExpr) -> tuple[list[Known], dict[int, int]]:
         """Return the values of indices, and the number of samples on each axis of samples.
 
-        An unknown value that all threads share has an axis of samples after those of the loops.
+        An unknown value has an axis of samples after those of the loops.
         Other values of it follow the samples.
         """
         free, self._samples, self._probed = list(self._free), {}, {}
@@ -123,7 +119,7 @@ class ThreadValues:
             is_integer = str(expr.value.dtype).startswith(("int", "uint", "bool"))
             return self.value(expr.value) if is_integer else None
         if isinstance(expr, tirx.BufferLoad):
-            return self._sampled(str(expr), None) if self._shares(expr) else None
+            return self._sampled(str(expr), None)
         if type(expr) in ARITHMETIC:
             return self._apply(ARITHMETIC[type(expr)], expr.a, expr.b, type(expr) in DIVISIONS)
         if type(expr) in COMPARISONS or isinstance(expr, tirx.And | tirx.Or | tirx.Not):
@@ -171,15 +167,13 @@ class ThreadValues:
             return self._fixed[variable]
         if variable in self._bound:
             value = self.value(self._bound[variable])
-            if value is not None or not self.is_uniform(variable):
+            if value is not None:
                 return value
         return self._sampled(variable, self._extents.get(variable))
 
-    def _shares(self, load: tirx.BufferLoad) -> bool:
-        return self._samples is not None and self.is_uniform(load)
-
     def _sampled(self, key: object, extent: int | None) -> Known:
-        """Return samples of an unknown value that all threads share, in the place of an access."""
+        """Return samples of an unknown value in the place of an access. Each thread counts with all
+        of them, so the value may differ between threads."""
         if self._samples is None:
             return None
         if key not in self._samples:

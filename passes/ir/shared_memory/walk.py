@@ -122,10 +122,7 @@ class Walk:
         for attr in nodes_in(func.body, tirx.AttrStmt):
             if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx."):
                 extents[attr.node.thread_tag[-1]] = int(attr.value)
-        self._values = ThreadValues(
-            tuple(extents.values()),
-            lambda e: self._control.divergence_of(e) is Divergence.UNIFORM,
-        )
+        self._values = ThreadValues(tuple(extents.values()))
         self._footprints = Footprints(self._values, func.body)
         roles = roles_of(func)
         self._producers = 0 if roles is None else (1 << int(roles.producers) // WARP) - 1
@@ -408,7 +405,7 @@ class Walk:
         path = tuple(self._path)
         slots = self._slots(access.barrier) if access.barrier is not None else frozenset()
         for before in self._state.values():
-            if access.in_call and before.statement == self._number:
+            if before.statement == self._number and _is_ordered(before.access, access):
                 continue
             if before.access is not None and order.conflicts(before, access, footprint, slots):
                 warps, pair = before.warps | footprint.warps, _pair(before.access, access)
@@ -511,6 +508,18 @@ class Walk:
         self._state = {
             key: p for key, p in self._state.items() if not order.is_known(p, self._all_warps)
         }
+
+
+def _is_ordered(before: Access | None, after: Access) -> bool:
+    """Return whether two accesses of one statement need no barrier: a function makes both and
+    orders them, or each thread accesses one element twice, as in ``a[i] = a[i] + 1``."""
+    if before is None or after.in_call:
+        return True
+    first, second = before.pointer, after.pointer
+    if not (hasattr(first, "buffer") and hasattr(second, "buffer")):
+        return False
+    same = first.buffer.same_as(second.buffer)
+    return same and tvm.ir.structural_equal(first.indices, second.indices)
 
 
 def _is_same_branch(a: tirx.Stmt, b: tirx.Stmt) -> bool:

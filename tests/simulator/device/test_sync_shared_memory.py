@@ -125,3 +125,24 @@ def test_barrier_of_fewer_threads():
 def test_without_the_pass(monkeypatch, program):
     switch_off(monkeypatch, "sync_shared_memory")
     assert reported(program, [_inputs(program)] * 2).kind == "race"
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_an_element_that_a_register_names(arch):
+    """Each thread reads and writes one element, in one statement."""
+
+    @T.prim_func
+    def program(Y: T.Tensor((256,), "int32")):
+        with T.Kernel(1, threads=128):
+            tile = T.alloc_shared((256,), "int32")
+            place = T.alloc_var("int32")
+            tx = T.get_thread_binding()
+            W.fence("gpu")
+            for i in T.Parallel(256):
+                tile[i] = i
+            place = tx * 2
+            tile[place] = tile[place] + 1
+            T.copy(tile, Y)
+
+    (outputs,) = tw.validate(program, 1, [{}], arch=arch)
+    assert np.array_equal(outputs["Y"], np.arange(256) + (np.arange(256) + 1) % 2)
