@@ -1,7 +1,5 @@
 """Diagnosis of an nvcc that compiles nothing."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
