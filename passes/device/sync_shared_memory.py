@@ -6,8 +6,16 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
-from ..ir.shared_memory.walk import Misplaced, Missing, Walk
-from ..ir.walk import arrows, flatten, line_of, rewrite_children, statements_of, with_span_of
+from ..ir.shared_memory.walk import Frame, Misplaced, Missing, Path, Walk
+from ..ir.walk import (
+    Rewrite,
+    arrows,
+    flatten,
+    line_of,
+    rewrite_children,
+    statements_of,
+    with_span_of,
+)
 
 _FIRST_FREE, _END = 3, 16
 """Numbers of named barriers that TileLang's templates do not use."""
@@ -64,7 +72,9 @@ def _without(func: tirx.PrimFunc, finding: Misplaced) -> tirx.PrimFunc:
             f"{finding.expected}; expected all of them, or none"
             f"{arrows([('', _line(finding.path))])}"
         )
-    return _edited(func, finding.path, len(finding.path) - 1, remove=True)
+    return _edited(
+        func, finding.path, len(finding.path) - 1, lambda _: tirx.Evaluate(tirx.IntImm("int32", 0))
+    )
 
 
 def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.PrimFunc | None:
@@ -79,14 +89,19 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
     level = min(shared, len(after) - 1)
     if finding.publishes and _is_split(before, after, level):
         return _joined(func, after, level)
-    for at in range(level, -1, -1):
-        frame = after[at]
-        if frame.is_exact and finding.warps & ~frame.whole_warps == 0:
-            return _edited(func, after, at, barrier=_barrier(frame, walk))
-    return None
+    places = (
+        at
+        for at in range(level, -1, -1)
+        if after[at].is_exact and finding.warps & ~after[at].whole_warps == 0
+    )
+    at = next(places, None)
+    if at is None:
+        return None
+    barrier = _barrier(after[at], walk)
+    return _edited(func, after, at, lambda stmt: flatten([barrier, stmt]))
 
 
-def _is_split(before, after, level: int) -> bool:
+def _is_split(before: Path, after: Path, level: int) -> bool:
     """Return whether the accesses are in the two cases of a branch of producers and consumers."""
     return (
         level < len(before)
@@ -96,7 +111,7 @@ def _is_split(before, after, level: int) -> bool:
     )
 
 
-def _joined(func: tirx.PrimFunc, after, level: int) -> tirx.PrimFunc | None:
+def _joined(func: tirx.PrimFunc, after: Path, level: int) -> tirx.PrimFunc | None:
     """Let producers and consumers meet: at the end of the producers, and before what the consumers
     publish. Producers never wait for what consumers do after it."""
     branch = after[level].parent
@@ -108,10 +123,10 @@ def _joined(func: tirx.PrimFunc, after, level: int) -> tirx.PrimFunc | None:
     consumers = flatten([*statements[:at], sync_threads(), *statements[at:]])
     producers = flatten([branch.then_case, sync_threads()])
     new = with_span_of(branch, tirx.IfThenElse(branch.condition, producers, consumers))
-    return _edited(func, after, level - 1, replacement=new)
+    return _edited(func, after, level - 1, lambda _: new)
 
 
-def _barrier(frame, walk: Walk) -> tirx.Stmt:
+def _barrier(frame: Frame, walk: Walk) -> tirx.Stmt:
     """Return a barrier of all threads that reach a place."""
     if frame.is_whole_block:
         return sync_threads()
@@ -129,16 +144,8 @@ def _barrier(frame, walk: Walk) -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_intrin("int32", call.op, *arguments))
 
 
-def _edited(
-    func: tirx.PrimFunc, path, at: int, barrier: tirx.Stmt | None = None, remove: bool = False,
-    replacement: tirx.Stmt | None = None,
-) -> tirx.PrimFunc:  # fmt: skip
-    """Change the statement at ``path[at]``: insert a barrier before it, remove or replace it."""
-
-    def change(stmt: tirx.Stmt) -> tirx.Stmt:
-        if remove:
-            return tirx.Evaluate(tirx.IntImm("int32", 0))
-        return replacement if replacement is not None else flatten([barrier, stmt])
+def _edited(func: tirx.PrimFunc, path: Path, at: int, change: Rewrite) -> tirx.PrimFunc:
+    """Replace the statement at ``path[at]`` by the result of ``change``."""
 
     def visit(stmt: tirx.Stmt, depth: int) -> tirx.Stmt:
         frame, position = path[depth], -1
@@ -168,6 +175,6 @@ def _refusal(finding: Missing) -> LanguageError:
     return LanguageError(f"shared memory: {what}; expected {legal}{arrows(places)}")
 
 
-def _line(path) -> str:
+def _line(path: Path) -> str:
     """Return the source line of the innermost statement of ``path`` that has one, or ""."""
     return next((line for frame in reversed(path) if (line := line_of(frame.stmt))), "")

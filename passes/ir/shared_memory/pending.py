@@ -92,17 +92,6 @@ def joined(a: Pending, b: Pending) -> Pending:
     )  # fmt: skip
 
 
-def same(a: Pending, b: Pending) -> bool:
-    """Return whether the same is known of both accesses."""
-    return (
-        a.ended == b.ended
-        and a.groups == b.groups
-        and a.published == b.published
-        and np.array_equal(a.some, b.some)
-        and np.array_equal(a.all, b.all)
-    )
-
-
 def rows_of(pending: Pending, warps: int) -> np.ndarray:
     """Return the rows of ``some`` and ``all`` for these warps, given as bits."""
     return np.flatnonzero((warps >> np.arange(len(pending.all))) & 1)

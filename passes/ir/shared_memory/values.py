@@ -101,8 +101,8 @@ class ThreadValues:
     def places(self, *exprs: tirx.PrimExpr) -> tuple[list[Known], dict[int, int]]:
         """Return the values of indices, and the number of samples on each axis of samples.
 
-        An unknown value has an axis of samples after those of the loops.
-        Other values of it follow the samples.
+        An unknown value has an axis of samples after those of the loops. On it, probes follow the
+        samples: other values, which show whether samples suffice.
         """
         free, self._samples, self._probed = list(self._free), {}, {}
         values = [self.value(expr) for expr in exprs]
@@ -148,12 +148,9 @@ class ThreadValues:
         if name in ("tl.get_warp_idx", "tl.get_warp_idx_sync"):
             return self._linear // WARP
         if name == "tl.tl_shuffle_elect":
-            return self.elected(int(expr.args[0])).astype(np.int64)
+            elected = self._linear % (int(expr.args[0]) or self.count) == 0
+            return elected.astype(np.int64)
         return None
-
-    def elected(self, threads: int) -> np.ndarray:
-        """Return the threads for which ``tl_shuffle_elect(threads)`` is true."""
-        return self._linear % (threads or self.count) == 0
 
     def _choice(self, condition, a, b) -> Known:
         may, must = self.truth(condition)

@@ -132,7 +132,7 @@ class Walk:
         self._state: _State = {}
         self._path: list[Frame] = []
         self._mask = np.ones((self._values.count,) + (1,) * 11, bool)
-        self._all_warps = sum(1 << w for w in range(self._values.warps))
+        self._all_warps = (1 << self._values.warps) - 1
         self._exact = True
         self._exits: list[list[_State]] = [[]]
         self._number = 0
@@ -271,8 +271,8 @@ class Walk:
         for header in headers_of(stmt):
             self._apply_all(self._effects_of(header))
         self._control.enter(stmt)
-        first, extent = self._values.constant(stmt.min), self._values.constant(stmt.extent)
-        first = 0 if first is None else first
+        begin, extent = self._values.constant(stmt.min), self._values.constant(stmt.extent)
+        first = 0 if begin is None else begin
         if not self._orders(stmt):
             self._together(stmt, first, extent)
             return
@@ -280,9 +280,8 @@ class Walk:
         if extent is None and self._varies_extent(stmt):
             self._exact = False
         self._exits.append([])
-        begins = self._values.constant(stmt.min) is not None
         for number in followed(stmt, first, extent, len(self._exits) - 2, self._values):
-            if begins:
+            if begin is not None:
                 self._values.fix(stmt.loop_var, number)
             if extent is None and (number > first or may_not_run(stmt)):
                 self._leave(stmt, number == first)
