@@ -158,7 +158,7 @@ class _Inner:
     def run_before_pass(self, mod: IRModule, info: Any) -> None:
         if info.name == _LOWER_TILES:
             self._change(passes.MARK_PASSES, mod)
-            self._tiles = dict(mod.functions.items())
+            self._tiles = _map_functions(passes.upgrade_ir, mod)
         if info.name == "tl.FlattenBuffer":
             self._change(passes.FLAT_PASSES, mod)
 

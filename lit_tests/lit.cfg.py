@@ -25,7 +25,7 @@ release = subprocess.run(
     check=True,
 ).stdout.strip()
 ignored = []
-for since in ("0.1.13", "0.1.14"):
+for since in ("0.1.13", "0.1.14", "0.1.15"):
     if numbers_of(release) >= numbers_of(since):
         config.available_features.add(f"since-{since}")
     else:

@@ -189,5 +189,6 @@ def sum_of_columns(x, rank):
         x[i, j] = total[i]
 
 
+@since("0.1.15", "reduces no parts")
 def test_reduced_part():
     assert verdict(in_fragment(sum_of_columns), "sm_90a") == "refused"

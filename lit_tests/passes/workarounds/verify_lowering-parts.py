@@ -56,19 +56,3 @@ def fragment(X: T.Tensor((32, 64), "float32"), Y: T.Tensor((32, 64), "float32"))
 # CHECK-NEXT: --> {{.*}}verify_lowering-parts.py:[[# @LINE - 6]]
 with print_verdict("fragment"):
     tw.emit(fragment, arch="sm_90a")
-
-
-@T.prim_func
-def reduced(X: T.Tensor((32, 64), "float32"), Y: T.Tensor((32,), "float32")):
-    with T.Kernel(1, threads=128):
-        W.fence("gpu")
-        x = T.alloc_fragment((32, 64), "float32")
-        total = T.alloc_fragment((32,), "float32")
-        T.copy(X, x)
-        T.reduce_sum(x[:, 0:16], total, dim=1)
-        T.copy(total, Y)
-
-
-# CHECK: reduced: T.reduce: a part of the fragment x of shape (32, 64), of which TileLang reduces or writes all elements; expected a part of a tile in shared memory, or a fragment of the size of the part
-with print_verdict("reduced"):
-    tw.emit(reduced, arch="sm_90a")
