@@ -67,9 +67,11 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _without(func: tirx.PrimFunc, finding: Misplaced) -> tirx.PrimFunc:
     """Remove a barrier that TileLang inserted. The next walk finds what it ordered."""
     if finding.is_ours:
+        what = f"only {finding.threads} threads reach a barrier of {finding.expected}"
+        if finding.threads == finding.expected:
+            what = "a condition or a number of iterations around it may differ between threads"
         raise LanguageError(
-            f"T.sync_threads: only {finding.threads} threads reach a barrier of "
-            f"{finding.expected}; expected all of them, or none"
+            f"T.sync_threads: {what}; expected all threads to reach it, or none"
             f"{arrows([('', _line(finding.path))])}"
         )
     return _edited(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from enum import IntEnum
 
 from tvm import tirx
@@ -24,6 +26,8 @@ THREAD_INDICES = frozenset(
     }
 )
 """TileLang's operators whose result depends on the index of the thread."""
+_VOTES = frozenset({"tl.syncthreads_and", "tl.syncthreads_or", "tl.syncthreads_count"})
+_REDUCTION = re.compile(r"tl::AllReduce<[^>]*?, (\d+), 1,")
 
 
 class Divergence(IntEnum):
@@ -71,6 +75,7 @@ class ThreadControl:
         if stmt.kind == tirx.ForKind.PARALLEL:
             self._divergence[stmt.loop_var] = Divergence.DIVERGENT
             return Divergence.DIVERGENT
+        self._divergence[stmt.loop_var] = self.divergence_of(stmt.min)
         return max(self.divergence_of(stmt.min), self.divergence_of(stmt.extent))
 
     def _index(self, tag: str, variable: tirx.Var) -> bool:
@@ -108,20 +113,89 @@ class ThreadControl:
     def _follow(self, stmt: tirx.Stmt, divergence: Divergence) -> tirx.Stmt:
         if isinstance(stmt, tirx.Bind):
             self.bind(stmt)
+        for buffer, stored in self._stores(stmt):
+            self._differs(buffer, max(divergence, stored))
+        divergence = max(divergence, self.enter(stmt))
+        return rewrite_children(stmt, lambda s: self._follow(s, divergence))
+
+    def _stores(self, stmt: tirx.Stmt) -> Iterator[tuple[tirx.Buffer, Divergence]]:
+        """Yield the registers that a leaf statement stores, and the divergence of the values."""
         if isinstance(stmt, tirx.BufferStore) and is_private(stmt.buffer):
             values = (self.divergence_of(e) for e in (stmt.value, *stmt.indices))
-            self._differs(stmt.buffer, max(divergence, *values))
+            yield stmt.buffer, max(values)
         if isinstance(stmt, tirx.Evaluate):
             for call in calls_in(stmt.value, lambda c: True):
                 for argument in call.args:
                     if isinstance(argument, tirx.BufferLoad) and is_private(argument.buffer):
-                        self._differs(argument.buffer, Divergence.MAYBE_DIVERGENT)
-        divergence = max(divergence, self.enter(stmt))
-        return rewrite_children(stmt, lambda s: self._follow(s, divergence))
+                        yield argument.buffer, Divergence.MAYBE_DIVERGENT
 
     def _differs(self, buffer: tirx.Buffer, divergence: Divergence) -> None:
         divergence = max(self._registers.get(buffer.data, Divergence.UNIFORM), divergence)
         self._registers[buffer.data] = min(divergence, Divergence.MAYBE_DIVERGENT)
+
+
+class RegisterFlow(ThreadControl):
+    """The same analysis where a program is followed in order: a store replaces the divergence of a
+    register, and a reduction or vote of all threads of a role is uniform in them.
+
+    Args:
+        team: number of threads of the role that computes.
+    """
+
+    def __init__(self, func: tirx.PrimFunc, team: int) -> None:
+        self._team = team
+        super().__init__(func)
+        self._anywhere, self._registers = self._registers, {}
+
+    def divergence_of(self, expr: tirx.PrimExpr) -> Divergence:
+        """Return the divergence of ``expr`` at the current place."""
+        if hasattr(expr, "a") and hasattr(expr, "b"):
+            return max(self.divergence_of(expr.a), self.divergence_of(expr.b))
+        if isinstance(expr, tirx.Cast):
+            return self.divergence_of(expr.value)
+        if isinstance(expr, tirx.Call) and self._is_shared(expr):
+            return Divergence.UNIFORM
+        return super().divergence_of(expr)
+
+    def _is_shared(self, call: tirx.Call) -> bool:
+        """Return whether all threads of the role get one result, whatever the operands are."""
+        name = op_name(call)
+        callee = call.args[0].value if name.endswith("_extern") else name
+        reduction = _REDUCTION.match(callee)
+        return name in _VOTES or (reduction is not None and int(reduction[1]) >= self._team)
+
+    @property
+    def state(self) -> dict[tirx.Var, Divergence]:
+        """Copy of the divergence of the registers at the current place."""
+        return dict(self._registers)
+
+    def restore(self, state: dict[tirx.Var, Divergence]) -> None:
+        """Continue from an earlier ``state``."""
+        self._registers = dict(state)
+
+    def join(self, state: dict[tirx.Var, Divergence]) -> None:
+        """Continue after the current path or one that ended with ``state``."""
+        for data, divergence in state.items():
+            self._registers[data] = max(divergence, self._registers.get(data, Divergence.UNIFORM))
+
+    def store(self, stmt: tirx.Stmt) -> None:
+        """Record what a leaf statement stores to registers."""
+        for buffer, divergence in self._stores(stmt):
+            if all(int(extent) == 1 for extent in buffer.shape):
+                self._registers.pop(buffer.data, None)
+            self._differs(buffer, divergence)
+
+    def enter_loop(self, stmt: tirx.Stmt) -> None:
+        """Record that a loop begins: another iteration may have stored what its body stores."""
+        self.join({data: self._anywhere[data] for data in self._stored(stmt)})
+
+    def leave(self, stmt: tirx.Stmt) -> None:
+        """Record that threads may differ in whether, or how often, they executed ``stmt``."""
+        self.join(dict.fromkeys(self._stored(stmt), Divergence.MAYBE_DIVERGENT))
+
+    def _stored(self, stmt: tirx.Stmt) -> set[tirx.Var]:
+        leaves = nodes_in(stmt, tirx.BufferStore, tirx.Evaluate)
+        return {buffer.data for leaf in leaves for buffer, _ in self._stores(leaf)}
 
 
 def _is_fixed(call: tirx.Call) -> bool:

@@ -150,3 +150,113 @@ def test_unknown(program, n, expected, arch):
     inputs = [{"x": np.arange(512, dtype=np.int32), "n": n}]
     (actual,) = tw.validate(program, 1, inputs, arch)
     assert actual["y"][:256].tolist() == expected
+
+
+@T.prim_func
+def register_condition(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, tx, value = T.alloc_shared((256,), "int32"), T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        value = x[tx]
+        a[tx] = 1
+        if value > 3:
+            T.sync_threads()
+        y[tx] = a[tx]
+
+
+@T.prim_func
+def register_count(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        tx, value = T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        value = n
+        if tx == 5:
+            value = 7
+        for _ in T.serial(value):
+            y[tx] = x[tx]
+            T.sync_threads()
+
+
+@T.prim_func
+def index_of_register(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        tx, value = T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        value = x[tx]
+        for k in T.serial(value, value + 4):
+            if k == 5:
+                T.sync_threads()
+            y[tx] = k
+
+
+@T.prim_func
+def loop_register(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        tx, value = T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        value = n
+        while value > 0:
+            T.sync_threads()
+            y[tx] = value
+            value = value - x[tx]
+
+
+@pytest.mark.parametrize(
+    "program", [register_condition, register_count, index_of_register, loop_register]
+)
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_barrier_under_register(program, arch):
+    """Registers that may differ between threads decide whether they reach the barrier."""
+    with pytest.raises(tw.TileWeaveError, match=r"T.sync_threads: a condition or a number of iter"):
+        tw.emit(program, arch=arch)
+
+
+@T.prim_func
+def reduced(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, part = T.alloc_shared((256,), "int32"), T.alloc_fragment((256,), "int32")
+        most = T.alloc_fragment((1,), "int32")
+        W.fence("gpu")
+        T.copy(x[0:256], part)
+        T.reduce_max(part, most)
+        if most[0] > 3:
+            for _ in T.serial(most[0] % 5 + 2):
+                T.copy(x[0:256], a)
+                for i in T.Parallel(256):
+                    y[i] = a[255 - i]
+
+
+@T.prim_func
+def voted(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, tx = T.alloc_shared((256,), "int32"), T.get_thread_binding()
+        vote = T.alloc_var("int32")
+        W.fence("gpu")
+        vote = T.syncthreads_or(x[tx] > 254)
+        while vote != 0:
+            T.copy(x[0:256], a)
+            for i in T.Parallel(256):
+                y[i] = a[255 - i]
+            vote = vote - vote
+
+
+@T.prim_func
+def counted(x: X, n: T.int32, y: O):
+    with T.Kernel(1, threads=256):
+        a, count = T.alloc_shared((256,), "int32"), T.alloc_var("int32")
+        W.fence("gpu")
+        count = n
+        while count > 0:
+            T.copy(x[0:256], a)
+            for i in T.Parallel(256):
+                y[i] = a[255 - i]
+            count = count - 1
+
+
+@pytest.mark.parametrize("program", [reduced, voted, counted])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_uniform_register(program, arch):
+    """All threads have the result of a reduction or vote, so a barrier under it is right."""
+    inputs = [{"x": np.arange(512, dtype=np.int32), "n": 2}]
+    (actual,) = tw.validate(program, 1, inputs, arch)
+    assert actual["y"][:256].tolist() == list(range(255, -1, -1))

@@ -10,7 +10,7 @@ import numpy as np
 from tilelang import tvm
 from tvm import tirx
 
-from ..uniformity import Divergence, ThreadControl
+from ..uniformity import Divergence, RegisterFlow
 from ..walk import (
     children_of,
     headers_of,
@@ -117,7 +117,6 @@ class Walk:
 
     def __init__(self, func: tirx.PrimFunc) -> None:
         self._func = func
-        self._control = ThreadControl(func)
         extents = {"x": 1, "y": 1, "z": 1}
         for attr in nodes_in(func.body, tirx.AttrStmt):
             if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx."):
@@ -125,7 +124,9 @@ class Walk:
         self._values = ThreadValues(tuple(extents.values()))
         self._footprints = Footprints(self._values, func.body)
         roles = roles_of(func)
-        self._producers = 0 if roles is None else (1 << int(roles.producers) // WARP) - 1
+        producers = 0 if roles is None else int(roles.producers)
+        self._producers = (1 << producers // WARP) - 1
+        self._control = RegisterFlow(func, self._values.count - producers)
         self._cleared = {s.buffer.data for s in nodes_in(func.body, tirx.BufferStore)}
         self._effects: dict[Any, list[Effect]] = {}
         self._has_order: dict[tirx.Stmt, bool] = {}
@@ -173,17 +174,16 @@ class Walk:
     def _statement(self, stmt: tirx.Stmt) -> None:
         if is_leaf(stmt):
             self._apply_all(self._effects_of(stmt))
+            self._control.store(stmt)
             if isinstance(stmt, tirx.Bind):
                 self._control.bind(stmt)
                 self._values.bind(stmt.var, stmt.value)
         elif isinstance(stmt, tirx.IfThenElse):
-            self._branch(stmt, lambda: self._inside(stmt, 0, stmt.then_case))
+            self._branch([stmt], lambda: self._inside(stmt, 0, stmt.then_case))
         elif isinstance(stmt, tirx.SeqStmt):
             self._sequence(stmt)
-        elif isinstance(stmt, tirx.For):
-            self._for(stmt)
-        elif isinstance(stmt, tirx.While):
-            self._while(stmt)
+        elif isinstance(stmt, tirx.For | tirx.While):
+            self._loop(stmt)
         else:
             self._control.enter(stmt)
             if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
@@ -215,7 +215,8 @@ class Walk:
             if end == at + 1:
                 self._inside(stmt, at, stmt.seq[at])
             else:
-                self._branch(stmt.seq[at], lambda at=at, end=end: self._cases(stmt, at, end))
+                branches = list(stmt.seq[at:end])
+                self._branch(branches, lambda at=at, end=end: self._cases(stmt, at, end))
             at = end
 
     def _cases(self, stmt: tirx.SeqStmt, at: int, end: int) -> None:
@@ -225,23 +226,27 @@ class Walk:
             self._inside(branch, 0, branch.then_case)
             self._path.pop()
 
-    def _branch(self, stmt: tirx.IfThenElse, follow: Callable[[], None]) -> None:
+    def _branch(self, branches: list[tirx.IfThenElse], follow: Callable[[], None]) -> None:
         """Follow both cases of a branch.
 
         Args:
+            branches: the branch, in one or several statements.
             follow: follows the first case.
         """
+        stmt = branches[0]
         self._apply_all(self._effects_of(stmt.condition))
         may, must = self._values.truth(stmt.condition)
         mask, exact = self._mask, self._exact
         then_mask, else_mask = mask & may, mask & ~must
         decided = not (then_mask & else_mask).any()
         varies = not decided and self._varies(stmt.condition)
-        before = self._state
+        may_differ = self._may_differ(stmt.condition)
+        before, registers = self._state, self._control.state
         if then_mask.any():
             self._mask, self._exact = then_mask, exact and not varies
             follow()
-        after_then = self._state
+        after_then, then_registers = self._state, self._control.state
+        self._control.restore(registers)
         if not decided and not varies:
             self._state = self._without(stmt.then_case, before)
         if stmt.else_case is not None and else_mask.any():
@@ -250,6 +255,10 @@ class Walk:
             self._inside(stmt, 1, stmt.else_case)
         if not decided:
             self._state = _joined(after_then, self._state, before if varies else None)
+        self._control.join(then_registers)
+        if may_differ:
+            for branch in branches:
+                self._control.leave(branch)
         self._mask, self._exact = mask, exact
         if exact and mask.all():
             self._require_complete()
@@ -265,7 +274,23 @@ class Walk:
         may, must = self._values.truth(condition)
         if np.array_equal(may, must):
             return False
-        return self._control.divergence_of(condition) is Divergence.DIVERGENT
+        return self._may_differ(condition)
+
+    def _may_differ(self, expr: tirx.PrimExpr) -> bool:
+        return self._control.divergence_of(expr) is not Divergence.UNIFORM
+
+    def _loop(self, stmt: tirx.For | tirx.While) -> None:
+        registers = self._control.state
+        self._control.enter_loop(stmt)
+        may_differ = any(map(self._may_differ, headers_of(stmt)))
+        if isinstance(stmt, tirx.For):
+            self._for(stmt)
+        else:
+            self._while(stmt)
+        if may_not_run(stmt):
+            self._control.join(registers)
+        if may_differ:
+            self._control.leave(stmt)
 
     def _for(self, stmt: tirx.For) -> None:
         for header in headers_of(stmt):
@@ -277,7 +302,7 @@ class Walk:
             self._together(stmt, first, extent)
             return
         mask, exact = self._mask, self._exact
-        if extent is None and self._varies_extent(stmt):
+        if extent is None and self._may_differ(stmt.extent):
             self._exact = False
         self._exits.append([])
         for number in followed(stmt, first, extent, len(self._exits) - 2, self._values):
@@ -315,9 +340,6 @@ class Walk:
         leaves = nodes_in(stmt, tirx.Evaluate)
         return any(isinstance(e, Await) for leaf in leaves for e in self._effects_of(leaf))
 
-    def _varies_extent(self, stmt: tirx.For) -> bool:
-        return self._control.divergence_of(stmt.extent) is Divergence.DIVERGENT
-
     def _together(self, stmt: tirx.For, first: int, extent: int | None) -> None:
         """Follow all iterations of a loop without a barrier at once."""
         if extent == 0:
@@ -343,7 +365,7 @@ class Walk:
     def _while(self, stmt: tirx.While) -> None:
         mask, exact = self._mask, self._exact
         self._exits.append([])
-        if self._control.divergence_of(stmt.condition) is Divergence.DIVERGENT:
+        if self._may_differ(stmt.condition):
             self._exact = False
         for number in range(UNKNOWN):
             self._apply_all(self._effects_of(stmt.condition))
