@@ -40,6 +40,7 @@ from .limits import limits, with_config
 from .lower import lowered_call
 from .refusals import lower_or_refuse
 from .reserved_names import rename_reserved
+from .stderr import without_fatal_text
 from .toolchain import ToolchainError, diagnosed
 
 _lock = threading.Lock()
@@ -114,7 +115,7 @@ def _wrap_pipeline() -> None:
 
 
 def _lower_tiles(stock: Lower, target: Target, mod: IRModule) -> IRModule:
-    with _without_shared_reuse(mod), _inner_passes():
+    with _without_shared_reuse(mod), _inner_passes(), without_fatal_text():
         return stock(mod, target)
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import re
 import traceback
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -24,6 +21,7 @@ from ..passes.ir.walk import arrows, format_expr, headers_of, line_of, nodes_in,
 from ..passes.tile.pin_pipelined import is_pipelined
 from ..passes.tile.require_arch import may_have_producer
 from .culprits import Culprit, culprit_of
+from .stderr import quiet
 
 Lower = Callable[[IRModule], IRModule]
 
@@ -55,7 +53,7 @@ def _refusal(error: Exception, lower: Lower, mod: IRModule, target: Target) -> L
             return _kind(other) == kind
         return False
 
-    with _quiet():
+    with quiet():
         culprit = culprit_of(mod, fails)
     if culprit is None:
         names = ", ".join(str(variable.name_hint) for variable in mod.functions)
@@ -70,20 +68,6 @@ def _refusal(error: Exception, lower: Lower, mod: IRModule, target: Target) -> L
 def _kind(error: Exception) -> tuple[str, str]:
     """Return the type of an error and the start of its message, without numbers."""
     return type(error).__name__, re.sub(r"\b\d+\b", "", str(error).strip())[:60]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress what TileLang and its C++ library print about parts of a program."""
-    with contextlib.ExitStack() as stack, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with contextlib.suppress(OSError):  # stderr is closed
-            stderr = os.dup(2)
-            stack.callback(os.close, stderr)
-            stack.callback(os.dup2, stderr, 2)
-            with open(os.devnull, "w") as null:
-                os.dup2(null.fileno(), 2)
-        yield
 
 
 @dataclass(frozen=True)
@@ -234,6 +218,26 @@ def _explain_warps(failure: _Failure, match: re.Match) -> Explanation:
     return match[1], f"a number of threads or a shape of tiles {needs}"
 
 
+def _explain_shapes(failure: _Failure, _: re.Match) -> Explanation | None:
+    regions = [region.args[2:] for region, _, _ in touches_in(failure.stmt)]
+    names = [buffer.name for _, buffer, _ in touches_in(failure.stmt)]
+    if len(regions) != 2 or not op_name(failure.stmt.value).endswith("copy"):
+        return None
+    source, target = (
+        f"{' x '.join(map(format_expr, extents))} elements of {name}"
+        for name, extents in zip(names, regions, strict=True)
+    )
+    return f"copies {source} to {target}", "equal extents on both sides"
+
+
+def _explain_condition(failure: _Failure, _: re.Match) -> Explanation:
+    return (
+        "needs a barrier under a condition that only a part of a warp fulfills",
+        "a condition that whole warps of 32 threads fulfill, or the accesses of other threads' "
+        "elements outside of it",
+    )
+
+
 def _explain_divisor(_: _Failure, match: re.Match) -> Explanation:
     return f"{match[1]} is {match[3]}", f"a multiple of {match[2]}"
 
@@ -244,6 +248,8 @@ _KINDS: dict[str, Callable[[_Failure, re.Match], Explanation | None]] = {
     r"Fragment buffer access with non-zero index \[(.*?)\]": _explain_constant_index,
     r"IsSharedBuffer\(op\.dst\)": _explain_scan,
     "allow_append_": _explain_shared_bound,
+    "loop range is smaller than original": _explain_shapes,
+    "participating threads are not warp-uniform": _explain_condition,
     r"([MNK]) must be divisible by (\d+), but got (\d+)": _explain_divisor,
     r"canonical GMMA|WGMMA operand layout": _explain_wgmma,
     r"(M=\d+, N=\d+ cannot be .*?)\. (Each warp must own [^;]*)": _explain_warps,
@@ -254,8 +260,10 @@ _KINDS: dict[str, Callable[[_Failure, re.Match], Explanation | None]] = {
 def _unexplained(message: str) -> Explanation:
     newest = SUPPORTED_TILELANG[-1]
     hint = f", or tilelang=={newest}" if installed_tilelang() < numbers_of(newest) else ""
-    legal = f"what TileLang {version('tilelang')} compiles{hint}"
-    return f"TileLang fails: {_sentence(message)}", legal
+    return (
+        f"TileLang {version('tilelang')} fails: {_sentence(message)}",
+        f"another form of this statement{hint}",
+    )
 
 
 def _sentence(message: str) -> str:

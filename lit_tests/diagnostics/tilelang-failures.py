@@ -187,6 +187,6 @@ def of_other_ranks(X, Y, parts, a, b, f, g):
     T.transpose(a, c[0, :, :])
 
 
-# CHECK-LABEL: other: T.transpose: TileLang fails: Transpose source and destination ranks must match; expected what TileLang 0.1.15 compiles
+# CHECK-LABEL: other: T.transpose: TileLang 0.1.15 fails: Transpose source and destination ranks must match; expected another form of this statement
 # CHECK-NEXT: --> {{.*}}tilelang-failures.py:[[# @LINE - 4]]
 refused("other", of_other_ranks)
