@@ -18,6 +18,7 @@ import tvm_ffi
 from tilelang import tvm
 from tilelang.cache.kernel_cache import KernelCache
 from tilelang.contrib import nvcc
+from tilelang.language import copy_op
 from tilelang.language.eager.builder import Builder
 from tilelang.transform import PassConfigKey
 from tvm import IRModule, tirx
@@ -25,12 +26,12 @@ from tvm.ir.instrument import pass_instrument
 from tvm.target import Target
 
 from .. import passes
-from ..builtins.errors import LanguageError, TileWeaveError, shows_frames
+from ..builtins.errors import LanguageError, TileWeaveError, reject, shows_frames
 from ..builtins.spec import BUILTINS, builtin_of
 from ..passes.device.widen_atomics import SYSTEM_ATOMIC
 from ..passes.group.specialize_group import GROUP_SIZE
 from ..passes.ir.hold import HOLD
-from ..passes.ir.walk import builtins_in, uses_tileweave
+from ..passes.ir.walk import builtins_in, format_expr, uses_tileweave
 from ..passes.tile.order_releases import COMPLETE
 from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
 from .compile import filter_logs
@@ -65,6 +66,7 @@ def activate() -> None:
         _wrap_pipeline()
         _wrap_cache_key()
         _name_lines_of_programs()
+        _name_shapes_of_copies()
         logging.getLogger(Builder.__module__).addFilter(_is_logged)
         _wrap_nvcc()
         filter_logs()
@@ -247,6 +249,28 @@ def _name_lines_of_programs() -> None:
             stock(self, filename, *args)
 
     Builder.set_fileline = set_fileline
+
+
+def _name_shapes_of_copies() -> None:
+    """Refuse a copy between tiles of different shapes with both shapes and its line."""
+    stock = copy_op._normalize_copy_regions
+    if _is_wrapper(stock):
+        return
+
+    def normalize_copy_regions(src: Any, dst: Any) -> Any:
+        try:
+            return stock(src, dst)
+        except ValueError as error:
+            if not (isinstance(src, tirx.Buffer) and isinstance(dst, tirx.Buffer)):
+                raise
+            sides = (
+                f"{' x '.join(map(format_expr, b.shape))} elements of {b.name}" for b in (src, dst)
+            )
+            raise reject(
+                "T.copy", f"copies {' to '.join(sides)}", "equal extents on both sides"
+            ) from error
+
+    copy_op._normalize_copy_regions = normalize_copy_regions
 
 
 def _is_logged(record: logging.LogRecord) -> bool:

@@ -103,6 +103,9 @@ class _Failure:
             op = op_name(getattr(stmt, "value", None)).removeprefix("tl.tileop.")
             if op and lowered and lowered[-1].startswith(op):
                 return stmt
+        if re.search(_PART_OF_WARP, str(self.error)):
+            stores = [s for s in self.stmts if isinstance(s, tirx.BufferStore)]
+            return (stores or self.stmts)[-1]
         if re.search(_LAYOUT, str(self.error)):
             reductions = [s for s in self.stmts if _is_reduction(s)]
             return (reductions or [s for s in self.stmts if _fragments(s)] or self.stmts)[-1]
@@ -129,6 +132,7 @@ _LAYOUT = (
     "no available layout|has errors: |[Ll]ayout (?:may|infer) conflict|not injective|"
     "Inconsistent layouts|power of two|Get different layout"
 )
+_PART_OF_WARP = "participating threads are not warp-uniform"
 Explanation = tuple[str, str]
 
 
@@ -249,7 +253,7 @@ _KINDS: dict[str, Callable[[_Failure, re.Match], Explanation | None]] = {
     r"IsSharedBuffer\(op\.dst\)": _explain_scan,
     "allow_append_": _explain_shared_bound,
     "loop range is smaller than original": _explain_shapes,
-    "participating threads are not warp-uniform": _explain_condition,
+    _PART_OF_WARP: _explain_condition,
     r"([MNK]) must be divisible by (\d+), but got (\d+)": _explain_divisor,
     r"canonical GMMA|WGMMA operand layout": _explain_wgmma,
     r"(M=\d+, N=\d+ cannot be .*?)\. (Each warp must own [^;]*)": _explain_warps,

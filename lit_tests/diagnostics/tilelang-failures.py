@@ -182,6 +182,28 @@ refused("divisor", multiply_short, dtype="float16")
 
 
 @T.macro
+def unequal(X, Y, parts, a, b, f, g):
+    T.copy(X[0:32, 0:64], a[0:32, 0:40])
+
+
+# CHECK-LABEL: unequal: T.copy: copies 32 x 64 elements of X to 32 x 40 elements of a; expected equal extents on both sides
+# CHECK-NEXT: --> {{.*}}tilelang-failures.py:[[# @LINE - 4]]
+refused("unequal", unequal)
+
+
+@T.macro
+def part_of_warp(X, Y, parts, a, b, f, g):
+    tx = T.get_thread_binding()
+    if tx < 48:
+        a[0, tx] = X[0, tx]
+        Y[1, tx] = a[0, 47 - tx]
+
+
+# CHECK-LABEL: part_of_warp: assignment to Y: needs a barrier under a condition that only a part of a warp fulfills; expected a condition that whole warps of 32 threads fulfill, or the accesses of other threads' elements outside of it
+refused("part_of_warp", part_of_warp)
+
+
+@T.macro
 def of_other_ranks(X, Y, parts, a, b, f, g):
     c = T.alloc_shared((2, 64, 32), "float32")
     T.transpose(a, c[0, :, :])

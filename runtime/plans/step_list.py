@@ -92,17 +92,21 @@ class StepList:
             try:
                 return p.number(value)
             except ValueError as error:
-                raise self._refused(op, f"{p.name}={value!r}", str(error)) from None
+                raise self._refused(op, f"argument {p.name} is {value!r}", str(error)) from None
         self._require_region(op, p.name, value)
         if not value.is_whole:
-            raise self._refused(op, f"{p.name}={value}", "a whole tensor of the plan")
+            raise self._refused(op, f"argument {p.name} is {value}", "a whole tensor of the plan")
         if value.parameter.symmetric != p.symmetric:
+            kinds = ("T.Tensor", "W.Symmetric")
             raise self._refused(
-                op, f"{p.name}={value.parameter.name}",
-                f"a {'W.Symmetric' if p.symmetric else 'T.Tensor'} parameter",
-            )  # fmt: skip
+                op,
+                f"argument {p.name} is {value.parameter.name}, a {kinds[not p.symmetric]} of the "
+                "plan",
+                f"a {kinds[p.symmetric]}, as the kernel declares {p.name}",
+            )
         if value.dtype != p.dtype:
-            raise self._refused(op, f"{p.name}={value} of {value.dtype}", p.dtype)
+            what = f"argument {p.name} is {value} of type {value.dtype}"
+            raise self._refused(op, what, f"{p.dtype}, as the kernel declares {p.name}")
         return value
 
     def _refused(self, op: str, what: str, expected: str) -> TileWeaveError:

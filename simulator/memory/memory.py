@@ -58,6 +58,12 @@ class Access:
     """Time in ``threads``."""
 
 
+_SAFE_REUSE = (
+    "\nexpected, before the write, a wait for what the reader signals after its last read, or "
+    "W.sync_ranks"
+)
+
+
 class Memory:
     """State that all tensors of all ranks share: the log of accesses, and the clocks."""
 
@@ -139,9 +145,13 @@ class Memory:
         """Return the error for an access that conflicts with an earlier event."""
         relation = "is not ordered after"
         if kind == "reuse":
+            late = self.epoch_of(event) > access.epoch
             relation = (
-                "one overwrites what the other, of earlier use, may still read; not ordered after"
+                "reads what a later use may already overwrite: it is not ordered before"
+                if late
+                else "overwrites what an earlier use may still read: it is not ordered after"
             )
+            more = more or _SAFE_REUSE
         current = f"{access.op} of {tensor.name}{text_of_region(key)}"
         return SimulationError(
             kind,

@@ -154,7 +154,9 @@ def test_a_failure_of_an_old_release_names_the_newest(monkeypatch, release, hint
         raise tvm.error.InternalError("Check failed: (a) is false: first. second")
 
     monkeypatch.setattr(refusals, "installed_tilelang", lambda: release)
-    expected = rf"^name: TileLang [0-9.]+ fails: first; expected another form of this statement{hint}$"
+    expected = (
+        rf"^name: TileLang [0-9.]+ fails: first; expected another form of this statement{hint}$"
+    )
     with pytest.raises(LanguageError, match=expected):
         refusals.lower_or_refuse(fail, tvm.IRModule({"name": program}), SM_90)
 

@@ -108,19 +108,20 @@ REFUSED = [
      "int32; expected uint32"),
     (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, 2.0), "3 arguments; expected 4: inbox, "
      "out, scale, epoch"),
-    (lambda p, A, inbox, *_: p.launch(kernel, A, A, 2.0, 1), "inbox=A; expected a W.Symmetric"),
-    (lambda p, A, inbox, *_: p.launch(kernel, inbox, inbox, 2.0, 1), "out=inbox; expected a "
-     "T.Tensor"),
-    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A[0:2], 2.0, 1), "out=A[0:2, 0:8]; expected "
-     "a whole tensor"),
-    (lambda p, A, inbox, flags, word, _: p.launch(kernel, inbox, word, 2.0, 1), "of uint32; "
-     "expected int32"),
-    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, A, 1), "scale=A[0:4, 0:8]; expected a "
-     "number (float32)"),
-    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, torch.tensor(2.0), 1), "scale=tensor(2.); "
-     "expected a number (float32)"),
-    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, 2.0, 1 << 31), "epoch=2147483648; expected "
-     "-2147483648 to 2147483647 (int32)"),
+    (lambda p, A, inbox, *_: p.launch(kernel, A, A, 2.0, 1), "inbox is A, a T.Tensor of the "
+     "plan; expected a W.Symmetric, as the kernel declares inbox"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, inbox, 2.0, 1), "out is inbox, a "
+     "W.Symmetric of the plan; expected a T.Tensor"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A[0:2], 2.0, 1), "out is "
+     "A[0:2, 0:8]; expected a whole tensor"),
+    (lambda p, A, inbox, flags, word, _: p.launch(kernel, inbox, word, 2.0, 1), "of type "
+     "uint32; expected int32, as the kernel declares out"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, A, 1), "scale is "
+     "A[0:4, 0:8]; expected a number (float32)"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, torch.tensor(2.0), 1), "scale "
+     "is tensor(2.); expected a number (float32)"),
+    (lambda p, A, inbox, *_: p.launch(kernel, inbox, A, 2.0, 1 << 31), "epoch is "
+     "2147483648; expected -2147483648 to 2147483647 (int32)"),
     (lambda p, A, *_: p.launch(len, A), "kernel=<built-in function len>; expected a T.prim_func"),
     (lambda p, A, *_: p.wait_stream("nobody"), "other='nobody' has no steps"),
     (lambda p, A, *_: p.wait_stream(["a"]), "other=['a'] has no steps"),

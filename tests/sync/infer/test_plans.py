@@ -201,7 +201,7 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
             one_half_twice,
             "p.copy reads S[1, 0:16] on rank 0, which is written only partly, or twice, in",
         ),
-        (no_integer, "launch of fill: number=1.9; expected an integer (int32)"),
+        (no_integer, "launch of fill: argument number is 1.9; expected an integer (int32)"),
         (
             launched_twice,
             "read_all accesses what the plan copies (S), and rank 0 launches it 2 times",

@@ -1,0 +1,68 @@
+"""What TileLang and TVM print on the error stream while they compile."""
+
+import os
+import threading
+
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tileweave import language as W
+from tileweave.codegen.stderr import without_fatal_text
+
+
+@T.prim_func
+def unequal(X: T.Tensor((64, 64), "float32"), Y: T.Tensor((64, 64), "float32")):
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((32, 48), "float32")
+        W.fence("gpu")
+        T.copy(X[0:32, 0:64], tile[0:32, 0:40])
+        T.copy(tile, Y[0:32, 0:48])
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_a_refusal_prints_nothing(capfd, arch):
+    with pytest.raises(tw.TileWeaveError, match="32 x 64 elements of X to 32 x 40 elements"):
+        tw.emit(unequal, arch=arch)
+    assert capfd.readouterr().err == ""
+
+
+def test_other_text_is_kept(capfd):
+    with without_fatal_text():
+        os.write(2, b"kept\n[01:02:03] : Fatal: dropped\n--> file\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "kept\nafter\n"
+
+
+def test_threads_that_compile_at_once(capfd):
+    """The first one that ends does not restore a stream that the other has redirected."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def compile_first():
+        with without_fatal_text():
+            entered.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=compile_first)
+    thread.start()
+    entered.wait(60)
+    with without_fatal_text():
+        leave.set()
+        thread.join()
+        os.write(2, b"inside\n")
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "inside\nafter\n"
+
+
+def test_copy_of_tiles_of_other_shapes():
+    with pytest.raises(
+        tw.TileWeaveError,
+        match=r"T.copy: copies 64 x 64 elements of X to 32 x 64 elements of tile; expected equal "
+        r"extents on both sides\n --> .*test_stderr.py:\d+",
+    ):
+
+        @T.prim_func
+        def program(X: T.Tensor((64, 64), "float32")):
+            with T.Kernel(1, threads=128):
+                tile = T.alloc_shared((32, 64), "float32")
+                T.copy(X, tile)
