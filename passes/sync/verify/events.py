@@ -26,7 +26,8 @@ class Event:
 
     Attributes:
         op: the builtin, such as ``W.signal``, or TileLang's operator.
-        starts, extents: box of an access, or index of a flag; empty for fences and barriers.
+        starts, extents: box of an access, or index of a flag or of the words of a barrier; empty
+            for fences and for barriers without words of the program.
         loops: loops around the event, block axes first, then the thread axes that it depends on.
         conditions: conditions that all hold when the event happens.
         serial_loops: (number, variable) of each serial loop around the event; numbers count
@@ -243,7 +244,8 @@ class _EventCollector(AccessCollector):
     def _add_event(
         self, kind: EventKind, op: str, call: tirx.Call, stmt: tirx.Stmt, **more
     ) -> None:
-        pointer = call.args[0] if len(call.args) and kind in ("signal", "wait") else None
+        has_word = len(call.args) and kind in ("signal", "wait", "barrier")
+        pointer = call.args[0] if has_word else None
         load = pointer.args[0] if op_name(pointer) == "tl.access_ptr" else None
         starts = tuple(load.indices) if load is not None else ()
         if more.get("value") is not None:

@@ -94,7 +94,8 @@ class Timeline:
                 rows.launch.tolist(), rows.rank.tolist(), self.block[rows].tolist(),
                 self.position[rows].tolist(), values, strict=True,
             ):  # fmt: skip
-                flag = (event.tensor.name, *next(flags)) if flags and event.tensor else ()
+                is_flag = flags and event.tensor and event.kind != "barrier"
+                flag = (event.tensor.name, *next(flags)) if is_flag else ()
                 operations.append(Operation(event, launch, rank, block, position, flag, value))
         return sorted(operations, key=lambda o: o.position)
 

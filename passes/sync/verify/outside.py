@@ -1,4 +1,4 @@
-"""Warnings about reads that are completely outside of their tensor."""
+"""Reads and flags that are completely outside of their tensor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.errors import SyncWarning
+from ...ir.walk import variables_in
 from ..regions.accesses import Access
 from .events import Event
 from .launches import Rows
@@ -27,12 +28,37 @@ def warn_outside(reads: Iterable[Access | Event]) -> None:
 
 def reads_outside(rows: Iterable[Rows]) -> Iterator[Event]:
     """Yield the reads of a program that are completely outside of a tensor of constant shape."""
+    return (r.event for r in rows if r.event.kind == "read" and _outside(r) is not None)
+
+
+def outside_message(rows: Iterable[Rows], parameters: Iterable[tirx.Var]) -> str:
+    """Return the error of a flag, or of words of a barrier, outside of its tensor, or "".
+
+    Indices that depend on ``parameters`` of the program are not known.
+    """
+    unknown = set(parameters)
     for r in rows:
-        if r.event.kind != "read" or r.event.tensor is None:
-            continue
-        axes = zip(r.low[1:], r.high[1:], r.event.tensor.shape[1:], strict=True)
-        if any(
-            isinstance(extent, tirx.IntImm) and np.any((low >= int(extent)) | (high <= 0))
-            for low, high, extent in axes
-        ):
-            yield r.event
+        used = {v for start in r.event.starts for v in variables_in(start)}
+        if r.event.kind in ("signal", "wait", "barrier") and not used & unknown:
+            outside = _outside(r)
+            if outside is not None:
+                axis, index, extent = outside
+                return (
+                    f"{r.event.text}: index {index} of axis {axis} is outside of "
+                    f"{r.event.tensor.name}; expected 0 to {extent - 1}{r.event.location}"
+                )
+    return ""
+
+
+def _outside(r: Rows) -> tuple[int, int, int] | None:
+    """Return the first axis, after that of the ranks, on which some box is completely outside of a
+    tensor of constant shape, with the first index of the box and the extent."""
+    if r.event.tensor is None or not r.low:
+        return None
+    axes = zip(r.low[1:], r.high[1:], r.event.tensor.shape[1:], strict=True)
+    for axis, (low, high, extent) in enumerate(axes, 1):
+        if isinstance(extent, tirx.IntImm):
+            wrong = np.atleast_1d((low >= int(extent)) | (high <= 0))
+            if wrong.any():
+                return axis, int(np.broadcast_to(low, wrong.shape)[wrong][0]), int(extent)
+    return None

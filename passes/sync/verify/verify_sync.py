@@ -20,7 +20,7 @@ from .conflicts import BlockAccess, Conflict, conflicts
 from .events import DATA, Event, collect_events
 from .happens_before import HOLDS, HappensBefore, Operation, Timeline
 from .launches import Launches, Rows, Unverified
-from .outside import reads_outside, warn_outside
+from .outside import outside_message, reads_outside, warn_outside
 
 LAUNCHES = 4
 """Number of consecutive launches that are analyzed: enough for three buffers used in turn."""
@@ -116,6 +116,9 @@ class _Verifier:
         """Return the message of the first fault, or ""."""
         rows = [r for n in range(LAUNCHES) for r in self.launches.rows(n)]
         warn_outside(dict.fromkeys(reads_outside(rows)))
+        outside = outside_message(rows, self.func.params)
+        if outside:
+            return outside
         self.unverified += self.launches.unverified.values()
         if any(unverified.event.kind not in DATA for unverified in self.unverified):
             return ""  # without these operations, ordered accesses would seem to race

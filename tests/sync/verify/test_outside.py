@@ -124,3 +124,38 @@ def test_the_command_line_prints_the_warning(tmp_path, capsys):
     main(["simulate", f"{path}:program", "--ranks", "2", "--schedules", "1"])
     shown = capsys.readouterr().out
     assert "warning: a load reads S[me, 1000 + i], in some iteration wholly outside" in shown
+
+
+def words_of_blocks(sessions, operation):
+    """Each of four blocks synchronizes on words or flags of its own."""
+
+    @T.prim_func
+    def program(
+        words: W.Symmetric((sessions * 4,), "uint32"),
+        box: W.Symmetric((4, N), "int32"),
+        out: T.Tensor((4, N), "int32"),
+    ):
+        with T.Kernel(4, threads=N) as block:
+            me, tx = W.rank(), T.get_thread_binding()
+            box[1 - me, block, tx] = me
+            if operation == "sync_ranks":
+                W.sync_ranks(words[me, block * 4])
+            else:
+                W.signal(words[1 - me, block * 4], 1)
+                W.wait_reached(words[me, block * 4], 1)
+            out[block, tx] = box[me, block, tx]
+            W.sync_ranks()
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("operation", "call"),
+    [("sync_ranks", r"sync_ranks\(words\[me, "), ("signal", r"signal\(words\[1 - me, ")],
+)
+def test_flags_outside_of_their_tensor(operation, call):
+    """The last block uses words after the tensor, which are other memory."""
+    message = rf"W.{call}.*: index 12 of axis 1 is outside of words; expected 0 to 11"
+    with pytest.raises(tw.TileWeaveError, match=message):
+        tw.emit(words_of_blocks(3, operation), world_size=2)
+    tw.emit(words_of_blocks(4, operation), world_size=2)
