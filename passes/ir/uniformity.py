@@ -135,7 +135,7 @@ class ThreadControl:
 
 
 class RegisterFlow(ThreadControl):
-    """The same analysis where a program is followed in order: a store replaces the divergence of a
+    """Analysis of registers along one path through a program: a store replaces the divergence of a
     register, and a reduction or vote of all threads of a role is uniform in them.
 
     Args:

@@ -1,4 +1,4 @@
-"""What TileLang and TVM print on the error stream while they compile."""
+"""Text of TileLang and TVM on the error stream during a compilation."""
 
 import os
 import threading
