@@ -12,7 +12,7 @@ from tilelang import tvm
 from tilelang.language.kernel import get_thread_extents
 from tvm import tirx
 
-from .declaration.operands import buffer_of, element, ref_dtype
+from .declaration.operands import buffer_of, ref_dtype
 from .spec import Builtin, builtin_of, register_op
 from .symmetric import ragged_axes
 
@@ -108,11 +108,6 @@ def _placeholder(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return tirx.reinterpret("handle", tirx.const(0, "uint64"))
 
 
-def _row(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
-    """Return the row of ``ref``, an element of packed rows."""
-    return tirx.Cast("int32", element(spec.name, "ref", arguments["ref"], "global").indices[1])
-
-
 def _rows(spec: Builtin, arguments: dict[str, Any]) -> tirx.PrimExpr:
     return _ragged_extents(arguments)[0]
 
@@ -134,10 +129,8 @@ def _ragged_extents(arguments: dict[str, Any]) -> list[tirx.PrimExpr]:
 
 _SUPPLIERS = {
     "context": _context,
-    "element": _placeholder,
     "launch": _launch,
     "loc": _loc,
-    "row": _row,
     "row_size": _row_size,
     "rows": _rows,
     "thread": _thread,

@@ -2,8 +2,7 @@
 
 ``W.alloc_ragged`` has segments with one writer each. Segment ``[dst, ..., source]`` is stored on
 rank ``dst``, and only rank ``source`` writes it. The writer announces how many rows it writes in a
-launch; readers obtain that number. ``W.alloc_packed`` has one segment on each rank, which all ranks
-write without gaps between the sources.
+launch; readers obtain that number.
 """
 
 from __future__ import annotations
@@ -20,24 +19,14 @@ from .declaration.operands import element
 from .errors import reject
 from .signals import WATCHED
 from .spec import Int32, Read, ReadWrite, UInt32, Write, register_op
-from .symmetric import (
-    PACKED_SCOPE,
-    WORLD_SIZE,
-    checked_itemsize,
-    is_extent,
-    is_packed,
-    ragged_axes,
-    ragged_scope,
-)
+from .symmetric import WORLD_SIZE, checked_itemsize, is_extent, ragged_axes, ragged_scope
 
 __all__ = [
-    "alloc_packed",
     "alloc_ragged",
     "announce",
     "announced",
     "check_amount",
     "check_row",
-    "pad",
 ]
 
 ANNOUNCED = "tileweave.announced"
@@ -82,54 +71,16 @@ def alloc_ragged(
             segment has too many elements.
     """
     segments, row = _shape(segments), _shape(row)
-    _require_segments("alloc_ragged", segments, rows, row, dtype)
-    shape = (WORLD_SIZE, *segments, WORLD_SIZE, rows, *row)
-    return T.alloc_buffer(shape, dtype, scope=ragged_scope(len(segments) + 1))
-
-
-def alloc_packed(*, rows: int, row: int | Sequence[int], dtype: str = "float32") -> tirx.Buffer:
-    """Allocate packed rows: a symmetric tensor in which data chooses the place of each row.
-
-    In the kernel it has the shape ``(world_size, rows, *row)``; the first axis is the rank that
-    stores the rows. Any rank may write any row. So the rows of all sources may be adjacent, and a
-    GEMM reads whole tiles of them. In each launch, each row is written once, by one rank, or its
-    owner declares it as padding::
-
-        inbox = W.alloc_packed(rows=4096, row=hidden, dtype="bfloat16")
-        T.copy(x[t, 0:hidden], inbox[dst, start + i, 0])
-        W.pad(inbox[me, end, 0], 4096 - end)
-        T.copy(inbox[me, tile * 64, 0], A_tile)
-
-    First, the ranks exchange their numbers of rows in a tensor of ``W.alloc_symmetric``, and
-    compute where their rows start. The compiler inserts the synchronization: a read waits until all
-    rows of its tile are written or padding. Tiles have as many rows as the largest read; if all
-    reads are of single rows, the tile is the whole tensor. ``pass_configs`` may choose another
-    number by ``tileweave.granule``. Only the owner reads the rows. In each launch, it reads all
-    tiles with written rows. The simulator checks this; see the guide on synchronization.
-
-    Args:
-        rows: rows of each rank's copy.
-        row: shape of a row, in elements.
-        dtype: element type of 1, 2, 4, 8 or 16 bytes.
-
-    Raises:
-        LanguageError: the element type has another size, an extent is not a positive constant, or
-            a copy has too many elements.
-    """
-    row = _shape(row)
-    _require_segments("alloc_packed", (), rows, row, dtype)
-    return T.alloc_buffer((WORLD_SIZE, rows, *row), dtype, scope=PACKED_SCOPE)
-
-
-def _require_segments(op: str, segments: tuple, rows: int, row: tuple, dtype: str) -> None:
-    checked_itemsize(op, dtype)
+    checked_itemsize("alloc_ragged", dtype)
     for name, shape in (("segments", segments), ("rows", (rows,)), ("row", row)):
         if not all(map(_is_constant, shape)):
             value = rows if name == "rows" else shape
-            raise reject(op, f"{name}={value}", "positive constants")
+            raise reject("alloc_ragged", f"{name}={value}", "positive constants")
     if not row or int(rows) * _product(row) > MAX_ELEMENTS:
         legal = f"1 to {MAX_ELEMENTS} elements in a segment"
-        raise reject(op, f"rows={rows}, row={row}", legal)
+        raise reject("alloc_ragged", f"rows={rows}, row={row}", legal)
+    shape = (WORLD_SIZE, *segments, WORLD_SIZE, rows, *row)
+    return T.alloc_buffer(shape, dtype, scope=ragged_scope(len(segments) + 1))
 
 
 @builtin(level="leader", announces=True, implicit=("total", "rows", "row_size", "tile", *WATCHED))
@@ -150,31 +101,6 @@ def announce(ref: Write, count: Int32) -> None:
         count: number of rows, 0 to the capacity; may be data.
     """
     _require_segment("announce", ref)
-
-
-@builtin(
-    level="leader", pads=True,
-    implicit=("element", "row", "rows", "row_size", "tile", *WATCHED),
-)  # fmt: skip
-def pad(ref: Write, count: Int32) -> None:
-    """Declare that no rank writes ``count`` packed rows in this launch, beginning at ``ref``.
-
-    One thread of the block counts the rows as arrived, so that readers of their tiles do not wait
-    for them. Their contents are undefined. Each row of each rank needs exactly one write or one
-    declaration in each launch: rows between two experts, and those after the last one.
-
-    A range outside of the tensor, or a negative ``count``, ends the program with an error on all
-    ranks. So a launch that pads up to the last row also ends if its rows exceed the capacity.
-
-    Args:
-        ref: first element of the first row, in the own copy of a tensor of ``W.alloc_packed``. The
-            index of the row may be data.
-        count: number of rows, 0 or more; may be data.
-    """
-    ref = element("pad", "ref", ref, "global")
-    if not is_packed(ref.buffer):
-        raise reject("pad", f"ref={ref.buffer.name}", "a tensor of W.alloc_packed")
-    _require_zero("pad", ref, 2, "those of a row")
 
 
 @builtin(level="leader", checks=True, implicit=WATCHED)
@@ -238,13 +164,9 @@ def _require_segment(op: str, ref: Any) -> None:
     axes = ragged_axes(ref.buffer)
     if not axes:
         raise reject(op, f"ref={ref.buffer.name}", "a tensor of W.alloc_ragged")
-    _require_zero(op, ref, 1 + axes, "the axis of rows and on those of a row")
-
-
-def _require_zero(op: str, ref: tirx.BufferLoad, first: int, axes: str) -> None:
-    """Refuse an index other than 0 from axis ``first`` on."""
-    if any(not isinstance(i, tirx.IntImm) or int(i) for i in ref.indices[first:]):
-        raise reject(op, f"ref={ref}", f"index 0 on {axes}")
+    if any(not isinstance(i, tirx.IntImm) or int(i) for i in ref.indices[1 + axes :]):
+        legal = "index 0 on the axis of rows and on those of a row"
+        raise reject(op, f"ref={ref}", legal)
 
 
 def _shape(extents: Any) -> tuple:

@@ -201,10 +201,6 @@ class Roles:
     """Whether it announces rows of a ragged tensor. It writes the announcement of a segment, its
     first operand, and has the implicit operands ``total``, ``rows``, ``row_size`` and ``tile``."""
 
-    pads: bool = False
-    """Whether it declares packed rows, from its first operand on, that no rank writes. It has the
-    implicit operands ``element``, ``row``, ``rows``, ``row_size`` and ``tile``."""
-
     checks: bool = False
     """Whether it only checks rows of a ragged tensor, in memory that nothing else uses."""
 

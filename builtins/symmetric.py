@@ -79,8 +79,6 @@ Symmetric = SymmetricProxy()
 
 _SCRATCH = "tileweave.symmetric"
 _RAGGED = f"{_SCRATCH}.ragged"
-PACKED_SCOPE = f"{_SCRATCH}.packed"
-"""Scope of a tensor of packed rows."""
 
 
 def alloc_symmetric(shape: Any, dtype: str = "float32") -> tirx.Buffer:
@@ -145,11 +143,6 @@ def ragged_axes(buffer: tirx.Buffer) -> int:
     other buffers. The last of these axes is the source."""
     scope = buffer.scope()
     return int(scope.removeprefix(_RAGGED)) if scope.startswith(_RAGGED) else 0
-
-
-def is_packed(buffer: tirx.Buffer) -> bool:
-    """Return whether ``buffer`` holds packed rows, in a program not yet compiled for a group."""
-    return buffer.scope() == PACKED_SCOPE
 
 
 def is_symmetric(buffer: tirx.Buffer) -> bool:

@@ -18,7 +18,6 @@ from .machine.group import Group
 from .machine.machine import Machine
 from .machine.mesh import MeshExecutable
 from .memory.memory import Tensor
-from .memory.packed import PackedRows
 from .memory.segments import Segments
 from .memory.values import numpy_dtype
 from .report.errors import SimulationError
@@ -168,8 +167,6 @@ def _implicit_tensors(
             tensor.give((Ellipsis,), np.zeros(shape, dtype))
         if parameter.segments:
             tensor.segments = Segments(tensor, parameter.segments, parameter.segment)
-        elif parameter.tile:  # 0 if the program does not use the packed rows
-            tensor.segments = PackedRows(tensor, parameter.segment, parameter.tile)
         return tensor
 
     return _of_ranks(groups, parameter.symmetric, tensor)

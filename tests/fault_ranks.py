@@ -184,46 +184,6 @@ def row_too_many() -> None:
     _send_rows(1, 0, 1)
 
 
-def overfull_packed_rows() -> None:
-    """Send more rows to rank 1 than its packed rows have room for."""
-    import tilelang.language as T
-
-    import tileweave as tw
-    from tileweave import language as W
-
-    rows, columns = 4, 64
-
-    @T.prim_func
-    def send(count: T.Tensor((1,), "int32"), received: T.Tensor((rows, columns), "float32")):
-        with T.Kernel(1, threads=64):
-            arriving = W.alloc_symmetric((1,), "int32")
-            inbox = W.alloc_packed(rows=rows, row=columns)
-            row = T.alloc_fragment((columns,), "float32")
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            T.fill(row, 1.0)
-            arriving[peer, 0] = count[0]
-            for i in T.serial(count[0]):
-                T.copy(row, inbox[peer, i, 0])
-            W.pad(inbox[me, arriving[me, 0], 0], rows - arriving[me, 0])
-            for i in T.serial(T.min(arriving[me, 0], rows)):
-                T.copy(inbox[me, i, 0], row)
-                T.copy(row, received[i, 0])
-
-    kernel, received = tw.compile(send), torch.zeros(rows, columns, device="cuda")
-
-    def launch(count: int) -> None:
-        kernel(torch.tensor([count], dtype=torch.int32, device="cuda"), received)
-        torch.cuda.synchronize()
-
-    launch(3)
-    assert received[:3].eq(1).all() and received[3:].eq(0).all()
-    inject()
-    launch(5 if rank() == 0 else 3)
-    launch(3)
-    time.sleep(60)
-
-
 def other_shapes() -> None:
     inject()
     call()
@@ -529,7 +489,7 @@ PROGRAMS = {
     f.__name__: f
     for f in (
         killed_before, killed_in, killed_after, never_calls, never_launches,
-        never_launches_in_group, overfull_segment, row_twice, row_too_many, overfull_packed_rows,
+        never_launches_in_group, overfull_segment, row_twice, row_too_many,
         other_shapes, other_version, other_heap, other_environment, heap_exhausted,
         compile_failure, disk_full, read_only_cache, truncated_kernel, interrupted,
         exception_between, graph_after_finalize, forked_loader, forked_call, two_jobs,

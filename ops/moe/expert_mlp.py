@@ -12,9 +12,9 @@ from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
 from ..core.problem import refused, require_dense
 from ..core.registry import RegisteredOp, TableRow
+from ..core.removed import removed
 from .combine import combine
 from .dispatch import NO_EXPERT, dispatch
-from .fused_mlp import check_strategy, fused_mlp, is_fused
 from .grouped_matmul import grouped_matmul
 from .kernels.grouped_gemm import SWIGLU
 from .quantized_mlp import Weights, check_quantized, quantized_experts
@@ -25,7 +25,7 @@ NAME = "expert_mlp"
 
 
 class ExpertMlp(RegisteredOp, op=NAME):
-    """Gated MLPs of the experts of a mixture, by separate steps or by ``FusedMlp``."""
+    """Gated MLPs of the experts of a mixture."""
 
     arguments = ("x", "topk_ids", "topk_weights", "w_gate_up", "w_down")
     row = TableRow(
@@ -33,7 +33,7 @@ class ExpertMlp(RegisteredOp, op=NAME):
         "`w_gate_up`, (E / W, 2 I, H), the gate first, and `w_down`, (E / W, H, I)",
         result="(T, H): the weighted sums of the experts' MLPs with SwiGLU for the rank's tokens",
         gradient="of `x`, `topk_weights` and both weights; none with `quant`",
-        memory="at most 3 x W x T x H; `fused` 2 x E x T x H, T rounded up to a multiple of 128",
+        memory="at most 3 x W x T x H",
     )
 
 
@@ -59,18 +59,12 @@ def _expert_mlp(
     x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, w_gate_up: torch.Tensor,
     w_down: torch.Tensor, scale_w_gate_up: torch.Tensor | None, scale_w_down: torch.Tensor | None,
     quant: str | None, capacity: int | None, is_padded: bool, group: str, transport: str,
-    strategy: str,
 ) -> torch.Tensor:  # fmt: skip
-    ranks = ranks_of(group)
-    separate = _separate_only(quant, capacity, transport)
-    has_gradient = torch.is_grad_enabled() and any(
+    num_experts = w_gate_up.shape[0] * ranks_of(group).world_size
+    # Undefined gradients of rows that no rank reads would fail torch.autograd.detect_anomaly.
+    clear_rest = torch.is_grad_enabled() and any(
         t.requires_grad for t in (x, topk_weights, w_gate_up, w_down)
     )
-    if is_fused(strategy, x, topk_ids, w_gate_up, ranks, separate) and not has_gradient:
-        return fused_mlp(x, topk_ids, topk_weights, w_gate_up, w_down, group)
-    num_experts = w_gate_up.shape[0] * ranks.world_size
-    # Undefined gradients of rows that no rank reads would fail torch.autograd.detect_anomaly.
-    clear_rest = has_gradient
     rows, offsets, handle = dispatch(
         x, topk_ids, topk_weights, num_experts=num_experts, capacity=capacity,
         max_tokens=len(x) if is_padded else None, quant=quant, clear_rest=clear_rest, group=group,
@@ -81,16 +75,6 @@ def _expert_mlp(
         return combine(quantized_experts(*rows, offsets, weights, x.dtype), handle)
     hidden = _gated(rows, w_gate_up, offsets, clear_rest)
     return combine(grouped_matmul(hidden, w_down, offsets, clear_rest=clear_rest), handle)
-
-
-def _separate_only(quant: str | None, capacity: int | None, transport: str) -> str | None:
-    """Return an argument that only the separate steps accept, with what the overlapped kernels
-    expect; None if there is none."""
-    if quant is not None:
-        return f"quant={quant!r}; expected None"
-    if capacity is not None:
-        return f"capacity={capacity}; expected None"
-    return None if transport == "auto" else f"transport={transport!r}; expected 'auto'"
 
 
 def _gated(
@@ -104,6 +88,7 @@ def _gated(
     return functional.silu(gate) * up
 
 
+@removed(strategy="a call without strategy, which runs the separate steps")
 def expert_mlp(
     x: torch.Tensor,
     topk_ids: torch.Tensor,
@@ -118,13 +103,11 @@ def expert_mlp(
     capacity: int | None = None,
     max_tokens: int | None = None,
     transport: str = "auto",
-    strategy: str = "auto",
 ) -> torch.Tensor:
     """Apply the gated MLPs of each token's experts and add their results with ``topk_weights``.
 
     The steps are ``dispatch``, ``silu(rows @ gate.T) * (rows @ up.T)``, a product with ``w_down``,
-    and ``combine``. They run one after the other or overlap. Every rank calls it with the same
-    shapes, but for T if ``max_tokens`` is given.
+    and ``combine``. Every rank calls it with the same shapes, but for T if ``max_tokens`` is given.
 
     Args:
         x: (T, H) floating-point.
@@ -138,11 +121,6 @@ def expert_mlp(
             of SwiGLU is quantized in the same way. x is bf16 or fp16, I a multiple of 128 and H of
             16. Nothing has a gradient.
         group, capacity, max_tokens, transport: see ``dispatch``.
-        strategy: ``separate``: the steps run one after the other. ``fused``: two kernels, in which
-            ranks multiply tokens while others arrive. It needs bf16 or fp16, GPUs of one node, H a
-            multiple of 256 and I of 8, and accepts no ``quant``, ``capacity`` or ``transport``. If
-            an argument requires a gradient, ``fused`` uses the separate steps. ``auto``:
-            ``separate``.
 
     Returns:
         (T, H), in the type of ``x``. Without ``quant``, all floating-point arguments have
@@ -157,11 +135,10 @@ def expert_mlp(
     weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
     check_quantized(NAME, quant, x, topk_weights, weights)
     check_options(NAME, capacity, transport)
-    check_strategy(strategy)
     result = _mlp(
         padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
         padded(topk_weights, max_tokens), *weights, quant, capacity, max_tokens is not None,
-        name_of(group), transport, strategy,
+        name_of(group), transport,
     )  # fmt: skip
     return result if len(result) == len(x) else result[: len(x)]
 
@@ -169,7 +146,7 @@ def expert_mlp(
 _mlp = define_composite(
     f"{NAME}(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor w_gate_up, Tensor w_down, "
     "Tensor? scale_w_gate_up, Tensor? scale_w_down, str? quant, int? capacity, bool is_padded, "
-    "str group, str transport, str strategy) -> Tensor",
+    "str group, str transport) -> Tensor",
     _expert_mlp,
     lowers("x", "w_gate_up", "w_down"),
 )

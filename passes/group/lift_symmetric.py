@@ -12,7 +12,6 @@ from ...builtins.errors import LanguageError
 from ...builtins.symmetric import (
     WORLD_SIZE,
     heap_stride,
-    is_packed,
     is_scratch,
     itemsize,
     packed_strides,
@@ -88,7 +87,7 @@ def _names_of_parameters(func: tirx.PrimFunc, allocations: Sequence[tirx.AllocBu
 
 def _implicit(allocated: tirx.Buffer, parameter: tirx.Buffer) -> Implicit:
     shape, axes = tuple(int(e) for e in parameter.shape[1:]), ragged_axes(allocated)
-    ragged = (shape[:axes], shape[axes:]) if axes or is_packed(allocated) else ()
+    ragged = (shape[:axes], shape[axes:]) if axes else ()
     return Implicit(parameter.name, True, shape, str(parameter.dtype), True, *ragged)
 
 

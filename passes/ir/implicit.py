@@ -25,9 +25,8 @@ class Implicit:
         scratch: whether it holds data of ``W.alloc_symmetric`` or of versions of a tensor.
             Otherwise it holds counters.
         segments, segment: if it holds the rows of a ragged tensor, the extents of the axes that
-            select a segment, the source last, and the shape of a segment, rows first. Packed rows
-            have no such axes: all rows of a rank are one segment, which all ranks write. Before
-            them, ``shape`` may have an axis for buffers.
+            select a segment, the source last, and the shape of a segment, rows first. Before them,
+            ``shape`` may have an axis for buffers.
         tile: rows of a segment that readers wait for at once; 0 before the inference.
         flagged: whether it holds words with flags, which must be zero before the first launch.
     """

@@ -12,7 +12,7 @@ ARRIVED = "arrived"
 
 def ragged_of(func: tirx.PrimFunc) -> dict[str, int]:
     """Return the number of axes after the rank axis that select a segment of each ragged tensor of
-    ``func``, by its name. The last of these axes is the source. Packed rows have none."""
+    ``func``, by its name. The last of these axes is the source."""
     return {p.name: len(p.segments) for p in implicit_of(func) if p.segment}
 
 

@@ -33,7 +33,7 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
     - a call under a condition on a register that may differ between threads, because the arriving
       threads are unknown;
     - a ``block`` builtin that only a part of the block reaches;
-    - a barrier, an announcement or padding that several threads, but not the whole block, reach;
+    - a barrier or an announcement that several threads, but not the whole block, reach;
     - a ``warp`` builtin that a part of a warp reaches.
 
     Before: ``T.tileweave.signal(...)``
@@ -94,12 +94,11 @@ def _require_threads(
     call: tirx.Call, stmt: tirx.Stmt, divergence: Divergence, threads: ThreadSet | None
 ) -> None:
     """Refuse a barrier or a ``warp`` builtin in threads that cannot execute it together, and an
-    announcement or padding that several threads would count."""
+    announcement that several threads would count."""
     spec = builtin_of(call)
     if threads is None or not divergence:
         return
-    counts_rows = spec.announces or spec.pads
-    if (spec.participants or counts_rows) and threads.size > 1:
+    if (spec.participants or spec.announces) and threads.size > 1:
         count = (
             f"up to {threads.size} threads" if not threads.is_exact else f"{threads.size} threads"
         )

@@ -113,7 +113,7 @@ def _with_reason(wait: tirx.Stmt, obstacle: tirx.Stmt) -> tirx.Stmt:
 def _alternative_to(obstacle: tirx.Stmt) -> str:
     """Return what a program may have in place of a statement before the waits of its iteration."""
     name, specs = name_of(obstacle), [builtin_of(call) for call in effects_in(obstacle)]
-    if any(spec.announces or spec.pads for spec in specs):
+    if any(spec.announces for spec in specs):
         # After the loads, it would be too late for readers that the loads may wait for.
         return f"{name} before T.Pipelined, or T.serial"
     after = f"{name} after the loads"

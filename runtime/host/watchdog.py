@@ -91,7 +91,7 @@ class Watchdog:
         expected, seen = (v if unsigned else ctypes.c_int64(v).value for v in (r.expected, r.seen))
         spec = BUILTINS[f"tileweave.{loc.op}"] if loc is not None else None
         who, block = self._group.describe_rank(r.rank), ", ".join(map(str, r.block))
-        if spec is not None and (spec.announces or spec.checks or spec.pads):
+        if spec is not None and (spec.announces or spec.checks):
             return (
                 f"tileweave: {who} {fault_of_rows(spec, seen, expected)}: {loc}; "
                 f"{self._describe(r.flag)}; block ({block}), thread {r.thread}"
@@ -162,12 +162,10 @@ def fault_of_rows(spec: Builtin, seen: int, expected: int) -> str:
     """Describe a fault of the rows of a ragged tensor.
 
     Args:
-        seen, expected: what a builtin that announces, pads or checks rows reports.
+        seen, expected: what a builtin that announces or checks rows reports.
     """
     if spec.announces:
         return f"announced {seen} rows of a segment; expected 0 to {expected}"
-    if spec.pads:
-        return f"padded {seen} rows; expected a range among the {expected} rows of the tensor"
     if spec.level == "thread":
         return f"wrote {seen} units to a segment, in all launches, and announced {expected}"
     if 0 <= seen < expected:

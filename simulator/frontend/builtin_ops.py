@@ -466,45 +466,6 @@ def announce(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
-def pad(c: Statements, call: tirx.Call, loc: str) -> Step:
-    """Compile a declaration of padding: rows count as arrived, although no rank writes them."""
-    spec = builtin_of(call)
-    first, count = (c.compile(spec.operand(call, name), loc) for name in ("row", "count"))
-    counters, rows = (
-        Pointer(c, node, spec.text, loc) for node in (call.args[0], spec.operand(call, "element"))
-    )
-    row_size, tile = (int(spec.operand(call, name)) for name in ("row_size", "tile"))
-    word = Word(counters.ref, "relaxed", "sys", combine=np.add)
-    c.signals.setdefault(word.ref.name, {})[loc] = spec.text
-
-    def run(frame):
-        for expr in (first, count):
-            refuse_poison(frame, expr, rows)
-        begin, value = (int(np.asarray(e.value(frame)).flat[0]) for e in (first, count))
-        block, tensor = frame.block, rows.ref.tensor(frame)
-        packed, end = tensor.segments, begin + value
-        text = f"{spec.text} of {value} rows by {block.name()} in launch {block.epoch} --> {loc}"
-        *copy, flag = (int(np.asarray(i).flat[0]) for i in counters.index(frame))
-        if begin < 0 or value < 0 or end > packed.capacity:
-            raise SimulationError(
-                "bounds",
-                f"{tensor.name}[{copy[0]}] has {packed.capacity} rows; from row {begin} on: {text}",
-            )
-        access = block.access(frame.mask.overlapping, spec.text, loc)
-        packed.pad(tuple(copy), begin, value, access, text)
-        flags = counters.ref.tensor(frame)
-        for number in range(begin // tile, -(-end // tile)):
-            inside = min(end, (number + 1) * tile) - max(begin, number * tile)
-            units = convert(inside * row_size, flags.dtype)
-            for thread_groups, *_ in places(frame, [], each_thread=False):
-                word.change(
-                    frame, flags, (*copy, flag + number), thread_groups,
-                    lambda old, units=units: convert(old + units, flags.dtype),
-                )  # fmt: skip
-
-    return c.preempted(run, call)
-
-
 def uniform(c: Statements, call: tirx.Call, loc: str) -> Expr:
     """Compile a value that must be equal in all blocks of a launch on all ranks."""
     text, expr, node = builtin_of(call).text, c.compile(call.args[0], loc), c.node()
@@ -551,8 +512,6 @@ def register(c: Statements) -> None:
             c.steps[spec.op_name] = nothing
         elif spec.announces:
             c.steps[spec.op_name] = announce
-        elif spec.pads:
-            c.steps[spec.op_name] = pad
         elif spec.signals:
             c.steps[spec.op_name] = signal
         elif spec.is_fence:

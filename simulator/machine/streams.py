@@ -15,7 +15,7 @@ from ..memory.arrivals import has_reached, story
 from ..memory.clock import Clock
 from ..memory.memory import Access, Tensor
 from ..memory.order import SYS, BlockOrder, Lane, of_group
-from ..memory.row_launches import RowLaunches
+from ..memory.segments import Segments
 from ..memory.shadow import text_of_region
 from ..memory.threads import ThreadOrder
 from ..memory.values import convert
@@ -226,7 +226,7 @@ class Launch(Work):
         return Coroutine(block.name(), self, order, frame, _run_block(kernel, frame), pace)
 
     @property
-    def segments(self) -> list[RowLaunches]:
+    def segments(self) -> list[Segments]:
         """Rows of each ragged tensor of the kernel."""
         return [t.segments for t in self.tensors.values() if t.segments is not None]
 

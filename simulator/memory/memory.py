@@ -27,7 +27,7 @@ from .threads import Accessed, Kind, ThreadOrder, ThreadRecord, clash
 from .values import unwritten
 
 if TYPE_CHECKING:
-    from .row_launches import RowLaunches
+    from .segments import Segments
 
 _HISTORY = 8
 """Number of values of a word that are kept."""
@@ -203,7 +203,7 @@ class Tensor:
         """Rank of each index of the first axis, if the tensor is symmetric."""
         self.inserted = False
         """True if the tensor has counters that the compiler inserted."""
-        self.segments: RowLaunches | None = None
+        self.segments: Segments | None = None
         """Rows of the current launches, if the tensor is ragged."""
 
     @property

@@ -96,8 +96,8 @@ def shift_value(op: Operation, context: Context) -> Changes:
 
 
 def shift_count(op: Operation, context: Context) -> Changes:
-    """Announce or pad one row more or less."""
-    if op.spec is not None and (op.spec.announces or op.spec.pads):
+    """Announce one row more or less."""
+    if op.spec is not None and op.spec.announces:
         place = [name for name, _ in op.spec.operands].index("count")
         count = op.call.args[place]
         yield "count+1", _with_operand(op, place, count + 1)

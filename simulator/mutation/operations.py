@@ -44,7 +44,7 @@ class Instructions:
             isinstance(k, Pointer) and not k.optional for _, k in spec.operands
         )
         orders = only_orders or spec.signals or releases(call) or acquires(call)
-        return bool(spec.waits) or spec.announces or spec.pads or spec.flagged or orders
+        return bool(spec.waits) or spec.announces or spec.flagged or orders
 
     def has(self, call: tirx.Call) -> bool:
         """Return whether ``call`` synchronizes or has a scope."""

@@ -154,7 +154,7 @@ def explained(name: str) -> list[tw.Explanation]:
     ]
 
 
-SYMMETRIC = re.compile(r"^\s*(\w+)(?:: W\.Symmetric| = W\.alloc_(?:symmetric|packed))\(", re.M)
+SYMMETRIC = re.compile(r"^\s*(\w+)(?:: W\.Symmetric| = W\.alloc_symmetric)\(", re.M)
 
 
 @pytest.mark.long
@@ -198,10 +198,6 @@ def test_faults_without_inferred_synchronization(name):
     for program in examples_of(module).values():
         if not isinstance(program, Plan):
             program = passes.with_sizes(program, sizes)
-        if "W.alloc_packed" in (FOLDER / f"{name}.py").read_text():
-            with pytest.raises(tw.LanguageError, match=r"inbox, and tileweave\.verify=off"):
-                tw.explain(program, module.RANKS, pass_configs={"tileweave.verify": "off"})
-            continue
         with pytest.raises(tw.SimulationError) as fault:
             tw.simulate(
                 program,

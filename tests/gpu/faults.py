@@ -87,11 +87,6 @@ FAULTS = {
         r"rank 1 wrote \d+ units to a segment, in all launches, and announced \d+",
         needs_gpu=True,
     ),
-    "packed rows above the capacity": Fault(
-        "overfull_packed_rows",
-        r"rank 1 padded -1 rows; expected a range among the 4 rows.*: pad\(inbox.*fault_ranks.py",
-        needs_gpu=True,
-    ),
     "other shapes": Fault("other_shapes", r"all_gather: the ranks disagree \(rank 0.*rank 1"),
     "other version": Fault(
         "other_version", r"the ranks differ \(.*tileweave=9\.9\); expected the same tileweave"

@@ -24,13 +24,11 @@ from tileweave import ops
 from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
-from tileweave.ops.moe.fused_mlp import MlpProblem, mlp_plan
 from tileweave.ops.moe.kernels.grouped_gemm import SCALED
 from tileweave.ops.moe.quant import quantized
 from tileweave.ops.moe.quantized_mlp import Weights, quantized_experts
 from tileweave.ops.moe.routing import default_capacity, has_kernel, routing_by_torch, routing_of
 from tileweave.ops.moe.row_problem import RowProblem
-from tileweave.runtime import Plan
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -65,42 +63,6 @@ QUANT_ERROR = 0.25
 FP8_CASES = [c for c in CASES if c.width % 128 == 0 and c.dtype.itemsize == 2] or [
     Case(9, 48, 128, 2, 2)
 ]
-
-
-FUSED_CASES = [
-    Case(256, 2048, 768, 8, 8),
-    Case(300, 1024, 264, 4, 3),
-    Case(64, 4096, 1024, 2, 1),
-    Case(7, 7168, 256, 3, 2),
-    Case(48, 512, 64, 3, 3, dtype=torch.float16),
-]
-"""Cases of the overlapped kernels: whole and partial tiles, few tokens, one expert on a rank."""
-
-
-@torch.no_grad()
-def check_fused(transport: str) -> str:
-    """The overlapped kernels against the separate steps, many launches with changing routing and
-    random delays, without host synchronization; and equal bits in two calls."""
-    every = [Mixture(case, transport, 3) for case in FUSED_CASES]
-    wrong = torch.zeros(len(every), dtype=torch.int32, device=every[0].device)
-    torch.manual_seed(1)
-    choice = torch.randint(len(every), (LAUNCHES,)).tolist()
-    routings = torch.randint(len(ROUTINGS), (LAUNCHES,)).tolist()
-    torch.manual_seed(100 + group_of("").rank)
-    for which, routing in zip(choice, routings, strict=True):
-        mixture = every[which]
-        mixture.x.normal_()
-        mixture.route(ROUTINGS[routing])
-        if torch.rand(()) < 0.3:
-            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        right = mixture().float()
-        out = mixture("fused")
-        error = (out.float() - right).norm() / right.norm().clamp(min=1e-3)
-        wrong[which] += ~(error <= ERROR) | (out != mixture("fused")).any()
-    for mixture, count in zip(every, wrong.tolist(), strict=True):
-        if count:
-            return f"{mixture.case}: {count} launches of the overlapped kernels are wrong"
-    return ""
 
 
 def mixtures(transport: str) -> list[Mixture]:
@@ -354,22 +316,13 @@ def multiply_fp8(case: Case) -> None:
     quantized_experts(*quantized(x), offsets, Weights(*values, *scales), case.dtype)
 
 
-def overlapped(case: Case) -> Plan:
-    """Return the plan of the overlapped kernels of a case."""
-    ranks = group_of("").world_size
-    sizes = case.tokens, case.choices, case.per_rank, case.hidden, case.width
-    return mlp_plan(MlpProblem(*sizes, ranks, case.dtype).config)
-
-
 def compile_all(checks: Collection[str]) -> None:
     """Compile in parallel what checks need; ranks share the work through TileLang's cache."""
     group = group_of("")
-    fused = FUSED_CASES if FUSED_CHECK in checks else []
-    cases = CASES if set(checks) - {FUSED_CHECK, "routing"} else []
+    cases = CASES if set(checks) - {"routing"} else []
     routed = list(product(ROUTED, range(len(ROUTED_DTYPES)))) if "routing" in checks else []
-    exchanged = [program for case in [*cases, *fused] for program in exchanges(case, checks)]
-    compile_ahead([*exchanged, *map(overlapped, fused)])
-    calls = [(multiply, case) for case in fused + (cases if MULTIPLY & set(checks) else [])]
+    compile_ahead([program for case in cases for program in exchanges(case, checks)])
+    calls = [(multiply, case) for case in cases if MULTIPLY & set(checks)]
     calls += [(multiply_back, case) for case in cases if "gradients" in checks]
     calls += [(multiply_fp8, case) for case in FP8_CASES if "fp8" in checks]
     device, workers = group.device, max(1, len(os.sched_getaffinity(0)) // group.world_size)
@@ -383,19 +336,17 @@ def compile_all(checks: Collection[str]) -> None:
     group.meet("kernels of one GPU", timeout_s=3600.0)
 
 
-FUSED_CHECK = "expert_mlp fused"
 CHECKS = {
     "exchange": check_exchange,
     "mlp": check_mlp,
     "max tokens": check_max_tokens,
     "fp8": check_fp8,
-    FUSED_CHECK: check_fused,
     "routing": check_routing,
     "gradients": check_gradients,
     "back to back": check_back_to_back,
     "graph": check_graph,
 }
-NEED_GPU = "graph", FUSED_CHECK
+NEED_GPU = ("graph",)
 MULTIPLY = {"mlp", "max tokens", "graph"}
 """Checks of ``expert_mlp`` without gradients, in the type of x."""
 

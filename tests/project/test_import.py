@@ -129,3 +129,10 @@ def test_former_names_warn(module, former, name):
     module = importlib.import_module(module)
     with pytest.warns(DeprecationWarning, match=name):
         assert getattr(module, former) is getattr(module, name)
+
+
+@pytest.mark.parametrize("name", ["alloc_packed", "pad"])
+def test_removed_names_say_what_to_use(name):
+    language = importlib.import_module("tileweave.language")
+    with pytest.raises(AttributeError, match=rf"W\.{name} is removed; expected W\.alloc_ragged"):
+        getattr(language, name)

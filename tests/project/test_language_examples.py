@@ -73,32 +73,3 @@ def test_ragged_tensor(tmp_path):
             sent = _rows(source)[2 * rank : 2 * rank + 2]
             for row in range(source + 1):
                 assert np.array_equal(out["y"][:, source, row], sent)
-
-
-def test_packed_rows(tmp_path):
-    allocate, write, pad, read = _example("W.alloc_packed(")
-    lines = [
-        allocate.replace("bfloat16", "float32"),
-        f"A_tile = T.alloc_shared((64, {HIDDEN}), 'float32')",
-        "end = n[0]",
-        "for dst in T.serial(2):",
-        "    start = n[1 + dst]",
-        "    for i in T.serial(2):",
-        "        t = 2 * dst + i",
-        f"        {write}",
-        pad,
-        "for tile in T.serial(64):",
-        f"    {read}",
-        "    if tile == 0:",
-        "        T.copy(A_tile[0:4, 0:hidden], y)",
-    ]
-    parameters = (
-        f"x: T.Tensor((4, {HIDDEN}), 'float32'), n: T.Tensor((3,), 'int32'), "
-        f"y: T.Tensor((4, {HIDDEN}), 'float32')"
-    )
-    program = _program(tmp_path / "packed.py", parameters, lines)
-    inputs = [{"x": _rows(r), "n": np.array([4, 2 * r, 2 * r], "int32")} for r in range(2)]
-    outputs = tw.simulate(program, 2, inputs, epochs=1)
-    for rank, out in enumerate(outputs):
-        sent = [_rows(source)[2 * rank : 2 * rank + 2] for source in range(2)]
-        assert np.array_equal(out["y"], np.concatenate(sent))

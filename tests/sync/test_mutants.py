@@ -16,8 +16,7 @@ from tileweave.simulator import Mutant
 pytestmark = pytest.mark.long
 
 FEW = ("ring_shift", "all_gather_loads", "gemm_reduce_scatter", "own_in_place", "two_producers",
-       "ragged_dispatch", "ragged_tiles", "ragged_packed", "multimem_loads",
-       "multimem_stores")  # fmt: skip
+       "ragged_dispatch", "ragged_tiles", "multimem_loads", "multimem_stores")  # fmt: skip
 NAMES = tuple(PROGRAMS) if os.environ.get("TILEWEAVE_MUTANTS") == "all" else FEW
 SCHEDULES = 5
 COUNTS = {
@@ -66,7 +65,6 @@ COUNTS = {
     "ragged_of_a_neighbor": (42, 5),
     "ragged_tiles": (49, 8),
     "ragged_tile_results": (90, 13),
-    "ragged_packed": (49, 7),
 }
 """Mutants of each program that are killed, and explained."""
 

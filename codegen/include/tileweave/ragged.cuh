@@ -28,31 +28,6 @@ __device__ __forceinline__ void announce(uint32_t *words, int32_t count, uint32_
   }
 }
 
-// Counts rows that no rank writes as arrived: adds their units to the counters of their tiles. A
-// range outside of the tensor is reported to the host, and the grid aborts. The additions publish
-// nothing, but continue the release sequences of the signals.
-template <class T>
-__device__ __forceinline__ void pad(uint32_t *counters, int32_t count, const T *element,
-                                    int32_t row, int32_t rows, int32_t row_size, int32_t tile,
-                                    int64_t context, int32_t loc) {
-  if (row < 0 || count < 0 || row > rows - count) {
-    const Context *c = reinterpret_cast<const Context *>(context);
-    give_up(c, loc, -1, reinterpret_cast<uint64_t>(element), static_cast<uint64_t>(rows),
-            static_cast<uint64_t>(static_cast<int64_t>(count)));
-    __builtin_unreachable();
-  }
-  for (int32_t end = row + count; row < end;) {
-    const int32_t number = row / tile;
-    const int32_t next = min(end, (number + 1) * tile);
-    const uint32_t units = static_cast<uint32_t>(next - row) * static_cast<uint32_t>(row_size);
-    asm volatile("red.relaxed.sys.global.add.u32 [%0], %1;"
-                 :
-                 : "l"(counters + number), "r"(units)
-                 : "memory");
-    row = next;
-  }
-}
-
 // Checks the rows that the next statement writes. A word holds the last launch that wrote the row,
 // and the units that it has written; blocks may write parts of one row.
 template <class T>

@@ -1,11 +1,10 @@
-"""Counters of ragged tensors: announced totals of each tile in units of its counter; padding."""
+"""Counters of ragged tensors: announced totals of each tile in units of its counter."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
-import tilelang.language as T
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
@@ -15,7 +14,6 @@ from ...ir.implicit import Implicit, heap_buffer, implicit_of, set_implicit
 from ...ir.ragged import counts_name, totals_name
 from ..regions.granules import Counter
 from ..regions.tensor_accesses import TensorAccesses
-from .context import SyncContext
 from .reindex import reindexed
 
 
@@ -104,44 +102,8 @@ def _with_announcements(body: tirx.Stmt, change: Callable[[Builtin, list], None]
     return ir_transform(body, None, changed, ["tirx.Call"])
 
 
-def count_padding(body: tirx.Stmt, context: SyncContext) -> tirx.Stmt:
-    """Give each declaration of padding the counters of its tensor.
-
-    Before: ``T.tileweave.pad(S[me, row, 0], n, element, row, rows, row_size, rows)``
-    After:  ``T.tileweave.pad(S_arrived[me, 0], n, S[me, row, 0], row, rows, units, tile)``
-    """
-    packed = [c for c in context.counters if c.accesses.is_packed]
-    counters = {c.accesses.tensor.name: c for c in packed}
-
-    def change(call: tirx.Call) -> tirx.Call | None:
-        spec = builtin_of(call)
-        if spec is None or not spec.pads:
-            return None
-        counter = counters[call.args[0].args[0].buffer.name]
-        units = int(spec.operand(call, "row_size")) // counter.unit
-        values = {"element": call.args[0], "row_size": units, "tile": counter.accesses.tile}
-        arguments = [_first_flag(context, counter), *call.args[1:]]
-        for place, name in enumerate(spec.implicit, len(spec.operands)):
-            arguments[place] = tirx.convert(values.get(name, arguments[place]))
-        return tirx.Call(call.dtype, call.op, arguments, annotations=call.annotations)
-
-    return ir_transform(body, None, change, ["tirx.Call"]) if packed else body
-
-
-def _first_flag(context: SyncContext, counter: Counter) -> tirx.PrimExpr:
-    """Return the address of the counters of this rank's copy."""
-    me = context.symbols.rank
-    flag = context.flag(counter, me, me, tirx.IntImm("int32", 0))
-    return T.access_ptr(flag, "rw", extent=counter.granules.total)
-
-
 def assumption(rows: TensorAccesses) -> str:
     """Return what the compiler assumes of the rows of a ragged tensor, for ``tw.explain``."""
-    if rows.is_packed:
-        return (
-            "each launch writes each row of each rank once, or the owner pads it; the owner reads "
-            "all tiles with written rows"
-        )
     capacity = int(rows.tensor.shape[1 + rows.segments])
     return (
         "each launch writes row 0 to count - 1 of a segment, each once, where count, at most "

@@ -29,7 +29,6 @@ from ..regions.ragged import (
     row_accesses,
     tile_accesses,
     verify_announcements,
-    verify_packed,
 )
 from ..regions.symbols import Symbols
 from ..regions.tensor_accesses import (
@@ -40,7 +39,7 @@ from ..regions.tensor_accesses import (
 )
 from ..regions.tiles import choose_tile
 from ..verify.outside import warn_outside
-from .announcements import assumption, count_padding, in_units, with_tiles
+from .announcements import assumption, in_units, with_tiles
 from .context import Inserted, SyncContext
 from .counters import make_counters
 from .credits import place_credits
@@ -149,9 +148,7 @@ def _infer(
         tensors = heap_tensors(func)
         program, exchanged = _exchanged_tensors(func, tensors, world_size)
     for accesses in exchanged:
-        if accesses.is_packed:
-            verify_packed(accesses)
-        elif accesses.is_ragged:
+        if accesses.is_ragged:
             verify_announcements(accesses)
     for accesses in exchanged:
         verify_tensor_accesses(accesses)
@@ -170,7 +167,6 @@ def _infer(
     func = func.with_body(context.placement.apply(func.body, context.program))
     func = _with_buffers(context, func)
     func = func.with_body(in_units(func.body, context.counters))
-    func = func.with_body(count_padding(func.body, context))
     func = store_words(context, func)
     func = with_implicit(func, context.implicit, context.implicit_buffers)
     return func, Explanation(
@@ -245,7 +241,7 @@ def _exchanged_tensors(
     """
     program = collect_accesses(func, tensors)
     exchanged, ragged, tiles = [], ragged_of(func), tiles_of(func)
-    announced = {counts_name(name): name for name, segments in ragged.items() if segments}
+    announced = {counts_name(name): name for name in ragged}
     by_name: dict[str, TensorAccesses] = {}
     for tensor in tensors:
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
@@ -265,7 +261,7 @@ def _exchanged_tensors(
                 tile=tiles.get(tensor.name, 0),
             )  # fmt: skip
             by_name[tensor.name] = tensor_accesses
-            if tensor_accesses.is_exchanged or segments or tensor_accesses.is_ragged:
+            if tensor_accesses.is_exchanged or segments:
                 exchanged.append(tensor_accesses)
     return program, exchanged
 
@@ -273,15 +269,12 @@ def _exchanged_tensors(
 def _tiles(
     func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer], world_size: int, options: Options
 ) -> dict[str, int]:
-    """Return the rows of a tile of each ragged tensor, by its name. Packed rows that the program
-    does not use have no tiles."""
+    """Return the rows of a tile of each ragged tensor, by its name."""
     program, ragged = collect_accesses(func, tensors), ragged_of(func)
     tiles = {}
     for tensor in (t for t in tensors if t.name in ragged):
         axes = ragged[tensor.name]
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
-        if not accesses and not axes:
-            continue
         tiles[tensor.name] = choose_tile(
             tensor, row_accesses(accesses, axes, program, world_size), axes, program, world_size,
             options.granule.get(tensor.name),
@@ -294,8 +287,7 @@ def _require_inference(func: tirx.PrimFunc) -> None:
     ragged = ragged_of(func)
     if not ragged:
         return
-    name, segments = next(iter(ragged.items()))
-    tensor = f"{'alloc_ragged' if segments else 'alloc_packed'}: {name}"
+    tensor = f"alloc_ragged: {next(iter(ragged))}"
     legal = "a program whose synchronization the compiler infers and verifies"
     if options_of(func).verify == "off":
         raise LanguageError(f"{tensor}, and tileweave.verify=off; expected {legal}")

@@ -152,8 +152,8 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
     iteration of an access."""
     awaited = np.zeros((1,) * footprints.mask.ndim, np.int64)
     for counter in context.signalled_counters:  # a poll waits for its own thread only
-        if counter.is_of_copies or counter.accesses.is_packed:
-            continue  # a tile of packed rows may contain rows of some ranks only
+        if counter.is_of_copies:
+            continue
         producers = _producers(counter)
         for other in (f for f in counter.users if f.is_certain or _encloses(f, footprints)):
             shared = loops_shared(other.access, footprints.access)
@@ -210,8 +210,6 @@ def _unordered_pair(context: SyncContext, accesses: TensorAccesses) -> tuple[int
     for other in context.tensor_accesses:
         if context.is_ll(other.tensor) and not context.is_ll(accesses.tensor):
             continue  # polls order no other memory
-        if other.is_packed:
-            continue  # a tile may contain rows of some ranks only
         added, written = (other.coverage[kind].ranks for kind in ("add", "write"))
         producers = np.where(other.complete_after("add"), added, written)
         for footprints in (f for f in other.in_kernel("read") if f.is_certain):

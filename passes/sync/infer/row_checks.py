@@ -7,7 +7,6 @@ import math
 from tvm import tirx
 from tvm.tirx.stmt_functor import substitute
 
-from ....builtins.errors import LanguageError
 from ...ir.ragged import totals_name
 from ..regions.accesses import base_of
 from ..regions.footprints import Footprints
@@ -26,13 +25,7 @@ def place_row_checks(context: SyncContext) -> None:
     if not context.options.check_rows:
         return
     for counter in context.counters:
-        accesses = counter.accesses
-        if accesses.is_packed:
-            raise LanguageError(
-                f"tileweave.check_rows: {accesses.tensor.name}, a tensor of W.alloc_packed; "
-                "expected tensors of W.alloc_ragged; the simulator checks packed rows, too"
-            )
-        if accesses.is_ragged:
+        if counter.accesses.is_ragged:
             _check(context, counter)
 
 

@@ -42,7 +42,7 @@ def place_signals(context: SyncContext) -> None:
             if need is _Need.NEVER:
                 name = counter.accesses.tensor.name
                 context.record("signal", access, name, f"no rank waits for what {access.text}")
-            elif not access.pads:  # W.pad itself counts its rows
+            else:
                 _add(signals, _signal(context, counter, footprints, need))
         for signal in signals:
             _place(context, counter, signal)
@@ -132,8 +132,6 @@ def _add(signals: list[_Signal], signal: _Signal) -> None:
 def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints) -> int:
     """Count the loops around the access that enclose its signal."""
     access = footprints.access
-    if access.pads:
-        return len(access.loops)
     numbers = [footprints.owner, counter.granules.numbers_of(footprints)]
     if access.stored:
         depth = enclosing_depth(access, footprints, numbers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -85,7 +85,6 @@ class Access:
             that the block reaches ``anchor``; 0 for other accesses.
         stored_rows: number of rows of these elements.
         in_tile: whether the box is a tile of rows of a ragged tensor, which the access touches.
-        pads: whether it declares rows that no rank writes, instead of writing them.
         row: for such a box, the axis of the rows, and an index of a row of the tile as the program
             writes it: the first row that is accessed or, if loops around ``anchor`` do not leave
             the tile, the tile's first row. None if the row is known, or all rows are in one tile.
@@ -109,7 +108,6 @@ class Access:
     stored: int = 0
     stored_rows: int = 0
     in_tile: bool = False
-    pads: bool = False
     row: tuple[int, tirx.PrimExpr] | None = None
 
     @property
@@ -383,7 +381,7 @@ class AccessCollector:
             if name in JUMPS:
                 self._add_jump(JUMPS[name])
             if spec is not None:
-                if spec.moves or spec.announces or spec.pads:
+                if spec.moves or spec.announces:
                     self._add_moves(call, spec)
                 continue
             for argument in call.args:
@@ -415,7 +413,7 @@ class AccessCollector:
             self.program.jumps.append(Jump(name, loops[-1], location(self._anchor)))
 
     def _add_moves(self, call: tirx.Call, spec: Builtin) -> None:
-        """Record the accesses of a builtin that moves data, announces rows or pads them."""
+        """Record the accesses of a builtin that moves data or announces rows."""
         adds = spec.combination(call) != "set"
         for (_, kind), pointer in zip(spec.operands, call.args, strict=False):
             if not isinstance(kind, Pointer) or op_name(pointer) != "tl.access_ptr":
@@ -426,11 +424,7 @@ class AccessCollector:
             size = spec.operand(call, spec.moves) if spec.moves else pointer.args[1]
             written = "w" in kind.access
             effect: Kind = "read" if not written else "add" if adds else "write"
-            first = len(self.program.accesses)
             self._add_access(effect, spec.text, load, _contiguous_extents(load, size))
-            if spec.pads:
-                added = self.program.accesses[first:]
-                self.program.accesses[first:] = [replace(access, pads=True) for access in added]
 
     def _element_loads(self, *nodes: tirx.Stmt | tirx.PrimExpr) -> None:
         """Record a read of each element that ``nodes`` load.

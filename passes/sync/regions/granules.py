@@ -289,9 +289,6 @@ def counter_of(
     if accesses.is_ragged:  # whole rows are announced, and a write may store a part of one
         row = math.prod(granules.shape[1 + accesses.segments :])
         unit = math.gcd(row, *(f.access.stored for f in accesses.in_kernel(kind)))
-    if accesses.is_packed:  # each row arrives once, from any rank
-        elements = volumes(granules.shape, granules.size).ravel()
-        arrivals = np.tile(elements, (accesses.world_size, 1))
     waiting = [0] * accesses.world_size
     for footprints in users:
         for rank, owner in footprints.ranks_and_owners():

@@ -6,7 +6,6 @@ The place of a row in its segment may be data, and so may the segment of a write
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -21,7 +20,7 @@ from .accesses import Access, Program
 from .data_dependent import Region, modular_set
 from .footprints import Footprints, region_footprints
 from .granules import elements_of
-from .space import Loop, NotEvaluable, Space
+from .space import NotEvaluable, Space
 from .symbols import Symbols
 from .tensor_accesses import TensorAccesses
 
@@ -82,8 +81,6 @@ def _whole_rows(access: Access, axes: int, program: Program, world_size: int) ->
         raise LanguageError(
             f"{access.text}, a ragged tensor; expected writes, each row once{access.location}"
         )
-    if access.pads:
-        return _padding(access, axes, program)
     stored = rows = 0
     if access.kind == "write":
         stored, rows = _stored_elements(access, axes, program, world_size)
@@ -95,18 +92,6 @@ def _whole_rows(access: Access, axes: int, program: Program, world_size: int) ->
         access, stored=stored, stored_rows=rows, in_tile=True, row=row,
         starts=(*access.starts[: 1 + axes], start, *(_int(0) for _ in columns)),
         extents=(*access.extents[: 1 + axes], extent, *columns),
-    )  # fmt: skip
-
-
-def _padding(access: Access, axes: int, program: Program) -> Access:
-    """Return a declaration of padding as a write of one row. ``_whole_tile`` extends it to all rows
-    of the copy, because data may decide which ones it pads."""
-    _verify_reached_by_block(access, program)
-    one, columns = _int(1), access.tensor.shape[2 + axes :]
-    return dataclasses.replace(
-        access, stored=math.prod(map(int, columns)), stored_rows=1, in_tile=True,
-        starts=(*access.starts[: 1 + axes], _int(0), *(_int(0) for _ in columns)),
-        extents=(*(one for _ in range(2 + axes)), *columns),
     )  # fmt: skip
 
 
@@ -154,16 +139,6 @@ def _whole_tile(access: Access, axes: int, tile: int, symbols: Symbols) -> Acces
     if tile >= int(access.tensor.shape[axis]):
         starts[axis], extents[axis] = _int(0), access.tensor.shape[axis]
         return dataclasses.replace(access, starts=tuple(starts), extents=tuple(extents), row=None)
-
-    if access.pads:
-        number = tirx.Var("tile", "int32")
-        count = _int(-(-int(access.tensor.shape[axis]) // tile))
-        starts[axis], extents[axis] = number * tile, _int(tile)
-        return dataclasses.replace(
-            access, starts=tuple(starts), extents=tuple(extents),
-            loops=(*access.loops, Loop(number, _int(0), count)), around=(*access.around, None),
-            guards=(*access.guards, len(access.conditions)), positions=(*access.positions, 0),
-        )  # fmt: skip
 
     def first_of_tile(index: tirx.PrimExpr) -> tirx.PrimExpr:
         return symbols.simplified(tirx.floordiv(index, tile) * tile, access)
@@ -329,30 +304,6 @@ def verify_announcements(rows: TensorAccesses) -> None:
                 f"no rank announces it in this launch; expected W.announce for it, also of 0"
                 f"{access.location}"
             )
-
-
-def verify_packed(rows: TensorAccesses) -> None:
-    """Refuse reads and padding of another rank's copy of packed rows, and rows that no block reads:
-    only the owner has counters of its tiles.
-
-    Raises:
-        LanguageError: names the access and its line.
-    """
-    if not rows.has("read"):
-        access = rows.of_kind("write")[0].access
-        raise LanguageError(
-            f"{access.text}, packed rows that no block reads; expected a read of the own copy"
-            f"{access.location}"
-        )
-    for footprints in rows.in_kernel("read", "write"):
-        access = footprints.access
-        if access.kind == "read" or access.pads:
-            if any(rank != owner for rank, owner in footprints.ranks_and_owners()):
-                index = format_expr(access.starts[0])
-                raise LanguageError(
-                    f"{access.text}, which has rank index {index}; expected W.rank(), because only "
-                    f"the owner reads and pads packed rows{access.location}"
-                )
 
 
 def _segments_of(footprints: Footprints, shape: Sequence[int]) -> np.ndarray:

@@ -48,11 +48,6 @@ class TensorAccesses:
         return self.tile > 0
 
     @property
-    def is_packed(self) -> bool:
-        """True if the tensor holds packed rows: data decides which ranks write a tile."""
-        return self.is_ragged and self.counts is None
-
-    @property
     def is_limited(self) -> bool:
         """True if writes depend on a limit, see ``Limit``. Then the counters are set to 0 at the
         end of a launch, because they do not grow equally in all launches."""

@@ -3,7 +3,7 @@
 Importing a theme registers its programs.
 """
 
-from . import indices, packed, ragged, versions, writers
+from . import indices, ragged, versions, writers
 from .case import F32, REFUSED, N
 
-__all__ = ["F32", "REFUSED", "N", "indices", "packed", "ragged", "versions", "writers"]
+__all__ = ["F32", "REFUSED", "N", "indices", "ragged", "versions", "writers"]

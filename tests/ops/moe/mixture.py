@@ -114,14 +114,12 @@ class Mixture:
         )  # fmt: skip
         return rows, offsets, handle, ops.combine(rows * 2, handle)
 
-    def __call__(self, strategy: str = "separate", tokens: int | None = None) -> torch.Tensor:
+    def __call__(self, tokens: int | None = None) -> torch.Tensor:
         """Return the result of ``expert_mlp``, for the first ``tokens`` if given."""
-        transport = "auto" if strategy == "fused" else self.transport
         of_tokens = (tensor[:tokens] for tensor in (self.x, self.ids, self.weights))
         return ops.expert_mlp(
             *of_tokens, self.w_gate_up, self.w_down, capacity=self.case.capacity,
-            max_tokens=None if tokens is None else self.case.tokens, transport=transport,
-            strategy=strategy,
+            max_tokens=None if tokens is None else self.case.tokens, transport=self.transport,
         )  # fmt: skip
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:

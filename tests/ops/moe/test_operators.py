@@ -384,3 +384,9 @@ def test_transport_of_expert_mlp():
     message = "expert_mlp: transport=None; expected 'auto', 'ldst', 'nccl'"
     with pytest.raises(tw.TileWeaveError, match=message):
         ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, transport=None)
+
+
+def test_strategy_of_expert_mlp_is_removed():
+    message = "expert_mlp: strategy='fused', which is removed; expected a call without strategy"
+    with pytest.raises(tw.TileWeaveError, match=message):
+        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, strategy="fused")

@@ -395,35 +395,6 @@ def test_registers_of_no_element(monkeypatch):
     assert error.value.kind == "poison"
 
 
-def test_padding_of_no_rows_after_the_last():
-    """The pointer to the row after the last one points to another buffer, or to no copy."""
-
-    @T.prim_func
-    def program(X: T.Tensor((1, 4), "float32"), Y: T.Tensor((2, 4), "float32")):
-        with T.Kernel(1, threads=32):
-            counts = W.alloc_symmetric((2,), "int32")
-            inbox = W.alloc_packed(rows=2, row=4)
-            row = T.alloc_shared((1, 4), "float32")
-            end = T.alloc_local((1,), "int32")
-            me = W.rank()
-            for peer in T.serial(2):
-                counts[peer, me] = 1
-            end[0] = 0
-            for source in T.serial(2):
-                end[0] += counts[me, source]
-            W.pad(inbox[me, end[0], 0], 2 - end[0])
-            T.copy(X, row)
-            for peer in T.serial(2):
-                T.copy(row, inbox[peer, me, 0])
-            for i in T.serial(2):
-                T.copy(inbox[me, i, 0], row)
-                T.copy(row, Y[i, 0])
-
-    given = [{"X": np.full((1, 4), 1 + rank, np.float32)} for rank in range(2)]
-    for output in tw.validate(program, 2, given, epochs=3):
-        np.testing.assert_array_equal(output["Y"], np.repeat([[1], [2]], 4, axis=1))
-
-
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("use", ["branch", "loop"])
 def test_pipelined_loads_that_data_leaves_unused(use, arch):

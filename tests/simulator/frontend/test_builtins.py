@@ -304,8 +304,8 @@ def test_program(name):
 
 _INSERTED = {"tileweave.context", "tileweave.delay"}
 """Put in by passes."""
-_RAGGED = {n for n, spec in BUILTINS.items() if spec.announces or spec.pads or spec.checks}
-"""Builtins of programs without explicit synchronization: ragged.py and packed.py of the corpus."""
+_RAGGED = {n for n, spec in BUILTINS.items() if spec.announces or spec.checks}
+"""Builtins of programs without explicit synchronization: ragged.py of the corpus."""
 
 
 def test_every_builtin_is_in_a_program():

@@ -162,44 +162,6 @@ def test_refused_segments(op):
                 use(inbox[0, 0, 1, 0])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"rows": 0, "row": 4}, "rows=0; expected positive constants"),
-        ({"rows": 2, "row": (4, -1)}, "row=.*; expected positive constants"),
-        ({"rows": 2, "row": 4, "dtype": "complex"}, "dtype='complex'"),
-        (
-            {"rows": 1 << 20, "row": 1 << 10},
-            "rows=.*; expected 1 to 536870912 elements in a segment",
-        ),
-    ],
-)
-def test_refused_packed_rows(arguments, message):
-    with pytest.raises(tw.LanguageError, match=f"alloc_packed: {message}"):
-
-        @T.prim_func
-        def program(Y: T.Tensor((4,), "float32")):
-            with T.Kernel(1, threads=32):
-                W.alloc_packed(**arguments)
-
-
-def test_refused_padding():
-    with pytest.raises(tw.LanguageError, match=r"pad: ref=S; expected a tensor of W.alloc_packed"):
-
-        @T.prim_func
-        def other(S: W.Symmetric((4, 4), "float32")):
-            with T.Kernel(1, threads=32):
-                W.pad(S[0, 0, 0], 1)
-
-    with pytest.raises(tw.LanguageError, match=r"pad: .* expected index 0 on those of a row"):
-
-        @T.prim_func
-        def column(Y: T.Tensor((4,), "float32")):
-            with T.Kernel(1, threads=32):
-                inbox = W.alloc_packed(rows=2, row=4)
-                W.pad(inbox[0, 0, 1], 1)
-
-
 def to_both(change):
     """Each rank sends a row to rank 0, then one to rank 1. ``change`` changes the loaded owner."""
 
@@ -254,12 +216,11 @@ def test_owner_changes_between_writes(change):
         np.testing.assert_array_equal(out[reader]["Y"], rows)
 
 
-def counted_by(selects):
-    """Return programs whose threads for which ``selects`` holds announce a row, or pad the other
-    rows."""
+def announced_by(selects):
+    """Return a program whose threads for which ``selects`` holds announce a row."""
 
     @T.prim_func
-    def announce(X: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
+    def program(X: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
         with T.Kernel(1, threads=32):
             inbox = W.alloc_ragged((), rows=4, row=8)
             for peer in T.serial(2):
@@ -268,22 +229,12 @@ def counted_by(selects):
                 T.copy(X, inbox[peer, W.rank(), 0, 0])
             T.copy(inbox[W.rank(), 1 - W.rank(), 0, 0], Y)
 
-    @T.prim_func
-    def pad(X: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_packed(rows=4, row=8)
-            T.copy(X, inbox[1 - W.rank(), 0, 0])
-            if selects(T.get_thread_binding()):
-                W.pad(inbox[W.rank(), 1, 0], 3)
-            T.copy(inbox[W.rank(), 0, 0], Y)
-
-    return {"announce": announce, "pad": pad}
+    return program
 
 
-@pytest.mark.parametrize("name", ["announce", "pad"])
-def test_one_thread_counts_rows(name):
+def test_one_thread_announces():
     inputs = [{"X": np.full((1, 8), rank, np.float32)} for rank in range(2)]
-    for rank, out in enumerate(tw.simulate(counted_by(lambda t: t == 5)[name], 2, inputs)):
+    for rank, out in enumerate(tw.simulate(announced_by(lambda t: t == 5), 2, inputs)):
         assert (out["Y"] == 1 - rank).all()
-    with pytest.raises(tw.LanguageError, match=f"{name}: 7 threads call it separately"):
-        tw.simulate(counted_by(lambda t: t < 7)[name], 2, inputs)
+    with pytest.raises(tw.LanguageError, match="announce: 7 threads call it separately"):
+        tw.simulate(announced_by(lambda t: t < 7), 2, inputs)
