@@ -26,7 +26,6 @@ from ..core.problem import (
 )
 from ..core.registry import RegisteredOp, TableRow
 from . import reference as by_torch
-from .epilogue_gradients import through_epilogue
 from .kernels.grouped_gemm import (
     GROUPED,
     MOST_EXPERTS,
@@ -135,7 +134,7 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
         return None
     transposed = is_transposed(w)
     config = config_of(
-        w, transposed, x.device, len(x), options.scales.kind, out.dtype, options.epilogue,
+        w, transposed, x.device, len(x), options.scales, out.dtype, options.epilogue,
         options.bias is not None, options.row_weights is not None, options.clear_rest,
     )  # fmt: skip
     with torch.cuda.device(x.device):
@@ -223,7 +222,7 @@ def _gradients(ctx: Any, grad: torch.Tensor) -> tuple:
     if ctx.epilogue is not None or needs_row_weights:
         wide = torch.promote_types(x.dtype, torch.float32)
         products = ops.grouped_matmul(x, w, offsets, *plain).to(wide)
-        grad, grad_row_weights = through_epilogue(
+        grad, grad_row_weights = by_torch.through_epilogue(
             grad.to(wide), products, offsets, bias, row_weights, ctx.epilogue
         )
     elif row_weights is not None:

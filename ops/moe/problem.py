@@ -24,30 +24,13 @@ from .kernels.grouped_gemm import SCALED, SWIGLU
 NAME = "grouped_matmul"
 
 
-class Scales(NamedTuple):
-    """Scales of fp8 operands, each None for other types.
-
-    Attributes:
-        x: one element, or (rows, K / 128).
-        w: one element or (E,), or (E, N / 128, K / 128).
-    """
-
-    x: torch.Tensor | None
-    w: torch.Tensor | None
-
-    @property
-    def kind(self) -> str:
-        """``GroupedConfig.scales``."""
-        if self.w is None:
-            return ""
-        return "block" if self.w.ndim == 3 else "tensor"
-
-
 class Options(NamedTuple):
     """Arguments of a call besides the operands, in the order of ``torch.ops.tileweave``.
 
     Attributes:
-        scale_x, scale_w: see ``Scales``.
+        scale_x: of fp8 operands, one element, or (rows, K / 128); None for other types.
+        scale_w: of fp8 operands, one element or (E,), or (E, N / 128, K / 128); None for other
+            types.
         bias: (E, N), in the type of the result; added to the products.
         row_weights: (rows,) float32, factors of the rows of the result.
         epilogue: ``SWIGLU`` or None.
@@ -66,9 +49,11 @@ class Options(NamedTuple):
     clear_rest: bool = True
 
     @property
-    def scales(self) -> Scales:
-        """Scales of fp8 operands."""
-        return Scales(self.scale_x, self.scale_w)
+    def scales(self) -> str:
+        """``GroupedConfig.scales``."""
+        if self.scale_w is None:
+            return ""
+        return "block" if self.scale_w.ndim == 3 else "tensor"
 
     @property
     def tensors(self) -> dict[str, torch.Tensor | None]:
@@ -125,7 +110,7 @@ def check(x: torch.Tensor, w: torch.Tensor, offsets: torch.Tensor, options: Opti
         raise refused(NAME, f"offsets has shape {tuple(offsets.shape)}", expected)
     require_like(NAME, "offsets", offsets, "x", x, torch.int32)
     result = result_of(NAME, x.dtype, options.out_dtype) or x.dtype
-    _check_scales(x, w, options.scales)
+    _check_scales(x, w, options)
     _check_epilogue(x, w, options, result)
     return result
 
@@ -142,7 +127,7 @@ def _check_epilogue(
         raise refused(
             NAME, f"w has shape {tuple(w.shape)}", f"(E, 2 * I, {K}) for epilogue={epilogue!r}"
         )
-    if epilogue is not None and options.scales.kind == "block" and N % (2 * SCALED):
+    if epilogue is not None and options.scales == "block" and N % (2 * SCALED):
         legal = f"a multiple of {2 * SCALED} for epilogue={epilogue!r} and scales of blocks"
         raise refused(NAME, f"N={N}", legal)
     for name, tensor, shape, dtype in (
@@ -156,10 +141,10 @@ def _check_epilogue(
             require_like(NAME, name, tensor, "x", x, dtype)
 
 
-def _check_scales(x: torch.Tensor, w: torch.Tensor, scales: Scales) -> None:
+def _check_scales(x: torch.Tensor, w: torch.Tensor, options: Options) -> None:
     """Refuse scales without fp8 operands, and fp8 operands that the kernel cannot multiply."""
-    named = {"scale_x": scales.x, "scale_w": scales.w}
-    for name, scale in named.items():
+    scales = {"scale_x": options.scale_x, "scale_w": options.scale_w}
+    for name, scale in scales.items():
         if x.dtype != FP8:
             if scale is not None:
                 raise refused(NAME, f"{name} is given", f"none for x of {x.dtype}")
@@ -167,16 +152,16 @@ def _check_scales(x: torch.Tensor, w: torch.Tensor, scales: Scales) -> None:
             raise refused(NAME, f"{name} is None", f"float32 for x of {x.dtype}")
         else:
             require_like(NAME, name, scale, "x", x, torch.float32)
-    if scales.x is None or scales.w is None:
+    if x.dtype != FP8:
         return
     (rows, K), (experts, N) = x.shape, w.shape[:2]
     parts = ceil(K / SCALED)
-    if scales.kind == "block":
+    if options.scales == "block":
         shapes = {"scale_x": [(rows, parts)], "scale_w": [(experts, ceil(N / SCALED), parts)]}
     else:
         shapes = {"scale_x": [(), (1,)], "scale_w": [(), (1,), (experts,)]}
     for name, legal in shapes.items():
-        shape = tuple(getattr(scales, name[-1]).shape)
+        shape = tuple(getattr(options, name).shape)
         if shape not in legal:
             raise refused(NAME, f"{name} has shape {shape}", " or ".join(map(str, legal)))
     if not is_transposed(w):

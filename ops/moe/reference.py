@@ -1,4 +1,5 @@
-"""Grouped GEMMs in plain torch: a loop over experts, for tests, CPUs and types without kernels."""
+"""Grouped GEMMs in plain torch: a loop over experts, for tests, CPUs and types without kernels;
+and the gradients of their epilogues."""
 
 from __future__ import annotations
 
@@ -58,6 +59,35 @@ def finished(
         gate, up = products.chunk(2, -1)
         products = torch.nn.functional.silu(gate) * up
     return products if row_weights is None else products * row_weights.unsqueeze(-1)
+
+
+def through_epilogue(
+    grad: torch.Tensor, products: torch.Tensor, offsets: torch.Tensor, bias: torch.Tensor | None,
+    row_weights: torch.Tensor | None, epilogue: str | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:  # fmt: skip
+    """Return the gradients of the products and of ``row_weights``. The host does not wait.
+
+    Args:
+        grad: gradient of the result.
+        products: (rows, N), without the bias; zero for rows that no expert has.
+        offsets, bias, row_weights, epilogue: arguments of the call.
+    """
+    rows = torch.arange(len(products), device=offsets.device, dtype=offsets.dtype)
+    is_used = (rows < offsets[-1]).unsqueeze(-1)
+    if bias is not None:
+        experts = torch.searchsorted(offsets, rows, right=True).clamp(max=len(bias) - 1)
+        products = products + torch.where(is_used, bias[experts], 0)
+    grad_row_weights = None
+    if row_weights is not None:
+        result = finished(products, epilogue, None)
+        grad_row_weights = torch.where(is_used, grad * result, 0).sum(-1).to(row_weights.dtype)
+        grad = grad * row_weights.unsqueeze(-1)
+    if epilogue == SWIGLU:
+        gate, up = products.chunk(2, -1)
+        sigmoid = gate.sigmoid()
+        of_gate = grad * up * sigmoid * (1 + gate * (1 - sigmoid))
+        grad = torch.cat([of_gate, grad * gate * sigmoid], -1)
+    return grad, grad_row_weights
 
 
 def scaled(x: torch.Tensor, scale: torch.Tensor, expert: int | None = None) -> torch.Tensor:

@@ -49,10 +49,8 @@ VECTOR_CXX = {32: "uint1", 64: "uint2", 128: "uint4"}
 """Types TileLang prints for vectors, one a size."""
 HIDDEN_CXX = {
     "context": "int64_t",
-    "element": "const {} *",
     "launch": "int32_t",
     "loc": "int32_t",
-    "row": "int32_t",
     "row_size": "int32_t",
     "rows": "int32_t",
     "thread": "int32_t",
@@ -62,7 +60,6 @@ HIDDEN_CXX = {
 }
 OWN_TYPES = {
     ("announce", "ref"): "uint32_t",
-    ("pad", "ref"): "uint32_t",
     ("check_row", "words"): "uint64_t",
     ("check_row", "written"): "uint32_t",
     ("check_amount", "written"): "uint32_t",
@@ -139,7 +136,7 @@ class Row:
                 parameters.append(f"{CXX[kind.dtype]} {operand}")
             arguments.append(operand)
         for implicit in self.spec.implicit:
-            parameters.append(f"{HIDDEN_CXX[implicit].format(self.data.pointee)} {implicit}")
+            parameters.append(f"{HIDDEN_CXX[implicit]} {implicit}")
             arguments.append(implicit)
         template = [f"tw::Type::{self.data.ptx}"] if self.spec.types else []
         for parameter, word in self.words.items():

@@ -145,7 +145,6 @@ def test_sites_know_the_type_of_their_flag():
     [
         ("announce", 70, 64, "announced 70 rows of a segment; expected 0 to 64"),
         ("announce", -1, 64, "announced -1 rows of a segment; expected 0 to 64"),
-        ("pad", -1, 64, "padded -1 rows; expected a range among the 64 rows of the tensor"),
         ("check_row", 3, 64, "wrote row 3 of a segment twice in a launch"),
         ("check_row", 64, 64, "wrote row 64 of a segment of 64 rows"),
         ("check_row", -1, 64, "wrote row -1 of a segment of 64 rows"),

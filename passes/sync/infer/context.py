@@ -211,7 +211,7 @@ class SyncContext:
         if counter.pulled:
             granule = owner * counter.granules.total + granule
         accesses = counter.accesses
-        buffer = [] if accesses.counts is not None else self.buffer_index(accesses.tensor)
+        buffer = [] if accesses.is_ragged else self.buffer_index(accesses.tensor)
         indices = [waiter, *buffer, granule]
         return tirx.BufferLoad(counter.flags, indices)
 

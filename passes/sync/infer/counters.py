@@ -143,7 +143,7 @@ def _add(context: SyncContext, counter: Counter, name: str) -> None:
         context.counters.append(counter)
         return
     # Announced totals grow from launch to launch, so the buffers share a counter.
-    buffers = 1 if accesses.counts is not None else context.buffers[accesses.tensor]
+    buffers = 1 if accesses.is_ragged else context.buffers[accesses.tensor]
     total = counter.granules.total * (accesses.world_size if counter.pulled else 1)
     shape = (buffers, total) if buffers > 1 else (total,)
     counter.flags = context.add_implicit(name, shape, "uint32", symmetric=True)

@@ -100,7 +100,7 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
         placed.append((key, access, depth))
     owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
     granule = counter.granules.index(footprints, symbols, exited, in_place=True)
-    if counter.accesses.counts is not None:
+    if counter.accesses.is_ragged:
         arrivals = tirx.Var("announced", "uint32")  # for explain
         target = _announced_total(context, counter, footprints, loops)
     else:

@@ -28,7 +28,7 @@ class TensorAccesses:
         missing: reads of the kernel that are completely outside of the tensor in some iteration.
         segments: number of axes that select a segment, if the tensor holds the rows of a ragged
             tensor or its announcements; else 0.
-        counts: the accesses to the announcements, if the tensor holds rows that are announced.
+        counts: the accesses to the announcements, if the tensor holds the rows of a ragged tensor.
         tile: rows of a ragged tensor that readers wait for at once; 0 for other tensors.
     """
 
@@ -101,7 +101,7 @@ class TensorAccesses:
         not, because a segment is announced once.
         """
         written_again = self.is_exchanged and np.any(self.coverage["write"].times > 1)
-        return bool(written_again) and not (self.segments or self.is_ragged)
+        return bool(written_again) and not self.segments
 
     @property
     def last_producer(self) -> Kind:
@@ -159,7 +159,7 @@ def collect_tensor_accesses(
         tensor, world_size, footprints, grid, missing=missing, segments=segments, counts=counts,
         tile=tile,
     )  # fmt: skip
-    if not (tensor_accesses.is_exchanged or segments or tile):
+    if not (tensor_accesses.is_exchanged or segments):
         return tensor_accesses
     for kind in ("write", "add", "read"):
         of_kind = tensor_accesses.of_kind(kind)
