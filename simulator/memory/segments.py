@@ -1,4 +1,4 @@
-"""Rows of a ragged tensor: each is written once in a launch, and as many as were announced."""
+"""Rows of a ragged tensor: each row is written once, and their number equals the announcement."""
 
 from __future__ import annotations
 

@@ -73,9 +73,8 @@ class TokenBlocks(ABC):
 
     @property
     def is_stored(self) -> bool:
-        """Whether a rank stores what it exchanges on all other ranks, also for tokens that these do
-        not need. Otherwise they load what they need. Stores take less time if ranks need most
-        tokens (benchmarks/LOG.md); their share is that of experts that are chosen at random."""
+        """Whether ranks push all tokens to all ranks; else they pull those that they need. Pushes
+        take less time if ranks need most tokens (benchmarks/LOG.md), at random experts."""
         unused = (1 - 1 / self.ranks) ** self.choices
         return not self.is_padded and unused <= _UNUSED_SHARE
 

@@ -287,12 +287,12 @@ def verify_announcements(rows: TensorAccesses) -> None:
     Raises:
         LanguageError: names the access and its line.
     """
-    assert rows.counts is not None
     axes, shape = rows.segments, rows.grid.shape[: rows.segments]
-    for accesses in (rows, rows.counts):
+    counts = [rows.counts] if rows.counts is not None else []
+    for accesses in (rows, *counts):
         for footprints in accesses.in_kernel("read", "write"):
             _verify_segments(footprints, axes)
-    announced = [_segments_of(f, shape) for f in rows.counts.in_kernel("write")]
+    announced = [_segments_of(f, shape) for c in counts for f in c.in_kernel("write")]
     for footprints in rows.in_kernel("write"):
         missing = np.setdiff1d(_segments_of(footprints, shape), np.concatenate([[], *announced]))
         if missing.size:

@@ -346,3 +346,19 @@ def tile_that_no_rank_writes():
                 T.copy(two, Y[s, 0, 0])
 
     return program
+
+
+@refused(
+    "T.copy writes inbox[1 - W.rank(), W.rank(), 0, 0]: rows of segment inbox[0, 1] may be "
+    "written, but no rank announces it in this launch; expected W.announce for it, also of 0"
+)
+def written_without_an_announcement_or_a_read():
+    @T.prim_func
+    def program(X: T.Tensor((1, N), F32)):
+        with T.Kernel(1, threads=32):
+            inbox = W.alloc_ragged((), rows=ROWS, row=N)
+            tile = T.alloc_shared((1, N), F32)
+            T.copy(X, tile)
+            T.copy(tile, inbox[1 - W.rank(), W.rank(), 0, 0])  # HERE
+
+    return program

@@ -18,7 +18,7 @@ from tileweave.ops.moe import local_kernels, quant, routing
 from tileweave.runtime.plans.parameters import parameters_of
 
 
-class Simulated:
+class SimulatedKernel:
     """A compiled kernel that runs in the simulator and writes the tensors of the caller."""
 
     def __init__(self, program: Any, target: str) -> None:
@@ -49,7 +49,7 @@ def simulate_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_kernels, "_KERNELS", {})
     monkeypatch.setattr(module, "_calls", {})
     monkeypatch.setattr(module, "has_kernel", lambda x, w, columns=None: x.dtype in module._DTYPES)
-    monkeypatch.setattr(tilelang, "compile", Simulated)
+    monkeypatch.setattr(tilelang, "compile", SimulatedKernel)
     monkeypatch.setattr(quant, "has_kernel", lambda x: x.dtype in quant._DTYPES)
     monkeypatch.setattr(routing, "has_kernel", routing.fits)
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
