@@ -73,7 +73,7 @@ class TokenBlocks(ABC):
 
     @property
     def is_stored(self) -> bool:
-        """Whether ranks push all tokens to all ranks; else they pull those that they need. Pushes
+        """True if ranks push all tokens to all ranks; else they pull those that they need. Pushes
         take less time if ranks need most tokens (benchmarks/LOG.md), at random experts."""
         unused = (1 - 1 / self.ranks) ** self.choices
         return not self.is_padded and unused <= _UNUSED_SHARE
