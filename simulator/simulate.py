@@ -92,7 +92,7 @@ def simulate(
         resident_blocks: blocks of a rank that fit on its GPU; None: as the compiler assumes.
         progress: print an estimate to stderr if it takes long; on a terminal, also a bar.
         timeline: file for the schedule that fails, else for the last one: a trace for Perfetto
-            (``.json``), or its drawing (``.html``, ``.svg`` or, with matplotlib, ``.png``).
+            (``.json``), or a page that draws it (``.html``).
         pass_configs: as for ``tw.compile``; for a plan, they apply to each of its kernels.
         most_seconds, level, arch: longest estimated time; see ``executable_at``.
         exhaustive: explore all interleavings of a small program, instead of random schedules.

@@ -1,8 +1,8 @@
 """Trace of a program on several ranks: when its blocks ran and waited, and who ended each wait.
 
 The schema does not depend on the source. The simulator fills it in steps; a recorder on GPUs fills
-it in microseconds, on one clock for all ranks. ``chrome.py`` writes it as JSON, ``drawing.py``
-draws it, ``summary.py`` summarizes it.
+it in microseconds, on one clock for all ranks. ``chrome.py`` writes it as JSON, which
+``page.html`` draws, and ``summary.py`` summarizes it.
 
 JSON (Chrome's trace-event format, which Perfetto opens)::
 

@@ -228,7 +228,7 @@ def test_simulate_draws_a_timeline(file, capsys, tmp_path):
     ("programs", "name", "message"),
     [
         ((CLEAN, STUCK), "a.html", "--timeline of clean, stuck; expected one program, FILE:NAME"),
-        ((CLEAN,), "a.txt", "expected a name that ends in .html, .svg, .png or .json"),
+        ((CLEAN,), "a.txt", "expected a name that ends in .html or .json"),
     ],
 )
 def test_simulate_refuses_a_timeline(file, capsys, tmp_path, programs, name, message):
