@@ -42,7 +42,7 @@ CASES = (
     (32, 3136, 4096, 7168),
     (32, 2048, 7168, 2048),
 )
-"""E, M, N and K of the entry of 2026-11-25, 09:33 in LOG.md."""
+"""E, M, N and K of the mixtures that `benchmarks/LOG.md` measures."""
 READ_TBPS = 4.2
 """Rate at which an H200 reads memory, in TB/s: the least time is that of reading the weights."""
 TURNS = 3 if GPU else 1

@@ -37,11 +37,10 @@ EXAMPLES = {
     "simulate": "tileweave simulate examples/tutorial/01_first_program.py --schedules 50",
     "validate": "tileweave validate examples/tutorial/03_gemm_reduce_scatter.py --ranks 4",
     "mutate": "tileweave mutate examples/tutorial/01_first_program.py --schedules 5",
-    "trace": "tileweave trace run.json --timeline run.html --summary",
+    "trace": "tileweave trace run.json --timeline run.html",
     "bench": "torchrun --nproc-per-node=4 -m tileweave bench matmul_reduce_scatter",
     "tune": "torchrun --nproc-per-node=4 -m tileweave tune matmul_reduce_scatter",
     "doctor": "tileweave doctor",
-    "completion": "tileweave completion bash",
 }
 
 BEFORE = {
@@ -65,7 +64,6 @@ GUIDES = {
     "bench": "Columns and method: [benchmarks](../guides/benchmarks.md).",
     "tune": "Candidates and stored results: [tuning](../guides/ops.md#tuning).",
     "doctor": "What to do about it: [running on a cluster](../guides/cluster.md).",
-    "completion": "Store it again after an update of TileWeave.",
 }
 
 

@@ -65,7 +65,7 @@ def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.Prim
         raise TileWeaveError(
             f"{name}: no size for {', '.join(missing)}, on which its synchronization depends; "
             f"expected sizes={{{', '.join(f'{n!r}: ...' for n in missing)}}} "
-            f"({' '.join(f'--size {n}=...' for n in missing)} on the command line)"
+            f"({' '.join(f'--set {n}=...' for n in missing)} on the command line)"
         )
     return _specialized(func, tuple((n, sizes[n]) for n in names))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from .group import Group, from_torchrun
@@ -152,8 +152,3 @@ def _table(links: Links) -> list[str]:
     places = [str(place) for place in range(len(links))]
     rows = [["", *places], *([place, *row] for place, row in zip(places, links, strict=True))]
     return ["  " + "".join(f"{cell:>7}" for cell in row) for row in rows]
-
-
-def as_dict(mesh: Mesh) -> dict[str, Any]:
-    """Return the mesh as JSON can represent it."""
-    return {**asdict(mesh), "problems": mesh.problems}

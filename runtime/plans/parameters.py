@@ -169,7 +169,7 @@ def _size(extent: Any, sizes: Mapping[str, int], p: Parameter, caller: str) -> i
         raise TileWeaveError(
             f"{caller}: {extent} of {p.name} is dynamic; expected an input that shows its size, or "
             f"its size: {', '.join(f'{n}=...' for n in missing)} "
-            f"({' '.join(f'--size {n}=...' for n in missing)} on the command line)"
+            f"({' '.join(f'--set {n}=...' for n in missing)} on the command line)"
         )
     constants = {v: tirx.IntImm(v.dtype, sizes[name]) for name, v in variables.items()}
     return int(tvm.arith.Analyzer().simplify(substitute(extent, constants)))

@@ -116,10 +116,11 @@ def test_an_error_of_nvcc_is_its_errors_only(file, capsys, monkeypatch):
     assert shown[1] == f" --> {path}:7" and len(shown) == 3
 
 
-def test_traceback_shows_the_rest(file):
+def test_the_environment_variable_shows_the_rest(file, monkeypatch):
+    monkeypatch.setenv("TILEWEAVE_TRACEBACK", "1")
     text = TOO_SMALL.replace("T.clear(c)", 'T.clear(c); W.fence("gpu")')
     with pytest.raises(LanguageError, match="expected a multiple of 16") as refusal:
-        main(["emit", file("from tileweave import language as W\n" + text), "--traceback"])
+        main(["emit", file("from tileweave import language as W\n" + text)])
     frames = traceback.extract_tb(refusal.value.__traceback__)
     assert any("verify_products" in frame.filename for frame in frames)
 

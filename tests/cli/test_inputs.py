@@ -48,9 +48,9 @@ def test_examples_have_the_inputs_that_their_contracts_need(file, capsys):
     assert ", no fault\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["simulate", "validate", "mutate"])
+@pytest.mark.parametrize("command", ["simulate", "mutate"])
 def test_every_command_uses_the_function_of_the_file(command, capsys):
-    options = ["--schedules", "1", "--epochs", "2", "--json"]
+    options = ["--schedules", "1", "--json"]
     status = _status([command, str(DISPATCH), *options])
     outcome = json.loads(capsys.readouterr().out)
     assert outcome["fault"] is None and status == (command == "mutate" and outcome["unaccounted"])
@@ -85,16 +85,16 @@ def test_the_report_of_a_fault_is_silent_about_inputs_of_the_file(tmp_path, caps
     ("function", "options", "printed"),
     [
         ("def inputs(ranks, rng, N=4):\n    return [{'X': np.ones(N, 'float32'), 'factor': 2}]",
-         ["--size", "N=8"], "scale: 1 schedules of 1 ranks, no fault"),
+         ["--set", "N=8"], "scale: 1 schedules of 1 ranks, no fault"),
         ("def inputs(ranks, rng):\n    return [{'X': np.ones(4, 'float32'), 'other': 2}] * ranks",
          ["--set", "factor=3"], "scale: 1 schedules of 1 ranks, no fault\n"
          "simulate: scale: inputs: values of inputs(ranks, rng) in X; ignored: other\n"),
-        ("inputs = []", ["--size", "N=8", "--set", "factor=3"], "no fault"),
+        ("inputs = []", ["--set", "N=8", "--set", "factor=3"], "no fault"),
         ("def inputs(M, N, K):\n    pass", [],
          "simulate: inputs(M, N, K): missing a required argument: 'K'; expected inputs(ranks, rng)"
-         ", and sizes of dynamic extents (--size NAME=VALUE) --> scale.py:14"),
+         ", and sizes of dynamic extents (--set NAME=VALUE) --> scale.py:14"),
         ("def inputs(ranks, rng, N):\n    return [{'X': np.ones(N, 'float32'), 'factor': 2}]",
-         ["--size", "N=8"], "scale: 1 schedules of 1 ranks, no fault"),
+         ["--set", "N=8"], "scale: 1 schedules of 1 ranks, no fault"),
         ("def inputs():\n    return []", [], "inputs(): too many positional arguments; expected"),
         ("def inputs(ranks, rng):\n    return [{}, {}]", [],
          "simulate: inputs(1, rng) returned 2 dicts; expected a list with one dict per rank, "

@@ -25,7 +25,7 @@ from tileweave.bench import command as bench
 from tileweave.bench.case import ASYNC_TP, Buffers, Checker, Implementation, implementations_of
 from tileweave.bench.collectives import IMPLEMENTATIONS as COLLECTIVES
 from tileweave.bench.gemm import IMPLEMENTATIONS, Inputs
-from tileweave.bench.moe_shapes import ROUTINGS, Mixtures
+from tileweave.bench.moe_shapes import ROUTINGS
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.core.groups import group_of
@@ -297,8 +297,8 @@ def benchmark(json: str, figure: str | None, wrong: tuple[str, ...] = ()) -> tup
     operators = {name: getattr(ops, name) for name in operators_of(Operator)}
     for name, operator in operators.items():
         setattr(ops, name, _zeros_if(wrong, operator))
-    wanted = bench.Wanted(
-        [], ["66x48x36", "24x12x18"], [], warmups=1, runs=2, json=json, figure=figure
+    wanted = bench.BenchOptions(
+        shapes=["66x48x36", "24x12x18"], warmups=1, runs=2, json=json, figure=figure
     )
     try:
         with contextlib.redirect_stdout(said):
@@ -318,7 +318,7 @@ def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
     said, makers = io.StringIO(), dict(COLLECTIVES)
     if wrong:
         COLLECTIVES[wrong] = lambda buffers: _off_by_one(makers[wrong](buffers))
-    wanted = bench.Wanted([], [], [], warmups=1, runs=2, json=json, sizes=[1])
+    wanted = bench.BenchOptions(["collectives"], sizes=[1], warmups=1, runs=2, json=json)
     try:
         with contextlib.redirect_stdout(said):
             right = bench.run(wanted)
@@ -329,8 +329,10 @@ def benchmark_of_collectives(json: str, wrong: str = "") -> tuple[bool, str]:
 
 def benchmark_of_mixtures(json: str, model: str) -> tuple[bool, str]:
     """Return whether ``tileweave bench moe`` finds all results right, and its output."""
-    said, mixtures = io.StringIO(), Mixtures((model, "8x2x64x32"), (1, 9), ROUTINGS)
-    wanted = bench.Wanted(["moe"], [], [], warmups=1, runs=2, json=json, moe=mixtures)
+    said, shapes = io.StringIO(), (model, "8x2x64x32")
+    wanted = bench.BenchOptions(
+        ["moe"], shapes, (1, 9), routings=ROUTINGS, warmups=1, runs=2, json=json
+    )
     with contextlib.redirect_stdout(said):
         right = bench.run(wanted)
     return right, said.getvalue()

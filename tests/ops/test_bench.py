@@ -132,7 +132,7 @@ def test_losing_shapes_are_told():
         "matmul_reduce_scatter, 2 shapes",
         "  ours / ideal       geometric mean 1.414, worst 2.000 (2048 x 8 x 8)",
         "  nccl / ours        geometric mean 2.828, worst 2.000 (2048 x 8 x 8)",
-        "  async-TP / ours    geometric mean 0.500, worst 0.500 (2048 x 8 x 8)",
+        "  async_tp / ours    geometric mean 0.500, worst 0.500 (2048 x 8 x 8)",
         "  best other / ours  geometric mean 1.414, worst 0.500 (2048 x 8 x 8)",
         "  loses: 2048 x 8 x 8: ours 2.000, best other 1.000 ms",
     ]
@@ -148,7 +148,7 @@ def test_a_run_can_be_drawn_elsewhere(tmp_path, capsys):
     assert main(["bench", "--from", str(file), "--figure", str(figure)]) == 0
     assert figure.read_bytes().startswith(PNG)
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    times = "1.000 1.000 0.500 1.500 - 1.000 1.500 0.0e+00 1 s fused".split()
+    times = "1.000 1.000 0.500 1.500 - 1.000 - 1.500 0.0e+00 1 s fused".split()
     assert ["all_gather_matmul", *"2048 x 8 x 8".split(), *times] in rows
 
 
@@ -206,8 +206,8 @@ def test_what_was_not_measured_is_not_printed(tmp_path, change, capsys):
         (["reduce"], "bench: reduce; expected all_gather_matmul, matmul_all_reduce, matmul_redu"),
         (["--sizes", "0"], "bench: --sizes 0; expected a positive integer"),
         (
-            ["all_gather_matmul", "--sizes", "1,4"],
-            "bench: --sizes 1,4; expected all_gather, all_reduce, all_to_all, ",
+            ["all_gather", "--shapes", "llama8b"],
+            "bench: --shapes llama8b of all_gather; expected --sizes only",
         ),
         (
             ["all_gather", "all_reduce", "--figure", "bench.png"],
@@ -215,14 +215,14 @@ def test_what_was_not_measured_is_not_printed(tmp_path, change, capsys):
         ),
         (["--shapes", "llama7b"], "bench: --shapes llama7b; expected llama8b, llama70b, llama405b"),
         (["--shapes", "12x0x4"], "bench: --shapes 12x0x4; expected"),
-        (["--rows", "1024,many"], "bench: --rows many; expected a positive integer"),
-        (["--rows", ","], "bench: --rows ,; expected at least one, with commas or spaces"),
+        (["--sizes", "1024,many"], "bench: --sizes many; expected a positive integer"),
+        (["--batch", ","], "bench: --batch ,; expected at least one, with commas or spaces"),
         (["--shapes", ""], "bench: --shapes ; expected at least one, with commas or spaces"),
         (["--sizes", ",", ","], "bench: --sizes , ,; expected at least one, with commas or spaces"),
         (["--shapes", "1x1x2147483648"], "bench: --shapes 1x1x2147483648; expected"),
         (["--sizes", "2147483648"], "expected a positive integer up to 2147483647"),
         (["--json", "a" * 300], ": File name too long; expected a file that can be written"),
-        (["--rows", "1024", "all_gather_matmul"], " (operators precede the options)"),
+        (["--sizes", "1024", "all_gather_matmul"], " (operators precede the options)"),
         (["--json", "no/where.json"], "bench: --json no/where.json; expected a name in a folder"),
         (["--figure", "bench.svg"], "bench: --figure bench.svg; expected a name that ends in .png"),
         (["--from", "no.json"], "no.json'; expected what tileweave bench --json has written"),
@@ -238,7 +238,7 @@ def test_refused(arguments, message, capsys):
     ("arguments", "case", "example"),
     [
         ([], "all_gather_matmul 1024 x 28672 x 8192", "--shapes 256x512x512"),
-        (["sp_attention"], "sp_attention", "--lengths 256"),
+        (["sp_attention"], "sp_attention", "--sizes 256"),
         (["all_reduce", "--sizes", "8192"], "all_reduce 8192 MiB", "--sizes 1"),
     ],
 )
@@ -263,24 +263,25 @@ def test_a_figure_needs_matplotlib(monkeypatch, capsys):
 def test_lists_have_commas_or_spaces(given, monkeypatch):
     seen = []
     monkeypatch.setattr(bench, "run", lambda wanted: seen.append(wanted) or True)
-    assert main(["bench", "all_gather_matmul", "--rows", *given, "--shapes", "llama8b"]) == 0
-    assert main(["bench", "--sizes", *given]) == 0
-    products, collectives = seen
-    assert products == bench.Wanted(["all_gather_matmul"], ["llama8b"], [64, 128], sizes=[])
-    assert (collectives.operators, collectives.sizes) == ([], [64, 128])
+    assert main(["bench", "all_gather_matmul", "--sizes", *given, "--shapes", "llama8b"]) == 0
+    (options,) = seen
+    assert options == bench.BenchOptions(
+        ["all_gather_matmul"], ["llama8b"], [64, 128], [], routings=["uniform"]
+    )
 
 
 def test_what_is_measured_by_default():
-    def names(given, sizes):
-        wanted = bench.Wanted(given, ["8x8x8"], [], sizes=sizes)
-        return [(case.op, str(case.shape)) for case in wanted.cases()]
+    def names(*given):
+        return [(case.op, str(case.shape)) for case in bench.BenchOptions(*given).cases()]
 
-    assert names([], []) == [(op, "8 x 8 x 8") for op in operators_of(Operator)]
-    assert names([], [2]) == [(op, "2 MiB") for op in COLLECTIVES]
+    gemms = names([], ["8x8x8"])
+    assert (
+        gemms == names(["gemm"], ["8x8x8"]) == [(op, "8 x 8 x 8") for op in operators_of(Operator)]
+    )
+    assert names(["collectives"], [], [2]) == [(op, "2 MiB") for op in COLLECTIVES]
     sizes = [("all_to_all", f"{size} MiB") for size in (1, 16, 64, 256)]
-    assert names(["all_to_all", "all_gather_matmul"], []) == [
-        *sizes, ("all_gather_matmul", "8 x 8 x 8")
-    ]  # fmt: skip
+    rows = [("all_gather_matmul", f"{M} x 28672 x 8192") for M in gemm.ROWS]
+    assert names(["all_to_all", "all_gather_matmul"]) == [*sizes, *rows]
 
 
 def test_shapes_of_models():
@@ -370,8 +371,8 @@ def test_bus_bandwidth(op, factor, tmp_path, capsys):
     assert main(["bench", "--from", file]) == 0
     rates = [f"{1000 * factor / t:.1f}" for t in (2, 1, 3, 1.5)]
     ours, tma, nccl, copies = rates
-    row = ["2.000", ours, "-", tma, "-", "-", "-", nccl, copies, "1.333", "1.500"]
-    assert row == capsys.readouterr().out.splitlines()[1].split()[3:14]
+    row = ["2.000", ours, "-", tma, "-", "-", "-", nccl, copies, "1.333", "-", "1.500"]
+    assert row == capsys.readouterr().out.splitlines()[1].split()[3:15]
 
 
 @pytest.mark.parametrize("op", COLLECTIVES)
@@ -559,7 +560,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     monkeypatch.setattr(collectives, "op_cache_of", lambda _: cache)
     monkeypatch.setattr(op_cache, "_caches", {"": cache})
     monkeypatch.setitem(collectives.IMPLEMENTATIONS, "ours", ours)
-    group, wanted = group_of(""), bench.Wanted((), (), (), warmups=1, runs=1, sizes=[1])
+    group, wanted = group_of(""), bench.BenchOptions(sizes=[1], warmups=1, runs=1)
     (whole,) = collectives.cases(AllGather, wanted, 1)
     for size in sizes:
         problem = collectives.problem_of("all_gather", size, torch.bfloat16)

@@ -273,7 +273,5 @@ def test_one_program_with_several_sizes_in_a_plan():
     assert explanation.sizes == {"a": 20, "b": 3}
     with pytest.raises(tw.TileWeaveError, match=r"plan: size c=1; expected a or b"):
         tw.explain(plan, RANKS, sizes={"c": 1})
-    with pytest.raises(
-        tw.TileWeaveError, match=r"explain plan: b of Z is dynamic.*--size b=\.\.\."
-    ):
+    with pytest.raises(tw.TileWeaveError, match=r"explain plan: b of Z is dynamic.*--set b=\.\.\."):
         tw.explain(plan, RANKS, sizes={"a": 20})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -92,9 +91,9 @@ def test_torchrun_prints_one_report():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, "-m", "tileweave", "doctor", "--json"],
+        [*command, "-m", "tileweave", "doctor"],
         capture_output=True, text=True, env=environment, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (node,) = json.loads(done.stdout)["mesh"]["nodes"]
-    assert node["ranks"] == [0, 1] and len(node["links"]) == 2
+    assert done.stdout.count("Everything works") + done.stdout.count("What does not work") == 1
+    assert "ranks 0 to 1" in done.stdout

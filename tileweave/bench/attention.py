@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..builtins.errors import TileWeaveError
 from ..ops.attention.flash import tiles_for
 from ..ops.attention.problem import AttentionProblem, checked_attention
 from ..ops.attention.sequence import Sharding, require_chunks
 from ..ops.attention.sp_attention import SpAttention, sp_attention_plan
 from ..ops.core.strategy import Strategy
+from ..passes.ir.sizes import LARGEST
 from ..runtime.host.group import Group
 from .case import (
     GATHER,
@@ -31,6 +33,7 @@ from .case import (
     Family,
     Implementation,
     Missing,
+    by_call,
     require_gpu,
 )
 from .programs import local_attention_plan
@@ -38,7 +41,7 @@ from .results import Length
 from .sdpa import BACKENDS, backend_of, by_rank, exact, in_order, of_rank, ring, row_error
 
 if TYPE_CHECKING:
-    from .selection import Wanted
+    from .selection import BenchOptions
 
 LENGTHS = tuple(1 << power for power in range(13, 19))
 """Default lengths: rows of all ranks together, 8k to 256k."""
@@ -46,38 +49,7 @@ _SAMPLE = 64
 """Number of rows per rank whose expected results are computed in fp32."""
 
 
-@dataclass(frozen=True)
-class Lengths:
-    """Attention options of the command line.
-
-    Attributes:
-        lengths: rows of each sequence, of all ranks together; empty for ``LENGTHS``.
-        batches: numbers of sequences; each is combined with all lengths.
-        heads, kv_heads, head_dim: heads of queries, heads of keys and values, and their dimension.
-        layout: distribution of rows over the ranks.
-        masks: whether the mask is causal; each is combined with all lengths and batches.
-    """
-
-    lengths: Sequence[int] = ()
-    batches: Sequence[int] = (1,)
-    heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-    layout: str = "zigzag"
-    masks: Sequence[bool] = (True, False)
-
-    def shapes(self, ranks: int) -> list[Length]:
-        return [
-            Length(
-                batch, length, self.heads, self.kv_heads, self.head_dim, causal, self.layout, ranks
-            )
-            for causal in self.masks
-            for batch in self.batches
-            for length in self.lengths or LENGTHS
-        ]
-
-
-def cases(operator: type[SpAttention], wanted: Wanted, ranks: int) -> list[Case]:
+def cases(operator: type[SpAttention], options: BenchOptions, ranks: int) -> list[Case]:
     """Return a case for each length, batch and mask of the command line."""
     return [
         Case(
@@ -89,8 +61,35 @@ def cases(operator: type[SpAttention], wanted: Wanted, ranks: int) -> list[Case]
             gathered_bytes=gathered_bytes(shape),
             implementations=IMPLEMENTATIONS,
         )
-        for shape in wanted.attention.shapes(ranks)
+        for shape in shapes_of(options, ranks)
     ]
+
+
+def shapes_of(options: BenchOptions, ranks: int) -> list[Length]:
+    """Return the shapes of the command line, with causal and with full masks."""
+    return [
+        Length(batch, length, *heads, causal, options.layout, ranks)
+        for causal in (True, False)
+        for heads in heads_of(options.shapes)
+        for batch in options.batches or (1,)
+        for length in options.sizes or LENGTHS
+    ]
+
+
+def heads_of(shapes: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Return heads of queries, heads of keys and values, and their dimension, of each shape.
+
+    Raises:
+        TileWeaveError: a shape has another form.
+    """
+    found = []
+    for shape in shapes or ("32x8x128",):
+        numbers = shape.split("x")
+        if len(numbers) != 3 or not all(n.isdecimal() and 0 < int(n) <= LARGEST for n in numbers):
+            raise TileWeaveError(f"bench: --shapes {shape}; expected HEADSxKV_HEADSxHEAD_DIM")
+        heads, kv_heads, head_dim = map(int, numbers)
+        found.append((heads, kv_heads, head_dim))
+    return found
 
 
 def gathered_bytes(shape: Length) -> int:
@@ -196,19 +195,22 @@ def _strategy(device: torch.device) -> Strategy:
     return Strategy("nccl", f"the tensors are on {device.type}; expected cuda")
 
 
+def arguments(
+    problem: AttentionProblem, inputs: Inputs
+) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Return the arguments of the operator, as in ``Family``."""
+    return (inputs.q, inputs.k, inputs.v), {"causal": problem.causal, "layout": problem.layout}
+
+
 def _by_row(call: Callable[[Inputs], Tensor]) -> Implementation:
     """Return the implementation of a call that returns the rank's rows in a new tensor."""
     return Implementation(call, error=row_error)
 
 
 def _ours(buffers: Buffers) -> Implementation:
-    operator = getattr(ops, buffers.problem.op)
-    options = {
-        "causal": buffers.problem.causal,
-        "layout": buffers.problem.layout,
-        "strategy": _strategy(buffers.group.device).name,
-    }
-    return _by_row(lambda inputs: operator(inputs.q, inputs.k, inputs.v, **options))
+    strategy = _strategy(buffers.group.device).name
+    operator = partial(getattr(ops, buffers.problem.op), strategy=strategy)
+    return by_call(buffers, operator, arguments, row_error)
 
 
 def _local(buffers: Buffers) -> Implementation:
@@ -273,11 +275,13 @@ IMPLEMENTATIONS: dict[str, Constructor] = {
 FAMILY = Family(
     base=SpAttention,
     kind=Length,
-    option="lengths",
-    example="--lengths 256",
+    name="attention",
+    example="--sizes 256",
     cases=cases,
     problem=problem_of,
     stage=stage,
     programs=programs,
     choice=choice,
+    arguments=arguments,
+    error=row_error,
 )

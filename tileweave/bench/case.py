@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.util import find_spec
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -21,7 +19,7 @@ from ..runtime import Plan, SymmetricTensor, barrier
 from ..runtime.host.group import Group
 
 if TYPE_CHECKING:
-    from .selection import Wanted
+    from .selection import BenchOptions
 
 INPUTS = 3
 """Number of input sets used in turn. It is odd, so that memory that is reused every second call
@@ -34,8 +32,8 @@ SDPA, GATHER, RING = "sdpa/", "gather/", "ring/"
 """Names of attention: ours on one rank without communication, and prefixes of PyTorch's: on one
 rank, after an all-gather, and as ring attention. Of decode steps, ``SDPA`` is PyTorch's on all
 ranks."""
-TORCH, DEEP_EP, VLLM, FLASHINFER = "torch", "deep_ep", "vllm", "flashinfer"
-"""Names of alternatives for mixtures of experts."""
+TORCH, AGAINST = "torch", "against"
+"""Names of an alternative for mixtures of experts, and of the function of ``--against``."""
 NEEDED = {OURS, f"{PRODUCT}cublas", f"{EXCHANGE}nccl", NCCL}
 """Implementations whose errors are raised; the others may be missing."""
 
@@ -107,21 +105,10 @@ def require_gpu(buffers: Buffers) -> None:
         raise Missing("there is no GPU")
 
 
-def require_one_rank(buffers: Buffers) -> None:
-    """Raise ``Missing`` if there are several ranks."""
-    if buffers.group.world_size > 1:
-        raise Missing("compared on one rank")
-
-
-def package(name: str, module: str) -> Any:
-    """Return a module of a package; raise ``Missing`` if the package is not installed."""
-    if find_spec(name) is None:
-        raise Missing("not installed")
-    return import_module(module)
-
-
 Constructor: TypeAlias = Callable[[Buffers], Implementation]
 """Function that returns an implementation, or raises ``Missing``."""
+Arguments: TypeAlias = Callable[[Any, Any], tuple[tuple[Any, ...], dict[str, Any]]]
+"""Function that returns the arguments of an operator, given the problem and inputs."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +118,7 @@ class Family:
     Attributes:
         base: base classes of the operators, or one.
         kind: type of ``Case.shape``.
-        option: option of the command line, as an attribute of ``Wanted``, that selects all of them.
+        name: name of all of them on the command line.
         example: options for a small case.
         cases: returns the cases of an operator, given its class, the options and the number of
             ranks.
@@ -142,19 +129,21 @@ class Family:
         programs: returns the programs and plans that our implementations launch on a GPU, given the
             problem and the group.
         choice: returns how the operator computes a problem, and why, given the problem and inputs.
-        name: name of all of them on the command line; empty for none.
+        arguments: returns the arguments of the operator, given the problem and inputs.
+        error: as in ``Implementation``.
     """
 
     base: type[RegisteredOp] | tuple[type[RegisteredOp], ...]
     kind: type
-    option: str
+    name: str
     example: str
-    cases: Callable[[type[Any], Wanted, int], list[Case]]
+    cases: Callable[[type[Any], BenchOptions, int], list[Case]]
     problem: Callable[[str, Any, int, torch.dtype], Any]
     stage: Callable[[Any, Group], tuple[dict[str, Tensor], Iterator[Any]]]
     programs: Callable[[Any, Group], Sequence[Any]]
     choice: Callable[[Any, Any], Reasoned]
-    name: str = ""
+    arguments: Arguments
+    error: Callable[[Tensor, Tensor], Tensor] = relative_error
 
 
 @dataclass(frozen=True)
@@ -185,6 +174,23 @@ class Case:
     def problem(self, ranks: int, dtype: torch.dtype) -> Any:
         """Return the problem of each rank, as in ``Family``."""
         return self.family.problem(self.op, self.shape, ranks, dtype)
+
+
+def by_call(
+    buffers: Buffers,
+    function: Callable[..., Any],
+    arguments: Arguments,
+    error: Callable[[Tensor, Tensor], Tensor],
+) -> Implementation:
+    """Return the implementation of a function that is called as the operator, and whose result, or
+    the first of several, is new."""
+
+    def call(inputs: Any) -> Tensor:
+        positional, options = arguments(buffers.problem, inputs)
+        result = function(*positional, **options)
+        return result[0] if isinstance(result, tuple | list) else result
+
+    return Implementation(call, error=error)
 
 
 def by_reference(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..builtins.errors import TileWeaveError
 from ..ops.collectives.collective import Collective, checked_problem
 from ..ops.collectives.transport import OWN, Transport, obstacle
 from ..ops.core import nccl
@@ -37,7 +38,7 @@ from .case import (
 from .results import Size
 
 if TYPE_CHECKING:
-    from .selection import Wanted
+    from .selection import BenchOptions
 
 SIZES = 1, 16, 64, 256
 """Default sizes of a rank's input, in MiB."""
@@ -47,9 +48,13 @@ _COLUMNS = 1024
 """Most elements of a row."""
 
 
-def cases(collective: type[Collective], wanted: Wanted, ranks: int) -> list[Case]:
+def cases(collective: type[Collective], options: BenchOptions, ranks: int) -> list[Case]:
     """Return a case for each size of the command line."""
-    op, sizes = collective.op, [size_of(mebibytes, ranks) for mebibytes in wanted.sizes or SIZES]
+    if options.shapes:
+        raise TileWeaveError(
+            f"bench: --shapes {','.join(options.shapes)} of {collective.op}; expected --sizes only"
+        )
+    op, sizes = collective.op, [size_of(mebibytes, ranks) for mebibytes in options.sizes or SIZES]
     return [
         Case(
             op,
@@ -184,11 +189,12 @@ def _problem(op: str, size: Size, ranks: int, dtype: torch.dtype) -> CollectiveP
 FAMILY = Family(
     base=Collective,
     kind=Size,
-    option="sizes",
+    name="collectives",
     example="--sizes 1",
     cases=cases,
     problem=_problem,
     stage=stage,
     programs=programs,
     choice=choice,
+    arguments=lambda problem, inputs: ((inputs.x, *problem.options), {}),
 )

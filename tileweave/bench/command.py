@@ -28,10 +28,10 @@ from ..runtime.host.group import Group, from_torchrun
 from ..runtime.host.heap import HeapExhausted
 from ..runtime.host.measure import interleaved, largest
 from ..runtime.host.out_file import out_file
-from .case import INPUTS, OURS, Buffers, Case, Checker, implementations_of
+from .case import AGAINST, INPUTS, OURS, Buffers, Case, Checker, by_call, implementations_of
 from .figure import DRAWN, draw, require_matplotlib
 from .results import Result, load, save, summary, table, wrong_others
-from .selection import FAMILIES, Wanted, names_of
+from .selection import DTYPE, FAMILIES, BenchOptions, names_of
 
 CPU_OPERATIONS = 1 << 32
 """Limit of a case without a GPU: each implementation runs some 30 times, a few seconds each."""
@@ -41,7 +41,7 @@ _USED = 0.9
 """Part of the free memory of a GPU that operands may use."""
 
 
-def run(wanted: Wanted) -> bool:
+def run(options: BenchOptions) -> bool:
     """Measure, print a table on rank 0, and write the files. Return whether all results of our
     operators are right.
 
@@ -50,21 +50,22 @@ def run(wanted: Wanted) -> bool:
     Raises:
         TileWeaveError: an operator, a shape, a type or a file is not legal. Nothing is measured.
     """
-    cases = wanted.cases()
-    _require_files(wanted.json, wanted.figure)
-    _require_drawn(wanted.figure, cases)
+    cases = options.cases()
+    if options.against is not None and len(ops := {case.op for case in cases}) > 1:
+        raise TileWeaveError(f"bench: --against for {', '.join(ops)}; expected one operator")
+    _require_files(options.json, options.figure)
+    _require_drawn(options.figure, cases)
     possible = _possible(cases)
     _require_small_without_gpu(possible)
     group = join(possible)
-    dtype = getattr(torch, wanted.dtype)
     log = print if group.rank == 0 else _nothing
     if group.device.type == "cpu":
         log("no GPU: gloo and torch on the CPU; these times do not represent the operators")
     gathered = None
     if group.device.type == "cuda":
-        gathered = _room(possible, dtype)
+        gathered = _room(possible)
         cases = _fitting(cases, _free_bytes(group))
-    problems = [c.problem(group.world_size, dtype) if c.obstacle is None else None for c in cases]
+    problems = [c.problem(group.world_size, DTYPE) if c.obstacle is None else None for c in cases]
     if group.device.type == "cuda":
         _compile(cases, problems, group, log)
     results: list[Result] = []
@@ -75,7 +76,7 @@ def run(wanted: Wanted) -> bool:
             log("\n".join(table([case], before)), flush=True)
             before = case
             continue
-        result, missing = measured(case, problem, group, gathered, wanted)
+        result, missing = measured(case, problem, group, gathered, options)
         log("\n".join(table([result], before)), flush=True)
         before = result
         absent = [f"{name}: -: {reason}" for name, reason in missing.items()]
@@ -85,29 +86,31 @@ def run(wanted: Wanted) -> bool:
         results.append(result)
     log("\n".join(summary(results)), flush=True)
     if group.rank == 0:
-        _write(wanted, _machine(group, wanted), results)
+        _write(options, _machine(group, options), results)
     if group.device.type == "cuda":
         finalize()
     return all(r.is_right(OURS) for r in results)
 
 
 def measured(
-    case: Case, problem: Any, group: Group, gathered: SymmetricTensor | None, wanted: Wanted
+    case: Case, problem: Any, group: Group, gathered: SymmetricTensor | None, options: BenchOptions
 ) -> tuple[Result, dict[str, str]]:
     """Return the result for one problem, and why implementations are missing."""
     begin = time.perf_counter()
     memory, random = case.family.stage(problem, group)
     buffers, inputs = Buffers(problem, group, gathered, memory), list(islice(random, INPUTS))
-    implementations, missing = implementations_of(
-        buffers, inputs[0], wanted.warmups, case.implementations
-    )
+    constructors = dict(case.implementations)
+    if (against := options.against) is not None:
+        family = case.family
+        constructors[AGAINST] = lambda b: by_call(b, against, family.arguments, family.error)
+    implementations, missing = implementations_of(buffers, inputs[0], options.warmups, constructors)
     checker = Checker(implementations)
     ms = interleaved(
         {name: implementation.call for name, implementation in implementations.items()},
         inputs,
         group,
-        warmups=wanted.warmups,
-        runs=wanted.runs,
+        warmups=options.warmups,
+        runs=options.runs,
         before=lambda name, inputs: implementations[name].prepare(inputs),
         after=checker,
         title=f"{case.op} {case.shape}",
@@ -130,11 +133,11 @@ def again(file: str, figure: str | None) -> None:
         draw(figure, machine, results)
 
 
-def _write(wanted: Wanted, machine: dict[str, Any], results: list[Result]) -> None:
-    if wanted.json is not None:
-        save(wanted.json, machine, results)
-    if wanted.figure is not None:
-        draw(wanted.figure, machine, results)
+def _write(options: BenchOptions, machine: dict[str, Any], results: list[Result]) -> None:
+    if options.json is not None:
+        save(options.json, machine, results)
+    if options.figure is not None:
+        draw(options.figure, machine, results)
 
 
 def _require_files(json: str | None, figure: str | None) -> None:
@@ -230,25 +233,25 @@ def _compile(
     log(f"{count} kernels compiled, or found compiled, in {seconds:.0f} s", flush=True)
 
 
-def _room(cases: Iterable[Case], dtype: torch.dtype) -> SymmetricTensor | None:
+def _room(cases: Iterable[Case]) -> SymmetricTensor | None:
     """Allocate memory for the implementations that only copy, once for all cases: operators would
     otherwise fill the heap before them."""
-    max_elements = max(case.gathered_bytes for case in cases) // dtype.itemsize
+    max_elements = max(case.gathered_bytes for case in cases) // DTYPE.itemsize
     try:
-        return symmetric((max_elements,), dtype) if max_elements else None
+        return symmetric((max_elements,), DTYPE) if max_elements else None
     except HeapExhausted:
         return None
 
 
-def _machine(group: Group, wanted: Wanted) -> dict[str, Any]:
+def _machine(group: Group, options: BenchOptions) -> dict[str, Any]:
     device = group.device
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "ranks": group.world_size,
-        "dtype": wanted.dtype,
-        "warmups": wanted.warmups,
-        "runs": wanted.runs,
+        "dtype": str(DTYPE).removeprefix("torch."),
+        "warmups": options.warmups,
+        "runs": options.runs,
         "unit": "ms",
         "versions": {
             "tileweave": __version__,

@@ -1,9 +1,9 @@
 """Attention of a decode step in ``tileweave bench``: our operator beside PyTorch's back ends, whose
-partial results NCCL gathers, and FlashInfer."""
+partial results NCCL gathers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,8 @@ from ..ops.decode.kernels.config import INTERLEAVED
 from ..ops.decode.problem import DecodeProblem, checked_problem
 from ..ops.decode.problem import Inputs as Arguments
 from ..runtime.host.group import Group
+from .attention import heads_of
 from .case import (
-    FLASHINFER,
     OURS,
     SDPA,
     Buffers,
@@ -28,51 +28,24 @@ from .case import (
     Constructor,
     Family,
     Implementation,
-    package,
-    require_one_rank,
+    by_call,
 )
 from .results import Cached
 from .sdpa import BACKENDS, backend_of, row_error
 
 if TYPE_CHECKING:
-    from .selection import Wanted
+    from .selection import BenchOptions
 
 BATCHES = 1, 16, 64
 KEYS = 4096, 32768, 131072
 """Default numbers of sequences, and of the tokens of each on all ranks."""
+PAGE_SIZE = 64
+"""Tokens of a page of the cache."""
 ITEMSIZE = 2
 """Bytes of an element of the cache."""
 
 
-@dataclass(frozen=True)
-class Steps:
-    """Options of the command line for decode steps.
-
-    Attributes:
-        keys: tokens of each sequence on all ranks; empty for ``KEYS``.
-        batches: numbers of sequences; each is combined with all numbers of tokens.
-        heads, kv_heads, head_dim: heads of queries, heads of keys and values, and their dimension.
-        page_size: tokens of a page.
-    """
-
-    keys: Sequence[int] = ()
-    batches: Sequence[int] = BATCHES
-    heads: int = 32
-    kv_heads: int = 8
-    head_dim: int = 128
-    page_size: int = 64
-
-    def shapes(self, ranks: int) -> list[Cached]:
-        """Return the shapes of a group of ``ranks``."""
-        heads = self.heads, self.kv_heads, self.head_dim
-        return [
-            Cached(batch, keys, *heads, self.page_size, ranks)
-            for batch in self.batches
-            for keys in self.keys or KEYS
-        ]
-
-
-def cases(operator: type[DecodeAttention], wanted: Wanted, ranks: int) -> list[Case]:
+def cases(operator: type[DecodeAttention], options: BenchOptions, ranks: int) -> list[Case]:
     """Return a case for each number of sequences and of tokens."""
     return [
         Case(
@@ -86,7 +59,17 @@ def cases(operator: type[DecodeAttention], wanted: Wanted, ranks: int) -> list[C
             device_bytes=device_bytes(shape),
             obstacle=obstacle_of(shape),
         )
-        for shape in wanted.decode.shapes(ranks)
+        for shape in shapes_of(options, ranks)
+    ]
+
+
+def shapes_of(options: BenchOptions, ranks: int) -> list[Cached]:
+    """Return the shapes of the command line."""
+    return [
+        Cached(batch, keys, *heads, PAGE_SIZE, ranks)
+        for heads in heads_of(options.shapes)
+        for batch in options.batches or BATCHES
+        for keys in options.sizes or KEYS
     ]
 
 
@@ -210,16 +193,14 @@ def choice(problem: DecodeProblem, inputs: Inputs) -> Strategy:
     return Strategy("fused", "asked for")
 
 
-def _by_head(call: Callable[[Inputs], Tensor]) -> Implementation:
-    """Return the implementation of a call that returns a new tensor."""
-    return Implementation(call, error=row_error)
+def arguments(problem: DecodeProblem, inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Return the arguments of the operator, as in ``Family``."""
+    options = {"block_table": inputs.table, "seq_lens": inputs.lengths}
+    return (inputs.q, inputs.k_cache, inputs.v_cache), options
 
 
 def _ours(buffers: Buffers) -> Implementation:
-    operator = getattr(ops, buffers.problem.op)
-    return _by_head(
-        lambda i: operator(i.q, i.k_cache, i.v_cache, block_table=i.table, seq_lens=i.lengths)
-    )
+    return by_call(buffers, getattr(ops, buffers.problem.op), arguments, row_error)
 
 
 def _sdpa(buffers: Buffers, name: str) -> Implementation:
@@ -233,50 +214,24 @@ def _sdpa(buffers: Buffers, name: str) -> Implementation:
         part = torch.cat([attended.out.float(), attended.lse[..., None]], -1)[:, :, 0]
         return merged(part, group).to(inputs.q.dtype)
 
-    return _by_head(call)
-
-
-def _flashinfer(buffers: Buffers) -> Implementation:
-    flashinfer = package("flashinfer", "flashinfer")
-    require_one_rank(buffers)
-    problem, device = buffers.problem, buffers.group.device
-    memory = torch.empty(128 << 20, dtype=torch.uint8, device=device)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(memory, "NHD")
-    planned: list[Tensor] = []
-
-    def prepare(inputs: Inputs) -> None:
-        """Plan once, because all inputs have one block table."""
-        if not planned:
-            numbers = {"dtype": torch.int32, "device": device}
-            ends = torch.arange(problem.batch + 1, **numbers) * problem.table
-            last = torch.full((problem.batch,), problem.page_size, **numbers)
-            planned.append(inputs.table)
-            wrapper.plan(
-                ends, inputs.table.flatten(), last, problem.heads, problem.kv_heads, problem.dim,
-                problem.page_size, q_data_type=problem.dtype, kv_data_type=problem.dtype,
-            )  # fmt: skip
-
-    def call(inputs: Inputs) -> Tensor:
-        return wrapper.run(inputs.q, (inputs.k_cache, inputs.v_cache))
-
-    return Implementation(call, prepare=prepare, error=row_error)
+    return Implementation(call, error=row_error)
 
 
 IMPLEMENTATIONS: dict[str, Constructor] = {
     OURS: _ours,
     **{f"{SDPA}{name}": partial(_sdpa, name=name) for name in BACKENDS["cuda"]},
-    FLASHINFER: _flashinfer,
 }
 
 FAMILY = Family(
     base=DecodeAttention,
     kind=Cached,
     name="decode",
-    option="keys",
-    example="--keys 512 --batch 2",
+    example="--sizes 512 --batch 2",
     cases=cases,
     problem=problem_of,
     stage=stage,
     programs=programs,
     choice=choice,
+    arguments=arguments,
+    error=row_error,
 )

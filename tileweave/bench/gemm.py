@@ -43,7 +43,7 @@ from .programs import matmul_program
 from .results import Shape
 
 if TYPE_CHECKING:
-    from .selection import Wanted
+    from .selection import BenchOptions
 
 MODELS = {
     "llama8b": (4096, 14336),
@@ -54,10 +54,13 @@ MODELS = {
 """Hidden and inner size of the MLP. Operators that gather compute its first product, the others its
 second."""
 
+ROWS = 1024, 2048, 4096, 8192, 16384
+"""Default rows of a model."""
 
-def cases(operator: type[Operator], wanted: Wanted, ranks: int) -> list[Case]:
+
+def cases(operator: type[Operator], options: BenchOptions, ranks: int) -> list[Case]:
     """Return a case for each shape of the command line."""
-    shapes = shapes_of(operator, wanted.shapes, wanted.rows, wanted.command)
+    shapes = shapes_of(operator, options.shapes, options.sizes, options.command)
     return [
         Case(
             operator.op,
@@ -76,18 +79,18 @@ def shapes_of(
     operator: type[Operator], names: Iterable[str], rows: Iterable[int], command: str = "bench"
 ) -> list[Shape]:
     """Return the shapes of the command line: names of models, each combined with all ``rows``, or
-    ``MxNxK``.
+    ``MxNxK``. The defaults are one model and ``ROWS``.
 
     Raises:
         TileWeaveError: a name is neither.
     """
     shapes = []
-    for name in names:
+    for name in names or ("llama70b",):
         sizes = name.split("x")
         if name in MODELS:
             hidden, inner = MODELS[name]
             N, K = (inner, hidden) if operator.gathers else (hidden, inner)
-            shapes += [Shape(name, M, N, K) for M in rows]
+            shapes += [Shape(name, M, N, K) for M in rows or ROWS]
         elif len(sizes) == 3 and all(s.isdecimal() and 0 < int(s) <= LARGEST for s in sizes):
             shapes.append(Shape("", *map(int, sizes)))
         else:
@@ -235,11 +238,12 @@ def _problem(op: str, shape: Shape, ranks: int, dtype: torch.dtype) -> Problem:
 FAMILY = Family(
     base=Operator,
     kind=Shape,
-    option="shapes",
+    name="gemm",
     example="--shapes 256x512x512",
     cases=cases,
     problem=_problem,
     stage=stage,
     programs=programs,
     choice=choice,
+    arguments=lambda problem, inputs: ((inputs.a, inputs.b), {}),
 )

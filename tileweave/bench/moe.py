@@ -1,5 +1,5 @@
-"""Mixtures of experts in ``tileweave bench``: our operators, all-to-all and grouped GEMMs of torch,
-and kernels of other packages."""
+"""Mixtures of experts in ``tileweave bench``: our operators, and all-to-all and grouped GEMMs of
+torch."""
 
 from __future__ import annotations
 
@@ -21,26 +21,21 @@ from ..ops.moe.expert_mlp import ExpertMlp
 from ..ops.moe.grouped_matmul import GroupedMatmul
 from ..runtime.host.group import Group
 from .case import (
-    DEEP_EP,
-    FLASHINFER,
     INPUTS,
     OURS,
     TORCH,
-    VLLM,
     Buffers,
     Case,
     Constructor,
     Family,
     Implementation,
-    Missing,
-    package,
-    require_one_rank,
+    by_call,
 )
-from .moe_shapes import ITEMSIZE, SETS, Model, Tables, Work, choices_of, tables_of
+from .moe_shapes import ITEMSIZE, SETS, Model, Tables, Work, choices_of, shapes_of, tables_of
 from .results import Routed
 
 if TYPE_CHECKING:
-    from .selection import Wanted
+    from .selection import BenchOptions
 
 GATE_UP, DOWN = Work(0, 2, "gate_up"), Work(0, 1, "down")
 """Products of an expert's MLP, which are cases of their own."""
@@ -53,7 +48,7 @@ WORK: dict[type[RegisteredOp], tuple[Work, ...]] = {
 """Cases of each operator."""
 
 
-def cases(operator: type[RegisteredOp], wanted: Wanted, ranks: int) -> list[Case]:
+def cases(operator: type[RegisteredOp], options: BenchOptions, ranks: int) -> list[Case]:
     """Return the cases of an operator: the products of a grouped GEMM have one each."""
     return [
         Case(
@@ -68,7 +63,7 @@ def cases(operator: type[RegisteredOp], wanted: Wanted, ranks: int) -> list[Case
             obstacle=obstacle_of(shape),
         )
         for work in WORK[operator]
-        for shape in wanted.moe.shapes(ranks, work)
+        for shape in shapes_of(options, ranks, work)
     ]
 
 
@@ -158,8 +153,6 @@ class Inputs:
     Attributes:
         x: tokens of the rank, (tokens, hidden).
         ids, scores: experts of each token and their weights, (tokens, top_k).
-        all_ids, all_scores: those of all ranks.
-        all_x: tokens of all ranks, (ranks * tokens, hidden).
         tables: order of the rank's rows.
         rows: operand of the experts or of ``combine``, (capacity, columns).
         handle: of ``dispatch``, for ``combine``.
@@ -170,9 +163,6 @@ class Inputs:
     x: Tensor
     ids: Tensor
     scores: Tensor
-    all_ids: Tensor
-    all_scores: Tensor
-    all_x: Tensor
     tables: Tables
     rows: Tensor
     handle: Any
@@ -244,7 +234,7 @@ def staged(
         total = torch.zeros(all_x.shape, device=x.device).index_add_(0, tables.tokens, y)
         nccl.all_reduce(total, group)
         result = total[rank * shape.tokens :][: shape.tokens]
-    return Inputs(x, ids, scores, all_ids, all_scores, all_x, tables, rows, handle, weights, result)
+    return Inputs(x, ids, scores, tables, rows, handle, weights, result)
 
 
 def expert_factors(experts: int, device: torch.device) -> Tensor:
@@ -304,37 +294,31 @@ def row_error(result: Tensor, expected: Tensor) -> Tensor:
 def _implementation(
     call: Callable[[Inputs], Tensor],
     expected: Callable[[Inputs], Tensor] = lambda inputs: inputs.result,
-    prepare: Callable[[Inputs], Any] = lambda inputs: None,
 ) -> Implementation:
-    return Implementation(call, expected=expected, prepare=prepare, error=row_error)
+    return Implementation(call, expected=expected, error=row_error)
 
 
-def _dispatch(buffers: Buffers) -> Implementation:
-    shape = buffers.problem.shape
-    options = {"num_experts": shape.experts, "capacity": shape.rows}
-    return _implementation(lambda i: ops.dispatch(i.x, i.ids, i.scores, **options)[0])
-
-
-def _combine(buffers: Buffers) -> Implementation:
-    return _implementation(lambda i: ops.combine(i.rows, i.handle))
-
-
-def _grouped(buffers: Buffers) -> Implementation:
-    return _implementation(
-        lambda i: ops.grouped_matmul(i.rows, _weight(buffers, i), i.tables.offsets)
-    )
-
-
-def _mlp(buffers: Buffers) -> Implementation:
-    capacity = buffers.problem.shape.rows
-    return _implementation(
-        lambda i: ops.expert_mlp(i.x, i.ids, i.scores, *i.weights, capacity=capacity)
-    )
-
-
-def _weight(buffers: Buffers, inputs: Inputs) -> Tensor:
+def arguments(problem: Problem, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of the operator, as in ``Family``."""
+    shape, operator = problem.shape, OPERATORS[problem.op]
+    if operator is Combine:
+        return (inputs.rows, inputs.handle), {}
+    if operator is GroupedMatmul:
+        return (inputs.rows, _weight(problem, inputs), inputs.tables.offsets), {}
+    routed = inputs.x, inputs.ids, inputs.scores
+    if operator is Dispatch:
+        return routed, {"num_experts": shape.experts, "capacity": shape.rows}
     assert inputs.weights is not None
-    is_down = buffers.problem.shape.part == DOWN.part
+    return (*routed, *inputs.weights), {"capacity": shape.rows}
+
+
+def _ours(buffers: Buffers) -> Implementation:
+    return by_call(buffers, getattr(ops, buffers.problem.op), arguments, row_error)
+
+
+def _weight(problem: Problem, inputs: Inputs) -> Tensor:
+    assert inputs.weights is not None
+    is_down = problem.shape.part == DOWN.part
     return inputs.weights.down if is_down else inputs.weights.gate_up
 
 
@@ -382,7 +366,7 @@ def _torch_grouped(buffers: Buffers) -> Implementation:
 
     # torch does not define the rows after those of all experts.
     return _implementation(
-        lambda i: used(i, _torch_product(i.rows, _weight(buffers, i), i.tables)),
+        lambda i: used(i, _torch_product(i.rows, _weight(buffers.problem, i), i.tables)),
         expected=lambda i: used(i, i.result),
     )
 
@@ -398,107 +382,23 @@ def _torch_mlp(buffers: Buffers) -> Implementation:
     return _implementation(call)
 
 
-def _vllm(buffers: Buffers) -> Implementation:
-    fused_moe = package("vllm", "vllm.model_executor.layers.fused_moe")
-    require_one_rank(buffers)
-    return _implementation(lambda i: fused_moe.fused_experts(i.x, *i.weights, i.scores, i.ids))
-
-
-def _flashinfer(buffers: Buffers) -> Implementation:
-    fused_moe = package("flashinfer", "flashinfer.fused_moe")
-    require_one_rank(buffers)
-    exchanged: dict[int, Tensor] = {}
-
-    def up_gate(gate_up: Tensor) -> Tensor:
-        """Return the weights in the order that the package expects, made once."""
-        if gate_up.data_ptr() not in exchanged:
-            exchanged[gate_up.data_ptr()] = torch.cat(gate_up.chunk(2, dim=1)[::-1], dim=1)
-        return exchanged[gate_up.data_ptr()]
-
-    def call(inputs: Inputs) -> Tensor:
-        assert inputs.weights is not None
-        outputs = fused_moe.cutlass_fused_moe(
-            inputs.x, inputs.ids, inputs.scores, up_gate(inputs.weights.gate_up),
-            inputs.weights.down, inputs.x.dtype, quant_scales=None,
-        )  # fmt: skip
-        return outputs[0] if isinstance(outputs, list | tuple) else outputs
-
-    return _implementation(call)
-
-
-class _DeepEp:
-    """Exchange of tokens by DeepEP's kernels for one node. A token has one row at a rank."""
-
-    def __init__(self, buffers: Buffers) -> None:
-        deep_ep = package("deep_ep", "deep_ep")
-        self.shape, self.group = buffers.problem.shape, buffers.group
-        if self.group.process_group is None or self.group.world_size == 1:
-            raise Missing("there is one rank")
-        nbytes = self.shape.ranks * self.shape.tokens * self.shape.hidden * ITEMSIZE
-        self._buffer = deep_ep.Buffer(self.group.process_group, 2 * nbytes + (64 << 20), 0)
-
-    def rows(self, inputs: Inputs) -> Tensor:
-        """Return the tokens of the rank's experts by definition, by rank and number."""
-        return inputs.all_x[inputs.tables.tokens.unique()]
-
-    def dispatch(self, inputs: Inputs) -> tuple[Tensor, Any]:
-        """Return the tokens, and the handle for ``combine``."""
-        ids = inputs.ids.long()
-        per_rank, _, per_expert, is_in_rank, _ = self._buffer.get_dispatch_layout(
-            ids, self.shape.experts
-        )
-        rows, _, _, _, handle, _ = self._buffer.dispatch(
-            inputs.x, topk_idx=ids, topk_weights=inputs.scores, num_tokens_per_rank=per_rank,
-            is_token_in_rank=is_in_rank, num_tokens_per_expert=per_expert,
-        )  # fmt: skip
-        return rows, handle
-
-    def results(self, inputs: Inputs) -> Tensor:
-        """Return the weighted sums of the results of a rank's experts, for each of its tokens."""
-        tables, top_k = inputs.tables, self.shape.top_k
-        scores = inputs.all_scores.view(-1, top_k)[tables.tokens, tables.choices, None]
-        y = inputs.rows[: len(tables.tokens)].float() * scores
-        tokens, places = tables.tokens.unique(return_inverse=True)
-        total = y.new_zeros(len(tokens), y.shape[1]).index_add_(0, places, y)
-        return total.to(inputs.x.dtype)
-
-
-def _deep_ep_dispatch(buffers: Buffers) -> Implementation:
-    exchange = _DeepEp(buffers)
-    return _implementation(lambda i: exchange.dispatch(i)[0], expected=exchange.rows)
-
-
-def _deep_ep_combine(buffers: Buffers) -> Implementation:
-    exchange = _DeepEp(buffers)
-    ready: dict[int, tuple[Tensor, Any]] = {}
-
-    def prepare(inputs: Inputs) -> None:
-        if id(inputs) not in ready:
-            ready[id(inputs)] = exchange.results(inputs), exchange.dispatch(inputs)[1]
-
-    def call(inputs: Inputs) -> Tensor:
-        y, handle = ready[id(inputs)]
-        return exchange._buffer.combine(y, handle)[0]
-
-    return _implementation(call, prepare=prepare)
-
-
 IMPLEMENTATIONS: dict[type[RegisteredOp], dict[str, Constructor]] = {
-    Dispatch: {OURS: _dispatch, TORCH: _torch_dispatch, DEEP_EP: _deep_ep_dispatch},
-    Combine: {OURS: _combine, TORCH: _torch_combine, DEEP_EP: _deep_ep_combine},
-    GroupedMatmul: {OURS: _grouped, TORCH: _torch_grouped},
-    ExpertMlp: {OURS: _mlp, TORCH: _torch_mlp, VLLM: _vllm, FLASHINFER: _flashinfer},
+    Dispatch: {OURS: _ours, TORCH: _torch_dispatch},
+    Combine: {OURS: _ours, TORCH: _torch_combine},
+    GroupedMatmul: {OURS: _ours, TORCH: _torch_grouped},
+    ExpertMlp: {OURS: _ours, TORCH: _torch_mlp},
 }
 
 FAMILY = Family(
     base=tuple(WORK),
     kind=Routed,
     name="moe",
-    option="tokens",
-    example="--models 8x2x64x32 --tokens 16",
+    example="--shapes 8x2x64x32 --sizes 16",
     cases=cases,
     problem=problem_of,
     stage=stage,
     programs=lambda problem, group: (),  # compiled by the untimed iterations
     choice=choice,
+    arguments=arguments,
+    error=row_error,
 )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +11,9 @@ from torch import Tensor
 from ..builtins.errors import TileWeaveError
 from ..passes.ir.sizes import LARGEST
 from .results import Routed
+
+if TYPE_CHECKING:
+    from .selection import BenchOptions
 
 ITEMSIZE = 2
 """Bytes of a value."""
@@ -55,38 +56,24 @@ MODELS = {
     "mixtral-8x22b": Model(8, 2, 6144, 16384),
     "gpt-oss-120b": Model(128, 4, 2880, 2880),
 }
+DEFAULT_MODELS = "deepseek-v3", "qwen3-235b", "mixtral-8x7b", "gpt-oss-120b"
 
 
-@dataclass(frozen=True)
-class Mixtures:
-    """Options of the command line for mixtures of experts.
+def shapes_of(options: BenchOptions, ranks: int, work: Work) -> list[Routed]:
+    """Return the shapes of an operator, or of one product of the MLP.
 
-    Attributes:
-        models: names in ``MODELS``, or experts x top_k x hidden x intermediate.
-        tokens: tokens of each rank; empty for ``TOKENS``.
-        routings: names in ``ROUTINGS``.
+    Raises:
+        TileWeaveError: a model or a routing does not exist.
     """
-
-    models: Sequence[str] = ("deepseek-v3", "qwen3-235b", "mixtral-8x7b", "gpt-oss-120b")
-    tokens: Sequence[int] = ()
-    routings: Sequence[str] = ("uniform",)
-
-    def shapes(self, ranks: int, work: Work) -> list[Routed]:
-        """Return the shapes of an operator, or of one product of the MLP.
-
-        Raises:
-            TileWeaveError: a model or a routing does not exist.
-        """
-        for routing in self.routings:
-            if routing not in ROUTINGS:
-                legal = ", ".join(ROUTINGS)
-                raise TileWeaveError(f"bench: --routing {routing}; expected {legal}")
-        return [
-            shape_of(name, tokens, routing, ranks, work)
-            for name in self.models
-            for routing in self.routings
-            for tokens in self.tokens or TOKENS
-        ]
+    for routing in options.routings:
+        if routing not in ROUTINGS:
+            raise TileWeaveError(f"bench: --routing {routing}; expected {', '.join(ROUTINGS)}")
+    return [
+        shape_of(name, tokens, routing, ranks, work)
+        for name in options.shapes or DEFAULT_MODELS
+        for routing in options.routings
+        for tokens in options.sizes or TOKENS
+    ]
 
 
 def model_of(name: str) -> Model:
@@ -99,13 +86,13 @@ def model_of(name: str) -> Model:
         )
         if not legal:
             raise TileWeaveError(
-                f"bench: --models {name}; expected {', '.join(MODELS)}, or "
+                f"bench: --shapes {name}; expected {', '.join(MODELS)}, or "
                 "EXPERTSxTOP_KxHIDDENxINTERMEDIATE"
             )
         model = Model(*map(int, extents))
     if model.top_k > model.experts:
         raise TileWeaveError(
-            f"bench: --models {name}: a token chooses {model.top_k} experts; expected at most "
+            f"bench: --shapes {name}: a token chooses {model.top_k} experts; expected at most "
             f"{model.experts}"
         )
     return model

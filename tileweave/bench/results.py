@@ -15,10 +15,9 @@ from ..ops.autotune.trial import TOLERANCE
 from ..ops.core.registry import OPERATORS
 from ..runtime.host.out_file import write_out
 from .case import (
+    AGAINST,
     ASYNC_TP,
-    DEEP_EP,
     EXCHANGE,
-    FLASHINFER,
     GATHER,
     LOCAL,
     NCCL,
@@ -28,7 +27,6 @@ from .case import (
     SDPA,
     TORCH,
     TRANSPORT,
-    VLLM,
     Case,
 )
 
@@ -48,7 +46,7 @@ class Shape:
 
     tolerance: ClassVar[float] = TOLERANCE
     floors: ClassVar[Sequence[str]] = PRODUCT, EXCHANGE
-    others: ClassVar[Sequence[str]] = NCCL, ASYNC_TP
+    others: ClassVar[Sequence[str]] = NCCL, ASYNC_TP, AGAINST
 
     name: str
     M: int
@@ -71,7 +69,7 @@ class Size:
 
     tolerance: ClassVar[float] = 0.0
     floors: ClassVar[Sequence[str]] = (EXCHANGE,)
-    others: ClassVar[Sequence[str]] = (NCCL,)
+    others: ClassVar[Sequence[str]] = NCCL, AGAINST
 
     bytes: int
     ranks: int
@@ -95,7 +93,7 @@ class Length:
 
     tolerance: ClassVar[float] = TOLERANCE
     floors: ClassVar[Sequence[str]] = (LOCAL,)
-    others: ClassVar[Sequence[str]] = GATHER, RING
+    others: ClassVar[Sequence[str]] = GATHER, RING, AGAINST
 
     batch: int
     length: int
@@ -142,7 +140,7 @@ class Routed:
 
     tolerance: ClassVar[float] = 2 * TOLERANCE  # of a row, after three roundings to 16 bits
     floors: ClassVar[Sequence[str]] = ()
-    others: ClassVar[Sequence[str]] = TORCH, DEEP_EP, VLLM, FLASHINFER
+    others: ClassVar[Sequence[str]] = TORCH, AGAINST
 
     model: str
     experts: int
@@ -180,7 +178,7 @@ class Cached:
 
     tolerance: ClassVar[float] = TOLERANCE
     floors: ClassVar[Sequence[str]] = ()
-    others: ClassVar[Sequence[str]] = SDPA, FLASHINFER
+    others: ClassVar[Sequence[str]] = SDPA, AGAINST
 
     batch: int
     keys: int
@@ -270,7 +268,10 @@ class Result:
 
 Column = tuple[str, int, int, Callable[[Result], float | None]]
 """Title, width, decimals and value of a column."""
-_OTHERS: Column = ("best other/ours", 17, 3, lambda r: ratio(r.best_other, r.ours))
+_OTHERS: tuple[Column, ...] = (
+    ("against", 9, 3, lambda r: r.best(AGAINST)),
+    ("best other/ours", 17, 3, lambda r: ratio(r.best_other, r.ours)),
+)
 COLUMNS: dict[type, tuple[Column, ...]] = {
     Shape: (
         ("ours", 8, 3, lambda r: r.ours),
@@ -279,7 +280,7 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("nccl", 8, 3, lambda r: r.best(NCCL)),
         ("async-TP", 10, 3, lambda r: r.best(ASYNC_TP)),
         ("ours/ideal", 12, 3, lambda r: ratio(r.ours, r.ideal)),
-        _OTHERS,
+        *_OTHERS,
     ),
     Size: (
         ("ours, ms", 10, 3, lambda r: r.ours),
@@ -292,7 +293,7 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("nccl", 8, 1, lambda r: r.rate(NCCL)),
         ("copies", 8, 1, lambda r: r.rate(EXCHANGE)),
         ("ours/copies", 13, 3, lambda r: ratio(r.ours, r.ideal)),
-        _OTHERS,
+        *_OTHERS,
     ),
     Length: (
         ("ours, ms", 10, 3, lambda r: r.ours),
@@ -307,27 +308,24 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("gather/ours", 13, 3, lambda r: ratio(r.best(GATHER), r.ours)),
         ("ring/ours", 11, 3, lambda r: ratio(r.best(RING), r.ours)),
         ("sdpa/local", 12, 3, lambda r: ratio(r.best(SDPA), r.best(LOCAL))),
+        *_OTHERS,
     ),
     Routed: (
         ("ours, ms", 10, 3, lambda r: r.ours),
         ("torch", 9, 3, lambda r: r.best(TORCH)),
-        ("deep_ep", 9, 3, lambda r: r.best(DEEP_EP)),
-        ("vllm", 9, 3, lambda r: r.best(VLLM)),
-        ("flashinfer", 12, 3, lambda r: r.best(FLASHINFER)),
         ("MiB", 9, 1, lambda r: r.shape.sent_bytes / (1 << 20)),
         ("GB/s: ours", 12, 1, lambda r: r.gigabytes(OURS)),
         ("torch", 8, 1, lambda r: r.gigabytes(TORCH)),
         ("TFLOP/s: ours", 15, 0, lambda r: r.teraflops(OURS)),
         ("torch", 7, 0, lambda r: r.teraflops(TORCH)),
-        _OTHERS,
+        *_OTHERS,
     ),
     Cached: (
         ("ours, ms", 10, 4, lambda r: r.ours),
         ("sdpa", 9, 4, lambda r: r.best(SDPA)),
-        ("flashinfer", 12, 4, lambda r: r.best(FLASHINFER)),
         ("GB/s: ours", 12, 0, lambda r: r.gigabytes(OURS)),
         ("sdpa", 7, 0, lambda r: r.gigabytes(SDPA)),
-        _OTHERS,
+        *_OTHERS,
     ),
 }
 _SIZED = {
@@ -338,32 +336,6 @@ _SIZED = {
     Cached: ("batch x tokens", 22),
 }
 """Title and width of the column of shapes."""
-_RATIOS: dict[type, tuple[tuple[str, Callable[[Result], float | None], Callable], ...]] = {
-    **dict.fromkeys(
-        (Shape, Size),
-        (
-            ("ours / ideal", lambda r: ratio(r.ours, r.ideal), max),
-            ("nccl / ours", lambda r: ratio(r.best(NCCL), r.ours), min),
-            ("async-TP / ours", lambda r: ratio(r.best(ASYNC_TP), r.ours), min),
-            ("best other / ours", lambda r: ratio(r.best_other, r.ours), min),
-        ),
-    ),
-    Length: (
-        ("ours / local", lambda r: ratio(r.ours, r.ideal), max),
-        ("gather / ours", lambda r: ratio(r.best(GATHER), r.ours), min),
-        ("ring / ours", lambda r: ratio(r.best(RING), r.ours), min),
-        ("sdpa / local", lambda r: ratio(r.best(SDPA), r.best(LOCAL)), min),
-    ),
-    Routed: (
-        ("torch / ours", lambda r: ratio(r.best(TORCH), r.ours), min),
-        ("best other / ours", lambda r: ratio(r.best_other, r.ours), min),
-    ),
-    Cached: (
-        ("sdpa / ours", lambda r: ratio(r.best(SDPA), r.ours), min),
-        ("best other / ours", lambda r: ratio(r.best_other, r.ours), min),
-    ),
-}
-"""Ratios of the summary, and which of max and min is the worst."""
 
 
 def table(results: Sequence[Result | Case], before: Result | Case | None = None) -> list[str]:
@@ -426,14 +398,11 @@ def summary(results: Iterable[Result]) -> list[str]:
     lines = []
     for op, of_op in by_op.items():
         lines.append(f"{op}, {len(of_op)} shapes")
-        for title, value_of, worst in _RATIOS[type(of_op[0].shape)]:
-            ratios = _ratios(of_op, value_of)
-            if ratios:
-                extreme, shape = worst(ratios, key=lambda pair: pair[0])
-                mean = geometric_mean([value for value, _ in ratios])
-                lines.append(
-                    f"  {title:<18} geometric mean {mean:.3f}, worst {extreme:.3f} ({shape})"
-                )
+        lines += _ratio_line("ours / ideal", of_op, lambda r: ratio(r.ours, r.ideal), max)
+        for other in of_op[0].shape.others:
+            title = f"{other.removesuffix('/')} / ours"
+            lines += _ratio_line(title, of_op, lambda r, o=other: ratio(r.best(o), r.ours), min)
+        lines += _ratio_line("best other / ours", of_op, lambda r: ratio(r.best_other, r.ours), min)
         lines += [
             f"  loses: {r.shape}: ours {r.ours:.3f}, best other {r.best_other:.3f} ms"
             for r in of_op
@@ -442,10 +411,18 @@ def summary(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def _ratios(results: Iterable[Result], value_of: Any) -> list[tuple[float, Any]]:
-    return [
+def _ratio_line(
+    title: str, results: Iterable[Result], value_of: Callable[[Result], float | None], worst: Any
+) -> list[str]:
+    """Return a line with the mean and the ``worst`` of a ratio; none if no result has it."""
+    ratios = [
         (value, r.shape) for r in results if r.is_right(OURS) and (value := value_of(r)) is not None
     ]
+    if not ratios:
+        return []
+    extreme, shape = worst(ratios, key=lambda pair: pair[0])
+    mean = geometric_mean([value for value, _ in ratios])
+    return [f"  {title:<18} geometric mean {mean:.3f}, worst {extreme:.3f} ({shape})"]
 
 
 def save(file: str, machine: Mapping[str, Any], results: Iterable[Result]) -> None:

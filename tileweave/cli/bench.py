@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
-from .bench_cases import add_gemm_cases, positive_integer, positive_integers, split_list
-
-if TYPE_CHECKING:
-    from ..bench.attention import Lengths
-    from ..bench.decode import Steps
-    from ..bench.moe_shapes import Mixtures
+from .bench_cases import add_cases, add_list, positive_integer, positive_integers, split_list
+from .program_files import load_function
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -21,31 +16,46 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "torchrun --nproc-per-node=4 -m tileweave bench",
     )
     add = parser.add_argument
-    add_gemm_cases(parser)
-    add(
-        "--sizes",
-        nargs="+",
-        default=[],
-        metavar="MIB",
-        help="input of each rank to a collective in MiB, separated by commas or spaces; default: "
-        "1,16,64,256. Without an OPERATOR, all collectives are timed",
+    add_cases(
+        parser,
+        "name in tileweave.ops, or gemm, collectives, attention, moe or decode; before the "
+        "options; default: gemm",
+        "what is fixed. GEMM: llama8b, llama70b (default), llama405b, qwen72b or MxNxK; attention "
+        "and decode steps: HEADSxKV_HEADSxHEAD_DIM (default: 32x8x128); experts: deepseek-v3, "
+        "qwen3-235b, mixtral-8x7b, mixtral-8x22b (not a default), gpt-oss-120b or "
+        "EXPERTSxTOP_KxHIDDENxINTERMEDIATE",
+        "what varies. GEMM: rows of each model; collectives: MiB of each rank; attention: rows of "
+        "a sequence; experts: tokens of each rank; decode steps: cached tokens of a sequence",
     )
-    _add_attention(parser)
-    _add_moe(parser)
-    _add_decode(parser)
+    add_list(
+        parser, "batch", "B", "sequences of attention and decode steps; default: 1, or 1,16,64"
+    )
     add(
-        "--warmups",
-        type=positive_integer,
-        default=5,
-        metavar="N",
-        help="untimed iterations; default: %(default)s",
+        "--layout",
+        default="zigzag",
+        metavar="NAME",
+        help="of attention: contiguous or zigzag; default: %(default)s",
+    )
+    add_list(
+        parser,
+        "routing",
+        "NAME",
+        "of experts: uniform (default), zipf (the i-th most popular expert in proportion to 1 / i) "
+        "or hot (one expert of all tokens)",
+        "uniform",
+    )
+    add(
+        "--against",
+        metavar="FILE:FUNCTION",
+        help="also time this function, which gets the arguments of the operator and returns its "
+        "result",
     )
     add(
         "--runs",
         type=positive_integer,
         default=20,
         metavar="N",
-        help="timed iterations; default: %(default)s",
+        help="timed iterations, after 5 untimed ones; default: %(default)s",
     )
     add("--json", metavar="OUT", help="also write the results to this file")
     add("--figure", metavar="OUT", help="draw the distance of each result from the ideal: .png")
@@ -59,103 +69,6 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_attention(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("attention and decode steps").add_argument
-    add(
-        "--lengths",
-        nargs="+",
-        default=[],
-        metavar="ROWS",
-        help="rows of each sequence over all ranks, separated by commas or spaces; default: the "
-        "powers of two from 8192 to 262144. Without an OPERATOR, attention is timed",
-    )
-    add(
-        "--batch",
-        nargs="+",
-        default=[],
-        metavar="B",
-        help="number of sequences; default: 1, and 1,16,64 for decode steps",
-    )
-    add(
-        "--heads",
-        type=positive_integer,
-        default=32,
-        metavar="N",
-        help="query heads; default: %(default)s",
-    )
-    add(
-        "--kv-heads",
-        type=positive_integer,
-        default=8,
-        metavar="N",
-        help="heads of keys and values; default: %(default)s",
-    )
-    add(
-        "--head-dim",
-        type=positive_integer,
-        default=128,
-        metavar="N",
-        help="width of a head; default: %(default)s",
-    )
-    add(
-        "--layout",
-        default="zigzag",
-        metavar="NAME",
-        help="contiguous or zigzag; default: %(default)s",
-    )
-    add("--causal", action="store_true", help="only causal masks; default: causal and full")
-    add("--full", action="store_true", help="only full masks")
-
-
-def _add_moe(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("mixtures of experts").add_argument
-    add(
-        "--models",
-        nargs="+",
-        default=["deepseek-v3,qwen3-235b,mixtral-8x7b,gpt-oss-120b"],
-        metavar="NAME",
-        help="deepseek-v3, qwen3-235b, mixtral-8x7b, mixtral-8x22b, gpt-oss-120b or "
-        "EXPERTSxTOP_KxHIDDENxINTERMEDIATE, separated by commas or spaces; default: all but "
-        "mixtral-8x22b",
-    )
-    add(
-        "--tokens",
-        nargs="+",
-        default=[],
-        metavar="T",
-        help="tokens of each rank, separated by commas or spaces; default: "
-        "1,16,128,1024,4096,8192. Without an OPERATOR, all of mixtures of experts are timed, as by "
-        "the name `moe`",
-    )
-    add(
-        "--routing",
-        nargs="+",
-        default=["uniform"],
-        metavar="NAME",
-        help="uniform, zipf (the i-th most popular expert in proportion to 1 / i) or hot (one "
-        "expert of all tokens), separated by commas or spaces; default: uniform",
-    )
-
-
-def _add_decode(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("decode steps").add_argument
-    add(
-        "--keys",
-        nargs="+",
-        default=[],
-        metavar="TOKENS",
-        help="cached tokens of each sequence on all ranks, separated by commas or spaces; default: "
-        "4096,32768,131072. Without an OPERATOR, decode steps are timed, as by the name `decode`",
-    )
-    add(
-        "--page-size",
-        type=positive_integer,
-        default=64,
-        metavar="TOKENS",
-        help="tokens of a page of the cache; default: %(default)s",
-    )
-
-
 def run(options: argparse.Namespace) -> None:
     """Measure, or print earlier results; the exit status is 1 if a result of ours is wrong."""
     from ..bench import command as bench
@@ -163,57 +76,17 @@ def run(options: argparse.Namespace) -> None:
     if options.file is not None:
         bench.again(options.file, options.figure)
         return
-    wanted = bench.Wanted(
+    selection = bench.BenchOptions(
         options.ops,
         split_list(options, "shapes"),
-        positive_integers(options, "rows"),
-        options.dtype,
-        options.warmups,
-        options.runs,
-        options.json,
-        options.figure,
-        sizes=positive_integers(options, "sizes"),
-        attention=_lengths(options),
-        moe=_mixtures(options),
-        decode=_steps(options),
-    )
-    if not bench.run(wanted):
-        raise SystemExit(1)
-
-
-def _lengths(options: argparse.Namespace) -> Lengths:
-    from ..bench.attention import Lengths
-
-    masks = [mask for mask, selected in ((True, options.causal), (False, options.full)) if selected]
-    return Lengths(
-        tuple(positive_integers(options, "lengths")),
-        tuple(positive_integers(options, "batch")) or Lengths.batches,
-        options.heads,
-        options.kv_heads,
-        options.head_dim,
+        positive_integers(options, "sizes"),
+        positive_integers(options, "batch"),
         options.layout,
-        tuple(masks) or Lengths.masks,
+        split_list(options, "routing"),
+        None if options.against is None else load_function("bench: --against", options.against),
+        options.runs,
+        json=options.json,
+        figure=options.figure,
     )
-
-
-def _steps(options: argparse.Namespace) -> Steps:
-    from ..bench.decode import Steps
-
-    return Steps(
-        tuple(positive_integers(options, "keys")),
-        tuple(positive_integers(options, "batch")) or Steps.batches,
-        options.heads,
-        options.kv_heads,
-        options.head_dim,
-        options.page_size,
-    )
-
-
-def _mixtures(options: argparse.Namespace) -> Mixtures:
-    from ..bench.moe_shapes import Mixtures
-
-    return Mixtures(
-        tuple(split_list(options, "models")),
-        tuple(positive_integers(options, "tokens")),
-        tuple(split_list(options, "routing")),
-    )
+    if not bench.run(selection):
+        raise SystemExit(1)

@@ -1,4 +1,4 @@
-"""Options that select what ``bench`` and ``tune`` time: operators, shapes and types."""
+"""Options that select what ``bench`` and ``tune`` time: operators, shapes and sizes."""
 
 from __future__ import annotations
 
@@ -8,36 +8,29 @@ from ..builtins.errors import TileWeaveError
 from ..passes.ir.sizes import LARGEST
 
 
-def add_gemm_cases(parser: argparse.ArgumentParser) -> None:
-    """Add the GEMM operators, their shapes and their type."""
+def add_cases(parser: argparse.ArgumentParser, names: str, shapes: str, sizes: str) -> None:
+    """Add operators, shapes and sizes.
+
+    Args:
+        names: help text of the operators.
+        shapes, sizes: legal values, for the help.
+    """
     add = parser.add_argument
-    add(
-        "ops",
-        nargs="*",
-        metavar="OPERATOR",
-        help="name in tileweave.ops; before the options; default: all GEMM operators",
-    )
-    add(
-        "--shapes",
+    add("ops", nargs="*", metavar="OPERATOR", help=names)
+    add_list(parser, "shapes", "SHAPE", shapes)
+    add_list(parser, "sizes", "N", sizes)
+
+
+def add_list(
+    parser: argparse.ArgumentParser, name: str, metavar: str, text: str, default: str = ""
+) -> None:
+    """Add an option whose values commas or spaces separate."""
+    parser.add_argument(
+        f"--{name}",
         nargs="+",
-        default=["llama70b"],
-        metavar="NAME",
-        help="llama8b, llama70b, llama405b, qwen72b or MxNxK, separated by commas or spaces; "
-        "default: llama70b",
-    )
-    add(
-        "--rows",
-        nargs="+",
-        default=["1024,2048,4096,8192,16384"],
-        metavar="M",
-        help="rows of each model, separated by commas or spaces; "
-        "default: 1024,2048,4096,8192,16384",
-    )
-    add(
-        "--dtype",
-        choices=("bfloat16", "float16"),
-        default="bfloat16",
-        help="type of the operands; default: %(default)s",
+        default=[default] if default else [],
+        metavar=metavar,
+        help=f"{text}; separated by commas or spaces",
     )
 
 

@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .. import passes
 from ..builtins.errors import TileWeaveError
 from ..passes.ir.sizes import LARGEST, MAX_RANKS
-from ..runtime import MeshPlan, Plan
-from ..runtime.plans.parameters import dynamic_extents
+from ..runtime.plans.parameters import dynamic_extents, parameters_of
+from .program_files import PrimFunc
 
 DEFAULT_RANKS = 4
 
 
 def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Add the number of ranks and ``--traceback``."""
+    """Add the number of ranks."""
     parser.add_argument(
         "--ranks",
         "--world-size",
         type=int,
         metavar="N",
         help=f"number of ranks; default: {DEFAULT_RANKS}",
-    )
-    parser.add_argument(
-        "--traceback", action="store_true", help="show all Python and C++ frames of an error"
     )
 
 
@@ -44,48 +40,79 @@ def resolve_ranks(options: argparse.Namespace) -> None:
         )
 
 
-def add_size(parser: argparse.ArgumentParser) -> None:
-    """Add the sizes of dynamic extents."""
+def add_values(parser: Any, scalars: bool = True) -> None:
+    """Add the values of dynamic extents, and of ``scalars``."""
+    scalar = "a scalar, which may be `epoch`, the index of the launch, or of " if scalars else ""
     parser.add_argument(
-        "--size",
+        "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="size of a dynamic extent, such as M=4096",
+        help=f"value of {scalar}a dynamic extent, such as M=4096",
     )
 
 
-def sizes_of(options: argparse.Namespace, programs: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the sizes that apply to each program, keyed by program name."""
-    sizes = dict(_parse_size(options.command, pair) for pair in options.size)
+def values_of(options: argparse.Namespace, programs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of ``--set`` of scalars and of dynamic extents, by name."""
+    values = dict(_parse_value(options.command, pair) for pair in options.set)
+    legal: set[str] = set()
+    for program in programs.values():
+        parameters = _parameters(program)
+        legal |= {p.name for p in parameters if p.shape is None} | set(_dynamic_extents(program))
+    _require_legal(options.command, programs, values, legal)
+    return values
+
+
+def sizes_of(options: argparse.Namespace, programs: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the sizes of ``--set`` that apply to each program, keyed by program name."""
+    sizes = dict(_parse_size(options.command, pair) for pair in options.set)
     extents = {key: list(_dynamic_extents(program)) for key, program in programs.items()}
-    legal = dict.fromkeys(name for names in extents.values() for name in names)
-    for name, size in sizes.items():
-        if name not in legal:
-            expected = " or ".join(legal) or "no size: there is no dynamic extent"
-            raise TileWeaveError(
-                f"{options.command}: --size {name}={size} of {', '.join(programs)}; expected "
-                f"{expected}"
-            )
+    legal = {name for names in extents.values() for name in names}
+    _require_legal(options.command, programs, sizes, legal)
     return {
         key: {name: sizes[name] for name in names if name in sizes}
         for key, names in extents.items()
     }
 
 
+def _require_legal(
+    command: str, programs: Mapping[str, Any], values: Mapping[str, Any], legal: set[str]
+) -> None:
+    """Raise an error for a value of a name that no program has."""
+    for name in values.keys() - legal:
+        expected = " or ".join(sorted(legal)) or "none, as nothing has a value"
+        raise TileWeaveError(
+            f"{command}: --set {name}, of {', '.join(programs)}; expected {expected}"
+        )
+
+
 def _parse_size(command: str, pair: str) -> tuple[str, int]:
     name, _, value = pair.partition("=")
     if not name or not value.isdecimal() or not 1 <= int(value) <= LARGEST:
         raise TileWeaveError(
-            f"{command}: --size {pair}; expected NAME=VALUE, a positive integer up to {LARGEST}"
+            f"{command}: --set {pair}; expected NAME=VALUE, a positive integer up to {LARGEST}"
         )
     return name, int(value)
 
 
+def _parse_value(command: str, pair: str) -> tuple[str, Any]:
+    name, _, value = pair.partition("=")
+    if value == "epoch":
+        return name, lambda epoch: epoch
+    try:
+        return name, int(value) if value.lstrip("+-").isdigit() else float(value)
+    except ValueError:
+        raise TileWeaveError(
+            f"{command}: --set {pair}; expected NAME=NUMBER or NAME=epoch"
+        ) from None
+
+
+def _parameters(program: Any) -> Iterable[Any]:
+    return parameters_of(program) if isinstance(program, PrimFunc) else program.parameters
+
+
 def _dynamic_extents(program: Any) -> Iterable[str]:
-    if isinstance(program, Plan | MeshPlan):
-        return dynamic_extents(program.parameters)
-    return passes.dynamic_sizes(program)
+    return dynamic_extents(_parameters(program))
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:

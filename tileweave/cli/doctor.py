@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import platform
 import re
@@ -20,7 +19,7 @@ from .. import __version__
 from ..builtins.versions import SUPPORTED, unsupported_torch
 from ..codegen import toolchain
 from ..runtime.host.group import from_torchrun
-from ..runtime.host.mesh_report import Mesh, as_dict, find_mesh
+from ..runtime.host.mesh_report import Mesh, find_mesh
 from ..runtime.host.topology import Topology, topology
 
 PACKAGES = ("torch", "tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-ml-py")
@@ -30,11 +29,9 @@ UNCACHED = "compiling a kernel that is in no cache"
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     """Declare the arguments."""
-    parser = commands.add_parser(
+    return commands.add_parser(
         "doctor", help="report the GPUs of this machine and what does not work"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    return parser
 
 
 def run(options: argparse.Namespace) -> None:
@@ -47,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
         if mesh is None:
             return
         report = dataclasses.replace(report, mesh=mesh)
-    print(report.as_json() if options.json else report)
+    print(report)
 
 
 @dataclass(frozen=True)
@@ -89,12 +86,6 @@ class Report:
     topology: Topology
     problems: tuple[Problem, ...]
     mesh: Mesh | None = None
-
-    def as_json(self) -> str:
-        """Return one JSON object."""
-        fields = dataclasses.asdict(self)
-        fields["mesh"] = as_dict(self.mesh) if self.mesh else None
-        return json.dumps(fields, indent=2)
 
     def __str__(self) -> str:
         lines = [*self._software(), "", *self._hardware(), ""]

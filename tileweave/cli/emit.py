@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..emit import STAGES, emit
-from .compile_options import add_config, add_ranks, add_size, configs_of, sizes_of
+from .compile_options import add_config, add_ranks, add_values, configs_of, sizes_of
 from .program_files import add_program, load_programs
 
 
@@ -25,7 +25,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "--arch", default="sm_90a", metavar="SM", help="GPU architecture; default: %(default)s"
     )
     add_ranks(parser)
-    add_size(parser)
+    add_values(parser, scalars=False)
     add_config(parser)
     return parser
 

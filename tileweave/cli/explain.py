@@ -10,7 +10,7 @@ from ..builtins.errors import TileWeaveError
 from ..explain.explain import explain
 from ..explain.source import source_of
 from ..runtime.host.out_file import out_file, write_out
-from .compile_options import add_config, add_ranks, add_size, configs_of, sizes_of
+from .compile_options import add_config, add_ranks, add_values, configs_of, sizes_of
 from .program_files import PLANS_AND_KERNELS, PrimFunc, add_program, load_programs
 
 
@@ -26,7 +26,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     parser.add_argument(
         "--html", metavar="OUT", help="write the source with the inserted operations: .html"
     )
-    add_size(parser)
+    add_values(parser, scalars=False)
     add_config(parser)
     return parser
 

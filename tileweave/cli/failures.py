@@ -39,7 +39,7 @@ def failure(command: str, error: BaseException, file: Path, name: str, program: 
     if len(places) > 1:
         arrows.insert(0, "in one of these")
     summary = f"{context}{type(error).__name__}: {message_of(error)}"
-    return "\n".join([summary, *arrows, "(--traceback shows the frames)"])
+    return "\n".join([summary, *arrows, "(TILEWEAVE_TRACEBACK=1 shows the frames)"])
 
 
 def message_of(error: BaseException) -> str:

@@ -12,7 +12,6 @@ from tilelang import tvm
 
 from ..runtime import compile, symmetric
 from ..runtime.host.session import Session
-from ..runtime.kernel.configured import configured
 from ..runtime.plans.parameters import Parameter
 from ..runtime.plans.traced_plan import TracedPlan
 from ..simulator import executable_at
@@ -28,13 +27,12 @@ class GeneratedCall:
         name: str,
         program: Any,
         session: Session,
-        configs: Mapping[str, Any],
         scalars: Mapping[str, Any],
         options: argparse.Namespace,
     ) -> None:
         ranks, rank = session.group.world_size, session.group.rank
-        self._run = configured("trace", program, configs)
-        executable = executable_at(self._run, ranks)
+        self._run = program
+        executable = executable_at(program, ranks)
         inputs, _ = inputs_of(name, executable, scalars, options, silent=rank > 0)
         shapes = Case(executable, inputs, 1).shapes[rank]
         self._arguments = [

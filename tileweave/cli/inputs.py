@@ -79,7 +79,7 @@ def _inputs_of_file(
     except TypeError as error:
         raise TileWeaveError(
             f"{options.command}: {NAME}{signature}: {error}; expected {_SIGNATURE}, and sizes of "
-            f"dynamic extents (--size NAME=VALUE) --> {place}"
+            f"dynamic extents (--set NAME=VALUE) --> {place}"
         ) from None
     values = function(*arguments.args, **arguments.kwargs)
     is_list = isinstance(values, (list, tuple)) and all(isinstance(v, Mapping) for v in values)

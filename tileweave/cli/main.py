@@ -7,17 +7,23 @@ import os
 import sys
 
 from .. import __version__
-from ..builtins.errors import SHOW_FRAMES, TileWeaveError
+from ..builtins.errors import TileWeaveError, shows_frames
 from . import bench, demo, doctor, emit, explain, mutate, simulate, trace, tune, validate
 from .compile_options import resolve_ranks
-from .completion import command as completion
 from .failures import failure
 from .program_files import split_location
 from .reports import ranks_hint, relative_paths
 
-COMMANDS = (demo, emit, explain, simulate, validate, mutate, trace, bench, tune, doctor, completion)
+COMMANDS = (demo, emit, explain, simulate, validate, mutate, trace, bench, tune, doctor)
 """Commands in the order of ``--help``. ``add_parser`` declares the arguments of a command and
 ``run`` executes it."""
+
+_REPLACED = {
+    "--size": "--set", "--traceback": "TILEWEAVE_TRACEBACK=1", "--max-interleavings": "--exhaustive",
+    **dict.fromkeys(("--rows", "--lengths", "--tokens", "--keys"), "--sizes"),
+    **dict.fromkeys(("--models", "--heads", "--kv-heads", "--head-dim"), "--shapes"),
+}  # fmt: skip
+"""Removed options, and what to use instead."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -26,26 +32,17 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status: 0 success, 1 an error, 2 wrong usage, 130 interrupted.
     """
+    for argument in sys.argv[1:] if argv is None else argv:
+        if instead := _REPLACED.get(argument.partition("=")[0]):
+            return _fail(f"{argument}: removed; expected {instead}", 2)
     options = _parser().parse_args(argv)
     options.running = "", None
-    if not _shows_traceback(options):
-        return _run(options)
-    before = os.environ.get(SHOW_FRAMES, "0")
-    os.environ[SHOW_FRAMES] = "1"
-    try:
-        return _run(options)
-    finally:
-        os.environ[SHOW_FRAMES] = before
-
-
-def _run(options: argparse.Namespace) -> int:
-    """Run the command of ``options`` and return the exit status."""
     try:
         resolve_ranks(options)
         options.run(options)
         sys.stdout.flush()
     except TileWeaveError as error:
-        if _shows_traceback(options):
+        if shows_frames():
             raise
         message = str(error)
         in_program = bool(options.running[0]) and "rank" in message
@@ -55,7 +52,7 @@ def _run(options: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader, such as `head`, needs no more output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
-        if not hasattr(options, "program") or _shows_traceback(options):
+        if not hasattr(options, "program") or shows_frames():
             raise
         file, _ = split_location(options.program)
         return _fail(failure(options.command, error, file, *options.running), 1)
@@ -72,10 +69,6 @@ def _parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         command.add_parser(commands).set_defaults(run=command.run)
     return parser
-
-
-def _shows_traceback(options: argparse.Namespace) -> bool:
-    return getattr(options, "traceback", False)
 
 
 def _fail(message: str, status: int) -> int:

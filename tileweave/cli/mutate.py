@@ -13,6 +13,7 @@ from .inputs import inputs_of, invented_hint
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import relative_paths
 from .simulation import (
+    ARCH,
     Outcome,
     add_force,
     add_json,
@@ -32,11 +33,6 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     add_simulation(parser)
     add_level(parser)
-    parser.add_argument(
-        "--equivalent",
-        metavar="JSON",
-        help="why mutants change nothing; default: x.equivalent.json beside x.py, if it exists",
-    )
     add_json(parser)
     add_force(parser)
     return parser
@@ -62,16 +58,15 @@ def _mutate(
     try:
         inputs, origins = inputs_of(name, program, scalars, options)
         mutants = mutate(
-            program.plan, options.ranks, inputs, options.schedules, options.seed, options.epochs,
-            options.resident_blocks, progress=True, equivalent=options.equivalent,
-            level=options.level, arch=options.arch, most_seconds=most_seconds(options),
+            program.plan, options.ranks, inputs, options.schedules, options.seed, progress=True,
+            level=options.level, arch=ARCH, most_seconds=most_seconds(options),
         )  # fmt: skip
     except SimulationError as error:
         fault = fault_of(error)
     return {
         "name": name,
         "level": options.level,
-        "arch": options.arch if options.level == "device" else None,
+        "arch": ARCH if options.level == "device" else None,
         "ranks": options.ranks,
         "schedules": options.schedules,
         "seed": options.seed,

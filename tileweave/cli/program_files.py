@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -88,6 +89,15 @@ def _legal(path: Path, name: str, programs: dict[str, Any]) -> str:
         return "one at module level"
     calls = " or ".join(f"example = {builder}(...)" for builder in builders)
     return f"one at module level, so that a builder must be called there: {calls}"
+
+
+def load_function(option: str, location: str) -> Callable[..., Any]:
+    """Return the function of a file, given as ``FILE:FUNCTION``."""
+    path, name = split_location(location)
+    function = getattr(load_module(option, path), name, None) if os.path.isfile(path) else None
+    if not callable(function):
+        raise TileWeaveError(f"{option} {location}; expected FILE:FUNCTION")
+    return function
 
 
 def load_module(command: str, path: Path) -> ModuleType:

@@ -18,6 +18,7 @@ from .inputs import inputs_of, invented_hint
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import ranks_hint, relative_paths
 from .simulation import (
+    ARCH,
     Outcome,
     add_force,
     add_json,
@@ -41,26 +42,36 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         metavar="AXIS=N,...",
         help="simulate the tw.mesh_plans of FILE on a mesh, such as cp=2,tp=2, instead of --ranks",
     )
+    parser.add_argument(
+        "--epochs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="launches per schedule; default: %(default)s",
+    )
+    parser.add_argument(
+        "--resident-blocks",
+        type=int,
+        metavar="N",
+        help="blocks of a rank that fit on its GPU; default: tileweave.resident_blocks, 132",
+    )
     add_level(parser)
     add_json(parser)
     add_force(parser)
     parser.add_argument(
         "--timeline",
         metavar="OUT",
-        help="write the failing schedule, or else the last one: a drawing (.html .svg .png) or a "
-        "trace for Perfetto (.json)",
+        help="write the failing schedule, or else the last one: a drawing (.html) or a trace for "
+        "Perfetto (.json)",
     )
     parser.add_argument(
         "--exhaustive",
-        action="store_true",
-        help="explore all interleavings of a small program, instead of --schedules at random",
-    )
-    parser.add_argument(
-        "--max-interleavings",
         type=int,
-        default=2000,
+        nargs="?",
+        const=2000,
         metavar="N",
-        help="end --exhaustive after this number, with exit status 1; default: %(default)s",
+        help="explore all interleavings of a small program, instead of --schedules at random; end "
+        "after N, with exit status 1; default of N: %(const)s",
     )
     parser.add_argument(
         "--jobs",
@@ -82,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
         raise TileWeaveError(
             f"simulate: --timeline of {', '.join(programs)}; expected one program, FILE:NAME"
         )
-    if options.exhaustive and options.level != "tile":
+    if options.exhaustive is not None and options.level != "tile":
         raise TileWeaveError(
             f"simulate: --exhaustive with --level {options.level}; expected --level tile"
         )
@@ -128,26 +139,26 @@ def _simulate(
             warnings.simplefilter("always", category)
         try:
             inputs, origins = inputs_of(name, program, scalars, options)
-            if options.exhaustive:
+            if options.exhaustive is not None:
                 explored = _explore(program, inputs, options)
             else:
                 simulate(
                     program, options.mesh or options.ranks, inputs, options.schedules, options.seed,
                     options.epochs, options.resident_blocks, progress=True,
                     timeline=options.timeline,
-                    most_seconds=most_seconds(options), jobs=options.jobs, arch=options.arch,
+                    most_seconds=most_seconds(options), jobs=options.jobs, arch=ARCH,
                 )  # fmt: skip
         except SimulationError as error:
             fault = fault_of(error)
-            if options.exhaustive:
+            if options.exhaustive is not None:
                 explored = {"interleavings": error.interleavings, "complete": False}
     messages = [str(w.message) for w in caught if issubclass(w.category, categories)]
     if fault is None and options.level == "tile":
-        messages += _refusals(program, options.arch)
+        messages += _refusals(program)
     return {
         "name": name,
         "ranks": options.ranks,
-        "schedules": None if options.exhaustive else options.schedules,
+        "schedules": options.schedules if options.exhaustive is None else None,
         "seed": options.seed,
         "verdict": "fault" if fault else "no fault",
         "fault": fault,
@@ -157,7 +168,7 @@ def _simulate(
     }
 
 
-def _refusals(executable: Any, arch: str) -> list[str]:
+def _refusals(executable: Any) -> list[str]:
     """Return how the compiler refuses kernels, which a simulation of tiles does not show."""
     from ..simulator import refused
 
@@ -170,12 +181,12 @@ def _refusals(executable: Any, arch: str) -> list[str]:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    emit(func, "device", arch, part.world_size)
+                    emit(func, "device", ARCH, part.world_size)
             except TileWeaveError as error:
-                texts.append(f"{executable.plan.name}: {refused(name, arch, error)}")
+                texts.append(f"{executable.plan.name}: {refused(name, ARCH, error)}")
             except Exception as error:
                 text = f"{type(error).__name__}: {message_of(error)}"
-                texts.append(f"{executable.plan.name}: {refused(name, arch, text)}")
+                texts.append(f"{executable.plan.name}: {refused(name, ARCH, text)}")
     return texts
 
 
@@ -186,7 +197,7 @@ def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
     result = simulate(
         program, options.mesh or options.ranks, inputs, epochs=options.epochs,
         resident_blocks=options.resident_blocks, timeline=options.timeline,
-        exhaustive=True, max_interleavings=options.max_interleavings, arch=options.arch,
+        exhaustive=True, max_interleavings=options.exhaustive, arch=ARCH,
     )  # fmt: skip
     number, complete = result.interleavings, result.complete
     return {"interleavings": number, "complete": complete, "summary": str(result)}
@@ -197,6 +208,6 @@ def _text(outcome: Outcome, options: argparse.Namespace) -> str:
         report = "{name}: {fault[kind]}: {fault[report]}".format(**outcome)
         return report + invented_hint(outcome["inputs"]) + ranks_hint(options)
     verdict = "{name}: {schedules} schedules of {ranks} ranks, no fault".format(**outcome)
-    if options.exhaustive:
+    if options.exhaustive is not None:
         verdict = outcome["summary"]
     return "\n".join([verdict, *(f"warning: {text}" for text in outcome["warnings"])])

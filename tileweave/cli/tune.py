@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .bench_cases import add_gemm_cases, positive_integers, split_list
+from .bench_cases import add_cases, positive_integers, split_list
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -14,9 +14,11 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help="find the fastest tiles and strategy, and store them on disk: torchrun "
         "--nproc-per-node=4 -m tileweave tune",
     )
-    add_gemm_cases(parser)
-    parser.add_argument(
-        "--row-major", action="store_true", help="b is a row-major (K, N), not a transposed (N, K)"
+    add_cases(
+        parser,
+        "name of a GEMM operator in tileweave.ops; before the options; default: all",
+        "llama8b, llama70b (default), llama405b, qwen72b or MxNxK",
+        "rows of each model; default: 1024,2048,4096,8192,16384",
     )
     return parser
 
@@ -29,21 +31,18 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         TileWeaveError: an unknown operator or shape, or no GPU.
     """
-    import torch
-
     from .. import ops
     from ..bench.command import join
-    from ..bench.selection import Wanted
+    from ..bench.selection import DTYPE, BenchOptions
     from ..ops.autotune.store import file_of
     from ..runtime import finalize
 
-    shapes, rows = split_list(options, "shapes"), positive_integers(options, "rows")
-    cases = Wanted(options.ops, shapes, rows, options.dtype, command="tune").cases()
+    shapes, sizes = split_list(options, "shapes"), positive_integers(options, "sizes")
+    cases = BenchOptions(options.ops, shapes, sizes, command="tune").cases()
     group = join(cases, at_once=2)  # the best configuration so far, and its competitor
-    dtype, transposed = getattr(torch, options.dtype), not options.row_major
     for case in cases:
         shape = case.shape.M, case.shape.N, case.shape.K
-        (tuned,) = ops.tune(case.op, [shape], dtype, transposed=transposed)
+        (tuned,) = ops.tune(case.op, [shape], DTYPE)
         if group.rank == 0:
             print(tuned, flush=True)
     if group.rank == 0:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from .inputs import inputs_of, invented_hint
 from .program_files import PLANS_AND_KERNELS, load_programs
 from .reports import ranks_hint, relative_paths
 from .simulation import (
+    ARCH,
     Outcome,
-    add_arch,
-    add_json,
     add_simulation,
     fault_of,
     run_each,
@@ -26,9 +24,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help="compare programs with their lowered device functions on simulated ranks",
     )
     add_simulation(parser)
-    parser.set_defaults(schedules=1, epochs=2)
-    add_arch(parser)
-    add_json(parser)
+    parser.set_defaults(schedules=1, json=False)
     return parser
 
 
@@ -38,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
     programs = load_programs(options, PLANS_AND_KERNELS)
     outcomes = run_each(programs, _validate, options)
     for outcome in outcomes:
-        print(json.dumps(outcome) if options.json else relative_paths(_text(outcome, options)))
+        print(relative_paths(_text(outcome, options)))
     if any(outcome["fault"] for outcome in outcomes):
         raise SystemExit(1)
 
@@ -53,17 +49,15 @@ def _validate(
     try:
         inputs, origins = inputs_of(name, program, scalars, options)
         validate(
-            program, options.ranks, inputs, options.arch, options.schedules, options.seed,
-            options.epochs, resident_blocks=options.resident_blocks, progress=True,
+            program, options.ranks, inputs, ARCH, options.schedules, options.seed, progress=True,
         )  # fmt: skip
     except SimulationError as error:
         fault = fault_of(error)
     return {
         "name": name,
         "ranks": options.ranks,
-        "arch": options.arch,
+        "arch": ARCH,
         "schedules": options.schedules,
-        "seed": options.seed,
         "fault": fault,
         "inputs": origins,
     }

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from tests.ops.on_ranks import numbers
 from tileweave import ops
 from tileweave.bench import command as bench
-from tileweave.bench.attention import IMPLEMENTATIONS, Inputs, Lengths, problem_of
+from tileweave.bench.attention import IMPLEMENTATIONS, Inputs, problem_of
 from tileweave.bench.case import GATHER, RING, SDPA, Buffers
 from tileweave.bench.results import Length
 from tileweave.bench.sdpa import BACKENDS, by_rank, in_order, row_error
@@ -91,10 +91,10 @@ def benchmark(json: str, figure: str | None, wrong: str = "") -> tuple[bool, str
     said, makers = io.StringIO(), dict(IMPLEMENTATIONS)
     if wrong:
         IMPLEMENTATIONS[wrong] = lambda buffers: _off(makers[wrong](buffers))
-    lengths = Lengths((96, 240), (1, 2), HEADS, KV_HEADS, HEAD_DIM)
-    wanted = bench.Wanted(
-        [], [], [], warmups=1, runs=2, json=json, figure=figure, attention=lengths
-    )
+    wanted = bench.BenchOptions(
+        ["attention"], [f"{HEADS}x{KV_HEADS}x{HEAD_DIM}"], (96, 240), (1, 2), warmups=1, runs=2,
+        json=json, figure=figure,
+    )  # fmt: skip
     try:
         with contextlib.redirect_stdout(said):
             right = bench.run(wanted)

@@ -21,7 +21,7 @@ from tests.ops.attention.bench_on_ranks import errors, expected, length_of, whol
 from tests.runtime.plans.fakes import Ranks
 from tileweave.bench import attention, results
 from tileweave.bench import command as bench
-from tileweave.bench.attention import IMPLEMENTATIONS, Inputs, Lengths, problem_of
+from tileweave.bench.attention import IMPLEMENTATIONS, Inputs, problem_of
 from tileweave.bench.case import Buffers, Missing
 from tileweave.bench.programs import local_attention_plan
 from tileweave.bench.results import Length, Result
@@ -39,8 +39,6 @@ from tileweave.ops import shard_sequence
 from tileweave.ops.attention.flash import FlashTiles, tiles_for
 from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.core import nccl
-from tileweave.ops.core.operator import Operator
-from tileweave.ops.core.registry import operators_of
 from tileweave.runtime.executor import compile_ahead
 
 pytestmark = pytest.mark.long
@@ -322,10 +320,10 @@ def test_ratios(tmp_path, capsys):
     where = "(1 x 65536 causal zigzag)"
     assert summary == [
         "sp_attention, 1 shapes",
-        f"  ours / local       geometric mean 1.250, worst 1.250 {where}",
+        f"  ours / ideal       geometric mean 1.250, worst 1.250 {where}",
         f"  gather / ours      geometric mean 1.500, worst 1.500 {where}",
         f"  ring / ours        geometric mean 2.000, worst 2.000 {where}",
-        f"  sdpa / local       geometric mean 0.938, worst 0.938 {where}",
+        f"  best other / ours  geometric mean 1.500, worst 1.500 {where}",
     ]
 
 
@@ -335,60 +333,52 @@ def test_who_is_not_there_has_a_dash():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "lengths"),
+    ("arguments", "shapes"),
     [
-        ([], Lengths()),
-        (["--lengths", "8192,16384", "--batch", "1", "4"], Lengths((8192, 16384), (1, 4))),
-        (["--heads", "16", "--kv-heads", "2", "--head-dim", "64"], Lengths((), (1,), 16, 2, 64)),
-        (["--layout", "contiguous", "--full"], Lengths(layout="contiguous", masks=(False,))),
-        (["--causal"], Lengths(masks=(True,))),
-        (["--causal", "--full"], Lengths()),
+        (
+            ["--sizes", "8192,16384", "--batch", "1", "4"],
+            [Length(b, n, 32, 8, 128, c, "zigzag", 1) for c in (True, False) for b in (1, 4)
+             for n in (8192, 16384)],
+        ),
+        (
+            ["--shapes", "16x2x64", "--layout", "contiguous", "--sizes", "64"],
+            [Length(1, 64, 16, 2, 64, causal, "contiguous", 1) for causal in (True, False)],
+        ),
     ],
-)
-def test_options(arguments, lengths, monkeypatch):
+)  # fmt: skip
+def test_options(arguments, shapes, monkeypatch):
     seen = []
     monkeypatch.setattr(bench, "run", lambda wanted: seen.append(wanted) or True)
     assert main(["bench", "sp_attention", *arguments]) == 0
-    assert seen == [bench.Wanted(["sp_attention"], ["llama70b"], seen[0].rows, sizes=[],
-                                 attention=lengths, decode=seen[0].decode)]  # fmt: skip
-    assert {case.op for case in seen[0].cases()} == {"sp_attention"}
+    actual = [(case.op, case.shape) for case in seen[0].cases()]
+    assert actual == [("sp_attention", shape) for shape in shapes]
 
 
 def test_what_is_measured_by_default():
-    def cases(names, **given):
-        return bench.Wanted(names, ["8x8x8"], [], attention=Lengths(**given)).cases()
-
-    assert [str(case.shape) for case in cases([], lengths=(64,))] == [
-        "1 x 64 causal zigzag", "1 x 64 full zigzag"
-    ]  # fmt: skip
-    assert len(cases(["sp_attention"])) == 2 * 6
-    assert cases(["sp_attention"])[-1].symmetric_bytes == 2 * 2 * 262144 * 8 * 128 * 2
-    assert {case.op for case in cases([])} == set(operators_of(Operator))
+    cases = bench.BenchOptions(["attention"]).cases()
+    assert len(cases) == 2 * 6
+    assert cases[-1].symmetric_bytes == 2 * 2 * 262144 * 8 * 128 * 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--sizes", "0"], "bench: --sizes 0; expected a positive integer"),
+        (["--sizes", "64", "--batch", "x"], "bench: --batch x; expected a positive integer"),
+        (["--sizes", "63"], "sp_attention: length=63; expected a multiple of 2 for 1 ranks and "),
+        (["--sizes", "64", "--layout", "ring"], "sp_attention: layout='ring'; expected 'contig"),
         (
-            ["all_gather", "--lengths", "64,128"],
-            "bench: --lengths 64,128; expected sp_attention by name, or no name",
-        ),
-        (["--lengths", "0"], "bench: --lengths 0; expected a positive integer"),
-        (["--lengths", "64", "--batch", "x"], "bench: --batch x; expected a positive integer"),
-        (["--lengths", "63"], "sp_attention: length=63; expected a multiple of 2 for 1 ranks and "),
-        (["--lengths", "64", "--layout", "ring"], "sp_attention: layout='ring'; expected 'contig"),
-        (
-            ["--lengths", "64", "--heads", "12"],
+            ["--sizes", "64", "--shapes", "12x8x128"],
             "sp_attention: q has 12 heads; expected a multiple of the 8 of k and v",
         ),
-        (["sp_attention", "--rows", "x"], "bench: --rows x; expected a positive integer"),
+        (["--shapes", "12x8"], "bench: --shapes 12x8; expected HEADSxKV_HEADSxHEAD_DIM"),
     ],
 )
 def test_refused(arguments, message, capsys):
-    assert main(["bench", *arguments]) == 1
+    assert main(["bench", "attention", *arguments]) == 1
     assert message in capsys.readouterr().err
 
 
 def test_attention_is_not_tuned():
     with pytest.raises(tw.TileWeaveError, match="tune: sp_attention; expected all_gather_matmul"):
-        bench.Wanted(["sp_attention"], [], [], command="tune").cases()
+        bench.BenchOptions(["sp_attention"], command="tune").cases()

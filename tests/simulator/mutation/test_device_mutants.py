@@ -174,7 +174,7 @@ def turn(X: T.Tensor((64,), "float32"), Y: T.Tensor((64,), "float32")):
 def test_command_line(tmp_path, capsys):
     file = tmp_path / "turn.py"
     file.write_text(PROGRAM)
-    options = ["--ranks", "1", "--schedules", "1", "--level", "device", "--arch", "sm_80"]
+    options = ["--ranks", "1", "--schedules", "1", "--level", "device"]
     with pytest.raises(SystemExit) as status:
         main(["mutate", str(file), *options])
     assert status.value.code == 1
@@ -182,10 +182,10 @@ def test_command_line(tmp_path, capsys):
     assert killed.startswith("turn.py:11: sync_threads drop: killed: race: turn.py:9, turn.py:11")
     assert "sync_threads#2 drop: survived: no fault" in survived
     assert summary == (
-        "turn at the device level of sm_80: 1 ranks, 1 schedules: 1 killed, 1 survived"
+        "turn at the device level of sm_90a: 1 ranks, 1 schedules: 1 killed, 1 survived"
     )
     reasons = {"turn": {"Y[i] = tile[63 - i]": {"sync_threads#2 drop": "nothing follows"}}}
     sidecar = file.with_suffix(".equivalent.json")
-    sidecar.write_text(json.dumps({"level=device, arch=sm_80": reasons}))
+    sidecar.write_text(json.dumps({"level=device, arch=sm_90a": reasons}))
     assert main(["mutate", str(file), *options]) == 0
     assert "explained: nothing follows" in capsys.readouterr().out

@@ -1,1 +1,0 @@
-"""``tileweave completion``: ``arguments`` reads the parsers; each shell has a file."""
