@@ -52,7 +52,8 @@ def run(options: BenchOptions) -> bool:
     """
     cases = options.cases()
     if options.against is not None and len(ops := {case.op for case in cases}) > 1:
-        raise TileWeaveError(f"bench: --against for {', '.join(ops)}; expected one operator")
+        names = ", ".join(sorted(ops))
+        raise TileWeaveError(f"bench: --against for {names}; expected one operator")
     _require_files(options.json, options.figure)
     _require_drawn(options.figure, cases)
     possible = _possible(cases)

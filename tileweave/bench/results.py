@@ -241,7 +241,7 @@ class Result:
         attention the kernel of one rank without communication."""
         times = [self.best(name) for name in self.shape.floors]
         floors = [ms for ms in times if ms is not None]
-        return max(floors) if len(floors) == len(times) else None
+        return max(floors) if floors and len(floors) == len(times) else None
 
     @property
     def best_other(self) -> float | None:

@@ -19,10 +19,12 @@ COMMANDS = (demo, emit, explain, simulate, validate, mutate, trace, bench, tune,
 ``run`` executes it."""
 
 _REPLACED = {
-    "--size": "--set", "--traceback": "TILEWEAVE_TRACEBACK=1", "--max-interleavings": "--exhaustive",
+    "--size": "--set",
+    "--traceback": "TILEWEAVE_TRACEBACK=1",
+    "--max-interleavings": "--exhaustive",
     **dict.fromkeys(("--rows", "--lengths", "--tokens", "--keys"), "--sizes"),
     **dict.fromkeys(("--models", "--heads", "--kv-heads", "--head-dim"), "--shapes"),
-}  # fmt: skip
+}
 """Removed options, and what to use instead."""
 
 
