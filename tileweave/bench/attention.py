@@ -82,14 +82,14 @@ def heads_of(shapes: Sequence[str]) -> list[tuple[int, int, int]]:
     Raises:
         TileWeaveError: a shape has another form.
     """
-    found = []
+    legal = []
     for shape in shapes or ("32x8x128",):
         numbers = shape.split("x")
         if len(numbers) != 3 or not all(n.isdecimal() and 0 < int(n) <= LARGEST for n in numbers):
             raise TileWeaveError(f"bench: --shapes {shape}; expected HEADSxKV_HEADSxHEAD_DIM")
         heads, kv_heads, head_dim = map(int, numbers)
-        found.append((heads, kv_heads, head_dim))
-    return found
+        legal.append((heads, kv_heads, head_dim))
+    return legal
 
 
 def gathered_bytes(shape: Length) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .operation import KINDS, Operation
 from .short_paths import path_shortener
+from .table import details
 
 if TYPE_CHECKING:
     from .explanation import Explanation
@@ -53,9 +54,11 @@ def _body(e: Explanation) -> Iterator[str]:
         "for a number of executions that depends on a loop whose iterations are counted at run "
         "time.</p>"
     )
-    yield _two_columns(
-        (f'<b class="{kind}">{kind}</b>', escape(text)) for kind, text in KINDS.items()
+    kinds = (
+        f'<tr><td><b class="{kind}">{kind}</b></td><td>{escape(text)}</td></tr>'
+        for kind, text in KINDS.items()
     )
+    yield f"<table>{''.join(kinds)}</table>"
     remaining = list(e.ops)
     for name, file, first, last in e.sources:
         ops = [op for op in remaining if op.kernel == name and op.file == file]
@@ -67,25 +70,7 @@ def _body(e: Explanation) -> Iterator[str]:
     if remaining:
         yield "<h2>In other files</h2>"
         yield f"<pre>{''.join(_operation(op, shorten) for op in remaining)}</pre>"
-    for title, lines in (
-        ("Not needed", _by_line(e.merged)),
-        ("Not ordered, by W.unordered", _by_line(e.unordered)),
-        ("Nothing is inferred", _by_line(e.explicit)),
-        ("Not verified", _by_line(e.unverified)),
-        ("Assumed, and checked by the simulator", e.assumed),
-        ("Memory is used again in the same launch because", e.versions),
-        ("Memory is used again in the next launch because", e.reuse),
-        ("Bytes of counters on each rank", {**e.flags, "total": e.flag_bytes}),
-        ("Bytes of scratch memory on each rank", e.scratch),
-    ):
-        if lines:
-            yield f"<h2>{title}</h2>"
-            rows = ((shorten(a), shorten(str(b))) for a, b in lines.items())
-            yield _two_columns((escape(a), escape(b)) for a, b in rows)
-
-
-def _by_line(ops: Iterable[Operation]) -> dict[str, str]:
-    return {f"{op.file}:{op.line}": f"{op.tensor}: {op.reason}" for op in ops}
+    yield f"<pre>{escape(shorten(chr(10).join(details(e))))}</pre>"
 
 
 def _source(
@@ -113,8 +98,3 @@ def _operation(op: Operation, shorten: Callable[[str], str]) -> str:
         f'<span class="op {op.kind}" tabindex="0" title="{reason}"><b>{op.kind}</b>'
         f"{escape(text)}<i>: {reason}</i></span>"
     )
-
-
-def _two_columns(rows: Iterable[tuple[str, str]]) -> str:
-    cells = "".join(f"<tr><td>{a}</td><td>{b}</td></tr>" for a, b in rows)
-    return f"<table>{cells}</table>"

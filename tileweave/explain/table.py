@@ -29,8 +29,7 @@ def table_lines(e: Explanation) -> Iterator[str]:
     rows = [_row(op, has_several_kernels, shorten) for op in e.ops]
     yield from _aligned(rows)
     yield from _notes(rows)
-    yield from map(shorten, _accesses(e))
-    yield from map(shorten, _memory(e))
+    yield from map(shorten, details(e))
 
 
 def _row(op: Operation, with_kernel: bool, shorten: Callable[[str], str]) -> tuple[str, ...]:
@@ -59,8 +58,8 @@ def _notes(rows: list[tuple[str, ...]]) -> Iterator[str]:
         yield f"amount {_VARIES}: it depends on rank, block or iteration; --json prints the formula"
 
 
-def _accesses(e: Explanation) -> Iterator[str]:
-    """Yield the accesses without an operation of their own."""
+def details(e: Explanation) -> Iterator[str]:
+    """Yield the accesses without an operation of their own, and the memory of the program."""
     for title, ops in (
         ("not needed", e.merged),
         ("not ordered, by W.unordered", e.unordered),
@@ -70,9 +69,6 @@ def _accesses(e: Explanation) -> Iterator[str]:
         if ops:
             yield f"{title}:"
             yield from (f"  {op.file}:{op.line}  {op.tensor}: {op.reason}" for op in ops)
-
-
-def _memory(e: Explanation) -> Iterator[str]:
     for title, reasons in (
         ("protocols (tileweave.protocol)", e.protocols),
         ("assumed, and checked by the simulator", e.assumed),
