@@ -49,8 +49,7 @@ def trace(path: str | Path, *, group: Any = None, events: int = EVENTS) -> Itera
     graph.
 
     Args:
-        path: file of rank 0: ``.json`` for Perfetto and ``tileweave trace``, or ``.html`` for a
-            drawing.
+        path: file of rank 0: ``.json`` for Perfetto and ``tileweave trace``, ``.html`` a drawing.
         group: ranks whose calls are recorded: None for the default group, a ``ProcessGroup``, its
             name, or a ``DeviceMesh`` with one axis. Calls of other groups run as they are.
         events: number of events of each rank for which there is memory. Later events are counted

@@ -30,7 +30,7 @@ from .case import (
     Implementation,
     by_call,
 )
-from .results import Cached
+from .results import DecodeShape
 from .sdpa import BACKENDS, backend_of, row_error
 
 if TYPE_CHECKING:
@@ -63,17 +63,17 @@ def cases(operator: type[DecodeAttention], options: BenchOptions, ranks: int) ->
     ]
 
 
-def shapes_of(options: BenchOptions, ranks: int) -> list[Cached]:
+def shapes_of(options: BenchOptions, ranks: int) -> list[DecodeShape]:
     """Return the shapes of the command line."""
     return [
-        Cached(batch, keys, *heads, PAGE_SIZE, ranks)
+        DecodeShape(batch, keys, *heads, PAGE_SIZE, ranks)
         for heads in heads_of(options.shapes)
         for batch in options.batches or BATCHES
         for keys in options.sizes or KEYS
     ]
 
 
-def obstacle_of(shape: Cached) -> str | None:
+def obstacle_of(shape: DecodeShape) -> str | None:
     """Return why the ranks cannot share the tokens equally, with what is expected; None if they
     can."""
     run = shape.page_size * shape.ranks
@@ -85,7 +85,7 @@ def obstacle_of(shape: Cached) -> str | None:
     )
 
 
-def symmetric_bytes(shape: Cached) -> int:
+def symmetric_bytes(shape: DecodeShape) -> int:
     """Return the symmetric memory for the parts of all splits and of all ranks."""
     if obstacle_of(shape) is not None:
         return 0
@@ -94,13 +94,13 @@ def symmetric_bytes(shape: Cached) -> int:
     return 4 * parts * shape.batch * shape.heads * config.sections * config.columns
 
 
-def device_bytes(shape: Cached) -> int:
+def device_bytes(shape: DecodeShape) -> int:
     """Return the memory of the pages, of their tokens in the order of the sequences, and of one
     sequence in fp32."""
     return shape.moved_bytes * 2 + shape.moved_bytes // shape.batch * 4 // ITEMSIZE
 
 
-def problem_of(op: str, shape: Cached, ranks: int, dtype: torch.dtype) -> DecodeProblem:
+def problem_of(op: str, shape: DecodeShape, ranks: int, dtype: torch.dtype) -> DecodeProblem:
     """Return the problem of each rank.
 
     Raises:
@@ -224,7 +224,7 @@ IMPLEMENTATIONS: dict[str, Constructor] = {
 
 FAMILY = Family(
     base=DecodeAttention,
-    kind=Cached,
+    kind=DecodeShape,
     name="decode",
     example="--sizes 512 --batch 2",
     cases=cases,

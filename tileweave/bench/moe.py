@@ -32,7 +32,7 @@ from .case import (
     by_call,
 )
 from .moe_shapes import ITEMSIZE, SETS, Model, Tables, Work, choices_of, shapes_of, tables_of
-from .results import Routed
+from .results import MoeShape
 
 if TYPE_CHECKING:
     from .selection import BenchOptions
@@ -67,7 +67,7 @@ def cases(operator: type[RegisteredOp], options: BenchOptions, ranks: int) -> li
     ]
 
 
-def operations_of(shape: Routed) -> int:
+def operations_of(shape: MoeShape) -> int:
     """Return the operations of all ranks: of the products, or at least one for each weight and for
     each byte of the rows."""
     weights = 3 * shape.experts * shape.hidden * shape.intermediate if shape.flops else 0
@@ -75,7 +75,7 @@ def operations_of(shape: Routed) -> int:
     return max(shape.ranks * shape.flops, weights, rows)
 
 
-def symmetric_bytes(operator: type[RegisteredOp], shape: Routed) -> int:
+def symmetric_bytes(operator: type[RegisteredOp], shape: MoeShape) -> int:
     """Return the symmetric memory of all operators that a case calls: for tokens, two buffers of
     sums, and the experts of all tokens."""
     if operator is GroupedMatmul:
@@ -85,7 +85,7 @@ def symmetric_bytes(operator: type[RegisteredOp], shape: Routed) -> int:
     return rows * shape.hidden * ITEMSIZE + 3 * shape.ranks * ids
 
 
-def device_bytes(shape: Routed) -> int:
+def device_bytes(shape: MoeShape) -> int:
     """Return the memory of the weights of a rank's experts, and of the rows between their products,
     of each set of inputs and once more in fp32."""
     weight = shape.hidden * shape.intermediate if shape.flops else 0
@@ -95,7 +95,7 @@ def device_bytes(shape: Routed) -> int:
     return weights + tokens + (ITEMSIZE * INPUTS + 4) * shape.rows * row
 
 
-def obstacle_of(shape: Routed) -> str | None:
+def obstacle_of(shape: MoeShape) -> str | None:
     """Return why the ranks cannot share the experts, with what is expected; None if they can."""
     if shape.experts % shape.ranks == 0:
         return None
@@ -109,7 +109,7 @@ class Problem(NamedTuple):
     """Shape of the operands of each rank."""
 
     op: str
-    shape: Routed
+    shape: MoeShape
     dtype: torch.dtype
 
     @property
@@ -124,7 +124,7 @@ class Problem(NamedTuple):
         return self.shape.ranks
 
 
-def problem_of(op: str, shape: Routed, ranks: int, dtype: torch.dtype) -> Problem:
+def problem_of(op: str, shape: MoeShape, ranks: int, dtype: torch.dtype) -> Problem:
     """Return the problem of each rank."""
     return Problem(op, shape, dtype)
 
@@ -391,7 +391,7 @@ IMPLEMENTATIONS: dict[type[RegisteredOp], dict[str, Constructor]] = {
 
 FAMILY = Family(
     base=tuple(WORK),
-    kind=Routed,
+    kind=MoeShape,
     name="moe",
     example="--shapes 8x2x64x32 --sizes 16",
     cases=cases,

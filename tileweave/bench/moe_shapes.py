@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..builtins.errors import TileWeaveError
 from ..passes.ir.sizes import LARGEST
-from .results import Routed
+from .results import MoeShape
 
 if TYPE_CHECKING:
     from .selection import BenchOptions
@@ -59,7 +59,7 @@ MODELS = {
 DEFAULT_MODELS = "deepseek-v3", "qwen3-235b", "mixtral-8x7b", "gpt-oss-120b"
 
 
-def shapes_of(options: BenchOptions, ranks: int, work: Work) -> list[Routed]:
+def shapes_of(options: BenchOptions, ranks: int, work: Work) -> list[MoeShape]:
     """Return the shapes of an operator, or of one product of the MLP.
 
     Raises:
@@ -98,7 +98,7 @@ def model_of(name: str) -> Model:
     return model
 
 
-def shape_of(name: str, tokens: int, routing: str, ranks: int, work: Work) -> Routed:
+def shape_of(name: str, tokens: int, routing: str, ranks: int, work: Work) -> MoeShape:
     """Return a shape with the largest numbers of rows of its routings; no rows if the ranks cannot
     share the experts."""
     model = model_of(name)
@@ -108,7 +108,7 @@ def shape_of(name: str, tokens: int, routing: str, ranks: int, work: Work) -> Ro
         rows, remote_rows = (max(column) for column in zip(*loads, strict=True))
     sent_bytes = ITEMSIZE * work.exchanges * remote_rows * model.hidden
     flops = 2 * work.products * rows * model.hidden * model.intermediate
-    return Routed(name, *model, tokens, routing, work.part, ranks, rows, sent_bytes, flops)
+    return MoeShape(name, *model, tokens, routing, work.part, ranks, rows, sent_bytes, flops)
 
 
 @lru_cache(16)

@@ -120,7 +120,7 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Routed:
+class MoeShape:
     """Layer of a mixture of experts with a routing.
 
     Attributes:
@@ -165,7 +165,7 @@ class Routed:
 
 
 @dataclass(frozen=True)
-class Cached:
+class DecodeShape:
     """Attention of a decode step of the whole group.
 
     Attributes:
@@ -197,7 +197,7 @@ class Cached:
         return 2 * 2 * self.batch * self.keys // self.ranks * self.kv_heads * self.head_dim
 
 
-KINDS = Shape, Size, Length, Routed, Cached
+KINDS = Shape, Size, Length, MoeShape, DecodeShape
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Result:
     """
 
     op: str
-    shape: Shape | Size | Length | Routed | Cached
+    shape: Shape | Size | Length | MoeShape | DecodeShape
     strategy: str
     reason: str
     ms: dict[str, float]
@@ -310,7 +310,7 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("sdpa/local", 12, 3, lambda r: ratio(r.best(SDPA), r.best(LOCAL))),
         *_OTHERS,
     ),
-    Routed: (
+    MoeShape: (
         ("ours, ms", 10, 3, lambda r: r.ours),
         ("torch", 9, 3, lambda r: r.best(TORCH)),
         ("MiB", 9, 1, lambda r: r.shape.sent_bytes / (1 << 20)),
@@ -320,7 +320,7 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("torch", 7, 0, lambda r: r.teraflops(TORCH)),
         *_OTHERS,
     ),
-    Cached: (
+    DecodeShape: (
         ("ours, ms", 10, 4, lambda r: r.ours),
         ("sdpa", 9, 4, lambda r: r.best(SDPA)),
         ("GB/s: ours", 12, 0, lambda r: r.gigabytes(OURS)),
@@ -332,8 +332,8 @@ _SIZED = {
     Shape: ("M x N x K", 22),
     Size: ("of each rank", 22),
     Length: ("batch x length", 28),
-    Routed: ("model, tokens, routing", 34),
-    Cached: ("batch x tokens", 22),
+    MoeShape: ("model, tokens, routing", 34),
+    DecodeShape: ("batch x tokens", 22),
 }
 """Title and width of the column of shapes."""
 

@@ -18,7 +18,7 @@ from .case import Missing
 _EVERY = slice(None)
 
 
-class Attended(NamedTuple):
+class PartialAttention(NamedTuple):
     """Partial attention of rows of queries to some keys.
 
     Attributes:
@@ -29,7 +29,7 @@ class Attended(NamedTuple):
     out: Tensor
     lse: Tensor
 
-    def add(self, other: Attended, rows: slice = _EVERY) -> None:
+    def add(self, other: PartialAttention, rows: slice = _EVERY) -> None:
         """Merge the attention of ``rows`` to other keys, in place."""
         out, lse = self.out[:, :, rows], self.lse[:, :, rows]
         out.mul_(torch.sigmoid(lse - other.lse).unsqueeze(-1))
@@ -51,7 +51,7 @@ class Backend:
     call: Callable[[Tensor, Tensor, Tensor, bool], tuple[Tensor, ...]]
     ends_together: bool
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Attended:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> PartialAttention:
         """Return the attention of q to k and v, (batch, rows, heads, head_dim) each; in a causal
         mask the last query attends to the last key.
 
@@ -66,9 +66,9 @@ class Backend:
         attended.add(self._attended(q, k[:, :, past:], v[:, :, past:], True))
         return attended
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Attended:
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> PartialAttention:
         out, lse, *_ = self.call(q, k, v, causal)
-        return Attended(out, lse.view(q.shape[:3]))
+        return PartialAttention(out, lse.view(q.shape[:3]))
 
 
 _aten = torch.ops.aten
@@ -159,7 +159,7 @@ def ring(
     """Return ring attention, (batch, rows, heads, head_dim): keys and values move from each rank to
     the next while it computes with those that it holds. Collective."""
     ranks, rank = group.world_size, group.rank
-    total: Attended | None = None
+    total: PartialAttention | None = None
     for step in range(ranks):
         owner = (rank - step) % ranks
         if step + 1 < ranks:
@@ -173,7 +173,9 @@ def ring(
             )
             if total is None:
                 # Merge in fp32 and round at the end, unless there is at most one merge.
-                total = attended if ranks < 3 else Attended(attended.out.float(), attended.lse)
+                total = (
+                    attended if ranks < 3 else PartialAttention(attended.out.float(), attended.lse)
+                )
             else:
                 total.add(attended, block.queries)
         if step + 1 < ranks:

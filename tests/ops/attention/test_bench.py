@@ -27,8 +27,8 @@ from tileweave.bench.programs import local_attention_plan
 from tileweave.bench.results import Length, Result
 from tileweave.bench.sdpa import (
     BACKENDS,
-    Attended,
     Backend,
+    PartialAttention,
     exact,
     in_order,
     ring_block,
@@ -150,8 +150,10 @@ def test_sums_of_rounded_parts():
 
 
 def test_a_part_of_rows_is_added_in_place():
-    total = Attended(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4))
-    total.add(Attended(torch.ones(1, 1, 2, 2), torch.full((1, 1, 2), 100.0)), slice(2, None))
+    total = PartialAttention(torch.zeros(1, 1, 4, 2), torch.zeros(1, 1, 4))
+    total.add(
+        PartialAttention(torch.ones(1, 1, 2, 2), torch.full((1, 1, 2), 100.0)), slice(2, None)
+    )
     assert torch.equal(total.out[0, 0, :, 0], torch.tensor([0.0, 0, 1, 1]))
     assert torch.equal(total.lse[0, 0], torch.tensor([0.0, 0, 100, 100]))
 

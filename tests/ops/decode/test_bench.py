@@ -11,7 +11,7 @@ from tests.ops.decode import bench_on_ranks
 from tileweave import ops
 from tileweave.bench import command as bench
 from tileweave.bench import decode, results
-from tileweave.bench.results import Cached, load
+from tileweave.bench.results import DecodeShape, load
 from tileweave.cli.main import main
 from tileweave.ops.core.registry import operators_of
 
@@ -29,12 +29,12 @@ def test_default_shapes():
 @pytest.mark.parametrize(
     ("arguments", "shapes"),
     [
-        (["decode", "--sizes", "64"], [Cached(b, 64, 32, 8, 128, 64, 1) for b in (1, 16, 64)]),
+        (["decode", "--sizes", "64"], [DecodeShape(b, 64, 32, 8, 128, 64, 1) for b in (1, 16, 64)]),
         (
             [NAME, "--batch", "4,8", "--sizes", "64"],
-            [Cached(b, 64, 32, 8, 128, 64, 1) for b in (4, 8)],
+            [DecodeShape(b, 64, 32, 8, 128, 64, 1) for b in (4, 8)],
         ),
-        (["decode", *OPTIONS], [Cached(2, keys, 4, 2, 32, 64, 1) for keys in (192, 20)]),
+        (["decode", *OPTIONS], [DecodeShape(2, keys, 4, 2, 32, 64, 1) for keys in (192, 20)]),
     ],
 )
 def test_options(arguments, shapes, monkeypatch):
@@ -68,7 +68,7 @@ def test_refused(arguments, message, monkeypatch, capsys):
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_bytes_and_programs(ranks):
     """Each rank has its part of the tokens, and the program of that part."""
-    shape = Cached(3, 512, 8, 2, 64, 16, ranks)
+    shape = DecodeShape(3, 512, 8, 2, 64, 16, ranks)
     problem = decode.problem_of(NAME, shape, ranks, torch.bfloat16)
     (program,) = decode.programs(problem, None)
     cache = 3 * 512 // ranks * 2 * 64
@@ -79,7 +79,7 @@ def test_bytes_and_programs(ranks):
 
 
 def test_sizes_without_a_program():
-    problem = decode.problem_of(NAME, Cached(1, 64, 4, 2, 32, 16, 1), 1, torch.bfloat16)
+    problem = decode.problem_of(NAME, DecodeShape(1, 64, 4, 2, 32, 16, 1), 1, torch.bfloat16)
     assert decode.programs(problem, None) == []
 
 
@@ -117,7 +117,7 @@ def test_one_wrong_head(monkeypatch, capsys):
 
 def test_rates():
     ms = {"ours": 0.5, "sdpa/flash": 2.0, "sdpa/cudnn": 1.0}
-    shape = Cached(16, 4096, 32, 8, 128, 64, 2)
+    shape = DecodeShape(16, 4096, 32, 8, 128, 64, 2)
     r = results.Result(NAME, shape, "fused", "asked for", ms, dict.fromkeys(ms, 0.0), 1)
     nbytes = 16 * 2048 * 8 * 128 * 2 * 2
     assert r.gigabytes("ours") == pytest.approx(nbytes / 0.5e-3 / 1e9)
