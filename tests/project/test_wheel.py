@@ -72,6 +72,7 @@ def test_the_wheel_has_what_is_no_module(wheel):
     assert "tileweave/py.typed" in names
     assert len([n for n in names if re.fullmatch(r"tileweave/codegen/include/.*\.cuh", n)]) > 10
     assert {"tileweave/runtime/src/bind.cc", "tileweave/runtime/src/enqueue.cc"} <= {*names}
+    assert "tileweave/runtime/trace/page.html" in names
     assert [n for n in names if re.search(r"(^|/)(lit_)?tests?(/|_)|\.so$|\.pyc$", n)] == []
 
 
