@@ -530,7 +530,7 @@ def test_names_the_operation_that_disables_the_inference(tmp_path, capsys):
     assert "nothing is inferred" not in capsys.readouterr().out
     page = tmp_path / "page.html"
     assert main(["explain", f"{file}:explicit", "--ranks", "2", "--html", str(page)]) == 0
-    assert "Nothing is inferred" in page.read_text() and why in page.read_text()
+    assert "nothing is inferred" in page.read_text() and why in page.read_text()
 
 
 # paths and notes
