@@ -27,6 +27,7 @@ from tileweave.bench.collectives import IMPLEMENTATIONS as COLLECTIVES
 from tileweave.bench.gemm import IMPLEMENTATIONS, Inputs
 from tileweave.bench.moe_shapes import ROUTINGS
 from tileweave.builtins.errors import TileWeaveError
+from tileweave.cli.program_files import load_function
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import Operator
@@ -336,6 +337,18 @@ def benchmark_of_mixtures(json: str, model: str) -> tuple[bool, str]:
     with contextlib.redirect_stdout(said):
         right = bench.run(wanted)
     return right, said.getvalue()
+
+
+def benchmark_against(location: str) -> dict[str, float]:
+    """Return the errors of ``matmul_reduce_scatter`` and of a function, ``FILE:FUNCTION``."""
+    options = bench.BenchOptions(
+        ["matmul_reduce_scatter"], ["66x48x36"], warmups=1, runs=1,
+        against=load_function("bench: --against", location),
+    )  # fmt: skip
+    (case,) = options.cases()
+    group = bench.join([case])
+    problem = case.problem(group.world_size, bench.DTYPE)
+    return bench.measured(case, problem, group, None, options)[0].errors
 
 
 def _off_by_one(implementation: Implementation) -> Implementation:

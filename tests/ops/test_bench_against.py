@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
+from tests.ops import on_ranks
 from tileweave.bench.results import load, table
 from tileweave.bench.selection import FAMILIES, names_of
 from tileweave.cli.main import main
@@ -15,6 +19,7 @@ from tileweave import ops
 def function(*args, **options):
     return ops.{op}(*args, **options)
 """
+CHECKOUT = Path(__file__).resolve().parents[2]
 EXAMPLES = {op: family.example.split() for family in FAMILIES for op in names_of(family)}
 OTHERS = {"attention": ["--shapes", "4x2x32"], "decode": ["--shapes", "4x2x32"]}
 
@@ -41,6 +46,15 @@ def test_the_function_gets_the_arguments_of_the_operator(op, bench):
         assert result.best_other <= result.ms["against"]
         head, row = table([result])
         assert "against" in head and f"{result.ms['against']:.3f}" in row
+
+
+def test_the_function_of_the_guide(three, tmp_path):
+    page = (CHECKOUT / "docs" / "guides" / "benchmarks.md").read_text()
+    (text,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
+    (tmp_path / "mine.py").write_text(text)
+    location = re.search(r"--against (mine\.py:\w+)$", page, re.M)[1]
+    for errors in three.run(on_ranks.benchmark_against, str(tmp_path / location)):
+        assert 0 < errors["against"] < 1e-2
 
 
 def test_a_wrong_result_is_left_out(bench, capsys):
