@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from tests.ops.events_on_ranks import EVERY, public
+from tests.ops.calls_on_mesh import EVERY, public
 from tests.ops.meshes import NODES, mesh_of
 from tileweave.builtins.errors import TileWeaveError
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ops import events_on_ranks
-from tests.ops.events_on_ranks import EVERY, MASKS, ROWS
+from tests.ops import calls_on_mesh
+from tests.ops.calls_on_mesh import EVERY, MASKS, ROWS
 from tests.ops.meshes import NODES
 
 
 @pytest.mark.parametrize("name", [*EVERY, ROWS])
 def test_gloo_between_nodes_is_refused(four, name):
     op = "sp_attention" if name in MASKS else name.partition(" ")[0]
-    outcomes = four.run(events_on_ranks.while_capturing, name, NODES["2 x 2"], True)
+    outcomes = four.run(calls_on_mesh.while_capturing, name, NODES["2 x 2"], True)
     for rank, (said, begun) in enumerate(outcomes):
         assert said == (
             f"{op}: gloo connects the global ranks {rank % 2}, {rank % 2 + 2}, while a CUDA graph "
@@ -27,5 +27,5 @@ def test_gloo_between_nodes_is_refused(four, name):
 @pytest.mark.parametrize("name", [*EVERY, ROWS])
 def test_nccl_is_allowed(four, name):
     """The groups are gloo's and pass for NCCL's."""
-    for said, begun in four.run(events_on_ranks.while_capturing, name, NODES["2 x 2"], False):
+    for said, begun in four.run(calls_on_mesh.while_capturing, name, NODES["2 x 2"], False):
         assert said == "" and begun > 0
