@@ -130,11 +130,9 @@ def choice_of(requested: str, problem: Problem, group: Group) -> Choice | None:
     Collective for each new problem, which is tuned first if ``TILEWEAVE_TUNE`` is 1.
 
     Args:
-        requested: ``auto``, ``fused`` or one of ``Operator.explicit_programs``.
+        requested: ``auto`` or ``fused``.
     """
     operator = OPERATORS[problem.op]
-    if requested in operator.explicit_programs:
-        return operator.default_choice(problem, requested)
     problem, results = tuning_key(problem), table_for(group)
     if problem not in results and not capturing():  # a capture compiles nothing
         tune = partial(tune_problem, problem, group)

@@ -27,7 +27,6 @@ from .vectors import (
     alloc_of,
     copies_to,
     locate_collected_tile,
-    multimem_lanes,
     with_ll_protocol,
     words_of,
 )
@@ -87,32 +86,6 @@ def all_gather_ll_program(lines: Lines, ranks: int):
                 )
 
     return with_ll_protocol(all_gather_ll, "arrived")
-
-
-def all_gather_by_multimem(lines: Lines, ranks: int):
-    """Return the program with multimem operations: one store of each vector of x (rows, columns)
-    reaches all ranks, this one included. They copy it to out (ranks, rows, columns)."""
-    height, dtype = lines.height, lines.dtype
-    lanes = multimem_lanes(lines.columns, dtype)
-
-    @T.prim_func
-    def all_gather_multimem(
-        x: T.Tensor(lines.shape, dtype), out: T.Tensor((ranks, *lines.shape), dtype)
-    ):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            me, first = W.rank(), block * height
-            for i, j in T.Parallel(height, lines.columns // lanes):
-                m, n = first + i, j * lanes
-                if m < lines.rows:
-                    W.multimem_st(arrived[:, me, m, n], x[m, n : n + lanes])
-            for step in T.serial(ranks):
-                source = (me + ranks - step) % ranks  # in order of arrival
-                T.copy(arrived[me, source, first, 0], tile_regs)
-                T.copy(tile_regs, out[source, first, 0])
-
-    return all_gather_multimem
 
 
 def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
@@ -177,11 +150,10 @@ class AllGather(Collective, op=NAME):
         result="the `x` of all ranks, (W x N, ...)",
         gradient="`reduce_scatter` by the same transport, `auto` for `ll`; for types that it does "
         "not add `nccl`",
-        memory="`copy_engine` W; `tma`, `ldst`, `multicast` 2 W; `ll` 4 W",
+        memory="`copy_engine` W; `tma`, `ldst` 2 W; `ll` 4 W",
         sent="(W - 1) x S",
     )
     copy_engine_min_ranks = 3
-    transports = (*Collective.transports, "multicast")
     ll_bytes = LL_BYTES
 
     @staticmethod
@@ -194,8 +166,6 @@ class AllGather(Collective, op=NAME):
         dtype, count = words_of(problem.nbytes)
         if transport == "ll":
             return all_gather_ll_program(Lines.of(count, dtype, tile=LL_TILE), problem.ranks)
-        if transport == "multicast":
-            return all_gather_by_multimem(Lines.of(count, "float32"), problem.ranks)
         lines = Lines.of(count, dtype)
         if transport != "copy_engine":
             return all_gather_program(lines, problem.ranks, transport)
@@ -265,7 +235,7 @@ def all_gather(
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: (ranks * N, ...), contiguous; receives the result. ``x`` may be this rank's part of it.
             Not differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``multicast``, ``nccl``
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl``
             (``torch.distributed``), or ``auto``; see ``transport_of``.
 
     Returns:

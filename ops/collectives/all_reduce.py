@@ -24,11 +24,8 @@ from .transport import ROW_BYTES, SUMMED
 from .vectors import (
     LL_TILE,
     Lines,
-    add_by_multimem,
     alloc_of,
     copies_to,
-    multimem_lanes,
-    signal_once,
     tile_bytes,
     with_ll_protocol,
 )
@@ -176,59 +173,6 @@ def two_shot_ll_program(lines: Lines, ranks: int):
     return with_ll_protocol(all_reduce_ll, "parts", "sums")
 
 
-def one_shot_by_multimem(lines: Lines, ranks: int):
-    """Return the one-shot program with multimem operations: each rank copies x (rows, columns) to
-    its symmetric memory, and one load of each vector returns its sum over all ranks, added in the
-    order of the ranks."""
-    height, dtype = lines.height, lines.dtype
-    lanes = multimem_lanes(lines.columns, dtype)
-
-    @T.prim_func
-    def all_reduce_one_shot_multimem(
-        x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)
-    ):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            parts = W.alloc_symmetric(lines.shape, dtype)
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            first = block * height
-            T.copy(x[first, 0], tile_regs)
-            T.copy(tile_regs, parts[W.rank(), first, 0])
-            for i, j in T.Parallel(height, lines.columns // lanes):
-                m, n = first + i, j * lanes
-                if m < lines.rows:
-                    out[m, n : n + lanes] = W.multimem_ld_reduce(parts[:, m, n], lanes, op="add")
-
-    return all_reduce_one_shot_multimem
-
-
-def two_shot_by_multimem(lines: Lines, ranks: int):
-    """Return the two-shot program with multimem operations: the owner of a tile loads its sum over
-    all ranks and stores the sum to all of them. The result has the same bits as that of
-    ``one_shot_by_multimem``."""
-    height, dtype = lines.height, lines.dtype
-    share = T.ceildiv(lines.tiles, ranks) * height
-    stride = share.astype("int64")  # TileLang multiplies it by the columns in its type
-
-    @T.prim_func
-    def all_reduce_multimem(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
-        with T.Kernel(share // height, threads=256) as block:
-            parts = W.alloc_symmetric((ranks, share, lines.columns), dtype)
-            sums = W.alloc_symmetric((ranks, share, lines.columns), dtype)
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            me, first = W.rank(), block * height
-            for step in T.serial(ranks):
-                owner = (me + 1 + step) % ranks
-                T.copy(x[owner * stride + first, 0], tile_regs)
-                T.copy(tile_regs, parts[me, owner, first, 0])
-            add_by_multimem(parts, sums, me, first, lines.tile)
-            for step in T.serial(ranks):
-                source = (me + ranks - step) % ranks  # in order of arrival
-                T.copy(sums[me, source, first, 0], tile_regs)
-                T.copy(tile_regs, out[source * stride + first, 0])
-
-    return signal_once(all_reduce_multimem, lines, ranks)
-
-
 def add_and_share(lines: Lines, ranks: int):
     """Return the kernel that adds the parts which copy engines write, stores the sums to the
     others, and collects theirs: the second half of ``two_shot_program``."""
@@ -288,15 +232,13 @@ class AllReduce(Collective, op=NAME):
         inputs="any shape, bf16, fp16, fp32",
         result="their sum",
         gradient="nothing is communicated, as in `matmul_all_reduce`",
-        memory="`copy_engine` 2; `tma`, `ldst` 2 W (one-shot) or 4 (two-shot); `ll` twice that; "
-        "`multicast` 2 (one-shot) or 4 (two-shot)",
+        memory="`copy_engine` 2; `tma`, `ldst` 2 W (one-shot) or 4 (two-shot); `ll` twice that",
         sent="2 x (W - 1) / W x S",
     )
     dtypes = SUMMED
     adds = True
     reference_in_place = True
     copy_engine_min_ranks = 2
-    transports = (*Collective.transports, "multicast")
     ll_bytes = 1 << 20  # the two-shot program sends an eighth of its input to each of 8 ranks
 
     @staticmethod
@@ -313,9 +255,6 @@ class AllReduce(Collective, op=NAME):
         if transport != "copy_engine":
             tile = tile_bytes(problem.nbytes // ranks)  # the blocks of a rank share these bytes
             lines = Lines.of(problem.elements, dtype, tile=tile)
-            if transport == "multicast":
-                program = one_shot_by_multimem if is_one_shot(problem) else two_shot_by_multimem
-                return program(lines, ranks)
             program = one_shot_program if is_one_shot(problem) else two_shot_program
             return program(lines, ranks, transport)
         lines = Lines.of(problem.elements // ranks, dtype)
@@ -342,10 +281,6 @@ class AllReduce(Collective, op=NAME):
     @staticmethod
     def symmetric_inputs(problem):
         return 2, 2 * problem.ranks if is_one_shot(problem) else 4
-
-    @classmethod
-    def multicast_inputs(cls, problem):
-        return 2 if is_one_shot(problem) else 4
 
     @staticmethod
     def within(problem: CollectiveProblem, ranks: TwoLevels):
@@ -399,7 +334,7 @@ def all_reduce(
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: of the same shape, contiguous; receives the result, and may be ``x``. Not
             differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``multicast``, ``nccl``
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl``
             (``torch.distributed``), or ``auto``; see ``transport_of``.
 
     Returns:

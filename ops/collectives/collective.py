@@ -35,7 +35,7 @@ from ..core.problem import (
     shares_memory,
 )
 from ..core.registry import OPERATORS, RegisteredOp, operators_of
-from .transport import OWN, ROW_BYTES, WORD_BYTES, Transport, choose_transport
+from .transport import OWN, ROW_BYTES, Transport, choose_transport
 from .vectors import as_declared
 
 Move: TypeAlias = Callable[..., None]
@@ -79,8 +79,6 @@ class Collective(Moved, RegisteredOp, ABC):
             holds the input.
         copy_engine_min_ranks: least number of ranks for which copy engines are the fastest
             transport of large tensors; None if they are not the fastest for any.
-        transports: those for which ``steps`` has a program, without ``ll``, for which see
-            ``ll_bytes``. Without ``ldst``, ``auto`` is ``nccl``.
         ll_bytes: most bytes of a rank's input that words with flags serve, see ``LL_BYTES``; 0 if
             the collective has no such program.
     """
@@ -93,7 +91,6 @@ class Collective(Moved, RegisteredOp, ABC):
     adds: ClassVar[bool] = False
     reference_in_place: ClassVar[bool] = False
     copy_engine_min_ranks: ClassVar[int | None] = None
-    transports: ClassVar[tuple[str, ...]] = ("copy_engine", "tma", "ldst")
     ll_bytes: ClassVar[int] = 0
 
     def __init__(self, problem: CollectiveProblem, transport: str, session: Session) -> None:
@@ -126,13 +123,12 @@ class Collective(Moved, RegisteredOp, ABC):
         None."""
         if cls.dtypes is not None and problem.dtype not in cls.dtypes:
             return f"x is of {problem.dtype}; expected {', '.join(map(str, cls.dtypes))}"
-        if not (cls.ll_bytes if transport == "ll" else transport in cls.transports):
+        if transport == "ll" and not cls.ll_bytes:
             return f"{cls.op} has no program by {OWN[transport]}; expected another transport"
         if transport == "ll" and (reason := cls._ll_obstacle(problem)):
             return reason
-        unit = {"tma": ROW_BYTES, "multicast": WORD_BYTES}.get(transport, 1)
-        if (run := cls.run_bytes(problem)) % unit:
-            return f"a part has {run} bytes without a gap; expected a multiple of {unit}"
+        if transport == "tma" and (run := cls.run_bytes(problem)) % ROW_BYTES:
+            return f"a part has {run} bytes without a gap; expected a multiple of {ROW_BYTES}"
         return None
 
     @classmethod
@@ -216,20 +212,10 @@ class Collective(Moved, RegisteredOp, ABC):
         without counters and tails."""
 
     @classmethod
-    def multicast_inputs(cls, problem: CollectiveProblem) -> int:
-        """Return the symmetric memory of the program with multimem operations, in units of a rank's
-        input, without counters and tails."""
-        return cls.symmetric_inputs(problem)[1]
-
-    @classmethod
     def symmetric_bytes(cls, problem: CollectiveProblem, transport: str) -> int:
         """Return the symmetric memory of a transport on each rank, without counters and tails."""
         engines, tiles = cls.symmetric_inputs(problem)
-        inputs = {
-            "copy_engine": engines,
-            "ll": 2 * tiles,  # a word has as many bytes of flag
-            "multicast": cls.multicast_inputs(problem),
-        }
+        inputs = {"copy_engine": engines, "ll": 2 * tiles}  # a word has as many bytes of flag
         return problem.nbytes * inputs.get(transport, tiles)
 
 

@@ -18,7 +18,7 @@ from ..core.groups import TwoLevels
 from ..core.registry import TableRow
 from .collective import Collective, Move, call_collective, sum_of
 from .transport import SUMMED
-from .vectors import Lines, alloc_of, copies_to, multimem_lanes, signal_once
+from .vectors import Lines, alloc_of, copies_to
 
 NAME = "reduce_scatter"
 
@@ -60,34 +60,6 @@ def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
             T.copy(tile_regs, out[first, 0])
 
     return reduce_scatter
-
-
-def reduce_scatter_by_multimem(lines: Lines, ranks: int):
-    """Return the program with multimem operations: each rank copies x (ranks, rows, columns) to its
-    symmetric memory, and one load of each vector of its own part returns the sum over all ranks."""
-    height, dtype = lines.height, lines.dtype
-    lanes = multimem_lanes(lines.columns, dtype)
-
-    @T.prim_func
-    def reduce_scatter_multimem(
-        x: T.Tensor((ranks, *lines.shape), dtype), out: T.Tensor(lines.shape, dtype)
-    ):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            parts = W.alloc_symmetric((ranks, *lines.shape), dtype)
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            me, first = W.rank(), block * height
-            for step in T.serial(ranks):
-                owner = (me + 1 + step) % ranks
-                T.copy(x[owner, first, 0], tile_regs)
-                T.copy(tile_regs, parts[me, owner, first, 0])
-            for i, j in T.Parallel(height, lines.columns // lanes):
-                m, n = first + i, j * lanes
-                if m < lines.rows:
-                    out[m, n : n + lanes] = W.multimem_ld_reduce(
-                        parts[:, me, m, n], lanes, op="add"
-                    )
-
-    return signal_once(reduce_scatter_multimem, lines, ranks)
 
 
 def add_parts(lines: Lines, ranks: int):
@@ -138,13 +110,12 @@ class ReduceScatter(Collective, op=NAME):
         inputs="(W x N, ...), bf16, fp16, fp32",
         result="its part of their sum, (N, ...)",
         gradient="`all_gather`, by the same transport",
-        memory="`copy_engine` 1; `tma`, `ldst`, `multicast` 2",
+        memory="`copy_engine` 1; `tma`, `ldst` 2",
         sent="(W - 1) / W x S",
     )
     dtypes = SUMMED
     adds = True
     copy_engine_min_ranks = 3
-    transports = (*Collective.transports, "multicast")
 
     @staticmethod
     def result(x, ranks):
@@ -155,8 +126,6 @@ class ReduceScatter(Collective, op=NAME):
     def steps(problem: CollectiveProblem, transport: str):
         ranks = problem.ranks
         lines = Lines.of(problem.elements // ranks, problem.tile_dtype)
-        if transport == "multicast":
-            return reduce_scatter_by_multimem(lines, ranks)
         if transport != "copy_engine":
             return reduce_scatter_program(lines, ranks, transport)
         return reduce_scatter_plan(lines, ranks, lines.pieces(moved=ranks + 1))
@@ -200,8 +169,7 @@ def reduce_scatter(
     """Return this rank's part, along the first axis, of the sum of all inputs.
 
     Values are added in fp32 and rounded once. Each rank adds its own first, then its right
-    neighbor's, and so on; ``multicast`` adds in the order of the ranks. So equal inputs give equal
-    bits. ``nccl`` rounds and adds as NCCL does.
+    neighbor's, and so on. So equal inputs give equal bits. ``nccl`` rounds and adds as NCCL does.
     On several nodes the sum of each node is rounded, and these sums are added in the same order.
 
     Every rank calls it with the same shape; the first call with a new one compiles, collectively.
@@ -212,7 +180,7 @@ def reduce_scatter(
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: (N, ...), contiguous; receives the result, and may be this rank's part of ``x``. Not
             differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``multicast``, ``nccl``
+        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl``
             (``torch.distributed``), or ``auto``; see ``transport_of``.
 
     Returns:

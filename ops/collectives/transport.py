@@ -1,5 +1,5 @@
 """Transport of a collective: copy engines, the TMA, threads, words with flags (NCCL's protocol LL),
-multimem operations, or NCCL itself."""
+or NCCL itself."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OWN = {
     "copy_engine": "copy engines", "tma": "the TMA", "ldst": "loads and stores",
-    "ll": "words with flags", "multicast": "multimem operations",
+    "ll": "words with flags",
 }  # fmt: skip
 """What moves the data in each transport with programs of our own."""
 COPY_ENGINE_MIN_BYTES = 256 << 20
@@ -34,8 +34,6 @@ SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types of values that collectives add, in fp32."""
 ROW_BYTES = 16
 """The TMA moves multiples of this number of bytes."""
-WORD_BYTES = 4
-"""Multimem operations access multiples of this number of bytes."""
 
 
 class Transport(Reasoned):
@@ -44,8 +42,7 @@ class Transport(Reasoned):
     Attributes:
         name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``tma``: the TMA moves
             tiles through shared memory; ``ldst``: loads and stores of threads; ``ll``: the same, by
-            words of data and a flag; ``multicast``: multimem operations, each of which accesses the
-            memory of all ranks; ``nccl``: ``torch.distributed``.
+            words of data and a flag; ``nccl``: ``torch.distributed``.
         reason: why this transport was chosen.
     """
 
@@ -53,7 +50,7 @@ class Transport(Reasoned):
 def auto_transports(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
     """Return the transports of ``OWN`` that ``auto`` tries, fastest first, as measured on 2 and 4
     H200 (benchmarks/LOG.md); for ``ll`` see ``LL_BYTES``. The last one serves every problem that
-    any of them serves. ``multicast`` is never among them, because its speed is not measured."""
+    any of them serves."""
     if problem.nbytes <= collective.ll_bytes:
         return ("ll", "ldst")
     min_ranks = collective.copy_engine_min_ranks

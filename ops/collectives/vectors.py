@@ -12,7 +12,6 @@ import tilelang.language as T
 import torch
 from tvm import tirx
 
-from ...builtins import language as W
 from ...passes import with_options
 from ...runtime.plans.parameters import Parameter
 from ..core.problem import with_packed_strides
@@ -31,8 +30,6 @@ one flag: a thousand of them delay the data that arrives, and fewer blocks copy 
 LL_TILE = 1 << 11
 """Bytes of a tile that is exchanged by words with flags: for each of 256 threads the data of two
 words, one access. So a block waits for the latency of one access of each peer."""
-MULTIMEM_BYTES = 16
-"""Maximum number of bytes of one multimem operation."""
 _KERNEL_TO_COPY_RATE = 10
 """Bytes that a kernel reads or writes in local memory while copy engines transfer one byte: 4 TB/s
 against 0.38 TB/s."""
@@ -60,36 +57,6 @@ def with_ll_protocol(program: tirx.PrimFunc, *tensors: str) -> tirx.PrimFunc:
     """Return a program whose ranks exchange these symmetric tensors by words of data and a flag, as
     NCCL's protocol LL does, without signals and waits."""
     return with_options(program, {"tileweave.protocol": dict.fromkeys(tensors, "ll")})
-
-
-def multimem_lanes(columns: int, dtype: str) -> int:
-    """Return the number of elements that one multimem operation on rows of ``columns`` elements
-    accesses: those of 16 bytes, or fewer if they do not divide a row."""
-    return gcd(columns, MULTIMEM_BYTES // itemsize_of(dtype))
-
-
-@T.macro
-def add_by_multimem(parts, sums, owner, first, tile):
-    """Add a tile of ``owner`` over the copies of all ranks, and store the sum in all copies.
-
-    Args:
-        parts, sums: symmetric tensors (ranks, rows, columns), by owner.
-        first: first row of the tile.
-        tile: its rows, and its columns, which begin at 0.
-    """
-    height, columns = tile
-    lanes = multimem_lanes(columns, parts.dtype)
-    for i, j in T.Parallel(height, columns // lanes):
-        m, n = first + i, j * lanes
-        total = W.multimem_ld_reduce(parts[:, owner, m, n], lanes, op="add")
-        W.multimem_st(sums[:, owner, m, n], total)
-
-
-def signal_once(program: tirx.PrimFunc, lines: Lines, ranks: int) -> tirx.PrimFunc:
-    """Return a program in which a block signals to each rank once, after it has copied one tile of
-    each part to the symmetric tensor ``parts`` (ranks, rows, columns)."""
-    granule = (ranks, lines.height, lines.columns)
-    return with_options(program, {"tileweave.granule": {"parts": granule}})
 
 
 def itemsize_of(dtype: str) -> int:

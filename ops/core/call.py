@@ -32,7 +32,6 @@ from .problem import (
     check_layout,
     checked_problem,
     operator_name,
-    refused,
     require_no_overlap_with_operands,
     require_operands,
     with_packed_strides,
@@ -337,7 +336,6 @@ def _decide(
     ranks = ranks_of(group)
     problem = checked_problem(op, a, b, ranks.world_size, out, epilogue)
     if isinstance(ranks, TwoLevels):
-        require_one_node(op, requested)
         part = OPERATORS[op].within(problem, ranks)
         unfused_gemm_strategy(requested, replace(part, op=op), a.device, ranks.node)
         agree(ranks, problem, requested)
@@ -346,13 +344,6 @@ def _decide(
     agree(ranks, problem, unfused.name if unfused else requested)
     choice = None if unfused else choice_of(requested, problem, ranks)
     return Decision(problem, ranks, choice), unfused is None
-
-
-def require_one_node(op: str, requested: str) -> None:
-    """Refuse a program of one node on several nodes, where an operator calls other operators."""
-    if requested in OPERATORS[op].explicit_programs:
-        what = f"strategy={requested!r}, but the group has several nodes"
-        raise refused(op, what, "ranks of one node")
 
 
 def strategy_of(
@@ -375,6 +366,5 @@ def strategy_of(
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     problem = checked_problem(name, a, b, ranks.world_size, None, epilogue)
     if isinstance(ranks, TwoLevels):
-        require_one_node(name, strategy)
         problem, ranks = OPERATORS[name].within(problem, ranks), ranks.node
     return choose_strategy(strategy, problem, a.device, ranks, lookup(problem, ranks))

@@ -65,8 +65,6 @@ class Operator(CompiledOp, RegisteredOp, ABC):
             the product and adds.
         scatters: whether each rank receives some rows of the sum; else all of them.
         programs: tile programs or plans by ``Choice.program``.
-        explicit_programs: names of those that run only if ``strategy`` names them: the strategies
-            ``fused`` and ``auto`` and tuning never choose them.
         graph_fallback: by the name of a program whose kernel and copies wait for each other, and
             so must run concurrently: the program that replaces it where they may not.
         extra_inputs: by the name of a program, a function that returns the inputs that no caller
@@ -80,7 +78,6 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     scatters: ClassVar[bool] = False
     arguments = ("a", "b")
     programs: ClassVar[Mapping[str, Callable[..., Any]]]
-    explicit_programs: ClassVar[tuple[str, ...]] = ()
     graph_fallback: ClassVar[Mapping[str, str]] = {}
     extra_inputs: ClassVar[
         Mapping[str, Callable[[Problem, Choice, torch.device], tuple[torch.Tensor, ...]]]
@@ -199,8 +196,6 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     def suits(cls, problem: Problem, program: str) -> bool:
         """Return whether ``fused`` may choose a program for a problem, and the GPU has enough SMs
         for it."""
-        if program in cls.explicit_programs:
-            return False
         return program not in cls.graph_fallback or has_room_for_persistent_blocks()
 
     @classmethod
@@ -230,8 +225,7 @@ class Operator(CompiledOp, RegisteredOp, ABC):
     @classmethod
     def has_choice(cls, problem: Problem, choice: Choice) -> bool:
         """Return whether this version has ``choice``, which another version may have stored."""
-        tried = cls.programs.keys() - set(cls.explicit_programs)
-        is_tried = choice.program in tried and choice.tiles in cls.tuning_tiles(problem)
+        is_tried = choice.program in cls.programs and choice.tiles in cls.tuning_tiles(problem)
         return is_tried or choice in cls.options(problem)
 
     @classmethod

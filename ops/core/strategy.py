@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -40,9 +40,8 @@ class Strategy(Reasoned):
     """Implementation of a call.
 
     Attributes:
-        name: ``fused``: our kernel communicates while it multiplies; one of
-            ``Operator.explicit_programs``: this kernel; ``nccl``: a collective of
-            ``torch.distributed`` and ``torch.mm``.
+        name: ``fused``: our kernel communicates while it multiplies; ``nccl``: a
+            collective of ``torch.distributed`` and ``torch.mm``.
         reason: why this name was chosen.
     """
 
@@ -73,26 +72,24 @@ def unfused_gemm_strategy(
 ) -> Strategy | None:
     """Return ``nccl``, with the reason, if it is requested or the problem cannot be fused; else
     None."""
-    programs = OPERATORS[problem.op].explicit_programs
     return unfused_strategy(
-        requested, problem.op, device, group, lambda: obstacle(problem, device, group), programs
+        requested, problem.op, device, group, lambda: obstacle(problem, device, group)
     )
 
 
 def unfused_strategy(
     requested: str, op: str, device: torch.device, group: Group,
-    obstacle: Callable[[], str | None], programs: Sequence[str] = (),
+    obstacle: Callable[[], str | None],
 ) -> Strategy | None:  # fmt: skip
     """Return ``nccl``, with the reason, if it is requested or the call cannot be fused; else None.
 
     Args:
         obstacle: returns why the call cannot be fused, with what is expected; else None.
-        programs: names of fused programs that may be requested.
 
     Raises:
         TileWeaveError: as in ``choose_strategy``.
     """
-    legal = ("auto", "fused", *programs, "nccl")
+    legal = ("auto", "fused", "nccl")
     if requested not in legal:
         raise TileWeaveError(
             f"{op}: strategy={requested!r}; expected {', '.join(map(repr, legal))}"
@@ -110,7 +107,7 @@ def preferred_strategy(requested: str, problem: Problem, measured: Measured | No
     """Return the strategy for a problem that can be fused.
 
     Args:
-        requested: ``auto``, ``fused`` or a program.
+        requested: ``auto`` or ``fused``.
         measured: result of tuning, if there is one.
 
     Raises:

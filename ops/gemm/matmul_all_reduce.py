@@ -44,7 +44,7 @@ from ..core.problem import Problem
 from ..core.registry import TableRow
 from ..core.tiles import Tiles, persistent_tiles, store_tiles
 from .identity import identities
-from .kernels.gemm_all_reduce import gemm_ar_multimem, gemm_ar_one_shot, gemm_ar_two_shot
+from .kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
 from .kernels.gemm_persistent import copied_sums_of, gemm_ar_persistent
 from .kernels.partial_sums import identity_of
 from .matmul_reduce_scatter import MatmulReduceScatter
@@ -117,14 +117,14 @@ def pulled_bytes(problem: Problem) -> int:
 
 
 class MatmulAllReduce(Operator, op=NAME):
-    """GEMM + all-reduce in one exchange or in two, by stores and loads, by copy engines or by
-    multimem operations."""
+    """GEMM + all-reduce in one exchange or in two, by stores and loads or by copy
+    engines."""
 
     row = TableRow(
         inputs="`a` (M, K), `b` (K, N), each rank its part of the inner dimension",
         result="the sum over ranks of `a @ b`, (M, N)",
         gradient="`grad_a = grad @ b.t()`, `grad_b = a.t() @ grad`, without communication",
-        memory="one-shot 2 x M x N; `multicast` 4 x M x N; otherwise at most (2 + 3 / W) x M x N, "
+        memory="one-shot 2 x M x N; otherwise at most (2 + 3 / W) x M x N, "
         "and 2 x (1 + 1 / W) x M x N for graphs",
     )
     collective = AllReduce
@@ -133,9 +133,7 @@ class MatmulAllReduce(Operator, op=NAME):
         "one_shot": gemm_ar_one_shot,
         "two_shot": gemm_ar_two_shot,
         "copy_engines": matmul_all_reduce_plan,
-        "multicast": gemm_ar_multimem,
     }
-    explicit_programs = ("multicast",)
 
     graph_fallback: ClassVar = {"copy_engines": "two_shot"}
     extra_inputs: ClassVar = {"copy_engines": identities}
@@ -258,8 +256,7 @@ def matmul_all_reduce(
         out: (M, N), contiguous; receives the result. Not differentiable.
         strategy: ``fused``, ``nccl`` (``torch.mm`` and ``torch.distributed``), or ``auto``: the
             faster one by the measurement of ``tw.tune`` or the cost model, if the call can be
-            fused; see ``strategy_of``. Or ``multicast``: the fused program with multimem
-            operations, on ranks of one node.
+            fused; see ``strategy_of``.
 
     Returns:
         (M, N), in the type of ``a``.

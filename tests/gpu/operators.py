@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
 
-FUSED, MULTICAST = ("fused", "multicast") if GPU else ("nccl", "nccl")
+FUSED = "fused" if GPU else "nccl"
 HEAP_BYTES = 1 << 30
 TOLERANCE = 1e-2
 SIZES = [
@@ -163,10 +163,6 @@ def usual_products() -> list[Product]:
     return [*every_product(), *products(biased=True)]
 
 
-def summed_products() -> list[Product]:
-    return [product for product in usual_products() if product.op is ops.matmul_all_reduce]
-
-
 def gradient_products() -> list[Product]:
     """Return the products of ``two_layers``, forwards and backwards."""
     wide, narrow = (
@@ -188,13 +184,10 @@ def heap_products() -> list[Product]:
 def compile_all(checks: Iterable[str]) -> None:
     """Compile the programs of the checks in parallel."""
     group = group_of("")
-    needed = dict.fromkeys(
-        (NEEDED.get(name, usual_products), "multicast" if name == "multicast" else "fused")
-        for name in checks
-    )
+    needed = dict.fromkeys(NEEDED.get(name, usual_products) for name in checks)
     chosen = [
-        (problem, choice_of(strategy, problem, group))
-        for products_of, strategy in needed
+        (problem, choice_of("fused", problem, group))
+        for products_of in needed
         for problem in map(problem_of, products_of())
     ]
     compile_ahead(
@@ -258,23 +251,6 @@ def check_bits() -> str:
 def is_equal_on_ranks(result: torch.Tensor) -> bool:
     every = nccl.all_gather(result, group_of("")).view(-1, *result.shape)
     return all(torch.equal(other, result) for other in every)
-
-
-def check_multicast(calls: int = 10) -> str:
-    """Sums by multimem operations are right and equal on all ranks, in calls back to back too."""
-    calls = calls if GPU else 2
-    for product in summed_products():
-        product.refill()
-        right = product.right()
-        results = [product.call(MULTICAST).clone() for _ in range(calls)]
-        for result in results:
-            if fault := product.fault(result, right):
-                return fault
-            if not torch.equal(result, results[0]):
-                return f"{product.name}: not the same in each call"
-        if not is_equal_on_ranks(results[0]):
-            return f"{product.name}: not the same on all ranks"
-    return ""
 
 
 def check_back_to_back(calls: int = 200) -> str:
@@ -392,7 +368,6 @@ CHECKS = {
     "values": check_values,
     "exact": check_exact,
     "bits": check_bits,
-    "multicast": check_multicast,
     "back to back": check_back_to_back,
     "heap": check_heap,
     "graph": check_graph,  # what graphs captured stays in the heap, in pieces
@@ -401,7 +376,6 @@ CHECKS = {
 }
 NEED_GPU = ("graph", "heap")
 NEEDED = {
-    "multicast": summed_products,
     "gradients": gradient_products,
     "heap": heap_products,
     "disagreement": list,

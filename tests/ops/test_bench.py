@@ -338,7 +338,7 @@ def test_all_collectives(three, tmp_path):
     lines = said.splitlines()
     rows = [line for line in lines if line.endswith("nccl: the tensors are on cpu; expected cuda")]
     assert [row.split()[:3] for row in rows] == [[op, "1", "MiB"] for op in COLLECTIVES]
-    for name in ("copy_engine", "tma", "ldst", "ll", "multicast"):
+    for name in ("copy_engine", "tma", "ldst", "ll"):
         assert lines.count(f"  transport/{name}: -: the tensors are on cpu; expected cuda") == 1
     machine, loaded = results.load(str(file))
     assert machine["ranks"] == 3 and [r.op for r in loaded] == list(COLLECTIVES)
@@ -371,8 +371,8 @@ def test_bus_bandwidth(op, factor, tmp_path, capsys):
     assert main(["bench", "--from", file]) == 0
     rates = [f"{1000 * factor / t:.1f}" for t in (2, 1, 3, 1.5)]
     ours, tma, nccl, copies = rates
-    row = ["2.000", ours, "-", tma, "-", "-", "-", nccl, copies, "1.333", "-", "1.500"]
-    assert row == capsys.readouterr().out.splitlines()[1].split()[3:15]
+    row = ["2.000", ours, "-", tma, "-", "-", nccl, copies, "1.333", "-", "1.500"]
+    assert row == capsys.readouterr().out.splitlines()[1].split()[3:14]
 
 
 @pytest.mark.parametrize("op", COLLECTIVES)
@@ -381,11 +381,10 @@ def test_every_transport_is_compiled_ahead(op, monkeypatch):
     assert size.bytes >= 1 << 20 and size.bytes % (3 * 16) == 0
     problem = collectives.problem_of(op, size, torch.bfloat16)
     group = types.SimpleNamespace(device=torch.device("cuda"), world_size=3)
-    possible = set(OPERATORS[op].transports) - {"multicast"}
+    possible = {"copy_engine", "tma", "ldst"}
     monkeypatch.setattr(collectives, "obstacle", lambda name, *_: name not in possible)
     names = [program.__class__.__name__ for program in collectives.programs(problem, group)]
-    by_engines = ["Plan"] if "copy_engine" in possible else []
-    assert names == [*by_engines, *["PrimFunc"] * len(possible - {"copy_engine"})]
+    assert names == ["Plan", "PrimFunc", "PrimFunc"]
 
 
 @pytest.mark.parametrize(
@@ -490,9 +489,7 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
         def free(self):
             freed.append(self.transport)
 
-        obstacle = staticmethod(
-            lambda problem, name: {"tma": "it is odd", "ll": "so", "multicast": "no"}.get(name)
-        )
+        obstacle = staticmethod(lambda problem, name: {"tma": "it is odd", "ll": "so"}.get(name))
 
     size = collectives.size_of(1, 1)
     problem = collectives.problem_of("all_reduce", size, torch.bfloat16)
@@ -510,7 +507,6 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
         "transport/tma": "it is odd",
         "transport/ldst": "RuntimeError: no memory",
         "transport/ll": "so",
-        "transport/multicast": "no",
         "exchange/copies": "copy engines do not add",
     }
     checker = Checker(implementations)
@@ -523,13 +519,13 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
 
 
 def test_words_with_flags_count_twice():
-    """In symmetric memory of 1 MiB on each of 4 ranks, by five transports and the largest again."""
+    """In symmetric memory of 1 MiB on each of 4 ranks, by four transports and the largest again."""
     words, limit = collectives.symmetric_bytes("all_reduce", Size(1 << 20, 4)), 1 << 20
-    assert words == limit * (2 + 4 + 4 + 8 + 4 + 8)
+    assert words == limit * (2 + 4 + 4 + 8 + 8)
     more = collectives.symmetric_bytes("all_reduce", Size(2 << 20, 4))
-    assert more == 2 * limit * (2 + 4 + 4 + 4 + 4)
+    assert more == 2 * limit * (2 + 4 + 4 + 4)
     few = collectives.symmetric_bytes("all_gather", Size(64 << 10, 4))
-    assert few == (64 << 10) * 4 * (1 + 2 + 2 + 4 + 2 + 4)
+    assert few == (64 << 10) * 4 * (1 + 2 + 2 + 4 + 4)
 
 
 def test_each_size_finds_the_heap_empty(monkeypatch):

@@ -289,7 +289,6 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("tma", 8, 1, lambda r: r.rate(f"{TRANSPORT}tma")),
         ("ldst", 8, 1, lambda r: r.rate(f"{TRANSPORT}ldst")),
         ("ll", 8, 1, lambda r: r.rate(f"{TRANSPORT}ll")),
-        ("multicast", 11, 1, lambda r: r.rate(f"{TRANSPORT}multicast")),
         ("nccl", 8, 1, lambda r: r.rate(NCCL)),
         ("copies", 8, 1, lambda r: r.rate(EXCHANGE)),
         ("ours/copies", 13, 3, lambda r: ratio(r.ours, r.ideal)),

@@ -5,9 +5,7 @@ from math import ceil
 import tilelang.language as T
 
 from ....builtins import language as W
-from ...collectives.vectors import add_by_multimem
 from ...core.gemm_config import GemmConfig
-from ...core.tiles import DEVICE, PersistentSchedule
 from .tile_macros import Operands, TileBuffers, add_bias, add_tile, multiply, scale, store
 
 
@@ -102,58 +100,3 @@ def gemm_ar_two_shot(config: GemmConfig):
                     T.copy(buffers.C, C[config.origin(source * tiles_per_rank + tile, M)])
 
     return gemm_ar_two_shot
-
-
-def gemm_ar_multimem(config: GemmConfig):
-    """Build the kernel, which computes what ``gemm_ar_one_shot`` does: multimem operations of the
-    owner of each tile load its sum over all ranks and store the sum on all of them.
-
-    Ranks own tiles in turn, in the order of ``W.swizzle_2d``, and all ranks compute tiles in this
-    order; the last tiles may be outside C. A block adds only tiles that it computes, so it depends
-    only on the same block of other ranks. Every rank rounds its product to ``out_dtype``; the owner
-    adds the bias to its own product before. Products are added in fp32, in the order of the ranks.
-    """
-    M, N, ranks, tiles = config.M, config.N, config.ranks, config.tiles
-    rows, columns = config.grid(M)
-    tiles_per_rank = ceil(rows * columns / ranks)
-    schedule = PersistentSchedule.for_tiles(ranks * tiles_per_rank, DEVICE.sm_count)
-
-    @T.prim_func
-    def gemm_ar_multimem(
-        A: T.Tensor((M, config.K), config.dtype),
-        B: config.B,
-        bias: config.bias,
-        scale_a: config.scale,
-        scale_b: config.scale,
-        C: T.Tensor((M, N), config.out_dtype),
-    ):
-        with T.Kernel(schedule.blocks, threads=tiles.threads) as block:
-            operands = Operands(A, B, bias, scale_a, scale_b)
-            # Products of this rank, and the sums of all ranks, by owner.
-            products = W.alloc_symmetric((ranks, tiles_per_rank * tiles.M, tiles.N), C.dtype)
-            sums = W.alloc_symmetric((ranks, tiles_per_rank * tiles.M, tiles.N), C.dtype)
-            buffers = TileBuffers.alloc(config, tiles.width)
-
-            me = W.rank()
-            for wave in T.serial(schedule.waves):
-                index = wave * schedule.blocks + block
-                if index < schedule.tiles:
-                    owner, first = index % ranks, index // ranks * tiles.M
-                    m, n = config.origin(index, M)
-                    multiply(config, A, (m,), B, n, buffers)
-                    scale(config, buffers.total, operands)
-                    if owner == me:
-                        add_bias(config, buffers.total, operands, n)
-                    store(buffers, (products, (me, owner, first), 0))
-                    if owner == me:
-                        add_by_multimem(products, sums, me, first, (tiles.M, tiles.N))
-            for wave in T.serial(schedule.waves):
-                index = wave * schedule.blocks + block
-                if index < schedule.tiles:
-                    owner, first = index % ranks, index // ranks * tiles.M
-                    m, n = config.origin(index, M)
-                    for column in T.unroll(0, tiles.N, tiles.width):
-                        T.copy(sums[me, owner, first, column], buffers.C)
-                        T.copy(buffers.C, C[m, n + column])
-
-    return gemm_ar_multimem

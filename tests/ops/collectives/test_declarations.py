@@ -8,48 +8,30 @@ import pytest
 import torch
 
 import tileweave as tw
-from tests.ops.collectives.exchanges import EXCHANGES, exchange_by_one
 from tileweave import ops
 from tileweave.ops.collectives import collective
+from tileweave.ops.collectives.all_reduce import AllReduce
 from tileweave.ops.collectives.broadcast import Broadcast
 from tileweave.ops.collectives.collective import Collective, checked_problem
+from tileweave.ops.collectives.transport import OWN
 from tileweave.ops.core.registry import OPERATORS, operators_of
 
 
-class ByThreads(Broadcast):
-    """Collective with a single program, which computes."""
-
-    transports, dtypes = ("ldst",), (torch.float32,)
-
-
-PROBLEM = checked_problem("broadcast", torch.empty(64, device="meta"), None, 2, [0])
-
-
-@pytest.mark.parametrize(
-    ("transport", "mover"),
-    [
-        ("copy_engine", "copy engines"),
-        ("tma", "the TMA"),
-        ("ll", "words with flags"),
-        ("multicast", "multimem operations"),
-    ],
-)
-def test_a_transport_without_a_program(transport, mover):
-    assert ByThreads.obstacle(PROBLEM, transport) == (
-        f"broadcast has no program by {mover}; expected another transport"
+def test_a_transport_without_a_program():
+    problem = checked_problem("broadcast", torch.empty(64, device="meta"), None, 2, [0])
+    assert Broadcast.obstacle(problem, "ll") == (
+        "broadcast has no program by words with flags; expected another transport"
     )
-
-
-def test_a_transport_with_a_program():
-    assert ByThreads.obstacle(PROBLEM, "ldst") is None
+    assert Broadcast.obstacle(problem, "ldst") is None
 
 
 def test_a_type_with_which_no_program_computes():
     problem = checked_problem(
-        "broadcast", torch.empty(64, dtype=torch.int8, device="meta"), None, 2, [0]
+        "all_reduce", torch.empty(64, dtype=torch.int8, device="meta"), None, 2, []
     )
-    assert ByThreads.obstacle(problem, "ldst") == "x is of torch.int8; expected torch.float32"
-    assert Broadcast.obstacle(problem, "ldst") is None
+    assert AllReduce.obstacle(problem, "ldst") == (
+        "x is of torch.int8; expected torch.bfloat16, torch.float16, torch.float32"
+    )
 
 
 @pytest.mark.parametrize("name", operators_of(Collective))
@@ -57,30 +39,8 @@ def test_docstrings_list_the_transports(name):
     """``transport`` is the last argument in the docstring of the function for users."""
     _, _, text = getattr(ops, name).__doc__.partition("        transport: ")
     listed = re.findall(r"``(\w+)``", re.split(r"\bsee\b|\n\n", text)[0])
-    words = ["ll"] if OPERATORS[name].ll_bytes else []
-    assert set(listed) == {*OPERATORS[name].transports, *words, "nccl", "auto"}
-
-
-def by_definition(x: list[torch.Tensor], what: str) -> list[torch.Tensor]:
-    """Return the result of a collective on each rank, from the inputs of all ranks."""
-    op, options = what.split()[0], EXCHANGES[what].options
-    if op == "all_gather":
-        return [torch.cat(x)] * len(x)
-    if op == "all_to_all":
-        parts = [given.chunk(len(x), options[0]) for given in x]
-        return [torch.cat([p[r] for p in parts], options[1]) for r in range(len(x))]
-    if op == "broadcast":
-        return [x[options[0]]] * len(x)
-    total = sum(x)
-    return [total] * len(x) if op == "all_reduce" else list(total.chunk(len(x)))
-
-
-@pytest.mark.parametrize("what", EXCHANGES)
-def test_expected_results_by_definition(what):
-    """Tests of processes and of GPUs compare with ``expected``."""
-    inputs = [(torch.randn(EXCHANGES[what].shape(6, 9)) * 4).round() for _ in range(3)]
-    actual, right = exchange_by_one(inputs, what), by_definition(inputs, what)
-    assert all(torch.equal(*pair) for pair in zip(actual, right, strict=True))
+    programs = {t for t in OWN if t != "ll" or OPERATORS[name].ll_bytes}
+    assert set(listed) == {*programs, "nccl", "auto"}
 
 
 MEMORY = torch.zeros(64)

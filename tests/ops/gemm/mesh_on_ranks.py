@@ -153,8 +153,6 @@ def refusals() -> list[str]:
     for call in (
         lambda: ops.matmul_reduce_scatter(torch.ones(6, 8), b, mesh),
         lambda: ops.matmul_all_reduce(a, b, mesh, strategy="fused"),
-        lambda: ops.matmul_all_reduce(a, b, mesh, strategy="multicast"),
-        lambda: ops.strategy_of(ops.matmul_all_reduce, a, b, mesh, strategy="multicast"),
         lambda: ops.all_gather_matmul(a, b, mesh, out=torch.ones(8, 8)),
         lambda: ops.strategy_of(ops.matmul_all_reduce, a, b, mesh),
     ):

@@ -58,7 +58,6 @@ KERNELS = {
     (ops.matmul_all_reduce, "copy_engines"): "gemm_ar_persistent",
     (ops.matmul_all_reduce, "two_shot"): "gemm_ar_two_shot",
     (ops.matmul_all_reduce, "one_shot"): "gemm_ar_one_shot",
-    (ops.matmul_all_reduce, "multicast"): "gemm_ar_multimem",
 }
 """The kernel of each operator's programs on one rank."""
 OPERATORS = list(dict.fromkeys(operator for operator, _ in KERNELS))
@@ -133,17 +132,6 @@ def test_value(on_rank, taking, operator, program, dtype, biased, transposed, gi
     assert all(torch.equal(c, expected) for c in results)
     assert not given_out or all(c is out for c in results)
     assert [entry for entry in log if isinstance(entry, str)] == [KERNELS[operator, program]] * 2
-
-
-def test_a_strategy_that_names_a_program(on_rank):
-    a, b = torch.randn(40, 16).bfloat16(), torch.randn(16, 24).bfloat16()
-
-    def calls():
-        return [ops.matmul_all_reduce(a, b, strategy="multicast") for _ in range(2)]
-
-    results, log = on_rank(calls)
-    assert all(torch.equal(c, a @ b) for c in results)
-    assert [entry for entry in log if isinstance(entry, str)] == ["gemm_ar_multimem"] * 2
 
 
 @pytest.mark.parametrize("out_dtype", [None, torch.float16])
