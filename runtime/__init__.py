@@ -11,7 +11,6 @@ from .kernel.barrier import barrier
 from .kernel.kernel import Kernel
 from .lifecycle import finalize, init
 from .plans.builder import PlanBuilder
-from .plans.mesh_plan import MeshBuilder, MeshPlan, mesh_plan
 
 host_functions.register()
 
@@ -20,8 +19,6 @@ __all__ = [
     "DriverError",
     "HeapExhausted",
     "Kernel",
-    "MeshBuilder",
-    "MeshPlan",
     "Plan",
     "PlanBuilder",
     "SymmetricTensor",
@@ -30,7 +27,6 @@ __all__ = [
     "current",
     "finalize",
     "init",
-    "mesh_plan",
     "plan",
     "rank",
     "symmetric",

@@ -14,9 +14,7 @@ from ..runtime.plans.parameters import Parameter, dynamic_extents, shapes_of
 from .inputs.arguments import check_tensors, scalars_at
 from .inputs.inputs import check_aliases
 from .machine.executable import Executable
-from .machine.group import Group
 from .machine.machine import Machine
-from .machine.mesh import MeshExecutable
 from .memory.memory import Tensor
 from .memory.segments import Segments
 from .memory.values import numpy_dtype
@@ -33,7 +31,7 @@ class Case:
 
     def __init__(
         self,
-        executable: Executable | MeshExecutable,
+        executable: Executable,
         inputs: Sequence[Mapping[str, Any]],
         epochs: int,
     ) -> None:
@@ -80,10 +78,9 @@ class Case:
             machine.tensors[name] = machine.tensors[target]
         machine.named |= machine.tensors
         for kernel, implicit in self.executable.implicit.items():
-            inferred = any(not p.scratch for _, p in implicit.parameters)
+            inferred = any(not p.scratch for _, p in implicit)
             implicit_tensors = [
-                (name, p.name, _implicit_tensors(p, machine, inferred, implicit.groups))
-                for name, p in implicit.parameters
+                (name, p.name, _implicit_tensors(p, machine, inferred)) for name, p in implicit
             ]
             machine.implicit[kernel] = {own: tensors for _, own, tensors in implicit_tensors}
             machine.named |= {name: tensors for name, _, tensors in implicit_tensors}
@@ -117,16 +114,15 @@ class Case:
     def _tensors(self, p: Parameter, machine: Machine) -> list[Tensor]:
         """Return the tensor of each rank, with its input. A multicast address has all copies."""
         p = replace(p, symmetric=p.symmetric or p.name in self.multicasts)
-        groups, dtype = self.executable.groups_of(p.name), numpy_dtype(p.dtype)
+        dtype, world_size = numpy_dtype(p.dtype), machine.world_size
         if p.symmetric:
-            for group in groups:
-                self._require_equal(p, group)
+            self._require_equal(p)
 
-        def tensor(group: Group, rank: int) -> Tensor:
-            shape = p.across(self.shapes[rank][p.name], group.size)
+        def tensor(rank: int) -> Tensor:
+            shape = p.across(self.shapes[rank][p.name], world_size)
             return Tensor(machine.memory, p.name, shape, dtype, written=p.name in self.written)
 
-        tensors = _of_ranks(groups, p.symmetric, tensor)
+        tensors = _of_ranks(world_size, p.symmetric, tensor)
         for rank, values in enumerate(self.inputs):
             if p.name not in values:
                 continue
@@ -139,28 +135,25 @@ class Case:
             tensors[rank].give(tensors[rank].part(rank), array)
         return tensors
 
-    def _require_equal(self, p: Parameter, group: Group) -> None:
+    def _require_equal(self, p: Parameter) -> None:
         """Refuse a symmetric tensor whose parts differ in shape."""
-        first = group.ranks[0]
-        for rank in group.ranks:
-            if self.shapes[rank][p.name] != self.shapes[first][p.name]:
+        first = self.shapes[0][p.name]
+        for rank, shapes in enumerate(self.shapes):
+            if shapes[p.name] != first:
                 raise TileWeaveError(
-                    f"simulate: {p.name} of rank {rank} has shape {self.shapes[rank][p.name]}; "
-                    f"expected {self.shapes[first][p.name]} as of rank {first}, since it is "
-                    "symmetric"
+                    f"simulate: {p.name} of rank {rank} has shape {shapes[p.name]}; expected "
+                    f"{first} as of rank 0, since it is symmetric"
                 )
 
 
-def _implicit_tensors(
-    parameter: Implicit, machine: Machine, inferred: bool, groups: Sequence[Group]
-) -> list[Tensor]:
+def _implicit_tensors(parameter: Implicit, machine: Machine, inferred: bool) -> list[Tensor]:
     """Return an implicit tensor of all ranks, zeroed as on a GPU. Scratch memory of inferred
     programs stays poison, because they must not read it before a launch has written it; but words
     with flags may be polled before."""
-    dtype = numpy_dtype(parameter.dtype)
+    dtype, world_size = numpy_dtype(parameter.dtype), machine.world_size
 
-    def tensor(group: Group, rank: int) -> Tensor:
-        shape = (group.size, *parameter.shape) if parameter.symmetric else parameter.shape
+    def tensor(rank: int) -> Tensor:
+        shape = (world_size, *parameter.shape) if parameter.symmetric else parameter.shape
         tensor = Tensor(machine.memory, parameter.name, shape, dtype, written=True)
         tensor.inserted = not parameter.scratch
         if parameter.flagged or not (parameter.scratch and inferred):
@@ -169,19 +162,13 @@ def _implicit_tensors(
             tensor.segments = Segments(tensor, parameter.segments, parameter.segment)
         return tensor
 
-    return _of_ranks(groups, parameter.symmetric, tensor)
+    return _of_ranks(world_size, parameter.symmetric, tensor)
 
 
-def _of_ranks(
-    groups: Sequence[Group], symmetric: bool, make: Callable[[Group, int], Tensor]
-) -> list[Tensor]:
-    """Return the tensor of each rank: one for each rank, or for each group if ``symmetric``."""
-    tensors: dict[int, Tensor] = {}
-    for group in groups:
-        for rank in group.ranks:
-            if symmetric and rank != group.ranks[0]:
-                tensors[rank] = tensors[group.ranks[0]]
-                continue
-            tensors[rank] = make(group, rank)
-            tensors[rank].ranks = group.ranks if symmetric else ()
-    return [tensors[rank] for rank in sorted(tensors)]
+def _of_ranks(world_size: int, symmetric: bool, make: Callable[[int], Tensor]) -> list[Tensor]:
+    """Return the tensor of each rank, one for all ranks if ``symmetric``."""
+    if not symmetric:
+        return [make(rank) for rank in range(world_size)]
+    tensor = make(0)
+    tensor.ranks = tuple(range(world_size))
+    return [tensor] * world_size

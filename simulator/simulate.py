@@ -12,7 +12,6 @@ import numpy as np
 
 from ..builtins.errors import TileWeaveError, brief_errors
 from ..runtime.kernel.configured import configured
-from ..runtime.plans.mesh_plan import ranks_of
 from ..runtime.trace.render import writer
 from ..runtime.trace.trace import Trace
 from .case import Case
@@ -22,7 +21,6 @@ from .frontend.program import Program
 from .inputs.arguments import check_exhaustive, check_file, check_jobs, check_numbers
 from .inputs.inputs import Inputs, checked_inputs
 from .machine.executable import Executable
-from .machine.mesh import MeshExecutable
 from .report.errors import SimulationError, SimulationWarning
 from .report.progress import Progress
 from .schedules import Schedules, default_jobs, write_fault
@@ -34,7 +32,7 @@ LEVELS = ("tile", "device")
 
 @overload
 def simulate(
-    program: Any, world_size: int | Mapping[str, int], inputs: Inputs | None = ...,
+    program: Any, world_size: int, inputs: Inputs | None = ...,
     schedules: int = ..., seed: int = ..., epochs: int = ..., resident_blocks: int | None = ...,
     progress: bool = ..., timeline: str | Path | None = ...,
     pass_configs: Mapping[str, Any] | None = ...,
@@ -45,7 +43,7 @@ def simulate(
 
 @overload
 def simulate(
-    program: Any, world_size: int | Mapping[str, int], inputs: Inputs | None = ...,
+    program: Any, world_size: int, inputs: Inputs | None = ...,
     schedules: int = ..., seed: int = ..., epochs: int = ..., resident_blocks: int | None = ...,
     progress: bool = ..., timeline: str | Path | None = ...,
     pass_configs: Mapping[str, Any] | None = ...,
@@ -57,7 +55,7 @@ def simulate(
 @brief_errors
 def simulate(
     program: Any,
-    world_size: int | Mapping[str, int],
+    world_size: int,
     inputs: Inputs | None = None,
     schedules: int = 1,
     seed: int = 0,
@@ -79,10 +77,8 @@ def simulate(
     fault even if all values are right.
 
     Args:
-        program: a ``@T.prim_func`` or a ``@tw.plan``; on a mesh, a ``@tw.mesh_plan``, or a
-            ``@tw.plan`` on two axes, nodes and ranks of a node.
-        world_size: number of ranks; or the axes of a mesh with their sizes, such as
-            ``{"cp": 2, "tp": 2}``. The ranks of a mesh are numbered along its last axis first.
+        program: a ``@T.prim_func`` or a ``@tw.plan``.
+        world_size: number of ranks.
         inputs: one dict per rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8).
             An array is the rank's own part of a symmetric tensor. A scalar is a number or a
             callable epoch -> number. Other tensors are poison until they are written. A multicast
@@ -112,13 +108,12 @@ def simulate(
             of the compiler refuses a kernel for ``arch``.
         TileWeaveError: illegal arguments, or the timeline cannot be written.
     """
-    ranks = ranks_of("simulate", world_size)
-    check_numbers("simulate", ranks, schedules, seed, epochs, resident_blocks)
+    check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
     check_jobs(jobs)
     if exhaustive:
         check_exhaustive(schedules, seed, level, max_interleavings)
     write = _checked_writer(timeline)
-    if not isinstance(program, Executable | MeshExecutable):
+    if not isinstance(program, Executable):
         program = configured("simulate", program, pass_configs)
         program = executable_at(program, world_size, level, arch)
     case = Case(program, checked_inputs(program, inputs), epochs)
@@ -137,7 +132,7 @@ def simulate(
 
 
 def _explore(
-    exploring: Exploring, program: Executable | MeshExecutable, arch: str,
+    exploring: Exploring, program: Executable, arch: str,
     write: Callable[[Trace], None] | None,
 ) -> Exploration:  # fmt: skip
     """Explore all interleavings. ``write`` writes the trace of a fault, else of the last one."""
@@ -153,7 +148,7 @@ def _explore(
     return result
 
 
-def _warn(executable: Executable | MeshExecutable, arch: str, unread: Mapping[tuple, str]) -> None:
+def _warn(executable: Executable, arch: str, unread: Mapping[tuple, str]) -> None:
     """Warn of signals that are never waited for or read, and of kernels that do not compile."""
     texts = list(unread.values())
     for program in executable.programs:
@@ -170,8 +165,8 @@ def refused(name: str, arch: str, error: Any) -> str:
 
 
 def executable_at(
-    program: Any, world_size: int | Mapping[str, int], level: str = "tile", arch: str = "sm_90a"
-) -> Executable | MeshExecutable:
+    program: Any, world_size: int, level: str = "tile", arch: str = "sm_90a"
+) -> Executable:
     """Return ``program`` compiled for the simulation of a level.
 
     Args:
@@ -188,8 +183,6 @@ def executable_at(
         legal = " or ".join(map(repr, ARCHITECTURES))
         raise TileWeaveError(f"simulate: arch={arch!r}; expected {legal} with level='device'")
     make = Program if level == "tile" else partial(DeviceProgram, arch=arch)
-    if isinstance(world_size, Mapping):
-        return MeshExecutable(program, world_size, make)
     return Executable(program, world_size, make)
 
 

@@ -26,8 +26,6 @@ from .explain.explanation import Explanation  # noqa: E402
 from .jit import jit  # noqa: E402
 from .runtime import (  # noqa: E402
     DeadlockError,
-    MeshBuilder,
-    MeshPlan,
     Plan,
     PlanBuilder,
     SymmetricTensor,
@@ -35,7 +33,6 @@ from .runtime import (  # noqa: E402
     compile,
     finalize,
     init,
-    mesh_plan,
     plan,
     rank,
     symmetric,
@@ -53,8 +50,6 @@ __all__ = [
     "DeadlockError",
     "Explanation",
     "LanguageError",
-    "MeshBuilder",
-    "MeshPlan",
     "Plan",
     "PlanBuilder",
     "SimulationError",
@@ -70,7 +65,6 @@ __all__ = [
     "init",
     "jit",
     "language",
-    "mesh_plan",
     "mutate",
     "plan",
     "rank",
@@ -97,6 +91,10 @@ _LAZY = {
 
 _RENAMED = {"Steps": "PlanBuilder"}
 """Former names, which work until the next release."""
+_REMOVED = dict.fromkeys(
+    ("MeshBuilder", "MeshPlan", "mesh_plan"), "a tw.plan for each group, see Plan.on"
+)
+"""Names that no longer exist -> what to use instead."""
 
 
 def __getattr__(name: str):
@@ -107,7 +105,8 @@ def __getattr__(name: str):
         return globals()[_RENAMED[name]]
     if name in _LAZY:
         return getattr(_import_module(_LAZY[name], __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    instead = f"; expected {_REMOVED[name]}" if name in _REMOVED else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
 
 
 def __dir__() -> list[str]:

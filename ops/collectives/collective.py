@@ -79,6 +79,11 @@ class Collective(Moved, RegisteredOp, ABC):
             holds the input.
         copy_engine_min_ranks: least number of ranks for which copy engines are the fastest
             transport of large tensors; None if they are not the fastest for any.
+        transports: those for which ``steps`` has a program, without ``ll``, for which see
+            ``ll_bytes``. Without ``ldst``, ``auto`` is ``nccl``.
+        across: function ``(move, x, out, mesh, *options)`` that computes ``out`` on the ranks of
+            several nodes, where ``move`` calls a collective of the ranks of a node. None: the group
+            of all ranks makes the call, as any other group on several nodes.
         ll_bytes: most bytes of a rank's input that words with flags serve, see ``LL_BYTES``; 0 if
             the collective has no such program.
     """
@@ -91,6 +96,8 @@ class Collective(Moved, RegisteredOp, ABC):
     adds: ClassVar[bool] = False
     reference_in_place: ClassVar[bool] = False
     copy_engine_min_ranks: ClassVar[int | None] = None
+    transports: ClassVar[tuple[str, ...]] = ("copy_engine", "tma", "ldst")
+    across: ClassVar[Callable[..., None] | None] = None
     ll_bytes: ClassVar[int] = 0
 
     def __init__(self, problem: CollectiveProblem, transport: str, session: Session) -> None:
@@ -123,7 +130,7 @@ class Collective(Moved, RegisteredOp, ABC):
         None."""
         if cls.dtypes is not None and problem.dtype not in cls.dtypes:
             return f"x is of {problem.dtype}; expected {', '.join(map(str, cls.dtypes))}"
-        if transport == "ll" and not cls.ll_bytes:
+        if not (cls.ll_bytes if transport == "ll" else transport in cls.transports):
             return f"{cls.op} has no program by {OWN[transport]}; expected another transport"
         if transport == "ll" and (reason := cls._ll_obstacle(problem)):
             return reason
@@ -151,21 +158,12 @@ class Collective(Moved, RegisteredOp, ABC):
         cls.reference(out.copy_(x) if cls.reference_in_place else x, out, group, *options)
 
     @staticmethod
-    @abstractmethod
     def within(
         problem: CollectiveProblem, ranks: TwoLevels
     ) -> tuple[type[Collective], Shape, tuple[int, ...]]:
         """Return one of the calls within the node that ``across`` makes: the collective, the shape
         of its input, and its options. A transport serves all of them if it serves this one."""
-
-    @staticmethod
-    @abstractmethod
-    def across(move: Move, x: torch.Tensor, out: torch.Tensor, mesh: Mesh, *options: int) -> None:
-        """Compute ``out`` on the ranks of several nodes.
-
-        Args:
-            move: calls a collective of the ranks of a node.
-        """
+        raise NotImplementedError
 
     @staticmethod
     def in_node(ranks: TwoLevels, transport: str) -> Move:
@@ -259,9 +257,17 @@ def transport_of(
     options = options or (0,) * len(names)
     if len(options) != len(names):
         raise refused(name, f"options={options}", f"({', '.join(names)})" if names else "none")
-    ranks = ranks_of(name_of(group))
+    ranks = _ranks_of(OPERATORS[name], name_of(group))
     problem = checked_problem(name, x, None, ranks.world_size, options)
     return transport_within(transport, problem, x.device, ranks)
+
+
+def _ranks_of(collective: type[Collective], group: str) -> Group | TwoLevels:
+    """Return the ranks that call a collective."""
+    ranks = ranks_of(group)
+    if isinstance(ranks, TwoLevels) and collective.across is None:
+        return ranks.all_ranks
+    return ranks
 
 
 def transport_within(
@@ -335,6 +341,7 @@ def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: A
     elif overwrites(problem, ranks.rank, operand, out):
         operand = operand.clone()
     if isinstance(ranks, TwoLevels):
+        assert collective.across is not None
         move = collective.in_node(ranks, transport)
         with Mesh.of(name, ranks, operand.device) as mesh:
             collective.across(move, operand, out, mesh, *problem.options)
@@ -355,7 +362,7 @@ def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: An
     """Check a call and choose its transport. Collective for each new problem."""
     _require_dense(name, x, out)
     *options, group, requested = arguments
-    ranks = ranks_of(group)
+    ranks = _ranks_of(OPERATORS[name], group)
     problem = checked_problem(name, x, out, ranks.world_size, options)
     if out is not None:
         if not OPERATORS[name].in_place:

@@ -63,6 +63,24 @@ class TwoLevels:
     def rank(self) -> int:
         return self.nodes.rank * self.node.world_size + self.node.rank
 
+    @cached_property
+    def all_ranks(self) -> Group:
+        """Group of all these ranks. Collective the first time.
+
+        Raises:
+            TileWeaveError: the ranks do not ascend, as those of each group of torch.
+        """
+        ranks = [int(rank) for rank in self.exchange("global rank", str(dist.get_rank()))]
+        if ranks != sorted(ranks):
+            raise TileWeaveError(
+                f"group: the mesh has the ranks {', '.join(map(str, ranks))}; expected ascending "
+                "ranks, such as [[0, 1], [2, 3]]"
+            )
+        if len(ranks) == dist.get_world_size():
+            return group_of("")
+        group = dist.new_group(ranks, use_local_synchronization=True)
+        return group_of(group.group_name)
+
     def exchange(self, topic: str, value: str) -> list[str]:
         """Exchange a value like ``Group.exchange``.
 

@@ -9,14 +9,12 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.sizes import named
 from ..compiler import compile
-from ..host.collectives import uses_gloo
 from ..host.group_argument import process_group_of
 from ..host.heap import SymmetricTensor
 from ..host.session import Session, current
@@ -25,7 +23,7 @@ from ..kernel.dynamic import CallOrder, DynamicKernel
 from ..kernel.kernel import Kernel, capturing, kernel_to_launch
 from ..kernel.launch_order import CallStream
 from ..plans.parameters import Parameter, Shape, bound, dynamic_extents, key_of, shapes_of
-from ..plans.steps import Collective, Launch, Step
+from ..plans.steps import Launch
 from ..plans.sync_push import ENTRY_STREAM, implicit_name
 from ..plans.traced_plan import TracedPlan
 from .enqueue import enqueuer
@@ -39,15 +37,12 @@ _HIGH_PRIORITY = -1
 class Calls:
     """Calls of one plan by one group, with the kernels, side streams and events that they share."""
 
-    def __init__(
-        self, plan: TracedPlan, group: Any = None, nodes: dist.ProcessGroup | None = None
-    ) -> None:
+    def __init__(self, plan: TracedPlan, group: Any = None) -> None:
         """
         Args:
             group: ranks that call it; see ``tw.init``.
-            nodes: ranks with this rank's index in their nodes; None on one node.
         """
-        self.plan, self._group, self._nodes = plan, process_group_of(group), nodes
+        self.plan, self._group = plan, process_group_of(group)
         self._dynamic = bool(dynamic_extents(plan.parameters))
         self._preparing = threading.RLock()  # one thread compiles for all
         self._session: Session | None = None
@@ -59,8 +54,6 @@ class Calls:
         self._streams: dict[str, torch.cuda.Stream] = {}
         self._thread = _Thread()
         self._order = CallOrder(session)
-        self._connected: set[str] = set()
-        """Axes across which collectives have been enqueued outside of CUDA graphs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         call, tensors, addresses = self.recorded_call(args, kwargs)
@@ -155,7 +148,6 @@ class Calls:
             self._kernel(step)
         rank, recorded = session.group.rank, capturing()
         steps = self.plan.trace(rank, ranks, shapes, scalars, recorded=recorded)
-        groups = self._process_groups(steps, session, recorded)
         launches = [s for s in steps if isinstance(s, Launch)]
         kernels = {id(s): self._kernel(s) for s in launches}
         implicit: dict[str, torch.Tensor] = {}
@@ -169,7 +161,7 @@ class Calls:
         streams = {None: caller} | {s.stream: self._stream(s.stream, caller) for s in steps}
         tracer = tracer_of(session)
         operations = Operations(
-            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller), tracer, groups
+            tensors, symmetric, implicit, streams, lambda n: self._event(n, caller), tracer
         ).lower(steps, kernels)  # fmt: skip
         native = None
         if has_driver(session.group.device) and tracer is None:
@@ -178,32 +170,6 @@ class Calls:
         communicates = bool(symmetric) or any(k.communicates for k in distinct)
         stream = CallStream.of(caller, recorded) if communicates else None
         return RecordedCall(session, stream, operations, distinct, native)
-
-    def _process_groups(
-        self, steps: Iterable[Step], session: Session, recorded: bool
-    ) -> dict[str, dist.ProcessGroup | None]:
-        """Return the process group of each axis across which ``steps`` make collectives.
-
-        Raises:
-            TileWeaveError: a CUDA graph records the steps, and cannot record a collective.
-        """
-        groups = {"nodes": self._nodes, "ranks": session.group.process_group}
-        for step in (s for s in steps if isinstance(s, Collective)):
-            group = groups[step.across]
-            if group is None or step.members == 1:
-                continue
-            if recorded and uses_gloo(group, session.group.device):
-                raise self._refused(
-                    f"a CUDA graph cannot record {step.title}, which gloo makes",
-                    f"NCCL, or the call outside of the graph\n --> {step.loc}",
-                )
-            if recorded and step.across not in self._connected:
-                raise self._refused(
-                    f"NCCL has not connected the {step.across} for {step.title} yet",
-                    f"one call of the plan before it is captured in a CUDA graph\n --> {step.loc}",
-                )
-            self._connected.add(step.across)
-        return groups
 
     def free(self) -> None:
         """See ``Plan.free``."""

@@ -10,7 +10,7 @@ import torch
 import tvm_ffi
 
 from ..host.native import library
-from .operations import CollectiveCall, KernelLaunch, Operation, Place, RowsCopy, StreamMemOps
+from .operations import KernelLaunch, Operation, Place, RowsCopy, StreamMemOps
 
 DRIVER = "libcuda.so.1"
 
@@ -27,8 +27,6 @@ def enqueuer(
         call_tensors: the tensors of one such call; later calls pass tensors of the same types and
             shapes.
     """
-    if any(isinstance(o, CollectiveCall) for o in operations):
-        return None
     launches = [o for o in operations if isinstance(o, KernelLaunch)]
     if not all(isinstance(o.kernel.launch, tvm_ffi.Function) for o in launches):
         return None

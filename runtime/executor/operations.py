@@ -10,15 +10,12 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
-from ...builtins.errors import TileWeaveError
 from ..host.driver import driver, function
 from ..host.tracer import TracedStep, Tracer
 from ..kernel.kernel import Kernel
 from ..plans.regions import Region, Rows
 from ..plans.steps import (
-    Collective,
     Copy,
     CopyValue,
     Launch,
@@ -27,7 +24,6 @@ from ..plans.steps import (
     WaitValue,
     WriteValue,
 )
-from .collectives import enqueue
 
 _WAIT, _WRITE = 1, 2
 """CU_STREAM_MEM_OP_WAIT_VALUE_32 and CU_STREAM_MEM_OP_WRITE_VALUE_32. Without flags, the wait ends
@@ -35,7 +31,6 @@ when word - value is not negative as a signed integer, and a fence precedes the 
 
 _TRACED: dict[type[Step], Any] = {
     Copy: "copy", CopyValue: "write", WriteValue: "write", WaitValue: "wait",
-    Collective: "collective",
 }  # fmt: skip
 """Kind of each step in a trace."""
 
@@ -154,38 +149,6 @@ class KernelLaunch(NamedTuple):
         return _in_stream(self.stream, self.caller, in_callers_stream)
 
 
-class CollectiveCall(NamedTuple):
-    """Collective of ``torch.distributed`` on parts of two tensors of a call.
-
-    Attributes:
-        dst, src: index of the tensor, and index of the part in it.
-        group: None for this process alone.
-    """
-
-    stream: torch.cuda.Stream
-    caller: torch.cuda.Stream
-    step: Collective
-    dst: tuple[int, tuple]
-    src: tuple[int, tuple]
-    group: dist.ProcessGroup | None
-    name = "collective"
-
-    def action(self) -> Action:
-        """Return the function that enqueues it."""
-        step, (dst, dst_key), (src, src_key) = self.step, self.dst, self.src
-
-        def run(tensors: Sequence[torch.Tensor], addresses: Sequence[int]) -> None:
-            try:
-                enqueue(step.kind, tensors[dst][dst_key], tensors[src][src_key], self.group)
-            except RuntimeError as error:
-                raise TileWeaveError(
-                    f"{step.title} across {step.across}: {' '.join(str(error).split())}; expected "
-                    f"the same calls on all {step.members} {step.across}\n --> {step.loc}"
-                ) from error
-
-        return _in_stream(self.stream, self.caller, run)
-
-
 class TimedStep(NamedTuple):
     """Operation of a step between two events of its stream, for a trace.
 
@@ -194,8 +157,8 @@ class TimedStep(NamedTuple):
             that the tracer names.
     """
 
-    operation: DriverCall | StreamMemOps | RowsCopy | CollectiveCall
-    step: Copy | CopyValue | WriteValue | WaitValue | Collective
+    operation: DriverCall | StreamMemOps | RowsCopy
+    step: Copy | CopyValue | WriteValue | WaitValue
     stream: torch.cuda.Stream
     place: int | Place
     nbytes: int
@@ -230,7 +193,7 @@ class TimedStep(NamedTuple):
         return timed
 
 
-Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch | CollectiveCall | TimedStep
+Operation = DriverCall | StreamMemOps | RowsCopy | KernelLaunch | TimedStep
 
 
 class Operations:
@@ -243,7 +206,6 @@ class Operations:
         streams: name -> stream; None is the caller's stream.
         event: n -> the driver's handle of the n-th event that calls share.
         tracer: records the steps, if there is one.
-        groups: process group of the collectives across an axis.
     """
 
     def __init__(
@@ -254,10 +216,9 @@ class Operations:
         streams: Mapping[str | None, torch.cuda.Stream],
         event: Callable[[int], int],
         tracer: Tracer | None = None,
-        groups: Mapping[str, dist.ProcessGroup | None] | None = None,
     ) -> None:
         self._tensors, self._streams, self._event = {**call_tensors, **implicit}, streams, event
-        self._tracer, self._groups = tracer, groups or {}
+        self._tracer = tracer
         self._indices = {name: i for i, name in enumerate(call_tensors)}
         self._fixed = {*fixed, *implicit}
         self._events = 0
@@ -288,10 +249,6 @@ class Operations:
                 case WaitValue():
                     word = self._word(_WAIT, step, step.flag)
                     operations.append(self._timed(word, step, step.flag))
-                case Collective():
-                    elements = math.prod(step.dst.extent)
-                    collective = self._collective(step)
-                    operations.append(self._timed(collective, step, step.dst, elements))
                 case WaitStream():
                     operations += self._wait(step)
                 case Launch():
@@ -301,8 +258,8 @@ class Operations:
 
     def _timed(
         self,
-        operation: DriverCall | StreamMemOps | RowsCopy | CollectiveCall,
-        step: Copy | CopyValue | WriteValue | WaitValue | Collective,
+        operation: DriverCall | StreamMemOps | RowsCopy,
+        step: Copy | CopyValue | WriteValue | WaitValue,
         region: Region,
         elements: int = 0,
     ) -> Operation:
@@ -323,15 +280,6 @@ class Operations:
             return DriverCall("cuMemcpyDtoDAsync", stream, (dst, src, rows.width * size, stream))
         rows = Rows(rows.count, rows.width * size, rows.dst_pitch * size, rows.src_pitch * size)
         return RowsCopy(stream, dst, src, rows)
-
-    def _collective(self, step: Collective) -> CollectiveCall:
-        dst, src = (
-            (self._indices[region.parameter.name], region.key) for region in (step.dst, step.src)
-        )
-        group = None if step.members == 1 else self._groups[step.across]
-        return CollectiveCall(
-            self._streams[step.stream], self._streams[None], step, dst, src, group
-        )  # fmt: skip
 
     def _word(self, kind: int, step: WriteValue | WaitValue, word: Region) -> StreamMemOps:
         value = step.value & 0xFFFFFFFF

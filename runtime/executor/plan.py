@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
-import torch.distributed as dist
-
 from ...builtins.errors import TileWeaveError, brief_errors
-from ..host.group_argument import levels_of, require_member
+from ..host.group_argument import process_group_of
 from ..plans.declaration import plan_declaration
 from ..plans.parameters import dynamic_extents
 from ..plans.traced_plan import TracedPlan
@@ -22,12 +21,10 @@ class Plan(TracedPlan):
 
     _group: Any = None
     """Ranks that call it; None for the default group."""
-    _nodes: dist.ProcessGroup | None = None
-    """Ranks with this rank's index in their nodes; None on one node."""
 
     @cached_property
     def _calls(self) -> Calls:
-        return Calls(self, self._group, self._nodes)
+        return Calls(self, self._group)
 
     def on(self, group: Any) -> Plan:
         """Return this plan for calls by another group. It shares the steps; kernels and implicit
@@ -35,15 +32,11 @@ class Plan(TracedPlan):
 
         Args:
             group: ranks that call it: None for the default group, a ``ProcessGroup``, its name, or
-                a ``DeviceMesh`` with one axis; or a ``DeviceMesh`` with two axes, nodes and ranks
-                of a node: then each node calls it, with its own memory, and ``p.node`` and
-                ``p.nodes`` of the builder are those of the mesh.
+                a ``DeviceMesh`` with one axis.
         """
-        nodes, ranks = levels_of(group)
-        place = (0, 1) if nodes is None else (require_member(nodes), dist.get_world_size(nodes))
-        plan = self.on_node(*place)
+        plan = copy.copy(self)
         vars(plan).pop("_calls", None)
-        plan._group, plan._nodes = ranks, nodes
+        plan._group = process_group_of(group)
         return plan
 
     def with_configs(self, pass_configs: Mapping[str, Any]) -> Plan:
@@ -54,7 +47,7 @@ class Plan(TracedPlan):
             TileWeaveError: an option is unknown, or its value is not legal.
         """
         plan = super().with_configs(pass_configs)
-        plan._group, plan._nodes = self._group, self._nodes
+        plan._group = self._group
         return plan
 
     @brief_errors
@@ -128,5 +121,5 @@ def plan(
     """
     if function is None:
         return partial(plan, pass_configs=pass_configs, group=group)
-    parameters, body, loc = plan_declaration(function, "plan")
+    parameters, body, loc = plan_declaration(function)
     return Plan(function.__name__, parameters, body, loc, pass_configs).on(group)

@@ -61,33 +61,6 @@ def process_group_of(group: Any) -> dist.ProcessGroup | None:
     return None if group is dist.group.WORLD else group
 
 
-def levels_of(group: Any) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-    """Return the process groups of the nodes and of the ranks of this node.
-
-    The first is None on one node. The second is None if it is the default group.
-
-    Args:
-        group: as for ``process_group_of``, or a ``DeviceMesh`` whose first of two axes is that of
-            nodes.
-
-    Raises:
-        TileWeaveError: as in ``process_group_of``, or an axis of the mesh is not in the order of
-            ranks, which torch uses in each group.
-    """
-    if not isinstance(group, DeviceMesh) or group.ndim != 2:
-        return None, process_group_of(group)
-    name_of(group, axes=2)
-    ranks = group.mesh.tolist()
-    for axis in (*ranks, *zip(*ranks, strict=True)):
-        if sorted(axis) != list(axis):
-            raise TileWeaveError(
-                f"group={group!r}: ranks {', '.join(map(str, axis))} along one axis; expected "
-                "ascending ranks along both, such as [[0, 1], [2, 3]]"
-            )
-    nodes = group.get_group(0) if group.size(0) > 1 else None
-    return nodes, process_group_of(group.get_group(1))
-
-
 def process_group_named(name: str) -> dist.ProcessGroup:
     """Return the process group with this name.
 

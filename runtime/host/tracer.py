@@ -27,17 +27,16 @@ class TracedLaunch:
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A copy, a write, a wait or a collective of a plan, between two events of its stream.
+    """A copy, a write or a wait of a plan, between two events of its stream.
 
     Attributes:
-        address: address of the word that is written or awaited, of the remote end of a copy, or
-            of the result of a collective.
+        address: address of the word that is written or awaited, or of the remote end of a copy.
         value: value that is written or awaited; None if the host does not know it.
-        nbytes: bytes of a copy, or of the result of a collective.
+        nbytes: bytes of a copy.
         begin, end: events of the stream before and after it.
     """
 
-    kind: Literal["copy", "write", "wait", "collective"]
+    kind: Literal["copy", "write", "wait"]
     op: str
     loc: str
     stream: str

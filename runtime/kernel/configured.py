@@ -9,7 +9,6 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes import with_options
-from ..plans.mesh_plan import MeshPlan
 from ..plans.traced_plan import TracedPlan
 
 
@@ -21,7 +20,7 @@ def configured(op: str, program: Any, configs: Mapping[str, Any] | None) -> Any:
     """
     if not configs:
         return program
-    if isinstance(program, TracedPlan | MeshPlan):
+    if isinstance(program, TracedPlan):
         return program.with_configs(configs)
     if not isinstance(program, tirx.PrimFunc):
         raise TileWeaveError(

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tvm import tirx
 
+from ...builtins.errors import TileWeaveError
 from ..kernel.dynamic import DynamicKernel
 from ..kernel.kernel import Kernel
-from .collectives import COLLECTIVES, SUMMED_TYPES
-from .parameters import parameters_of
-from .regions import Region, Rows
-from .step_list import StepList
-from .steps import Collective, Copy, CopyValue, Launch, WaitValue, WriteValue
+from .parameters import Parameter, parameters_of, shapes_of, shown_sizes
+from .regions import Region, Rows, at_loc, loc
+from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 
 _WORDS = ("int32", "uint32")
 """Types of a flag that a stream can write."""
 
 
-class PlanBuilder(StepList):
+class PlanBuilder:
     """First argument of a plan's function: each method appends a step of this rank.
 
     Each method accepts ``stream``: the name of a side stream, or None for the caller's stream. Side
@@ -29,13 +29,11 @@ class PlanBuilder(StepList):
 
     Attributes:
         rank, world_size: rank and size of the group, as integers.
-        node, nodes: index of this rank's node, and number of nodes: 0 and 1 unless the plan is on
-            a mesh of nodes.
     """
 
-    def __init__(self, rank: int, world_size: int, node: int = 0, nodes: int = 1) -> None:
-        super().__init__(rank, world_size)
-        self.node, self.nodes = node, nodes
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        self.steps: list[Step] = []
 
     def peers(self) -> Iterator[int]:
         """Iterate over the other ranks, each rank's right neighbor first, so that no two ranks
@@ -132,6 +130,16 @@ class PlanBuilder(StepList):
         value = self._integer("wait_value", value)
         self._add(WaitValue, stream, flag=flag, value=value)
 
+    def wait_stream(self, other: str | None, *, stream: str | None = None) -> None:
+        """Let ``stream`` wait for the operations enqueued in ``other`` so far.
+
+        Args:
+            other: a stream that has steps; None is the caller's stream.
+        """
+        if other is not None and other not in [s.stream for s in self.steps]:
+            raise self._refused("wait_stream", f"other={other!r} has no steps", "one that has")
+        self._add(WaitStream, stream, other=other)
+
     def launch(self, kernel: Any, *args: Any, stream: str | None = None) -> None:
         """Launch a kernel on whole tensors of the plan.
 
@@ -155,53 +163,81 @@ class PlanBuilder(StepList):
             Launch, stream, kernel=kernel, program=program, arguments=arguments, sizes=sizes
         )  # fmt: skip
 
-    def collective(
-        self, name: str, dst: Region, src: Region, *, across: str = "nodes",
-        stream: str | None = None,
-    ) -> None:  # fmt: skip
-        """Run a collective of ``torch.distributed``: by NCCL, or by gloo if the group uses it.
+    def _arguments(
+        self, op: str, parameters: Sequence[Parameter], args: Iterable[Any]
+    ) -> dict[str, Any]:
+        """Return the arguments of a kernel by the name of its parameter."""
+        args = tuple(value for value in args if value is not None)
+        if len(args) != len(parameters):
+            names = ", ".join(p.name for p in parameters)
+            raise self._refused(op, f"{len(args)} arguments", f"{len(parameters)}: {names}")
+        args = tuple(map(partial(self._argument, op), parameters, args))
+        arguments = dict(zip((p.name for p in parameters), args, strict=True))
+        self._require_distinct(op, parameters, arguments)
+        return arguments
 
-        It starts after the earlier steps of the stream, and later steps of the stream observe
-        ``dst``. The host waits only for gloo. All ranks that take part make the same collectives in
-        the same order. NCCL's kernels need SMs: append it before a kernel that waits for peers.
+    def _require_distinct(
+        self, op: str, parameters: Iterable[Parameter], arguments: Mapping[str, Any]
+    ) -> None:
+        """Refuse a symmetric tensor that is the argument of two parameters of a kernel."""
+        names: dict[str, str] = {}
+        """Name of a symmetric tensor of the plan -> name of the kernel's parameter."""
+        for p in parameters:
+            if not p.symmetric:
+                continue
+            tensor = arguments[p.name].parameter.name
+            if names.setdefault(tensor, p.name) != p.name:
+                raise self._refused(
+                    op, f"{names[tensor]} and {p.name} are both {tensor}",
+                    "a tensor for each, because each is synchronized by itself",
+                )  # fmt: skip
 
-        Args:
-            name: ``all_gather``: ``dst[i]`` becomes the ``src`` of rank ``i`` of the axis;
-                ``reduce_scatter``: ``dst`` becomes the sum of the ranks' ``src[i]``, where ``i``
-                is this rank; ``all_reduce``: ``dst`` becomes the sum of the ranks' ``src``.
-            dst, src: own memory of the same type, contiguous. They do not overlap; in an all-reduce
-                they may be the same region.
-            across: ``nodes``: the ranks with this rank's index in their nodes; ``ranks``: the ranks
-                of this node.
-        """
-        op, sizes = "collective", {"nodes": self.nodes, "ranks": self.world_size}
-        for what, value, legal in (("name", name, COLLECTIVES), ("across", across, sizes)):
-            if value not in tuple(legal):
-                raise self._refused(op, f"{what}={value!r}", " or ".join(map(repr, legal)))
-        for side, region in (("dst", dst), ("src", src)):
-            self._require_own_memory(op, side, region)
-        if dst.dtype != src.dtype:
-            raise self._refused(op, f"src={src} has dtype {src.dtype}", f"{dst.dtype} of dst={dst}")
-        kind, members = COLLECTIVES[name], sizes[across]
-        if kind.sums and src.dtype not in SUMMED_TYPES:
-            raise self._refused(op, f"{name} of {src.dtype}", ", ".join(SUMMED_TYPES))
-        side, region = ("src", src) if kind.scatters else ("dst", dst)
-        shape = kind.shape(dst.shape, src.shape, members)
-        if region.shape != shape:
-            what = f"{side}={region} of {name} across {members} {across} has shape {region.shape}"
-            raise self._refused(op, what, str(shape))
-        if dst.overlaps(src) and dst != src:
-            raise self._refused(op, f"src={src} overlaps dst={dst}", "regions apart")
-        self._add(
-            Collective, stream, kind=kind, dst=dst, src=src, across=across, members=members
-        )  # fmt: skip
+    def _sizes(
+        self, op: str, parameters: Sequence[Parameter], arguments: Mapping[str, Any]
+    ) -> dict[str, int]:
+        """Return the dynamic extents of a kernel; refuse shapes that are not the declared ones."""
+        tensors = {p.name: arguments[p.name] for p in parameters if p.shape is not None}
+        shapes = {
+            name: t.shape[1:] if t.parameter.symmetric else t.shape for name, t in tensors.items()
+        }
+        for name, expected in shapes_of(parameters, shapes, op).items():
+            if shapes[name] != expected:
+                raise self._refused(op, f"{name} has shape {shapes[name]}", str(expected))
+        return shown_sizes(parameters, shapes)
 
-    def _require_own_memory(self, op: str, side: str, region: Any) -> None:
-        self._require_region(op, side, region)
-        if region.parameter.symmetric and (0 in region.axes or region.rank != self.rank):
-            raise self._refused(op, f"{side}={region}", f"own memory, of rank {self.rank}")
-        if not region.is_contiguous:
-            raise self._refused(op, f"{side}={region}", "a region that is contiguous in memory")
+    def _add(self, kind: type[Step], stream: str | None, /, **fields: Any) -> None:
+        if not (stream is None or (isinstance(stream, str) and stream)):
+            raise self._refused(kind.op[2:], f"stream={stream!r}", "a name, or None")
+        self.steps.append(kind(stream, loc(), len(self.steps) + 1, **fields))
+
+    def _require_region(self, op: str, side: str, region: Any) -> None:
+        if not isinstance(region, Region):
+            raise self._refused(op, f"{side}={region!r}", "a tensor of the plan, or a part of it")
+
+    def _argument(self, op: str, p: Parameter, value: Any) -> Any:
+        if p.shape is None:
+            try:
+                return p.number(value)
+            except ValueError as error:
+                raise self._refused(op, f"argument {p.name} is {value!r}", str(error)) from None
+        self._require_region(op, p.name, value)
+        if not value.is_whole:
+            raise self._refused(op, f"argument {p.name} is {value}", "a whole tensor of the plan")
+        if value.parameter.symmetric != p.symmetric:
+            kinds = ("T.Tensor", "W.Symmetric")
+            raise self._refused(
+                op,
+                f"argument {p.name} is {value.parameter.name}, a {kinds[not p.symmetric]} of the "
+                "plan",
+                f"a {kinds[p.symmetric]}, as the kernel declares {p.name}",
+            )
+        if value.dtype != p.dtype:
+            what = f"argument {p.name} is {value} of type {value.dtype}"
+            raise self._refused(op, what, f"{p.dtype}, as the kernel declares {p.name}")
+        return value
+
+    def _refused(self, op: str, what: str, expected: str) -> TileWeaveError:
+        return TileWeaveError(f"{op}: {what}; expected {expected}{at_loc()}")
 
     def _require_word(self, op: str, side: str, region: Any) -> None:
         self._require_region(op, side, region)

@@ -15,22 +15,19 @@ _STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: 
 _LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def plan_declaration(function: Any, op: str) -> tuple[list[Parameter], Callable[..., None], str]:
+def plan_declaration(function: Any) -> tuple[list[Parameter], Callable[..., None], str]:
     """Return the parameters that the function of a plan declares, the function with these
     parameters only, and its ``file:line``.
-
-    Args:
-        op: decorator, for errors: ``plan``.
 
     Raises:
         TileWeaveError: it is no function, its first parameter is not for the steps, or another one
             declares neither a tensor nor a scalar.
     """
     if not (inspect.isfunction(function) or inspect.ismethod(function)):
-        raise TileWeaveError(f"{op}: {function!r}; expected a function")
+        raise TileWeaveError(f"plan: {function!r}; expected a function")
     first, *others = inspect.signature(function).parameters.values() or [None]
     code = function.__code__
-    loc, what = f"{code.co_filename}:{code.co_firstlineno}", f"{op} {function.__name__}"
+    loc, what = f"{code.co_filename}:{code.co_firstlineno}", f"plan {function.__name__}"
     absent = {p.name: None for p in others if p.annotation is None}
     parameters = [_declared(p, what, loc) for p in others if p.name not in absent]
     if refusal := _refusal(first, code):

@@ -67,12 +67,6 @@ class Region:
         """Rank whose memory holds the region; None for a tensor that is not symmetric."""
         return self.start[0] if self.parameter.symmetric else None
 
-    @property
-    def is_contiguous(self) -> bool:
-        """True if no other element of the tensor is between those of the region."""
-        rows = _rows(self)
-        return rows is not None and rows[0] == math.prod(self.extent)
-
     def overlaps(self, other: Region) -> bool:
         """Return whether the regions have an element in common."""
         if self.parameter.name != other.parameter.name:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from tvm import tirx
 
-from .collectives import CollectiveKind
 from .regions import Region, Rows
 
 
@@ -99,28 +98,6 @@ class Launch(Step):
     @property
     def title(self) -> str:
         return f"{self.op} of {self.name}"
-
-
-@dataclass(frozen=True)
-class Collective(Step):
-    """Run a collective of ``torch.distributed``, by NCCL or gloo.
-
-    Attributes:
-        dst, src: own memory.
-        across: axis of the ranks that take part: ``nodes`` or ``ranks``.
-        members: number of these ranks.
-    """
-
-    op = "p.collective"
-    kind: CollectiveKind
-    dst: Region
-    src: Region
-    across: str
-    members: int
-
-    @property
-    def title(self) -> str:
-        return f"{self.op} of {self.kind.name}"
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ from ...passes.sync.regions.copies import COPIES, with_copies
 from ...passes.sync.regions.copies import Copy as KnownCopy
 from .parameters import Parameter
 from .regions import Region
-from .steps import Collective, Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
+from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 
 _STRIDE = 1 << 40
 ENTRY_STREAM = "entry barrier"
@@ -443,20 +443,6 @@ def refuse_pushes(traces: Sequence[Sequence[Step]]) -> None:
                 "earlier one; expected the same copies and readers in every call, or explicit "
                 f"flags and waits{line}"
             )
-
-
-def refuse_collectives(traces: Sequence[Sequence[Step]]) -> None:
-    """Refuse collectives of symmetric memory in a call that has inferred synchronization, which
-    orders only copies and kernels."""
-    for step in (s for s in itertools.chain(*traces) if isinstance(s, Collective)):
-        line = f"\n --> {step.loc}"
-        for region in (step.dst, step.src):
-            if region.parameter.symmetric:
-                raise TileWeaveError(
-                    f"{step.title} accesses {region}, which is symmetric, in a plan whose copies "
-                    "wait by inferred flags; expected a T.Tensor, or explicit flags and "
-                    f"waits{line}"
-                )
 
 
 def implicit_name(kernel: tirx.PrimFunc, implicit: str) -> str:

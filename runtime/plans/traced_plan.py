@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -31,7 +30,6 @@ from .sync_pull import PullSync, pull_sync_of
 from .sync_push import (
     PushSync,
     refuse_beside_itself,
-    refuse_collectives,
     refuse_pushes,
     sync_of,
 )
@@ -54,10 +52,7 @@ class TracedPlan:
         parameters: parameters of a call.
         body: appends the steps of one call to a ``PlanBuilder``.
         pass_configs: options for compiling its kernels.
-        node, nodes: index of the node whose ranks call it, and number of nodes.
     """
-
-    node, nodes = 0, 1
 
     def __init__(
         self, name: str, parameters: list[Parameter], body: Callable[..., None], loc: str,
@@ -93,14 +88,7 @@ class TracedPlan:
         """
         own_options(pass_configs)
         configs = {**self.pass_configs, **pass_configs}
-        plan = type(self)(self.name, self.parameters, self.body, self.loc, configs)
-        return plan.on_node(self.node, self.nodes)
-
-    def on_node(self: _Plan, node: int, nodes: int) -> _Plan:
-        """Return this plan for calls by the ranks of a node. It shares the steps."""
-        plan = copy.copy(self)
-        plan.node, plan.nodes = node, nodes
-        return plan
+        return type(self)(self.name, self.parameters, self.body, self.loc, configs)
 
     def trace(
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any],
@@ -116,8 +104,7 @@ class TracedPlan:
             scalars: name of a scalar -> value.
             recorded: whether a CUDA graph records the steps.
         """
-        place = rank, world_size, self.node, self.nodes
-        key = *place, tuple(shapes.items()), _keys(scalars), recorded
+        key = rank, world_size, tuple(shapes.items()), _keys(scalars), recorded
         with _tracing:
             steps = self._traces.pop(key, None)
             if steps is None:
@@ -154,7 +141,7 @@ class TracedPlan:
     ) -> PushSync | PullSync | None:
         """Return the synchronization of a call, if it needs any; calls with equal shapes share
         it."""
-        key = world_size, self.node, self.nodes, tuple(shapes.items())
+        key = world_size, tuple(shapes.items())
         call = key, _keys(scalars)
         if self._last[0] != call:
             ranks = range(world_size)
@@ -165,7 +152,6 @@ class TracedPlan:
             refuse_beside_itself(traces)
             sync = pull_sync_of(traces) or sync_of(traces)
             if sync is not None:
-                refuse_collectives(traces)
                 self._syncs.setdefault(key, sync)
             elif key in self._syncs:
                 refuse_pushes(traces)
@@ -176,7 +162,7 @@ class TracedPlan:
         self, rank: int, world_size: int, shapes: Mapping[str, Shape], scalars: Mapping[str, Any]
     ) -> list[Step]:
         """Return the steps that the plan appends, with the fork and join of its streams."""
-        p = PlanBuilder(rank, world_size, self.node, self.nodes)
+        p = PlanBuilder(rank, world_size)
         arguments = [
             scalars[a.name]
             if a.shape is None

@@ -198,8 +198,6 @@ class _Merge:
             word = record.words.get(step.address)
             flag = f"{step.tensor}{word.index if word else ''}"
             label = f"{step.op} {flag}"
-            if step.kind == "collective":
-                label += f", {step.nbytes} bytes"
             span = Span(
                 record.rank, step.op, step.stream, None, label, number, step.loc, start, end
             )

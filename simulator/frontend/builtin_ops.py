@@ -473,7 +473,7 @@ def uniform(c: Statements, call: tirx.Call, loc: str) -> Expr:
     def value(frame):
         block, got = frame.block, int(np.asarray(expr.value(frame)).flat[0])
         launch = block.launch
-        key = launch.kernel.name, launch.epoch, launch.enqueue_index, block.group, node
+        key = launch.kernel.name, launch.epoch, launch.enqueue_index, node
         first = block.machine.uniform.setdefault(key, (got, block.name()))
         if first[0] != got:
             raise SimulationError(

@@ -9,9 +9,9 @@ import numpy as np
 
 from ...runtime.plans.parameters import dynamic_extents
 from ...runtime.plans.regions import Region
+from ...runtime.plans.steps import Launch
 from ..case import Case
 from ..machine.executable import Executable
-from ..machine.mesh import MeshExecutable
 from ..memory.values import is_float, numpy_dtype
 from .index_ranges import Range, index_ranges
 from .inputs import checked_inputs
@@ -21,14 +21,14 @@ INITIAL_ZEROS = "zeros at first"
 
 
 def random_inputs(
-    executable: Executable | MeshExecutable, seed: int, scalars: Mapping[str, Any]
+    executable: Executable, seed: int, scalars: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return inputs for every rank, without the text of ``described_inputs``."""
     return described_inputs(executable, seed, scalars)[0]
 
 
 def described_inputs(
-    executable: Executable | MeshExecutable,
+    executable: Executable,
     seed: int,
     scalars: Mapping[str, Any],
     supplied: Sequence[Mapping[str, Any]] | None = None,
@@ -83,15 +83,15 @@ def described_inputs(
 def _ranges(case: Case) -> dict[str, Range]:
     """Return the ranges of the integers that every kernel shows which reads them, by parameter."""
     ranges: dict[str, Range] = {}
+    world_size = case.executable.world_size
     for rank, calls in enumerate(case.calls):
-        for step, world_size, names in case.executable.launches(calls[0]):
+        for step in (s for s, _ in calls[0].steps if isinstance(s, Launch)):
             regions = {n: v for n, v in step.arguments.items() if isinstance(v, Region)}
             shapes = {name: region.shape for name, region in regions.items()}
             for name, (low, high) in index_ranges(step.program, world_size, shapes).items():
                 if name not in regions:
                     continue
                 parameter = regions[name].parameter.name
-                parameter = names.get(parameter, parameter)
                 previous = ranges.get(parameter, (low, high))
                 ranges[parameter] = max(low, previous[0]), min(high, previous[1])
         if rank == 0 and not ranges:

@@ -10,16 +10,13 @@ import numpy as np
 from ...builtins.errors import TileWeaveError, short_repr
 from ...runtime.plans.parameters import Parameter, dynamic_extents
 from ..machine.executable import Executable
-from ..machine.mesh import MeshExecutable
 from ..memory.values import numpy_dtype
 from .arguments import check_extent
 
 Inputs = Sequence[Mapping[str, Any]]
 
 
-def checked_inputs(
-    executable: Executable | MeshExecutable, inputs: Inputs | None
-) -> list[dict[str, Any]]:
+def checked_inputs(executable: Executable, inputs: Inputs | None) -> list[dict[str, Any]]:
     """Return the inputs of every rank, tensors as NumPy arrays.
 
     Raises:
@@ -86,7 +83,7 @@ def _check_scalar(p: Parameter, values: Mapping[str, Any]) -> None:
         )
 
 
-def _require_alias(p: Parameter, target: str, executable: Executable | MeshExecutable) -> None:
+def _require_alias(p: Parameter, target: str, executable: Executable) -> None:
     alike_names = [
         q.name for q in executable.parameters
         if q.symmetric and q.dtype == p.dtype and len(q.extents) == len(p.extents)

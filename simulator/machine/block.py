@@ -11,7 +11,7 @@ import numpy as np
 
 from ..memory.clock import Clock
 from ..memory.memory import Access
-from ..memory.order import BlockOrder, of_group
+from ..memory.order import BlockOrder
 from ..memory.threads import WARP, Accessed, ParallelLoop, divide
 from ..memory.values import unwritten
 from ..report.errors import SimulationError
@@ -245,10 +245,7 @@ class Block:
     ) -> None:
         self.machine, self.launch = machine, launch
         self.kernel, self.tensors = launch.kernel, launch.tensors
-        self.group, self.epoch = launch.group, launch.epoch
-        self.global_rank = launch.stream.rank
-        self.rank = self.group.ranks.index(self.global_rank)
-        """Rank in the group."""
+        self.epoch, self.rank = launch.epoch, launch.stream.rank
         self.number, self.index, self.order = number, launch.index(number), order
         self.env, self.poisoned, self.by_thread = env, [None] * len(env), [False] * len(env)
         self.tiles: dict[int, Tile] = {}
@@ -262,14 +259,13 @@ class Block:
 
     def name(self) -> str:
         at = ", ".join(map(str, self.index))
-        beside = of_group(self.group.name)
-        beside += "" if self.launch.stream.name is None else f" of {self.launch.stream}"
-        return f"rank {self.global_rank}, block {self.number}" + (f" ({at})" if at else "") + beside
+        beside = "" if self.launch.stream.name is None else f" of {self.launch.stream}"
+        return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
 
     def name_of(self, barrier: MBarrier) -> tuple:
         """Return a name of an mbarrier that is the same in all schedules."""
         return (
-            self.global_rank,
+            self.rank,
             self.launch.enqueue_index,
             self.launch.title,
             self.number,

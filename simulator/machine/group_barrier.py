@@ -10,7 +10,6 @@ from ..memory.clock import Clock
 from ..memory.order import SYS
 from ..report.errors import SimulationError
 from .block import Block, Frame
-from .group import Group
 from .steps import Waiting, WaitTarget
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ class GroupBarrier:
 
     machine: Machine
     participants: str
-    group: Group
     phase: Phase = field(default_factory=lambda: Phase(0, {}))
     arrived_in: dict[Any, int] = field(default_factory=dict)
     """Block of a rank that arrived, by launch, if one block of each rank participates."""
@@ -50,7 +48,7 @@ class GroupBarrier:
             raise SimulationError(
                 "arrival",
                 f"{op} is reached by blocks {self.arrived_in[launch]} and {block.number} of rank "
-                f"{block.global_rank} in launch {block.epoch}; expected one block a launch, or "
+                f"{block.rank} in launch {block.epoch}; expected one block a launch, or "
                 "a barrier= of its own for each block\n"
                 f" --> {loc}",
             )
@@ -80,7 +78,7 @@ class GroupBarrier:
         block.order.join(frame.mask.thread_groups, phase.clock)
 
     def _members(self, block: Block) -> list[tuple]:
-        ranks = range(self.group.size)
+        ranks = range(self.machine.world_size)
         if self.per_rank:
             return [(r,) for r in ranks]
         if self.participants == "grid":
@@ -88,5 +86,5 @@ class GroupBarrier:
         return [(r, b) for r in ranks for b in range(block.launch.blocks)]
 
     def _member_name(self, member: tuple) -> str:
-        rank = f"rank {self.group.ranks[member[0]]}"
+        rank = f"rank {member[0]}"
         return rank + (f", block {member[1]}" if len(member) > 1 else "")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
+from ...runtime.plans.regions import Region
 from ...runtime.plans.steps import name_of_stream
-from .group import Group
+from ..memory.memory import Tensor
 from .machine import Machine
 from .streams import Event, Record, WaitEvent
 
@@ -15,25 +15,20 @@ class Host:
     """Streams of one rank while its host enqueues operations in them.
 
     Attributes:
-        rank: among all ranks.
         enqueue_index: number of steps so far.
     """
 
     def __init__(self, machine: Machine, rank: int) -> None:
         self.machine, self.rank, self.enqueue_index = machine, rank, 0
-        self._collectives: Counter[Group] = Counter()
-        self._queues: dict[str | None, list[Any]] = {
-            lane.stream: [] for lane in machine.layout.first
-        }
+        self._queues: dict[str | None, list[Any]] = {stream: [] for stream in machine.layout.first}
 
     def queue(self, stream: str | None) -> list[Any]:
         """Return the operations of a stream."""
         return self._queues.setdefault(stream, [])
 
-    def number_collective(self, group: Group) -> int:
-        """Return the number of the next collective of a group, from 0."""
-        self._collectives[group] += 1
-        return self._collectives[group] - 1
+    def tensor(self, region: Region) -> Tensor:
+        """Return the tensor of this rank that a region of the plan is a part of."""
+        return self.machine.named[region.parameter.name][self.rank]
 
     def wait(self, stream: str | None, other: str | None, epoch: int, loc: str) -> None:
         """Let a stream wait for what another one contains now."""

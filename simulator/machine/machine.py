@@ -15,8 +15,6 @@ from ..memory.memory import Memory, Tensor
 from ..memory.order import Layout
 from ..report.errors import SimulationError
 from .block import Block, Frame
-from .collectives import Communicator
-from .group import Group
 from .group_barrier import GroupBarrier
 from .steps import SPIN, Waiting
 from .streams import Coroutine, Record, Stream, WaitEvent, Work
@@ -49,7 +47,6 @@ class Machine:
         self._enqueued: list[Work] = []
         self._start = Clock.start(layout.count)
         self._barriers: dict[Any, GroupBarrier] = {}
-        self._communicators: dict[Group, Communicator] = {}
         self.barrier_words = WordsOfBarriers()
         self._ready: list[Coroutine] = []
         self._held: list[Coroutine] = []
@@ -89,12 +86,8 @@ class Machine:
         """Return the barrier at which ``block`` arrives. A grid barrier belongs to one launch."""
         key = (participants, words, block.launch if participants == "grid" else None)
         if key not in self._barriers:
-            self._barriers[key] = GroupBarrier(self, participants, block.group)
+            self._barriers[key] = GroupBarrier(self, participants)
         return self._barriers[key]
-
-    def communicator(self, group: Group) -> Communicator:
-        """Return the collectives of ``torch.distributed`` among the ranks of a group."""
-        return self._communicators.setdefault(group, Communicator(group))
 
     def fork(self, parts: Sequence[tuple[Iterator[Any], Frame]]) -> Waiting | None:
         """Schedule these threads of a block on their own, and return a wait for their ends; or

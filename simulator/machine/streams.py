@@ -14,14 +14,13 @@ from ...runtime.plans.steps import Copy, CopyValue, WaitValue, WriteValue, name_
 from ..memory.arrivals import has_reached, story
 from ..memory.clock import Clock
 from ..memory.memory import Access, Tensor
-from ..memory.order import SYS, BlockOrder, Lane, of_group
+from ..memory.order import SYS, BlockOrder
 from ..memory.segments import Segments
 from ..memory.shadow import text_of_region
 from ..memory.threads import ThreadOrder
 from ..memory.values import convert
 from ..report.errors import SimulationError
 from .block import Frame
-from .group import Group
 from .steps import Waiting, WaitTarget, go
 
 if TYPE_CHECKING:
@@ -147,7 +146,6 @@ class Work:
     Attributes:
         enqueue_index: position in the order in which the host enqueued the steps of the rank.
         title, loc: of the step, for reports.
-        group: that calls the plan.
         takes_room: whether each block needs an SM.
     """
 
@@ -155,7 +153,6 @@ class Work:
     enqueue_index: int
     title: str
     loc: str
-    group: Group
     takes_room: bool = True
     blocks: int = 1
     next: int = 0
@@ -189,7 +186,7 @@ class Work:
 
     def _order(self, machine: Machine, slot: int, threads: ThreadOrder | None = None) -> BlockOrder:
         layout, stream = machine.layout, self.stream
-        slot += layout.first[Lane(stream.name, self.group.name)]
+        slot += layout.first[stream.name]
         order = BlockOrder.start(layout, stream.rank, slot, stream.clock, threads)
         order.polled = stream.polled
         return order
@@ -262,7 +259,7 @@ class ByStream(Work):
 
     @property
     def doer(self) -> str:
-        return f"{self.stream}{of_group(self.group.name)} of rank {self.stream.rank}"
+        return f"{self.stream} of rank {self.stream.rank}"
 
     def _steps(self, machine: Machine, order: BlockOrder) -> Iterator[Any]:
         raise NotImplementedError

@@ -21,7 +21,6 @@ from .shadow import text_of_region
 
 if TYPE_CHECKING:
     from ..machine.block import Block, Frame
-    from ..machine.group import Group
     from ..machine.streams import Launch, Stream
     from .clock import View
 
@@ -169,8 +168,7 @@ class BarrierWords:
         for p, arrivals in zip(peers, seen, strict=True):
             expected = (calls + int(self._ahead[me, p])) % _BITS
             if arrivals != expected:
-                peer = block.group.ranks[p]
-                meaning = f"the arrivals of rank {peer} after {calls} calls of the barrier"
+                meaning = f"the arrivals of rank {p} after {calls} calls of the barrier"
                 raise self._unexpected(block, access, 2 + p, arrivals, expected, meaning)
         self._write(me, 1, calls + 1)
         self._ahead[me] -= 1
@@ -230,7 +228,7 @@ class WordsOfBarriers:
     """The words of all barriers of one schedule, by tensor and first element."""
 
     def __init__(self) -> None:
-        self._all: dict[Tensor | Group, dict[int, BarrierWords]] = defaultdict(dict)
+        self._all: dict[Tensor | None, dict[int, BarrierWords]] = defaultdict(dict)
 
     def at(
         self, tensor: Tensor | None, index: tuple[int, ...], block: Block, barrier: Barrier
@@ -245,11 +243,11 @@ class WordsOfBarriers:
             axes = int(tensor.symmetric)
             shape = tensor.shape[axes:]
             first, size = int(np.ravel_multi_index(index[axes:], shape)), int(np.prod(shape))
-        group = block.group
-        of_tensor = self._all[tensor or group]
+        world_size = block.machine.world_size
+        of_tensor = self._all[tensor]
         if first not in of_tensor:
-            of_tensor[first] = BarrierWords(tensor, first, group.size)
-        words, count = of_tensor[first], words_of(barrier.participants, group.size)
+            of_tensor[first] = BarrierWords(tensor, first, world_size)
+        words, count = of_tensor[first], words_of(barrier.participants, world_size)
         if count > words.count:
             words.count, words.loc = count, barrier.loc
             start = f"{barrier.op} by {block.name()} in launch {block.epoch} counts in {count} word"

@@ -12,9 +12,9 @@ The component of an agent in a clock counts the releases of that agent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -32,37 +32,20 @@ Sync = dict[tuple, Clock]
 """Clocks that acquiring a value joins, by (rank, block or None, scope) of the release."""
 
 
-class Lane(NamedTuple):
-    """Operations of one group on one stream of a rank.
-
-    Attributes:
-        stream: name of the stream; None is the caller's.
-        group: name of the group; empty for all ranks.
-    """
-
-    stream: str | None = None
-    group: str = ""
-
-
-def of_group(name: str) -> str:
-    """Return `` of group 'tp'``; nothing for the group of all ranks, which has no name."""
-    return f" of group {name!r}" if name else ""
-
-
 class Layout:
     """Numbers of the agents of all blocks of all ranks; 0 is the host.
 
-    The blocks of a rank are those of all its lanes, one lane after another, so concurrent kernels
-    have different blocks. The first block of a lane is the stream itself.
+    The blocks of a rank are those of all its streams, one stream after another, so concurrent
+    kernels have different blocks. The first block of a stream is the stream itself.
 
     Args:
-        lanes: largest number of blocks of a kernel of each lane.
+        streams: largest number of blocks of a kernel of each stream; None is the caller's.
         thread_groups: number of thread groups of a block.
         mbarriers: number of mbarriers of a block.
     """
 
     def __init__(
-        self, world_size: int, lanes: Sequence[tuple[Lane, int]], thread_groups: int,
+        self, world_size: int, streams: Mapping[str | None, int], thread_groups: int,
         mbarriers: int = 0,
     ) -> None:  # fmt: skip
         self.thread_groups = thread_groups
@@ -70,13 +53,12 @@ class Layout:
         """Number of agents of a block that copy asynchronously: the bulk stores of each thread
         group, T.async_copy, and the loads of each mbarrier."""
         self.stride = thread_groups + SETS + self.copies
-        self.first: dict[Lane, int] = {}
+        self.first: dict[str | None, int] = {}
         self.names: list[str] = []
-        for lane, blocks in lanes:
-            self.first[lane] = len(self.names)
-            stream, group = name_of_stream(lane.stream), of_group(lane.group)
-            suffix = group if lane.stream is None else f"{group} of {stream}"
-            self.names.append(f"{stream}{group}")
+        for stream, blocks in streams.items():
+            self.first[stream] = len(self.names)
+            suffix = "" if stream is None else f" of {name_of_stream(stream)}"
+            self.names.append(name_of_stream(stream))
             self.names += [f"block {i}{suffix}" for i in range(blocks)]
         self.blocks = len(self.names)
         self.count = 1 + world_size * self.blocks * self.stride

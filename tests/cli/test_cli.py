@@ -198,25 +198,6 @@ def test_simulate_explores_all_interleavings(file, capsys):
     assert "--exhaustive with --level device; expected --level tile" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["--mesh", "cp=2,tp"], "'cp=2,tp'; expected axes, such as cp=2,tp=2"),
-        (["--mesh", "tp=2,tp=2"], "'tp=2,tp=2'; expected axes"),
-        (["--mesh", "tp=0"], "axis 'tp' of size 0; expected a name, and an integer from 1 on"),
-        (["--mesh", "tp=2", "--ranks", "3"], "--ranks 3 with a --mesh of 2 ranks; expected one of"),
-        (["--mesh", "tp=2"], "has no tw.mesh_plan; expected one at module level"),
-    ],
-)
-def test_simulate_refuses_a_mesh(more, message, file, capsys):
-    try:
-        status = main(["simulate", file(CLEAN), *more])
-    except SystemExit as error:  # argparse refuses the text
-        status = error.code
-    assert status in (1, 2)
-    assert message in capsys.readouterr().err
-
-
 def test_simulate_draws_a_timeline(file, capsys, tmp_path):
     out = tmp_path / "a.html"
     assert main(["simulate", file(CLEAN), *ONCE, "--json", "--timeline", str(out)]) == 0

@@ -1,4 +1,4 @@
-"""Operators and a plan on several nodes: fused kernels and P2P in a node, NCCL between nodes.
+"""Operators on several nodes: fused kernels and P2P in a node, NCCL between nodes.
 
     torchrun --nproc-per-node=4 tests/gpu/two_levels.py [CHECK ...] [--local-world-size 2]
     torchrun --nproc-per-node=2 tests/gpu/two_levels.py graph --local-world-size 1  # 2 GPUs
@@ -40,7 +40,6 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests import plan_on_nodes
 from tests.on_gpus import GPU, runs_here, transports_here
 
 TRANSPORTS, STRATEGIES = ["copy_engine", "tma", "ldst", "nccl"], ["fused", "nccl"]
@@ -401,18 +400,6 @@ def check_graph(mesh, engine, replays: int = 20) -> str:
     return ""
 
 
-def check_plans(mesh, engine) -> str:
-    """A plan with collectives between nodes: values, trace, and that the host does not wait."""
-    # All ranks make all checks, also after a fault of one.
-    faults = [*plan_on_nodes.faults(mesh)]
-    return next(filter(None, faults), "")
-
-
-def check_plan_graph(mesh, engine) -> str:
-    """The same plan in a graph. With gloo it must be refused."""
-    return plan_on_nodes.graph_fault(mesh)
-
-
 def not_refused(call: Call) -> str:
     """Return what is wrong unless a capture of the call ends in one sentence."""
     try:
@@ -429,14 +416,10 @@ CHECKS = {
     "bits": check_bits,
     "back to back": check_back_to_back,
     "gradients": check_gradients,
-    "plans": check_plans,
     "graph": check_graph,
-    "plan graph": check_plan_graph,
 }
 DEFAULT = [name for name in CHECKS if "graph" not in name]
 """Checks that run unless others are named."""
-ONCE = "plans", "plan graph"
-"""Checks that no engine changes. They need GPUs."""
 
 
 class Staged:
@@ -503,8 +486,7 @@ def main() -> int:
         tw.init(mesh.get_group("local"), heap_bytes=HEAP_BYTES)
         compile_all(mesh, [*engines_of(options)])
     for name in options.checks or DEFAULT:
-        engines = ["nccl"] if name in ONCE else engines_of(options)
-        for engine in engines if runs_here(name, ("graph", *ONCE)) else ():
+        for engine in engines_of(options) if runs_here(name, ("graph",)) else ():
             fault = CHECKS[name](mesh, engine)
             failed += bool(fault)
             dist.barrier()

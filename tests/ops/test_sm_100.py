@@ -72,7 +72,7 @@ PROGRAMS: dict[str, Callable[[], Built]] = {
         f"{op} by {transport}": partial(collective, op, transport)
         for op, kind in operators_of(Collective).items()
         for transport in TRANSPORTS
-        if transport != "ll" or kind.ll_bytes
+        if (kind.ll_bytes if transport == "ll" else transport in kind.transports)
     },
     **{
         f"all_reduce_rms_norm by {name}, {quant}": partial(norm, name, quant)

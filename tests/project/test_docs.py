@@ -243,44 +243,6 @@ def test_plan_of_the_page_about_plans(tmp_path, capsys):
     assert steps == set(re.findall(r"^\| `p\.(\w+)\(", page, re.MULTILINE))
 
 
-def test_plan_on_nodes_of_the_page_about_plans(tmp_path):
-    page = (CHECKOUT / "docs" / "guides" / "plans.md").read_text()
-    (program,) = [p for p in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "def gat" in p]
-    imports = (
-        "import tilelang.language as T\nimport tileweave as tw\n"
-        "from tileweave import language as W\nNODES, RANKS, ROWS, COLUMNS = 2, 3, 2, 8\n"
-    )
-    file = tmp_path / "page.py"
-    file.write_text(imports + program)
-    inputs = [{"x": np.full((2, 8), rank, "float32")} for rank in range(6)]
-    outputs = tw.simulate(load_module(file).gather, {"node": 2, "local": 3}, inputs)
-    own = [out["own_node"][:, 0, 0].tolist() for out in outputs]
-    assert own == [[0, 1, 2]] * 3 + [[3, 4, 5]] * 3
-    others = [out["other_nodes"][:, 0, 0].tolist() for out in outputs]
-    assert others == [[0, 3], [1, 4], [2, 5]] * 2
-
-
-def test_mesh_plan_of_the_page_about_groups(tmp_path, capsys):
-    page = (CHECKOUT / "docs" / "guides" / "groups.md").read_text()
-    (program,) = [p for p in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "share" in p]
-    imports = (
-        "import numpy as np\nimport tilelang.language as T\nimport tileweave as tw\n"
-        "from tileweave import language as W\nN = 64\n"
-    )
-    file = tmp_path / "page.py"
-    file.write_text(imports + program)
-    outputs = load_module(file).outputs
-    assert [out["heads"][:, 0].tolist() for out in outputs] == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    assert [out["tokens"][:, 0].tolist() for out in outputs] == [[0, 2], [1, 3], [0, 2], [1, 3]]
-    command = re.search(r"`tileweave (simulate FILE --mesh.*?)`", page)[1].replace(
-        "FILE", str(file)
-    )
-    assert main([*shlex.split(command), "--schedules", "2"]) == 0
-    assert capsys.readouterr().out == "step: 2 schedules of 4 ranks, no fault\n"
-    methods = {name for name in dir(tw.MeshBuilder) if not name.startswith("_")}
-    assert methods == set(re.findall(r"^\| `m\.(\w+)\(", page, re.MULTILINE))
-
-
 SYNCHRONIZATION = CHECKOUT / "docs" / "guides" / "synchronization.md"
 
 

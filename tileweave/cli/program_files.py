@@ -15,12 +15,12 @@ from typing import Any
 from tilelang import tvm
 
 from ..builtins.errors import TileWeaveError
-from ..runtime import MeshPlan, Plan
+from ..runtime import Plan
 from .builders import builders_in
 
 PrimFunc = tvm.tirx.PrimFunc
 PLANS_AND_KERNELS = Plan, PrimFunc
-_KINDS = {PrimFunc: "T.prim_func", Plan: "tw.plan", MeshPlan: "tw.mesh_plan"}
+_KINDS = {PrimFunc: "T.prim_func", Plan: "tw.plan"}
 
 
 def add_program(parser: argparse.ArgumentParser, kinds: tuple[type, ...] = (PrimFunc,)) -> None:

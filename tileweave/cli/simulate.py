@@ -10,8 +10,6 @@ from typing import Any
 from ..builtins.errors import SyncWarning, TileWeaveError
 from ..emit import emit
 from ..passes import needs_sizes
-from ..runtime import MeshPlan
-from ..runtime.plans.mesh_plan import ranks_of
 from .compile_options import add_config, configs_of
 from .failures import message_of
 from .inputs import inputs_of, invented_hint
@@ -36,12 +34,6 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "simulate", help="run the programs of a file on simulated ranks; needs no GPU"
     )
     add_simulation(parser)
-    parser.add_argument(
-        "--mesh",
-        type=_mesh,
-        metavar="AXIS=N,...",
-        help="simulate the tw.mesh_plans of FILE on a mesh, such as cp=2,tp=2, instead of --ranks",
-    )
     parser.add_argument(
         "--epochs",
         type=int,
@@ -86,9 +78,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> None:
     """Print the verdict of each program; the exit status is 1 if one has a fault."""
-    if options.mesh:
-        _resolve_mesh(options)
-    programs = load_programs(options, (MeshPlan,) if options.mesh else PLANS_AND_KERNELS)
+    programs = load_programs(options, PLANS_AND_KERNELS)
     if options.timeline and len(programs) > 1:
         raise TileWeaveError(
             f"simulate: --timeline of {', '.join(programs)}; expected one program, FILE:NAME"
@@ -102,28 +92,6 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(outcome) if options.json else relative_paths(_text(outcome, options)))
     if any(outcome["fault"] or not outcome.get("complete", True) for outcome in outcomes):
         raise SystemExit(1)
-
-
-def _mesh(text: str) -> dict[str, int]:
-    """Return the axes of a mesh, given as ``cp=2,tp=2``."""
-    mesh: dict[str, int] = {}
-    for axis in text.split(","):
-        name, _, size = axis.partition("=")
-        if not name or not size.isdecimal() or name in mesh:
-            raise argparse.ArgumentTypeError(f"{text!r}; expected axes, such as cp=2,tp=2")
-        mesh[name] = int(size)
-    return mesh
-
-
-def _resolve_mesh(options: argparse.Namespace) -> None:
-    """Set the number of ranks to that of the mesh."""
-    ranks = ranks_of("simulate --mesh", options.mesh)
-    if not options.ranks_by_default and options.ranks != ranks:
-        raise TileWeaveError(
-            f"simulate: --ranks {options.ranks} with a --mesh of {ranks} ranks; expected one of "
-            "the two options"
-        )
-    options.ranks, options.ranks_by_default = ranks, False
 
 
 def _simulate(
@@ -143,7 +111,7 @@ def _simulate(
                 explored = _explore(program, inputs, options)
             else:
                 simulate(
-                    program, options.mesh or options.ranks, inputs, options.schedules, options.seed,
+                    program, options.ranks, inputs, options.schedules, options.seed,
                     options.epochs, options.resident_blocks, progress=True,
                     timeline=options.timeline,
                     most_seconds=most_seconds(options), jobs=options.jobs, arch=ARCH,
@@ -173,20 +141,19 @@ def _refusals(executable: Any) -> list[str]:
     from ..simulator import refused
 
     texts = []
-    for part in getattr(executable, "executables", [executable]):
-        for func in part.functions:
-            if needs_sizes(func):  # the compiler needs the sizes of the call
-                continue
-            name = func.attrs["global_symbol"]
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    emit(func, "device", ARCH, part.world_size)
-            except TileWeaveError as error:
-                texts.append(f"{executable.plan.name}: {refused(name, ARCH, error)}")
-            except Exception as error:
-                text = f"{type(error).__name__}: {message_of(error)}"
-                texts.append(f"{executable.plan.name}: {refused(name, ARCH, text)}")
+    for func in executable.functions:
+        if needs_sizes(func):  # the compiler needs the sizes of the call
+            continue
+        name = func.attrs["global_symbol"]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                emit(func, "device", ARCH, executable.world_size)
+        except TileWeaveError as error:
+            texts.append(f"{executable.plan.name}: {refused(name, ARCH, error)}")
+        except Exception as error:
+            text = f"{type(error).__name__}: {message_of(error)}"
+            texts.append(f"{executable.plan.name}: {refused(name, ARCH, text)}")
     return texts
 
 
@@ -195,7 +162,7 @@ def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
     from ..simulator import simulate
 
     result = simulate(
-        program, options.mesh or options.ranks, inputs, epochs=options.epochs,
+        program, options.ranks, inputs, epochs=options.epochs,
         resident_blocks=options.resident_blocks, timeline=options.timeline,
         exhaustive=True, max_interleavings=options.exhaustive, arch=ARCH,
     )  # fmt: skip

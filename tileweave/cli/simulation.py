@@ -96,8 +96,7 @@ def run_each(
         options.running = name, program
         executable = executable_at(
             configured(options.command, program, configs),
-            getattr(options, "mesh", None) or options.ranks,
-            getattr(options, "level", "tile"), ARCH,
+            options.ranks, getattr(options, "level", "tile"), ARCH,
         )  # fmt: skip
         outcomes.append(run(name, executable, values, options))
         launched |= executable.launched

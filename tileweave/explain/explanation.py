@@ -36,7 +36,6 @@ class Explanation:
         protocols: tensor that ``tileweave.protocol`` names -> its protocol and why.
         versions: tensor with several versions in a launch -> how the versions are separated.
         assumed: tensor of ``W.alloc_ragged`` -> what is assumed of its rows.
-        nodes: number of nodes.
     """
 
     name: str
@@ -54,13 +53,12 @@ class Explanation:
     versions: Mapping[str, str] = field(default_factory=dict)
     protocols: Mapping[str, str] = field(default_factory=dict)
     assumed: Mapping[str, str] = field(default_factory=dict)
-    nodes: int = 1
 
     @property
     def title(self) -> str:
         """Name of the program or plan, and its ranks."""
         ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
-        return f"{self.name}, {ranks}" + (f" on each of {self.nodes} nodes" * (self.nodes > 1))
+        return f"{self.name}, {ranks}"
 
     @property
     def flag_bytes(self) -> int:

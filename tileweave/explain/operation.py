@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal[
-    "wait", "ll_load", "fence", "bulk_wait", "barrier", "ll_store", "signal", "collective",
-    "unordered", "unverified",
+    "wait", "ll_load", "fence", "bulk_wait", "barrier", "ll_store", "signal", "unordered",
+    "unverified",
 ]  # fmt: skip
 KINDS: dict[str, str] = {
     "wait": "waits until a counter has reached a value",
@@ -20,7 +20,6 @@ KINDS: dict[str, str] = {
     "barrier": "synchronizes the threads of the block, before one of them acts for the block",
     "ll_store": "stores words with the flag of this launch",
     "signal": "advances a counter after all earlier writes of the block",
-    "collective": "moves tensors between ranks by torch.distributed, in a stream of a plan",
 }
 """Kinds of inserted operations, in the order in which they run around one access."""
 

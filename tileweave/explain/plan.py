@@ -14,7 +14,7 @@ from ..passes.ir.sizes import named
 from ..runtime import Plan
 from ..runtime.plans.parameters import dynamic_extents, shapes_of
 from ..runtime.plans.regions import Region
-from ..runtime.plans.steps import Collective, Copy, CopyValue, Launch, Step, WaitValue, WriteValue
+from ..runtime.plans.steps import Copy, CopyValue, Launch, Step, WaitValue, WriteValue
 from ..runtime.plans.sync_pull import REUSE
 from ..runtime.plans.sync_push import ENTRY_BARRIER, WAIT
 from .explanation import Explanation
@@ -22,16 +22,10 @@ from .kernel import bytes_of, explain_kernel
 from .operation import EXPLICIT, Operation, sorted_in
 
 
-def explain_plan(
-    plan: Plan, world_size: int, arch: str, sizes: Mapping[str, int], nodes: int = 1
-) -> Explanation:
-    """Trace one call on each rank with 0 for every scalar, and explain its steps and kernels.
-
-    Args:
-        world_size: ranks of each node.
-    """
+def explain_plan(plan: Plan, world_size: int, arch: str, sizes: Mapping[str, int]) -> Explanation:
+    """Trace one call on each rank with 0 for every scalar, and explain its steps and kernels."""
     _require_sizes(plan, sizes)
-    traces = _traces(plan, world_size, sizes, nodes)
+    traces = _traces(plan, world_size, sizes)
     launches = [
         s for s in itertools.chain(*traces) if isinstance(s, Launch) and s.number > ENTRY_BARRIER
     ]
@@ -41,7 +35,7 @@ def explain_plan(
         explain_kernel(kernel, world_size, plan.pass_configs, arch, name)
         for kernel, name in zip(kernels, _distinct(map(named, kernels)), strict=True)
     ]
-    return dataclasses.replace(_merged(plan.name, world_size, parts), nodes=nodes)
+    return _merged(plan.name, world_size, parts)
 
 
 def _require_sizes(plan: Plan, sizes: Mapping[str, int]) -> None:
@@ -51,16 +45,11 @@ def _require_sizes(plan: Plan, sizes: Mapping[str, int]) -> None:
         raise TileWeaveError(f"{plan.name}: size {', '.join(unknown)}; expected {expected}")
 
 
-def _traces(
-    plan: Plan, world_size: int, sizes: Mapping[str, int], nodes: int
-) -> list[Sequence[Step]]:
-    """Return the steps of each rank of each node."""
+def _traces(plan: Plan, world_size: int, sizes: Mapping[str, int]) -> list[Sequence[Step]]:
+    """Return the steps of each rank."""
     shapes = shapes_of(plan.parameters, {}, f"explain {plan.name}", sizes)
     scalars = {p.name: 0 for p in plan.parameters if p.shape is None}
-    return [
-        plan.on_node(node, nodes).trace(rank, world_size, shapes, scalars)
-        for node, rank in itertools.product(range(nodes), range(world_size))
-    ]
+    return [plan.trace(rank, world_size, shapes, scalars) for rank in range(world_size)]
 
 
 def _explain_streams(
@@ -87,8 +76,7 @@ def _explain_streams(
 
 
 def _stream_ops(trace: Sequence[Step]) -> Iterator[Operation]:
-    """Yield the collectives of one rank, and its flag operations: explicit ones, and those of its
-    copies."""
+    """Yield the flag operations of one rank: explicit ones, and those of its copies."""
     written = {s.number: s.dst.parameter.name for s in trace if isinstance(s, Copy)}
     read = {s.loc: s.src.parameter.name for s in trace if isinstance(s, Copy)}
     first = next(iter(written.values()), "")
@@ -103,12 +91,6 @@ def _stream_ops(trace: Sequence[Step]) -> Iterator[Operation]:
         elif isinstance(step, WaitValue):
             name = step.flag.parameter.name
             yield Operation("wait", name, *place, EXPLICIT, flag=name)
-        elif isinstance(step, Collective):
-            reason = (
-                f"{step.kind.name} of {step.src.parameter.name} across {step.members} "
-                f"{step.across}; {step.where} waits for it"
-            )
-            yield Operation("collective", step.dst.parameter.name, *place, reason)
         elif isinstance(step, Launch) and step.number == ENTRY_BARRIER:
             reason = "before p.copy overwrites it: a peer may read it until its call begins"
             wait = Operation("wait", first, *place, reason, amount="1", flag="started")

@@ -6,6 +6,7 @@ Inputs are numbered by the place of a rank in the order of results, not by its r
 from __future__ import annotations
 
 import os
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from tests.ops.collectives.exchanges import EXCHANGES, exchange_by_one
 from tests.ops.meshes import NODES, Nodes, in_order, mesh_of
 from tests.ops.on_ranks import numbers
 from tileweave import ops
+from tileweave.ops.core.registry import OPERATORS as COLLECTIVES
 
 OPERATORS = ("all_gather", "reduce_scatter")
 TWO_BY_TWO = NODES["2 x 2"]
@@ -40,6 +42,20 @@ def values(what: str, nodes: Nodes, where: str) -> dict[str, bool]:
     op, options = getattr(ops, what.split()[0]), EXCHANGES[what].options
     actual = op(every[me], *options, mesh_of(nodes), out=out)
     return {"result": torch.equal(actual, right), "in out": out is None or actual is out}
+
+
+def values_by_all_ranks(what: str, nodes: Nodes) -> dict[str, bool]:
+    """Compare a collective that declares nothing for several nodes."""
+    collective = COLLECTIVES[what.split()[0]]
+    with mock.patch.object(collective, "across", None):
+        return values(what, nodes, "new")
+
+
+def values_by_some_ranks() -> dict[str, bool]:
+    """Compare a collective of two of three ranks that declares nothing for several nodes."""
+    nodes = ((0,), (2,))
+    mesh_of(nodes)  # all ranks make its groups
+    return {} if dist.get_rank() == 1 else values_by_all_ranks("all_gather", nodes)
 
 
 def in_place() -> dict[str, bool]:

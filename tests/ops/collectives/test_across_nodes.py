@@ -36,6 +36,27 @@ def test_values(four, what, nodes, where):
     assert_right(four.run(mesh_on_ranks.values, what, NODES[nodes], where))
 
 
+@pytest.mark.parametrize("what", ["all_gather", "reduce_scatter", "all_to_all"])
+@pytest.mark.parametrize("nodes", ["2 x 2", "4 x 1"])
+def test_torch_distributed_without_a_declaration(four, what, nodes):
+    assert_right(four.run(mesh_on_ranks.values_by_all_ranks, what, NODES[nodes]))
+
+
+def test_torch_distributed_in_a_part_of_the_world(three):
+    first, outside, last = three.run(mesh_on_ranks.values_by_some_ranks)
+    assert_right([first, last])
+    assert outside == {}
+
+
+def test_torch_distributed_sorts_the_ranks(four):
+    nodes = NODES["2 x 2, across"]
+    for error in four.run(mesh_on_ranks.values_by_all_ranks, "all_gather", nodes):
+        assert str(error) == (
+            "group: the mesh has the ranks 0, 2, 1, 3; expected ascending ranks, such as "
+            "[[0, 1], [2, 3]]"
+        )
+
+
 @pytest.mark.long
 def test_results_in_the_memory_of_the_input(four):
     assert_right(four.run(mesh_on_ranks.in_place))

@@ -10,28 +10,40 @@ import torch
 import tileweave as tw
 from tileweave import ops
 from tileweave.ops.collectives import collective
-from tileweave.ops.collectives.all_reduce import AllReduce
 from tileweave.ops.collectives.broadcast import Broadcast
 from tileweave.ops.collectives.collective import Collective, checked_problem
-from tileweave.ops.collectives.transport import OWN
 from tileweave.ops.core.registry import OPERATORS, operators_of
 
 
-def test_a_transport_without_a_program():
-    problem = checked_problem("broadcast", torch.empty(64, device="meta"), None, 2, [0])
-    assert Broadcast.obstacle(problem, "ll") == (
-        "broadcast has no program by words with flags; expected another transport"
+class ByThreads(Broadcast):
+    """Collective with a single program, which computes."""
+
+    transports, dtypes = ("ldst",), (torch.float32,)
+
+
+PROBLEM = checked_problem("broadcast", torch.empty(64, device="meta"), None, 2, [0])
+
+
+@pytest.mark.parametrize(
+    ("transport", "mover"),
+    [("copy_engine", "copy engines"), ("tma", "the TMA"), ("ll", "words with flags")],
+)
+def test_a_transport_without_a_program(transport, mover):
+    assert ByThreads.obstacle(PROBLEM, transport) == (
+        f"broadcast has no program by {mover}; expected another transport"
     )
-    assert Broadcast.obstacle(problem, "ldst") is None
+
+
+def test_a_transport_with_a_program():
+    assert ByThreads.obstacle(PROBLEM, "ldst") is None
 
 
 def test_a_type_with_which_no_program_computes():
     problem = checked_problem(
-        "all_reduce", torch.empty(64, dtype=torch.int8, device="meta"), None, 2, []
+        "broadcast", torch.empty(64, dtype=torch.int8, device="meta"), None, 2, [0]
     )
-    assert AllReduce.obstacle(problem, "ldst") == (
-        "x is of torch.int8; expected torch.bfloat16, torch.float16, torch.float32"
-    )
+    assert ByThreads.obstacle(problem, "ldst") == "x is of torch.int8; expected torch.float32"
+    assert Broadcast.obstacle(problem, "ldst") is None
 
 
 @pytest.mark.parametrize("name", operators_of(Collective))
@@ -39,8 +51,8 @@ def test_docstrings_list_the_transports(name):
     """``transport`` is the last argument in the docstring of the function for users."""
     _, _, text = getattr(ops, name).__doc__.partition("        transport: ")
     listed = re.findall(r"``(\w+)``", re.split(r"\bsee\b|\n\n", text)[0])
-    programs = {t for t in OWN if t != "ll" or OPERATORS[name].ll_bytes}
-    assert set(listed) == {*programs, "nccl", "auto"}
+    words = ["ll"] if OPERATORS[name].ll_bytes else []
+    assert set(listed) == {*OPERATORS[name].transports, *words, "nccl", "auto"}
 
 
 MEMORY = torch.zeros(64)

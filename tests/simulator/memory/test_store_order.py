@@ -11,7 +11,7 @@ from tests.corpus.faults.case import zeros_of
 from tileweave import language as W
 from tileweave.simulator.memory.clock import Clock
 from tileweave.simulator.memory.memory import Access, Memory, Tensor
-from tileweave.simulator.memory.order import SYS, BlockOrder, Lane, Layout
+from tileweave.simulator.memory.order import SYS, BlockOrder, Layout
 
 SEEDS = range(200)
 EPOCHS = 3
@@ -175,7 +175,7 @@ class Threads:
     """Threads of different ranks that access the words of one tensor."""
 
     def __init__(self, seed):
-        layout = Layout(3, [(Lane(), 1)], 1)
+        layout = Layout(3, {None: 1}, 1)
         self.memory = Memory(layout, random.Random(seed))
         begin = Clock.start(layout.count)
         self.orders = [BlockOrder.start(layout, r, 0, begin) for r in range(3)]

@@ -7,14 +7,14 @@ import numpy as np
 import tileweave as tw
 from tileweave.simulator.memory.clock import Clock
 from tileweave.simulator.memory.memory import Access, Memory, Tensor
-from tileweave.simulator.memory.order import SYS, BlockOrder, Lane, Layout
+from tileweave.simulator.memory.order import SYS, BlockOrder, Layout
 
 
 class World:
     """Two ranks of two blocks, and a tensor that both can access."""
 
     def __init__(self):
-        self.layout = Layout(2, [(Lane(), 2)], 2)
+        self.layout = Layout(2, {None: 2}, 2)
         self.memory = Memory(self.layout, random.Random(0))
         start = Clock.start(self.layout.count)
         self.blocks = {
