@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _COLORS = {
     "wait": "#b5452c", "fence": "#8a6d1d", "bulk_wait": "#6b4fa0", "barrier": "#57708f",
-    "signal": "#2c7a3f", "collective": "#1f6f8b",
+    "signal": "#2c7a3f",
 }  # fmt: skip
 
 _STYLE = """
