@@ -20,6 +20,7 @@ from pathlib import Path
 
 import tilelang.language as T
 import torch
+from tilelang import tvm
 from tvm import tirx
 
 import tileweave as tw
@@ -31,7 +32,7 @@ from tileweave.ops.autotune.trial import problem_of
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import LARGE
-from tileweave.passes.pipeline import PREPARE_PASSES
+from tileweave.passes import run_group
 from tileweave.passes.sync.infer.infer_sync import infer_sync
 from tileweave.runtime.plans import sync_push as plan_sync
 
@@ -79,8 +80,8 @@ def programs() -> Iterator[tuple[str, tirx.PrimFunc, int]]:
 
 def time_kernel(program: tirx.PrimFunc, ranks: int) -> float:
     """Return the time of ``infer_sync`` in ms."""
-    for p in PREPARE_PASSES:
-        program = p.run(program, ranks, HEAP_STRIDE)
+    mod = tvm.IRModule({"program": program})
+    (program,) = run_group(mod, ranks, HEAP_STRIDE, ["group"]).functions.values()
     start = time.perf_counter()
     infer_sync(program, ranks, HEAP_STRIDE)
     return (time.perf_counter() - start) * 1000

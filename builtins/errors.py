@@ -26,6 +26,10 @@ class LanguageError(TileWeaveError, ValueError):
     """A program, or an operand of a builtin, that cannot be compiled."""
 
 
+class MisloweredError(LanguageError):
+    """A lowered statement accesses other elements than the tile statement names."""
+
+
 def shows_frames() -> bool:
     """Return whether errors keep all frames."""
     return os.environ.get(SHOW_FRAMES) == "1"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tvm import IRModule, tirx
 
-from ..passes.ir.hold import hold
+from ..passes.ir.operators import hold
 from ..passes.ir.walk import (
     children_of,
     flatten,

@@ -4,7 +4,6 @@ record of lines, and filter its log; nothing else."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import logging
 import os
@@ -26,27 +25,39 @@ from tvm.ir.instrument import pass_instrument
 from tvm.target import Target
 
 from .. import passes
-from ..builtins.errors import LanguageError, TileWeaveError, reject, shows_frames
+from ..builtins.errors import (
+    LanguageError,
+    MisloweredError,
+    TileWeaveError,
+    reject,
+    shows_frames,
+)
 from ..builtins.spec import BUILTINS, builtin_of
-from ..passes.device.widen_atomics import SYSTEM_ATOMIC
-from ..passes.group.specialize_group import GROUP_SIZE
-from ..passes.ir.hold import HOLD
-from ..passes.ir.walk import builtins_in, format_expr, uses_tileweave
-from ..passes.tile.order_releases import COMPLETE
+from ..passes.ir.group import GROUP_SIZE
+from ..passes.ir.marks import NumberedCall
+from ..passes.ir.operators import COMPLETE, HOLD, SYSTEM_ATOMIC
+from ..passes.ir.releases import downgrade_ir
+from ..passes.ir.walk import builtins_in, format_expr, map_functions, uses_tileweave
 from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
 from .compile import filter_logs
-from .fallback import lower_with_fallback
 from .headers import include_headers, stamp
 from .limits import limits, with_config
 from .lower import lowered_call
-from .refusals import lower_or_refuse
+from .refusals import explained
 from .reserved_names import rename_reserved
 from .stderr import without_fatal_text
 from .toolchain import ToolchainError, diagnosed
 
 _lock = threading.Lock()
-_LOWER_TILES = "tl.LowerTileOp"
-"""TileLang's pass that lowers tiles to elements."""
+_ENTRY = ("target", "tile", "entry")
+"""Stages before TileLang's pipeline."""
+_PLACES = {
+    "warp": ("after", "tl.ProducerConsumerWarpSpecialized"),
+    "layout": ("before", "tl.LowerTileOp"),
+    "lower": ("after", "tl.LowerTileOp"),
+    "flat": ("before", "tl.FlattenBuffer"),
+}
+"""Place of each stage inside TileLang's pipeline: before or after one of its passes."""
 
 
 def activate() -> None:
@@ -83,48 +94,50 @@ def _wrap_pipeline() -> None:
         return
 
     def stock(mod: IRModule, target: Target) -> IRModule:
-        return registered(_map_functions(passes.downgrade_ir, mod), target)
+        return registered(map_functions(downgrade_ir, mod), target)
 
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_uses_extension(f) for f in mod.functions.values()):
             return stock(mod, target)
         with limits(mod, target):
-            try:
-                return lower_with_fallback(extended, mod, target)
-            except TileWeaveError:
-                raise
-            except Exception:
-                return extended(mod, target, explains=True)
-
-    def extended(mod: IRModule, target: Target, explains: bool = False) -> IRModule:
-        symmetric = _symmetric_names(mod)
-        mod = _run_target_passes(mod, target)
-        mod = passes.run(passes.TILE_PASSES, mod)
-        mod = passes.run(passes.SPECIALIZED_PASSES, mod, target, all_functions=True)
-        mod = passes.run(passes.INDEX_PASSES, mod, all_functions=True)
-        tile, calls = passes.number_builtins(mod)
-        lower_tiles = functools.partial(_lower_tiles, stock, target)
-        mod = lower_or_refuse(lower_tiles, tile, target) if explains else lower_tiles(tile)
-        mod = passes.run(passes.BARRIER_PASSES, mod, all_functions=True)
-        mod = passes.run(passes.ATOMIC_PASSES, mod, symmetric, all_functions=True)
-        mod = passes.run(passes.DEVICE_PASSES, mod)
-        mod = passes.run(passes.FENCE_PASSES, mod, symmetric)
-        mod = passes.record_events(mod, calls, tile, symmetric)
-        mod = passes.verify_builtins(mod, calls, tile)
-        return include_headers(rename_reserved(mod))
+            return _extended(stock, mod, target)
 
     replace_lower_of_cuda(lower)
 
 
-def _lower_tiles(stock: Lower, target: Target, mod: IRModule) -> IRModule:
-    with _without_shared_reuse(mod), _inner_passes(), without_fatal_text():
-        return stock(mod, target)
+def _extended(stock: Lower, mod: IRModule, target: Target) -> IRModule:
+    """Return the result of all stages after those for a group, and of TileLang's pipeline.
 
+    Raises:
+        LanguageError: a pass refuses the program, or TileLang fails. For such a failure the error
+            names the statement that is responsible.
+    """
 
-def _run_target_passes(mod: IRModule, target: Target) -> IRModule:
-    """Run the first passes, which need the target."""
-    mod = passes.run(passes.RELEASE_PASSES, mod, target, all_functions=True)
-    return passes.run(passes.TARGET_PASSES, mod, target)
+    def lower_tiles(program: IRModule) -> IRModule:
+        with _without_shared_reuse(program), _inner_stages(), without_fatal_text():
+            return stock(program, target)
+
+    known = {"target": target, "symmetric": _symmetric_names(mod)}
+    first: tuple[Exception, IRModule] | None = None
+    for is_retry in (False, True):
+        calls: dict[int, NumberedCall] = {}
+        program = passes.run(_ENTRY, mod, is_retry=is_retry, calls=calls, **known)
+        if first is not None and tvm.ir.structural_equal(program, first[1]):
+            break
+        try:
+            lowered = lower_tiles(program)
+        except Exception as error:
+            if isinstance(error, TileWeaveError) and not isinstance(error, MisloweredError):
+                raise
+            first = first or (error, program)
+            continue
+        lowered = passes.run("device", lowered, calls=calls, program=program, **known)
+        return include_headers(rename_reserved(lowered))
+    assert first is not None
+    cause, program = first
+    if isinstance(cause, MisloweredError):
+        raise cause
+    raise explained(cause, program, lower_tiles, target) from cause
 
 
 def refusal(func: tirx.PrimFunc, target: Target) -> LanguageError | None:
@@ -138,7 +151,8 @@ def refusal(func: tirx.PrimFunc, target: Target) -> LanguageError | None:
     func, stock = passes.split_options(func, {})
     try:
         with target, tvm.transform.PassContext(config=dict(stock)):
-            _run_target_passes(IRModule({str(func.attrs["global_symbol"]): func}), target)
+            mod = IRModule({str(func.attrs["global_symbol"]): func})
+            passes.run("target", mod, target=target, is_retry=False)
     except LanguageError as error:
         return error
     return None
@@ -146,52 +160,36 @@ def refusal(func: tirx.PrimFunc, target: Target) -> LanguageError | None:
 
 @pass_instrument
 class _Inner:
-    """Runs passes between those of TileLang, and keeps their error."""
+    """Runs stages between the passes of TileLang, and keeps their error.
+
+    Attributes:
+        tiles: the module after the latest stage.
+    """
 
     error: LanguageError | None = None
-
-    def run_after_pass(self, mod: IRModule, info: Any) -> None:
-        if info.name == "tl.ProducerConsumerWarpSpecialized":
-            self._change(passes.WARP_PASSES, mod)
-        if info.name == "tl.LayoutInference":
-            self._run(passes.LAYOUT_PASSES, mod)
-        if info.name == _LOWER_TILES:
-            self._check(mod)
+    tiles: IRModule | None = None
 
     def run_before_pass(self, mod: IRModule, info: Any) -> None:
-        if info.name == _LOWER_TILES:
-            self._change(passes.MARK_PASSES, mod)
-            self._tiles = _map_functions(passes.upgrade_ir, mod)
-        if info.name == "tl.FlattenBuffer":
-            self._change(passes.FLAT_PASSES, mod)
+        self._run(("before", info.name), mod)
 
-    def _check(self, mod: IRModule) -> None:
-        """Compare the lowered functions with those before."""
-        for variable, func in list(mod.functions.items()):
-            if isinstance(func, tirx.PrimFunc):
-                try:
-                    func = passes.verify_lowering(func, self._tiles[variable])
-                except LanguageError as error:
-                    self.error = error
-                    raise
+    def run_after_pass(self, mod: IRModule, info: Any) -> None:
+        self._run(("after", info.name), mod)
+
+    def _run(self, place: tuple[str, str], mod: IRModule) -> None:
+        """Run the stages of ``place`` on ``mod``, in place."""
+        for stage in [stage for stage, other in _PLACES.items() if other == place]:
+            try:
+                self.tiles = passes.run(stage, mod, tiles=self.tiles)
+            except LanguageError as error:
+                self.error = error
+                raise
+            for variable, func in map_functions(downgrade_ir, self.tiles).functions.items():
                 mod.update_func(variable, func)
-
-    def _change(self, table: tuple[passes.Pass, ...], mod: IRModule) -> None:
-        """Run the passes of ``table`` in place."""
-        for variable, func in self._run(table, mod).functions.items():
-            mod.update_func(variable, func)
-
-    def _run(self, table: tuple[passes.Pass, ...], mod: IRModule) -> IRModule:
-        try:
-            return passes.run(table, mod, all_functions=True)
-        except LanguageError as error:
-            self.error = error
-            raise
 
 
 @contextlib.contextmanager
-def _inner_passes() -> Iterator[None]:
-    """Let TileLang lower inside. TVM raises an error of an inner pass with another type."""
+def _inner_stages() -> Iterator[None]:
+    """Let TileLang lower inside. TVM raises an error of an inner stage with another type."""
     inner = _Inner()
     try:
         with with_config({}, [inner]):
@@ -200,13 +198,6 @@ def _inner_passes() -> Iterator[None]:
         if inner.error is not None:
             raise inner.error from None
         raise
-
-
-def _map_functions(change: Callable[[tirx.PrimFunc], tirx.PrimFunc], mod: IRModule) -> IRModule:
-    functions = {
-        n: change(f) if isinstance(f, tirx.PrimFunc) else f for n, f in mod.functions.items()
-    }
-    return IRModule(functions, attrs=mod.attrs)
 
 
 def _without_shared_reuse(mod: IRModule) -> contextlib.AbstractContextManager:

@@ -16,8 +16,8 @@ from tvm.target import Target
 from ..builtins.errors import LanguageError
 from ..builtins.spec import builtin_of
 from ..builtins.versions import installed_tilelang
+from ..passes.ir.tma import may_have_producer
 from ..passes.ir.walk import builtins_in, nodes_in
-from ..passes.tile.require_arch import may_have_producer
 
 SPECIALIZES_NESTED = (0, 1, 13)
 """First release that specializes warps of a ``T.Pipelined`` in another loop. Before it, TileLang

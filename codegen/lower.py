@@ -6,13 +6,7 @@ from tilelang import tvm
 from tvm import tirx
 
 from ..builtins.declaration.qualifiers import CXX_RESERVED
-from ..builtins.spec import (
-    BUILTINS,
-    ConstantBool,
-    ConstantInt,
-    DataOf,
-    ElementOf,
-)
+from ..builtins.spec import BUILTINS, ConstantBool, ConstantInt, DataOf, ElementOf
 
 
 def lowered_call(call: tirx.Call) -> tirx.PrimExpr:

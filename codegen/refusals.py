@@ -13,13 +13,13 @@ from importlib.metadata import version
 from tvm import IRModule, tirx
 from tvm.target import Target
 
-from ..builtins.errors import LanguageError, TileWeaveError
+from ..builtins.errors import LanguageError
 from ..builtins.versions import SUPPORTED_TILELANG, installed_tilelang, numbers_of
 from ..passes.ir.accesses import accesses_of, name_of, touches_in
 from ..passes.ir.origin import ORIGIN
+from ..passes.ir.pipelined_loops import is_pipelined
+from ..passes.ir.tma import may_have_producer
 from ..passes.ir.walk import arrows, format_expr, headers_of, line_of, nodes_in, op_name
-from ..passes.tile.pin_pipelined import is_pipelined
-from ..passes.tile.require_arch import may_have_producer
 from .culprits import Culprit, culprit_of
 from .stderr import quiet
 
@@ -29,21 +29,8 @@ _PRODUCERS = 128
 """Threads that warp specialization adds to a block."""
 
 
-def lower_or_refuse(lower: Lower, mod: IRModule, target: Target) -> IRModule:
-    """Return ``lower(mod)``.
-
-    Raises:
-        LanguageError: TileLang fails. The error names the statement that is responsible.
-    """
-    try:
-        return lower(mod)
-    except TileWeaveError:
-        raise
-    except Exception as error:
-        raise _refusal(error, lower, mod, target) from error
-
-
-def _refusal(error: Exception, lower: Lower, mod: IRModule, target: Target) -> LanguageError:
+def explained(error: Exception, mod: IRModule, lower: Lower, target: Target) -> LanguageError:
+    """Return the error that names the statement for which ``lower(mod)`` has raised ``error``."""
     kind = _kind(error)
 
     def fails(part: IRModule) -> bool:

@@ -9,84 +9,117 @@ from typing import Any
 
 from tvm import IRModule, tirx
 
-from .device import (
-    complete_bulk_stores,
-    delay_launch_count,
-    drop_readonly,
-    exclude_producer_threads,
-    fence_after_wait,
-    fence_before_wgmma,
-    guard_loads,
-    mask_idle_warps,
-    move_final_waits,
-    skip_repeated_waits,
-    sync_shared_memory,
-    verify_locals,
-    verify_pipelined,
-    verify_tiles,
-    widen_atomics,
-)
-from .group import (
-    begin_trace,
-    drop_unordered,
-    insert_delays,
-    lift_ragged,
-    lift_symmetric,
-    lower_multimem,
-    specialize_group,
-    upgrade_ir,
-)
-from .ir.walk import uses_tileweave
-from .sync.infer import infer_sync
-from .sync.verify import verify_sync
-from .tile import (
-    bind_runtime,
-    compare_unsigned,
-    elect_leader,
-    fold_axes,
-    hide_bulk_copies,
-    hoist_waits,
-    index_elements,
-    linear_bulk_tiles,
-    order_releases,
-    pin_pipelined,
-    predicate_loads,
-    require_arch,
-    stage_waits,
-    verify_barriers,
-    verify_indices,
-)
-from .workarounds import (
-    align_tma,
-    copy_parts_by_threads,
-    defer_initializations,
-    elect_once,
-    hide_factors,
-    keep_indices,
-    keep_strides,
-    keep_to_consumers,
-    keep_writes_to_block,
-    make_factors_positive,
-    verify_layouts,
-    verify_lowering,
-    verify_overwrites,
-    verify_preludes,
-    verify_products,
-    verify_reduced_parts,
-    verify_reductions,
-    verify_thread_axes,
-    verify_thread_values,
-    verify_versions,
-    wait_before_loop,
-)
+from .debug.begin_trace import begin_trace
+from .debug.insert_delays import insert_delays
+from .device.complete_bulk_stores import complete_bulk_stores
+from .device.delay_launch_count import delay_launch_count
+from .device.drop_readonly import drop_readonly
+from .device.elect_once import elect_once
+from .device.exclude_producer_threads import exclude_producer_threads
+from .device.fence_after_wait import fence_after_wait
+from .device.fence_before_wgmma import fence_before_wgmma
+from .device.guard_loads import guard_loads
+from .device.mask_idle_warps import mask_idle_warps
+from .device.move_final_waits import move_final_waits
+from .device.record_events import record_events
+from .device.skip_repeated_waits import skip_repeated_waits
+from .device.sync_shared_memory import sync_shared_memory
+from .device.verify_builtins import verify_builtins
+from .device.verify_locals import verify_locals
+from .device.verify_pipelined import verify_pipelined
+from .device.verify_reductions import verify_reductions
+from .device.verify_tiles import verify_tiles
+from .device.wait_before_loop import wait_before_loop
+from .device.widen_atomics import widen_atomics
+from .entry.bind_runtime import bind_runtime
+from .entry.compare_unsigned import compare_unsigned
+from .entry.defer_initializations import defer_initializations
+from .entry.hide_factors import hide_factors
+from .entry.index_elements import index_elements
+from .entry.number_builtins import number_builtins
+from .flat.keep_indices import keep_indices
+from .group.lift_ragged import lift_ragged
+from .group.lift_symmetric import lift_symmetric
+from .group.lower_multimem import lower_multimem
+from .group.make_factors_positive import make_factors_positive
+from .group.specialize_group import specialize_group
+from .ir.releases import upgrade_ir
+from .ir.walk import map_functions, uses_tileweave
+from .layout.mark_statements import mark_statements
+from .layout.verify_layouts import verify_layouts
+from .lower.verify_lowering import verify_lowering
+from .sync.infer.infer_sync import infer_sync
+from .sync.verify.verify_sync import verify_sync
+from .target.align_tma import align_tma
+from .target.copy_parts_by_threads import copy_parts_by_threads
+from .target.fold_axes import fold_axes
+from .target.keep_strides import keep_strides
+from .target.predicate_loads import predicate_loads
+from .target.require_arch import require_arch
+from .target.verify_preludes import verify_preludes
+from .target.verify_products import verify_products
+from .target.verify_reduced_parts import verify_reduced_parts
+from .target.verify_versions import verify_versions
+from .tile.drop_unordered import drop_unordered
+from .tile.elect_leader import elect_leader
+from .tile.hide_bulk_copies import hide_bulk_copies
+from .tile.hoist_waits import hoist_waits
+from .tile.linear_bulk_tiles import linear_bulk_tiles
+from .tile.order_releases import order_releases
+from .tile.pin_pipelined import pin_pipelined
+from .tile.stage_waits import stage_waits
+from .tile.verify_barriers import verify_barriers
+from .tile.verify_indices import verify_indices
+from .tile.verify_overwrites import verify_overwrites
+from .tile.verify_thread_axes import verify_thread_axes
+from .warp.keep_to_consumers import keep_to_consumers
+from .warp.keep_writes_to_block import keep_writes_to_block
+from .warp.verify_thread_values import verify_thread_values
+
+STAGES = {
+    "group": "specialize a program for a group of ranks",
+    "sync": "infer the synchronization between ranks",
+    "verify": "verify a program that the inference skips; the simulator reports races itself",
+    "debug": "insert what an option asks for",
+    "target": "refuse and avoid what the target lacks, or TileLang compiles wrongly for it",
+    "tile": "complete the synchronization within a block; the last stage of the simulator",
+    "entry": "bind run-time values, and give the program a form that TileLang compiles rightly",
+    "warp": "inside TileLang, after it has divided the warps of a block",
+    "layout": "inside TileLang, after it has chosen layouts, before it lowers tiles by them",
+    "lower": "inside TileLang, after it has lowered tiles to elements",
+    "flat": "inside TileLang, before it flattens the indices of elements",
+    "device": "on device functions, after TileLang's pipeline",
+}
+"""The stages in the order in which they run, and what their passes do."""
+
+FOR_GROUP = ("group", "sync", "verify", "debug")
+"""Stages that ``tw.compile`` and ``tw.emit`` run for a group, before TileLang is called."""
+
+_ON_TILES = frozenset({"group", "tile", "target", "warp", "layout"})
+"""Stages that see the form of one release, see ``upgrade_ir``."""
+
+Value = Any
+"""What a pass needs beside the function; see ``run``."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a function, and the reason for its position."""
+    """One pass, and the reason for its position.
 
-    run: Callable[..., tirx.PrimFunc]
+    Attributes:
+        stage: one of ``STAGES``.
+        scope: ``builtins``: functions that use a builtin; ``all``: also those that only have a
+            group or symmetric tensors; ``module``: the pass changes a module.
+        needs: arguments of the pass beside the function, by name; see ``run``.
+        until: for a fault of TileLang or TVM: the first release without it, or ``open``.
+    """
+
+    run: Callable[..., Any]
+    stage: str
     reason: str
+    scope: str = "builtins"
+    needs: tuple[str, ...] = ()
+    until: str = ""
 
     @property
     def name(self) -> str:
@@ -100,281 +133,263 @@ class Pass:
         return summary[:1].lower() + summary[1:]
 
 
-PREPARE_PASSES = (
+_GROUP = ("world_size", "heap_stride")
+
+PIPELINE = (
     Pass(
-        upgrade_ir.upgrade_ir,
-        "first: all other passes and the simulator see the form of one release",
-    ),
-    Pass(
-        make_factors_positive.make_factors_positive,
+        make_factors_positive, "group",
         "before all passes that simplify expressions, which would get another value",
+        scope="all", until="open",
     ),
     Pass(
-        lift_ragged.lift_ragged,
-        "before lift_symmetric, which lifts the tensors that it allocates",
+        lift_ragged, "group", "before lift_symmetric, which lifts the tensors that it allocates",
+        scope="all", needs=("world_size",),
     ),
     Pass(
-        lift_symmetric.lift_symmetric,
+        lift_symmetric, "group",
         "before specialize_group: its tensors are specialized like those of the program",
+        scope="all",
     ),
     Pass(
-        specialize_group.specialize_group,
+        specialize_group, "group",
         "before all passes that read shapes and strides, which must be constants",
+        scope="all", needs=_GROUP,
     ),
     Pass(
-        lower_multimem.lower_multimem,
+        lower_multimem, "group",
         "after specialize_group, because it unrolls loops over the ranks; before the inference, "
         "which sees an access to each copy",
-    ),
-)
-"""Specialize a program for one group."""
-
-VERIFY_PASSES = (
-    Pass(verify_sync.verify_sync, "before delays: it verifies the program's own synchronization"),
-)
-"""Verify programs that the inference skips. They change nothing."""
-
-FINISH_PASSES = (
-    Pass(drop_unordered.drop_unordered, "after the passes that read its marks"),
-    Pass(insert_delays.insert_delays, "after the inference, whose signals and waits it delays"),
-    Pass(begin_trace.begin_trace, "last: a block begins before all that other passes insert"),
-)
-"""Run after inference and verification."""
-
-GROUP_PASSES = (
-    *PREPARE_PASSES,
-    Pass(
-        infer_sync.infer_sync, "after the number of ranks is known; later passes see its builtins"
-    ),
-    *VERIFY_PASSES,
-    *FINISH_PASSES,
-)
-"""Passes that ``tw.compile`` and ``tw.emit`` run for a group, before TileLang's pipeline."""
-
-SIMULATED_PASSES = tuple(p for p in GROUP_PASSES if p not in VERIFY_PASSES)
-"""Group passes of the simulator, which itself reports races. With ``tileweave.verify`` it runs
-``VERIFY_PASSES``, too."""
-
-RELEASE_PASSES = (
-    Pass(
-        upgrade_ir.upgrade_ir,
-        "first: a program that is not compiled for a group still has the form of its release",
+        scope="all", needs=("world_size",),
     ),
     Pass(
-        keep_strides.keep_strides,
+        infer_sync, "sync",
+        "after the number of ranks is known; later passes see its builtins",
+        scope="all", needs=_GROUP,
+    ),
+    Pass(
+        verify_sync, "verify", "before delays: it verifies the program's own synchronization",
+        scope="all", needs=("world_size",),
+    ),
+    Pass(
+        insert_delays, "debug", "after the inference, whose signals and waits it delays",
+        scope="all",
+    ),
+    Pass(
+        begin_trace, "debug", "last: a block begins before all that other passes insert",
+        scope="all",
+    ),
+    Pass(
+        copy_parts_by_threads, "target", "first: all passes see how copies are lowered",
+        scope="all", needs=("target", "is_retry"), until="open",
+    ),
+    Pass(
+        keep_strides, "target",
         "before the passes that look for copies by the TMA, which it may disable",
+        scope="all", needs=("target",), until="0.1.13",
     ),
-    Pass(align_tma.align_tma, "like keep_strides"),
-    Pass(verify_products.verify_products, "anywhere before TileLang's pipeline"),
-    Pass(verify_reduced_parts.verify_reduced_parts, "like verify_products"),
-)
-"""Passes for faults of TileLang, and differences between its releases. They need the target, and
-run first, for every kernel of a program with a builtin or a symmetric tensor."""
-
-TARGET_PASSES = (
-    Pass(require_arch.require_arch, "first: its errors name lines of the unchanged program"),
-    Pass(fold_axes.fold_axes, "before predicate_loads, whose indices it cannot fold"),
+    Pass(align_tma, "target", "like keep_strides", scope="all", needs=("target",), until="open"),
     Pass(
-        predicate_loads.predicate_loads,
-        "before the passes that look for loads of pipelined loops",
+        verify_products, "target", "anywhere before TileLang's pipeline",
+        scope="all", until="open",
+    ),
+    Pass(verify_reduced_parts, "target", "like verify_products", scope="all", until="open"),
+    Pass(
+        require_arch, "target", "early: its errors name lines of the program", needs=("target",)
     ),
     Pass(
-        verify_versions.verify_versions,
+        fold_axes, "target", "before predicate_loads, whose indices it cannot fold",
+        needs=("target",),
+    ),
+    Pass(
+        predicate_loads, "target", "before the passes that look for loads of pipelined loops",
+        needs=("target",),
+    ),
+    Pass(
+        verify_versions, "target",
         "after the passes that choose which loads use the TMA; before passes that add statements",
+        needs=("target",), until="open",
     ),
     Pass(
-        verify_preludes.verify_preludes,
+        verify_preludes, "target",
         "after verify_versions, which explains uses of tiles with several versions",
+        needs=("target",), until="open",
     ),
-)
-"""Passes that need the target. They run before the tile passes, for kernels with builtins."""
-
-SYNC_PASSES = (
+    Pass(drop_unordered, "tile", "first: only passes for a group read these marks", scope="all"),
+    Pass(verify_indices, "tile", "early: it verifies the program as written"),
+    Pass(verify_overwrites, "tile", "like verify_indices", until="open"),
     Pass(
-        drop_unordered.drop_unordered,
-        "first: a program that is not compiled for a group still has its marks",
-    ),
-    Pass(verify_indices.verify_indices, "early: it verifies the program as written"),
-    Pass(verify_overwrites.verify_overwrites, "like verify_indices"),
-    Pass(
-        verify_barriers.verify_barriers,
+        verify_barriers, "tile",
         "early: its errors name lines of the program; after the number of ranks is known",
     ),
     Pass(
-        verify_thread_axes.verify_thread_axes,
-        "before elect_leader, which gives builtins to one thread of the block",
+        verify_thread_axes, "tile",
+        "before elect_leader, which gives builtins to one thread of the block", until="open",
     ),
     Pass(
-        elect_leader.elect_leader,
+        elect_leader, "tile",
         "before passes that move builtins: it chooses threads by the conditions of the program",
     ),
-    Pass(order_releases.order_releases, "after elect_leader, whose barriers it uses"),
-    Pass(pin_pipelined.pin_pipelined, "after order_releases, whose placeholders it uses"),
-    Pass(hoist_waits.hoist_waits, "after pin_pipelined, whose marks and statements it uses"),
-    Pass(stage_waits.stage_waits, "after all passes that add statements to loops: it counts them"),
-    Pass(linear_bulk_tiles.linear_bulk_tiles, "before hide_bulk_copies, which hides its tiles"),
-    Pass(hide_bulk_copies.hide_bulk_copies, "last: every bulk copy is in its final position"),
-)
-"""Passes that complete the synchronization on tile-level IR, also for the simulator."""
-
-HOST_PASSES = (
+    Pass(order_releases, "tile", "after elect_leader, whose barriers it uses"),
+    Pass(pin_pipelined, "tile", "after order_releases, whose placeholders it uses"),
+    Pass(hoist_waits, "tile", "after pin_pipelined, whose marks and statements it uses"),
+    Pass(stage_waits, "tile", "after all passes that add statements to loops: it counts them"),
+    Pass(linear_bulk_tiles, "tile", "before hide_bulk_copies, which hides its tiles"),
+    Pass(hide_bulk_copies, "tile", "last: every bulk copy is in its final position"),
     Pass(
-        bind_runtime.bind_runtime,
-        "after the passes that add operands, which the host must bind",
+        bind_runtime, "entry", "after the passes that add operands, which the host must bind"
     ),
-    Pass(compare_unsigned.compare_unsigned, "last: it also changes conditions that passes added"),
-)
-"""Passes that connect a program to the runtime that launches it on a GPU."""
-
-TILE_PASSES = SYNC_PASSES + HOST_PASSES
-"""Passes on tile-level IR before TileLang's pipeline, for kernels with builtins."""
-
-SPECIALIZED_PASSES = (
     Pass(
-        defer_initializations.defer_initializations,
+        compare_unsigned, "entry", "late: it also changes conditions that passes added",
+        until="open",
+    ),
+    Pass(
+        defer_initializations, "entry",
         "after the passes that add or move statements before pipelined loops",
+        scope="all", needs=("target",), until="open",
     ),
-)
-"""Passes that protect a program from warp specialization. They need the target, and run on
-tile-level IR for every kernel of a program with a builtin or a symmetric tensor."""
-
-INDEX_PASSES = (
-    Pass(index_elements.index_elements, "after the passes that read or move vectors"),
     Pass(
-        make_factors_positive.make_factors_positive,
-        "late: it also changes indices that passes added",
+        index_elements, "entry", "after the passes that read or move vectors",
+        scope="all", until="open",
     ),
-    Pass(hide_factors.hide_factors, "last before TileLang, like make_factors_positive"),
-)
-"""Passes that protect indices from TileLang's layouts and from TVM's simplification. They run on
-tile-level IR for every kernel of a program with a builtin or a symmetric tensor."""
-
-FLAT_PASSES = (
-    Pass(keep_indices.keep_indices, "after TileLang lowers tiles to elements by their layouts"),
-)
-"""Passes that protect indices of elements. They run inside TileLang's pipeline, before it flattens
-indices, for every kernel of a program with a builtin or a symmetric tensor."""
-
-WARP_PASSES = (
-    Pass(upgrade_ir.upgrade_ir, "first: TileLang's pipeline has the form of its release"),
     Pass(
-        keep_to_consumers.keep_to_consumers,
+        make_factors_positive, "entry", "late: it also changes indices that passes added",
+        scope="all", until="open",
+    ),
+    Pass(
+        hide_factors, "entry", "late, like make_factors_positive", scope="all", until="open"
+    ),
+    Pass(
+        number_builtins, "entry", "last: every builtin is in its final position",
+        scope="module", needs=("calls",),
+    ),
+    Pass(
+        keep_to_consumers, "warp",
         "after TileLang divides the warps, and before it chooses layouts for their threads",
+        scope="all", until="open",
     ),
     Pass(
-        keep_writes_to_block.keep_writes_to_block,
+        keep_writes_to_block, "warp",
         "after keep_to_consumers, whose statements other threads execute",
+        scope="all", until="open",
     ),
     Pass(
-        verify_thread_values.verify_thread_values,
+        verify_thread_values, "warp",
         "after keep_to_consumers, whose statements have the other index",
+        scope="all", until="open",
     ),
-    Pass(upgrade_ir.downgrade_ir, "last: TileLang continues with the result"),
-)
-"""Passes on tile-level IR with the roles of warps. They run inside TileLang's pipeline, for every
-kernel of a program with a builtin or a symmetric tensor."""
-
-LAYOUT_PASSES = (
-    Pass(upgrade_ir.upgrade_ir, "first: TileLang's pipeline has the form of its release"),
+    Pass(verify_layouts, "layout", "as soon as all layouts are known", scope="all", until="open"),
     Pass(
-        verify_layouts.verify_layouts,
-        "after TileLang chooses layouts, and before it lowers tiles to elements by them",
-    ),
-)
-"""Passes on tile-level IR with the layouts of all tiles. They run inside TileLang's pipeline, for
-every kernel of a program with a builtin or a symmetric tensor."""
-
-FALLBACK_PASSES = (
-    Pass(
-        copy_parts_by_threads.copy_parts_by_threads,
-        "first: all passes see how copies are lowered",
-    ),
-)
-"""Passes for a program that TileLang fails to lower, or lowers wrongly, before its second try."""
-
-MARK_PASSES = (Pass(verify_lowering.mark_statements, "before TileLang lowers tiles to elements"),)
-"""Passes on tile-level IR with the layouts of all tiles, immediately before TileLang lowers tiles.
-They run inside TileLang's pipeline, for every kernel of a program with a builtin or a symmetric
-tensor."""
-
-BARRIER_PASSES = (
-    Pass(
-        verify_reductions.verify_reductions,
-        "after lowering, which chooses the threads of a reduction",
-    ),
-    Pass(elect_once.elect_once, "first: later passes see the thread that issues a TMA operation"),
-    Pass(
-        sync_shared_memory.sync_shared_memory,
-        "after elect_once; before the device passes, which then see every barrier",
+        mark_statements, "layout", "last: verify_lowering compares with what TileLang lowers",
+        scope="all",
     ),
     Pass(
-        fence_before_wgmma.fence_before_wgmma,
+        verify_lowering, "lower", "first: no other pass has changed the lowered statements",
+        scope="all", needs=("tiles",), until="open",
+    ),
+    Pass(
+        keep_indices, "flat", "after TileLang lowers tiles to elements by their layouts",
+        scope="all", until="open",
+    ),
+    Pass(
+        verify_reductions, "device", "after lowering, which chooses the threads of a reduction",
+        scope="all", until="open",
+    ),
+    Pass(
+        elect_once, "device", "early: later passes see the thread that issues a TMA operation",
+        scope="all", until="open",
+    ),
+    Pass(
+        sync_shared_memory, "device", "after elect_once; later passes see every barrier",
+        scope="all", until="open",
+    ),
+    Pass(
+        fence_before_wgmma, "device",
         "after lowering, which chooses cp.async; its fences may follow all barriers",
+        scope="all", until="open",
     ),
-)
-"""Passes on lowered device functions, for every kernel of a program with builtins, even for a
-kernel without one."""
-
-ATOMIC_PASSES = (
     Pass(
-        widen_atomics.widen_atomics,
-        "after TileLang's pipeline, which divides tiles into elements and vectors",
+        widen_atomics, "device", "after lowering, which divides tiles into elements and vectors",
+        scope="all", needs=("symmetric",),
     ),
-)
-"""Passes on lowered device functions that need the names of the symmetric tensors. They run for
-every kernel of a program with a builtin or a symmetric tensor."""
-
-DEVICE_PASSES = (
-    Pass(guard_loads.guard_loads, "first: later passes see the conditions of loads"),
-    Pass(verify_pipelined.verify_pipelined, "early: it verifies the loops as TileLang lowers them"),
-    Pass(verify_tiles.verify_tiles, "after lowering, which places tiles in shared memory"),
-    Pass(verify_locals.verify_locals, "early: it verifies the warps as TileLang divides them"),
+    Pass(guard_loads, "device", "early: later passes see the conditions of loads"),
     Pass(
-        exclude_producer_threads.exclude_producer_threads,
+        verify_pipelined, "device", "early: it verifies the loops as TileLang lowers them"
+    ),
+    Pass(
+        verify_tiles, "device", "after lowering, which places tiles in shared memory",
+        until="open",
+    ),
+    Pass(
+        verify_locals, "device", "early: it verifies the warps as TileLang divides them",
+        until="open",
+    ),
+    Pass(
+        exclude_producer_threads, "device",
         "before passes that follow conditions on the thread index",
     ),
-    Pass(move_final_waits.move_final_waits, "before idle producer warps skip their code"),
-    Pass(mask_idle_warps.mask_idle_warps, "after move_final_waits, which adds to producers"),
-    Pass(wait_before_loop.wait_before_loop, "before delay_launch_count, which adds to the loads"),
+    Pass(move_final_waits, "device", "before idle producer warps skip their code"),
+    Pass(mask_idle_warps, "device", "after move_final_waits, which adds to producers"),
     Pass(
-        delay_launch_count.delay_launch_count,
-        "after the passes that expect only warp groups in their part",
+        wait_before_loop, "device", "before delay_launch_count, which adds to the loads",
+        until="open",
     ),
-    Pass(complete_bulk_stores.complete_bulk_stores, "after lowering, which chooses bulk stores"),
     Pass(
-        skip_repeated_waits.skip_repeated_waits,
+        delay_launch_count, "device", "after the passes that expect only warp groups in their part"
+    ),
+    Pass(complete_bulk_stores, "device", "after lowering, which chooses bulk stores"),
+    Pass(
+        skip_repeated_waits, "device",
         "before fence_after_wait, which adds a fence to each remaining wait",
     ),
-    Pass(drop_readonly.drop_readonly, "last: it changes only attributes"),
-)
-"""Passes on lowered device functions after TileLang's pipeline, for kernels with builtins."""
+    Pass(drop_readonly, "device", "anywhere: it changes only attributes"),
+    Pass(
+        fence_after_wait, "device", "after skip_repeated_waits, for the remaining waits",
+        needs=("symmetric",),
+    ),
+    Pass(
+        record_events, "device", "after all passes that move waits and signals",
+        scope="module", needs=("calls", "program", "symmetric"),
+    ),
+    Pass(
+        verify_builtins, "device", "last: it removes the marks of number_builtins",
+        scope="module", needs=("calls", "program"),
+    ),
+)  # fmt: skip
+"""All passes, in the order in which they run."""
 
-FENCE_PASSES = (
-    Pass(fence_after_wait.fence_after_wait, "after skip_repeated_waits, for the remaining waits"),
-)
-"""Passes like ``DEVICE_PASSES``, after these, that need the names of the symmetric tensors."""
+
+def run(stages: str | Iterable[str], mod: IRModule, **known: Value) -> IRModule:
+    """Run the passes of ``stages`` on ``mod``.
+
+    Args:
+        known: what the passes need, by name: ``world_size`` and ``heap_stride`` of the group, the
+            ``target``, whether TileLang has failed for an earlier form (``is_retry``), the names of
+            the ``symmetric`` tensors, the ``calls`` of builtins by number, the module before
+            TileLang's pipeline (``program``), the module before TileLang lowers it (``tiles``).
+    """
+    stages = {stages} if isinstance(stages, str) else {*stages}
+    if stages & _ON_TILES:
+        mod = map_functions(upgrade_ir, mod)
+    for p in PIPELINE:
+        if p.stage in stages:
+            mod = _run_pass(p, mod, {name: known[name] for name in p.needs})
+    return mod
 
 
 def run_group(
-    mod: IRModule, world_size: int, heap_stride: int, passes: Iterable[Pass] = GROUP_PASSES
+    mod: IRModule, world_size: int, heap_stride: int, stages: Iterable[str] = FOR_GROUP
 ) -> IRModule:
-    """Run ``passes`` for a group on all functions of ``mod``, also those without builtins."""
-    functions = {}
-    for name, func in mod.functions.items():
-        for p in passes if isinstance(func, tirx.PrimFunc) else ():
-            func = p.run(func, world_size, heap_stride)
-        functions[name] = func
-    return IRModule(functions, attrs=mod.attrs)
+    """Run stages for a group."""
+    return run(stages, mod, world_size=world_size, heap_stride=heap_stride)
 
 
-def run(
-    passes: Iterable[Pass], mod: IRModule, *arguments: Any, all_functions: bool = False
-) -> IRModule:
-    """Run ``passes`` on the functions of ``mod`` that use a builtin, or on all functions."""
+def _run_pass(p: Pass, mod: IRModule, arguments: dict[str, Value]) -> IRModule:
+    if p.scope == "module":
+        return p.run(mod, **arguments)
     functions = {}
-    for name, func in mod.functions.items():
-        if isinstance(func, tirx.PrimFunc) and (all_functions or uses_tileweave(func)):
-            for p in passes:
-                func = p.run(func, *arguments)
-        functions[name] = func
+    for variable, func in mod.functions.items():
+        if isinstance(func, tirx.PrimFunc) and (p.scope == "all" or uses_tileweave(func)):
+            own = {n: v[variable] if isinstance(v, IRModule) else v for n, v in arguments.items()}
+            func = p.run(func, **own)
+        functions[variable] = func
     return IRModule(functions, attrs=mod.attrs)

@@ -16,6 +16,7 @@ from tvm import tirx
 from . import passes
 from .builtins.errors import TileWeaveError, brief_errors, not_a_program
 from .codegen.names import names_kept
+from .passes.ir.marks import without_marks
 from .passes.ir.origin import without_origins
 from .passes.ir.sizes import MAX_RANKS
 
@@ -61,7 +62,7 @@ def emit(
     mod = tvm.IRModule({func.attrs["global_symbol"]: func})
     mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE)
     if stage == "tile":
-        return _script(passes.run(passes.TILE_PASSES, mod))
+        return _script(passes.run(("tile", "entry"), mod, target=_target(arch), calls={}))
     (program,) = mod.functions.values()
     artifact = lowered(program, arch, stock)
     if stage == "device":
@@ -74,10 +75,15 @@ def emit(
 
 def _script(mod: tvm.IRModule) -> str:
     functions = {
-        name: without_origins(func) if isinstance(func, tirx.PrimFunc) else func
+        name: _printed(func) if isinstance(func, tirx.PrimFunc) else func
         for name, func in mod.functions.items()
     }
     return tvm.IRModule(functions, attrs=mod.attrs).script()
+
+
+def _printed(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Return ``func`` without what only passes read."""
+    return without_origins(func.with_body(without_marks(func.body)))
 
 
 def lowered(func: tirx.PrimFunc, arch: str, configs: Mapping[str, Any]) -> Any:

@@ -8,8 +8,8 @@ from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.spec import builtin_of
+from ..ir.operators import is_placeholder
 from ..ir.walk import calls_in, flatten, is_async_store, nodes_in, op_name, rewrite_children
-from ..tile.order_releases import is_placeholder
 
 
 def complete_bulk_stores(func: tirx.PrimFunc) -> tirx.PrimFunc:

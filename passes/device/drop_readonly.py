@@ -6,8 +6,8 @@ from tvm import tirx
 
 from ...builtins.spec import builtin_of
 from ..ir.memory_order import acquires
+from ..ir.operators import SYSTEM_ATOMIC
 from ..ir.walk import builtins_in, uses_op
-from .widen_atomics import SYSTEM_ATOMIC
 
 
 def drop_readonly(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -6,10 +6,10 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..ir.guards import guard_statements, needs_result
+from ..ir.marks import Mark, calls_of, mark_of
 from ..ir.memory_order import writes
 from ..ir.origin import name_of
 from ..ir.walk import location
-from ..tile.number_builtins import Mark, calls_of, mark_of
 
 
 def exclude_producer_threads(func: tirx.PrimFunc) -> tirx.PrimFunc:

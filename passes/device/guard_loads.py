@@ -7,10 +7,8 @@ import itertools
 from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
-from ..ir.walk import calls_in, flatten, op_name, rewrite_children, uses_op
-from ..tile.predicate_loads import ONLY_IF
-
-EXPECTS = frozenset({"tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier_expect_tx"})
+from ..ir.operators import ONLY_IF
+from ..ir.walk import EXPECTS, calls_in, flatten, op_name, rewrite_children, uses_op
 
 
 def guard_loads(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ...builtins.spec import builtin_of
+from ..ir.marks import without_marks
 from ..ir.memory_order import writes
 from ..ir.walk import (
     builtins_in,
@@ -16,7 +17,6 @@ from ..ir.walk import (
     variables_in,
 )
 from ..ir.warp_roles import is_specialized, roles_of
-from ..tile.number_builtins import without_marks
 
 
 def move_final_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:

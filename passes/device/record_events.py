@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,8 +13,11 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 from ...builtins.debug import globaltimer
 from ...builtins.memory import ld
 from ...builtins.spec import ElementOf, Pointer, builtin_of, declaration_of
-from ..group.begin_trace import RECORD, record_call
+from ..ir.events import RECORD, Event, encode_events, record_call
+from ..ir.host import BEGIN_LAUNCH
+from ..ir.marks import NumberedCall, calls_of, mark_of
 from ..ir.memory_order import releases
+from ..ir.pipelined_loops import is_pipelined
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.walk import (
     TMA_STORES,
@@ -32,21 +32,16 @@ from ..ir.walk import (
     variables_in,
 )
 from ..ir.warp_roles import is_specialized
-from ..tile.bind_runtime import BEGIN_LAUNCH
-from ..tile.number_builtins import NumberedCall, calls_of, mark_of
-from ..tile.pin_pipelined import is_pipelined
 
 MAIN, PRODUCER = "", "producer"
 """Roles of threads. A warp-specialized kernel also has producers."""
 _GROUP_ENDS = ("tl.tma_store_arrive", "tl.tma_store_wait")
 
-Event = dict[str, Any]
-
 
 def record_events(
     lowered: IRModule,
     calls: Mapping[int, NumberedCall],
-    tile: IRModule,
+    program: IRModule,
     symmetric: set[str],
 ) -> IRModule:
     """Insert ``record`` calls into the kernels that ``begin_trace`` has marked.
@@ -63,15 +58,15 @@ def record_events(
     if tx == 0: T.tileweave.record(7, begin, flag, seen, value, ...)``
 
     Args:
-        calls: the builtins of ``tile``, by number.
-        tile: the module before TileLang's pipeline.
+        calls: the builtins of ``program``, by number.
+        program: the module before TileLang's pipeline.
         symmetric: names of the symmetric tensors.
     """
     marked = [name for name, func in lowered.functions.items() if _begin_of(func) is not None]
     if not marked:
         return lowered
     events: list[Event] = []
-    loops = _pipelined_loops(tile)
+    loops = _pipelined_loops(program)
     functions = {}
     for name, func in lowered.functions.items():
         if name in marked:
@@ -83,22 +78,6 @@ def record_events(
     return IRModule(functions, attrs=lowered.attrs)
 
 
-def encode_events(events: list[Event]) -> str:
-    """Return a table of events as letters and digits, which any host code can hold."""
-    return base64.urlsafe_b64encode(zlib.compress(json.dumps(events).encode())).decode()
-
-
-def decode_events(table: str) -> list[Event]:
-    """Return the table that ``encode_events`` returned; the number of an event is its index.
-
-    The fields of an event are its ``kind`` (``begin`` and ``end`` of a block, ``loop_begin`` and
-    ``loop_end``, ``wait``, ``signal``, ``transfer``), its ``kernel``, the ``role`` of its threads,
-    and, if it has them, ``op``, ``loc``, ``tensor``, the ``relation`` of a wait, the ``change`` of
-    a signal, and whether a transfer ``writes``.
-    """
-    return json.loads(zlib.decompress(base64.urlsafe_b64decode(table)))
-
-
 def _begin_of(func: Any) -> tirx.Call | None:
     """Return the call that ``begin_trace`` inserted into a device function, or None."""
     if not isinstance(func, tirx.PrimFunc):
@@ -107,7 +86,7 @@ def _begin_of(func: Any) -> tirx.Call | None:
     return begins[0] if begins else None
 
 
-def _pipelined_loops(tile: IRModule) -> dict[str, str]:
+def _pipelined_loops(program: IRModule) -> dict[str, str]:
     """Return the line of each pipelined loop by the name of its variable, which lowering keeps."""
     lines: dict[str, str] = {}
 
@@ -117,7 +96,7 @@ def _pipelined_loops(tile: IRModule) -> dict[str, str]:
             line = next((line for line in (line_of(node), *inside) if line), "")
             lines.setdefault(node.loop_var.name, line)
 
-    for func in tile.functions.values():
+    for func in program.functions.values():
         if isinstance(func, tirx.PrimFunc):
             post_order_visit(func.body, visit)
     return lines

@@ -7,10 +7,7 @@ import tilelang
 from tvm import IRModule, tirx
 
 from ...builtins.errors import LanguageError
-from ..ir.memory_order import writes
-from ..ir.thread_sets import Block, ThreadSet, follow_threads
-from ..ir.walk import calls_in
-from ..tile.number_builtins import (
+from ..ir.marks import (
     Mark,
     NumberedCall,
     calls_of,
@@ -19,6 +16,9 @@ from ..tile.number_builtins import (
     with_calls,
     without_mark,
 )
+from ..ir.memory_order import writes
+from ..ir.thread_sets import Block, ThreadSet, follow_threads
+from ..ir.walk import calls_in
 
 
 class _Runs:
@@ -67,7 +67,9 @@ class _Runs:
         self.is_duplicated |= bool(differs.any())
 
 
-def verify_builtins(lowered: IRModule, calls: dict[int, NumberedCall], tile: IRModule) -> IRModule:
+def verify_builtins(
+    lowered: IRModule, calls: dict[int, NumberedCall], program: IRModule
+) -> IRModule:
     """Verify the builtins of ``lowered``; return it without the marks of ``number_builtins``.
 
     Some thread of the block must execute each builtin of the tile program in a device function. The
@@ -77,8 +79,8 @@ def verify_builtins(lowered: IRModule, calls: dict[int, NumberedCall], tile: IRM
 
     Args:
         lowered: the module after the device passes.
-        calls: the builtins of ``tile``, by number.
-        tile: the module before TileLang's pipeline.
+        calls: the builtins of ``program``, by number.
+        program: the module before TileLang's pipeline.
 
     Raises:
         LanguageError: a builtin is lost, or other threads execute it.
@@ -95,7 +97,7 @@ def verify_builtins(lowered: IRModule, calls: dict[int, NumberedCall], tile: IRM
         for number, call in calls.items()
         if call.threads.size and (number not in runs or not runs[number].threads.any())
     ]
-    alive = _alive(tile) if missing else set()
+    alive = _alive(program) if missing else set()
     for number in missing:
         if number in alive:
             raise _error(calls[number], "no thread executes it")
@@ -122,9 +124,9 @@ def _record(
     return with_calls(stmt, without_mark) if marks else stmt
 
 
-def _alive(tile: IRModule) -> set[int]:
-    """Return the numbers of the builtins that remain after TileLang simplifies ``tile``."""
-    simplified = tilelang.transform.Simplify()(tile)
+def _alive(program: IRModule) -> set[int]:
+    """Return the numbers of the builtins that remain after TileLang simplifies ``program``."""
+    simplified = tilelang.transform.Simplify()(program)
     marks = [
         mark_of(call)
         for func in simplified.functions.values()

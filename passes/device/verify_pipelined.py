@@ -9,11 +9,9 @@ from tvm import tirx
 from ...builtins.errors import LanguageError
 from ...builtins.implicit import loc_of
 from ..ir.origin import hint_of, name_of
+from ..ir.pipelined_loops import KEPT_BY, STAGED, guards_in
 from ..ir.walk import ASYNC_COPY, MBARRIER_WAIT, TMA_LOADS, children_of, nodes_in, op_name
 from ..ir.warp_roles import is_specialized
-from ..tile.hoist_waits import KEPT_BY
-from ..tile.pin_pipelined import guards_in
-from ..tile.stage_waits import STAGED
 
 
 class _Part(Enum):

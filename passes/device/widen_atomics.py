@@ -10,11 +10,8 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.declaration.qualifiers import PTX_TYPES
 from ...builtins.errors import LanguageError
-from ...builtins.spec import register_op
+from ..ir.operators import SYSTEM_ATOMIC
 from ..ir.walk import calls_in, location, op_name, rewrite_children
-
-SYSTEM_ATOMIC = "tileweave.system_atomic"
-register_op(SYSTEM_ATOMIC, "T.atomic_* at system scope: template, pointer, operands", -1)
 
 _TYPES = {dtype: ptx for ptx, (dtype, lanes) in PTX_TYPES.items() if lanes == 1}
 _CALLS = ["tirx.Call"]

@@ -8,19 +8,14 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.ragged import ANNOUNCED
 from ...builtins.spec import builtin_of
-from ...builtins.symmetric import (
-    WORLD_SIZE,
-    packed_strides,
-    ragged_axes,
-    scratch_buffer,
-)
+from ...builtins.symmetric import WORLD_SIZE, packed_strides, ragged_axes, scratch_buffer
 from ..ir.implicit import Implicit, parameter_names, with_implicit
 from ..ir.ragged import counts_name, totals_name
+from ..ir.scratch import scratch_of, with_buffers
 from ..ir.walk import flatten, op_name, with_span_of
-from .lift_symmetric import scratch_of, with_buffers
 
 
-def lift_ragged(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
+def lift_ragged(func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
     """Allocate two tensors beside each ``W.alloc_ragged``, which holds the rows.
 
     - ``S_announced`` holds two words for each segment: the announced rows of this launch, and the

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from tilelang import tvm
 from tvm import tirx
-from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import (
     WORLD_SIZE,
     heap_stride,
-    is_scratch,
     itemsize,
     packed_strides,
     ragged_axes,
 )
 from ..ir.implicit import Implicit, parameter_names, unused_name, with_implicit
-from ..ir.walk import format_expr, location, nodes_in, with_span_of
+from ..ir.scratch import scratch_of, with_buffers
+from ..ir.walk import format_expr, location
 
 
-def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
+def lift_symmetric(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Turn each ``W.alloc_symmetric`` into an implicit parameter.
 
     Raises:
@@ -40,37 +39,6 @@ def lift_symmetric(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> ti
     func = func.with_body(body)
     implicit = [_implicit(a.buffer, buffers[a.buffer.data]) for a in allocations]
     return with_implicit(func, implicit, list(buffers.values()))
-
-
-def with_buffers(
-    body: tirx.Stmt, buffers: Mapping[tirx.Var, tirx.Buffer],
-    replace: Callable[[tirx.AllocBuffer], tirx.Stmt],
-) -> tirx.Stmt:  # fmt: skip
-    """Replace buffers in ``body``.
-
-    Args:
-        buffers: the new buffers, by the data pointers of the old ones.
-        replace: returns the statement that replaces an allocation.
-    """
-
-    def change(node):
-        new = buffers.get(node.buffer.data)
-        if new is None:
-            return None
-        if isinstance(node, tirx.AllocBuffer):
-            return replace(node)
-        if isinstance(node, tirx.BufferLoad):
-            return tirx.BufferLoad(new, node.indices, node.predicate, node.span)
-        store = tirx.BufferStore(new, node.value, node.indices, node.predicate)
-        return with_span_of(node, store)
-
-    kinds = ["tirx.BufferLoad", "tirx.BufferStore", "tirx.AllocBuffer"]
-    return ir_transform(body, None, change, kinds)
-
-
-def scratch_of(body: tirx.Stmt) -> list[tirx.AllocBuffer]:
-    """Return the allocations of ``W.alloc_symmetric`` in ``body``."""
-    return [a for a in nodes_in(body, tirx.AllocBuffer) if is_scratch(a.buffer)]
 
 
 def _names_of_parameters(func: tirx.PrimFunc, allocations: Sequence[tirx.AllocBuffer]) -> list[str]:

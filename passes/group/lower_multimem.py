@@ -19,6 +19,7 @@ from ...builtins.ranks import rank
 from ...builtins.spec import builtin_of
 from ...builtins.symmetric import packed_strides
 from ..ir.alignment import Starts
+from ..ir.group import heap_tensors
 from ..ir.implicit import implicit_of
 from ..ir.walk import (
     calls_in,
@@ -29,7 +30,6 @@ from ..ir.walk import (
     rewrite_and_allocate,
     with_span_of,
 )
-from .specialize_group import heap_tensors
 
 _COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,
@@ -43,7 +43,7 @@ _ACCUMULATED_IN = {"float16": "float32", "bfloat16": "float32"}
 """Type in which values of another type are combined, as by ``.acc::f32``."""
 
 
-def lower_multimem(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
+def lower_multimem(func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
     """Replace multimem operations on symmetric tensors, which have no multicast address.
 
     Relaxed operations become ordinary accesses, which later passes order like all others. The

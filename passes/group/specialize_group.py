@@ -10,14 +10,8 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.errors import LanguageError
 from ...builtins.ranks import WORLD_SIZE
 from ...builtins.symmetric import is_symmetric, itemsize
-from ..ir.implicit import implicit_of
+from ..ir.group import _OF_HEAP, GROUP_SIZE
 from ..ir.walk import location, nodes_in, op_name, with_span_of
-
-GROUP_SIZE = "tileweave.group_size"
-"""Attribute of a program compiled for a group that holds the number of ranks."""
-_OF_HEAP = "tileweave.of_heap"
-"""Attribute of such a program that holds the indices of its symmetric parameters. Their strides do
-not identify them, because a tensor that is local to the rank may have the same stride."""
 
 
 def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
@@ -65,16 +59,6 @@ def specialize_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> 
     body = _with_positive_indices(ir_transform(func.body, None, constant, ["tirx.Call"]))
     func = func.with_body(body)
     return func.with_attr(GROUP_SIZE, ranks)
-
-
-def heap_tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
-    """Return the symmetric tensors of a program compiled for a group, with implicit ones."""
-    marked = func.attrs[_OF_HEAP].value if func.attrs and _OF_HEAP in func.attrs else "[]"
-    implicit = implicit_of(func)
-    first = len(func.params) - len(implicit)
-    positions = {*json.loads(marked)}
-    positions |= {first + n for n, parameter in enumerate(implicit) if parameter.symmetric}
-    return [func.buffer_map[func.params[position]] for position in sorted(positions)]
 
 
 def _refuse_views(func: tirx.PrimFunc) -> None:

@@ -11,12 +11,12 @@ from tvm.tirx.stmt_functor import substitute
 
 from ...builtins.errors import LanguageError, TileWeaveError
 from ...builtins.symmetric import WORLD_SIZE, is_symmetric
+from ..ir.scratch import scratch_of, with_buffers
 from ..ir.sizes import LARGEST, set_sizes
 from ..ir.walk import with_span_of
-from ..sync.infer.infer_sync import is_explicit
+from ..sync.infer.inference import is_explicit
 from ..sync.infer.options import options_of
 from ..sync.regions.accesses import Access, collect_accesses
-from .lift_symmetric import scratch_of, with_buffers
 
 
 def with_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.PrimFunc:

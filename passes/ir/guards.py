@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tilelang import tvm
 from tvm import tirx
@@ -59,3 +59,16 @@ def needs_result(stmt: tirx.Stmt) -> bool:
     return not isinstance(stmt, tirx.Evaluate) and not (
         isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "global"
     )
+
+
+def first_thread(threads: list[tirx.Var]) -> tirx.PrimExpr:
+    """Return the condition that holds in the thread with index 0 on every axis."""
+    return this_thread(threads, [0] * len(threads))
+
+
+def this_thread(
+    threads: Sequence[tirx.Var], indices: Sequence[int | tirx.PrimExpr]
+) -> tirx.PrimExpr:
+    """Return the condition that holds in the thread with these indices on the axes ``threads``."""
+    equal = [thread == index for thread, index in zip(threads, indices, strict=True)]
+    return functools.reduce(tirx.And, equal)

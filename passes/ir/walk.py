@@ -329,3 +329,16 @@ def format_expr(expr: tirx.PrimExpr) -> str:
     text = re.sub(r"T\.u?int\d+\((-?\d+)\)", r"\1", str(expr))
     text = re.sub(r'T\.Cast\("u?int\d+", ', "(", text)
     return text.replace("T.tileweave.", "W.").replace("T.min(", "min(")
+
+
+EXPECTS = frozenset({"tl.mbarrier_expect_tx", "tirx.ptx_arrive_barrier_expect_tx"})
+
+
+def map_functions(
+    change: Callable[[tirx.PrimFunc], tirx.PrimFunc], mod: tvm.IRModule
+) -> tvm.IRModule:
+    """Return ``mod`` with each program changed by ``change``."""
+    functions = {
+        n: change(f) if isinstance(f, tirx.PrimFunc) else f for n, f in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ..ir.operators import ONLY_IF
 from ..ir.walk import op_name
 from ..sync.regions.space import Space
-from ..tile.predicate_loads import ONLY_IF
 
 ELECT = "tl.tl_shuffle_elect"
 """TileLang's condition that holds for one thread of a group."""

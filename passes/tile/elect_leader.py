@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-
 from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ...builtins.spec import Builtin, builtin_of
 from ..ir.block_barrier import sync_threads
+from ..ir.guards import first_thread
 from ..ir.origin import hint_of, name_of
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
 from ..ir.uniformity import Divergence, ThreadControl
@@ -122,16 +120,3 @@ def _run_by_leader(spec: Builtin, stmt: tirx.Stmt, threads: list[tirx.Var]) -> t
         + [tirx.IfThenElse(first_thread(threads), stmt, None)]
         + ([sync_threads()] if spec.barrier_after else [])
     )
-
-
-def first_thread(threads: list[tirx.Var]) -> tirx.PrimExpr:
-    """Return the condition that holds in the thread with index 0 on every axis."""
-    return this_thread(threads, [0] * len(threads))
-
-
-def this_thread(
-    threads: Sequence[tirx.Var], indices: Sequence[int | tirx.PrimExpr]
-) -> tirx.PrimExpr:
-    """Return the condition that holds in the thread with these indices on the axes ``threads``."""
-    equal = [thread == index for thread, index in zip(threads, indices, strict=True)]
-    return functools.reduce(tirx.And, equal)

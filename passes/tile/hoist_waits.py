@@ -7,7 +7,8 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.spec import builtin_of
 from ..ir.accesses import REGIONS, accesses_of, name_of
-from ..ir.hold import hold
+from ..ir.operators import hold
+from ..ir.pipelined_loops import COPIES, KEPT_BY, guards_in, guards_loads, is_pipelined, loads_in
 from ..ir.walk import (
     annotated,
     calls_in,
@@ -18,11 +19,6 @@ from ..ir.walk import (
     op_name,
     rewrite_children,
 )
-from .pin_pipelined import COPIES, guards_in, guards_loads, is_pipelined, loads_in
-
-KEPT_BY = "tileweave.kept_by"
-"""Annotation of a wait: the statement that keeps it with the consumers, an alternative, and the
-line of the statement, each on a line of its own."""
 
 
 def hoist_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from tilelang import tvm
 from tvm import tirx
 from tvm.ir import structural_equal
 
 from ...builtins.errors import LanguageError
-from ...builtins.spec import builtin_of, register_op
+from ...builtins.spec import builtin_of
 from ..ir.block_barrier import is_sync_threads, sync_threads
+from ..ir.guards import first_thread
 from ..ir.memory_order import acquires, releases
+from ..ir.operators import is_placeholder, placeholder
 from ..ir.origin import hint_of, name_of
 from ..ir.uniformity import ThreadControl
 from ..ir.walk import (
@@ -22,10 +23,6 @@ from ..ir.walk import (
     op_name,
     rewrite_children,
 )
-from .elect_leader import first_thread
-
-COMPLETE = "tileweave.complete_bulk_stores"
-register_op(COMPLETE, "bulk stores issued before this point are complete", 0)
 
 
 def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -157,15 +154,3 @@ def _append(out: list[tirx.Stmt], ordered: list[tirx.Stmt]) -> None:
 
 def _releases_in(node) -> list[tirx.Call]:
     return calls_in(node, releases)
-
-
-def placeholder() -> tirx.Stmt:
-    """Return a placeholder at which bulk stores must be complete.
-
-    ``complete_bulk_stores`` keeps or removes it.
-    """
-    return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(COMPLETE)))
-
-
-def is_placeholder(stmt: tirx.Stmt) -> bool:
-    return isinstance(stmt, tirx.Evaluate) and op_name(stmt.value) == COMPLETE

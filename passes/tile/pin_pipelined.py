@@ -9,8 +9,10 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.debug import delay
 from ...builtins.errors import LanguageError
 from ...builtins.spec import builtin_of, declaration_of
-from ..ir.memory_order import acquires, pointers_written
+from ..ir.memory_order import acquires
+from ..ir.operators import is_placeholder, placeholder
 from ..ir.origin import hint_of, name_of
+from ..ir.pipelined_loops import GUARDS_LOADS, is_pipelined, loads_in, written_loads
 from ..ir.walk import (
     annotated,
     builtins_in,
@@ -19,16 +21,9 @@ from ..ir.walk import (
     flatten,
     is_leaf,
     location,
-    nodes_in,
     op_name,
     rewrite_children,
 )
-from .order_releases import is_placeholder, placeholder
-
-GUARDS_LOADS = "tileweave.guards_loads"
-"""Annotation of the waits that guard loads of a pipelined loop."""
-
-COPIES = frozenset({"tl.tileop.copy", "tl.tileop.async_copy", "tl.tileop.tma_copy"})
 
 _RETURNING = {
     "tl.atomic_load_elem_op": 1,
@@ -82,38 +77,6 @@ def pin_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return flatten(out)
 
     return func.with_body(pin(func.body))
-
-
-def is_pipelined(loop: tirx.For) -> bool:
-    """Return whether TileLang overlaps the iterations of ``loop``."""
-    return (
-        int(loop.annotations.get("num_stages", 0)) >= 1 or "tl_pipeline_stage" in loop.annotations
-    )
-
-
-def guards_in(node) -> list[tirx.Call]:
-    """Return the waits in ``node`` that guard loads of a pipelined loop."""
-    return calls_in(node, guards_loads)
-
-
-def guards_loads(call: tirx.Call) -> bool:
-    return GUARDS_LOADS in call.annotations
-
-
-def loads_in(node) -> list[tirx.BufferLoad]:
-    """Return the global memory that ``node`` loads into shared memory.
-
-    TileLang issues these loads iterations ahead.
-    """
-    loads: list[tirx.BufferLoad] = []
-    for inner in nodes_in(node, tirx.Call, tirx.BufferStore):
-        if op_name(inner) in COPIES:
-            source, target = (region.args[0] for region in inner.args[:2])
-            if target.buffer.scope().startswith("shared"):
-                loads.append(source)
-        elif isinstance(inner, tirx.BufferStore) and inner.buffer.scope().startswith("shared"):
-            loads += nodes_in(inner.value, tirx.BufferLoad)
-    return [load for load in loads if load.buffer.scope() == "global"]
 
 
 def _refuse_overtaken(
@@ -189,12 +152,6 @@ def _alternative_to(acquire: tirx.Call) -> str:
     qualifiers = dict(builtin_of(acquire).qualifiers)
     relaxed = "sem='relaxed', " if "relaxed" in qualifiers.get("sem", ()) else ""
     return f"a wait before the loads, {relaxed}or T.serial"
-
-
-def written_loads(call: tirx.Call, loads: list[tirx.BufferLoad]) -> list[tuple]:
-    """Return the pairs of a write by the builtin ``call`` and one of ``loads`` of its tensor."""
-    written = pointers_written(call)
-    return [(w, load) for w in written for load in loads if w.buffer.same_as(load.buffer)]
 
 
 def _are_of_different_ranks(first: tirx.BufferLoad, second: tirx.BufferLoad) -> bool:

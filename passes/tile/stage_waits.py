@@ -9,6 +9,15 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.errors import LanguageError
 from ..ir.accesses import written_tensors
 from ..ir.origin import name_of
+from ..ir.pipelined_loops import (
+    COPIES,
+    STAGED,
+    guards_in,
+    guards_loads,
+    is_pipelined,
+    loads_in,
+    written_loads,
+)
 from ..ir.walk import (
     annotated,
     builtins_in,
@@ -22,10 +31,6 @@ from ..ir.walk import (
     statements_of,
     variables_and_loads,
 )
-from .pin_pipelined import COPIES, guards_in, guards_loads, is_pipelined, loads_in, written_loads
-
-STAGED = "tileweave.staged"
-"""Annotation of the waits of a loop whose schedule is explicit."""
 
 
 def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:

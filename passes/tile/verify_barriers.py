@@ -15,8 +15,8 @@ from ...builtins.barriers import words_of
 from ...builtins.errors import LanguageError
 from ...builtins.spec import Builtin, builtin_of
 from ...builtins.symmetric import is_symmetric, packed_strides
-from ..group.specialize_group import heap_tensors
 from ..ir.accesses import REGIONS, WRITES, mode_of, name_of
+from ..ir.group import heap_tensors
 from ..ir.walk import arrows, calls_in, children_of, format_expr, line_of, op_name
 
 

@@ -16,7 +16,7 @@ import tvm_ffi
 from ...builtins.errors import TileWeaveError
 from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK, WORLD_SIZE
-from ...passes.tile.bind_runtime import BEGIN_LAUNCH, BIND, REQUIRE_MULTICAST
+from ...passes.ir.host import BEGIN_LAUNCH, BIND, REQUIRE_MULTICAST
 from ..host.native import library
 from ..host.session import Session, current, joined, opened
 from ..host.tracer import active

@@ -44,7 +44,7 @@ from ...builtins.errors import TileWeaveError
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import Implicit, implicit_of, set_implicit
 from ...passes.sync.infer.epochs import CALL
-from ...passes.sync.infer.infer_sync import is_explicit
+from ...passes.sync.infer.inference import is_explicit
 from .regions import Region
 from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 from .sync_push import (

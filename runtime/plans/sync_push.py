@@ -59,7 +59,7 @@ from ...builtins.errors import TileWeaveError
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
 from ...passes.sync.infer.epochs import CALL, EPOCH
-from ...passes.sync.infer.infer_sync import Explanation, infer_and_explain, is_explicit
+from ...passes.sync.infer.inference import Explanation, infer_and_explain, is_explicit
 from ...passes.sync.regions.accesses import Kind
 from ...passes.sync.regions.copies import COPIES, with_copies
 from ...passes.sync.regions.copies import Copy as KnownCopy
@@ -339,7 +339,7 @@ def _ordered(
 def _inferred(kernel: tirx.PrimFunc, world_size: int) -> tuple[tirx.PrimFunc, Explanation]:
     name = str(kernel.attrs["global_symbol"])
     mod = tvm.IRModule({name: kernel})
-    mod = passes.run_group(mod, world_size, _STRIDE, passes.PREPARE_PASSES)
+    mod = passes.run_group(mod, world_size, _STRIDE, ["group"])
     return infer_and_explain(mod[name], world_size, _STRIDE)
 
 

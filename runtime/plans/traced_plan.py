@@ -12,27 +12,16 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...passes import needs_sizes, specialize_sizes
-from ...passes.group.upgrade_ir import upgrade_ir
+from ...passes.ir.releases import upgrade_ir
 from ...passes.sync.infer.options import own_options, with_options
 from ..kernel.dynamic import DynamicKernel
 from ..kernel.kernel import Kernel
 from .builder import PlanBuilder
-from .parameters import (
-    Parameter,
-    Shape,
-    key_of,
-    parameters_of,
-    shapes_of,
-)
+from .parameters import Parameter, Shape, key_of, parameters_of, shapes_of
 from .regions import Region, RegionError
 from .steps import Launch, Step, WaitStream
 from .sync_pull import PullSync, pull_sync_of
-from .sync_push import (
-    PushSync,
-    refuse_beside_itself,
-    refuse_pushes,
-    sync_of,
-)
+from .sync_push import PushSync, refuse_beside_itself, refuse_pushes, sync_of
 
 _MAX_TRACES = 256
 """Maximum number of traces that a plan caches; a trace is the steps of one call on one rank."""

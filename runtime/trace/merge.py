@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...builtins.spec import RELATION_TEXT
-from ...passes.device.record_events import decode_events
+from ...passes.ir.events import decode_events
 from ..host.tracer import TracedLaunch
 from .trace import Clock, Flow, Phase, Signal, Span, Trace, Transfer, Wait
 

@@ -10,7 +10,7 @@ import numpy as np
 from tilelang import tvm
 from tvm import tirx
 
-from ...passes.device.widen_atomics import SYSTEM_ATOMIC
+from ...passes.ir.operators import SYSTEM_ATOMIC
 from ..frontend.accesses import is_poisoned
 from ..frontend.builtin_ops import element_atomic, vector_atomic, vector_operand
 from ..frontend.expressions import Expr

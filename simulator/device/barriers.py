@@ -8,7 +8,7 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.spec import BUILTINS
-from ...passes.ir.hold import HOLD
+from ...passes.ir.operators import HOLD
 from ..frontend.block_ops import elect
 from ..frontend.statements import nothing
 from ..machine.block import Frame, Mask

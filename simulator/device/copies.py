@@ -10,7 +10,7 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.spec import BUILTINS, builtin_of
-from ...passes.tile.order_releases import COMPLETE
+from ...passes.ir.operators import COMPLETE
 from ..frontend.functions import REDUCTIONS
 from ..machine.block import Frame
 from ..machine.steps import Step

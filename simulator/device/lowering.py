@@ -13,8 +13,8 @@ from tvm import tirx
 from ... import passes
 from ...builtins.errors import TileWeaveError
 from ...codegen.names import names_kept
+from ...passes.ir.host import bound_operators
 from ...passes.ir.walk import calls_in, op_name
-from ...passes.tile.bind_runtime import bound_operators
 from ..frontend.program import lowered as tile_level
 
 HEAP_STRIDE = 1 << 30

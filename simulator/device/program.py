@@ -9,8 +9,8 @@ from tvm import tirx
 
 from ...builtins.implicit import CONTEXT, LAUNCH
 from ...builtins.ranks import RANK
-from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
+from ...passes.ir.group import heap_tensors
 from ...passes.ir.implicit import implicit_of
 from ..frontend import builtin_ops, copy_ops, debug_ops, ll_ops, loop_ops, warp_ops
 from ..frontend.program import Kernel, Program, first_line

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...passes.ir.hold import HOLD
-from ...passes.tile.order_releases import COMPLETE
+from ...passes.ir.operators import COMPLETE, HOLD
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
 from ..memory.threads import WARP

@@ -18,8 +18,8 @@ from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
 from ...codegen.hook import refusal
-from ...passes.group.specialize_group import heap_tensors
 from ...passes.ir.accesses import written_tensors
+from ...passes.ir.group import heap_tensors
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.spans import get_stmt_span
 from ...passes.ir.walk import builtins_in, line_of_span, nodes_in
@@ -99,8 +99,8 @@ def specialized(func: Any, world_size: int) -> tirx.PrimFunc:
         raise not_a_program("simulate", func)
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
     is_verified = passes.is_chosen(func, "verify")
-    group = passes.GROUP_PASSES if is_verified else passes.SIMULATED_PASSES
-    (func,) = passes.run_group(mod, world_size, _HEAP_STRIDE, group).functions.values()
+    stages = [stage for stage in passes.FOR_GROUP if stage != "verify" or is_verified]
+    (func,) = passes.run_group(mod, world_size, _HEAP_STRIDE, stages).functions.values()
     return func
 
 
@@ -111,7 +111,7 @@ def synchronized(func: tirx.PrimFunc) -> tirx.PrimFunc:
         SimulationError: the elements of a tensor or a tile are vectors.
     """
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    (func,) = passes.run(passes.SYNC_PASSES, mod).functions.values()
+    (func,) = passes.run("tile", mod).functions.values()
     tiles = [tile for block in nodes_in(func.body, tirx.SBlock) for tile in block.alloc_buffers]
     for buffer in (*func.buffer_map.values(), *tiles):
         loc = line_of_span(buffer.span) or first_line(func.body)

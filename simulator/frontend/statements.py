@@ -10,8 +10,8 @@ import numpy as np
 from tvm import DataType, tirx
 
 from ...passes.ir.accesses import READS, touches_in
+from ...passes.ir.pipelined_loops import is_pipelined
 from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
-from ...passes.tile.pin_pipelined import is_pipelined
 from ..machine.block import Frame, MBarrier, Tile
 from ..machine.steps import SPIN, Step, end_iteration, go, scope_of_exits, sequence, together
 from ..memory.values import numpy_dtype

@@ -13,9 +13,9 @@ from tvm import tirx
 
 from ...builtins.spec import register_op
 from ...builtins.symmetric import is_symmetric
-from ...passes.group.upgrade_ir import upgrade_ir
 from ...passes.ir.accesses import written_tensors
 from ...passes.ir.implicit import implicit_of
+from ...passes.ir.releases import upgrade_ir
 from ...passes.ir.walk import flatten, rewrite_children
 from ...runtime.plans import steps as plan_steps
 from ...runtime.plans.traced_plan import TracedPlan

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from tvm import tirx
 
 from ...builtins.errors import TileWeaveError, brief_errors
-from ...passes.group.upgrade_ir import upgrade_ir
+from ...passes.ir.releases import upgrade_ir
 from ...runtime.plans.steps import Step as HostStep
 from ...runtime.plans.traced_plan import TracedPlan
 from ..inputs.arguments import check_numbers

@@ -13,9 +13,9 @@ from ...builtins.spec import Builtin, Pointer, builtin_of, declaration_of
 from ...passes.ir.accesses import READS, WRITES, touches_in
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.memory_order import acquires, releases
+from ...passes.ir.operators import COMPLETE
 from ...passes.ir.spans import get_stmt_span, set_stmt_span
 from ...passes.ir.walk import calls_in, children_of, flatten, op_name, rewrite_children
-from ...passes.tile.order_releases import COMPLETE
 
 Edit = Callable[[tirx.Stmt], tirx.Stmt]
 """Edits the body of a program."""

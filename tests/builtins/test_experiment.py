@@ -12,7 +12,7 @@ from tileweave.builtins.atomics import INTEGER_TYPES
 from tileweave.builtins.declaration.declare import builtin
 from tileweave.builtins.declaration.qualifiers import RedSem, Scope
 from tileweave.builtins.spec import BUILTINS, Element, Int64, Read, ReadWrite, Write
-from tileweave.passes.group.specialize_group import heap_tensors
+from tileweave.passes.ir.group import heap_tensors
 from tileweave.passes.sync.regions.accesses import collect_accesses
 from tileweave.passes.sync.verify.events import collect_events
 from tileweave.simulator.frontend import functions
@@ -54,9 +54,9 @@ def put_sum(declared):
     return put_sum
 
 
-def grouped(func, through=passes.GROUP_PASSES):
+def grouped(func, stages=passes.FOR_GROUP):
     mod = tvm.IRModule({"program": func})
-    (func,) = passes.run_group(mod, 2, STRIDE, through).functions.values()
+    (func,) = passes.run_group(mod, 2, STRIDE, stages).functions.values()
     return func
 
 
@@ -90,8 +90,8 @@ def test_events_are_those_of_its_declaration(red_mul):
 
 
 def ordered(func):
-    mod = tvm.IRModule({"program": grouped(func, passes.SIMULATED_PASSES)})
-    return passes.run(passes.SYNC_PASSES, mod).script()
+    mod = tvm.IRModule({"program": grouped(func, ["group", "sync", "debug"])})
+    return passes.run("tile", mod).script()
 
 
 def test_a_release_is_ordered_after_the_block(red_mul):

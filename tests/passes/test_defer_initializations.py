@@ -7,8 +7,8 @@ from tilelang import tvm
 
 import tileweave as tw
 from tileweave import language as W
-from tileweave.passes.group.upgrade_ir import upgrade_ir
-from tileweave.passes.workarounds.defer_initializations import defer_initializations
+from tileweave.passes.entry.defer_initializations import defer_initializations
+from tileweave.passes.ir.releases import upgrade_ir
 
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
 F32 = "float32"

@@ -13,9 +13,9 @@ from tvm import tirx
 import tileweave as tw
 from tests.releases import names_line
 from tileweave import language as W
+from tileweave.passes.flat.keep_indices import keep_indices
+from tileweave.passes.group.make_factors_positive import make_factors_positive
 from tileweave.passes.ir.walk import nodes_in
-from tileweave.passes.workarounds.keep_indices import keep_indices
-from tileweave.passes.workarounds.make_factors_positive import make_factors_positive
 
 from .index_values import in_loops, values_of
 

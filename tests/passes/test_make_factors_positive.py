@@ -10,8 +10,8 @@ from tvm import tirx
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.passes.group.make_factors_positive import make_factors_positive
 from tileweave.passes.ir.walk import nodes_in
-from tileweave.passes.workarounds.make_factors_positive import make_factors_positive
 
 from .index_values import in_loops, values_of
 

@@ -10,9 +10,9 @@ from tvm.target import Target
 from tileweave import language as W
 from tileweave.builtins.errors import LanguageError
 from tileweave.codegen import limits, refusals
-from tileweave.passes import PREPARE_PASSES, run_group
-from tileweave.passes.group import upgrade_ir
-from tileweave.passes.workarounds import keep_strides
+from tileweave.passes import run_group
+from tileweave.passes.ir import releases
+from tileweave.passes.target import keep_strides
 
 SM_80, SM_90 = (Target({"kind": "cuda", "arch": arch}) for arch in ("sm_80", "sm_90a"))
 
@@ -30,7 +30,7 @@ def program(S: W.Symmetric((16, 64), "float32"), X: T.Tensor((16, 64), "float32"
 
 
 def grouped(func):
-    (func,) = run_group(tvm.IRModule({"p": func}), 2, 1 << 20, PREPARE_PASSES).functions.values()
+    (func,) = run_group(tvm.IRModule({"p": func}), 2, 1 << 20, ["group"]).functions.values()
     return func
 
 
@@ -43,20 +43,20 @@ def installed(monkeypatch):
     return install
 
 
-@pytest.mark.skipif(upgrade_ir._LOOPS, reason="this TileLang has loops itself")
+@pytest.mark.skipif(releases._LOOPS, reason="this TileLang has loops itself")
 def test_thread_loops_and_indices(monkeypatch):
-    new = upgrade_ir.upgrade_ir(program)
-    monkeypatch.setattr(upgrade_ir, "_LOOPS", True)
-    old = upgrade_ir.downgrade_ir(new)
+    new = releases.upgrade_ir(program)
+    monkeypatch.setattr(releases, "_LOOPS", True)
+    old = releases.downgrade_ir(new)
     text = old.script()
     assert "launch_thread" not in text and 'T.thread_binding(64, thread="threadIdx.x")' in text
     assert 'T.thread_binding(1, thread="threadIdx.z")' in text
-    tvm.ir.assert_structural_equal(upgrade_ir.upgrade_ir(old), new)
-    tvm.ir.assert_structural_equal(upgrade_ir.upgrade_ir(new), new)
+    tvm.ir.assert_structural_equal(releases.upgrade_ir(old), new)
+    tvm.ir.assert_structural_equal(releases.upgrade_ir(new), new)
 
 
 def test_all_releases_show_one_form():
-    text = upgrade_ir.upgrade_ir(program).script()
+    text = releases.upgrade_ir(program).script()
     assert "T.launch_thread_idx(0)" in text and "threadIdx" not in text
     assert "T.region(" in text
 

@@ -10,7 +10,7 @@ import tvm_ffi
 
 import tileweave as tw
 from tests.groups import open_sessions
-from tileweave.passes.tile.bind_runtime import BIND
+from tileweave.passes.ir.host import BIND
 from tileweave.runtime.host import topology
 from tileweave.runtime.host.session import opened
 from tileweave.runtime.kernel import host_functions

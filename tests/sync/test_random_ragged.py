@@ -19,7 +19,7 @@ from tests.corpus.programs.case import integers
 from tests.corpus.programs.ragged import route
 from tests.modules import load_module
 from tileweave.passes import with_options
-from tileweave.passes.group.upgrade_ir import upgrade_ir
+from tileweave.passes.ir.releases import upgrade_ir
 from tileweave.simulator import Executable
 from tileweave.simulator.mutation.kernels import Kernels, TileKernel
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -14,17 +14,17 @@ from tvm import tirx
 from .. import passes
 from ..builtins.spec import builtin_of
 from ..emit import EMIT_HEAP_STRIDE, lowered
-from ..passes.group.specialize_group import heap_tensors
-from ..passes.ir.added import Added, add_by_table, added_on_device
+from ..passes.ir.group import heap_tensors
 from ..passes.ir.implicit import implicit_of
 from ..passes.ir.leaves import Leaf, leaves_of, tensor_of
 from ..passes.ir.memory_order import acquires, releases
 from ..passes.ir.sizes import sizes_of
 from ..passes.ir.walk import uses_tileweave
 from ..passes.sync.infer.context import Inserted
-from ..passes.sync.infer.infer_sync import explicit_sync, infer_and_explain
+from ..passes.sync.infer.inference import explicit_sync, infer_and_explain
 from ..passes.sync.verify.launches import Unverified
-from ..passes.sync.verify.verify_sync import verify_program
+from ..passes.sync.verify.verification import verify_program
+from .added import Added, add_in_stage, added_on_device
 from .explanation import Explanation
 from .operation import EXPLICIT, Kind, Operation, sorted_in
 from .source import source_of
@@ -42,17 +42,17 @@ def explain_kernel(
     source = source_of(func)
     func, stock = passes.split_options(func, configs)
     func = passes.with_sizes(func, sizes)
-    func = _apply(passes.PREPARE_PASSES, func, world_size)
+    func = _run("group", func, world_size)
     ops = [_explicit_op(leaf, call) for leaf, call in _ordering_calls(func)]
     explicit = _inference_blocker(func)
     func, inferred = infer_and_explain(func, world_size, EMIT_HEAP_STRIDE)
     times = {leaf.stmt: leaf.times for leaf in leaves_of(func.body)}
     ops += [_inferred_op(i, times) for i in inferred.ops if i.stmts]
     unverified = [_unverified_op(item) for item in verify_program(func, world_size)]
-    func = _apply(passes.FINISH_PASSES, func, world_size)
+    func = _run("debug", func, world_size)
     if uses_tileweave(func):
         tensors = {(i.line, i.flag): i.tensor for i in inferred.ops}
-        tile, added = add_by_table(func)
+        tile, added = add_in_stage(func)
         added += added_on_device(tile, _device_kernels(func, arch, stock))
         ops += [_added_op(op, tensors) for op in added]
     skipped = [_inferred_op(i, times) for i in inferred.ops if not i.stmts]
@@ -81,9 +81,9 @@ def bytes_of(implicit: Any) -> int:
     return math.prod(implicit.shape) * (tvm.DataType(implicit.dtype).bits // 8)
 
 
-def _apply(table: Iterable[passes.Pass], func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
-    for entry in table:
-        func = entry.run(func, world_size, EMIT_HEAP_STRIDE)
+def _run(stage: str, func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
+    mod = tvm.IRModule({"program": func})
+    (func,) = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE, [stage]).functions.values()
     return func
 
 

@@ -8,22 +8,23 @@ from tvm import tirx
 import tileweave as tw
 from tests.verdicts import print_verdict
 from tileweave import language as W
-from tileweave import passes
+from tileweave.passes import pipeline
+from tileweave.passes.ir.marks import calls_of
 from tileweave.passes.ir.walk import flatten, rewrite_children
-from tileweave.passes.pipeline import Pass
-from tileweave.passes.tile.number_builtins import calls_of
 
 UNORDERED = {"tileweave.verify": "off"}
-DEVICE_PASSES = passes.DEVICE_PASSES
+STOCK = pipeline.PIPELINE
+LAST = next(i for i, p in enumerate(STOCK) if p.name == "record_events")
 
 
 def check(name, program, faulty=None, without="", arch="sm_90a"):
     """Compile ``program`` with the pass ``faulty`` after the device passes, or without one."""
-    kept = [p for p in DEVICE_PASSES if p.name != without]
-    passes.DEVICE_PASSES = (*kept, *([Pass(faulty, "for a test")] if faulty else []))
+    added = [pipeline.Pass(faulty, "device", "for a test")] if faulty else []
+    passes = [*STOCK[:LAST], *added, *STOCK[LAST:]]
+    pipeline.PIPELINE = [p for p in passes if p.name != without]
     with print_verdict(name):
         tw.emit(program.with_attr("global_symbol", name), arch=arch, pass_configs=UNORDERED)
-    passes.DEVICE_PASSES = DEVICE_PASSES
+    pipeline.PIPELINE = STOCK
 
 
 def on_builtins(change):

@@ -7,7 +7,7 @@ from tvm import tirx
 
 import tileweave as tw
 from tileweave import language as W
-from tileweave.passes import PREPARE_PASSES, run_group
+from tileweave.passes import run_group
 
 RANKS, N = 2, 64
 
@@ -25,7 +25,7 @@ def program(use, dtype):
 def show(use, dtype, ranks=RANKS):
     print("TEST:", use.name)
     mod = tvm.IRModule({"p": program(use, dtype)})
-    print(run_group(mod, ranks, 1 << 20, PREPARE_PASSES).script())
+    print(run_group(mod, ranks, 1 << 20, ["group"]).script())
 
 
 @T.macro

@@ -9,13 +9,7 @@ from ....builtins.errors import LanguageError
 from ...ir.ragged import ARRIVED
 from ..regions.accesses import Kind
 from ..regions.coverage import Coverage
-from ..regions.granules import (
-    Counter,
-    Granules,
-    choose_granules,
-    counter_of,
-    tiles_of_rows,
-)
+from ..regions.granules import Counter, Granules, choose_granules, counter_of, tiles_of_rows
 from ..regions.tensor_accesses import TensorAccesses
 from .context import SyncContext, copies_with_granules
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tvm import tirx
 
 from ...ir.block_barrier import sync_threads
+from ...ir.guards import first_thread, this_thread
 from ...ir.walk import flatten
-from ...tile.elect_leader import first_thread, this_thread
 from . import builtin_calls
 from .context import SyncContext
 

@@ -14,14 +14,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from ....builtins.declaration.operands import WORD_DATA_BITS
 from ....builtins.ll import WORD
 from ...ir.implicit import heap_buffer, implicit_of, set_implicit
-from ...ir.walk import (
-    calls_in,
-    is_leaf,
-    line_of,
-    nodes_in,
-    op_name,
-    rewrite_children,
-)
+from ...ir.walk import calls_in, is_leaf, line_of, nodes_in, op_name, rewrite_children
 from ..infer import builtin_calls
 from ..infer.context import Inserted, SyncContext
 from ..infer.edits import at_line_of

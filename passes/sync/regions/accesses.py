@@ -14,7 +14,7 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ....builtins.errors import LanguageError
 from ....builtins.spec import Builtin, Pointer, builtin_of
-from ...group.drop_unordered import is_mark
+from ...ir.operators import is_mark
 from ...ir.uniformity import ThreadControl
 from ...ir.walk import (
     arrows,

@@ -12,8 +12,8 @@ from tvm.ir import structural_equal
 
 from ....builtins.spec import builtin_of
 from ...ir.accesses import accesses_of
+from ...ir.pipelined_loops import COPIES, is_pipelined
 from ...ir.walk import MBARRIER_WAIT, calls_in, op_name, variables_in
-from ...tile.pin_pipelined import COPIES, is_pipelined
 
 if TYPE_CHECKING:
     from .events import Event

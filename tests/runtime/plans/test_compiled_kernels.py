@@ -23,7 +23,7 @@ from tests.runtime.plans.fakes import (
     shared,
 )
 from tileweave import language as W
-from tileweave.passes.group.upgrade_ir import upgrade_ir
+from tileweave.passes.ir.releases import upgrade_ir
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.executor.recorded_calls import invalidate, recorded_calls
 from tileweave.runtime.host.group import Group

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from tileweave.passes.device.record_events import decode_events, encode_events
+from tileweave.passes.ir.events import decode_events, encode_events
 from tileweave.runtime.host.tracer import TracedLaunch
 from tileweave.runtime.trace.chrome import from_json, to_json
 from tileweave.runtime.trace.clocks import combined, offset_of

@@ -11,7 +11,7 @@ import torch
 import tileweave as tw
 from tests.runtime.plans.fakes import FakeEvent, alone, shared
 from tests.runtime.trace.test_merge import BEGIN, END, EPOCH, SIGNAL, TABLE, WAIT, events_of
-from tileweave.passes.device.record_events import encode_events
+from tileweave.passes.ir.events import encode_events
 from tileweave.runtime.executor import calls as plan_calls
 from tileweave.runtime.executor.recorded_calls import recorded_calls
 from tileweave.runtime.host import tracer

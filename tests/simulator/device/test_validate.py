@@ -21,9 +21,9 @@ from tests.releases import (
     needs_partial_barriers,
 )
 from tileweave import language as W
-from tileweave import passes
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.cli.main import main
+from tileweave.passes import pipeline
 from tileweave.runtime.plans.parameters import parameters_of
 from tileweave.simulator import SimulationError
 from tileweave.simulator.device.program import DeviceProgram
@@ -34,7 +34,7 @@ from .programs import dropped, expected, gemm_reduce_scatter, inputs, with_argum
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 SIMULATE = importlib.import_module("tileweave.simulator.simulate")
-IS_REQUIRED = "tileweave.passes.tile.number_builtins.is_required_of_each_thread"
+IS_REQUIRED = "tileweave.passes.entry.number_builtins.is_required_of_each_thread"
 """Without it, all builtins carry the thread index, so TileLang considers their results divergent.
 """
 UNVERIFIED = {"tileweave.verify": "off"}
@@ -57,10 +57,10 @@ def reported(program, *arguments, **options) -> SimulationError:
 
 
 def switch_off(monkeypatch, missing: str) -> None:
-    """Remove a pass from all tables."""
-    for table in [name for name in vars(passes) if name.endswith("_PASSES")]:
-        kept = tuple(p for p in getattr(passes, table) if p.name != missing)
-        monkeypatch.setattr(passes, table, kept)
+    """Remove a pass from the pipeline."""
+    kept = tuple(p for p in pipeline.PIPELINE if p.name != missing)
+    assert len(kept) < len(pipeline.PIPELINE)
+    monkeypatch.setattr(pipeline, "PIPELINE", kept)
 
 
 def line_of(text: str) -> int:

@@ -8,7 +8,7 @@ import torch
 
 import tileweave as tw
 from tileweave import language as W
-from tileweave.passes.sync.infer.infer_sync import MAX_INFERRED_RANKS
+from tileweave.passes.sync.infer.inference import MAX_INFERRED_RANKS
 from tileweave.runtime.plans.parameters import Parameter
 from tileweave.simulator.inputs.arguments import check_blocks, check_tensors
 

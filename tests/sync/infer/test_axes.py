@@ -13,9 +13,9 @@ from tvm.tirx.stmt_functor import post_order_visit
 import tileweave as tw
 from tests.releases import needs_bulk_copies
 from tileweave import language as W
-from tileweave import passes
+from tileweave.passes import Pass, pipeline
 from tileweave.passes.ir.implicit import implicit_of, set_implicit
-from tileweave.passes.tile.fold_axes import fold_axes
+from tileweave.passes.target.fold_axes import fold_axes
 
 RANKS, N = 3, 16
 F32 = "float32"
@@ -47,7 +47,7 @@ def sums(lead=(), turns=1):
     return program
 
 
-def folded(func, world_size, heap_stride):
+def folded(func):
     """Fold as for a GPU with a TMA, and declare the parameter folded, as the simulator needs it."""
     with Target({"kind": "cuda", "arch": "sm_90a"}) as target:
         func = fold_axes(func, target)
@@ -74,8 +74,8 @@ CASES = {"lead": ((2,), 1), "versions": ((), 2), "both": ((2, 2), 3)}
 def test_simulated(name, fold, monkeypatch):
     lead, turns = CASES[name]
     if fold:
-        more = passes.Pass(functools.wraps(fold_axes)(folded), "a test")
-        monkeypatch.setattr(passes, "SIMULATED_PASSES", (*passes.SIMULATED_PASSES, more))
+        more = Pass(functools.wraps(fold_axes)(folded), "debug", "for a test", "all")
+        monkeypatch.setattr(pipeline, "PIPELINE", (*pipeline.PIPELINE, more))
     rng = np.random.default_rng(0)
     inputs = [{"X": rng.integers(-8, 8, (N, N)).astype(np.float32)} for _ in range(RANKS)]
     expected = sum(i["X"] for i in inputs) * RANKS ** (turns - 1)

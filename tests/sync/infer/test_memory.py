@@ -4,6 +4,7 @@ import tracemalloc
 
 import pytest
 import torch
+from tilelang import tvm
 
 from tileweave.ops.attention.flash import tiles_for
 from tileweave.ops.attention.problem import AttentionProblem
@@ -12,7 +13,7 @@ from tileweave.ops.autotune.trial import problem_of
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import LARGE
-from tileweave.passes.pipeline import PREPARE_PASSES
+from tileweave.passes import run_group
 from tileweave.passes.sync.infer.infer_sync import infer_sync
 from tileweave.runtime.plans.sync_push import sync_of
 
@@ -24,8 +25,8 @@ def stores(rows: int):
     its loads."""
     problem = problem_of("all_gather_matmul", rows, 14336, 8192, RANKS, torch.bfloat16)
     program = OPERATORS["all_gather_matmul"].program(problem, Choice("stores", LARGE))
-    for p in PREPARE_PASSES:
-        program = p.run(program, RANKS, 1 << 40)
+    mod = tvm.IRModule({"program": program})
+    (program,) = run_group(mod, RANKS, 1 << 40, ["group"]).functions.values()
     blocks = rows // LARGE.M * (14336 // RANKS // LARGE.N)
     return lambda: infer_sync(program, RANKS, 1 << 40), RANKS * blocks * (8192 // LARGE.K)
 

@@ -13,7 +13,7 @@ from tests.corpus.refused.versions import hundred_versions
 from tests.corpus.refused.writers import readers_first
 from tileweave import language as W
 from tileweave import passes
-from tileweave.passes.sync.infer.infer_sync import infer_and_explain
+from tileweave.passes.sync.infer.inference import infer_and_explain
 
 
 def grouped(func, ranks=2, configs=None):
@@ -90,7 +90,7 @@ def test_a_rank_s_own_tensor_may_have_the_stride_of_the_heap():
             for row in T.serial(rows):
                 T.copy(S[W.rank(), 0], Y[row, 0:N])
 
-    mod = passes.run_group(tvm.IRModule({"p": program}), 2, stride, passes.PREPARE_PASSES)
+    mod = passes.run_group(tvm.IRModule({"p": program}), 2, stride, ["group"])
     _, explanation = infer_and_explain(mod["p"], 2, stride)
     kinds = {(op.kind, op.tensor) for op in explanation.ops}
     assert kinds == {("signal", "S"), ("wait", "S"), ("signal", "started")}

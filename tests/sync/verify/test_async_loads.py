@@ -10,14 +10,14 @@ from tests.releases import RECORDS_LINES
 from tests.simulator.memory.test_async_loads import every_load, load, prefetch
 from tileweave import language as W
 from tileweave import passes
-from tileweave.passes.sync.verify.verify_sync import find_fault
+from tileweave.passes.sync.verify.verification import find_fault
 
 RANKS = 2
 
 
 def fault(program) -> str:
     mod = tvm.IRModule({"program": program})
-    (func,) = passes.run_group(mod, RANKS, 1 << 40, passes.PREPARE_PASSES).functions.values()
+    (func,) = passes.run_group(mod, RANKS, 1 << 40, ["group"]).functions.values()
     return find_fault(func, RANKS)[0]
 
 

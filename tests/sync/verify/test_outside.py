@@ -65,7 +65,7 @@ def warned(program):
     """Return the warnings of compiling a program for two ranks."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", tw.SyncWarning)
-        passes.run_group(tvm.IRModule({"program": program}), 2, 1 << 40, passes.GROUP_PASSES)
+        passes.run_group(tvm.IRModule({"program": program}), 2, 1 << 40)
     return [str(w.message) for w in caught if issubclass(w.category, tw.SyncWarning)]
 
 

@@ -8,14 +8,14 @@ import tileweave as tw
 from tests.releases import names_line
 from tileweave import language as W
 from tileweave import passes
-from tileweave.passes.sync.infer.infer_sync import infer_and_explain
+from tileweave.passes.sync.infer.inference import infer_and_explain
 
 RANKS, STRIDE = 2, 1 << 40
 N = 32
 
 
 def explanation(func):
-    mod = passes.run_group(tvm.IRModule({"p": func}), RANKS, STRIDE, passes.PREPARE_PASSES)
+    mod = passes.run_group(tvm.IRModule({"p": func}), RANKS, STRIDE, ["group"])
     (func,) = mod.functions.values()
     return infer_and_explain(func, RANKS, STRIDE)
 

@@ -16,7 +16,7 @@ from tileweave import language as W
 from tileweave import passes
 from tileweave.passes import dynamic_sizes, with_sizes
 from tileweave.passes.sync.verify import conflicts, launches
-from tileweave.passes.sync.verify.verify_sync import find_fault
+from tileweave.passes.sync.verify.verification import find_fault
 from tileweave.runtime.plans.parameters import shapes_of
 
 STRIDE = 1 << 40
@@ -72,7 +72,7 @@ REFUSED = {
 def grouped(func, ranks, configs=None):
     func, _ = passes.split_options(func, configs or {})
     mod = tvm.IRModule({"program": func})
-    (func,) = passes.run_group(mod, ranks, STRIDE, passes.GROUP_PASSES).functions.values()
+    (func,) = passes.run_group(mod, ranks, STRIDE).functions.values()
     return func
 
 

@@ -1,0 +1,1 @@
+"""Passes that insert what an option of the program asks for."""

@@ -1,0 +1,1 @@
+"""Passes that bind run-time values, and give a program the form that TileLang compiles rightly."""

@@ -1,0 +1,1 @@
+"""Passes inside TileLang's pipeline, before it flattens indices."""

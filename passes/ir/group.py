@@ -1,0 +1,26 @@
+"""The group of ranks that a program is compiled for, and its symmetric tensors."""
+
+from __future__ import annotations
+
+import json
+
+from tvm import tirx
+
+from .implicit import implicit_of
+
+GROUP_SIZE = "tileweave.group_size"
+"""Attribute of a program compiled for a group that holds the number of ranks."""
+
+_OF_HEAP = "tileweave.of_heap"
+"""Attribute of such a program that holds the indices of its symmetric parameters. Their strides do
+not identify them, because a tensor that is local to the rank may have the same stride."""
+
+
+def heap_tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
+    """Return the symmetric tensors of a program compiled for a group, with implicit ones."""
+    marked = func.attrs[_OF_HEAP].value if func.attrs and _OF_HEAP in func.attrs else "[]"
+    implicit = implicit_of(func)
+    first = len(func.params) - len(implicit)
+    positions = {*json.loads(marked)}
+    positions |= {first + n for n, parameter in enumerate(implicit) if parameter.symmetric}
+    return [func.buffer_map[func.params[position]] for position in sorted(positions)]

@@ -1,0 +1,1 @@
+"""Passes inside TileLang's pipeline, before it lowers tiles by their layouts."""

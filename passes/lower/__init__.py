@@ -1,0 +1,1 @@
+"""Passes inside TileLang's pipeline, after it has lowered tiles to elements."""

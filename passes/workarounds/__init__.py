@@ -1,1 +1,0 @@
-"""Passes that work around faults of TileLang and TVM."""
