@@ -32,9 +32,8 @@ from .device.verify_tiles import verify_tiles
 from .device.wait_before_loop import wait_before_loop
 from .device.widen_atomics import widen_atomics
 from .entry.bind_runtime import bind_runtime
-from .entry.compare_unsigned import compare_unsigned
 from .entry.defer_initializations import defer_initializations
-from .entry.hide_factors import hide_factors
+from .entry.hide_expressions import hide_expressions
 from .entry.index_elements import index_elements
 from .entry.number_builtins import number_builtins
 from .flat.keep_indices import keep_indices
@@ -50,21 +49,17 @@ from .layout.verify_layouts import verify_layouts
 from .lower.verify_lowering import verify_lowering
 from .sync.infer.infer_sync import infer_sync
 from .sync.verify.verify_sync import verify_sync
-from .target.align_tma import align_tma
-from .target.copy_parts_by_threads import copy_parts_by_threads
+from .target.avoid_tma import avoid_tma
 from .target.fold_axes import fold_axes
-from .target.keep_strides import keep_strides
 from .target.predicate_loads import predicate_loads
 from .target.require_arch import require_arch
+from .target.verify_operators import verify_operators
 from .target.verify_preludes import verify_preludes
-from .target.verify_products import verify_products
-from .target.verify_reduced_parts import verify_reduced_parts
 from .target.verify_versions import verify_versions
 from .tile.drop_unordered import drop_unordered
 from .tile.elect_leader import elect_leader
-from .tile.hide_bulk_copies import hide_bulk_copies
 from .tile.hoist_waits import hoist_waits
-from .tile.linear_bulk_tiles import linear_bulk_tiles
+from .tile.isolate_bulk_copies import isolate_bulk_copies
 from .tile.order_releases import order_releases
 from .tile.pin_pipelined import pin_pipelined
 from .tile.stage_waits import stage_waits
@@ -179,20 +174,10 @@ PIPELINE = (
         scope="all",
     ),
     Pass(
-        copy_parts_by_threads, "target", "first: all passes see how copies are lowered",
+        avoid_tma, "target", "first: all passes see how copies are lowered",
         scope="all", needs=("target", "is_retry"), until="open",
     ),
-    Pass(
-        keep_strides, "target",
-        "before the passes that look for copies by the TMA, which it may disable",
-        scope="all", needs=("target",), until="0.1.13",
-    ),
-    Pass(align_tma, "target", "like keep_strides", scope="all", needs=("target",), until="open"),
-    Pass(
-        verify_products, "target", "anywhere before TileLang's pipeline",
-        scope="all", until="open",
-    ),
-    Pass(verify_reduced_parts, "target", "like verify_products", scope="all", until="open"),
+    Pass(verify_operators, "target", "anywhere before TileLang's pipeline", "all", until="open"),
     Pass(
         require_arch, "target", "early: its errors name lines of the program", needs=("target",)
     ),
@@ -233,14 +218,9 @@ PIPELINE = (
     Pass(pin_pipelined, "tile", "after order_releases, whose placeholders it uses"),
     Pass(hoist_waits, "tile", "after pin_pipelined, whose marks and statements it uses"),
     Pass(stage_waits, "tile", "after all passes that add statements to loops: it counts them"),
-    Pass(linear_bulk_tiles, "tile", "before hide_bulk_copies, which hides its tiles"),
-    Pass(hide_bulk_copies, "tile", "last: every bulk copy is in its final position"),
+    Pass(isolate_bulk_copies, "tile", "last: every bulk copy is in its final position"),
     Pass(
         bind_runtime, "entry", "after the passes that add operands, which the host must bind"
-    ),
-    Pass(
-        compare_unsigned, "entry", "late: it also changes conditions that passes added",
-        until="open",
     ),
     Pass(
         defer_initializations, "entry",
@@ -256,7 +236,8 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        hide_factors, "entry", "late, like make_factors_positive", scope="all", until="open"
+        hide_expressions, "entry", "late: it also changes what passes added",
+        scope="all", until="open",
     ),
     Pass(
         number_builtins, "entry", "last: every builtin is in its final position",

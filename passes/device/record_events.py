@@ -31,7 +31,7 @@ from ..ir.walk import (
     statements_of,
     variables_in,
 )
-from ..ir.warp_roles import is_specialized
+from ..ir.warp_roles import is_specialized, roles_of
 
 MAIN, PRODUCER = "", "producer"
 """Roles of threads. A warp-specialized kernel also has producers."""
@@ -126,7 +126,7 @@ class _Recording:
         symmetric: set[str],
     ) -> None:
         self._func, self._events, self._calls = func, events, calls
-        self._loops, self._symmetric = loops, symmetric
+        self._loops, self._symmetric, self._roles = loops, symmetric, roles_of(func)
         begin = _begin_of(func)
         assert begin is not None
         arity = RECORD.arity
@@ -167,10 +167,9 @@ class _Recording:
     @property
     def _leader(self) -> tirx.PrimExpr | None:
         """Condition for the first of the main threads, which records the begin and the end."""
-        for stmt in self._reached:
-            if is_specialized(stmt):
-                if isinstance(stmt.body, tirx.IfThenElse) and stmt.body.else_case is not None:
-                    return self._first(stmt.body.else_case)
+        for split in self._roles.splits_in(self._func.body) if self._roles is not None else ():
+            if split.else_case is not None:
+                return self._first(split.else_case)
         return self._first(next(reversed(self._reached)), of_block=True)
 
     def _first(self, stmt: tirx.Stmt, of_block: bool = False) -> tirx.PrimExpr | None:
@@ -224,8 +223,8 @@ class _Recording:
     def _insert(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt) or _tma_store(stmt) is not None:
             return flatten(self._sequence(statements_of(stmt)))
-        if is_specialized(stmt):
-            return rewrite_children(stmt, self._specialized)
+        if self._roles is not None and self._roles.is_split(stmt):
+            return self._split(stmt)
         if isinstance(stmt, tirx.For) and stmt.loop_var.name in self._loops:
             return self._loop(stmt)
         if isinstance(stmt, (tirx.Evaluate, tirx.Bind)):
@@ -263,16 +262,15 @@ class _Recording:
         peer = call.args[-3]
         return None if bound_in(stmt) & {*variables_in(peer)} else peer
 
-    def _specialized(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        """Insert the events of a warp-specialized part: producers first, then consumers."""
-        if not isinstance(stmt, tirx.IfThenElse) or stmt.else_case is None:
-            return self._insert(stmt)
+    def _split(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
+        """Insert the events of a branch of producers and consumers, in order."""
         self._role = PRODUCER
         first = self._first(stmt.then_case)
         begin = self._point("begin", first)
         then = flatten([begin, self._insert(stmt.then_case), self._point("end", first)])
         self._role = MAIN
-        return tirx.IfThenElse(stmt.condition, then, self._insert(stmt.else_case))
+        otherwise = None if stmt.else_case is None else self._insert(stmt.else_case)
+        return tirx.IfThenElse(stmt.condition, then, otherwise)
 
     def _loop(self, loop: tirx.For) -> tirx.Stmt:
         first = self._first(loop)

@@ -16,6 +16,7 @@ from ..ir.walk import (
     statements_of,
     with_span_of,
 )
+from ..ir.warp_roles import roles_of
 
 _FIRST_FREE, _END = 3, 16
 """Numbers of named barriers that TileLang's templates do not use."""
@@ -89,7 +90,7 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
             break
         shared += 1
     level = min(shared, len(after) - 1)
-    if finding.publishes and _is_split(before, after, level):
+    if finding.publishes and _are_of_both_roles(func, before, after, level):
         return _joined(func, after, level)
     places = (
         at
@@ -103,11 +104,13 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
     return _edited(func, after, at, lambda stmt: flatten([barrier, stmt]))
 
 
-def _is_split(before: Path, after: Path, level: int) -> bool:
+def _are_of_both_roles(func: tirx.PrimFunc, before: Path, after: Path, level: int) -> bool:
     """Return whether the accesses are in the two cases of a branch of producers and consumers."""
+    roles = roles_of(func)
     return (
-        level < len(before)
-        and isinstance(after[level].parent, tirx.IfThenElse)
+        roles is not None
+        and level < len(before)
+        and roles.is_split(after[level].parent)
         and before[level].parent.same_as(after[level].parent)
         and (before[level].index, after[level].index) == (0, 1)
     )

@@ -122,7 +122,7 @@ def test_the_environment_variable_shows_the_rest(file, monkeypatch):
     with pytest.raises(LanguageError, match="expected a multiple of 16") as refusal:
         main(["emit", file("from tileweave import language as W\n" + text)])
     frames = traceback.extract_tb(refusal.value.__traceback__)
-    assert any("verify_products" in frame.filename for frame in frames)
+    assert any("verify_operators" in frame.filename for frame in frames)
 
 
 @pytest.mark.parametrize(

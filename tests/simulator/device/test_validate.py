@@ -337,11 +337,11 @@ def test_loops_that_all_threads_share():
     tw.validate(program, 2, pass_configs={"tileweave.protocol": {"S": "ll"}})
 
 
-def test_without_align_tma(monkeypatch):
+def test_without_avoid_tma(monkeypatch):
     """TileLang loses the line of a pipelined load."""
     program = miscompiled.small_stages()
     tw.validate(program, 2)
-    switch_off(monkeypatch, "align_tma")
+    switch_off(monkeypatch, "avoid_tma")
     error = reported(program)
     assert error.kind == "alignment"
     assert error.report.startswith("TMA load at byte 64 of tile; expected a multiple of 128\n")

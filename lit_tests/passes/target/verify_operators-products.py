@@ -29,7 +29,7 @@ def show(inner, dtype, arch):
 
 
 # CHECK: 16 of float8_e4m3fn: T.gemm: the inner extent of A_tile is 16; expected a multiple of 32, which tensor cores read of each row of float8_e4m3fn
-# LINE: CHECK-NEXT: --> {{.*}}verify_products-inner.py:[[# @LINE - 9]]
+# LINE: CHECK-NEXT: --> {{.*}}verify_operators-products.py:[[# @LINE - 9]]
 show(16, "float8_e4m3fn", "sm_90a")
 
 # CHECK: 32 of float8_e4m3fn: accepted

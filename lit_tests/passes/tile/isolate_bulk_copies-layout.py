@@ -107,5 +107,5 @@ def operand(A: T.Tensor((128, 64), "bfloat16"), S: W.Symmetric((128, 128), "bflo
 
 # CHECK-LABEL: TEST: operand
 # CHECK-NEXT: bulk copy: A_tile is also an operand of T.gemm, which needs a swizzled layout, but a bulk copy needs a row-major one; expected T.copy instead of the bulk copy, or separate tiles
-# LINE: CHECK-NEXT: --> {{.*}}linear_bulk_tiles-layout.py:
+# LINE: CHECK-NEXT: --> {{.*}}isolate_bulk_copies-layout.py:
 show(operand)
