@@ -73,7 +73,10 @@ OPERATORS = (
     "tests/ops/core",
 )
 """Tests of the runtime and the operators on CPUs: what calls torch."""
-LIT_PART = ("lit_tests/builtins", "lit_tests/passes/tile", "lit_tests/passes/workarounds")
+LIT_PART = (
+    "lit_tests/builtins",
+    *(f"lit_tests/passes/{stage}" for stage in ("target", "tile", "entry", "warp", "layout")),
+)
 SIMULATOR_PART = ("tests/simulator/frontend", "tests/sync/verify")
 CHECKS = (*OF_EACH_PAIR, *OF_TILELANG, *SELECTED, *OF_TORCH)
 

@@ -65,3 +65,9 @@ def test_each_file_in_the_folder_of_a_stage_has_a_pass():
         if module.startswith("passes.") and module not in PASSES
     ]
     assert others == ["passes.group.specialize_sizes"]  # runs before a group is known
+
+
+def test_the_documentation_has_the_stages():
+    text = (MODULES["passes.pipeline"].parents[1] / "docs/how-it-works.md").read_text()
+    rows = "".join(f"| `{stage}` | {what} |\n" for stage, what in STAGES.items())
+    assert rows in text
