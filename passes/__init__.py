@@ -1,4 +1,4 @@
-"""IR-to-IR passes that order memory accesses between ranks. Each file contains one pass."""
+"""IR-to-IR passes that order memory accesses between ranks. Each file of a stage contains one."""
 
 from .group.specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
 from .ir.group import heap_tensors

@@ -93,9 +93,6 @@ FOR_GROUP = ("group", "sync", "verify", "debug")
 _ON_TILES = frozenset({"group", "tile", "target", "warp", "layout"})
 """Stages that see the form of one release, see ``upgrade_ir``."""
 
-Value = Any
-"""What a pass needs beside the function; see ``run``."""
-
 
 @dataclass(frozen=True)
 class Pass:
@@ -339,7 +336,7 @@ PIPELINE = (
 """All passes, in the order in which they run."""
 
 
-def run(stages: str | Iterable[str], mod: IRModule, **known: Value) -> IRModule:
+def run(stages: str | Iterable[str], mod: IRModule, **known: Any) -> IRModule:
     """Run the passes of ``stages`` on ``mod``.
 
     Args:
@@ -364,7 +361,7 @@ def run_group(
     return run(stages, mod, world_size=world_size, heap_stride=heap_stride)
 
 
-def _run_pass(p: Pass, mod: IRModule, arguments: dict[str, Value]) -> IRModule:
+def _run_pass(p: Pass, mod: IRModule, arguments: dict[str, Any]) -> IRModule:
     if p.scope == "module":
         return p.run(mod, **arguments)
     functions = {}

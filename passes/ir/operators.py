@@ -1,4 +1,4 @@
-"""An operator that reads a value, so that TileLang's passes see a use. It emits no code."""
+"""Operators that passes insert for later passes, or for TileLang to see a use."""
 
 from __future__ import annotations
 

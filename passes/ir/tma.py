@@ -1,4 +1,4 @@
-"""What the TMA of a target can do, and the operations on tiles that use it."""
+"""The TMA of a target, and the operations on tiles that use it."""
 
 from __future__ import annotations
 
