@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from tvm import tirx
 
 from ...builtins.spec import BUILTINS
 from ...passes.ir.operators import HOLD
-from ..frontend.block_ops import elect
+from ..frontend.block_ops import elect, sync_warp
 from ..frontend.statements import nothing
 from ..machine.block import Frame, Mask
 from ..machine.steps import Step, Waiting, WaitTarget
@@ -55,9 +53,7 @@ def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 def _complete(frame: Frame, barrier: NamedBarrier) -> None:
     """Order all that the arrived threads did before what they do next."""
     active = np.logical_or.reduce([mask.on for mask in barrier.arrived])
-    groups = Mask(active, frame.mask.group_of).thread_groups
-    frame.block.order.barrier(groups)
-    frame.block.agents.join_fences(groups)
+    frame.block.barrier(Mask(active, frame.mask.group_of).thread_groups)
     barrier.arrived, barrier.count = [], 0
     barrier.completed += 1
 
@@ -71,17 +67,7 @@ def meet(frame: Frame, count: int | None, loc: str) -> None:
             f"{frame.mask.count} threads of {frame.block.name()} in launch {frame.block.epoch} "
             f"reach a barrier of {expected}\n --> {loc}",
         )
-    frame.block.order.barrier(frame.mask.thread_groups)
-    frame.block.agents.join_fences(frame.mask.thread_groups)
-
-
-def sync_warp(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    def run(frame):
-        for warp in frame.mask.warps:
-            frame.block.order.barrier(warp.thread_groups)
-            frame.block.agents.join_fences(warp.thread_groups)
-
-    return Step(run)
+    frame.block.barrier(frame.mask.thread_groups)
 
 
 def fence_proxy(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -97,19 +83,8 @@ def fence_initialization(c: DeviceStatements, call: tirx.Call, loc: str) -> Step
     return Step(lambda frame: frame.block.show_barriers(frame.mask.overlapping))
 
 
-def barrier_at(c: DeviceStatements, load: Any, loc: str):
-    """Return a function from a frame to the mbarrier that a BufferLoad names."""
-    slot = c.barriers[load.buffer.data]
-    index = c.indices(load.indices, load.buffer.name, loc)
-
-    def barrier(frame) -> TransactionBarrier:
-        return frame.block.transactions[slot][uniform(index(frame)[0], frame, loc)]
-
-    return barrier
-
-
 def initialize(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    barrier, count = barrier_at(c, call.args[0], loc), int(call.args[1])
+    barrier, count = c.mbarrier(call.args[0], loc), int(call.args[1])
 
     def run(frame):
         mbarrier, (g,) = barrier(frame), frame.mask.thread_groups
@@ -159,43 +134,30 @@ def _release(frame: Frame, barrier: TransactionBarrier) -> None:
         barrier.fenced = fenced if barrier.fenced is None else barrier.fenced.joined(fenced)
 
 
-def arrive(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    """Arrive; with a second operand also expect this number of bytes."""
-    barrier = barrier_at(c, call.args[0], loc)
+def arrive(c: DeviceStatements, call: tirx.Call, loc: str, arrives: bool = True) -> Step:
+    """Compile an arrival. A second operand is a number of bytes to expect, also without arrival."""
+    barrier = c.mbarrier(call.args[0], loc)
     size = c.indices([call.args[1]], "mbarrier", loc) if len(call.args) > 1 else None
 
     def run(frame):
         mbarrier = barrier(frame)
         require_initialized(frame, mbarrier, loc)
-        _release(frame, mbarrier)
+        if arrives:
+            _release(frame, mbarrier)
         if size is not None:
             mbarrier.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
-        mbarrier.arrived += frame.mask.count
-        if mbarrier.arrived > mbarrier.count:
-            raise SimulationError(
-                "arrival",
-                f"{mbarrier.arrived} arrivals at an mbarrier initialized for {mbarrier.count}, in "
-                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
-            )
-        mbarrier.settle()
+        if arrives:
+            mbarrier.arrive(frame, loc)
 
     return Step(run)
 
 
 def expect(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    barrier = barrier_at(c, call.args[0], loc)
-    size = c.indices([call.args[1]], "mbarrier", loc)
-
-    def run(frame):
-        mbarrier = barrier(frame)
-        require_initialized(frame, mbarrier, loc)
-        mbarrier.bytes += uniform(size(frame)[0], frame, loc) * frame.mask.count
-
-    return Step(run)
+    return arrive(c, call, loc, arrives=False)
 
 
 def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    barrier, parity = barrier_at(c, call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
+    barrier, parity = c.mbarrier(call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame):
         mbarrier, block = barrier(frame), frame.block

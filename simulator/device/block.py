@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..machine.block import Block, Mask
+from ..machine.block import Block, Mask, MBarrier
 from ..memory.clock import Clock
 from ..memory.order import SETS
 from ..memory.threads import WARP
@@ -15,38 +15,20 @@ from .shared import Agents, SharedMemory
 
 
 @dataclass
-class TransactionBarrier:
-    """One mbarrier: it counts arrivals and the bytes of asynchronous copies.
+class TransactionBarrier(MBarrier):
+    """One mbarrier that the program initializes, and that the asynchronous proxy uses.
 
     Attributes:
-        number: number in the block, from 1.
-        count: arrivals of a phase; None before its initialization.
         initialized: thread group, time and line of its initialization.
         visible: whether a fence has made the initialization visible to the asynchronous proxy.
-        bytes: bytes that are expected in the current phase and have not arrived.
-        phase: number of completed phases.
-        clock, fenced: clocks of the arrivals so far, and of their proxy fences.
-        issued, loaded: time of the last copy, and of the last copy of completed phases.
+        fenced: clock of the proxy fences of the arrivals so far.
         awaited: time of the last copy for which a thread has waited.
     """
 
-    number: int
-    count: int | None = None
     initialized: tuple[int, int, str] | None = None
     visible: bool = False
-    arrived: int = 0
-    bytes: int = 0
-    phase: int = 0
-    clock: Clock | None = None
     fenced: Clock | None = None
-    issued: int = 0
-    loaded: int = 0
     awaited: int = 0
-
-    def settle(self) -> None:
-        """Complete the phase if all have arrived."""
-        if self.count is not None and self.arrived == self.count and not self.bytes:
-            self.phase, self.arrived, self.loaded = self.phase + 1, 0, self.issued
 
 
 @dataclass
@@ -94,7 +76,6 @@ class DeviceBlock(Block):
         super().__init__(*args)
         self.agents = Agents(self.order, self.name_of_agent)
         self.shared: dict[int, SharedMemory] = {}
-        self.transactions: dict[int, list[TransactionBarrier]] = {}
         self.named: dict[int, NamedBarrier] = {}
         self.bulk: dict[int, Group] = {}
         """Bulk and TMA stores of each thread group."""
@@ -127,15 +108,13 @@ class DeviceBlock(Block):
             [g for g, threads in enumerate(groups) if warps & set((threads // WARP).tolist())]
         )
 
-    def make_barriers(self, slot: int, first: int, count: int) -> None:
-        """Allocate mbarriers, which are not initialized yet."""
-        self.transactions.setdefault(
-            slot, [TransactionBarrier(number) for number in range(first, first + count)]
-        )
+    def barrier(self, thread_groups: tuple[int, ...]) -> None:
+        super().barrier(thread_groups)
+        self.agents.join_fences(thread_groups)
 
     def show_barriers(self, thread_groups: tuple[int, ...]) -> None:
         """Make mbarriers that these groups have initialized visible to the asynchronous proxy."""
-        for barrier in (b for barriers in self.transactions.values() for b in barriers):
+        for barrier in (b for barriers in self.barriers.values() for b in barriers):
             if barrier.initialized is not None and barrier.initialized[0] in thread_groups:
                 barrier.visible = True
 
@@ -178,7 +157,7 @@ class DeviceBlock(Block):
     def require_end(self) -> None:
         """Refuse the end of the block while an asynchronous copy may still read or write its shared
         memory."""
-        for barrier in (b for barriers in self.transactions.values() for b in barriers):
+        for barrier in (b for barriers in self.barriers.values() for b in barriers):
             if barrier.issued > barrier.awaited:
                 raise SimulationError(
                     "reuse",

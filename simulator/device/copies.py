@@ -18,7 +18,7 @@ from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
-from .barriers import barrier_at, require_visible
+from .barriers import require_visible
 from .block import DeviceBlock, Group
 from .fragments import swizzled
 from .lowering import TensorMap
@@ -245,7 +245,7 @@ def tma_load(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         region = Run(c, call.args[1], call.args[3], "TMA load", loc, in_bytes=True)
         barrier, target = call.args[2], call.args[0]
     shared = shared_address(c, target, "TMA load", loc)
-    return _load(region, shared, barrier_at(c, barrier, loc), "TMA load", loc)
+    return _load(region, shared, c.mbarrier(barrier, loc), "TMA load", loc)
 
 
 def tma_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -263,7 +263,7 @@ def tma_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 def bulk_load(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     op = builtin_of(call).text
     region = Run(c, call.args[1], call.args[2], op, loc, in_bytes=False)
-    barrier = barrier_at(c, call.args[3].args[0], loc)
+    barrier = c.mbarrier(call.args[3].args[0], loc)
     target = shared_address(c, call.args[0], op, loc)
     return _load(region, target, barrier, op, loc, expects=True)
 

@@ -9,13 +9,9 @@ from tvm import tirx
 
 from ...builtins.implicit import CONTEXT, LAUNCH
 from ...builtins.ranks import RANK
-from ...passes.ir.accesses import written_tensors
 from ...passes.ir.group import heap_tensors
-from ...passes.ir.implicit import implicit_of
 from ..frontend import builtin_ops, copy_ops, debug_ops, ll_ops, loop_ops, warp_ops
 from ..frontend.program import Kernel, Program, first_line
-from ..memory.threads import cut
-from ..memory.values import numpy_dtype
 from ..report.errors import unsupported
 from . import atomics, barriers, copies, reductions, scans, tensor_core
 from .block import DeviceBlock
@@ -58,20 +54,17 @@ class DeviceProgram(Program):
         self._specialized = None
         below = lowered(func, world_size, arch) if below is None else below
         tiles = below.program
-        self.name, self.world_size = str(tiles.attrs["global_symbol"]), world_size
-        self.implicit = implicit_of(tiles)
-        self.scalars, self.sizes, self.written = {}, {}, set()
-        self.host = []
-        self.compiler = c = DeviceStatements(world_size)
+        c = DeviceStatements()
         c.maps, self._bound = below.descriptors, below.bound
-        for ops in operations:
-            ops.register(c)
-        self._signature(tiles)
+        self._start(tiles, world_size, c, operations)
+        self._declare(tiles, c.new_slot)
+        self._tensors = {buffer.name: buffer for buffer in tiles.buffer_map.values()}
+        self._symmetric = {tensor.name for tensor in heap_tensors(tiles)}
+        slots = (s for s in c.slots.items() if s[1] != self.rank_slot)
+        self._named = {variable.name: slot for variable, slot in slots}
         for kernel in below.kernels:
             self.host.append(self._device_kernel(change(kernel)))
-        self.slots = len(c.slots)
-        threads = max((k.threads_in_block for k in self.kernels), default=0)
-        self.divide(cut(c.thread_cuts | set(range(0, threads, 32))))
+        self._finish()
 
     @property
     def cuts(self) -> set[int]:
@@ -83,25 +76,6 @@ class DeviceProgram(Program):
         """Number of mbarriers of a block, and of the other asynchronous agents of its threads; see
         ``DeviceBlock``."""
         return self.compiler.mbarriers + 3 * self.thread_groups
-
-    def _signature(self, tiles: tirx.PrimFunc) -> None:
-        """Note the tensors and scalars of the program."""
-        written = written_tensors(tiles.body)
-        self._symmetric = {tensor.name for tensor in heap_tensors(tiles)}
-        self._tensors: dict[str, tirx.Buffer] = {}
-        for param in tiles.params:
-            if param not in tiles.buffer_map:
-                self.scalars[param.name] = self.compiler.new_slot(param), numpy_dtype(param.dtype)
-                continue
-            buffer = tiles.buffer_map[param]
-            self._tensors[buffer.name] = buffer
-            if buffer.data in written:
-                self.written.add(buffer.name)
-            for axis, extent in enumerate(buffer.shape):
-                if isinstance(extent, tirx.Var):
-                    self.sizes[self.compiler.new_slot(extent)] = buffer.name, axis
-        self._named = {variable.name: slot for variable, slot in self.compiler.slots.items()}
-        self.rank_slot = self.compiler.new_slot(tirx.Var("rank", "int32"))
 
     def _device_kernel(self, func: tirx.PrimFunc) -> Kernel:
         c = self.compiler

@@ -7,7 +7,9 @@ threads of the block, as at tile level.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +17,13 @@ import numpy as np
 from tvm import tirx
 
 from ..frontend.accesses import GlobalRef, store_global, store_tile
-from ..frontend.block_ops import BlockStatements
 from ..frontend.expressions import Expr, Value
-from ..frontend.statements import THREAD_AXES
+from ..frontend.statements import THREAD_AXES, Statements
 from ..machine.block import Frame, Tile
 from ..machine.steps import Step
 from ..memory.values import convert, lanes_of, numpy_dtype
 from ..report.errors import unsupported
+from .block import TransactionBarrier
 from .lowering import HEAP_STRIDE, TensorMap
 from .shared import SharedMemory, Source
 
@@ -41,25 +43,18 @@ class SharedPlace:
     offset: int
 
 
-class DeviceStatements(BlockStatements):
-    """Compiler of device functions.
-
-    Args:
-        world_size: number of ranks.
-    """
+class DeviceStatements(Statements):
+    """Compiler of device functions."""
 
     widens = False
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.world_size = world_size
         self.shared: dict[tirx.Var, SharedPlace] = {}
         """Pointers to shared memory."""
-        self.shared_names: dict[int, str] = {}
+        self._allocations = itertools.count()
         self.buffers: dict[tirx.Var, tirx.Buffer] = {}
         """Declared buffers, by their pointer."""
-        self.sizes: dict[str, tuple[int, ...]] = {}
-        """Shape of each tensor, with the rank axis if it is symmetric."""
         self.block_axes: dict[int, int] = {}
         """Slot of the block index of each axis."""
         self.block_extents: dict[int, Any] = {}
@@ -95,8 +90,7 @@ class DeviceStatements(BlockStatements):
         if scope == "shared.barrier":
             return self._barriers(buffer.data, count)
         if scope.startswith("shared"):
-            slot = len(self.shared_names)
-            self.shared_names[slot] = buffer.name
+            slot = next(self._allocations)
             self.shared[buffer.data] = SharedPlace(slot, 0)
             name, size = buffer.name, count * numpy_dtype(buffer.dtype).itemsize
 
@@ -126,7 +120,12 @@ class DeviceStatements(BlockStatements):
         slot = self.barriers.setdefault(data, len(self.barriers))
         first = self.mbarriers + 1
         self.mbarriers += count
-        return Step(lambda frame: frame.block.make_barriers(slot, first, count))
+
+        def allocate(frame):
+            numbers = range(first, first + count)
+            frame.block.barriers.setdefault(slot, [TransactionBarrier(n) for n in numbers])
+
+        return Step(allocate)
 
     def _on_DeclBuffer(self, stmt: Any, loc: str) -> Step:
         self.buffers[stmt.buffer.data] = stmt.buffer
@@ -159,6 +158,11 @@ class DeviceStatements(BlockStatements):
             if rest == 0:
                 return buffer, [*outer, last + elements]
         raise unsupported(f"the pointer {node}", loc)
+
+    def mbarrier(self, load: Any, loc: str) -> Callable[[Frame], TransactionBarrier]:
+        slot = self.barriers[load.buffer.data]
+        index = self.indices(load.indices, load.buffer.name, loc)
+        return lambda frame: frame.block.barriers[slot][uniform(index(frame)[0], frame, loc)]
 
     def _named(self, data: tirx.Var, dtype: str) -> tirx.Buffer:
         """Return the buffer of a pointer with elements of this type."""

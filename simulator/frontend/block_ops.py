@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from tvm import tirx
 
@@ -11,31 +9,12 @@ from ...passes.ir.operators import COMPLETE, HOLD
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
 from ..memory.threads import WARP
-from ..report.errors import SimulationError, unsupported
+from ..report.errors import SimulationError
 from .expressions import Expr
 from .statements import Statements, nothing
 
 
-class BlockStatements(Statements):
-    """Compiler of statements that also resolves mbarriers."""
-
-    def mbarrier(self, load: Any, loc: str):
-        """Return a function from a frame to the mbarrier that a BufferLoad names."""
-        if not isinstance(load, tirx.BufferLoad) or load.buffer.data not in self.barriers:
-            raise unsupported(f"mbarrier {load}", loc)
-        slot = self.barriers[load.buffer.data]
-        index = self.indices(load.indices, load.buffer.name, loc)
-
-        def barrier(frame):
-            number = index(frame)[0]
-            if isinstance(number, np.ndarray):
-                number = number[frame.mask.threads[0]]
-            return frame.block.barriers[slot][int(number)]
-
-        return barrier
-
-
-def sync_threads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+def sync_threads(c: Statements, call: tirx.Call, loc: str) -> Step:
     if call.args[0].value not in ("shared", "shared.dyn", "global"):
         return sync_warp(c, call, loc)
 
@@ -47,20 +26,20 @@ def sync_threads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
                 f"T.sync_threads is reached by {mask.count} of {len(mask.on)} threads of "
                 f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
             )
-        frame.block.order.barrier(mask.thread_groups)
+        frame.block.barrier(mask.thread_groups)
 
     return Step(run)
 
 
-def sync_warp(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+def sync_warp(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         for warp in frame.mask.warps:
-            frame.block.order.barrier(warp.thread_groups)
+            frame.block.barrier(warp.thread_groups)
 
     return Step(run)
 
 
-def sync_grid(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+def sync_grid(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame):
         block, thread_groups = frame.block, frame.mask.thread_groups
         yield None
@@ -73,11 +52,11 @@ def sync_grid(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     return Step(run, True)
 
 
-def complete_bulk_stores(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+def complete_bulk_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
     return Step(lambda frame: frame.block.complete_stores(frame.mask.thread_groups))
 
 
-def wait_loads(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+def wait_loads(c: Statements, call: tirx.Call, loc: str) -> Step:
     """T.ptx_wait_group(n): wait for all T.async_copy but the last n."""
     max_pending = int(call.args[0])
 
@@ -101,19 +80,19 @@ def commit_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
     return Step(lambda frame: frame.block.commit(frame.mask.thread_groups))
 
 
-def arrive(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+def arrive(c: Statements, call: tirx.Call, loc: str) -> Step:
     barrier = c.mbarrier(call.args[0], loc)
 
     def run(frame):
         found, order = barrier(frame), frame.block.order
         found.clock = order.published(frame.mask.thread_groups, CTA, found.clock)
         frame.block.machine.note_sync(frame.block.name_of(found), True, found.phase)
-        found.arrive(frame.mask.count, loc)
+        found.arrive(frame, loc)
 
     return Step(run)
 
 
-def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+def wait_parity(c: Statements, call: tirx.Call, loc: str) -> Step:
     barrier, parity = c.mbarrier(call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
     def run(frame):
@@ -148,7 +127,7 @@ def wait_parity(c: BlockStatements, call: tirx.Call, loc: str) -> Step:
     return Step(run, True)
 
 
-def elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
+def elect(c: Statements, call: tirx.Call, loc: str) -> Expr:
     """Elect one thread of each group of this many threads; 0: one of the block.
 
     ``elect.sync`` may elect any lane of the first warp. It is the last lane here, so that programs
@@ -168,7 +147,7 @@ def elect(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
 def _group_index(threads: int, remainder: bool = False):
     """Return the number of a thread's warp or warp group, or of the thread in it."""
 
-    def compile(c: BlockStatements, call: tirx.Call, loc: str) -> Expr:
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         if not remainder:
             c.thread_cuts.update(range(0, 1024, threads))
 
@@ -192,7 +171,7 @@ _WITHOUT_EFFECT = (
 """Operations that affect only performance, or that the model does not distinguish."""
 
 
-def register(c: BlockStatements) -> None:
+def register(c: Statements) -> None:
     """Register the operations inside a block."""
     for name in _WITHOUT_EFFECT:
         c.steps[name] = nothing

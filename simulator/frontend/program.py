@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
@@ -40,8 +40,8 @@ from . import (
     tile_ops,
     warp_ops,
 )
-from .block_ops import BlockStatements
 from .expressions import Expr
+from .statements import Statements
 
 _HEAP_STRIDE = 1 << 40
 OPERATIONS = (
@@ -147,28 +147,39 @@ class Program:
     ) -> None:  # fmt: skip
         self._specialized = None if changed is not None else specialized(func, world_size)
         func = changed if self._specialized is None else synchronized(self._specialized)
-        self.name, self.world_size = str(func.attrs["global_symbol"]), world_size
-        self.implicit = implicit_of(func)
-        """Implicit parameters, whose tensors live as long as the program."""
-        self.compiler = c = BlockStatements()
-        for ops in operations:
-            ops.register(c)
-        self.rank_slot = c.new_slot(tirx.Var("rank", "int32"))
+        self._start(func, world_size, Statements(), operations)
+        c = self.compiler
         c.calls[RANK] = lambda c, call, loc: Expr(
             lambda frame: frame.env[self.rank_slot], varies=False
         )
         c.calls[CONTEXT] = lambda c, call, loc: Expr(lambda frame: 0)
+        self._declare(func, c.new_uniform_slot)
+        self._declare_tensors(func)
+        self._split(func.body)
+        self._finish()
+
+    def _start(
+        self, func: tirx.PrimFunc, world_size: int, compiler: Statements, operations: Iterable[Any]
+    ) -> None:
+        """Note the name and the implicit parameters of ``func``, and prepare its compiler."""
+        self.name, self.world_size = str(func.attrs["global_symbol"]), world_size
+        self.implicit = implicit_of(func)
+        """Implicit parameters, whose tensors live as long as the program."""
+        self.compiler: Any = compiler
+        for ops in operations:
+            ops.register(compiler)
+        self.rank_slot = compiler.new_slot(tirx.Var("rank", "int32"))
         self.scalars: dict[str, tuple[int, np.dtype]] = {}
         """Slot and type of each scalar, by name."""
         self.sizes: dict[int, tuple[str, int]] = {}
         """Tensor and axis that define each dynamic extent, by slot."""
         self.written: set[str] = set()
         """Names of the tensors that the program writes."""
-        self._declare(func)
         self.host: list[Step | Kernel] = []
-        self._split(func.body)
-        self.slots = len(c.slots)
-        self.divide(cut(c.thread_cuts))
+
+    def _finish(self) -> None:
+        self.slots = len(self.compiler.slots)
+        self.divide(cut(self.cuts))
 
     def refusal(self, arch: str) -> LanguageError | None:
         """Return the error of a check of the compiler that needs an architecture, or None."""
@@ -211,22 +222,28 @@ class Program:
         """Number of mbarriers of a block."""
         return self.compiler.mbarriers
 
-    def _declare(self, func: tirx.PrimFunc) -> None:
-        c, written = self.compiler, written_tensors(func.body)
-        multicast = _multicast(func.body)
-        c.symmetric = {tensor.data for tensor in heap_tensors(func)}
+    def _declare(self, func: tirx.PrimFunc, new_slot: Callable[[tirx.Var], int]) -> None:
+        """Note the tensors and scalars of the program."""
+        written = written_tensors(func.body)
         for param in func.params:
             if param not in func.buffer_map:
-                self.scalars[param.name] = c.new_uniform_slot(param), numpy_dtype(param.dtype)
+                self.scalars[param.name] = new_slot(param), numpy_dtype(param.dtype)
                 continue
             buffer = func.buffer_map[param]
-            (c.multicasts if buffer.data in multicast else c.globals)[buffer.data] = buffer.name
-            c.declared[buffer.data] = buffer
             if buffer.data in written:
                 self.written.add(buffer.name)
             for axis, extent in enumerate(buffer.shape):
                 if isinstance(extent, tirx.Var):
-                    self.sizes[c.new_uniform_slot(extent)] = buffer.name, axis
+                    self.sizes[new_slot(extent)] = buffer.name, axis
+
+    def _declare_tensors(self, func: tirx.PrimFunc) -> None:
+        c = self.compiler
+        calls = [call for call in builtins_in(func.body) if builtin_of(call).multicast]
+        multicast = {call.args[0].args[0].buffer.data for call in calls}
+        c.symmetric = {tensor.data for tensor in heap_tensors(func)}
+        for buffer in func.buffer_map.values():
+            (c.multicasts if buffer.data in multicast else c.globals)[buffer.data] = buffer.name
+            c.declared[buffer.data] = buffer
 
     def _split(self, stmt: tirx.Stmt) -> None:
         if isinstance(stmt, tirx.SeqStmt):
@@ -306,9 +323,3 @@ def _threads(stmt: tirx.Stmt) -> tuple[int, int, int]:
             x, y, z = map(int, extents)
             return x, y, z
     return 128, 1, 1
-
-
-def _multicast(body: tirx.Stmt) -> set:
-    """Return the data pointers of the tensors that multimem operations access."""
-    calls = [call for call in builtins_in(body) if builtin_of(call).multicast]
-    return {call.args[0].args[0].buffer.data for call in calls}

@@ -90,6 +90,21 @@ class Statements(Expressions):
         load = node.args[0]
         return load.buffer, list(load.indices)
 
+    def mbarrier(self, load: Any, loc: str) -> Callable[[Frame], Any]:
+        """Return a function from a frame to the mbarrier that a BufferLoad names."""
+        if not isinstance(load, tirx.BufferLoad) or load.buffer.data not in self.barriers:
+            raise unsupported(f"mbarrier {load}", loc)
+        slot = self.barriers[load.buffer.data]
+        index = self.indices(load.indices, load.buffer.name, loc)
+
+        def barrier(frame):
+            number = index(frame)[0]
+            if isinstance(number, np.ndarray):
+                number = number[frame.mask.threads[0]]
+            return frame.block.barriers[slot][int(number)]
+
+        return barrier
+
     def is_shared_between_blocks(self, *nodes: Any) -> bool:
         """Return whether these nodes access global memory."""
         return any(
@@ -285,7 +300,7 @@ class Statements(Expressions):
             for slot, arguments in allocations:
                 frame.block.tiles[slot] = Tile(*arguments)
             for slot, numbered in counts:
-                frame.block.barriers[slot] = [MBarrier(n, number) for number, n in numbered]
+                frame.block.barriers[slot] = [MBarrier(*pair) for pair in numbered]
 
         return sequence([Step(prepare), body])
 

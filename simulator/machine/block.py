@@ -178,12 +178,17 @@ class Tile:
 class MBarrier:
     """One mbarrier in shared memory."""
 
-    count: int
     number: int
     """Number in the block, from 1."""
+    count: int | None = None
+    """Arrivals of a phase; None before its initialization."""
     arrived: int = 0
+    bytes: int = 0
+    """Bytes that are expected in the current phase and have not arrived."""
     phase: int = 0
+    """Number of completed phases."""
     clock: Clock | None = None
+    """Clock of the arrivals so far."""
     deliveries: list = field(default_factory=list)
     """Loads in flight in the current phase: callables that store the data."""
     landed: list = field(default_factory=list)
@@ -198,18 +203,20 @@ class MBarrier:
         self.deliveries.append(deliver)
         self.issued = time
 
-    def arrive(self, n: int, loc: str) -> None:
-        self.arrived += n
-        if self.arrived > self.count:
+    def arrive(self, frame: Frame, loc: str) -> None:
+        """Count the arrival of each active thread."""
+        self.arrived += frame.mask.count
+        if self.count is not None and self.arrived > self.count:
             raise SimulationError(
                 "arrival",
-                f"{self.arrived} arrivals at an mbarrier initialized for {self.count}\n --> {loc}",
+                f"{self.arrived} arrivals at an mbarrier initialized for {self.count}, in "
+                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
             )
         self.settle()
 
     def settle(self) -> None:
         """Complete the phase, and the loads issued in it, if all have arrived."""
-        if self.arrived < self.count:
+        if self.arrived != self.count or self.bytes:
             return
         self.landed += self.deliveries
         self.deliveries.clear()
@@ -249,7 +256,8 @@ class Block:
         self.number, self.index, self.order = number, launch.index(number), order
         self.env, self.poisoned, self.by_thread = env, [None] * len(env), [False] * len(env)
         self.tiles: dict[int, Tile] = {}
-        self.barriers: dict[int, list[MBarrier]] = {}
+        self.barriers: dict[int, list[Any]] = {}
+        """Mbarriers by the slot of their buffer."""
         self.stores: list[BulkStore] = []
         self.loads: list[tuple[int, Callable[[], Any]]] = []
         """T.async_copy in flight: time, and a callable that stores the data."""
@@ -338,6 +346,10 @@ class Block:
             if threads.barriers in (tile.read, tile.written):
                 threads.barrier_all()
             tile.written = threads.barriers
+
+    def barrier(self, thread_groups: tuple[int, ...]) -> None:
+        """Execute a barrier of these thread groups."""
+        self.order.barrier(thread_groups)
 
     def commit(self, thread_groups: tuple[int, ...]) -> None:
         """Commit the bulk stores that these threads have issued since the last group as a group."""

@@ -21,8 +21,8 @@ from ...runtime.plans import steps as plan_steps
 from ...runtime.plans.traced_plan import TracedPlan
 from ..device import program as device
 from ..device.lowering import lowered as lowered_to_device
-from ..frontend.block_ops import BlockStatements
 from ..frontend.program import OPERATIONS, Program, lowered
+from ..frontend.statements import Statements
 from ..machine.executable import Executable
 from ..machine.steps import Step
 from .equivalent import Source, flag_reasons
@@ -257,10 +257,10 @@ class Probes:
 
         return func.with_body(edit(func.body))
 
-    def register(self, c: BlockStatements) -> None:
+    def register(self, c: Statements) -> None:
         c.steps[PROBE] = self._step
 
-    def _step(self, c: BlockStatements, call: tirx.Call, loc: str) -> Step:
+    def _step(self, c: Statements, call: tirx.Call, loc: str) -> Step:
         number = int(call.args[0])
 
         def run(frame):
