@@ -7,6 +7,7 @@ from tvm import tirx
 
 from ...builtins.spec import BUILTINS
 from ...passes.ir.operators import HOLD
+from ..frontend.accesses import uniform
 from ..frontend.block_ops import elect, sync_warp
 from ..frontend.statements import nothing
 from ..machine.block import Frame, Mask
@@ -15,7 +16,7 @@ from ..memory.order import CTA
 from ..memory.threads import WARP
 from ..report.errors import SimulationError
 from .block import NamedBarrier, TransactionBarrier
-from .statements import DeviceStatements, uniform
+from .statements import DeviceStatements
 
 
 def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -25,7 +26,7 @@ def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     number = int(call.args[1]) if len(call.args) > 1 else 0
     count = int(call.args[2]) if len(call.args) > 2 else None
 
-    def run(frame):
+    def run(frame: Frame):
         yield None
         expected = len(frame.mask.on) if count is None else count
         barrier = frame.block.named.setdefault(number, NamedBarrier())
@@ -71,7 +72,7 @@ def meet(frame: Frame, count: int | None, loc: str) -> None:
 
 
 def fence_proxy(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    def run(frame):
+    def run(frame: Frame):
         frame.block.agents.fence_proxy(frame.mask.thread_groups)
         frame.block.show_barriers(frame.mask.overlapping)
 
@@ -86,7 +87,7 @@ def fence_initialization(c: DeviceStatements, call: tirx.Call, loc: str) -> Step
 def initialize(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     barrier, count = c.mbarrier(call.args[0], loc), int(call.args[1])
 
-    def run(frame):
+    def run(frame: Frame):
         mbarrier, (g,) = barrier(frame), frame.mask.thread_groups
         mbarrier.count, mbarrier.initialized = count, (g, frame.block.order.time[g], loc)
         mbarrier.visible = False
@@ -139,7 +140,7 @@ def arrive(c: DeviceStatements, call: tirx.Call, loc: str, arrives: bool = True)
     barrier = c.mbarrier(call.args[0], loc)
     size = c.indices([call.args[1]], "mbarrier", loc) if len(call.args) > 1 else None
 
-    def run(frame):
+    def run(frame: Frame):
         mbarrier = barrier(frame)
         require_initialized(frame, mbarrier, loc)
         if arrives:
@@ -159,7 +160,7 @@ def expect(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     barrier, parity = c.mbarrier(call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
-    def run(frame):
+    def run(frame: Frame):
         mbarrier, block = barrier(frame), frame.block
         require_initialized(frame, mbarrier, loc)
         expected = uniform(parity(frame)[0], frame, loc)

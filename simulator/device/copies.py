@@ -11,6 +11,7 @@ from tvm import tirx
 
 from ...builtins.spec import BUILTINS, builtin_of
 from ...passes.ir.operators import COMPLETE
+from ..frontend.accesses import uniform
 from ..frontend.functions import REDUCTIONS
 from ..machine.block import Frame
 from ..machine.steps import Step
@@ -24,7 +25,7 @@ from .fragments import swizzled
 from .lowering import TensorMap
 from .proxies import ProxyView, explain_missing_fence
 from .shared import Source
-from .statements import DeviceStatements, of_threads, shared_address, split_flat, uniform
+from .statements import DeviceStatements, of_threads, shared_address, split_flat
 
 
 class Box:
@@ -159,7 +160,7 @@ def _load(
     memory, address = target
     source = Source(op, loc)
 
-    def run(frame):
+    def run(frame: Frame):
         block: DeviceBlock = frame.block
         full, tensor = barrier(frame), region.tensor(frame)
         require_visible(frame, full, loc)
@@ -193,7 +194,7 @@ def _load(
 def _preempted(run: Any) -> Step:
     """Return a step before which other blocks may run."""
 
-    def step(frame):
+    def step(frame: Frame):
         yield None
         run(frame)
 
@@ -205,7 +206,7 @@ def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Ste
     memory, address = origin
     source = Source(op, loc)
 
-    def run(frame):
+    def run(frame: Frame):
         block: DeviceBlock = frame.block
         tensor = region.tensor(frame)
         for g, start in _issues(frame, address):
@@ -306,7 +307,7 @@ def _wait(frame: Frame, max_pending: int, read: bool) -> None:
 def complete_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """``complete_bulk_stores``: commit all bulk stores of each thread and wait for them."""
 
-    def run(frame):
+    def run(frame: Frame):
         _commit(frame)
         _wait(frame, 0, read=False)
 
@@ -323,7 +324,7 @@ def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     predicate = c.compile(call.args[3], loc).value if len(call.args) > 3 else None
     source = Source(op, loc)
 
-    def run(frame):
+    def run(frame: Frame):
         block: DeviceBlock = frame.block
         tensor, threads = block.tensors[name], frame.mask.threads
         starts = [of_threads(i, frame) for i in first(frame)]
@@ -360,7 +361,7 @@ def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def commit_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    def run(frame):
+    def run(frame: Frame):
         for g in frame.mask.overlapping:
             frame.block.copies.setdefault(g, Group()).commit()
 
@@ -370,7 +371,7 @@ def commit_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 def wait_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     max_pending = int(call.args[0])
 
-    def run(frame):
+    def run(frame: Frame):
         block: DeviceBlock = frame.block
         for g in frame.mask.overlapping:
             if g in block.copies:

@@ -138,7 +138,7 @@ def all_reduce(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
     expr = c.compile(call.args[1], loc)
     workspace = _workspace(c, call.args[2] if len(call.args) > 2 else None, loc)
 
-    def value(frame):
+    def value(frame: Frame):
         values = of_threads(expr.value(frame), frame)[:, None]
         return to_threads(reduction.run(frame, values, workspace(frame))[:, 0], frame)
 
@@ -154,7 +154,7 @@ def all_reduce_batch(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     registers = Registers(c, data, offset, reduction.count, "reduction", loc)
     workspace = _workspace(c, call.args[2] if len(call.args) > 2 else None, loc)
 
-    def run(frame):
+    def run(frame: Frame):
         rows = frame.mask.threads[None]
         results = reduction.run(frame, registers.read(frame, rows)[0], workspace(frame))
         registers.write(frame, rows, results[None])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..frontend.accesses import GlobalRef, store_global, store_tile
+from ..frontend.accesses import GlobalRef, store_global, store_tile, uniform
 from ..frontend.expressions import Expr, Value
 from ..frontend.statements import THREAD_AXES, Statements
 from ..machine.block import Frame, Tile
@@ -77,7 +77,7 @@ class DeviceStatements(Statements):
         bind = self._bind_thread(var, axis)
         body = self.statement(stmt.body, loc)
 
-        def run(frame):
+        def run(frame: Frame):
             bind.run(frame)
             yield from body.run(frame) if body.waits else iter((body.run(frame),))
 
@@ -94,7 +94,7 @@ class DeviceStatements(Statements):
             self.shared[buffer.data] = SharedPlace(slot, 0)
             name, size = buffer.name, count * numpy_dtype(buffer.dtype).itemsize
 
-            def allocate(frame):
+            def allocate(frame: Frame):
                 block = frame.block
                 if slot not in block.shared:
                     block.shared[slot] = SharedMemory(name, size, block.agents)
@@ -106,7 +106,7 @@ class DeviceStatements(Statements):
         shape, dtype = (count,), numpy_dtype(buffer.dtype)
         self.made[slot] = shape, dtype
 
-        def registers(frame):
+        def registers(frame: Frame):
             tile = frame.block.tiles.get(slot)
             if tile is None:
                 tile = frame.block.tiles[slot] = Tile(buffer.name, shape, dtype, "local")
@@ -121,7 +121,7 @@ class DeviceStatements(Statements):
         first = self.mbarriers + 1
         self.mbarriers += count
 
-        def allocate(frame):
+        def allocate(frame: Frame):
             numbers = range(first, first + count)
             frame.block.barriers.setdefault(slot, [TransactionBarrier(n) for n in numbers])
 
@@ -183,7 +183,7 @@ class DeviceStatements(Statements):
             raise unsupported(f"{buffer.name}, a view of another type,", loc)
         symmetric = buffer.data in self.symmetric
 
-        def indices(frame):
+        def indices(frame: Frame):
             shape = frame.block.tensors[name].shape
             (flat,) = values(frame)
             return split_flat(flat, shape, dtype.itemsize if symmetric else 0)
@@ -204,7 +204,7 @@ class DeviceStatements(Statements):
         dtype, node = numpy_dtype(load.buffer.dtype), self.node()
         lanes, source = lanes_of(load.dtype), Source(f"load of {load.buffer.name}", loc)
 
-        def value(frame):
+        def value(frame: Frame):
             values, frame.cache[node] = load_shared(
                 frame, place.memory, addresses(frame), lanes, dtype, source
             )
@@ -226,7 +226,7 @@ class DeviceStatements(Statements):
         index = _begin(indices[0])
         lanes, places = lanes_of(index.dtype), self.indices([index], buffer.name, loc)
 
-        def value(frame):
+        def value(frame: Frame):
             address = places(frame)[0] * itemsize + place.offset
             return [address] if lanes == 1 else [address[..., lane] for lane in range(lanes)]
 
@@ -242,7 +242,7 @@ class DeviceStatements(Statements):
             dtype = numpy_dtype(buffer.dtype)
             lanes, source = lanes_of(stmt.value.dtype), Source(f"store to {buffer.name}", loc)
 
-            def run(frame):
+            def run(frame: Frame):
                 stored = convert(value(frame), dtype)
                 store_shared(
                     frame, place.memory, address(frame), lanes, stored, poison(frame), source
@@ -253,13 +253,13 @@ class DeviceStatements(Statements):
         if buffer.data in self.globals:
             ref = GlobalRef(self.globals[buffer.data], "store", loc)
 
-            def run(frame):
+            def run(frame: Frame):
                 stored = value(frame)
                 store_global(frame, ref, index(frame), stored, poison(frame))
         else:
             slot = self.tiles[buffer.data]
 
-            def run(frame):
+            def run(frame: Frame):
                 stored = value(frame)
                 frame.block.registers.store(slot, frame.mask.overlapping, loc)
                 store_tile(frame, frame.tile(slot), index(frame), stored, poison(frame), loc)
@@ -280,7 +280,7 @@ def _begin(index: tirx.PrimExpr) -> tirx.PrimExpr:
 def _loaded(expr: Expr, slot: int, loc: str) -> Expr:
     """Return a load of registers that is refused while a product in flight writes them."""
 
-    def value(frame):
+    def value(frame: Frame):
         frame.block.registers.load(slot, frame.mask.overlapping, loc)
         return expr.value(frame)
 
@@ -316,14 +316,6 @@ def of_threads(value: Any, frame: Frame, lanes: int = 1) -> np.ndarray:
     if per_thread:
         return np.broadcast_to(value, frame.mask.on.shape + tail)[threads]
     return np.broadcast_to(value, (len(threads), *tail))
-
-
-def uniform(value: Any, frame: Frame, loc: str) -> int:
-    """Return an integer that is equal for all active threads."""
-    values = of_threads(value, frame)
-    if (values != values[0]).any():
-        raise unsupported("an operand that differs between the threads of one operation", loc)
-    return int(values[0])
 
 
 def to_threads(values: np.ndarray, frame: Frame) -> Any:

@@ -10,17 +10,18 @@ import ml_dtypes
 import numpy as np
 from tvm import tirx
 
+from ..frontend.accesses import uniform
 from ..frontend.expressions import Expr, either
 from ..frontend.statements import nothing
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.threads import WARP
-from ..memory.values import convert, numpy_dtype
+from ..memory.values import convert, numpy_dtype, poison_of_product, union
 from ..report.errors import SimulationError, unsupported
 from .block import Group
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
 from .shared import Source
-from .statements import DeviceStatements, of_threads, shared_address, to_threads, uniform
+from .statements import DeviceStatements, of_threads, shared_address, to_threads
 
 Poison = np.ndarray | None
 """Mask of the elements that were never written, or None if there are none."""
@@ -105,7 +106,7 @@ def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     dtype = c.made[c.tiles[data]][1]
     registers = Registers(c, data, offset, 4 * count // dtype.itemsize, "ldmatrix", loc)
 
-    def run(frame):
+    def run(frame: Frame):
         rows = warps_of(frame, "ldmatrix", loc)
         addresses = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
         groups = frame.mask.group_of[rows[:, : 8 * count]]
@@ -142,7 +143,7 @@ def stmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     exprs = [c.compile(value, loc) for value in call.args[3 : 3 + count]]
     source = Source("stmatrix", loc)
 
-    def run(frame):
+    def run(frame: Frame):
         rows = warps_of(frame, "stmatrix", loc)
         addresses = of_threads(address(frame), frame).reshape(rows.shape)[:, : 8 * count]
         registers = np.stack([of_threads(e.value(frame), frame) for e in exprs], axis=-1)
@@ -181,14 +182,14 @@ def mma(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     b = Registers(c, call.args[8], call.args[9], b_at[0].shape[1], "mma", loc)
     total = Registers(c, call.args[10], call.args[11], 4, "mma", loc)
 
-    def run(frame):
+    def run(frame: Frame):
         rows = warps_of(frame, "mma", loc)
         left = _operand(a.read(frame, rows), (len(rows), m, k), a_at)
         right = _operand(b.read(frame, rows), (len(rows), k, n), b_at)
         product, poison = _product(left, right, c_at)
         sums, unwritten = total.read(frame, rows)
         sums = sums + product.astype(sums.dtype)
-        total.write(frame, rows, sums, _either(poison, unwritten))
+        total.write(frame, rows, sums, union(poison, unwritten))
 
     return Step(run)
 
@@ -215,18 +216,11 @@ def _wide(values: np.ndarray) -> np.ndarray:
 def _product(
     left: tuple[np.ndarray, Poison], right: tuple[np.ndarray, Poison], at: tuple
 ) -> tuple[np.ndarray, Poison]:
-    """Return the elements of products at places ``at``. A row or column with poison is poison."""
+    """Return the elements of products at places ``at``."""
     (a, a_bad), (b, b_bad) = left, right
     product, key = a @ b, (slice(None), *at)
-    rows = None if a_bad is None else a_bad.any(axis=2, keepdims=True)
-    columns = None if b_bad is None else b_bad.any(axis=1, keepdims=True)
-    poison = _either(rows, columns)
+    poison = poison_of_product(a_bad, b_bad)
     return product[key], None if poison is None else np.broadcast_to(poison, product.shape)[key]
-
-
-def _either(a: Poison, b: Poison) -> Poison:
-    """Return the union of two masks."""
-    return a if b is None else b if a is None else a | b
 
 
 @dataclass
@@ -245,7 +239,7 @@ def initialize_descriptor(c: DeviceStatements, call: tirx.Call, loc: str) -> Ste
     memory, address = shared_address(c, call.args[1], "wgmma", loc)
     layout, leading, stride = (int(a) for a in call.args[2:5])
 
-    def run(frame):
+    def run(frame: Frame):
         start = of_threads(address(frame), frame)
         frame.block.matrices[data] = Matrix(
             memory, start, _SWIZZLES[layout], leading * 16, stride * 16
@@ -257,7 +251,7 @@ def initialize_descriptor(c: DeviceStatements, call: tirx.Call, loc: str) -> Ste
 def increase_descriptor(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     data, offset = call.args[0].buffer.data, c.indices([call.args[1]], "wgmma", loc)
 
-    def run(frame):
+    def run(frame: Frame):
         matrix = frame.block.matrices[data]
         matrix.start = matrix.start + of_threads(offset(frame)[0], frame)
 
@@ -358,7 +352,7 @@ def _wgmma(
     total = Registers(c, data, offset, n // 2, "wgmma", loc)
     at, keep = accumulator(n, _WARPS), c.indices([keeps], "wgmma", loc)
 
-    def run(frame):
+    def run(frame: Frame):
         rows = warps_of(frame, "wgmma", loc, _WARPS)
         right, bad = b.read(frame, rows)
         right = right.swapaxes(1, 2), None if bad is None else bad.swapaxes(1, 2)
@@ -372,7 +366,7 @@ def _wgmma(
                 frame.block.registers.multiply(a.slot, groups, time, False, loc)
         if uniform(keep(frame)[0], frame, loc):
             sums, unwritten = total.read(frame, rows)
-            product, poison = product + sums, _either(poison, unwritten)
+            product, poison = product + sums, union(poison, unwritten)
         total.write(frame, rows, product, poison)
 
     return Step(run)
@@ -389,7 +383,7 @@ def fence(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 
 def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    def run(frame):
+    def run(frame: Frame):
         for g in _thread_groups(frame, warps_of(frame, "wgmma", loc, _WARPS)):
             frame.block.products.setdefault(g, Group()).commit()
 
@@ -399,7 +393,7 @@ def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 def wait(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     max_pending = int(call.args[0])
 
-    def run(frame):
+    def run(frame: Frame):
         block = frame.block
         rows = warps_of(frame, "wgmma", loc, _WARPS)
         for warp in rows.reshape(-1, WARP):
@@ -421,7 +415,7 @@ def pack_b16(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
         values = np.ascontiguousarray(of_threads(convert(expr.value(frame), dtype), frame))
         return values.view(np.uint16).astype(np.uint32)
 
-    def value(frame):
+    def value(frame: Frame):
         return to_threads(half(low, frame) | half(high, frame) << np.uint32(16), frame)
 
     return Expr(value, either(low.poison, high.poison))

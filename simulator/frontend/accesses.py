@@ -196,13 +196,11 @@ def _of_one_element(frame: Frame, name: str, index: list, values: np.ndarray, lo
     Raises:
         SimulationError: different threads store different values.
     """
-    space = frame.mask.on.shape if frame.space is None else frame.space
-    active = np.ones(values.shape, np.bool_)
+    space, active = frame.shape, np.ones(values.shape, np.bool_)
     if len(space) == values.ndim and all(
         n in (1, m) for n, m in zip(values.shape, space, strict=True)
     ):
-        values, lanes = np.broadcast_to(values, space), frame.lanes()
-        active = np.broadcast_to(True if lanes is None else lanes, space)
+        values, active = np.broadcast_to(values, space), np.broadcast_to(frame.on, space)
     if not active.any():
         return None
     stored = values[active]
@@ -311,6 +309,19 @@ def _per_group(frame: Frame, covered: np.ndarray | None, space: tuple):
         in_group = everything & threads
         if in_group.any():
             yield thread_groups, in_group
+
+
+def uniform(
+    value: Any, frame: Frame, loc: str,
+    what: str = "an operand that differs between the threads of one operation",
+) -> int:  # fmt: skip
+    """Return an integer that is equal for all active threads; ``what`` differs otherwise."""
+    if isinstance(value, np.ndarray):
+        active = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
+        if not (active == active.flat[0]).all():
+            raise unsupported(what, loc)
+        value = active.flat[0]
+    return int(value)
 
 
 def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
@@ -470,7 +481,7 @@ def _store_of_points(
     select(frame, tile.name, tile.shape, index, loc)
     if tile not in frame.points:
         frame.points[tile] = tile.for_points(space, frame.mask.threads)
-    active = np.ones(space, np.bool_) if frame.active is None else frame.active
+    active = frame.on
     key = tuple(np.broadcast_to(i, space)[active] for i in _key_of_points(frame, tile, index, loc))
     copies = frame.points[tile]
     copies.data[key] = np.broadcast_to(values, space)[active]

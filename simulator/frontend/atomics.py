@@ -236,8 +236,7 @@ def gather(frame: Frame, results: list[tuple[Any, Any]], dtype: np.dtype, lanes:
     """Combine the results of executions, by position, into one value."""
     if len(results) == 1 and (results[0][0] is None or frame.mask.single is not None):
         return results[0][1]
-    shape = frame.space if frame.space is not None else frame.mask.on.shape
-    out = np.zeros(shape + ((lanes,) if lanes > 1 else ()), dtype)
+    out = np.zeros(frame.shape + ((lanes,) if lanes > 1 else ()), dtype)
     for position, value in results:
         out[position] = value
     return out

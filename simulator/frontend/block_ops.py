@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from tvm import tirx
 
-from ...passes.ir.operators import COMPLETE, HOLD
+from ...passes.ir.operators import HOLD
+from ...passes.ir.operators import COMPLETE
+from ..machine.block import Frame
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
 from ..memory.threads import WARP
@@ -18,7 +20,7 @@ def sync_threads(c: Statements, call: tirx.Call, loc: str) -> Step:
     if call.args[0].value not in ("shared", "shared.dyn", "global"):
         return sync_warp(c, call, loc)
 
-    def run(frame):
+    def run(frame: Frame):
         mask = frame.mask
         if not mask.full and mask.count % 32 and len(call.args) == 1:
             raise SimulationError(
@@ -32,7 +34,7 @@ def sync_threads(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def sync_warp(c: Statements, call: tirx.Call, loc: str) -> Step:
-    def run(frame):
+    def run(frame: Frame):
         for warp in frame.mask.warps:
             frame.block.barrier(warp.thread_groups)
 
@@ -40,7 +42,7 @@ def sync_warp(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def sync_grid(c: Statements, call: tirx.Call, loc: str) -> Step:
-    def run(frame):
+    def run(frame: Frame):
         block, thread_groups = frame.block, frame.mask.thread_groups
         yield None
         block.order.barrier(thread_groups)
@@ -60,7 +62,7 @@ def wait_loads(c: Statements, call: tirx.Call, loc: str) -> Step:
     """T.ptx_wait_group(n): wait for all T.async_copy but the last n."""
     max_pending = int(call.args[0])
 
-    def run(frame):
+    def run(frame: Frame):
         block = frame.block
         while len(block.loads) > max_pending:
             block.loaded, deliver = block.loads.pop(0)
@@ -83,7 +85,7 @@ def commit_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
 def arrive(c: Statements, call: tirx.Call, loc: str) -> Step:
     barrier = c.mbarrier(call.args[0], loc)
 
-    def run(frame):
+    def run(frame: Frame):
         found, order = barrier(frame), frame.block.order
         found.clock = order.published(frame.mask.thread_groups, CTA, found.clock)
         frame.block.machine.note_sync(frame.block.name_of(found), True, found.phase)
@@ -95,7 +97,7 @@ def arrive(c: Statements, call: tirx.Call, loc: str) -> Step:
 def wait_parity(c: Statements, call: tirx.Call, loc: str) -> Step:
     barrier, parity = c.mbarrier(call.args[0], loc), c.indices([call.args[1]], "mbarrier", loc)
 
-    def run(frame):
+    def run(frame: Frame):
         mbarrier = barrier(frame)
         expected = int(np.asarray(parity(frame)[0]).flat[0])
 
@@ -136,7 +138,7 @@ def elect(c: Statements, call: tirx.Call, loc: str) -> Expr:
     every, lane = int(call.args[0]) or 1024, WARP - 1
     c.thread_cuts.update(t for last in range(lane, 1024, every) for t in (last, last + 1))
 
-    def value(frame):
+    def value(frame: Frame):
         total = frame.block.kernel.threads_in_block
         chosen = np.arange(total) % every == min(lane, total - 1)
         return bool(chosen[frame.mask.single]) if frame.mask.single is not None else chosen
@@ -151,7 +153,7 @@ def _group_index(threads: int, remainder: bool = False):
         if not remainder:
             c.thread_cuts.update(range(0, 1024, threads))
 
-        def value(frame):
+        def value(frame: Frame):
             threads_of_block = np.arange(frame.block.kernel.threads_in_block, dtype=np.int32)
             number = threads_of_block % threads if remainder else threads_of_block // threads
             return number if frame.mask.single is None else number[frame.mask.single]

@@ -13,6 +13,7 @@ from ...builtins.memory import st
 from ...builtins.spec import BUILTINS, RELATION_TEXT, Builtin, builtin_of, declaration_of
 from ...passes.ir.ragged import counts_name
 from ...passes.ir.walk import op_name
+from ..machine.block import Frame
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
@@ -47,7 +48,7 @@ def load(c: Statements, call: tirx.Call, loc: str) -> Expr:
 def _load(c: Statements, pointer: Pointer, word: Word, lanes: int) -> Expr:
     node = c.node()
 
-    def value(frame):
+    def value(frame: Frame):
         tensor, results, bad = word.ref.tensor(frame), [], []
         for thread_groups, at, index, _ in places(frame, pointer.index(frame), each_thread=False):
             words = words_at(frame, word.ref, tensor, index, lanes)
@@ -73,7 +74,7 @@ def store(c: Statements, call: tirx.Call, loc: str) -> Step:
 def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -> Step:
     c.signals.setdefault(word.ref.name, {})[word.ref.loc] = word.ref.op
 
-    def run(frame):
+    def run(frame: Frame):
         tensor = word.ref.tensor(frame)
         stored = expr.value(frame)
         refuse_poison(frame, expr, pointer)
@@ -96,7 +97,7 @@ def _change(
     c.signals.setdefault(word.ref.name, {})[word.ref.loc] = word.ref.op
     word = replace(word, combine=combine if combine in REDUCTIONS.values() else None)
 
-    def value(frame):
+    def value(frame: Frame):
         tensor, results = word.ref.tensor(frame), []
         evaluated = [e.value(frame) for e in operands]
         for e in operands:
@@ -169,7 +170,7 @@ def _wait(spec: Builtin):
                 return bool(_HOLDS[relation](seen, value))
             return has_reached(tensor, seen, value)
 
-        def run(frame):
+        def run(frame: Frame):
             yield None
             tensor = word.ref.tensor(frame)
             value = expr.value(frame)
@@ -230,7 +231,7 @@ def _wait(spec: Builtin):
 def fence(c: Statements, call: tirx.Call, loc: str) -> Step:
     level, total = LEVEL[call.args[0].value], call.args[1].value == "sc"
 
-    def run(frame):
+    def run(frame: Frame):
         memory = frame.block.machine.memory
         for i in frame.mask.thread_groups:
             if total:
@@ -252,7 +253,7 @@ def _barrier(spec: Builtin):
         if pointer is not None:
             c.counted.add(pointer.ref.name)
 
-        def run(frame):
+        def run(frame: Frame):
             yield None
             block, tensor, index = frame.block, None, ()
             if pointer is not None:
@@ -300,7 +301,7 @@ def element_atomic(kind: str, returns: bool, widened: bool = False):
         if returns:
             return change
 
-        def run(frame):
+        def run(frame: Frame):
             if frame.space is None:
                 change.value(frame)
                 return
@@ -332,7 +333,7 @@ def _drops_order(kind: str, returns: bool, dtype: np.dtype) -> bool:
     return is_half if kind in ("max", "min") else kind == "add" and not returns and not is_half
 
 
-def _space_atomic(frame: Any, pointer: Pointer, value: Expr, combine: Any, word: Word) -> None:
+def _space_atomic(frame: Frame, pointer: Pointer, value: Expr, combine: Any, word: Word) -> None:
     loc = pointer.loc
     tensor = pointer.ref.tensor(frame)
     operand = value.value(frame)
@@ -357,7 +358,7 @@ def _tile_atomic(
         raise unsupported(f"{pointer.op} in {pointer.buffer.scope()} memory", loc)
     value = c.compile(vector_operand(c, call.args[1], lanes, loc), loc)
 
-    def change(frame):
+    def change(frame: Frame):
         tile, results = frame.tile(pointer.slot), []
         operand = value.value(frame)
         refuse_poison(frame, value, pointer)
@@ -414,7 +415,7 @@ def _any_or_all(f: Any):
             raise unsupported(f"{pointer.op} in global memory", loc)
         node = c.node()
 
-        def value(frame):
+        def value(frame: Frame):
             tile = frame.tile(pointer.slot)
             frame.block.use(tile, frame.mask.overlapping)
             first = int(np.ravel_multi_index([int(i) for i in pointer.index(frame)], tile.shape))
@@ -439,7 +440,7 @@ def announce(c: Statements, call: tirx.Call, loc: str) -> Step:
     row_size, tile = (int(spec.operand(call, name)) for name in ("row_size", "tile"))
     rows_before = np.arange(0, int(spec.operand(call, "rows")), tile)
 
-    def run(frame):
+    def run(frame: Frame):
         value = int(np.asarray(count.value(frame)).flat[0])
         refuse_poison(frame, count, counts)
         block, segments = frame.block, frame.block.tensors[rows].segments
@@ -470,7 +471,7 @@ def uniform(c: Statements, call: tirx.Call, loc: str) -> Expr:
     """Compile a value that must be equal in all blocks of a launch on all ranks."""
     text, expr, node = builtin_of(call).text, c.compile(call.args[0], loc), c.node()
 
-    def value(frame):
+    def value(frame: Frame):
         block, got = frame.block, int(np.asarray(expr.value(frame)).flat[0])
         launch = block.launch
         key = launch.kernel.name, launch.epoch, launch.enqueue_index, node

@@ -8,12 +8,13 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.spec import BUILTINS, Builtin, builtin_of
+from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.alignment import BULK, require_aligned, require_bulk_size
 from ..memory.order import SYS
 from ..memory.threads import EACH_THREAD, WARP, Accessed
-from ..report.errors import uninitialized, unsupported
-from .accesses import out_of_bounds
+from ..report.errors import uninitialized
+from .accesses import out_of_bounds, uniform
 from .block_ops import commit_stores, wait_stores
 from .functions import REDUCTIONS
 from .pointer import Pointer
@@ -27,7 +28,7 @@ def _transfer(c: Statements, call: tirx.Call, loc: str) -> Step:
     size = c.indices([call.args[2]], op, loc)
     is_warp = op.endswith("_warp")
 
-    def run(frame):
+    def run(frame: Frame):
         count = _uniform(size(frame)[0], frame, op, loc)
         if count <= 0:
             return
@@ -90,16 +91,11 @@ def _copy_size(tensor: Any) -> int:
     return int(np.prod(shape))
 
 
-def _uniform(value: Any, frame: Any, op: str, loc: str) -> int:
-    if isinstance(value, np.ndarray):
-        active = value[frame.mask.on] if value.shape == frame.mask.on.shape else value
-        if not (active == active.flat[0]).all():
-            raise unsupported(f"{op} with operands that differ between threads", loc)
-        value = active.flat[0]
-    return int(value)
+def _uniform(value: Any, frame: Frame, op: str, loc: str) -> int:
+    return uniform(value, frame, loc, f"{op} with operands that differ between threads")
 
 
-def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
+def _run_of(frame: Frame, tensor: Any, pointer: Pointer, count: int) -> tuple:
     """Return the NumPy index of ``count`` consecutive elements from the pointer."""
     index = [_uniform(i, frame, pointer.op, pointer.loc) for i in pointer.index(frame)]
     shape = tensor.shape
@@ -116,7 +112,7 @@ def _run_of(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
     return np.unravel_index(np.arange(first, first + count), shape)
 
 
-def _bulk_run(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
+def _bulk_run(frame: Frame, tensor: Any, pointer: Pointer, count: int) -> tuple:
     """Return the NumPy index of a bulk copy, after a check of its size and alignment."""
     require_bulk_size(frame, tensor, count, pointer.op, pointer.loc)
     key = _run_of(frame, tensor, pointer, count)
@@ -125,7 +121,7 @@ def _bulk_run(frame: Any, tensor: Any, pointer: Pointer, count: int) -> tuple:
     return key
 
 
-def _refuse_stored(frame: Any, tensor: Any, poison: Any, op: str, loc: str) -> None:
+def _refuse_stored(frame: Frame, tensor: Any, poison: Any, op: str, loc: str) -> None:
     if poison is not None and not tensor.symmetric:
         raise uninitialized(f"{op} to {tensor.name} of", frame.block, loc)
 
@@ -136,7 +132,7 @@ def bulk_load(c: Statements, call: tirx.Call, loc: str) -> Step:
     size = c.indices([call.args[2]], op, loc)
     barrier = c.mbarrier(call.args[3].args[0], loc)
 
-    def run(frame):
+    def run(frame: Frame):
         count, block = _uniform(size(frame)[0], frame, op, loc), frame.block
         source, tile, full = src.ref.tensor(frame), frame.tile(dst.slot), barrier(frame)
         access = block.load_access(frame.mask.overlapping, op, loc, full)
@@ -162,7 +158,7 @@ def _bulk_store(spec: Builtin):
         size = c.indices([call.args[2]], op, loc)
         ufunc = REDUCTIONS[call.args[4].value] if reduces else None
 
-        def run(frame):
+        def run(frame: Frame):
             count, block = _uniform(size(frame)[0], frame, op, loc), frame.block
             target, tile = dst.ref.tensor(frame), frame.tile(src.slot)
             part = _bulk_run(frame, tile, src, count)

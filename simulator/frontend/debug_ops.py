@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ..machine.block import Frame
 from ..machine.steps import Step
 from ..report.errors import SimulationError, unsupported
 from .accesses import is_poisoned
@@ -22,7 +23,7 @@ def call_extern(c: Statements, call: tirx.Call, loc: str) -> Step:
     texts = [a.value for a in call.args[1:] if isinstance(a, tirx.StringImm)]
     values = [c.compile(a, loc) for a in call.args[1:] if not isinstance(a, tirx.StringImm)]
 
-    def run(frame):
+    def run(frame: Frame):
         parts = [text for text in texts if text]
         parts += [_text(e.value(frame), e.poison and e.poison(frame), frame) for e in values]
         place = f"{frame.block.name()} in launch {frame.block.epoch}"
@@ -31,7 +32,7 @@ def call_extern(c: Statements, call: tirx.Call, loc: str) -> Step:
     return c.preempted(run, call)
 
 
-def _text(value: Any, poison: Any, frame: Any) -> str:
+def _text(value: Any, poison: Any, frame: Frame) -> str:
     if is_poisoned(poison, frame):
         return "(uninitialized memory)"
     if isinstance(value, np.ndarray) and value.shape == frame.mask.on.shape:
@@ -50,7 +51,7 @@ def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
     location = "\n".join([*lines, f" --> {loc}"])
     """TileLang's message ends with the location of the assertion."""
 
-    def run(frame):
+    def run(frame: Frame):
         holding, active = holds(frame), frame.lanes()
         if isinstance(holding, np.ndarray) and active is not None and holding.shape == active.shape:
             holding = holding | ~active

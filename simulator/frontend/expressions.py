@@ -15,6 +15,7 @@ import numpy as np
 from tvm import tirx
 from tvm.ir import structural_equal
 
+from ..machine.block import Frame
 from ..memory.values import convert, is_float, lanes_of, numpy_dtype
 from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, load_global, load_tile
@@ -38,7 +39,7 @@ def either(*poisons: Value | None) -> Value | None:
     if len(masks) < 2:
         return masks[0] if masks else None
 
-    def poison(frame):
+    def poison(frame: Frame):
         union = None
         for p in masks:
             mask = p(frame)
@@ -54,7 +55,7 @@ def _for_lanes(poison: Value | None) -> Value | None:
     if poison is None:
         return None
 
-    def mask(frame):
+    def mask(frame: Frame):
         bad = poison(frame)
         return bad[..., None] if np.ndim(bad) else bad
 
@@ -144,7 +145,7 @@ class Expressions:
         if constant is not None and not undefined(constant):
             return value
 
-        def checked(frame):
+        def checked(frame: Frame):
             operand = value(frame)
             wrong = undefined(operand)
             if is_poisoned(wrong, frame):
@@ -176,13 +177,13 @@ class Expressions:
             raise unsupported(f"unbound variable {var}", loc)
         slot = self.slots[var]
 
-        def value(frame):
+        def value(frame: Frame):
             bound = frame.env[slot]
             if frame.block is not None and frame.block.by_thread[slot]:
                 return _of_threads(bound, frame, var, loc)
             return bound
 
-        def poison(frame):
+        def poison(frame: Frame):
             return frame.block.poisoned[slot] if frame.block is not None else None
 
         varies = var not in self.uniform
@@ -214,14 +215,14 @@ class Expressions:
     def _short_circuit(self, expr, loc: str, join, stops_at: bool) -> Expr:
         a, b = self.compile(expr.a, loc), self.compile(expr.b, loc)
 
-        def value(frame):
+        def value(frame: Frame):
             first = a.value(frame)
             if not isinstance(first, np.ndarray):
                 return first if bool(first) == stops_at else b.value(frame)
             with narrowed(frame, first != stops_at):
                 return join(first, b.value(frame))
 
-        def poison(frame):
+        def poison(frame: Frame):
             first = a.poison(frame) if a.poison else None
             plain = a.value(frame) if first is None else None
             if first is not None or b.poison is None:
@@ -241,7 +242,7 @@ class Expressions:
         # Vectors that are equal for all threads have no axis of threads.
         of_vectors = then.dtype.lanes > condition.dtype.lanes
 
-        def value(frame):
+        def value(frame: Frame):
             chosen = c.value(frame)
             if not isinstance(chosen, np.ndarray):
                 return (a if chosen else b).value(frame)
@@ -255,7 +256,7 @@ class Expressions:
                 return merged.astype(numpy_dtype(then.dtype), copy=False)
             return merged
 
-        def poison(frame):
+        def poison(frame: Frame):
             unclear = c.poison(frame) if c.poison else None
             if unclear is not None:
                 return unclear
@@ -277,7 +278,7 @@ class Expressions:
         slot = self.new_slot(expr.var)
         body = self.compile(expr.body, loc)
 
-        def value(frame):
+        def value(frame: Frame):
             frame.env[slot] = inner.value(frame)
             return body.value(frame)
 
@@ -314,7 +315,7 @@ class Expressions:
         if all(is_scalar) and poison is None:
             return lambda frame: [value(frame) for value in of_exprs]
 
-        def values(frame):
+        def values(frame: Frame):
             evaluated = [value(frame) for value in of_exprs]
             for n in checked:
                 if is_scalar[n] and isinstance(evaluated[n], np.ndarray):
@@ -349,7 +350,7 @@ class Expressions:
         extents, name = self.indices(buffer.shape, buffer.name, loc), self.globals.get(buffer.data)
         tile_shape = () if name is not None else self.made[self.tiles[buffer.data]][0]
 
-        def converted(frame):
+        def converted(frame: Frame):
             shape = tile_shape if name is None else frame.block.tensors[name].shape
             flat, in_bounds = 0, True
             for index, extent in zip(values(frame), extents(frame), strict=True):
@@ -375,14 +376,14 @@ class Expressions:
             ref = GlobalRef(self.globals[buffer.data], "load", loc)
             values = self.in_whole(buffer, values, loc)
 
-            def value(frame):
+            def value(frame: Frame):
                 loaded, frame.cache[node] = load_global(frame, ref, values(frame))
                 return loaded
         elif buffer.data in self.tiles:
             slot = self.tiles[buffer.data]
             values = self.in_whole(buffer, values, loc)
 
-            def value(frame):
+            def value(frame: Frame):
                 loaded, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), loc)
                 return loaded
         else:
@@ -432,7 +433,7 @@ class Expressions:
 class narrowed:
     """Context in which only the elements that satisfy ``condition`` are active."""
 
-    def __init__(self, frame: Any, condition: np.ndarray) -> None:
+    def __init__(self, frame: Frame, condition: np.ndarray) -> None:
         self.frame, self.condition = frame, condition
 
     def __enter__(self) -> None:
@@ -453,7 +454,7 @@ def _integer(value: Any, dtype: np.dtype) -> Any:
     return value.astype(dtype) if isinstance(value, np.ndarray) else int(value)
 
 
-def _of_threads(value: Any, frame: Any, var: Any, loc: str) -> Any:
+def _of_threads(value: Any, frame: Frame, var: Any, loc: str) -> Any:
     """Convert a value that differs between threads for the active threads of the frame."""
     if frame.mask.single is not None:
         return value[frame.mask.single][()]

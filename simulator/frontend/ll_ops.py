@@ -30,7 +30,7 @@ def store(c: Statements, call: tirx.Call, loc: str) -> Step:
     lanes, dtype = lanes_of(call.args[1].dtype), numpy_dtype(call.args[1].dtype)
     c.signals.setdefault(word.ref.name, {})[loc] = spec.text
 
-    def run(frame):
+    def run(frame: Frame):
         yield None
         tensor, stored = word.ref.tensor(frame), []
         data, flags = value.value(frame), flag.value(frame)
@@ -64,7 +64,7 @@ def load(c: Statements, call: tirx.Call, loc: str) -> Expr:
     count, node = int(spec.operand(call, "words")), c.node()
     lanes, dtype = lanes_of(call.dtype), numpy_dtype(call.dtype)
 
-    def wait(frame):
+    def wait(frame: Frame):
         yield None
         tensor, results = word.ref.tensor(frame), []
         wanted = flag.value(frame)

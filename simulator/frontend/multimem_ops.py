@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
-from typing import Any
 
 import numpy as np
 from tvm import tirx
 
 from ...builtins.spec import BUILTINS, builtin_of
+from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.values import convert, lanes_of, numpy_dtype, widened
 from ..report.errors import SimulationError
@@ -34,7 +34,7 @@ class MulticastRef:
         ref = GlobalRef(c.multicasts[self.buffer.data], self.op, loc)
         self.word = Word(ref, spec.qualifier(call, "sem"), spec.qualifier(call, "scope"))
 
-    def copies(self, frame: Any, index: tuple, lanes: int) -> Iterator[list[tuple]]:
+    def copies(self, frame: Frame, index: tuple, lanes: int) -> Iterator[list[tuple]]:
         """Yield, for each rank, the words of its copy that begin at ``index``."""
         tensor = self.word.ref.tensor(frame)
         if len(tensor.shape) != len(index) + 1:
@@ -53,7 +53,7 @@ def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
     dtype = numpy_dtype(ref.buffer.dtype)
     wide = widened(dtype)
 
-    def value(frame):
+    def value(frame: Frame):
         tensor, results, bad = ref.word.ref.tensor(frame), [], []
         for thread_groups, at, index, _ in places(frame, ref.index(frame), each_thread=False):
             copies = [
@@ -77,7 +77,7 @@ def _change(reduces: bool):
         lanes, dtype = lanes_of(call.args[1].dtype), numpy_dtype(ref.buffer.dtype)
         combine = REDUCTIONS[builtin_of(call).qualifier(call, "op")] if reduces else None
 
-        def run(frame):
+        def run(frame: Frame):
             tensor, operand = ref.word.ref.tensor(frame), expr.value(frame)
             refuse_poison(frame, expr, ref)
             at = ref.index(frame)

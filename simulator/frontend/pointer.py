@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
+from ..machine.block import Frame
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned
@@ -48,7 +49,7 @@ class Pointer:
         return unsupported(f"{self.op} of {self.buffer.name} in {self._memory} memory", self.loc)
 
 
-def refuse_poison(frame: Any, expr: Expr, pointer: Pointer | MulticastRef) -> None:
+def refuse_poison(frame: Frame, expr: Expr, pointer: Pointer | MulticastRef) -> None:
     if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
         use = f"the operand of {pointer.op} on {pointer.buffer.name} is computed from"
         raise uninitialized(use, frame.block, pointer.loc)

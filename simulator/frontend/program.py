@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from ...passes.ir.group import heap_tensors
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.spans import get_stmt_span
 from ...passes.ir.walk import builtins_in, line_of_span, nodes_in
-from ..machine.block import Block, Mask
+from ..machine.block import Block, Frame, Mask
 from ..machine.steps import Step
 from ..memory.threads import cut
 from ..memory.values import numpy_dtype
@@ -85,7 +84,7 @@ class Kernel:
             index.flags.writeable = False
         return indices
 
-    def extents(self, frame: Any) -> tuple[int, ...]:
+    def extents(self, frame: Frame) -> tuple[int, ...]:
         return tuple(int(extent(frame)[0]) for _, extent in self.grid)
 
 
@@ -295,9 +294,7 @@ class Program:
                         f"simulate: {name}={value}; expected {legal.min} to {legal.max} ({dtype})"
                     )
             env[slot] = int(value) if str(dtype) in ("int32", "int64") else dtype.type(value)
-        frame: Any = SimpleNamespace(
-            env=env, block=None, mask=None, space=None, cache={}, active=None
-        )
+        frame = Frame(None, None, env)
         for item in self.host:
             if isinstance(item, Kernel):
                 yield item, list(env), item.extents(frame)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.values import convert, is_float, numpy_dtype, widened
 from ..report.errors import uninitialized, unsupported
@@ -40,7 +41,7 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
     index = c.in_whole(buffer, c.indices(load.indices, buffer.name, loc), loc)
     expr = c.compile(call.args[1], loc)
 
-    def run(frame):
+    def run(frame: Frame):
         if frame.space is None:
             raise unsupported("T.reducer_update outside T.Parallel", loc)
         tile, space, indices = frame.tile(slot), frame.space, index(frame)
@@ -48,7 +49,7 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
         if expr.poison is not None and is_poisoned(expr.poison(frame), frame):
             use = f"what T.reducer_update contributes to {buffer.name} is computed from"
             raise uninitialized(use, frame.block, loc)
-        active = np.ones(space, np.bool_) if frame.active is None else frame.active
+        active = frame.on
         key = tuple(np.broadcast_to(i, space)[active] for i in indices)
         wide = tile.data.astype(widened(tile.dtype))
         combine.at(wide, key, np.broadcast_to(convert(values, wide.dtype), space)[active])

@@ -13,7 +13,16 @@ from ...passes.ir.accesses import READS, touches_in
 from ...passes.ir.pipelined_loops import is_pipelined
 from ...passes.ir.walk import line_of, line_of_span, nodes_in, variables_in
 from ..machine.block import Frame, MBarrier, Tile
-from ..machine.steps import SPIN, Step, end_iteration, go, scope_of_exits, sequence, together
+from ..machine.steps import (
+    SPIN,
+    Step,
+    each,
+    end_iteration,
+    go,
+    scope_of_exits,
+    sequence,
+    together,
+)
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
@@ -79,7 +88,7 @@ class Statements(Expressions):
         if not tiles:
             return step
 
-        def wait(frame):
+        def wait(frame: Frame):
             for slot in tiles:
                 frame.block.await_load(frame.tile(slot), frame.mask.overlapping)
 
@@ -97,7 +106,7 @@ class Statements(Expressions):
         slot = self.barriers[load.buffer.data]
         index = self.indices(load.indices, load.buffer.name, loc)
 
-        def barrier(frame):
+        def barrier(frame: Frame):
             number = index(frame)[0]
             if isinstance(number, np.ndarray):
                 number = number[frame.mask.threads[0]]
@@ -119,7 +128,7 @@ class Statements(Expressions):
         if self.polls:
             polls, self.polls = self.polls, []
 
-            def after_polls(frame):
+            def after_polls(frame: Frame):
                 for poll in polls:
                     yield from poll(frame)
                 run(frame)
@@ -128,7 +137,7 @@ class Statements(Expressions):
         if not self.is_shared_between_blocks(*nodes):
             return Step(run)
 
-        def step(frame):
+        def step(frame: Frame):
             yield None
             run(frame)
 
@@ -195,7 +204,7 @@ class Statements(Expressions):
     def _bind_uniform(expr: Expr, slot: int) -> Callable[[Frame], None]:
         value = expr.value
 
-        def run(frame):
+        def run(frame: Frame):
             frame.env[slot] = value(frame)
 
         return run
@@ -205,7 +214,7 @@ class Statements(Expressions):
         # The vector of one thread has an axis, too.
         axes = int(DataType(str(var.dtype)).lanes > 1)
 
-        def run(frame):
+        def run(frame: Frame):
             value = expr.value(frame)
             block = frame.block
             frame.env[slot] = value
@@ -227,7 +236,7 @@ class Statements(Expressions):
         self.thread_slots.add(var)
         self.sound.add(var)
 
-        def run(frame):
+        def run(frame: Frame):
             frame.env[slot] = frame.block.kernel.thread_indices[axis]
             frame.block.by_thread[slot] = True
 
@@ -243,7 +252,7 @@ class Statements(Expressions):
             ref = GlobalRef(self.globals[buffer.data], "store", loc)
             index = self.in_whole(buffer, index, loc)
 
-            def run(frame):
+            def run(frame: Frame):
                 frame.block.barrier_before(read)
                 indices, stored = index(frame), value(frame)
                 store_global(frame, ref, indices, stored, poison(frame))
@@ -251,7 +260,7 @@ class Statements(Expressions):
             slot = self.tiles[buffer.data]
             index = self.in_whole(buffer, index, loc)
 
-            def run(frame):
+            def run(frame: Frame):
                 indices, stored = index(frame), value(frame)
                 store_tile(frame, frame.tile(slot), indices, stored, poison(frame), loc)
         else:
@@ -296,7 +305,7 @@ class Statements(Expressions):
             counts.append((self.barriers.setdefault(data, len(self.barriers)), numbered))
         body = self.statement(block.body, loc)
 
-        def prepare(frame):
+        def prepare(frame: Frame):
             for slot, arguments in allocations:
                 frame.block.tiles[slot] = Tile(*arguments)
             for slot, numbered in counts:
@@ -319,11 +328,11 @@ class Statements(Expressions):
         body = self._body_of_loop(stmt.body, "loop", loc)
         self.pipelined = was_pipelined
 
-        def iterations(frame) -> Iterator[int]:
+        def iterations(frame: Frame) -> Iterator[Step]:
             with scope_of_exits(frame):
                 start, count, stride = (_plain(f(frame)[0], frame) for f in (first, extent, step))
                 diverges = any(isinstance(v, np.ndarray) for v in (start, count, stride))
-                lanes = frame.mask.on.shape if frame.space is None else frame.space
+                lanes = frame.shape
                 frame.block.by_thread[slot] = diverges and frame.space is None
                 for iteration in range(int(np.max(count))):
                     value = start + iteration * stride
@@ -333,24 +342,12 @@ class Statements(Expressions):
                         value = np.broadcast_to(value, lanes)
                     frame.env[slot] = value
                     mask, active = frame.mask, frame.active
-                    yield iteration
+                    yield body
                     if not end_iteration(frame, mask, active):
                         break
                 frame.block.by_thread[slot] = False
 
-        if not body.waits:
-
-            def run(frame):
-                for _ in iterations(frame):
-                    body.run(frame)
-
-            return Step(run)
-
-        def wait(frame):
-            for _ in iterations(frame):
-                yield from body.run(frame)
-
-        return Step(wait, True)
+        return each(iterations, body.waits)
 
     def _thread_binding(self, stmt, loc: str) -> Step:
         """Compile a loop whose iterations are the threads of the block."""
@@ -359,7 +356,7 @@ class Statements(Expressions):
             raise unsupported(f"thread binding {tag} here", loc)
         axis = THREAD_AXES[tag]
 
-        def check(frame):
+        def check(frame: Frame):
             threads = frame.block.kernel.threads[axis]
             if threads != extent:
                 raise unsupported(f"a binding of {extent} threads of {tag} in {threads}", loc)
@@ -379,7 +376,7 @@ class Statements(Expressions):
         executors = executors_of(self, stmt, inner, loc)
         read = self._shared_tiles(inner)
 
-        def enter(frame):
+        def enter(frame: Frame):
             """Enter the T.Parallel. Return whether it has points."""
             if frame.space is not None:
                 raise unsupported("T.Parallel inside a T.Parallel with statements between", loc)
@@ -396,26 +393,21 @@ class Statements(Expressions):
             frame.loop, frame.loop_points = executors(frame)
             return 0 not in sizes
 
-        def run(frame):
+        def inside(frame: Frame) -> Iterator[Step]:
             with scope_of_exits(frame):
                 if enter(frame):
-                    body.run(frame)
+                    yield body
                 frame.leave_space()
 
-        def wait(frame):
-            with scope_of_exits(frame):
-                if enter(frame):
-                    yield from body.run(frame)
-                frame.leave_space()
-
-        return Step(wait, True) if body.waits else self.preempted(run, stmt)
+        step = each(inside, body.waits)
+        return step if body.waits else self.preempted(step.run, stmt)
 
     def _on_While(self, stmt, loc: str) -> Step:
         condition = self.condition(stmt.condition, loc)
         body = self._body_of_loop(stmt.body, "loop", loc)
         polls = self.is_shared_between_blocks(stmt)
 
-        def wait(frame):
+        def wait(frame: Frame):
             polled, frame.polls = frame.polls, True
             with scope_of_exits(frame):
                 for _ in range(_MAX_ITERATIONS):
@@ -455,7 +447,7 @@ class Statements(Expressions):
         if compiled.poison is None:
             return self._once_per_mask(compiled) if self._is_of_threads(expr) else compiled.value
 
-        def value(frame):
+        def value(frame: Frame):
             chosen = compiled.value(frame)
             if is_poisoned(compiled.poison(frame), frame):
                 raise uninitialized("a condition is computed from", frame.block, loc)
@@ -467,7 +459,7 @@ class Statements(Expressions):
         """Evaluate a condition on the thread once for each mask."""
         node = self.node()
 
-        def value(frame):
+        def value(frame: Frame):
             known, key = frame.mask.conditions, (node, frame.space is None)
             if key not in known:
                 known[key] = expr.value(frame)
@@ -488,47 +480,31 @@ class Statements(Expressions):
         is_shared = self.is_shared_between_blocks(stmt.condition)
         waits = is_shared or then_case.waits or (else_case is not None and else_case.waits)
 
-        def sides(frame):
-            """Return the step if all threads take the same branch, and else the threads of each."""
+        def cases(frame: Frame) -> Iterator[Step]:
             chosen = condition(frame)
             if not isinstance(chosen, np.ndarray):
-                return (then_case if chosen else else_case), None
-            if frame.space is not None:
-                return None, chosen
-            yes, no = frame.mask.where(chosen), frame.mask.where(~chosen)
-            if not no.count or not yes.count:
-                return (then_case if yes.count else else_case), None
-            return None, (yes, no)
-
-        def run(frame):
-            step, masks = sides(frame)
-            if masks is None:
-                if step is not None:
-                    step.run(frame)
+                if (case := then_case if chosen else else_case) is not None:
+                    yield case
                 return
-            for case, part in zip((then_case, else_case), _halves(frame, masks), strict=True):
+            parts = [(then_case, chosen), (else_case, ~chosen)]
+            if frame.space is None:
+                masks = [(case, frame.mask.where(mask)) for case, mask in parts]
+                masks = [(case, mask) for case, mask in masks if mask.count]
+                if len(masks) == 1:
+                    yield from (case for case, _ in masks if case is not None)
+                    return
+                if waits:
+                    forks = [(case, frame.fork(m)) for case, m in masks if case is not None]
+                    yield Step(lambda frame: together(forks, frame), True)
+                    return
+                parts = [(case, mask.on) for case, mask in masks]
+            for case, mask in parts:
                 if case is not None:
-                    with part:
-                        case.run(frame)
+                    with narrowed(frame, mask):
+                        yield case
 
-        def wait(frame):
-            if is_shared:
-                yield None
-            step, masks = sides(frame)
-            if masks is None:
-                if step is not None:
-                    yield from go(step, frame)
-                return
-            if frame.space is not None:
-                for case, part in zip((then_case, else_case), _halves(frame, masks), strict=True):
-                    if case is not None:
-                        with part:
-                            yield from go(case, frame)
-                return
-            cases = zip((then_case, else_case), masks, strict=True)
-            yield from together([(s, frame.fork(m)) for s, m in cases if s is not None], frame)
-
-        return Step(wait, True) if waits else Step(run)
+        step = each(cases, waits)
+        return sequence([Step(_pause, True), step]) if is_shared else step
 
 
 def nothing(c: Statements, call: tirx.Call, loc: str) -> Step:
@@ -549,7 +525,7 @@ def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
     if len(cases) < 2 or not any(step.waits for _, step in cases):
         return [step for _, step in cases]
 
-    def wait(frame):
+    def wait(frame: Frame):
         masks = [frame.mask.where(np.broadcast_to(c(frame), frame.mask.on.shape)) for c, _ in cases]
         if frame.space is not None or (sum(m.on.astype(int) for m in masks) > 1).any():
             yield from go(sequence([step for _, step in cases]), frame)
@@ -560,18 +536,16 @@ def _cases(cases: list[tuple[Any, Step]]) -> list[Step]:
     return [Step(wait, True)]
 
 
-def _halves(frame: Frame, masks: Any) -> list:
-    if frame.space is not None:
-        return [narrowed(frame, masks), narrowed(frame, ~masks)]
-    return [narrowed(frame, mask.on) for mask in masks]
+def _pause(frame: Frame) -> Iterator[None]:
+    """Let other blocks run."""
+    yield None
 
 
 def _plain(value: Any, frame: Frame) -> Any:
     """Return a Python integer if all active lanes agree, else the value of each lane."""
     if not isinstance(value, np.ndarray):
         return int(value)
-    lanes = frame.lanes()
-    active = value
-    if lanes is not None and lanes.any():
+    lanes, active = frame.on, value
+    if lanes.any():
         active = np.broadcast_to(value, lanes.shape)[lanes]
     return int(active.flat[0]) if (active == active.flat[0]).all() else value

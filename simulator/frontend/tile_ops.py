@@ -15,9 +15,16 @@ from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.threads import Accessed
-from ..memory.values import convert, is_float, numpy_dtype, widened
+from ..memory.values import (
+    convert,
+    is_float,
+    numpy_dtype,
+    poison_of_product,
+    union,
+    widened,
+)
 from ..report.errors import uninitialized, unsupported
-from .accesses import GlobalRef, out_of_bounds, require_one_value
+from .accesses import GlobalRef, out_of_bounds, require_one_value, uniform
 from .statements import Statements
 
 
@@ -71,7 +78,8 @@ class Region(NamedTuple):
         starts, extents = self.starts(frame), self.extents(frame)
         for start in starts:
             if type(start) is not int:
-                starts = [_uniform_start(s, self, frame) for s in starts]
+                what = f"a region of {self.name} that differs between threads,"
+                starts = [uniform(s, frame, self.loc, what) for s in starts]
                 break
         if symmetric and not 0 <= starts[0] <= shape[0] - extents[0]:
             raise out_of_bounds(frame, self.name, shape, starts, self.loc)
@@ -93,7 +101,10 @@ class Region(NamedTuple):
             tile = frame.tile(self.slot)
             frame.block.use(tile, frame.mask.overlapping)
             box = self.box(frame, tile.shape, False)
-            values, bad = _read_all(tile, frame, box.inside)
+            values, bad = tile.data, tile.poison
+            if tile.by_thread:
+                values, bad = tile.agreed(frame.mask.threads)
+            values, bad = values[box.inside], None if bad is None else bad[box.inside]
             if tile.parted:
                 require_one_value(frame, tile, bad, self.loc)
             dtype = tile.dtype
@@ -139,7 +150,7 @@ class Region(NamedTuple):
             if frame.block.stores:
                 frame.block.require_unread(tile, box.inside, self.loc)
             values, bad = self._fitted(box, values, poison, tile.dtype)
-            key = _rows(tile, box.inside)
+            key = (slice(None), *box.inside) if tile.by_thread else box.inside
             tile.data[key] = values
             tile.set_poison(key, bad)
             return
@@ -209,28 +220,6 @@ class Region(NamedTuple):
             return Accessed(loop, tensor.flat[box.inside].reshape(-1), points.reshape(-1))
 
         return accessed
-
-
-def _read_all(tile: Any, frame: Frame, part: tuple) -> tuple[Any, Any]:
-    if not tile.by_thread:
-        return tile.data[part], None if tile.poison is None else tile.poison[part]
-    data, poison = tile.agreed(frame.mask.threads)
-    return data[part], None if poison is None else poison[part]
-
-
-def _rows(tile: Any, bounds: tuple) -> tuple:
-    return (slice(None), *bounds) if tile.by_thread else bounds
-
-
-def _uniform_start(start: Any, region: Region, frame: Frame) -> int:
-    if isinstance(start, np.ndarray):
-        active = start[frame.mask.on] if start.shape == frame.mask.on.shape else start
-        if not (active == active.flat[0]).all():
-            raise unsupported(
-                f"a region of {region.name} that differs between threads,", region.loc
-            )
-        start = active.flat[0]
-    return int(start)
 
 
 def _fit(values: Any, shape: tuple, region: Region) -> Any:
@@ -307,7 +296,7 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
         return _pipelined_load(c, call, src, dst, op)
     fragment = next((side for side in (src, dst) if side.scope == "local.fragment"), None)
 
-    def run(frame):
+    def run(frame: Frame):
         values, poison = src.read(frame, op, divided=True, fragment=fragment)
         source = None
         if bulk and op == "T.tma_copy":  # T.copy itself waits until its source has been read
@@ -321,7 +310,7 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
 def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str) -> Step:
     """Compile a load that TileLang makes asynchronous, with a wait before the tile's first use."""
 
-    def run(frame):
+    def run(frame: Frame):
         block, groups = frame.block, frame.mask.overlapping
         start = partial(block.load_access, groups, op, src.loc, None)
         dst.write(frame, *src.read(frame, op, start), op)
@@ -337,7 +326,7 @@ def _async_load(
     """Compile a load to shared memory for which the program waits: at the mbarrier or, if that is
     None, by T.ptx_wait_group. Until then the tile is poison."""
 
-    def run(frame):
+    def run(frame: Frame):
         block, full = frame.block, barrier(frame) if barrier is not None else None
         access = block.load_access(frame.mask.overlapping, op, src.loc, full)
         values, poison = src.read(frame, op, lambda: access)
@@ -360,7 +349,7 @@ def _async_load(
 def fill(c: Statements, call: tirx.Call, loc: str) -> Step:
     dst, value = region(c, call.args[0], loc), c.compile(call.args[1], loc)
 
-    def run(frame):
+    def run(frame: Frame):
         poison = value.poison and value.poison(frame)
         dst.write(frame, value.value(frame), poison, "T.fill", divided=True)
 
@@ -385,21 +374,16 @@ def gemm(c: Statements, call: tirx.Call, loc: str) -> Step:
         values = values.astype(wide, copy=False)
         return (values.T, None if poison is None else poison.T) if transpose else (values, poison)
 
-    def run(frame):
+    def run(frame: Frame):
         left, bad_left = matrix(a, frame, transposed[0])
         right, bad_right = matrix(b, frame, transposed[1])
-        product, poison = left @ right, None
-        if bad_left is not None or bad_right is not None:
-            poison = np.zeros(product.shape, np.bool_)
-            if bad_left is not None:
-                poison |= bad_left.any(axis=1)[:, None]
-            if bad_right is not None:
-                poison |= bad_right.any(axis=0)[None]
+        product, poison = left @ right, poison_of_product(bad_left, bad_right)
         if not clear(frame):
             before, bad = out.read(frame, "T.gemm")
             product += before.reshape(product.shape).astype(wide, copy=False)
-            if bad is not None:
-                poison = bad if poison is None else poison | bad.reshape(product.shape)
+            poison = union(poison, None if bad is None else bad.reshape(product.shape))
+        if poison is not None:
+            poison = np.broadcast_to(poison, product.shape)
         out.write(frame, product, poison, "T.gemm")
 
     return c.preempted(run, call)
@@ -426,7 +410,7 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
         combine = _PROPAGATES.get(combine, combine)
     first = {"initial": _FIRST[kind]} if kind in _FIRST and is_float(dtype) else {}
 
-    def run(frame):
+    def run(frame: Frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, "T.reduce")
         wide = values.astype(widened(values.dtype), copy=False)
@@ -436,9 +420,7 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
         if not clear(frame):
             before, bad_before = dst.read(frame, "T.reduce")
             reduced = combine(before.reshape(reduced.shape).astype(reduced.dtype), reduced)
-            if bad_before is not None:
-                bad_before = bad_before.reshape(reduced.shape)
-                bad = bad_before if bad is None else bad | bad_before
+            bad = union(bad, None if bad_before is None else bad_before.reshape(reduced.shape))
         dst.write(frame, reduced, bad, "T.reduce")
 
     return c.preempted(run, call)
@@ -450,7 +432,7 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     name = call.op.name.rsplit(".", 1)[-1]
     accumulate = {"cumsum": np.add, "cummax": np.fmax}[name].accumulate
 
-    def run(frame):
+    def run(frame: Frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, f"T.{name}")
         wide = values.astype(widened(values.dtype), copy=False)
@@ -470,7 +452,7 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
 def transpose(c: Statements, call: tirx.Call, loc: str) -> Step:
     src, dst = region(c, call.args[0], loc), region(c, call.args[1], loc)
 
-    def run(frame):
+    def run(frame: Frame):
         values, poison = src.read(frame, "T.transpose")
         bad = None if poison is None else poison.swapaxes(-1, -2)
         dst.write(frame, values.swapaxes(-1, -2), bad, "T.transpose")
@@ -496,7 +478,7 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
     scope = SYS if bulk or call.args[1].args[0].buffer.data in c.symmetric else GPU
     fragment = src if src is not None and src.scope == "local.fragment" else None
 
-    def run(frame):
+    def run(frame: Frame):
         values, poison = (
             src.read(frame, op) if src else
             (value.value(frame), value.poison(frame) if value.poison else None)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ..machine.block import Frame
 from ..memory.values import convert, numpy_dtype, widened
 from ..report.errors import unsupported
 from .expressions import Expr
@@ -19,7 +20,7 @@ from .statements import Statements
 WARP = 32
 
 
-def _of_threads(value: Any, frame: Any, op: str, loc: str) -> np.ndarray:
+def _of_threads(value: Any, frame: Frame, op: str, loc: str) -> np.ndarray:
     """Broadcast ``value`` to one element per thread of the block."""
     if frame.space is not None or frame.mask.single is not None:
         place = "in T.Parallel" if frame.space is not None else "by one thread"
@@ -35,7 +36,7 @@ def _exchange(
     op = f"T.{call.op.name.rsplit('.', 1)[-1]}"
     expr, node = c.compile(call.args[operand], loc), c.node()
 
-    def value(frame):
+    def value(frame: Frame):
         values = _of_threads(expr.value(frame), frame, op, loc)
         poison = expr.poison(frame) if expr.poison else None
         bad = ~frame.mask.on if poison is None else ~frame.mask.on | np.asarray(poison)
@@ -57,7 +58,7 @@ def _shuffle(source: Callable[[np.ndarray, Any, int], np.ndarray]):
         other = c.compile(call.args[2], loc).value
         width = int(call.args[3]) if len(call.args) > 3 else WARP
 
-        def f(frame, values, bad):
+        def f(frame: Frame, values, bad):
             threads = np.arange(len(values))
             lane = source(threads % width, other(frame), width)
             sources = np.where(
@@ -86,7 +87,7 @@ def _reduction(ufunc: np.ufunc):
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
         dtype = numpy_dtype(call.dtype)
 
-        def f(frame, values, bad):
+        def f(frame: Frame, values, bad):
             wide = values.astype(widened(values.dtype), copy=False)
             first = _warps(wide, wide[-1])  # the padding is poison anyway
             reduced = ufunc.reduce(first, axis=1)
@@ -106,7 +107,7 @@ def _vote(f: Callable[[np.ndarray, np.ndarray], Any], dtype: Any, operand: int =
     """
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
-        def vote(frame, values, bad):
+        def vote(frame: Frame, values, bad):
             active = _warps(frame.mask.on, False)
             result = f(_warps(values.astype(np.bool_), False), active).astype(dtype)
             return _each(result, len(values)), _each(
@@ -123,7 +124,7 @@ def _bits(rows: np.ndarray) -> np.ndarray:
 
 
 def _match_any(c: Statements, call: tirx.Call, loc: str) -> Expr:
-    def match(frame, values, bad):
+    def match(frame: Frame, values, bad):
         rows, active = _warps(values, values[-1]), _warps(frame.mask.on, False)
         equal = (rows[:, :, None] == rows[:, None, :]) & active[:, None, :]
         result = _bits(equal.reshape(-1, WARP)).astype(np.uint32)[: len(values)]
@@ -136,7 +137,7 @@ def _block_vote(f: Callable[[np.ndarray], Any]):
     """Return the compiler of a block barrier with a vote of all threads."""
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Expr:
-        def vote(frame, values, bad):
+        def vote(frame: Frame, values, bad):
             frame.block.order.barrier(frame.mask.thread_groups)
             result = np.int32(f(values.astype(np.bool_)[frame.mask.on]))
             bad = (bad & frame.mask.on).any()
@@ -148,7 +149,7 @@ def _block_vote(f: Callable[[np.ndarray], Any]):
 
 
 def _active(c: Statements, call: tirx.Call, loc: str) -> Expr:
-    def value(frame):
+    def value(frame: Frame):
         active = _of_threads(frame.mask.on, frame, "T.activemask", loc)
         return _each(_bits(_warps(active, False)), len(active))
 

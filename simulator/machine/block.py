@@ -423,8 +423,11 @@ class Frame:
         "newest", "points", "polls", "ranges", "space",
     )  # fmt: skip
 
-    def __init__(self, block: Block, mask: Mask) -> None:
-        self.block, self.mask, self.env = block, mask, block.env
+    def __init__(self, block: Any, mask: Any, env: list[Any]) -> None:
+        self.block: Block = block
+        """None while the host computes the grid of a launch."""
+        self.mask: Mask = mask
+        self.env = env
         self.space: tuple[int, ...] | None = None
         """Extents of the enclosing T.Parallel loops, outermost first."""
         self.active: np.ndarray | None = None
@@ -449,7 +452,7 @@ class Frame:
 
     def fork(self, mask: Mask) -> Frame:
         """Return a frame for another set of threads of the same block."""
-        frame = Frame(self.block, mask)
+        frame = Frame(self.block, mask, self.env)
         frame.polls = self.polls
         frame.space, frame.active, frame.loop = self.space, self.active, self.loop
         frame.ranges, frame.loop_points = self.ranges, self.loop_points
@@ -458,6 +461,17 @@ class Frame:
     def lanes(self) -> np.ndarray | None:
         """Return the mask of active points of the T.Parallel, or of active threads."""
         return self.active if self.space is not None else self.mask.on
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the points of the T.Parallel, or of the threads."""
+        return self.mask.on.shape if self.space is None else self.space
+
+    @property
+    def on(self) -> np.ndarray:
+        """The mask of ``lanes``, also if all are active."""
+        lanes = self.lanes()
+        return np.ones(self.shape, np.bool_) if lanes is None else lanes
 
     def narrow(self, condition: Any) -> bool:
         """Deactivate the lanes for which ``condition`` is false. Return whether any are active."""
@@ -470,11 +484,7 @@ class Frame:
 
     def leave_iteration(self, ends_loop: bool) -> None:
         """Note that the active lanes leave the current iteration, or the innermost loop."""
-        lanes = self.lanes()
-        if lanes is None:
-            assert self.space is not None
-            lanes = np.ones(self.space, np.bool_)
-        self.note_exits(lanes, ends_loop)
+        self.note_exits(self.on, ends_loop)
 
     def note_exits(self, lanes: np.ndarray | None, ends_loop: bool) -> None:
         """Note that these lanes have left the current iteration, or the innermost loop."""

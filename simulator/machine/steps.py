@@ -117,33 +117,30 @@ def together(parts: list[tuple[Step, Frame]], outer: Frame) -> Iterator[Any]:
                 )
 
 
-def drop_exited(frame: Frame) -> bool:
-    """Deactivate the lanes that left the loop or its iteration. Return whether any are left."""
-    return frame.gone is None or frame.narrow(~frame.gone)
+def each(steps: Callable[[Frame], Iterator[Step]], waits: bool) -> Step:
+    """Return a step that runs the steps that ``steps`` yields, one after the other."""
+
+    def run(frame: Frame) -> None:
+        for step in steps(frame):
+            step.run(frame)
+
+    def wait(frame: Frame) -> Iterator[Any]:
+        for step in steps(frame):
+            yield from go(step, frame)
+
+    return Step(wait, True) if waits else Step(run)
 
 
 def sequence(steps: list[Step]) -> Step:
     """Return a step that runs ``steps`` until all lanes have left the iteration of a loop."""
-    if not any(s.waits for s in steps):
 
-        def run(frame):
-            for step in steps:
-                step.run(frame)
-                if frame.gone is not None and not drop_exited(frame):
-                    return
-
-        return Step(run)
-
-    def wait(frame):
+    def until_left(frame: Frame) -> Iterator[Step]:
         for step in steps:
-            if step.waits:
-                yield from step.run(frame)
-            else:
-                step.run(frame)
-            if frame.gone is not None and not drop_exited(frame):
+            yield step
+            if frame.gone is not None and not frame.narrow(~frame.gone):
                 return
 
-    return Step(wait, True)
+    return each(until_left, any(s.waits for s in steps))
 
 
 @contextmanager

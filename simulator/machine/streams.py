@@ -219,7 +219,7 @@ class Launch(Work):
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i
         block = kernel.block(machine, self, number, order, env)
-        frame = Frame(block, kernel.mask)
+        frame = Frame(block, kernel.mask, env)
         return Coroutine(block.name(), self, order, frame, _run_block(kernel, frame), pace)
 
     @property

@@ -92,6 +92,18 @@ def _saturated(value: Any, dtype: np.dtype) -> Any:
     return result[()]
 
 
+def union(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """Return the union of two poison masks; None: no poison."""
+    return a if b is None else b if a is None else a | b
+
+
+def poison_of_product(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """Return the poison of ``A @ B``, which broadcasts to its shape: a row of A or a column of B
+    with poison is poison."""
+    rows = None if a is None else a.any(axis=-1, keepdims=True)
+    return union(rows, None if b is None else b.any(axis=-2, keepdims=True))
+
+
 def same(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether arrays agree bit by bit."""
     return a.shape == b.shape and a.tobytes() == b.tobytes()
