@@ -4,6 +4,7 @@ lowers them."""
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tvm import tirx
 
 from ...passes.ir.operators import SYSTEM_ATOMIC
 from ..frontend.accesses import is_poisoned
-from ..frontend.builtin_ops import element_atomic, vector_atomic, vector_operand
+from ..frontend.builtin_ops import tilelang_atomic, vector_operand
 from ..frontend.expressions import Expr
 from ..frontend.functions import REDUCTIONS
 from ..machine.block import Frame
@@ -33,9 +34,8 @@ def _compiled(c: DeviceStatements, call: tirx.Call, loc: str) -> Any:
     kind, lanes, returns = template[1], template[2], bool(template[3])
     order = tirx.IntImm("int32", int(template[4]))
     operation = tirx.Call(call.dtype, tvm.ir.Op.get(SYSTEM_ATOMIC), [*call.args[1:], order])
-    if lanes is not None:
-        return vector_atomic(int(lanes), returns, widened=True)(c, operation, loc)
-    return element_atomic(kind, returns or kind == "load", widened=True)(c, operation, loc)
+    compiler = tilelang_atomic(kind, returns or kind == "load", int(lanes or 1), widened=True)
+    return compiler(c, operation, loc)
 
 
 def system_atomic(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -43,13 +43,13 @@ def system_atomic(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     return compiled if isinstance(compiled, Step) else Step(compiled.value)
 
 
-def _is_shared(c: DeviceStatements, call: tirx.Call, loc: str) -> bool:
-    return c.pointee(call.args[0], loc)[0].data in c.shared
-
-
-def _of_shared(kind: str, lanes: int, c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
+def _of_shared(
+    c: DeviceStatements, kind: str, lanes: int, call: tirx.Call, loc: str
+) -> Expr | None:
     """Compile an atomic change of each of ``lanes`` elements of shared memory."""
     buffer, _ = c.pointee(call.args[0], loc)
+    if buffer.data not in c.shared:
+        return None
     op = f"T.atomic_{kind}" + (f"x{lanes}" if lanes > 1 else "")
     dtype, source = numpy_dtype(buffer.dtype), Source(f"{op} of {buffer.name}", loc)
     memory, address = shared_address(c, call.args[0], op, loc)
@@ -71,39 +71,8 @@ def _of_shared(kind: str, lanes: int, c: DeviceStatements, call: tirx.Call, loc:
     return Expr(value)
 
 
-def _value(kind: str, lanes: int, otherwise: Any):
-    """Return the compiler of an atomic operation that yields the value before.
-
-    Args:
-        otherwise: compiler for tensors in global memory.
-    """
-
-    def compile(c: DeviceStatements, call: tirx.Call, loc: str) -> Expr:
-        if not _is_shared(c, call, loc):
-            return otherwise(c, call, loc)
-        return _of_shared(kind, lanes, c, call, loc)
-
-    return compile
-
-
-def _step(kind: str, lanes: int, otherwise: Any):
-    """Return the compiler of an atomic operation that is a statement; see ``_value``."""
-
-    def compile(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-        if not _is_shared(c, call, loc):
-            return otherwise(c, call, loc)
-        return c.preempted(_of_shared(kind, lanes, c, call, loc).value, call)
-
-    return compile
-
-
 def register(c: DeviceStatements) -> None:
     """Register the atomic operations."""
-    store = "tl.atomic_store_elem_op"
-    c.steps[store] = _step("store", 1, c.steps[store])
-    for kind, lanes in (*((k, 1) for k in ("add", "max", "min", "or")), ("add", 2), ("add", 4)):
-        name = f"tl.atomic_{kind}" + (f"x{lanes}" if lanes > 1 else "")
-        c.steps[f"{name}_elem_op"] = _step(kind, lanes, c.steps[f"{name}_elem_op"])
-        c.calls[f"{name}_ret_elem_op"] = _value(kind, lanes, c.calls[f"{name}_ret_elem_op"])
+    c.shared_atomic = partial(_of_shared, c)
     c.calls[SYSTEM_ATOMIC] = _compiled
     c.steps[SYSTEM_ATOMIC] = system_atomic

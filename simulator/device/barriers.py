@@ -180,7 +180,7 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
             yield Waiting(ready, text, targets=lambda: [target])
         groups = frame.mask.thread_groups
         mbarrier.awaited = mbarrier.loaded
-        block.complete(groups, mbarrier.number, mbarrier.loaded)
+        block.order.complete_loads(groups, mbarrier.number, mbarrier.loaded)
         if mbarrier.clock is not None:
             block.order.join(groups, mbarrier.clock)
         if mbarrier.fenced is not None:

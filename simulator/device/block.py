@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,11 @@ class Group:
         return max(completed, default=0)
 
 
+COPIES, SOURCES, PRODUCTS = range(3)
+"""Kinds of asynchronous accesses of each thread group: copies by ``cp.async``, and reads of shared
+memory by bulk stores and by ``wgmma``."""
+
+
 class DeviceBlock(Block):
     """Block of a device function."""
 
@@ -77,13 +83,13 @@ class DeviceBlock(Block):
         self.agents = Agents(self.order, self.name_of_agent)
         self.shared: dict[int, SharedMemory] = {}
         self.named: dict[int, NamedBarrier] = {}
-        self.bulk: dict[int, Group] = {}
+        self.bulk: dict[int, Group] = defaultdict(Group)
         """Bulk and TMA stores of each thread group."""
-        self.sources: dict[int, Group] = {}
+        self.sources: dict[int, Group] = defaultdict(Group)
         """The same stores, as readers of shared memory."""
-        self.copies: dict[int, Group] = {}
+        self.copies: dict[int, Group] = defaultdict(Group)
         """Copies by ``cp.async`` of each thread group."""
-        self.products: dict[int, Group] = {}
+        self.products: dict[int, Group] = defaultdict(Group)
         """Products by ``wgmma`` of each thread group."""
         self.registers = AsyncRegisters()
         self.matrices: dict[Any, Any] = {}
@@ -124,26 +130,14 @@ class DeviceBlock(Block):
         groups = (kind[g] for kind in kinds for g in thread_groups if g in kind)
         return any(group.open or group.committed for group in groups)
 
-    def copy_loads(self, g: int) -> int:
-        """Return the number, for ``BlockOrder.loads``, of the copies by ``cp.async`` of a group."""
-        return self._first + 1 + g
-
-    def bulk_sources(self, g: int) -> int:
-        """Return the number of the reads of shared memory by bulk stores of a thread group."""
-        return self._first + 1 + self._groups + g
-
-    def product_reads(self, g: int) -> int:
-        """Return the number of the reads of shared memory by ``wgmma`` of a thread group."""
-        return self._first + 1 + 2 * self._groups + g
+    def loads_of(self, kind: int, g: int) -> int:
+        """Return the number, for ``BlockOrder.loads``, of the accesses of a kind by a group."""
+        return self._first + 1 + kind * self._groups + g
 
     def next_load(self, number: int) -> tuple[int, int]:
         """Return agent, from 0, and time of the next access of ``BlockOrder.loads(number)``."""
         agent, time, _ = self.order.load_actor((0,), number)
         return agent - self.order.base, time
-
-    def complete(self, thread_groups: tuple[int, ...], number: int, time: int) -> None:
-        """Order accesses of ``BlockOrder.loads(number)`` before the next ones of these groups."""
-        self.order.complete_loads(thread_groups, number, time)
 
     def name_of_agent(self, number: int) -> str:
         names = self.machine.memory.thread_names

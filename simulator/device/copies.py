@@ -20,7 +20,7 @@ from ..memory.order import GPU, SYS
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .barriers import require_visible
-from .block import DeviceBlock, Group
+from .block import COPIES, SOURCES, DeviceBlock
 from .fragments import swizzled
 from .lowering import TensorMap
 from .proxies import ProxyView, explain_missing_fence
@@ -214,8 +214,8 @@ def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Ste
             key, in_bounds = region.key(frame)
             _require_bounds(frame, region, key, loc)
             addresses = _addresses(region, start, len(in_bounds))
-            reader, read_at = block.next_load(block.bulk_sources(g))
-            block.sources.setdefault(g, Group()).open = read_at
+            reader, read_at = block.next_load(block.loads_of(SOURCES, g))
+            block.sources[g].open = read_at
             shared = block.shared[memory]
             shared.read_async(addresses.reshape(-1), g, reader, read_at, source)
             values, bad = shared.values(addresses, region.dtype)
@@ -225,7 +225,7 @@ def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Ste
             if poison is not None and (ufunc is not None or not tensor.symmetric):
                 raise uninitialized(f"{op} to {tensor.name} of", block, loc)
             agent, time, view = block.order.bulk_actor((g,))
-            block.bulk.setdefault(g, Group()).open = time
+            block.bulk[g].open = time
             scope = 0 if ufunc is None else SYS if tensor.symmetric else GPU
             access = Access(agent, time, view, scope, op, loc, block.epoch)
             if ufunc is not None:
@@ -299,7 +299,9 @@ def _wait(frame: Frame, max_pending: int, read: bool) -> None:
     block: DeviceBlock = frame.block
     for g in frame.mask.overlapping:
         if g in block.sources:
-            block.complete((g,), block.bulk_sources(g), block.sources[g].wait(max_pending))
+            block.order.complete_loads(
+                (g,), block.loads_of(SOURCES, g), block.sources[g].wait(max_pending)
+            )
         if g in block.bulk and not read:
             block.order.complete_bulk((g,), block.bulk[g].wait(max_pending))
 
@@ -335,9 +337,9 @@ def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         groups = frame.mask.group_of[threads]
         for g in np.unique(groups):
             in_group = groups == g
-            number = block.copy_loads(int(g))
+            number = block.loads_of(COPIES, int(g))
             agent, time, view = block.order.load_actor((int(g),), number)
-            block.copies.setdefault(int(g), Group()).open = time
+            block.copies[int(g)].open = time
             rows = np.zeros((int(in_group.sum()), count), dtype)
             poison = np.zeros(rows.shape, np.bool_)
             read = active[in_group]
@@ -363,7 +365,7 @@ def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 def commit_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame: Frame):
         for g in frame.mask.overlapping:
-            frame.block.copies.setdefault(g, Group()).commit()
+            frame.block.copies[g].commit()
 
     return Step(run)
 
@@ -375,7 +377,9 @@ def wait_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         block: DeviceBlock = frame.block
         for g in frame.mask.overlapping:
             if g in block.copies:
-                block.complete((g,), block.copy_loads(g), block.copies[g].wait(max_pending))
+                block.order.complete_loads(
+                    (g,), block.loads_of(COPIES, g), block.copies[g].wait(max_pending)
+                )
 
     return Step(run)
 

@@ -18,7 +18,7 @@ from ..machine.steps import Step
 from ..memory.threads import WARP
 from ..memory.values import convert, numpy_dtype, poison_of_product, union
 from ..report.errors import SimulationError, unsupported
-from .block import Group
+from .block import PRODUCTS
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
 from .shared import Source
 from .statements import DeviceStatements, of_threads, shared_address, to_threads
@@ -289,8 +289,8 @@ class SharedOperand:
             )  # fmt: skip
             spans = addresses[..., None] + np.arange(self._dtype.itemsize)
             for warp, g in enumerate(_thread_groups(frame, threads)):
-                agent, time = block.next_load(block.product_reads(g))
-                block.products.setdefault(g, Group()).open = time
+                agent, time = block.next_load(block.loads_of(PRODUCTS, g))
+                block.products[g].open = time
                 own = spans[16 * warp : 16 * warp + 16] if self._by_rows else spans
                 shared.read_async(own.reshape(-1), g, agent, time, source)
             values, bad = shared.values(spans, self._dtype)
@@ -385,7 +385,7 @@ def fence(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame: Frame):
         for g in _thread_groups(frame, warps_of(frame, "wgmma", loc, _WARPS)):
-            frame.block.products.setdefault(g, Group()).commit()
+            frame.block.products[g].commit()
 
     return Step(run)
 
@@ -398,9 +398,9 @@ def wait(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         rows = warps_of(frame, "wgmma", loc, _WARPS)
         for warp in rows.reshape(-1, WARP):
             (g,) = _thread_groups(frame, warp)
-            time = block.products.setdefault(g, Group()).wait(max_pending)
+            time = block.products[g].wait(max_pending)
             groups = tuple(np.unique(frame.mask.group_of[warp]).tolist())
-            block.complete(groups, block.product_reads(g), time)
+            block.order.complete_loads(groups, block.loads_of(PRODUCTS, g), time)
             block.registers.complete(groups, time)
 
     return Step(run)

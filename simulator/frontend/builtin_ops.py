@@ -18,7 +18,7 @@ from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.arrivals import has_reached, is_passed, story
 from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
-from ..memory.values import convert, is_float, lanes_of
+from ..memory.values import convert, is_float, lanes_of, same
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import element_access, select, store_tile
 from .atomics import Word, accessed_by, gather, places, unwritten_word, words_at
@@ -136,13 +136,9 @@ def _atomic(spec: Builtin):
     return compile
 
 
-def _same_bits(a: Any, b: Any) -> bool:
-    return np.asarray(a).tobytes() == np.asarray(b).tobytes()
-
-
 _REPLACE = {
     "set": lambda old, new: new,
-    "cas": lambda old, compare, new: new if _same_bits(old, compare) else old,
+    "cas": lambda old, compare, new: new if same(np.asarray(old), np.asarray(compare)) else old,
 }
 """Atomic operations that replace an element."""
 
@@ -279,30 +275,34 @@ def _barrier(spec: Builtin):
     return compile
 
 
-def element_atomic(kind: str, returns: bool, widened: bool = False):
-    """Return the compiler of T.atomic_add and similar operations on one element.
+def tilelang_atomic(kind: str, returns: bool, lanes: int = 1, widened: bool = False):
+    """Return the compiler of T.atomic_add and similar operations, which change each element
+    separately.
 
     Args:
         widened: whether ``widen_atomics`` has given it system scope.
     """
     combine = {"load": None, "store": lambda old, new: new}.get(kind, REDUCTIONS.get(kind))
+    op = f"T.atomic_{kind}" + (f"x{lanes}" if lanes > 1 else "")
 
     def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
-        pointer = Pointer(c, call.args[0], f"T.atomic_{kind}", loc)
+        if kind != "load" and (shared := c.shared_atomic(kind, lanes, call, loc)) is not None:
+            return shared if returns else c.preempted(shared.value, call)
+        pointer = Pointer(c, call.args[0], op, loc)
         if pointer.slot >= 0:
-            return _tile_atomic(c, call, pointer, combine, returns, loc)
+            return _tile_atomic(c, call, pointer, combine, returns, loc, lanes)
         word = _word_of(c, call, pointer, kind, returns, widened)
         if kind == "load":
             return _load(c, pointer, word, 1)
-        value = c.compile(call.args[1], loc)
+        value = c.compile(vector_operand(c, call.args[1], lanes, loc), loc)
         if kind == "store":
             return _store(c, pointer, value, word, 1, call)
-        change = _change(c, pointer, [value], word, 1, combine)
+        change = _change(c, pointer, [value], word, lanes, combine)
         if returns:
             return change
 
-        def run(frame: Frame):
-            if frame.space is None:
+        def run(frame: Frame) -> None:
+            if frame.space is None or lanes > 1:
                 change.value(frame)
                 return
             # Update all points at once: a sum needs no history of its words.
@@ -351,7 +351,7 @@ def _space_atomic(frame: Frame, pointer: Pointer, value: Expr, combine: Any, wor
 
 def _tile_atomic(
     c: Statements, call: tirx.Call, pointer: Pointer, combine: Any, returns: bool, loc: str,
-    lanes: int = 1,
+    lanes: int,
 ) -> Any:  # fmt: skip
     """Compile an atomic operation in shared memory, whose accesses are not checked for order."""
     if combine is None:
@@ -377,25 +377,6 @@ def _tile_atomic(
         return gather(frame, results, tile.dtype, lanes)
 
     return Expr(change) if returns else c.preempted(change, call)
-
-
-def vector_atomic(lanes: int, returns: bool, widened: bool = False):
-    """Return the compiler of T.atomic_addx2 or x4, which add each element separately.
-
-    Args:
-        widened: the same as for ``element_atomic``.
-    """
-
-    def compile(c: Statements, call: tirx.Call, loc: str) -> Any:
-        pointer = Pointer(c, call.args[0], f"T.atomic_addx{lanes}", loc)
-        if pointer.slot >= 0:
-            return _tile_atomic(c, call, pointer, REDUCTIONS["add"], returns, loc, lanes)
-        word = _word_of(c, call, pointer, "add", returns, widened)
-        operand = c.compile(vector_operand(c, call.args[1], lanes, loc), loc)
-        change = _change(c, pointer, [operand], word, lanes, REDUCTIONS["add"])
-        return change if returns else c.preempted(change.value, call)
-
-    return compile
 
 
 def vector_operand(c: Statements, operand: Any, lanes: int, loc: str) -> Any:
@@ -487,17 +468,14 @@ def uniform(c: Statements, call: tirx.Call, loc: str) -> Expr:
     return Expr(value, expr.poison)
 
 
-def _events_so_far(c: Statements, call: tirx.Call, loc: str) -> Expr:
-    """Return the number of events of the schedule, which is the simulator's time."""
-    return Expr(lambda frame: np.int64(len(frame.block.machine.memory.events.what)))
-
-
 def register(c: Statements) -> None:
     """Register the builtins."""
     c.steps[declaration_of(st).op_name] = store
     c.steps[declaration_of(delay).op_name] = nothing
     c.steps[declaration_of(record).op_name] = nothing
-    c.calls[declaration_of(globaltimer).op_name] = _events_so_far
+    c.calls[declaration_of(globaltimer).op_name] = lambda c, call, loc: Expr(
+        lambda frame: np.int64(len(frame.block.machine.memory.events.what))
+    )  # the simulator's time
     for spec in BUILTINS.values():
         if spec.fetches or spec.combines:
             c.calls[spec.op_name] = _atomic(spec)
@@ -520,11 +498,11 @@ def register(c: Statements) -> None:
         elif spec.proxy_fence:
             c.steps[spec.op_name] = nothing
     for kind in ("add", "max", "min", "or"):
-        c.steps[f"tl.atomic_{kind}_elem_op"] = element_atomic(kind, False)
-        c.calls[f"tl.atomic_{kind}_ret_elem_op"] = element_atomic(kind, True)
+        c.steps[f"tl.atomic_{kind}_elem_op"] = tilelang_atomic(kind, False)
+        c.calls[f"tl.atomic_{kind}_ret_elem_op"] = tilelang_atomic(kind, True)
     for lanes in (2, 4):
-        c.steps[f"tl.atomic_addx{lanes}_elem_op"] = vector_atomic(lanes, False)
-        c.calls[f"tl.atomic_addx{lanes}_ret_elem_op"] = vector_atomic(lanes, True)
+        c.steps[f"tl.atomic_addx{lanes}_elem_op"] = tilelang_atomic("add", False, lanes)
+        c.calls[f"tl.atomic_addx{lanes}_ret_elem_op"] = tilelang_atomic("add", True, lanes)
     c.calls |= {"tl.any_of": _any_or_all(np.any), "tl.all_of": _any_or_all(np.all)}
-    c.calls["tl.atomic_load_elem_op"] = element_atomic("load", True)
-    c.steps["tl.atomic_store_elem_op"] = element_atomic("store", False)
+    c.calls["tl.atomic_load_elem_op"] = tilelang_atomic("load", True)
+    c.steps["tl.atomic_store_elem_op"] = tilelang_atomic("store", False)

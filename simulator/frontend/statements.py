@@ -68,6 +68,10 @@ class Statements(Expressions):
         self.polls: list[Callable[[Frame], Iterator[Any]]] = []
         """Polls in the expressions of the current statement, which precede it."""
 
+    def shared_atomic(self, kind: str, lanes: int, call: tirx.Call, loc: str) -> Expr | None:
+        """Compile an atomic operation in shared memory with addresses; None: it is elsewhere."""
+        return None
+
     def statement(self, stmt: tirx.Stmt, loc: str = "") -> Step:
         loc = line_of(stmt) or loc
         if self.polls:
