@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,12 +12,16 @@ import numpy as np
 from ..builtins.errors import TileWeaveError
 from ..passes.ir.implicit import Implicit
 from ..runtime.plans.parameters import Parameter, dynamic_extents, shapes_of
-from .inputs.arguments import check_tensors, scalars_at
+from ..runtime.plans.steps import WaitStream
+from .inputs.arguments import check_blocks, check_tensors, scalars_at
 from .inputs.inputs import check_aliases
 from .machine.executable import Executable
+from .machine.host import Host
 from .machine.machine import Machine
 from .memory.memory import Tensor
+from .memory.order import Layout
 from .memory.segments import Segments
+from .memory.threads import cut, finer, names_of
 from .memory.values import numpy_dtype
 from .report.errors import SimulationError
 
@@ -61,16 +66,33 @@ class Case:
             for rank, (shapes, values) in enumerate(zip(self.shapes, scalars, strict=True))
         ]
         calls = [call for calls in self.calls for call in calls]
-        self.written = executable.written(calls)
+        self.written: set[str] = set().union(*(call.written for call in calls))
         self.written |= {self.aliases[name] for name in self.written & self.aliases.keys()}
-        self.multicasts = executable.multicasts(calls)
+        self.multicasts: set[str] = set().union(*(call.multicasts for call in calls))
         check_aliases(self.aliases, self.multicasts, self.shapes[0])
-        self.thread_names = executable.divide()
+        self.divide()
+
+    def divide(self, parts: np.ndarray | None = None) -> None:
+        """Divide the threads of all blocks into the same thread groups, which divide earlier ones.
+
+        Args:
+            parts: numbers of sets of threads that act separately.
+        """
+        programs, group_of = self.executable.programs, self.executable.group_of
+        if group_of is None:
+            group_of = cut({0, 1}.union(*(p.cuts for p in programs)))
+        if parts is not None:
+            wide = np.full(len(group_of), -1)
+            wide[: len(parts)] = parts
+            group_of = finer(group_of, wide)
+        for program in programs:
+            program.divide(group_of)
+        self.executable.group_of, self.thread_names = group_of, names_of(group_of)
 
     def machine(self, seed: int, resident_blocks: int, kind: type[Machine] = Machine) -> Machine:
         """Return a machine for one schedule."""
-        layout = self.executable.layout(self.calls)
-        machine = kind(self.executable.world_size, layout, seed, resident_blocks, self.thread_names)
+        world_size = self.executable.world_size
+        machine = kind(world_size, self._layout(), seed, resident_blocks, self.thread_names)
         for p in self.executable.parameters:
             if p.shape is not None and p.name not in self.aliases:
                 machine.tensors[p.name] = self._tensors(p, machine)
@@ -85,8 +107,30 @@ class Case:
             machine.implicit[kernel] = {own: tensors for _, own, tensors in implicit_tensors}
             machine.named |= {name: tensors for name, _, tensors in implicit_tensors}
         for rank, calls in enumerate(self.calls):
-            self.executable.enqueue(machine, rank, calls)
+            host = Host(machine, rank)
+            for call in calls:
+                host.enqueue(call)
+            host.close()
         return machine
+
+    def _layout(self) -> Layout:
+        """Return the numbering of the agents of the calls.
+
+        Raises:
+            TileWeaveError: their clocks would not fit into memory.
+        """
+        streams: dict[str | None, int] = {None: 0}
+        programs, world_size = self.executable.programs, self.executable.world_size
+        for step, launches in (s for calls in self.calls for call in calls for s in call.steps):
+            blocks = max((math.prod(extents) for *_, extents in launches), default=0)
+            streams[step.stream] = max(streams.get(step.stream, 0), blocks)
+            if isinstance(step, WaitStream):
+                streams.setdefault(step.other, 0)
+        launched = max(sum(len(call.steps) for call in calls) for calls in self.calls)
+        thread_groups = max((p.thread_groups for p in programs), default=1)
+        check_blocks(sum(streams.values()), thread_groups, launched, world_size)
+        mbarriers = max((p.mbarriers for p in programs), default=0)
+        return Layout(world_size, streams, thread_groups, mbarriers)
 
     def explained(self, error: SimulationError, machine: Machine) -> SimulationError:
         """Return a fault. One of uninitialized memory names the parameters without an input: those

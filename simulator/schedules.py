@@ -228,7 +228,7 @@ def _ends(machine: Machine, case: Case, bar: Progress) -> bool:
         with bar.schedule(machine):
             machine.run()
     except Divided as divided:
-        case.thread_names = case.executable.divide(divided.group_of)
+        case.divide(divided.group_of)
         machine.printed.clear()
         return False
     finally:

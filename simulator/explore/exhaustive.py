@@ -85,7 +85,7 @@ class Exploring:
             try:
                 return self._explore(search())
             except Divided as divided:
-                self.case.thread_names = self.case.executable.divide(divided.group_of)
+                self.case.divide(divided.group_of)
 
     def _explore(self, search: Search) -> Exploration:
         result = Exploration(self.name, self.case.executable.world_size)

@@ -1,14 +1,31 @@
-"""Host of one simulated rank: what it enqueues in its streams."""
+"""Host of one simulated rank: it enqueues the steps of calls in its streams."""
 
 from __future__ import annotations
 
+from collections.abc import Set
+from dataclasses import dataclass
 from typing import Any
 
 from ...runtime.plans.regions import Region
-from ...runtime.plans.steps import name_of_stream
+from ...runtime.plans.steps import Copy, Launch, Step, WaitStream, WaitValue, name_of_stream
 from ..memory.memory import Tensor
 from .machine import Machine
-from .streams import Event, Record, WaitEvent
+from .streams import Await, Event, Record, Transfer, WaitEvent, Work
+from .streams import Launch as KernelLaunch
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a plan on one rank: its steps, each with its kernel launches.
+
+    Attributes:
+        written, multicasts: names of the tensors that it writes, or uses as multicast addresses.
+    """
+
+    epoch: int
+    steps: list[tuple[Step, list[tuple]]]
+    written: Set[str]
+    multicasts: Set[str]
 
 
 class Host:
@@ -22,21 +39,52 @@ class Host:
         self.machine, self.rank, self.enqueue_index = machine, rank, 0
         self._queues: dict[str | None, list[Any]] = {stream: [] for stream in machine.layout.first}
 
-    def queue(self, stream: str | None) -> list[Any]:
-        """Return the operations of a stream."""
-        return self._queues.setdefault(stream, [])
-
-    def tensor(self, region: Region) -> Tensor:
-        """Return the tensor of this rank that a region of the plan is a part of."""
-        return self.machine.named[region.parameter.name][self.rank]
-
-    def wait(self, stream: str | None, other: str | None, epoch: int, loc: str) -> None:
-        """Let a stream wait for what another one contains now."""
-        event = Event(name_of_stream(other))
-        self.queue(other).append(Record(event, epoch))
-        self.queue(stream).append(WaitEvent(event, epoch, loc))
+    def enqueue(self, call: Call) -> None:
+        """Enqueue the steps of one call."""
+        for step, launches in call.steps:
+            self.enqueue_index += 1
+            if isinstance(step, WaitStream):
+                event = Event(name_of_stream(step.other))
+                self._queues[step.other].append(Record(event, call.epoch))
+                self._queues[step.stream].append(WaitEvent(event, call.epoch, step.loc))
+            else:
+                self._queues[step.stream] += self._works(call.epoch, step, launches)
 
     def close(self) -> None:
         """Add the streams to the machine."""
         for name, items in self._queues.items():
             self.machine.add_stream(self.rank, name, items)
+
+    def _works(self, epoch: int, step: Any, launches: list[tuple]) -> list[Work]:
+        """Return the items of a step."""
+        common: dict[str, Any] = {
+            "epoch": epoch, "enqueue_index": self.enqueue_index, "loc": step.loc,
+            "title": f"{step.title} (step {step.number})",
+        }  # fmt: skip
+        if isinstance(step, Launch):
+            common["tensors"] = self._arguments(step)
+            return [KernelLaunch(kernel=k, env=env, extents=n, **common) for k, env, n in launches]
+        if isinstance(step, WaitValue):
+            flag = self._tensor(step.flag)
+            return [Await(step=step, flag=flag, takes_room=False, **common)]
+        src = getattr(step, "src", None)
+        return [
+            Transfer(
+                step=step, dst=self._tensor(step.dst), src=src and self._tensor(src),
+                takes_room=isinstance(step, Copy) and self._owner(step.dst) == self._owner(src),
+                **common,
+            )
+        ]  # fmt: skip
+
+    def _arguments(self, launch: Launch) -> dict[str, Tensor]:
+        """Return the tensors of a launch by parameter, with the implicit ones."""
+        regions = {n: v for n, v in launch.arguments.items() if isinstance(v, Region)}
+        tensors = {name: self._tensor(region) for name, region in regions.items()}
+        implicit = self.machine.implicit.get(id(launch.program), {})
+        return tensors | {name: of_ranks[self.rank] for name, of_ranks in implicit.items()}
+
+    def _tensor(self, region: Region) -> Tensor:
+        return self.machine.named[region.parameter.name][self.rank]
+
+    def _owner(self, region: Region) -> int:
+        return self.rank if region.rank is None else region.rank

@@ -16,6 +16,7 @@ from tileweave import language as W
 from tileweave import passes
 from tileweave.emit import EMIT_HEAP_STRIDE
 from tileweave.simulator import Executable
+from tileweave.simulator.case import Case
 
 ROUTINGS = int(os.environ.get("TILEWEAVE_ROUTINGS", 3))
 NAMES = [name for name in PROGRAMS if name.startswith("ragged_")]
@@ -61,21 +62,21 @@ def test_reuse(name, reuse):
 
 
 @pytest.mark.parametrize("name", ["ragged_dispatch", "ragged_tiles"])
-def test_counters_wrap_around(name):
+def test_counters_wrap_around(name, monkeypatch):
     """Totals are kept modulo 2^32: they begin just below it, and cross it in the second launch."""
     case, ranks = PROGRAMS[name], 2
 
-    class Wrapping(Executable):
-        def enqueue(self, machine, rank, calls):
-            start = np.uint32(0x100000000 - 3)
-            for tensors in machine.implicit.values():
-                for name in ("inbox_total", "inbox_arrived"):
-                    tensors[name][rank].give((Ellipsis,), np.full_like(
-                        tensors[name][rank].data, start
-                    ))  # fmt: skip
-            super().enqueue(machine, rank, calls)
+    def wrapping(*arguments):
+        machine, start = make(*arguments), np.uint32(0x100000000 - 3)
+        for tensors in machine.implicit.values():
+            for name in ("inbox_total", "inbox_arrived"):
+                for tensor in tensors[name]:
+                    tensor.give((Ellipsis,), np.full_like(tensor.data, start))
+        return machine
 
-    program, rng = Wrapping(case.make(ranks), ranks), np.random.default_rng(0)
+    make = Case.machine
+    monkeypatch.setattr(Case, "machine", wrapping)
+    program, rng = Executable(case.make(ranks), ranks), np.random.default_rng(0)
     for seed in range(3):
         check(case, program, rng, seed, epochs=4, resident_blocks=8)
 
