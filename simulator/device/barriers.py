@@ -41,7 +41,7 @@ def sync_threads(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
         def text() -> str:
             return (
-                f"{frame.block.name()} in launch {frame.block.epoch} waits at barrier {number}: "
+                f"{frame.block.place} waits at barrier {number}: "
                 f"{barrier.count} of {expected} threads have arrived --> {loc}"
             )
 
@@ -65,7 +65,7 @@ def meet(frame: Frame, count: int | None, loc: str) -> None:
     if frame.mask.count != expected:
         raise SimulationError(
             "deadlock",
-            f"{frame.mask.count} threads of {frame.block.name()} in launch {frame.block.epoch} "
+            f"{frame.mask.count} threads of {frame.block.place} "
             f"reach a barrier of {expected}\n --> {loc}",
         )
     frame.block.barrier(frame.mask.thread_groups)
@@ -100,8 +100,7 @@ def require_initialized(frame: Frame, barrier: TransactionBarrier, loc: str) -> 
     if barrier.initialized is None:
         raise SimulationError(
             "poison",
-            f"mbarrier {barrier.number} is not initialized, in {frame.block.name()} in launch "
-            f"{frame.block.epoch}\n --> {loc}",
+            f"mbarrier {barrier.number} is not initialized, in {frame.block.place}\n --> {loc}",
         )
     g, time, before = barrier.initialized
     ordered = frame.block.agents.known()
@@ -122,7 +121,7 @@ def require_visible(frame: Frame, barrier: TransactionBarrier, loc: str) -> None
         raise SimulationError(
             "race",
             f"an asynchronous copy completes on mbarrier {barrier.number} of "
-            f"{frame.block.name()} in launch {frame.block.epoch}, and no fence.mbarrier_init is "
+            f"{frame.block.place}, and no fence.mbarrier_init is "
             f"after its initialization --> {barrier.initialized[2]}\n --> {loc}",
         )
 
@@ -170,7 +169,7 @@ def wait_parity(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
         def text() -> str:
             return (
-                f"{block.name()} in launch {block.epoch} waits at mbarrier {mbarrier.number}: "
+                f"{block.place} waits at mbarrier {mbarrier.number}: "
                 f"phase {mbarrier.phase}, parity waited for {expected}, {mbarrier.arrived} of "
                 f"{mbarrier.count} arrived, {mbarrier.bytes} bytes missing --> {loc}"
             )

@@ -155,7 +155,7 @@ class DeviceBlock(Block):
             if barrier.issued > barrier.awaited:
                 raise SimulationError(
                     "reuse",
-                    f"{self.name()} in launch {self.epoch} ends while a load may still write its "
+                    f"{self.place} ends while a load may still write its "
                     f"shared memory; expected a wait at mbarrier {barrier.number}",
                 )
         for g, group in self.sources.items():
@@ -163,6 +163,6 @@ class DeviceBlock(Block):
                 names = self.machine.memory.thread_names
                 raise SimulationError(
                     "reuse",
-                    f"{self.name()} in launch {self.epoch} ends while a bulk store of {names[g]} "
+                    f"{self.place} ends while a bulk store of {names[g]} "
                     "may still read its shared memory; expected W.bulk_wait(0, read=True)",
                 )

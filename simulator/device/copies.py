@@ -130,7 +130,7 @@ def _require_bounds(frame: Frame, region: Any, key: tuple, loc: str) -> None:
             raise SimulationError(
                 "bounds",
                 f"{region.name} of shape {shape}: elements {index.min()} to {index.max()} along "
-                f"axis {axis}, by {frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
+                f"axis {axis}, by {frame.block.place}\n --> {loc}",
             )
 
 

@@ -80,7 +80,7 @@ class Reduction:
             raise SimulationError(
                 "deadlock",
                 f"a reduction over {self.threads} threads is executed by {len(threads)} threads of "
-                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {self.loc}",
+                f"{frame.block.place}\n --> {self.loc}",
             )
         return positions
 

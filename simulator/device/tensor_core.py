@@ -59,8 +59,8 @@ def warps_of(frame: Frame, op: str, loc: str, warps: int = 1) -> np.ndarray:
     if rows.shape[1] != size or (np.diff(rows, axis=1) != 1).any() or (rows[:, 0] % size).any():
         raise SimulationError(
             "deadlock",
-            f"{op} is executed by {len(threads)} threads of {frame.block.name()} in launch "
-            f"{frame.block.epoch}; expected all of {'a warp' if warps == 1 else 'a warp group'}"
+            f"{op} is executed by {len(threads)} threads of "
+            f"{frame.block.place}; expected all of {'a warp' if warps == 1 else 'a warp group'}"
             f"\n --> {loc}",
         )
     return rows

@@ -41,8 +41,8 @@ class GlobalRef:
 def out_of_bounds(frame: Frame, name: str, shape: tuple, index: Any, loc: str) -> SimulationError:
     return SimulationError(
         "bounds",
-        f"{name}[{', '.join(map(str, index))}] of shape {tuple(shape)}, by {frame.block.name()} in "
-        f"launch {frame.block.epoch}\n --> {loc}",
+        f"{name}[{', '.join(map(str, index))}] of shape {tuple(shape)}, by "
+        f"{frame.block.place}\n --> {loc}",
     )
 
 

@@ -149,7 +149,7 @@ def unwritten_word(frame: Frame, ref: GlobalRef, index: tuple) -> SimulationErro
     return SimulationError(
         "poison",
         f"{ref.op} of {ref.name}[{', '.join(map(str, index))}], which is uninitialized, by "
-        f"{frame.block.name()} in launch {frame.block.epoch}; expected an input, such as zeros"
+        f"{frame.block.place}; expected an input, such as zeros"
         f"\n --> {ref.loc}",
     )
 

@@ -26,7 +26,7 @@ def sync_threads(c: Statements, call: tirx.Call, loc: str) -> Step:
             raise SimulationError(
                 "deadlock",
                 f"T.sync_threads is reached by {mask.count} of {len(mask.on)} threads of "
-                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
+                f"{frame.block.place}\n --> {loc}",
             )
         frame.block.barrier(mask.thread_groups)
 
@@ -106,7 +106,7 @@ def wait_parity(c: Statements, call: tirx.Call, loc: str) -> Step:
 
         def text() -> str:
             return (
-                f"{frame.block.name()} in launch {frame.block.epoch} waits at "
+                f"{frame.block.place} waits at "
                 f"T.mbarrier_wait_parity: phase {mbarrier.phase}, parity waited for {expected}, "
                 f"{mbarrier.arrived} of {mbarrier.count} arrived --> {loc}"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ from tvm import tirx
 
 from ...builtins.debug import delay, globaltimer, record
 from ...builtins.memory import st
-from ...builtins.spec import BUILTINS, RELATION_TEXT, Builtin, builtin_of, declaration_of
+from ...builtins.spec import BUILTINS, Builtin, builtin_of, declaration_of
 from ...passes.ir.ragged import counts_name
 from ...passes.ir.walk import op_name
 from ..machine.block import Frame
-from ..machine.steps import Step, Waiting, WaitTarget
-from ..memory.arrivals import has_reached, is_passed, story
+from ..machine.steps import Step
+from ..machine.word_wait import WordWait
 from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
 from ..memory.values import convert, is_float, lanes_of, same
@@ -27,14 +28,6 @@ from .functions import REDUCTIONS
 from .pointer import Pointer, refuse_poison
 from .statements import Statements, nothing
 
-_HOLDS = {
-    "eq": lambda seen, value: seen == value,
-    "ne": lambda seen, value: seen != value,
-    "ge": lambda seen, value: seen >= value,
-    "gt": lambda seen, value: seen > value,
-    "le": lambda seen, value: seen <= value,
-    "lt": lambda seen, value: seen < value,
-}
 _ORDERS = ("relaxed", "acquire", "acquire", "release", "acq_rel", "acq_rel")
 """C++ memory orders by TileLang's numbers."""
 
@@ -161,15 +154,14 @@ def _wait(spec: Builtin):
         peer = c.compile(call.args[2], loc).value
         word = Word(pointer.ref, call.args[-1].value, call.args[-2].value)
 
-        def holds(tensor: Any, seen: Any, value: Any) -> bool:
-            if relation != "reached":
-                return bool(_HOLDS[relation](seen, value))
-            return has_reached(tensor, seen, value)
-
         def run(frame: Frame):
             yield None
             tensor = word.ref.tensor(frame)
             value = expr.value(frame)
+
+            def sender() -> int:
+                return int(np.asarray(peer(frame)).flat[0])
+
             refuse_poison(frame, expr, pointer)
             at = pointer.index(frame)
             for thread_groups, _, index, (expected,) in list(
@@ -178,44 +170,12 @@ def _wait(spec: Builtin):
                 words_at(frame, word.ref, tensor, index, 1)
                 expected = convert(expected, tensor.dtype)
 
-                def ready(index=index, expected=expected):
-                    entry = tensor.newest(index)
-                    if entry.poisoned:
-                        raise unwritten_word(frame, word.ref, index)
-                    return holds(tensor, entry.value, expected)
-
-                def text(index=index, expected=expected):
-                    sender = int(np.asarray(peer(frame)).flat[0])
-                    flag = f"{tensor.name}[{', '.join(map(str, index))}]"
-                    return (
-                        f"{frame.block.name()} in launch {frame.block.epoch} waits at "
-                        f"{spec.text}({flag}): value seen {tensor.newest(index).value}, "
-                        f"value wanted {RELATION_TEXT[relation]} {expected}"
-                        + (f", from rank {sender}" if sender >= 0 else "")
-                        + f" --> {loc}\n"
-                        + story(
-                            tensor, index, relation, expected, frame.block.machine.signals(tensor)
-                        )
-                    )
-
-                def passed(index=index, expected=expected):
-                    return is_passed(tensor, index, relation, expected)
-
-                def targets(index=index, expected=expected):
-                    flag = f"{tensor.name}[{', '.join(map(str, index))}]"
-                    condition = f"{RELATION_TEXT[relation]} {expected}"
-                    seen = tensor.newest(index).value
-                    return [WaitTarget(spec.text, loc, flag, tensor.name, seen, condition)]
-
-                is_ready = ready()
-                if not is_ready:
-                    word.look(frame, tensor, index, thread_groups)
-                if not is_ready or frame.block.machine.pauses_at_waits:
-                    yield Waiting(
-                        ready, text, passed, targets, word=(tensor, index),
-                        holds=lambda seen, expected=expected: holds(tensor, seen, expected),
-                        history=tensor.history(index),
-                    )  # fmt: skip
+                wait = WordWait(
+                    frame.block.machine, tensor, index, relation, expected,
+                    tensor.element(index), spec.text, loc, frame.block.place,
+                    partial(unwritten_word, frame, word.ref, index), sender,
+                )  # fmt: skip
+                yield from wait.until_ready(partial(word.look, frame, tensor, index, thread_groups))
                 word.load(frame, tensor, index, thread_groups, newest=True)
                 tensor.note_wait(index, relation, expected)
 
@@ -261,7 +221,7 @@ def _barrier(spec: Builtin):
                         "arrival",
                         f"{spec.text} at {tensor.name}{list(index)}, words of rank "
                         f"{tensor.ranks[index[0]]}, by "
-                        f"{block.name()} in launch {block.epoch}; expected its own rank's"
+                        f"{block.place}; expected its own rank's"
                         f"\n --> {loc}",
                     )
             words = block.machine.barrier_words.at(tensor, index, block, called)
@@ -428,7 +388,7 @@ def announce(c: Statements, call: tirx.Call, loc: str) -> Step:
         *at, word = (int(np.asarray(i).flat[0]) for i in counts.index(frame))
         *sent_at, first = (int(np.asarray(i).flat[0]) for i in total.index(frame))
         place = (at[0], *at[len(at) - len(sent_at) :])
-        text = f"{spec.text} of {value} rows by {block.name()} in launch {block.epoch} --> {loc}"
+        text = f"{spec.text} of {value} rows by {block.place} --> {loc}"
         if not 0 <= value <= segments.capacity:
             segment = f"{rows}[{', '.join(map(str, place))}]"
             raise SimulationError(

@@ -26,7 +26,7 @@ def call_extern(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame: Frame):
         parts = [text for text in texts if text]
         parts += [_text(e.value(frame), e.poison and e.poison(frame), frame) for e in values]
-        place = f"{frame.block.name()} in launch {frame.block.epoch}"
+        place = f"{frame.block.place}"
         frame.block.machine.printed.append(f"{', '.join(parts)}: {place} --> {loc}")
 
     return c.preempted(run, call)
@@ -58,7 +58,7 @@ def device_assert(c: Statements, call: tirx.Call, loc: str) -> Step:
         if not np.all(holding):
             raise SimulationError(
                 "assertion",
-                f"{text}, by {frame.block.name()} in launch {frame.block.epoch}\n{location}",
+                f"{text}, by {frame.block.place}\n{location}",
             )
 
     return c.preempted(run, call)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,11 @@ from tvm import tirx
 
 from ...builtins.spec import BUILTINS, Builtin, builtin_of
 from ..machine.block import Frame
-from ..machine.steps import Step, Waiting, WaitTarget
-from ..memory.arrivals import story
-from ..memory.flagged import flag_of, had_flag, load_flagged, store_flagged
-from ..memory.memory import Tensor
+from ..machine.steps import Step
+from ..machine.word_wait import FlagPoll
+from ..memory.flagged import load_flagged, store_flagged
 from ..memory.values import convert, lanes_of, numpy_dtype
-from .atomics import ThreadGroups, Word, gather, places, unwritten_word, words_at
+from .atomics import Word, gather, places, unwritten_word, words_at
 from .expressions import Expr
 from .pointer import Pointer, refuse_poison
 from .statements import Statements
@@ -69,14 +67,22 @@ def load(c: Statements, call: tirx.Call, loc: str) -> Expr:
         tensor, results = word.ref.tensor(frame), []
         wanted = flag.value(frame)
         refuse_poison(frame, flag, pointer)
+
+        def sender() -> int:
+            return int(np.asarray(peer.value(frame)).flat[0])
+
         for thread_groups, place, index, (expected,) in list(
             places(frame, pointer.index(frame), wanted, each_thread=False)
         ):
             expected = int(convert(expected, np.dtype(np.uint32)))
             halves = []
             for at in words_at(frame, word.ref, tensor, index, count):
-                poll = _Poll(frame, word, tensor, at, expected, peer)
-                yield from poll.until_ready(thread_groups)
+                poll = FlagPoll(
+                    frame.block.machine, tensor, at, "flag", expected, tensor.element(at),
+                    spec.text, loc, frame.block.place,
+                    partial(unwritten_word, frame, word.ref, at), sender,
+                )  # fmt: skip
+                yield from poll.until_ready(partial(word.look, frame, tensor, at, thread_groups))
                 halves.append(load_flagged(frame, word, tensor, at, thread_groups))
             values = np.frombuffer(np.array(halves, np.uint32).tobytes(), dtype)
             results.append((place, values if lanes > 1 else values[0]))
@@ -84,64 +90,6 @@ def load(c: Statements, call: tirx.Call, loc: str) -> Expr:
 
     c.polls.append(wait)
     return Expr(lambda frame: frame.cache[node])
-
-
-@dataclass
-class _Poll:
-    """Poll of one word until it has a flag."""
-
-    frame: Frame
-    word: Word
-    tensor: Tensor
-    at: tuple
-    expected: int
-    peer: Expr
-
-    def until_ready(self, thread_groups: ThreadGroups) -> Iterator[Any]:
-        machine = self.frame.block.machine
-        is_ready = self.ready()
-        if not is_ready:
-            self.word.look(self.frame, self.tensor, self.at, thread_groups)
-        if not is_ready or machine.pauses_at_waits:
-            yield Waiting(
-                self.ready, self.text, targets=self.targets, word=(self.tensor, self.at),
-                holds=lambda seen: flag_of(seen) == self.expected,
-                history=self.tensor.history(self.at),
-            )  # fmt: skip
-
-    def ready(self) -> bool:
-        entry = self.tensor.newest(self.at)
-        if entry.poisoned:
-            raise unwritten_word(self.frame, self.word.ref, self.at)
-        return flag_of(entry.value) == self.expected
-
-    @property
-    def name(self) -> str:
-        return f"{self.tensor.name}[{', '.join(map(str, self.at))}]"
-
-    @property
-    def seen(self) -> int:
-        return flag_of(self.tensor.newest(self.at).value)
-
-    def text(self) -> str:
-        """Explain a poll that does not end."""
-        block, ref = self.frame.block, self.word.ref
-        sender = int(np.asarray(self.peer.value(self.frame)).flat[0])
-        lines = [
-            f"{block.name()} in launch {block.epoch} polls {ref.op}({self.name}): flag seen "
-            f"{self.seen}, flag wanted {self.expected}"
-            + (f", from rank {sender}" if sender >= 0 else "")
-            + f" --> {ref.loc}"
-        ]
-        if had_flag(self.tensor, self.at, self.expected):
-            lines.append("    overwritten: it had this flag before the poll could see it")
-        signals = block.machine.signals(self.tensor)
-        lines.append(story(self.tensor, self.at, "", self.expected, signals))
-        return "\n".join(lines)
-
-    def targets(self) -> list[WaitTarget]:
-        ref, condition = self.word.ref, f"flag == {self.expected}"
-        return [WaitTarget(ref.op, ref.loc, self.name, self.tensor.name, self.seen, condition)]
 
 
 def _operands(c: Statements, call: tirx.Call, loc: str) -> tuple[Builtin, Pointer, Word]:

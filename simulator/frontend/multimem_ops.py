@@ -41,7 +41,7 @@ class MulticastRef:
             raise SimulationError(
                 "bounds",
                 f"{self.op} of {tensor.name}, which is no multicast tensor, by "
-                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {self.loc}",
+                f"{frame.block.place}\n --> {self.loc}",
             )
         for rank in range(tensor.shape[0]):
             yield words_at(frame, self.word.ref, tensor, (rank, *index), lanes)

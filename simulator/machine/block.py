@@ -210,7 +210,7 @@ class MBarrier:
             raise SimulationError(
                 "arrival",
                 f"{self.arrived} arrivals at an mbarrier initialized for {self.count}, in "
-                f"{frame.block.name()} in launch {frame.block.epoch}\n --> {loc}",
+                f"{frame.block.place}\n --> {loc}",
             )
         self.settle()
 
@@ -269,6 +269,11 @@ class Block:
         at = ", ".join(map(str, self.index))
         beside = "" if self.launch.stream.name is None else f" of {self.launch.stream}"
         return f"rank {self.rank}, block {self.number}" + (f" ({at})" if at else "") + beside
+
+    @property
+    def place(self) -> str:
+        """Name of the block, and its launch."""
+        return f"{self.name()} in launch {self.epoch}"
 
     def name_of(self, barrier: MBarrier) -> tuple:
         """Return a name of an mbarrier that is the same in all schedules."""
@@ -390,7 +395,7 @@ class Block:
             if store.source is not None:
                 raise SimulationError(
                     "reuse",
-                    f"{self.name()} in launch {self.epoch} ends while a bulk store may still read "
+                    f"{self.place} ends while a bulk store may still read "
                     f"{store.source[0].name}; W.bulk_wait(0, read=True) lets it finish"
                     f"\n --> {store.loc}",
                 )
@@ -404,7 +409,7 @@ class Block:
                 raise SimulationError(
                     "reuse",
                     f"{tile.name} is overwritten while a bulk store may still read it, by "
-                    f"{self.name()} in launch {self.epoch}; W.bulk_wait(n, read=True) frees it"
+                    f"{self.place}; W.bulk_wait(n, read=True) frees it"
                     f"\n --> {loc}",
                 )
 

@@ -64,7 +64,7 @@ class GroupBarrier:
         def text() -> str:
             members = "; ".join(self._member_name(m) for m in list(phase.missing)[:8])
             return (
-                f"{block.name()} in launch {block.epoch} waits at {op}, phase {phase.number}: "
+                f"{block.place} waits at {op}, phase {phase.number}: "
                 f"not arrived: {members} --> {loc}"
             )
 

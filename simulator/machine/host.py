@@ -70,7 +70,8 @@ class Host:
         src = getattr(step, "src", None)
         return [
             Transfer(
-                step=step, dst=self._tensor(step.dst), src=src and self._tensor(src),
+                step=step, dst=self._tensor(step.dst),
+                src=None if src is None else self._tensor(src),
                 takes_room=isinstance(step, Copy) and self._owner(step.dst) == self._owner(src),
                 **common,
             )

@@ -11,17 +11,16 @@ import numpy as np
 
 from ...runtime.plans.regions import Region
 from ...runtime.plans.steps import Copy, CopyValue, WaitValue, WriteValue, name_of_stream
-from ..memory.arrivals import has_reached, story
 from ..memory.clock import Clock
 from ..memory.memory import Access, Tensor
 from ..memory.order import SYS, BlockOrder
 from ..memory.segments import Segments
-from ..memory.shadow import text_of_region
 from ..memory.threads import ThreadOrder
 from ..memory.values import convert
 from ..report.errors import SimulationError
 from .block import Frame
-from .steps import Waiting, WaitTarget, go
+from .steps import Waiting, go
+from .word_wait import WordWait
 
 if TYPE_CHECKING:
     from ..frontend.program import Kernel
@@ -268,6 +267,11 @@ class ByStream(Work):
         agent, time, view = order.actor((0,))
         return Access(agent, time, view, scope, self.title, self.loc, self.epoch)
 
+    def _poison(self, use: str) -> SimulationError:
+        """Return the fault of a use of uninitialized memory."""
+        place = f"{self.title} in {self.doer} in launch {self.epoch}"
+        return SimulationError("poison", f"{place} {use} --> {self.loc}")
+
 
 @dataclass(eq=False, kw_only=True)
 class Await(ByStream):
@@ -281,43 +285,18 @@ class Await(ByStream):
         flag, index = self.flag, self.step.flag.key
         want = convert(self.step.value, flag.dtype)
 
-        def ready() -> bool:
-            entry = flag.newest(index)
-            if entry.poisoned:
-                raise self._unwritten()
-            return has_reached(flag, entry.value, want)
-
-        def text() -> str:
-            return (
-                f"{self.doer} in launch {self.epoch} waits at {self.step.op}({self.step.flag}): "
-                f"value seen {flag.newest(index).value}, value wanted >= {want} --> {self.loc}\n"
-                + story(flag, index, "reached", want, machine.signals(flag))
-            )
-
-        def targets() -> list[WaitTarget]:
-            word = f"{flag.name}{text_of_region(index)}"
-            seen = flag.newest(index).value
-            return [WaitTarget(self.step.op, self.loc, word, flag.name, seen, f">= {want}")]
-
-        is_ready = ready()
-        if not is_ready:
-            flag.look(index, self._access(order, SYS))
-        if not is_ready or machine.pauses_at_waits:
-            yield Waiting(
-                ready, text, targets=targets, word=(flag, index),
-                holds=lambda seen: has_reached(flag, seen, want),
-                history=flag.history(index),
-            )  # fmt: skip
+        wait = WordWait(
+            machine, flag, index, "reached", want, flag.element(index), self.step.op, self.loc,
+            f"{self.doer} in launch {self.epoch}", self._unwritten,
+        )  # fmt: skip
+        yield from wait.until_ready(lambda: flag.look(index, self._access(order, SYS)))
         entry = flag.load_word(index, self._access(order, SYS), newest=True, polls=True)
         order.acquire((0,), entry.sync, SYS)
         flag.note_wait(index, "reached", want)
 
     def _unwritten(self) -> SimulationError:
-        return SimulationError(
-            "poison",
-            f"{self.title} in {self.doer} in launch {self.epoch} waits for {self.step.flag}, "
-            f"which is uninitialized; expected an input, such as zeros --> {self.loc}",
-        )
+        what = f"waits for {self.step.flag}, which is uninitialized"
+        return self._poison(f"{what}; expected an input, such as zeros")
 
 
 @dataclass(eq=False, kw_only=True)
@@ -346,7 +325,7 @@ class Transfer(ByStream):
             values = np.array(values)
             poison = None if poison is None else np.array(poison)
             if poison is not None and not self.dst.symmetric:
-                raise self._unwritten()
+                raise self._poison(f"reads {step.src}, which is partly uninitialized")
             yield None
             self.dst.write(dst, values, access, poison)
 
@@ -360,20 +339,13 @@ class Transfer(ByStream):
             if src is not None:
                 value, poison = self.src.read(src, self._access(order))
                 if poison is not None:
-                    raise self._unwritten()
+                    raise self._poison(f"reads {step.src}, which is partly uninitialized")
                 yield None
             else:
                 value = convert(step.value, self.dst.dtype)
             access = self._access(order, SYS)
             before = self.dst.overtaken([dst], access)
             self.dst.store_word(dst, value, access, order.release(0, SYS), before=before)
-
-    def _unwritten(self) -> SimulationError:
-        return SimulationError(
-            "poison",
-            f"{self.title} in {self.doer} in launch {self.epoch} "
-            f"reads {self.step.src}, which is partly uninitialized --> {self.loc}",
-        )
 
 
 class _Nothing:

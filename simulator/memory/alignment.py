@@ -49,5 +49,5 @@ def _error(frame: Any, what: str, legal: str, loc: str) -> SimulationError:
     block = frame.block
     return SimulationError(
         "alignment",
-        f"{what}, by {block.name()} in launch {block.epoch}; expected {legal}\n --> {loc}",
+        f"{what}, by {block.place}; expected {legal}\n --> {loc}",
     )

@@ -141,7 +141,7 @@ class BarrierWords:
                     whose = "the process" if self.tensor is None else self.tensor.name
                     raise SimulationError(
                         "arrival",
-                        f"{barrier.op} by {block.name()} in launch {block.epoch} counts in words "
+                        f"{barrier.op} by {block.place} counts in words "
                         f"of {whose} in which block {number} of {stream} may be counting in launch "
                         f"{users.launch.epoch}, since nothing orders the two; expected words of "
                         "its own for each kernel that may run beside another, or an order between "
@@ -198,7 +198,7 @@ class BarrierWords:
             raise SimulationError(
                 "poison",
                 f"{access.op.split(' ')[0]} counts in {tensor.name}{text_of_region(index)}, which "
-                f"is uninitialized, by {block.name()} in launch {block.epoch}; expected an input "
+                f"is uninitialized, by {block.place}; expected an input "
                 f"of zeros\n --> {access.loc}",
             )
         return [int(v) for v in values]
@@ -217,7 +217,7 @@ class BarrierWords:
         last = f"\nlast written: {tensor.memory.describe(event)}" if event else ""
         return SimulationError(
             "arrival",
-            f"{access.op.split(' ')[0]} by {block.name()} in launch {block.epoch} finds {seen} in "
+            f"{access.op.split(' ')[0]} by {block.place} finds {seen} in "
             f"{tensor.name}{text_of_region(index)}; expected {expected}, {meaning}: the words of a "
             f"barrier are zeroed once, and only barriers change them\n --> {access.loc}{last}",
             event=event,
@@ -250,7 +250,7 @@ class WordsOfBarriers:
         words, count = of_tensor[first], words_of(barrier.participants, world_size)
         if count > words.count:
             words.count, words.loc = count, barrier.loc
-            start = f"{barrier.op} by {block.name()} in launch {block.epoch} counts in {count} word"
+            start = f"{barrier.op} by {block.place} counts in {count} word"
             start += f"{'s' if count > 1 else ''} of {tensor.name if tensor else 'the process'} "
             if first + count > size:
                 raise SimulationError(

@@ -61,8 +61,8 @@ def store_flagged(
     if not before.poisoned and flag_of(before.value) == flag:
         raise SimulationError(
             "reuse",
-            f"{word.ref.op} stores flag {flag} in {tensor.name}[{', '.join(map(str, index))}], by "
-            f"{block.name()} in launch {block.epoch}, and the word has this flag: a poll cannot "
+            f"{word.ref.op} stores flag {flag} in {tensor.element(index)}, by "
+            f"{block.place}, and the word has this flag: a poll cannot "
             f"tell the new data from the old; expected another flag\n --> {word.ref.loc}",
         )
     _refuse_unread(tensor, index, access, causes)

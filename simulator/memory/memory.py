@@ -206,6 +206,10 @@ class Tensor:
         self.segments: Segments | None = None
         """Rows of the current launches, if the tensor is ragged."""
 
+    def element(self, index: tuple) -> str:
+        """Format an element: ``flags[1, 0]``."""
+        return f"{self.name}[{', '.join(map(str, index))}]"
+
     @property
     def symmetric(self) -> bool:
         return bool(self.ranks)

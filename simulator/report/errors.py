@@ -72,7 +72,7 @@ def uninitialized(use: str, block: Any, loc: str) -> SimulationError:
     """Return the fault of a use of uninitialized memory, such as ``T.copy to S of``."""
     return SimulationError(
         "poison",
-        f"{use} uninitialized memory, by {block.name()} in launch {block.epoch}\n --> {loc}",
+        f"{use} uninitialized memory, by {block.place}\n --> {loc}",
     )
 
 
