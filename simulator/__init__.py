@@ -1,7 +1,7 @@
 """Runs the programs of W ranks on the CPU, with weak memory, and explains their faults."""
 
 from .explore.exhaustive import Exploration
-from .inputs.default_inputs import INITIAL_ZEROS, described_inputs, random_inputs
+from .inputs.default_inputs import INITIAL_ZEROS, described_inputs
 from .machine.executable import Executable
 from .mutation import Mutant, mutate
 from .report.errors import SimulationError, SimulationWarning
@@ -19,7 +19,6 @@ __all__ = [
     "described_inputs",
     "executable_at",
     "mutate",
-    "random_inputs",
     "refused",
     "simulate",
     "validate",

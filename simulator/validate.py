@@ -15,7 +15,7 @@ from ..passes.ir.walk import nodes_in
 from ..runtime.kernel.configured import configured
 from .case import Case
 from .inputs.arguments import check_numbers
-from .inputs.default_inputs import random_inputs
+from .inputs.default_inputs import described_inputs
 from .inputs.inputs import Inputs, checked_inputs
 from .machine.executable import Executable
 from .machine.machine import Machine, outputs_of
@@ -76,13 +76,11 @@ def validate(
     plan = configured("validate", plan, pass_configs)
     levels = {level: executable_at(plan, world_size, level, arch) for level in LEVELS}
     if inputs is None:
-        inputs = random_inputs(levels["tile"], seed, {})
-    cases = {}
-    for level, executable in levels.items():
-        cases[level] = _Case(executable, inputs, epochs, resident_blocks, level, progress)
+        inputs, _ = described_inputs(levels["tile"], seed, {})
+    cases = [(Case(e, checked_inputs(e, inputs), epochs), level) for level, e in levels.items()]
     for number in range(seed, seed + schedules):
-        runs = [case.run(number) for case in cases.values()]
-        if len(faults := [run for run in runs if isinstance(run, SimulationError)]):
+        runs = [_run(*case, number, resident_blocks, progress) for case in cases]
+        if faults := [run for run in runs if isinstance(run, SimulationError)]:
             raise _fault(runs, faults)
         tile, device = (_Results(run) for run in runs)
         _compare(tile, device, _precision(levels["tile"]), number)
@@ -102,25 +100,18 @@ def _precision(executable: Executable) -> float:
     return max((float(ml_dtypes.finfo(dtype).eps) for dtype in floats), default=0.0)
 
 
-class _Case:
-    """The calls of a program at one level."""
-
-    def __init__(
-        self, executable: Executable, inputs: Inputs, epochs: int, resident_blocks: int | None,
-        level: str, progress: bool,
-    ) -> None:  # fmt: skip
-        self.case = Case(executable, checked_inputs(executable, inputs), epochs)
-        self.blocks = executable.resident_blocks if resident_blocks is None else resident_blocks
-        self.bar = Progress(f"{executable.plan.name}, {level} level", 1, progress)
-
-    def run(self, seed: int) -> Machine | SimulationError:
-        """Run one schedule; return its machine, or its fault."""
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SimulationWarning)
-                return run_schedule(self.case, seed, self.blocks, self.bar)
-        except SimulationError as error:
-            return error
+def _run(
+    case: Case, level: str, seed: int, resident_blocks: int | None, progress: bool
+) -> Machine | SimulationError:
+    """Run one schedule at one level; return its machine, or its fault."""
+    blocks = resident_blocks or case.executable.resident_blocks
+    bar = Progress(f"{case.executable.plan.name}, {level} level", 1, progress)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SimulationWarning)
+            return run_schedule(case, seed, blocks, bar)
+    except SimulationError as error:
+        return error
 
 
 def _fault(runs: list[Machine | SimulationError], faults: list[SimulationError]) -> SimulationError:

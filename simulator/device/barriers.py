@@ -8,7 +8,7 @@ from tvm import tirx
 from ...builtins.spec import BUILTINS
 from ...passes.ir.operators import HOLD
 from ..frontend.accesses import uniform
-from ..frontend.block_ops import elect, sync_warp
+from ..frontend.block_ops import EXITS, elect, sync_warp
 from ..frontend.statements import nothing
 from ..machine.block import Frame, Mask
 from ..machine.steps import Step, Waiting, WaitTarget
@@ -210,4 +210,5 @@ def register(c: DeviceStatements) -> None:
         "tirx.ptx_arrive_barrier_expect_tx": arrive,
         "tl.mbarrier_expect_tx": expect,
         "tl.mbarrier_wait_parity": wait_parity,
+        **EXITS,
     }

@@ -10,7 +10,7 @@ from tvm import tirx
 from ...builtins.implicit import CONTEXT, LAUNCH
 from ...builtins.ranks import RANK
 from ...passes.ir.group import heap_tensors
-from ..frontend import builtin_ops, copy_ops, debug_ops, ll_ops, loop_ops, warp_ops
+from ..frontend import builtin_ops, copy_ops, debug_ops, ll_ops, warp_ops
 from ..frontend.program import Kernel, Program, first_line
 from ..report.errors import unsupported
 from . import atomics, barriers, copies, reductions, scans, tensor_core
@@ -19,7 +19,7 @@ from .lowering import Lowered, lowered
 from .statements import DeviceStatements
 
 OPERATIONS = (
-    builtin_ops, copy_ops, debug_ops, ll_ops, loop_ops, warp_ops, atomics, barriers, copies,
+    builtin_ops, copy_ops, debug_ops, ll_ops, warp_ops, atomics, barriers, copies,
     tensor_core, reductions, scans,
 )  # fmt: skip
 """Modules whose ``register`` adds operations to the compiler; later ones replace earlier ones."""

@@ -1,4 +1,5 @@
-"""Operations inside a block: barriers, mbarriers, waits for bulk stores, thread indices."""
+"""Operations inside a block: barriers, mbarriers, waits for bulk stores, thread indices, and exits
+of loops."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ..machine.block import Frame
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
 from ..memory.threads import WARP
-from ..report.errors import SimulationError
+from ..report.errors import SimulationError, unsupported
 from .expressions import Expr
 from .statements import Statements, nothing
 
@@ -163,6 +164,25 @@ def _group_index(threads: int, remainder: bool = False):
     return compile
 
 
+def _exit(name: str, ends_loop: bool):
+    """Return the compiler of a statement that leaves the innermost loop, or its iteration."""
+
+    def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
+        if c.loop is None:
+            raise unsupported(f"{name} outside of a loop", loc)
+        if ends_loop and c.loop == "T.Parallel":
+            raise unsupported(f"{name} of a T.Parallel, whose points have no order,", loc)
+        return Step(lambda frame: frame.leave_iteration(ends_loop))
+
+    return compile
+
+
+EXITS = {
+    "tl.loop_break": _exit("T.loop_break", ends_loop=True),
+    "tirx.break_loop": _exit("break", ends_loop=True),
+    "tirx.continue_loop": _exit("continue", ends_loop=False),
+}
+"""Compilers of the statements that leave loops, by operator."""
 _WITHOUT_EFFECT = (
     "tirx.assume", "tl.fence_proxy_async", "tl.ptx_fence_barrier_init",
     "tl.set_max_nreg", "tl.no_set_max_nreg", "tl.annotate_producer_reg_dealloc",
@@ -193,4 +213,5 @@ def register(c: Statements) -> None:
         "tirx.ptx_arrive_barrier": arrive,
         "tl.ptx_arrive_barrier": arrive,
         "tl.mbarrier_wait_parity": wait_parity,
+        **EXITS,
     }

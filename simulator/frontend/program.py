@@ -33,7 +33,6 @@ from . import (
     copy_ops,
     debug_ops,
     ll_ops,
-    loop_ops,
     multimem_ops,
     reducer_ops,
     tile_ops,
@@ -44,7 +43,7 @@ from .statements import Statements
 
 _HEAP_STRIDE = 1 << 40
 OPERATIONS = (
-    block_ops, tile_ops, loop_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops,
+    block_ops, tile_ops, builtin_ops, copy_ops, warp_ops, debug_ops, reducer_ops,
     multimem_ops, ll_ops,
 )  # fmt: skip
 """Modules whose ``register`` adds operations to the compiler."""
@@ -178,6 +177,10 @@ class Program:
 
     def _finish(self) -> None:
         self.slots = len(self.compiler.slots)
+        self.multicasts = set(self.compiler.multicasts.values())
+        """Names of the tensors that are multicast addresses."""
+        self.counted: set[str] = self.compiler.counted
+        """Names of the tensors whose words the barriers use."""
         self.divide(cut(self.cuts))
 
     def refusal(self, arch: str) -> LanguageError | None:
@@ -196,16 +199,6 @@ class Program:
     @property
     def kernels(self) -> list[Kernel]:
         return [k for k in self.host if isinstance(k, Kernel)]
-
-    @property
-    def multicasts(self) -> set[str]:
-        """Names of the tensors that are multicast addresses."""
-        return set(self.compiler.multicasts.values())
-
-    @property
-    def counted(self) -> set[str]:
-        """Names of the tensors whose words the barriers use."""
-        return self.compiler.counted
 
     @property
     def cuts(self) -> set[int]:

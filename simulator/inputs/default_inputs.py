@@ -20,13 +20,6 @@ INITIAL_ZEROS = "zeros at first"
 """Origin of integers that the program writes, such as flags."""
 
 
-def random_inputs(
-    executable: Executable, seed: int, scalars: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Return inputs for every rank, without the text of ``described_inputs``."""
-    return described_inputs(executable, seed, scalars)[0]
-
-
 def described_inputs(
     executable: Executable,
     seed: int,

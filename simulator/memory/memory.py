@@ -267,7 +267,11 @@ class Tensor:
         """Change many elements atomically by the ufunc ``combine``. Indices may repeat."""
         poison = self._poison(key)
         if poison is not None:
-            raise self._poisoned(key, access)
+            raise SimulationError(
+                "poison",
+                f"{access.op} of {self.name}{text_of_region(key)}, which is uninitialized, by "
+                f"{self.memory.place(access.agent)} in launch {access.epoch} --> {access.loc}",
+            )
         self._record_write(key, access)
         if any(isinstance(k, np.ndarray) for k in key):
             combine.at(self.data, key, values)
@@ -307,14 +311,17 @@ class Tensor:
             for flat, index in zip(flats, indices, strict=True)
         ]
         positions = [
-            self._chosen(entries, flat, access, newest)
+            len(entries) - 1
+            if newest or len(entries) == 1
+            else self.memory.choose_value(
+                entries, partial(self._oldest_visible, entries, flat, access)
+            )
             for flat, entries in zip(flats, histories, strict=True)
         ]
         if len(positions) > 1:
             make_whole(histories, positions)
         chosen = [entries[i] for entries, i in zip(histories, positions, strict=True)]
-        for flat, entry in zip(flats, chosen, strict=True):
-            self._note_observed(flat, entry, {access.agent: access.time})
+        self.note_observed(indices, chosen, {access.agent: access.time})
         return chosen
 
     def note_observed(
@@ -322,21 +329,11 @@ class Tensor:
     ) -> None:
         """Note that agents observed these values of the words at these times."""
         for index, entry in zip(indices, entries, strict=True):
-            self._note_observed(self.flat_index(index), entry, times)
-
-    def _note_observed(self, flat: int, entry: Entry, times: Mapping[int, int]) -> None:
-        if flat in self.words:
-            first = self._observed.setdefault(flat, {}).setdefault(entry.event, {})
-            for agent, time in times.items():
-                first.setdefault(agent, time)
-
-    def _chosen(self, entries: list[Entry], flat: int, access: Access, newest: bool) -> int:
-        """Choose a value that a load may return, as its index in the history."""
-        if newest or len(entries) == 1:
-            return len(entries) - 1
-        return self.memory.choose_value(
-            entries, lambda: self._oldest_visible(entries, flat, access)
-        )
+            flat = self.flat_index(index)
+            if flat in self.words:
+                first = self._observed.setdefault(flat, {}).setdefault(entry.event, {})
+                for agent, time in times.items():
+                    first.setdefault(agent, time)
 
     def overtaken(self, indices: list[tuple], access: Access) -> int | None:
         """Choose an earlier change of these words before which a store by this access lands.
@@ -510,12 +507,15 @@ class Tensor:
         conflict = self.reads.unordered(key, access)
         if conflict is not None:
             event, index = conflict
-            epoch = self.memory.epoch_of(event)
             wrote = int(self.writes.last[index])
-            served = wrote != 0 and self.memory.epoch_of(wrote) == epoch
+            served = wrote != 0 and self.memory.epoch_of(wrote) == self.memory.epoch_of(event)
             served &= not self.memory.events.scope[event]
-            kind = "reuse" if access.epoch > epoch or served else "race"
+            kind = "reuse" if served else self._kind(event, access)
             raise self.memory.conflict(kind, self, key, access, event, index)
+
+    def _kind(self, event: int, access: Access) -> str:
+        """Return the kind of the fault of a change that is not ordered after an event."""
+        return "reuse" if access.epoch > self.memory.epoch_of(event) else "race"
 
     def _check_looked(self, index: tuple, flat: int, access: Access, causes: Clock) -> None:
         """Refuse a change to which an unordered earlier load of the same word led.
@@ -526,8 +526,7 @@ class Tensor:
         for event in self._looked.pop(flat, ()):
             event_time = int(events.agent[event]), int(events.time[event])
             if causes.covers(*event_time) and not access.view.covers(*event_time):
-                epoch = self.memory.epoch_of(event)
-                kind = "reuse" if access.epoch > epoch else "race"
+                kind = self._kind(event, access)
                 raise self.memory.conflict(kind, self, index, access, event, index)
 
     def refuse_late(
@@ -559,8 +558,7 @@ class Tensor:
             if entry.replaces and not entry.polls and not commutes:
                 clock = clock or causes()
                 if clock.covers(agent, time):
-                    epoch = self.memory.epoch_of(entry.event)
-                    kind = "reuse" if access.epoch > epoch else "race"
+                    kind = self._kind(entry.event, access)
                     raise self.memory.conflict(
                         kind, self, index, access, entry.event, index, _LATE_CHANGE
                     )
@@ -570,13 +568,6 @@ class Tensor:
             return None
         poison = self.poison[key]
         return poison if poison.any() else None
-
-    def _poisoned(self, key: Any, access: Access) -> SimulationError:
-        return SimulationError(
-            "poison",
-            f"{access.op} of {self.name}{text_of_region(key)}, which is uninitialized, by "
-            f"{self.memory.place(access.agent)} in launch {access.epoch} --> {access.loc}",
-        )
 
     def _changed(self, key: Any) -> None:
         if self.words:

@@ -46,19 +46,18 @@ class SimulationError(TileWeaveError):
         self.kind, self.report, self.seed, self.event = kind, report, seed, event
         self.interleavings = 0
 
-    def noted(self, note: str) -> SimulationError:
+    def noted(self, note: str, seed: int | None = None) -> SimulationError:
         """Return the fault with a note in its report."""
-        return SimulationError(self.kind, f"{self.report}\n{note}", event=self.event)
+        return SimulationError(self.kind, f"{self.report}\n{note}", seed=seed, event=self.event)
 
     def in_schedule(self, seed: int) -> SimulationError:
         """Return the fault with a note on how to replay it."""
-        note = f"schedule of seed {seed}: replay it with schedules=1, seed={seed}"
-        return SimulationError(self.kind, f"{self.report}\n{note}", seed=seed, event=self.event)
+        return self.noted(f"schedule of seed {seed}: replay it with schedules=1, seed={seed}", seed)
 
     def in_interleaving(self, number: int) -> SimulationError:
         """Return the fault with the number of interleavings that were explored."""
         note = f"interleaving {number} of an exhaustive exploration, the first with a fault"
-        fault = SimulationError(self.kind, f"{self.report}\n{note}", event=self.event)
+        fault = self.noted(note)
         fault.interleavings = number
         return fault
 
