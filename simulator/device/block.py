@@ -130,6 +130,20 @@ class DeviceBlock(Block):
         groups = (kind[g] for kind in kinds for g in thread_groups if g in kind)
         return any(group.open or group.committed for group in groups)
 
+    def commit(self, mask: Mask) -> None:
+        for groups in (self.bulk, self.sources):
+            for g in mask.overlapping:
+                if g in groups:
+                    groups[g].commit()
+
+    def wait_groups(self, mask: Mask, left: int, read: bool) -> None:
+        for g in mask.overlapping:
+            if g in self.sources:
+                time = self.sources[g].wait(left)
+                self.order.complete_loads((g,), self.loads_of(SOURCES, g), time)
+            if g in self.bulk and not read:
+                self.order.complete_bulk((g,), self.bulk[g].wait(left))
+
     def loads_of(self, kind: int, g: int) -> int:
         """Return the number, for ``BlockOrder.loads``, of the accesses of a kind by a group."""
         return self._first + 1 + kind * self._groups + g

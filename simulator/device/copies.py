@@ -12,6 +12,7 @@ from tvm import tirx
 from ...builtins.spec import BUILTINS, builtin_of
 from ...passes.ir.operators import COMPLETE
 from ..frontend.accesses import uniform
+from ..frontend.block_ops import commit_stores, complete_bulk_stores, wait_stores
 from ..frontend.functions import REDUCTIONS
 from ..machine.block import Frame
 from ..machine.steps import Step
@@ -277,45 +278,6 @@ def bulk_store(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     return _store(region, origin, ufunc, spec.text, loc)
 
 
-def commit_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: _commit(frame))
-
-
-def _commit(frame: Frame) -> None:
-    for g in frame.mask.overlapping:
-        for groups in (frame.block.bulk, frame.block.sources):
-            if g in groups:
-                groups[g].commit()
-
-
-def wait_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    max_pending = int(call.args[0]) if len(call.args) else 0
-    read = bool(int(call.args[1])) if len(call.args) > 1 else True
-    return Step(lambda frame: _wait(frame, max_pending, read))
-
-
-def _wait(frame: Frame, max_pending: int, read: bool) -> None:
-    """Wait for the bulk stores of the active threads, or only for their reads."""
-    block: DeviceBlock = frame.block
-    for g in frame.mask.overlapping:
-        if g in block.sources:
-            block.order.complete_loads(
-                (g,), block.loads_of(SOURCES, g), block.sources[g].wait(max_pending)
-            )
-        if g in block.bulk and not read:
-            block.order.complete_bulk((g,), block.bulk[g].wait(max_pending))
-
-
-def complete_stores(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
-    """``complete_bulk_stores``: commit all bulk stores of each thread and wait for them."""
-
-    def run(frame: Frame):
-        _commit(frame)
-        _wait(frame, 0, read=False)
-
-    return Step(run)
-
-
 def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     """``cp_async(destination, source, elements, [predicate])``: each thread copies."""
     op = "cp.async"
@@ -386,16 +348,13 @@ def wait_copies(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 def register(c: DeviceStatements) -> None:
     """Register the asynchronous copies."""
-    groups = {"commit": commit_stores, "wait": wait_stores}
     for spec in BUILTINS.values():
         if spec.is_async_load:
             c.steps[spec.op_name] = bulk_load
         elif spec.is_async_store:
             c.steps[spec.op_name] = bulk_store
-        elif spec.bulk_group:
-            c.steps[spec.op_name] = groups[spec.bulk_group]
     c.steps |= {
-        COMPLETE: complete_stores,
+        COMPLETE: complete_bulk_stores,
         "tl.tma_load": tma_load,
         "tl.tma_store": tma_store,
         "tl.tma_store_arrive": commit_stores,

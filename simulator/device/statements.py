@@ -17,7 +17,7 @@ import numpy as np
 from tvm import tirx
 
 from ..frontend.accesses import GlobalRef, store_global, store_tile, uniform
-from ..frontend.expressions import Expr, Value
+from ..frontend.expressions import Expr, Value, unraveled
 from ..frontend.statements import THREAD_AXES, Statements
 from ..machine.block import Frame, Tile
 from ..machine.steps import Step
@@ -299,11 +299,7 @@ def split_flat(flat: Any, shape: tuple[int, ...], itemsize: int) -> list[Any]:
     if itemsize:
         inner = shape[1:]
         rank, flat = flat // (HEAP_STRIDE // itemsize), flat % (HEAP_STRIDE // itemsize)
-    out: list[Any] = []
-    for extent in reversed(inner[1:]):
-        out.insert(0, flat % extent)
-        flat = flat // extent
-    out.insert(0, flat)
+    out = unraveled(flat, inner)
     return out if rank is None else [rank, *out]
 
 

@@ -56,7 +56,13 @@ def sync_grid(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 
 def complete_bulk_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: frame.block.complete_stores(frame.mask.thread_groups))
+    """Compile the placeholder of ``order_releases``: commit all bulk stores and wait for them."""
+
+    def run(frame: Frame) -> None:
+        frame.block.commit(frame.mask)
+        frame.block.wait_groups(frame.mask, 0, read=False)
+
+    return Step(run)
 
 
 def wait_loads(c: Statements, call: tirx.Call, loc: str) -> Step:
@@ -75,12 +81,12 @@ def wait_loads(c: Statements, call: tirx.Call, loc: str) -> Step:
 
 def wait_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
     groups = int(call.args[0]) if len(call.args) else 0
-    read = bool(call.args[1].value) if len(call.args) > 1 else True
-    return Step(lambda frame: frame.block.wait_groups(frame.mask.thread_groups, groups, read))
+    read = bool(int(call.args[1])) if len(call.args) > 1 else True
+    return Step(lambda frame: frame.block.wait_groups(frame.mask, groups, read))
 
 
 def commit_stores(c: Statements, call: tirx.Call, loc: str) -> Step:
-    return Step(lambda frame: frame.block.commit(frame.mask.thread_groups))
+    return Step(lambda frame: frame.block.commit(frame.mask))
 
 
 def arrive(c: Statements, call: tirx.Call, loc: str) -> Step:

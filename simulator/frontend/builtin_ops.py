@@ -64,7 +64,7 @@ def store(c: Statements, call: tirx.Call, loc: str) -> Step:
     return _store(c, pointer, expr, word, lanes_of(call.args[1].dtype), call)
 
 
-def _store(c, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -> Step:
+def _store(c: Statements, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -> Step:
     c.signals.setdefault(word.ref.name, {})[word.ref.loc] = word.ref.op
 
     def run(frame: Frame):

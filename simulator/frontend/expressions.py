@@ -360,11 +360,7 @@ class Expressions:
             flat = (
                 np.where(in_bounds, flat, end) if np.ndim(in_bounds) else flat if in_bounds else end
             )
-            out = []
-            for extent in reversed(shape[1:]):
-                out.insert(0, flat % extent)
-                flat = flat // extent
-            return [flat, *out]
+            return unraveled(flat, shape)
 
         return converted
 
@@ -448,6 +444,15 @@ def _beside(condition: np.ndarray, *values: Any) -> np.ndarray:
     """Return a condition of threads in a shape that broadcasts with values that have lanes."""
     max_ndim = max((np.ndim(value) for value in values), default=0)
     return condition[..., None] if max_ndim > condition.ndim else condition
+
+
+def unraveled(flat: Any, shape: tuple[int, ...]) -> list[Any]:
+    """Return the indices of flat elements; the first index may be out of bounds."""
+    out = []
+    for extent in reversed(shape[1:]):
+        out.insert(0, flat % extent)
+        flat = flat // extent
+    return [flat, *out]
 
 
 def _integer(value: Any, dtype: np.dtype) -> Any:

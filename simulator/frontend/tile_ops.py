@@ -194,7 +194,7 @@ class Region(NamedTuple):
             return frame.block.access(thread_groups, op, self.loc, scope, accessed=accessed)
         thread_groups = frame.mask.thread_groups
         access = frame.block.bulk_access(thread_groups, op, self.loc, scope, source)
-        frame.block.commit(thread_groups)
+        frame.block.commit(frame.mask)
         return access
 
     @staticmethod

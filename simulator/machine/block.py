@@ -356,21 +356,21 @@ class Block:
         """Execute a barrier of these thread groups."""
         self.order.barrier(thread_groups)
 
-    def commit(self, thread_groups: tuple[int, ...]) -> None:
+    def commit(self, mask: Mask) -> None:
         """Commit the bulk stores that these threads have issued since the last group as a group."""
+        groups = mask.thread_groups
         for store in self.stores:
-            if store.group is None and store.thread_groups[0] in thread_groups:
+            if store.group is None and store.thread_groups[0] in groups:
                 store.group = self.groups
         self.groups += 1
 
-    def wait_groups(self, thread_groups: tuple[int, ...], left: int, read: bool) -> None:
+    def wait_groups(self, mask: Mask, left: int, read: bool) -> None:
         """Wait until at most ``left`` groups of these threads are in flight.
 
         The others are complete or, if ``read``, have read their source.
         """
-        mine = [
-            s for s in self.stores if s.group is not None and s.thread_groups[0] in thread_groups
-        ]
+        groups = mask.thread_groups
+        mine = [s for s in self.stores if s.group is not None and s.thread_groups[0] in groups]
         open_groups = sorted({s.group for s in mine if s.group is not None})
         done = set(open_groups[: max(0, len(open_groups) - left)])
         for store in mine:
@@ -383,11 +383,6 @@ class Block:
     def has_bulk_stores(self, thread_groups: tuple[int, ...]) -> bool:
         """Return whether a bulk store of the block may be in flight."""
         return bool(self.stores)
-
-    def complete_stores(self, thread_groups: tuple[int, ...]) -> None:
-        """Execute the placeholder of ``order_releases``: commit all, wait for all."""
-        self.commit(thread_groups)
-        self.wait_groups(thread_groups, 0, read=False)
 
     def require_end(self) -> None:
         """Refuse the end of the block while a bulk store may still read its shared memory."""
