@@ -112,7 +112,8 @@ def simulate(
     check_jobs(jobs)
     if exhaustive:
         check_exhaustive(schedules, seed, level, max_interleavings)
-    write = _checked_writer(timeline)
+    check_file(timeline)
+    write = None if timeline is None else writer(timeline)
     if not isinstance(program, Executable):
         program = configured("simulate", program, pass_configs)
         program = executable_at(program, world_size, level, arch)
@@ -184,11 +185,3 @@ def executable_at(
         raise TileWeaveError(f"simulate: arch={arch!r}; expected {legal} with level='device'")
     make = Program if level == "tile" else partial(DeviceProgram, arch=arch)
     return Executable(program, world_size, make)
-
-
-def _checked_writer(timeline: str | Path | None) -> Callable[[Trace], None] | None:
-    """Return the function that writes traces to ``timeline``, which must be writable."""
-    if timeline is None:
-        return None
-    check_file(timeline)
-    return writer(timeline)

@@ -179,7 +179,8 @@ class DeviceStatements(Statements):
             return values
         name = self.globals[buffer.data]
         dtype = numpy_dtype(self.declared[buffer.data].dtype)
-        if not _is_stored_as(dtype, numpy_dtype(buffer.dtype)):
+        stored = np.dtype(np.int8) if dtype == np.bool_ else dtype
+        if numpy_dtype(buffer.dtype) != stored:
             raise unsupported(f"{buffer.name}, a view of another type,", loc)
         symmetric = buffer.data in self.symmetric
 
@@ -265,11 +266,6 @@ class DeviceStatements(Statements):
                 store_tile(frame, frame.tile(slot), index(frame), stored, poison(frame), loc)
 
         return self.preempted(run, stmt)
-
-
-def _is_stored_as(dtype: np.dtype, stored: np.dtype) -> bool:
-    """Return whether elements of ``dtype`` are of type ``stored`` in device functions."""
-    return stored == (np.dtype(np.int8) if dtype == np.bool_ else dtype)
 
 
 def _begin(index: tirx.PrimExpr) -> tirx.PrimExpr:

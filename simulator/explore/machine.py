@@ -188,7 +188,9 @@ class ExploringMachine(Machine):
         super()._advance(coroutine)
         spun = coroutine.spun_at >= 0
         self._check_polling(coroutine, spun)
-        footprint = self._footprint(without_last=self._looked_in_vain(coroutine))
+        waiting = coroutine.waiting
+        looked_in_vain = waiting is not None and waiting.word is not None and not waiting.ready()
+        footprint = self._footprint(without_last=looked_in_vain)
         if self.memory.sc_fences is not fences:
             footprint[("sc fences",)] = WRITE
         if self._has_ended and rank in self._crowded:
@@ -231,11 +233,6 @@ class ExploringMachine(Machine):
                     if values and values[0] is not None:
                         before[(*self._names[tensor], int(flat))] = values[0]
         return before
-
-    def _looked_in_vain(self, coroutine: Coroutine) -> bool:
-        """Return whether the last access is the load of a wait that did not end."""
-        waiting = coroutine.waiting
-        return waiting is not None and waiting.word is not None and not waiting.ready()
 
     def _note_poison(self, coroutine: Coroutine, footprint: Footprint) -> None:
         """Make the begin of a wait depend on the stores to its word, if it was uninitialized."""

@@ -327,9 +327,13 @@ def uniform(
 def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
     """Return values and poison of loads from shared memory or registers."""
     if tile in frame.points:
-        values, bad = _of_points(frame, tile, index, loc)
-        require_one_value(frame, frame.points[tile], bad, loc)
-        return values, bad
+        select(frame, tile.name, tile.shape, index, loc)
+        copies, key = frame.points[tile], _key_of_points(frame, tile, index, loc)
+        bad = (
+            None if copies.poison is None or not np.any(copies.poison[key]) else copies.poison[key]
+        )
+        require_one_value(frame, copies, bad, loc)
+        return copies.data[key], bad
     frame.block.use(tile, frame.mask.overlapping)
     data, poison = tile.data, tile.poison
     if tile.by_thread:
@@ -340,22 +344,23 @@ def load_tile(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any
             return _load_by_thread(frame, tile, index, loc)
         else:
             data, poison = tile.agreed(frame.mask.threads)
-    box = _ranges(frame, tile.shape, index)
-    if box is not None:
-        bad = None if poison is None else poison[box].copy()
-        require_one_value(frame, tile, bad, loc)
-        return data[box].copy(), bad if bad is not None and bad.any() else None
-    key, covered, _ = select(frame, tile.name, tile.shape, index, loc)
-    if covered is None:
-        bad = None if poison is None else poison[key]
-        require_one_value(frame, tile, bad, loc)
-        return data[key], bad if bad is not None and bad.any() else None
-    values, bad = np.zeros(covered.shape, tile.dtype), np.zeros(covered.shape, np.bool_)
-    values[covered] = data[key]
-    if poison is not None:
-        bad[covered] = poison[key]
+    key, covered = _ranges(frame, tile.shape, index), None
+    if key is None:
+        key, covered, _ = select(frame, tile.name, tile.shape, index, loc)
+    values, bad = data[key].copy(), None if poison is None else poison[key].copy()
+    if covered is not None:
+        values, bad = (
+            None if part is None else _scattered(part, covered) for part in (values, bad)
+        )
     require_one_value(frame, tile, bad, loc)
-    return values, bad if bad.any() else None
+    return values, bad if np.any(bad) else None
+
+
+def _scattered(values: np.ndarray, covered: np.ndarray) -> np.ndarray:
+    """Return the values at the places of a mask, and zero elsewhere."""
+    scattered = np.zeros(covered.shape, values.dtype)
+    scattered[covered] = values
+    return scattered
 
 
 def require_one_value(frame: Frame, tile: Tile, poison: Any, loc: str) -> None:
@@ -364,15 +369,6 @@ def require_one_value(frame: Frame, tile: Tile, poison: Any, loc: str) -> None:
         raise unsupported(
             f"{tile.name}, which differs between threads or points of T.Parallel,", loc
         )
-
-
-def _of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[Any, Any]:
-    """Return values and poison of registers of which each point of T.Parallel has a copy."""
-    select(frame, tile.name, tile.shape, index, loc)
-    copies = frame.points[tile]
-    key = _key_of_points(frame, tile, index, loc)
-    bad = None if copies.poison is None else copies.poison[key]
-    return copies.data[key], bad if np.any(bad) else None
 
 
 def _key_of_points(frame: Frame, tile: Tile, index: list, loc: str) -> tuple:

@@ -243,7 +243,7 @@ class Program:
                 self._split(inner)
         elif isinstance(stmt, tirx.AttrStmt):
             self._split(stmt.body)
-        elif isinstance(stmt, tirx.SBlockRealize) and not _is_kernel_body(stmt):
+        elif isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint != "tilelang_root":
             if len(stmt.block.alloc_buffers):
                 names = ", ".join(b.name for b in stmt.block.alloc_buffers)
                 loc = line_of_span(stmt.block.alloc_buffers[0].span) or self.name
@@ -300,10 +300,6 @@ def first_line(stmt: tirx.Stmt) -> str:
     spans = [get_stmt_span(inner) for inner in nodes_in(stmt, tirx.Stmt)]
     lines = [(span.source_name.name, span.line) for span in spans if span is not None]
     return ":".join(map(str, min(lines))) if lines else ""
-
-
-def _is_kernel_body(stmt: tirx.SBlockRealize) -> bool:
-    return stmt.block.name_hint == "tilelang_root"
 
 
 def _threads(stmt: tirx.Stmt) -> tuple[int, int, int]:

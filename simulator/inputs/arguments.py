@@ -78,12 +78,12 @@ def check_exhaustive(schedules: Any, seed: Any, level: str, max_interleavings: A
 
 
 def check_file(timeline: Any) -> None:
-    """Refuse a value that is not a file name.
+    """Refuse a value that is neither a file name nor None.
 
     Raises:
         TileWeaveError: names the value.
     """
-    if not isinstance(timeline, (str, os.PathLike)):
+    if timeline is not None and not isinstance(timeline, (str, os.PathLike)):
         raise TileWeaveError(f"simulate: timeline={timeline!r}; expected a file name")
 
 

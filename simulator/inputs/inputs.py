@@ -50,20 +50,6 @@ def checked_inputs(executable: Executable, inputs: Inputs | None) -> list[dict[s
     return by_rank
 
 
-def scalar_of(p: Parameter, values: Mapping[str, Any]) -> Any:
-    """Return the value of a scalar.
-
-    Raises:
-        TileWeaveError: there is no value; says how to provide one.
-    """
-    if p.name not in values:
-        raise TileWeaveError(
-            f"simulate: no value for {p.name}; expected a number, or a function of the launch such "
-            f"as lambda epoch: epoch (--set {p.name}=1 or --set {p.name}=epoch on the command line)"
-        )
-    return values[p.name]
-
-
 def _dicts(inputs: Any) -> list[dict[str, Any]]:
     try:
         by_rank = None if isinstance(inputs, (Mapping, str, bytes)) else list(inputs)
@@ -76,7 +62,12 @@ def _dicts(inputs: Any) -> list[dict[str, Any]]:
 
 
 def _check_scalar(p: Parameter, values: Mapping[str, Any]) -> None:
-    scalar = scalar_of(p, values)
+    if p.name not in values:
+        raise TileWeaveError(
+            f"simulate: no value for {p.name}; expected a number, or a function of the launch such "
+            f"as lambda epoch: epoch (--set {p.name}=1 or --set {p.name}=epoch on the command line)"
+        )
+    scalar = values[p.name]
     if not (callable(scalar) or (hasattr(scalar, "__float__") and np.ndim(scalar) == 0)):
         raise TileWeaveError(
             f"simulate: {p.name}={scalar!r}; expected a number or a function of the launch"

@@ -62,7 +62,11 @@ class GroupBarrier:
         self.machine.note_sync(name, True, 0)
 
         def text() -> str:
-            members = "; ".join(self._member_name(m) for m in list(phase.missing)[:8])
+            missing = list(phase.missing)[:8]
+            members = "; ".join(
+                f"rank {rank}" + "".join(f", block {b}" for b in number)
+                for rank, *number in missing
+            )
             return (
                 f"{block.place} waits at {op}, phase {phase.number}: "
                 f"not arrived: {members} --> {loc}"
@@ -84,7 +88,3 @@ class GroupBarrier:
         if self.participants == "grid":
             ranks = range(block.rank, block.rank + 1)
         return [(r, b) for r in ranks for b in range(block.launch.blocks)]
-
-    def _member_name(self, member: tuple) -> str:
-        rank = f"rank {member[0]}"
-        return rank + (f", block {member[1]}" if len(member) > 1 else "")

@@ -111,14 +111,9 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 def close(a: np.ndarray, b: np.ndarray) -> bool:
     """Return whether arrays agree within the error of reordered additions."""
-    return bool(np.all(are_close(a, b)))
-
-
-def are_close(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Return which elements agree within the error of reordered additions."""
     digits = np.finfo(a.dtype).eps if a.dtype.kind == "f" else 2.0**-8
     a, b = (x.astype(np.float64) for x in (a, b))
-    return np.isclose(a, b, rtol=64 * float(digits), atol=float(digits), equal_nan=True)
+    return np.allclose(a, b, rtol=64 * float(digits), atol=float(digits), equal_nan=True)
 
 
 def lanes_of(dtype: str) -> int:

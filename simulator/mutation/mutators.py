@@ -197,7 +197,8 @@ def change_bytes(op: Operation, context: Context) -> Changes:
 
 def write_after(op: Operation, context: Context) -> Changes:
     """Move the preceding write, which the operation publishes, after it."""
-    if releases(op.call) or (op.synchronizes and _is_flag_change(op)):
+    changes_flag = op.synchronizes and op.operand(ElementOf) is not None and not op.spec.waits
+    if releases(op.call) or changes_flag:
         for sequence, at in sequences_around(context.func.body, op.stmt):
             for place in range(at - 1, -1, -1):
                 moved = sequence.seq[place]
@@ -230,10 +231,6 @@ TILE_MUTATORS: Mutators = (*_BOTH_LEVELS, lag_epoch, other_rank, write_after, re
 """Kinds of changes of a program after the tile passes."""
 DEVICE_MUTATORS: Mutators = (*_BOTH_LEVELS, change_threads, change_bytes)
 """Kinds of changes of a device function."""
-
-
-def _is_flag_change(op: Operation) -> bool:
-    return op.operand(ElementOf) is not None and not op.spec.waits
 
 
 def _moved(sequence: tirx.SeqStmt, what: int, after: int) -> Edit:

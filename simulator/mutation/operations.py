@@ -243,19 +243,13 @@ class Accesses:
         return any(mode & READS and data in self._written for data, mode in self._in(stmt))
 
     def _in(self, stmt: tirx.Stmt) -> list[tuple[tirx.Var, int]]:
-        flags = {
-            a for c in calls_in(stmt, TILE.synchronizes) if not _announces(c) for a in c.args
-        }  # fmt: skip
+        specs = [(call, builtin_of(call)) for call in calls_in(stmt, TILE.synchronizes)]
+        flags = {a for call, spec in specs if spec is None or not spec.announces for a in call.args}
         return [
             (buffer.data, mode)
             for node, buffer, mode in touches_in(stmt)
             if buffer.data in self._tensors and node not in flags
         ]
-
-
-def _announces(call: tirx.Call) -> bool:
-    spec = builtin_of(call)
-    return spec is not None and spec.announces
 
 
 def distinct(func: tirx.PrimFunc) -> tirx.PrimFunc:
