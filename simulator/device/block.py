@@ -94,6 +94,7 @@ class DeviceBlock(Block):
         self.registers = AsyncRegisters()
         self.matrices: dict[Any, Any] = {}
         """Matrix descriptors, by the pointer to their buffer."""
+        self.note_load, self.note_store = self.registers.load, self.registers.store
         layout = self.order.layout
         self._groups = layout.thread_groups
         self._first = layout.copies - self._groups - 1 - 3 * self._groups

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..frontend.accesses import GlobalRef, store_global, store_tile, uniform
+from ..frontend.accesses import uniform
 from ..frontend.expressions import Expr, Value, unraveled
 from ..frontend.statements import THREAD_AXES, Statements
 from ..machine.block import Frame, Tile
@@ -191,16 +191,10 @@ class DeviceStatements(Statements):
 
         return indices
 
-    def require_type(self, buffer: tirx.Buffer, loc: str) -> None:
-        if numpy_dtype(buffer.dtype) != self.made[self.tiles[buffer.data]][1]:
-            raise unsupported(f"{buffer.name}, a view of another type,", loc)
-
     def _BufferLoad(self, load: Any, loc: str) -> Expr:
         place = self.shared.get(load.buffer.data)
         if place is None:
-            expr = super()._BufferLoad(load, loc)
-            slot = self.tiles.get(load.buffer.data)
-            return expr if slot is None else _loaded(expr, slot, loc)
+            return super()._BufferLoad(load, loc)
         addresses = self.addresses(place, load.buffer, load.indices, loc)
         dtype, node = numpy_dtype(load.buffer.dtype), self.node()
         lanes, source = lanes_of(load.dtype), Source(f"load of {load.buffer.name}", loc)
@@ -234,36 +228,18 @@ class DeviceStatements(Statements):
         return value
 
     def _on_BufferStore(self, stmt: Any, loc: str) -> Step:
-        buffer = stmt.buffer
+        buffer, place = stmt.buffer, self.shared.get(stmt.buffer.data)
+        if place is None:
+            return super()._on_BufferStore(stmt, loc)
         expr = self.compile(stmt.value, loc)
         value, poison = expr.value, expr.poison or (lambda frame: None)
-        place = self.shared.get(buffer.data)
-        if place is not None:
-            address = self.address(place, buffer, stmt.indices, loc)
-            dtype = numpy_dtype(buffer.dtype)
-            lanes, source = lanes_of(stmt.value.dtype), Source(f"store to {buffer.name}", loc)
+        address = self.address(place, buffer, stmt.indices, loc)
+        dtype = numpy_dtype(buffer.dtype)
+        lanes, source = lanes_of(stmt.value.dtype), Source(f"store to {buffer.name}", loc)
 
-            def run(frame: Frame):
-                stored = convert(value(frame), dtype)
-                store_shared(
-                    frame, place.memory, address(frame), lanes, stored, poison(frame), source
-                )
-
-            return self.preempted(run, stmt)
-        index = self.in_whole(buffer, self.indices(stmt.indices, buffer.name, loc), loc)
-        if buffer.data in self.globals:
-            ref = GlobalRef(self.globals[buffer.data], "store", loc)
-
-            def run(frame: Frame):
-                stored = value(frame)
-                store_global(frame, ref, index(frame), stored, poison(frame))
-        else:
-            slot = self.tiles[buffer.data]
-
-            def run(frame: Frame):
-                stored = value(frame)
-                frame.block.registers.store(slot, frame.mask.overlapping, loc)
-                store_tile(frame, frame.tile(slot), index(frame), stored, poison(frame), loc)
+        def run(frame: Frame):
+            stored = convert(value(frame), dtype)
+            store_shared(frame, place.memory, address(frame), lanes, stored, poison(frame), source)
 
         return self.preempted(run, stmt)
 
@@ -271,16 +247,6 @@ class DeviceStatements(Statements):
 def _begin(index: tirx.PrimExpr) -> tirx.PrimExpr:
     """Return the index of the first lane if lanes are consecutive, otherwise that of all lanes."""
     return index.base if isinstance(index, tirx.Ramp) and int(index.stride) == 1 else index
-
-
-def _loaded(expr: Expr, slot: int, loc: str) -> Expr:
-    """Return a load of registers that is refused while a product in flight writes them."""
-
-    def value(frame: Frame):
-        frame.block.registers.load(slot, frame.mask.overlapping, loc)
-        return expr.value(frame)
-
-    return Expr(value, expr.poison)
 
 
 def split_flat(flat: Any, shape: tuple[int, ...], itemsize: int) -> list[Any]:

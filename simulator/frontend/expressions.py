@@ -380,6 +380,7 @@ class Expressions:
             values = self.in_whole(buffer, values, loc)
 
             def value(frame: Frame):
+                frame.block.note_load(slot, frame.mask.overlapping, loc)
                 loaded, frame.cache[node] = load_tile(frame, frame.tile(slot), values(frame), loc)
                 return loaded
         else:

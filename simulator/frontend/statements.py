@@ -266,6 +266,7 @@ class Statements(Expressions):
 
             def run(frame: Frame):
                 indices, stored = index(frame), value(frame)
+                frame.block.note_store(slot, frame.mask.overlapping, loc)
                 store_tile(frame, frame.tile(slot), indices, stored, poison(frame), loc)
         else:
             raise unsupported(f"store to {buffer.name} in {self.memory_of(buffer)} memory", loc)

@@ -352,6 +352,12 @@ class Block:
                 threads.barrier_all()
             tile.written = threads.barriers
 
+    def note_load(self, slot: int, thread_groups: tuple[int, ...], loc: str) -> None:
+        """Note a load of elements of a tile or of registers."""
+
+    def note_store(self, slot: int, thread_groups: tuple[int, ...], loc: str) -> None:
+        """Note a store to elements of a tile or to registers."""
+
     def barrier(self, thread_groups: tuple[int, ...]) -> None:
         """Execute a barrier of these thread groups."""
         self.order.barrier(thread_groups)
