@@ -20,7 +20,7 @@ from ..memory.values import convert
 from ..report.errors import SimulationError
 from .block import Frame
 from .steps import Waiting, go
-from .word_wait import WordWait
+from .word_wait import StreamWait
 
 if TYPE_CHECKING:
     from ..frontend.program import Kernel
@@ -285,7 +285,7 @@ class Await(ByStream):
         flag, index = self.flag, self.step.flag.key
         want = convert(self.step.value, flag.dtype)
 
-        wait = WordWait(
+        wait = StreamWait(
             machine, flag, index, "reached", want, flag.element(index), self.step.op, self.loc,
             f"{self.doer} in launch {self.epoch}", self._unwritten,
         )  # fmt: skip

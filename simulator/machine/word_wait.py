@@ -97,6 +97,14 @@ class WordWait:
         return story(self.tensor, self.index, self.relation, self.wanted, signals)
 
 
+class StreamWait(WordWait):
+    """Wait of a stream until a word has reached a value."""
+
+    @property
+    def condition(self) -> str:
+        return f">= {self.wanted}"
+
+
 class FlagPoll(WordWait):
     """Poll until a word that holds data and a flag has this flag."""
 
