@@ -6,8 +6,7 @@ from __future__ import annotations
 import numpy as np
 from tvm import tirx
 
-from ...passes.ir.operators import HOLD
-from ...passes.ir.operators import COMPLETE
+from ...passes.ir.operators import COMPLETE, HOLD
 from ..machine.block import Frame
 from ..machine.steps import Step, Waiting, WaitTarget
 from ..memory.order import CTA
