@@ -6,6 +6,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import passes
 from tileweave.builtins import language as W
 from tileweave.builtins.atomics import INTEGER_TYPES
@@ -60,25 +61,25 @@ def grouped(func, stages=passes.FOR_GROUP):
     return func
 
 
-def exchange(publish, sem):
-    @T.prim_func
-    def program(
-        S: W.Symmetric((N,), "float32"), F: W.Symmetric((1,), "uint32"),
-        out: T.Tensor((N,), "float32"),
-    ):  # fmt: skip
-        with T.Kernel(1, threads=N):
-            me = W.rank()
-            for i in T.Parallel(N):
-                S[1 - me, i] = i
-            if T.get_thread_binding() == 0:
-                publish(F[1 - me, 0], 3, scope="sys", sem=sem)
-            W.wait_ne(F[me, 0], 0)
-            T.sync_threads()
-            for i in T.Parallel(N):
-                out[i] = S[me, i]
-            W.sync_ranks()
-
-    return program
+@factory
+def exchange(
+    publish,
+    sem,
+    S: W.Symmetric((N,), "float32"),
+    F: W.Symmetric((1,), "uint32"),
+    out: T.Tensor((N,), "float32"),
+):
+    with T.Kernel(1, threads=N):
+        me = W.rank()
+        for i in T.Parallel(N):
+            S[1 - me, i] = i
+        if T.get_thread_binding() == 0:
+            publish(F[1 - me, 0], 3, scope="sys", sem=sem)
+        W.wait_ne(F[me, 0], 0)
+        T.sync_threads()
+        for i in T.Parallel(N):
+            out[i] = S[me, i]
+        W.sync_ranks()
 
 
 def test_events_are_those_of_its_declaration(red_mul):
@@ -122,14 +123,11 @@ def test_accesses_are_those_of_its_declaration(put_sum):
     assert [int(a.extents[-1]) for a in accesses] == [16, 16]
 
 
-def products(publish):
-    @T.prim_func
-    def program(A: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=N):
-            if T.get_thread_binding() < 4:
-                publish(A[0], 3)
-
-    return program
+@factory
+def products(publish, A: T.Tensor((1,), "int32")):
+    with T.Kernel(1, threads=N):
+        if T.get_thread_binding() < 4:
+            publish(A[0], 3)
 
 
 def test_the_simulator_needs_its_operation_only(red_mul, monkeypatch):

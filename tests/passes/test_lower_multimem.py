@@ -6,6 +6,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 
 N, RANKS = 32, 3
@@ -118,31 +119,28 @@ def test_operands_are_evaluated_once_for_all_copies(operation):
             assert not result["S"][4:].any()
 
 
-def barrier(sem):
+@factory
+def barrier(
+    sem,
+    S: W.Symmetric((N,), "float32"),
+    flags: W.Symmetric((1,), "uint32"),
+    X: T.Tensor((N,), "float32"),
+    sums: T.Tensor((N,), "float32"),
+):
     """Return a program whose ranks meet at a flag that one operation changes on all ranks."""
-
-    @T.prim_func
-    def program(
-        S: W.Symmetric((N,), "float32"),
-        flags: W.Symmetric((1,), "uint32"),
-        X: T.Tensor((N,), "float32"),
-        sums: T.Tensor((N,), "float32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            t = T.get_thread_binding()
-            S[W.rank(), t] = X[t]
-            if sem == "fence":
-                W.fence("sys")
-            T.sync_threads()
-            if t == 0:
-                if sem == "release":
-                    W.multimem_red(flags[:, 0], 1, op="add", sem="release")
-                else:
-                    W.multimem_red(flags[:, 0], 1, op="add")
-            W.wait_ge(flags[W.rank(), 0], RANKS)
-            sums[t] = W.multimem_ld_reduce(S[:, t], op="add")
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        t = T.get_thread_binding()
+        S[W.rank(), t] = X[t]
+        if sem == "fence":
+            W.fence("sys")
+        T.sync_threads()
+        if t == 0:
+            if sem == "release":
+                W.multimem_red(flags[:, 0], 1, op="add", sem="release")
+            else:
+                W.multimem_red(flags[:, 0], 1, op="add")
+        W.wait_ge(flags[W.rank(), 0], RANKS)
+        sums[t] = W.multimem_ld_reduce(S[:, t], op="add")
 
 
 def simulated_barrier(sem):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.factory import factory
 from tests.releases import RECORDS_LINES
 from tileweave.builtins.symmetric import is_symmetric
 
@@ -79,7 +80,7 @@ class Case:
         """
         if not RECORDS_LINES:
             return set(self.lines)
-        file = Path(inspect.getsourcefile(self.source) or "").name
+        file = Path(inspect.getsourcefile(inspect.unwrap(self.source)) or "").name
         return {int(n) for n in re.findall(rf"{re.escape(file)}:(\d+)", text)}
 
     @property
@@ -105,6 +106,7 @@ FAULTS: dict[str, Case] = {}
 
 def add_case(make, kinds: str, report: str, expected: Expected = from_left, **more: Any) -> None:
     """Register a fault; ``kinds`` are separated by spaces."""
+    make = factory(make)
     more = {"name": make.__name__, "source": make, **more}
     FAULTS[more["name"]] = Case(
         make=make, kinds=tuple(kinds.split()), report=report, expected=expected, **more

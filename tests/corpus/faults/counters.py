@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tilelang.language as T
 
+from tests.factory import factory
 from tileweave import language as W
 
 from .case import N, case, datum, nothing, with_fault
@@ -16,33 +17,33 @@ def sum_at_rank_0(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     return {"out": total if me == 0 else np.zeros(N)}
 
 
-def many_to_one(missing=0, stride=1, op="add"):
+@factory
+def many_to_one(
+    board: W.Symmetric((3, N), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+    *,
+    missing=0,
+    stride=1,
+    op="add",
+):
     """All ranks send to their slots at rank 0, which waits for one counter."""
-
-    @T.prim_func
-    def program(
-        board: W.Symmetric((3, N), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            if me > 0:
-                for i in T.Parallel(N):
-                    board[0, me * stride, i] = datum(epoch, me, i)  # FAULT write
-                W.signal(flags[0, 0], 1, op=op)
-            else:
-                W.wait_reached(flags[0, 0], epoch * 2 + 2 - missing)  # FAULT wait
-                for i in T.Parallel(N):
-                    out[i] = board[0, 1, i] + board[0, 2, i]  # FAULT read
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        if me > 0:
+            for i in T.Parallel(N):
+                board[0, me * stride, i] = datum(epoch, me, i)  # FAULT write
+            W.signal(flags[0, 0], 1, op=op)
+        else:
+            W.wait_reached(flags[0, 0], epoch * 2 + 2 - missing)  # FAULT wait
+            for i in T.Parallel(N):
+                out[i] = board[0, 1, i] + board[0, 2, i]  # FAULT read
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 to_rank_0 = {"ranks": 3, "expected": sum_at_rank_0}
@@ -54,72 +55,64 @@ with_fault(
 
 
 @case("race", "flags", nothing)
-def plain_store_to_a_polled_flag(faulty):
+def plain_store_to_a_polled_flag(
+    faulty, flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")
+):
     """A plain store to a flag races with threads that poll it, despite a later release."""
-
-    @T.prim_func
-    def program(flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            if T.get_thread_binding() == 0:
-                if faulty:
-                    flags[peer, 0] = epoch  # FAULT
-                else:
-                    W.st(flags[peer, 0], epoch, scope="sys")
-            W.signal(flags[peer, 0], epoch + 1, op="set")
-            W.wait_ge(flags[me, 0], epoch + 1)  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        if T.get_thread_binding() == 0:
+            if faulty:
+                flags[peer, 0] = epoch  # FAULT
+            else:
+                W.st(flags[peer, 0], epoch, scope="sys")
+        W.signal(flags[peer, 0], epoch + 1, op="set")
+        W.wait_ge(flags[me, 0], epoch + 1)  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @case("arrival", "passed by 1", nothing, ranks=3)
-def counter_passes_the_awaited_value(faulty):
+def counter_passes_the_awaited_value(
+    faulty, flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")
+):
     """`wait_eq` on a counter of two arrivals: both may come between two polls."""
-
-    @T.prim_func
-    def program(flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            if me > 0:
-                W.signal(flags[0, 0])
-            elif faulty:
-                W.wait_eq(flags[0, 0], epoch * 2 + 1)  # FAULT
-            else:
-                W.wait_reached(flags[0, 0], epoch * 2 + 2)
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        if me > 0:
+            W.signal(flags[0, 0])
+        elif faulty:
+            W.wait_eq(flags[0, 0], epoch * 2 + 1)  # FAULT
+        else:
+            W.wait_reached(flags[0, 0], epoch * 2 + 2)
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
-def twice_counted(extra=0, own=False):
+@factory
+def twice_counted(
+    flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32"), *, extra=0, own=False
+):
     """All ranks signal rank 0, then reach a barrier; no data depends on the counter."""
-
-    @T.prim_func
-    def program(flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for _ in T.serial(1 + extra):
-                if own or me > 0:
-                    W.signal(flags[0, 0])  # FAULT
-            if me == 0:
-                W.wait_reached(flags[0, 0], epoch * 2 + 2)  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for _ in T.serial(1 + extra):
+            if own or me > 0:
+                W.signal(flags[0, 0])  # FAULT
+        if me == 0:
+            W.wait_reached(flags[0, 0], epoch * 2 + 2)  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 at_rank_0 = {"ranks": 3, "expected": nothing}
@@ -128,29 +121,26 @@ with_fault(twice_counted, "own_arrival_not_counted", "arrival", "over", "", **at
 
 
 @case("deadlock", "1 missing", nothing, ranks=3)
-def increment_in_two_steps(faulty):
+def increment_in_two_steps(
+    faulty, flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")
+):
     """Load, add, store: one of two arrivals may be lost."""
-
-    @T.prim_func
-    def program(flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            if me > 0:
-                if T.get_thread_binding() == 0:
-                    if faulty:
-                        seen = W.ld(flags[0, 0], scope="sys", sem="relaxed")
-                        W.st(flags[0, 0], seen + 1, scope="sys")
-                    else:
-                        W.red_add(flags[0, 0], 1, scope="sys")
-            else:
-                W.wait_reached(flags[0, 0], epoch * 2 + 2)  # FAULT
-            W.sync_ranks()
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        if me > 0:
             if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+                if faulty:
+                    seen = W.ld(flags[0, 0], scope="sys", sem="relaxed")
+                    W.st(flags[0, 0], seen + 1, scope="sys")
+                else:
+                    W.red_add(flags[0, 0], 1, scope="sys")
+        else:
+            W.wait_reached(flags[0, 0], epoch * 2 + 2)  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 def sum_of_all(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -158,47 +148,38 @@ def sum_of_all(epoch: int, me: int, ranks: int) -> dict[str, Any]:
 
 
 @case("race", "board", sum_of_all, ranks=3)
-def rank_missing_in_the_barrier(faulty):
+def rank_missing_in_the_barrier(
+    faulty,
+    board: W.Symmetric((3, N), "int32"),
+    flags: W.Symmetric((3,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """All ranks signal all ranks, but no rank waits for the last one."""
     heard = 2 if faulty else 3
-
-    @T.prim_func
-    def program(
-        board: W.Symmetric((3, N), "int32"),
-        flags: W.Symmetric((3,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for peer in T.serial(3):
-                for i in T.Parallel(N):
-                    board[peer, me, i] = datum(epoch, me, i)  # FAULT
-                W.signal(flags[peer, me])
-            for other in T.serial(heard):
-                W.wait_reached(flags[me, other], epoch + 1, other)
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for peer in T.serial(3):
             for i in T.Parallel(N):
-                out[i] = board[me, 0, i] + board[me, 1, i] + board[me, 2, i]  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+                board[peer, me, i] = datum(epoch, me, i)  # FAULT
+            W.signal(flags[peer, me])
+        for other in T.serial(heard):
+            W.wait_reached(flags[me, other], epoch + 1, other)
+        for i in T.Parallel(N):
+            out[i] = board[me, 0, i] + board[me, 1, i] + board[me, 2, i]  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @case("deadlock", "sync_ranks", nothing)
-def barrier_of_one_rank(faulty):
+def barrier_of_one_rank(faulty, out: T.Tensor((N,), "int32")):
     """A barrier that not every rank reaches."""
     reaching = 1 if faulty else 2
-
-    @T.prim_func
-    def program(out: T.Tensor((N,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            if W.rank() < reaching:
-                W.sync_ranks()  # FAULT
-            for i in T.Parallel(N):
-                out[i] = i
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        if W.rank() < reaching:
+            W.sync_ranks()  # FAULT
+        for i in T.Parallel(N):
+            out[i] = i

@@ -2,43 +2,45 @@
 
 import tilelang.language as T
 
+from tests.factory import factory
 from tileweave import language as W
 
 from .case import N, datum, with_fault
 
 
+@factory
 def explicit_shift(
-    barrier_before=True, fence="sys", store_scope="sys", load_sem="acquire", load_scope="sys"
+    mail: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+    *,
+    barrier_before=True,
+    fence="sys",
+    store_scope="sys",
+    load_sem="acquire",
+    load_scope="sys",
 ):
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                mail[peer, i] = datum(epoch, me, i)  # FAULT data
-            if barrier_before:
-                T.sync_threads()
-            if T.get_thread_binding() == 0:
-                if fence is not None:
-                    W.fence(fence)
-                W.st(flags[peer, 0], epoch + 1, scope=store_scope, sem="relaxed")  # FAULT store
-            while W.ld(flags[me, 0], scope=load_scope, sem=load_sem) < epoch + 1:  # FAULT load
-                pass
-            for i in T.Parallel(N):
-                out[i] = mail[me, i]  # FAULT data
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            mail[peer, i] = datum(epoch, me, i)  # FAULT data
+        if barrier_before:
+            T.sync_threads()
+        if T.get_thread_binding() == 0:
+            if fence is not None:
+                W.fence(fence)
+            W.st(flags[peer, 0], epoch + 1, scope=store_scope, sem="relaxed")  # FAULT store
+        while W.ld(flags[me, 0], scope=load_scope, sem=load_sem) < epoch + 1:  # FAULT load
+            pass
+        for i in T.Parallel(N):
+            out[i] = mail[me, i]  # FAULT data
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 with_fault(

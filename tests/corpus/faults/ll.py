@@ -51,55 +51,50 @@ with_fault(exchange, "ll_gpu_scope", "race", "mail", "store|load", scope="gpu")
 
 
 @case("assertion", "torn", label="assert", expected=lambda e, me, ranks: {})
-def ll_torn_pair(faulty):
+def ll_torn_pair(
+    faulty,
+    mail: W.Symmetric((2,), "uint64"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((2,), "uint64"),
+):
     """The flag of the second word says nothing about the first word."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((2,), "uint64"), state: T.Tensor((1,), "int32"),
-        out: T.Tensor((2,), "uint64"),
-    ):  # fmt: skip
-        with T.Kernel(1, threads=1) as _:
-            me = W.rank()
-            data = T.alloc_local((2,), "uint32")
-            pair = T.alloc_local((2,), "uint64")
-            data[0] = T.Cast("uint32", 5)
-            data[1] = T.Cast("uint32", 6)
-            if state[0] == 0:
-                W.ll_st(mail[1 - me, 0], data[0:2], 1)
-                if faulty:
-                    W.wait_ge(mail[me, 1], T.Cast("uint64", 1 << 32), sem="relaxed")
-                    pair[0:2] = W.ld(mail[me, 0], 2, scope="sys", sem="relaxed")
-                    T.device_assert(pair[0] >= T.Cast("uint64", 1 << 32), "torn")  # FAULT assert
-                else:
-                    data[0:2] = W.ll_ld(mail[me, 0], 1, words=2)
-                    T.device_assert(data[0] == T.Cast("uint32", 5), "torn")
-                state[0] = 1
-
-    return program
+    with T.Kernel(1, threads=1) as _:
+        me = W.rank()
+        data = T.alloc_local((2,), "uint32")
+        pair = T.alloc_local((2,), "uint64")
+        data[0] = T.Cast("uint32", 5)
+        data[1] = T.Cast("uint32", 6)
+        if state[0] == 0:
+            W.ll_st(mail[1 - me, 0], data[0:2], 1)
+            if faulty:
+                W.wait_ge(mail[me, 1], T.Cast("uint64", 1 << 32), sem="relaxed")
+                pair[0:2] = W.ld(mail[me, 0], 2, scope="sys", sem="relaxed")
+                T.device_assert(pair[0] >= T.Cast("uint64", 1 << 32), "torn")  # FAULT assert
+            else:
+                data[0:2] = W.ll_ld(mail[me, 0], 1, words=2)
+                T.device_assert(data[0] == T.Cast("uint32", 5), "torn")
+            state[0] = 1
 
 
 @case("race", "mail", label="data")
-def ll_flag_in_another_word(faulty):
+def ll_flag_in_another_word(
+    faulty,
+    mail: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((N,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """Data and flag in separate words need release and acquire."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"), flags: W.Symmetric((N,), "int32"),
-        state: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32"),
-    ):  # fmt: skip
-        with T.Kernel(1, threads=N) as _:
-            me, t = W.rank(), T.get_thread_binding()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            sem = "relaxed" if faulty else "release"
-            mail[peer, t] = datum(epoch, me, t)  # FAULT data
-            W.st(flags[peer, t], epoch + 1, scope="sys", sem=sem)
-            W.wait_ge(flags[me, t], epoch + 1)
-            out[t] = mail[me, t]  # FAULT data
-            W.sync_ranks()
-            if t == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me, t = W.rank(), T.get_thread_binding()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        sem = "relaxed" if faulty else "release"
+        mail[peer, t] = datum(epoch, me, t)  # FAULT data
+        W.st(flags[peer, t], epoch + 1, scope="sys", sem=sem)
+        W.wait_ge(flags[me, t], epoch + 1)
+        out[t] = mail[me, t]  # FAULT data
+        W.sync_ranks()
+        if t == 0:
+            state[0] = epoch + 1

@@ -11,22 +11,19 @@ from .case import TILE, N, case, datum
 
 
 @case("race", "state", lambda epoch, me, ranks: {"out": datum(epoch, 0, np.arange(N))}, ranks=1)
-def epoch_advanced_under_the_readers(faulty):
+def epoch_advanced_under_the_readers(
+    faulty, state: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32")
+):
     """One thread advances the epoch while others may not have read it yet."""
-
-    @T.prim_func
-    def program(state: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            epoch = T.alloc_var("int32")
-            epoch = state[0]  # FAULT
-            for i in T.Parallel(N):
-                out[i] = datum(epoch, W.rank(), i)
-            if not faulty:
-                T.sync_threads()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1  # FAULT
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        epoch = T.alloc_var("int32")
+        epoch = state[0]  # FAULT
+        for i in T.Parallel(N):
+            out[i] = datum(epoch, W.rank(), i)
+        if not faulty:
+            T.sync_threads()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1  # FAULT
 
 
 def twice_an_epoch_at_rank_0(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -34,105 +31,82 @@ def twice_an_epoch_at_rank_0(epoch: int, me: int, ranks: int) -> dict[str, Any]:
 
 
 @case("race", "count", twice_an_epoch_at_rank_0)
-def plain_and_atomic_increments(faulty):
+def plain_and_atomic_increments(faulty, count: W.Symmetric((1,), "int32")):
     """A plain store loses what an atomic adds at the same time."""
-
-    @T.prim_func
-    def program(count: W.Symmetric((1,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            if T.get_thread_binding() == 0:
-                if W.rank() == 0:
-                    if faulty:
-                        count[0, 0] = count[0, 0] + 1  # FAULT
-                    else:
-                        W.red_add(count[0, 0], 1, scope="sys")
+    with T.Kernel(1, threads=N) as _:
+        if T.get_thread_binding() == 0:
+            if W.rank() == 0:
+                if faulty:
+                    count[0, 0] = count[0, 0] + 1  # FAULT
                 else:
-                    W.red_add(count[0, 0], 1, scope="sys")  # FAULT
-            W.sync_ranks()
-
-    return program
+                    W.red_add(count[0, 0], 1, scope="sys")
+            else:
+                W.red_add(count[0, 0], 1, scope="sys")  # FAULT
+        W.sync_ranks()
 
 
 @case("race", "count", twice_an_epoch_at_rank_0)
-def gpu_scope_atomics_across_ranks(faulty):
+def gpu_scope_atomics_across_ranks(faulty, count: W.Symmetric((1,), "int32")):
     """Atomics of two GPUs are atomic to each other only at sys scope."""
     scope = "gpu" if faulty else "sys"
-
-    @T.prim_func
-    def program(count: W.Symmetric((1,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            if T.get_thread_binding() == 0:
-                W.red_add(count[0, 0], 1, scope=scope)  # FAULT
-            W.sync_ranks()
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        if T.get_thread_binding() == 0:
+            W.red_add(count[0, 0], 1, scope=scope)  # FAULT
+        W.sync_ranks()
 
 
 @case("poison", "mail|out", lambda e, me, n: {"out": np.arange(N)}, ranks=1, start={"mail": None})
-def slot_never_written(faulty):
+def slot_never_written(faulty, mail: W.Symmetric((N,), "int32"), out: T.Tensor((N,), "int32")):
     """Memory that was never written reaches an output."""
-
-    @T.prim_func
-    def program(mail: W.Symmetric((N,), "int32"), out: T.Tensor((N,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            if not faulty:
-                for i in T.Parallel(N):
-                    mail[W.rank(), i] = i
+    with T.Kernel(1, threads=N) as _:
+        if not faulty:
             for i in T.Parallel(N):
-                out[i] = mail[W.rank(), i]  # FAULT
-
-    return program
+                mail[W.rank(), i] = i
+        for i in T.Parallel(N):
+            out[i] = mail[W.rank(), i]  # FAULT
 
 
 @case("poison", "mail|out", start={"mail": None})
-def tail_not_written(faulty):
+def tail_not_written(
+    faulty,
+    mail: W.Symmetric((N,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """Full tiles are sent, the tail is not, and the reader reads both."""
     sent = N // TILE * TILE if faulty else N
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(sent):
-                mail[(me + 1) % W.world_size(), i] = datum(epoch, me, i)
-            W.sync_ranks()
-            for i in T.Parallel(N):
-                out[i] = mail[me, i]  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(sent):
+            mail[(me + 1) % W.world_size(), i] = datum(epoch, me, i)
+        W.sync_ranks()
+        for i in T.Parallel(N):
+            out[i] = mail[me, i]  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @case("bounds", "mail")
-def neighbor_of_the_last_rank(faulty):
+def neighbor_of_the_last_rank(
+    faulty,
+    mail: W.Symmetric((N,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """The last rank writes to the rank after it, which does not exist."""
     ring = 3 if faulty else 2
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                mail[(me + 1) % ring, i] = datum(epoch, me, i)  # FAULT
-            W.sync_ranks()
-            for i in T.Parallel(N):
-                out[i] = mail[me, i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            mail[(me + 1) % ring, i] = datum(epoch, me, i)  # FAULT
+        W.sync_ranks()
+        for i in T.Parallel(N):
+            out[i] = mail[me, i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1

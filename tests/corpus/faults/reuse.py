@@ -2,79 +2,79 @@
 
 import tilelang.language as T
 
+from tests.factory import factory
 from tileweave import language as W
 
 from .case import N, case, datum, with_fault
 
 
-def ring(halves=2, turn=1):
+@factory
+def ring(
+    mail: W.Symmetric((2, N), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+    *,
+    halves=2,
+    turn=1,
+):
     """Each epoch writes one of ``halves`` buffers, and changes it every ``turn`` epochs."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((2, N), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            half = epoch // turn % halves
-            for i in T.Parallel(N):
-                mail[peer, half, i] = datum(epoch, me, i)  # FAULT data
-            W.signal(flags[peer, 0])
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = mail[me, half, i]  # FAULT data
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        half = epoch // turn % halves
+        for i in T.Parallel(N):
+            mail[peer, half, i] = datum(epoch, me, i)  # FAULT data
+        W.signal(flags[peer, 0])
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = mail[me, half, i]  # FAULT data
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 with_fault(ring, "single_buffer_without_credit", "reuse", "mail", "data", halves=1)
 with_fault(ring, "wrong_parity", "reuse", "mail", "data", turn=2)
 
 
-def ring_with_credit(waits=True, early=False, sem="release"):
+@factory
+def ring_with_credit(
+    mail: W.Symmetric((2, N), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    credit: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+    *,
+    waits=True,
+    early=False,
+    sem="release",
+):
     """``ring`` in which the reader returns a credit for each message that it has read."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((2, N), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        credit: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            left = (me + W.world_size() - 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            half = epoch % 2
-            if waits:
-                W.wait_reached(credit[me, 0], epoch - 1)
-            for i in T.Parallel(N):
-                mail[peer, half, i] = datum(epoch, me, i)  # FAULT data
-            W.signal(flags[peer, 0])
-            W.wait_reached(flags[me, 0], epoch + 1)
-            if early:
-                W.signal(credit[left, 0])
-            for i in T.Parallel(N):
-                out[i] = mail[me, half, i]  # FAULT data
-            if not early:
-                W.signal(credit[left, 0], sem=sem)
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        left = (me + W.world_size() - 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        half = epoch % 2
+        if waits:
+            W.wait_reached(credit[me, 0], epoch - 1)
+        for i in T.Parallel(N):
+            mail[peer, half, i] = datum(epoch, me, i)  # FAULT data
+        W.signal(flags[peer, 0])
+        W.wait_reached(flags[me, 0], epoch + 1)
+        if early:
+            W.signal(credit[left, 0])
+        for i in T.Parallel(N):
+            out[i] = mail[me, half, i]  # FAULT data
+        if not early:
+            W.signal(credit[left, 0], sem=sem)
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 with_fault(ring_with_credit, "credit_before_the_read", "reuse", "mail", "data", 3, early=True)
@@ -85,65 +85,57 @@ with_fault(
 
 
 @case("reuse", "mine")
-def own_memory_changed_under_a_get(faulty):
+def own_memory_changed_under_a_get(
+    faulty,
+    mine: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """A rank writes its next message while the neighbor may still fetch the last one."""
-
-    @T.prim_func
-    def program(
-        mine: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            left = (me + W.world_size() - 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                mine[me, i] = datum(epoch, me, i)  # FAULT
-            W.signal(flags[(me + 1) % W.world_size(), 0])
-            W.wait_reached(flags[me, 0], epoch + 1)
-            W.get_block(mine[0, 0], out[0], N, left)  # FAULT
-            if not faulty:
-                W.sync_ranks()
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        left = (me + W.world_size() - 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            mine[me, i] = datum(epoch, me, i)  # FAULT
+        W.signal(flags[(me + 1) % W.world_size(), 0])
+        W.wait_reached(flags[me, 0], epoch + 1)
+        W.get_block(mine[0, 0], out[0], N, left)  # FAULT
+        if not faulty:
+            W.sync_ranks()
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @case("race reuse", "flags")
-def flag_reset_after_use(faulty):
+def flag_reset_after_use(
+    faulty,
+    mail: W.Symmetric((2, N), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """The reset may overwrite the signal of the next epoch."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((2, N), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            half = epoch % 2
-            for i in T.Parallel(N):
-                mail[peer, half, i] = datum(epoch, me, i)
-            W.signal(flags[peer, 0])  # FAULT
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        half = epoch % 2
+        for i in T.Parallel(N):
+            mail[peer, half, i] = datum(epoch, me, i)
+        W.signal(flags[peer, 0])  # FAULT
+        if faulty:
+            W.wait_reached(flags[me, 0], 1)
+        else:
+            W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = mail[me, half, i]
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
             if faulty:
-                W.wait_reached(flags[me, 0], 1)
-            else:
-                W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = mail[me, half, i]
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                if faulty:
-                    flags[me, 0] = 0  # FAULT
-                state[0] = epoch + 1
-
-    return program
+                flags[me, 0] = 0  # FAULT
+            state[0] = epoch + 1

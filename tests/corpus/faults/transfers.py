@@ -10,137 +10,121 @@ from .case import N, case, datum, from_left
 
 
 @case("race", "mail")
-def bulk_store_only_read(faulty):
+def bulk_store_only_read(
+    faulty,
+    mail: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """`.read` frees the shared memory; a relaxed signal does not wait for the data to arrive."""
     sem = "relaxed" if faulty else "release"
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tile = T.alloc_shared((N,), "int32")
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                tile[i] = datum(epoch, me, i)
-            W.bulk_store(mail[peer, 0], tile, N)  # FAULT
-            W.bulk_commit()
-            W.bulk_wait(0, read=True)
-            W.signal(flags[peer, 0], sem=sem)
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = mail[me, i]  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tile = T.alloc_shared((N,), "int32")
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            tile[i] = datum(epoch, me, i)
+        W.bulk_store(mail[peer, 0], tile, N)  # FAULT
+        W.bulk_commit()
+        W.bulk_wait(0, read=True)
+        W.signal(flags[peer, 0], sem=sem)
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = mail[me, i]  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @case("race", "mail")
-def tile_store_and_relaxed_flag(faulty):
+def tile_store_and_relaxed_flag(
+    faulty,
+    mail: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """A tile copy to a peer is a TMA store: only a release publishes it."""
     sem = "relaxed" if faulty else "release"
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tile = T.alloc_shared((N,), "int32")
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                tile[i] = datum(epoch, me, i)
-            T.copy(tile, mail[peer, 0])  # FAULT
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                W.st(flags[peer, 0], epoch + 1, scope="sys", sem=sem)
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = mail[me, i]  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tile = T.alloc_shared((N,), "int32")
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            tile[i] = datum(epoch, me, i)
+        T.copy(tile, mail[peer, 0])  # FAULT
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            W.st(flags[peer, 0], epoch + 1, scope="sys", sem=sem)
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = mail[me, i]  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @case("race", "mail")
-def put_block_and_relaxed_flag(faulty):
+def put_block_and_relaxed_flag(
+    faulty,
+    mine: T.Tensor((N,), "int32"),
+    mail: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """`put_block` does not publish: the signal after it must."""
     sem = "relaxed" if faulty else "release"
-
-    @T.prim_func
-    def program(
-        mine: T.Tensor((N,), "int32"),
-        mail: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                mine[i] = datum(epoch, me, i)
-            T.sync_threads()
-            W.put_block(mine[0], mail[0, 0], N, peer)  # FAULT
-            W.signal(flags[peer, 0], sem=sem)
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = mail[me, i]  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            mine[i] = datum(epoch, me, i)
+        T.sync_threads()
+        W.put_block(mine[0], mail[0, 0], N, peer)  # FAULT
+        W.signal(flags[peer, 0], sem=sem)
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = mail[me, i]  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @case("race", "mine")
-def put_block_before_the_block_barrier(faulty):
+def put_block_before_the_block_barrier(
+    faulty,
+    mine: T.Tensor((N,), "int32"),
+    mail: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """Threads write what other threads put, without a block barrier in between."""
-
-    @T.prim_func
-    def program(
-        mine: T.Tensor((N,), "int32"),
-        mail: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                mine[i] = datum(epoch, me, i)  # FAULT
-            if not faulty:
-                T.sync_threads()
-            W.put_block(mine[0], mail[0, 0], N, peer)  # FAULT
-            W.signal(flags[peer, 0])
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = mail[me, i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            mine[i] = datum(epoch, me, i)  # FAULT
+        if not faulty:
+            T.sync_threads()
+        W.put_block(mine[0], mail[0, 0], N, peer)  # FAULT
+        W.signal(flags[peer, 0])
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = mail[me, i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 def reversed_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -148,64 +132,56 @@ def reversed_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
 
 
 @case("race", "fetched", reversed_from_left)
-def get_block_before_the_block_barrier(faulty):
+def get_block_before_the_block_barrier(
+    faulty,
+    mine: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    fetched: T.Tensor((N,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """Threads read what other threads fetched, without a block barrier in between."""
-
-    @T.prim_func
-    def program(
-        mine: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        fetched: T.Tensor((N,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            left = (me + W.world_size() - 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                mine[me, i] = datum(epoch, me, i)
-            W.signal(flags[(me + 1) % W.world_size(), 0])
-            W.wait_reached(flags[me, 0], epoch + 1)
-            W.get_block(mine[0, 0], fetched[0], N, left)  # FAULT
-            if not faulty:
-                T.sync_threads()
-            for i in T.Parallel(N):
-                out[i] = fetched[N - 1 - i]  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        left = (me + W.world_size() - 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            mine[me, i] = datum(epoch, me, i)
+        W.signal(flags[(me + 1) % W.world_size(), 0])
+        W.wait_reached(flags[me, 0], epoch + 1)
+        W.get_block(mine[0, 0], fetched[0], N, left)  # FAULT
+        if not faulty:
+            T.sync_threads()
+        for i in T.Parallel(N):
+            out[i] = fetched[N - 1 - i]  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @case("race", "mine")
-def get_block_before_the_signal(faulty):
+def get_block_before_the_signal(
+    faulty,
+    mine: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """The data of a peer is fetched before the peer signals that it is written."""
-
-    @T.prim_func
-    def program(
-        mine: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            left = (me + W.world_size() - 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                mine[me, i] = datum(epoch, me, i)  # FAULT
-            W.signal(flags[(me + 1) % W.world_size(), 0])
-            if not faulty:
-                W.wait_reached(flags[me, 0], epoch + 1)
-            W.get_block(mine[0, 0], out[0], N, left)  # FAULT
-            if faulty:
-                W.wait_reached(flags[me, 0], epoch + 1)
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        left = (me + W.world_size() - 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            mine[me, i] = datum(epoch, me, i)  # FAULT
+        W.signal(flags[(me + 1) % W.world_size(), 0])
+        if not faulty:
+            W.wait_reached(flags[me, 0], epoch + 1)
+        W.get_block(mine[0, 0], out[0], N, left)  # FAULT
+        if faulty:
+            W.wait_reached(flags[me, 0], epoch + 1)
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1

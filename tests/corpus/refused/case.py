@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.factory import factory
 from tests.releases import RECORDS_LINES
 
 F32 = "float32"
@@ -40,7 +41,7 @@ class Case:
         """
         if not RECORDS_LINES:
             return set(self.lines)
-        file = Path(inspect.getsourcefile(self.make) or "").name
+        file = Path(inspect.getsourcefile(inspect.unwrap(self.make)) or "").name
         return {int(n) for n in re.findall(rf"{re.escape(file)}:(\d+)", text)}
 
 
@@ -52,6 +53,7 @@ def refused(message: str, ranks: int = 2, **options: Any):
 
     def register(make):
         configs = {f"tileweave.{name}": value for name, value in options.items()}
+        make = factory(make)
         REFUSED[make.__name__] = Case(make, message, ranks, configs)
         return make
 

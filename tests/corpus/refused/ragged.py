@@ -2,6 +2,7 @@
 
 import tilelang.language as T
 
+from tests.factory import factory
 from tileweave import language as W
 
 from .case import F32, N, refused
@@ -9,30 +10,31 @@ from .case import F32, N, refused
 ROWS = 4
 
 
-def sending(send, announce=None):
+@factory
+def sending(
+    send,
+    X: T.Tensor((1, N), F32),
+    at: T.Tensor((2,), "int32"),
+    Y: T.Tensor((2, ROWS, N), F32),
+    *,
+    announce=None,
+):
     """Return a program that announces each segment and reads it after ``send``."""
-
-    @T.prim_func
-    def program(
-        X: T.Tensor((1, N), F32), at: T.Tensor((2,), "int32"), Y: T.Tensor((2, ROWS, N), F32)
-    ):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_ragged((), rows=ROWS, row=N)
-            tile = T.alloc_shared((1, N), F32)
-            me = W.rank()
-            T.copy(X, tile)
-            if announce is None:
-                for peer in T.serial(2):
-                    W.announce(inbox[peer, me, 0, 0], at[peer])
-            else:
-                announce(inbox, at)
-            send(inbox, tile, at)
-            for s in T.serial(2):
-                for i in T.serial(W.announced(inbox[me, s, 0, 0])):
-                    T.copy(inbox[me, s, i, 0], tile)
-                    T.copy(tile, Y[s, i, 0])
-
-    return program
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=ROWS, row=N)
+        tile = T.alloc_shared((1, N), F32)
+        me = W.rank()
+        T.copy(X, tile)
+        if announce is None:
+            for peer in T.serial(2):
+                W.announce(inbox[peer, me, 0, 0], at[peer])
+        else:
+            announce(inbox, at)
+        send(inbox, tile, at)
+        for s in T.serial(2):
+            for i in T.serial(W.announced(inbox[me, s, 0, 0])):
+                T.copy(inbox[me, s, i, 0], tile)
+                T.copy(tile, Y[s, i, 0])
 
 
 @T.macro
@@ -103,21 +105,19 @@ def read_without_an_announcement():
     "T.copy writes inbox[peer, W.rank(), 0, 0]: rows of segment inbox[0, 1] may be written, but no "
     "rank announces it in this launch; expected W.announce for it, also of 0"
 )
-def written_without_an_announcement():
-    @T.prim_func
-    def program(X: T.Tensor((1, N), F32), at: T.Tensor((2,), "int32"), Y: T.Tensor((1, N), F32)):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_ragged((), rows=ROWS, row=N)
-            tile = T.alloc_shared((1, N), F32)
-            T.copy(X, tile)
-            W.announce(inbox[W.rank(), W.rank(), 0, 0], at[0])
-            for peer in T.serial(2):
-                for i in T.serial(at[peer]):
-                    T.copy(tile, inbox[peer, W.rank(), i, 0])  # HERE
-            T.copy(inbox[W.rank(), W.rank(), 0, 0], tile)
-            T.copy(tile, Y[0, 0])
-
-    return program
+def written_without_an_announcement(
+    X: T.Tensor((1, N), F32), at: T.Tensor((2,), "int32"), Y: T.Tensor((1, N), F32)
+):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=ROWS, row=N)
+        tile = T.alloc_shared((1, N), F32)
+        T.copy(X, tile)
+        W.announce(inbox[W.rank(), W.rank(), 0, 0], at[0])
+        for peer in T.serial(2):
+            for i in T.serial(at[peer]):
+                T.copy(tile, inbox[peer, W.rank(), i, 0])  # HERE
+        T.copy(inbox[W.rank(), W.rank(), 0, 0], tile)
+        T.copy(tile, Y[0, 0])
 
 
 @refused("inbox_announced[0, 0] is announced 2 times in one launch, by rank 0; expected once")
@@ -135,21 +135,17 @@ def announced_twice():
     "T.copy reads inbox_announced[me, s, 0]: a circular wait: block 0 of rank 0 waits for itself; "
     "expected each block to write what others wait for before it reads what they write"
 )
-def announced_late():
-    @T.prim_func
-    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 1, N), F32)):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_ragged((), rows=ROWS, row=N)
-            tile = T.alloc_shared((1, N), F32)
-            me = W.rank()
-            for s in T.serial(2):
-                T.copy(inbox[me, s, 0, 0], tile)  # HERE
-                T.copy(tile, Y[s, 0, 0])
-            for peer in T.serial(2):
-                W.announce(inbox[peer, me, 0, 0], 1)  # HERE
-                T.copy(tile, inbox[peer, me, 0, 0])
-
-    return program
+def announced_late(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 1, N), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=ROWS, row=N)
+        tile = T.alloc_shared((1, N), F32)
+        me = W.rank()
+        for s in T.serial(2):
+            T.copy(inbox[me, s, 0, 0], tile)  # HERE
+            T.copy(tile, Y[s, 0, 0])
+        for peer in T.serial(2):
+            W.announce(inbox[peer, me, 0, 0], 1)  # HERE
+            T.copy(tile, inbox[peer, me, 0, 0])
 
 
 @refused("which depends on at[0], which is known only at run time; expected indices")
@@ -185,17 +181,13 @@ def a_row_for_each_thread():
 
 
 @refused("which accesses several segments at once; expected one segment at a time")
-def several_segments():
-    @T.prim_func
-    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, N), F32)):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_ragged((), rows=ROWS, row=N)
-            for peer in T.serial(2):
-                W.announce(inbox[peer, W.rank(), 0, 0], at[peer])
-            for s, j in T.Parallel(2, N):  # HERE
-                Y[s, j] = inbox[W.rank(), s, 0, j]
-
-    return program
+def several_segments(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, N), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=ROWS, row=N)
+        for peer in T.serial(2):
+            W.announce(inbox[peer, W.rank(), 0, 0], at[peer])
+        for s, j in T.Parallel(2, N):  # HERE
+            Y[s, j] = inbox[W.rank(), s, 0, j]
 
 
 @refused("alloc_ragged: inbox, and W.signal synchronizes explicitly; expected a program whose")
@@ -232,22 +224,18 @@ def granule_that_divides_a_row():
     "of 2 rows",
     granule={"inbox": [1, 3, 8]},
 )
-def granule_that_divides_a_read():
-    @T.prim_func
-    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, N), F32)):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_ragged((), rows=ROWS, row=N)
-            tile = T.alloc_shared((1, N), F32)
-            two = T.alloc_shared((2, N), F32)
-            T.clear(tile)
-            for peer in T.serial(2):
-                W.announce(inbox[peer, W.rank(), 0, 0], at[peer])
-            to_all(inbox, tile, at)
-            for s in T.serial(2):
-                T.copy(inbox[W.rank(), s, 2, 0], two)  # HERE
-                T.copy(two, Y[s, 0, 0])
-
-    return program
+def granule_that_divides_a_read(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, N), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=ROWS, row=N)
+        tile = T.alloc_shared((1, N), F32)
+        two = T.alloc_shared((2, N), F32)
+        T.clear(tile)
+        for peer in T.serial(2):
+            W.announce(inbox[peer, W.rank(), 0, 0], at[peer])
+        to_all(inbox, tile, at)
+        for s in T.serial(2):
+            T.copy(inbox[W.rank(), s, 2, 0], two)  # HERE
+            T.copy(two, Y[s, 0, 0])
 
 
 @refused(
@@ -330,35 +318,27 @@ def rows_by_thread():
 @refused(
     "inbox[0, 0, 2:4, 0:8] is read, but no rank writes it in this launch; expected a write of it"
 )
-def tile_that_no_rank_writes():
-    @T.prim_func
-    def program(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, N), F32)):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_ragged((), rows=ROWS, row=N)
-            tile = T.alloc_shared((1, N), F32)
-            two = T.alloc_shared((2, N), F32)
-            T.clear(tile)
-            for peer in T.serial(2):
-                W.announce(inbox[peer, W.rank(), 0, 0], 1)
-                T.copy(tile, inbox[peer, W.rank(), 0, 0])
-            for s in T.serial(2):
-                T.copy(inbox[W.rank(), s, 2, 0], two)  # HERE
-                T.copy(two, Y[s, 0, 0])
-
-    return program
+def tile_that_no_rank_writes(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, N), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=ROWS, row=N)
+        tile = T.alloc_shared((1, N), F32)
+        two = T.alloc_shared((2, N), F32)
+        T.clear(tile)
+        for peer in T.serial(2):
+            W.announce(inbox[peer, W.rank(), 0, 0], 1)
+            T.copy(tile, inbox[peer, W.rank(), 0, 0])
+        for s in T.serial(2):
+            T.copy(inbox[W.rank(), s, 2, 0], two)  # HERE
+            T.copy(two, Y[s, 0, 0])
 
 
 @refused(
     "T.copy writes inbox[1 - W.rank(), W.rank(), 0, 0]: rows of segment inbox[0, 1] may be "
     "written, but no rank announces it in this launch; expected W.announce for it, also of 0"
 )
-def written_without_an_announcement_or_a_read():
-    @T.prim_func
-    def program(X: T.Tensor((1, N), F32)):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_ragged((), rows=ROWS, row=N)
-            tile = T.alloc_shared((1, N), F32)
-            T.copy(X, tile)
-            T.copy(tile, inbox[1 - W.rank(), W.rank(), 0, 0])  # HERE
-
-    return program
+def written_without_an_announcement_or_a_read(X: T.Tensor((1, N), F32)):
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=ROWS, row=N)
+        tile = T.alloc_shared((1, N), F32)
+        T.copy(X, tile)
+        T.copy(tile, inbox[1 - W.rank(), W.rank(), 0, 0])  # HERE

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.factory import factory
+
 from ..faults.case import Case, Expected, from_left
 
 Change = Callable[[Any], Any]
@@ -49,6 +51,7 @@ def specimen(
     assert level in LEVELS, level
 
     def register(make):
+        make = factory(make)
         fields = {"name": make.__name__, "source": make, "expected": expected, **more}
         ZOO[make.__name__] = Specimen(
             make=make, kinds=tuple(kinds.split()), report=report, bug=bug, what=what, level=level,

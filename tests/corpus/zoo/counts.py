@@ -18,34 +18,30 @@ from .case import specimen
     "deadlock",
     "which no rank signals",
 )
-def triton_distributed_79(faulty):
+def triton_distributed_79(
+    faulty,
+    rows: W.Symmetric((8, N), "int32"),
+    flags: W.Symmetric((8,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     ranks = 8 if faulty else 2
-
-    @T.prim_func
-    def program(
-        rows: W.Symmetric((8, N), "int32"),
-        flags: W.Symmetric((8,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            left = (me + W.world_size() - 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for peer in T.serial(W.world_size()):
-                for i in T.Parallel(N):
-                    rows[peer, me, i] = datum(epoch, me, i)
-                W.signal(flags[peer, me])
-            for source in T.serial(ranks):
-                W.wait_reached(flags[me, source], epoch + 1)  # FAULT
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        left = (me + W.world_size() - 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for peer in T.serial(W.world_size()):
             for i in T.Parallel(N):
-                out[i] = rows[me, left, i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+                rows[peer, me, i] = datum(epoch, me, i)
+            W.signal(flags[peer, me])
+        for source in T.serial(ranks):
+            W.wait_reached(flags[me, source], epoch + 1)  # FAULT
+        for i in T.Parallel(N):
+            out[i] = rows[me, left, i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 def two_rows_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -60,33 +56,29 @@ def two_rows_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     "which no rank signals",
     two_rows_from_left,
 )
-def flashinfer_3408(faulty):
+def flashinfer_3408(
+    faulty,
+    rows: W.Symmetric((2, N), "int32"),
+    flags: W.Symmetric((2,), "int32"),
+    state: T.Tensor((2,), "int32"),
+    out: T.Tensor((2, N), "int32"),
+):
     fewer = 1 if faulty else 0
-
-    @T.prim_func
-    def program(
-        rows: W.Symmetric((2, N), "int32"),
-        flags: W.Symmetric((2,), "int32"),
-        state: T.Tensor((2,), "int32"),
-        out: T.Tensor((2, N), "int32"),
-    ):
-        with T.Kernel(2, threads=N) as block:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[block]
-            if block < 2 - fewer * me:
-                for i in T.Parallel(N):
-                    rows[peer, block, i] = datum(epoch, me, i)
-                W.signal(flags[peer, block])
-                W.wait_reached(flags[me, block], epoch + 1)  # FAULT
-                for i in T.Parallel(N):
-                    out[block, i] = rows[me, block, i]
-            W.barrier_blocks()
-            if T.get_thread_binding() == 0:
-                state[block] = epoch + 1
-
-    return program
+    with T.Kernel(2, threads=N) as block:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[block]
+        if block < 2 - fewer * me:
+            for i in T.Parallel(N):
+                rows[peer, block, i] = datum(epoch, me, i)
+            W.signal(flags[peer, block])
+            W.wait_reached(flags[me, block], epoch + 1)  # FAULT
+            for i in T.Parallel(N):
+                out[block, i] = rows[me, block, i]
+        W.barrier_blocks()
+        if T.get_thread_binding() == 0:
+            state[block] = epoch + 1
 
 
 @specimen(
@@ -131,43 +123,39 @@ def flashinfer_3053(faulty):
     "race",
     "does not wait for what the writer signals after its write",
 )
-def tokenspeed_351_counter(faulty):
+def tokenspeed_351_counter(
+    faulty,
+    parts: W.Symmetric((N,), "int32"),
+    sums: W.Symmetric((N,), "int32"),
+    arrived: W.Symmetric((2,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """Even calls are one-shot, odd ones two-shot. Each protocol counts only its own calls."""
     shared = 0 if faulty else 1
-
-    @T.prim_func
-    def program(
-        parts: W.Symmetric((N,), "int32"),
-        sums: W.Symmetric((N,), "int32"),
-        arrived: W.Symmetric((2,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            shot = epoch % 2
-            counter, calls = shot * shared, epoch // 2
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        shot = epoch % 2
+        counter, calls = shot * shared, epoch // 2
+        for i in T.Parallel(N):
+            parts[peer, i] = datum(epoch, me, i)
+        W.signal(arrived[peer, counter])  # FAULT
+        W.wait_reached(arrived[me, counter], calls * (1 + shot) + 1)
+        for i in T.Parallel(N):
+            out[i] = parts[me, i]  # FAULT
+        if shot == 1:
             for i in T.Parallel(N):
-                parts[peer, i] = datum(epoch, me, i)
-            W.signal(arrived[peer, counter])  # FAULT
-            W.wait_reached(arrived[me, counter], calls * (1 + shot) + 1)
+                sums[peer, i] = out[i]
+            W.signal(arrived[peer, counter])
+            W.wait_reached(arrived[me, counter], 2 * calls + 2)
             for i in T.Parallel(N):
-                out[i] = parts[me, i]  # FAULT
-            if shot == 1:
-                for i in T.Parallel(N):
-                    sums[peer, i] = out[i]
-                W.signal(arrived[peer, counter])
-                W.wait_reached(arrived[me, counter], 2 * calls + 2)
-                for i in T.Parallel(N):
-                    out[i] = sums[me, i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+                out[i] = sums[me, i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @specimen(
@@ -178,33 +166,29 @@ def tokenspeed_351_counter(faulty):
     "rows|out",
     start={"rows": None},
 )
-def flux_17(faulty):
+def flux_17(
+    faulty,
+    rows: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """The issue names no cause. Here rows that do not fill a tile are not gathered."""
     gathered = N // TILE * TILE if faulty else N
-
-    @T.prim_func
-    def program(
-        rows: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(gathered):
-                rows[peer, i] = datum(epoch, me, i)
-            W.signal(flags[peer, 0])
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = rows[me, i]  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(gathered):
+            rows[peer, i] = datum(epoch, me, i)
+        W.signal(flags[peer, 0])
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = rows[me, i]  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 def own_columns(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -219,26 +203,21 @@ def own_columns(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     "is read, but no rank writes it in this launch",
     own_columns,
 )
-def iris_21(faulty):
+def iris_21(faulty, mine: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
     """All synchronization is inferred."""
     tiles = N // TILE if faulty else -(-N // TILE)
-
-    @T.prim_func
-    def program(mine: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            columns = W.alloc_symmetric((N,), "int32")
-            tile = T.alloc_shared((TILE,), "int32")
-            for i in T.Parallel(N):
-                mine[i] = i
-            T.sync_threads()
-            for t in T.serial(tiles):
-                T.copy(mine[t * TILE], tile)
-                T.copy(tile, columns[(me + 1) % W.world_size(), t * TILE])
-            for i in T.Parallel(N):  # FAULT
-                out[i] = columns[me, i]
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        columns = W.alloc_symmetric((N,), "int32")
+        tile = T.alloc_shared((TILE,), "int32")
+        for i in T.Parallel(N):
+            mine[i] = i
+        T.sync_threads()
+        for t in T.serial(tiles):
+            T.copy(mine[t * TILE], tile)
+            T.copy(tile, columns[(me + 1) % W.world_size(), t * TILE])
+        for i in T.Parallel(N):  # FAULT
+            out[i] = columns[me, i]
 
 
 @specimen(
@@ -249,18 +228,13 @@ def iris_21(faulty):
     "sync_ranks",
     nothing,
 )
-def iris_464(faulty):
+def iris_464(faulty, out: T.Tensor((N,), "int32")):
     allocating = 1 if faulty else 2
-
-    @T.prim_func
-    def program(out: T.Tensor((N,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            if W.rank() < allocating:
-                W.sync_ranks()  # FAULT
-            for i in T.Parallel(N):
-                out[i] = i
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        if W.rank() < allocating:
+            W.sync_ranks()  # FAULT
+        for i in T.Parallel(N):
+            out[i] = i
 
 
 @specimen(
@@ -271,24 +245,19 @@ def iris_464(faulty):
     "locks",
     nothing,
 )
-def iris_463(faulty):
+def iris_463(faulty, locks: W.Symmetric((2,), "int32"), state: T.Tensor((1,), "int32")):
     tiles = 3 if faulty else 2
-
-    @T.prim_func
-    def program(locks: W.Symmetric((2,), "int32"), state: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for tile in T.serial(tiles):
-                W.signal(locks[(me + 1) % W.world_size(), tile])  # FAULT
-            for tile in T.serial(tiles):
-                W.wait_reached(locks[me, tile], epoch + 1)
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for tile in T.serial(tiles):
+            W.signal(locks[(me + 1) % W.world_size(), tile])  # FAULT
+        for tile in T.serial(tiles):
+            W.wait_reached(locks[me, tile], epoch + 1)
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 def both_parts_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -304,33 +273,29 @@ def both_parts_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     "no signal follows it",
     both_parts_from_left,
 )
-def tilescale_35_counter(faulty):
+def tilescale_35_counter(
+    faulty,
+    parts: W.Symmetric((2, N), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    arrived: T.Tensor((1,), "int32"),
+    state: T.Tensor((2,), "int32"),
+    out: T.Tensor((2, N), "int32"),
+):
     sem = "release" if faulty else "acq_rel"
-
-    @T.prim_func
-    def program(
-        parts: W.Symmetric((2, N), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        arrived: T.Tensor((1,), "int32"),
-        state: T.Tensor((2,), "int32"),
-        out: T.Tensor((2, N), "int32"),
-    ):
-        with T.Kernel(2, threads=N) as block:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[block]
-            for i in T.Parallel(N):
-                parts[peer, block, i] = datum(epoch, me, i) + 10000 * block  # FAULT
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                if W.atom_add(arrived[0], 1, scope="gpu", sem=sem) == 2 * epoch + 1:
-                    W.st(flags[peer, 0], epoch + 1, scope="sys", sem="release")
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[block, i] = parts[me, block, i]  # FAULT
-            W.barrier_blocks()
-            if T.get_thread_binding() == 0:
-                state[block] = epoch + 1
-
-    return program
+    with T.Kernel(2, threads=N) as block:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[block]
+        for i in T.Parallel(N):
+            parts[peer, block, i] = datum(epoch, me, i) + 10000 * block  # FAULT
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            if W.atom_add(arrived[0], 1, scope="gpu", sem=sem) == 2 * epoch + 1:
+                W.st(flags[peer, 0], epoch + 1, scope="sys", sem="release")
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[block, i] = parts[me, block, i]  # FAULT
+        W.barrier_blocks()
+        if T.get_thread_binding() == 0:
+            state[block] = epoch + 1

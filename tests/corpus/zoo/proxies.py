@@ -33,32 +33,29 @@ def _without_proxy_fences(kernel):
     "TMA store of parts",
     change=_read_wait,
 )
-def thunderkittens_194(faulty):
-    @T.prim_func
-    def program(
-        parts: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tile = T.alloc_shared((N,), "int32")
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                tile[i] = datum(epoch, me, i)
-            T.copy(tile, parts[peer, 0])  # FAULT
-            W.signal(flags[peer, 0])
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = parts[me, i]  # FAULT
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+def thunderkittens_194(
+    faulty,
+    parts: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tile = T.alloc_shared((N,), "int32")
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            tile[i] = datum(epoch, me, i)
+        T.copy(tile, parts[peer, 0])  # FAULT
+        W.signal(flags[peer, 0])
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = parts[me, i]  # FAULT
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @specimen(
@@ -110,35 +107,32 @@ def flashkda_24(faulty):
     "no fence.proxy.async is between",
     change=_without_proxy_fences,
 )
-def deepep_632(faulty):
-    @T.prim_func
-    def program(
-        inbox: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tile = T.alloc_shared((N,), "int32")
-            full = T.alloc_barrier(N)
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                inbox[peer, i] = datum(epoch, me, i)  # FAULT
-            W.signal(flags[peer, 0])
-            W.wait_reached(flags[me, 0], epoch + 1)
-            W.bulk_load(tile, inbox[me, 0], N, full[0])  # FAULT
-            T.mbarrier_arrive(full[0])
-            T.mbarrier_wait_parity(full[0], 0)
-            for i in T.Parallel(N):
-                out[i] = tile[i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+def deepep_632(
+    faulty,
+    inbox: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tile = T.alloc_shared((N,), "int32")
+        full = T.alloc_barrier(N)
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            inbox[peer, i] = datum(epoch, me, i)  # FAULT
+        W.signal(flags[peer, 0])
+        W.wait_reached(flags[me, 0], epoch + 1)
+        W.bulk_load(tile, inbox[me, 0], N, full[0])  # FAULT
+        T.mbarrier_arrive(full[0])
+        T.mbarrier_wait_parity(full[0], 0)
+        for i in T.Parallel(N):
+            out[i] = tile[i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @specimen(
@@ -148,39 +142,35 @@ def deepep_632(faulty):
     "",
     "",
 )
-def deepep_642(faulty):
+def deepep_642(
+    faulty,
+    inbox: W.Symmetric((2, N), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """The block barrier orders the reads first, and no level asks for a fence after reads."""
-
-    @T.prim_func
-    def program(
-        inbox: W.Symmetric((2, N), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tile = T.alloc_shared((N,), "int32")
-            full = T.alloc_barrier(N)
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for part in T.serial(2):
-                for i in T.Parallel(N):
-                    inbox[peer, part, i] = datum(epoch, me, i)
-            W.signal(flags[peer, 0])
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for part in T.serial(2):
-                W.bulk_load(tile, inbox[me, part, 0], N, full[0])
-                T.mbarrier_arrive(full[0])
-                T.mbarrier_wait_parity(full[0], part)
-                for i in T.Parallel(N):
-                    out[i] = tile[i]
-                if not faulty:
-                    W.fence_proxy_async()
-                T.sync_threads()
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tile = T.alloc_shared((N,), "int32")
+        full = T.alloc_barrier(N)
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for part in T.serial(2):
+            for i in T.Parallel(N):
+                inbox[peer, part, i] = datum(epoch, me, i)
+        W.signal(flags[peer, 0])
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for part in T.serial(2):
+            W.bulk_load(tile, inbox[me, part, 0], N, full[0])
+            T.mbarrier_arrive(full[0])
+            T.mbarrier_wait_parity(full[0], part)
+            for i in T.Parallel(N):
+                out[i] = tile[i]
+            if not faulty:
+                W.fence_proxy_async()
+            T.sync_threads()
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import tilelang.language as T
 
+from tests.factory import factory
 from tileweave import language as W
 
 from ..faults.case import N, datum
@@ -55,36 +56,32 @@ def tokenspeed_351(faulty):
     "race",
     "has sem='relaxed'; expected 'release'",
 )
-def tilescale_35(faulty):
+def tilescale_35(
+    faulty,
+    parts: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     sem = "relaxed" if faulty else "release"
-
-    @T.prim_func
-    def program(
-        parts: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tile = T.alloc_shared((N,), "int32")
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                tile[i] = datum(epoch, me, i)
-            W.bulk_store(parts[peer, 0], tile, N)  # FAULT
-            W.bulk_commit()
-            W.bulk_wait(0, read=True)
-            W.signal(flags[peer, 0], sem=sem)  # FAULT
-            W.wait_reached(flags[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = parts[me, i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tile = T.alloc_shared((N,), "int32")
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            tile[i] = datum(epoch, me, i)
+        W.bulk_store(parts[peer, 0], tile, N)  # FAULT
+        W.bulk_commit()
+        W.bulk_wait(0, read=True)
+        W.signal(flags[peer, 0], sem=sem)  # FAULT
+        W.wait_reached(flags[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = parts[me, i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 def after_two_increments(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -99,21 +96,16 @@ def after_two_increments(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     "is written 2 times in one launch",
     after_two_increments,
 )
-def iris_296(faulty):
+def iris_296(faulty, lock: W.Symmetric((1,), "int32"), total: W.Symmetric((N,), "int32")):
     sem = "relaxed" if faulty else "release"
-
-    @T.prim_func
-    def program(lock: W.Symmetric((1,), "int32"), total: W.Symmetric((N,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            if T.get_thread_binding() == 0:
-                while W.atom_cas(lock[0, 0], 0, 1, scope="sys", sem="acquire") != 0:
-                    pass
-            T.sync_threads()
-            for i in T.Parallel(N):  # FAULT
-                total[0, i] = total[0, i] + 1
-            W.signal(lock[0, 0], 0, op="set", sem=sem)
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        if T.get_thread_binding() == 0:
+            while W.atom_cas(lock[0, 0], 0, 1, scope="sys", sem="acquire") != 0:
+                pass
+        T.sync_threads()
+        for i in T.Parallel(N):  # FAULT
+            total[0, i] = total[0, i] + 1
+        W.signal(lock[0, 0], 0, op="set", sem=sem)
 
 
 @specimen(
@@ -123,67 +115,63 @@ def iris_296(faulty):
     "race",
     "has scope='gpu'; expected 'sys'",
 )
-def iris_462(faulty):
+def iris_462(
+    faulty,
+    tile: W.Symmetric((N,), "int32"),
+    locks: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     scope = "gpu" if faulty else "sys"
-
-    @T.prim_func
-    def program(
-        tile: W.Symmetric((N,), "int32"),
-        locks: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            left = (me + W.world_size() - 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                tile[me, i] = datum(epoch, me, i)
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                W.st(locks[me, 0], epoch + 1, scope=scope, sem="release")  # FAULT
-            while W.ld(locks[left, 0], scope="sys", sem="acquire") < epoch + 1:
-                pass
-            for i in T.Parallel(N):
-                out[i] = tile[left, i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        left = (me + W.world_size() - 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            tile[me, i] = datum(epoch, me, i)
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            W.st(locks[me, 0], epoch + 1, scope=scope, sem="release")  # FAULT
+        while W.ld(locks[left, 0], scope="sys", sem="acquire") < epoch + 1:
+            pass
+        for i in T.Parallel(N):
+            out[i] = tile[left, i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
-def start_barrier(store_sem="release", load_sem="acquire", load_scope="sys"):
+@factory
+def start_barrier(
+    mine: W.Symmetric((N,), "int32"),
+    start: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+    *,
+    store_sem="release",
+    load_sem="acquire",
+    load_scope="sys",
+):
     """Write own input, meet the peer in a start barrier, and read the peer's input."""
-
-    @T.prim_func
-    def program(
-        mine: W.Symmetric((N,), "int32"),
-        start: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            right = (me + 1) % W.world_size()
-            left = (me + W.world_size() - 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                mine[me, i] = datum(epoch, me, i)
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                W.st(start[right, 0], epoch + 1, scope="sys", sem=store_sem)  # FAULT store
-            while W.ld(start[me, 0], scope=load_scope, sem=load_sem) < epoch + 1:  # FAULT load
-                pass
-            for i in T.Parallel(N):
-                out[i] = mine[left, i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        right = (me + 1) % W.world_size()
+        left = (me + W.world_size() - 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            mine[me, i] = datum(epoch, me, i)
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            W.st(start[right, 0], epoch + 1, scope="sys", sem=store_sem)  # FAULT store
+        while W.ld(start[me, 0], scope=load_scope, sem=load_sem) < epoch + 1:  # FAULT load
+            pass
+        for i in T.Parallel(N):
+            out[i] = mine[left, i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @specimen(
@@ -226,37 +214,33 @@ def gathered_sums(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     "has sem='relaxed'; expected 'release'",
     gathered_sums,
 )
-def vllm_2760(faulty):
+def vllm_2760(
+    faulty,
+    sums: W.Symmetric((N,), "int32"),
+    stage: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     fenced = not faulty
     half = N // 2
-
-    @T.prim_func
-    def program(
-        sums: W.Symmetric((N,), "int32"),
-        stage: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=half) as _:
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(half):
-                sums[me, me * half + i] = 2 * datum(epoch, 0, me * half + i) + 100 * me
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                if fenced:
-                    W.fence("sys")
-                W.st(stage[1 - me, 0], epoch + 1, scope="sys", sem="relaxed")  # FAULT
-            W.wait_reached(stage[me, 0], epoch + 1)
-            for i in T.Parallel(half):
-                out[me * half + i] = sums[me, me * half + i]
-                out[(1 - me) * half + i] = sums[1 - me, (1 - me) * half + i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=half) as _:
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(half):
+            sums[me, me * half + i] = 2 * datum(epoch, 0, me * half + i) + 100 * me
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            if fenced:
+                W.fence("sys")
+            W.st(stage[1 - me, 0], epoch + 1, scope="sys", sem="relaxed")  # FAULT
+        W.wait_reached(stage[me, 0], epoch + 1)
+        for i in T.Parallel(half):
+            out[me * half + i] = sums[me, me * half + i]
+            out[(1 - me) * half + i] = sums[1 - me, (1 - me) * half + i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
 @specimen(
@@ -266,32 +250,28 @@ def vllm_2760(faulty):
     "race",
     "W.fence.* has scope='cta'; expected 'sys'",
 )
-def primus_turbo_482(faulty):
+def primus_turbo_482(
+    faulty,
+    channel: W.Symmetric((N,), "int32"),
+    tail: W.Symmetric((1,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     scope = "cta" if faulty else "sys"
-
-    @T.prim_func
-    def program(
-        channel: W.Symmetric((N,), "int32"),
-        tail: W.Symmetric((1,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            for i in T.Parallel(N):
-                channel[peer, i] = datum(epoch, me, i)
-            T.sync_threads()
-            if T.get_thread_binding() == 0:
-                W.fence(scope)  # FAULT
-                W.st(tail[peer, 0], epoch + 1, scope="sys", sem="relaxed")
-            W.wait_reached(tail[me, 0], epoch + 1)
-            for i in T.Parallel(N):
-                out[i] = channel[me, i]
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        for i in T.Parallel(N):
+            channel[peer, i] = datum(epoch, me, i)
+        T.sync_threads()
+        if T.get_thread_binding() == 0:
+            W.fence(scope)  # FAULT
+            W.st(tail[peer, 0], epoch + 1, scope="sys", sem="relaxed")
+        W.wait_reached(tail[me, 0], epoch + 1)
+        for i in T.Parallel(N):
+            out[i] = channel[me, i]
+        W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1

@@ -9,6 +9,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.passes import with_trace
@@ -20,42 +21,38 @@ from tileweave.runtime.kernel.kernel import Kernel, kernel_to_launch
 RANKS, M, N, K, TILE = 2, 64, 64, 64, 32
 
 
-def gemm_reduce_scatter():
+@factory
+def gemm_reduce_scatter(
+    A: T.Tensor((RANKS * M, K), "bfloat16"),
+    B: T.Tensor((N, K), "bfloat16"),
+    C: T.Tensor((M, N), "bfloat16"),
+):
     tiles = (M // TILE) * (N // TILE)
-
-    @T.prim_func
-    def program(
-        A: T.Tensor((RANKS * M, K), "bfloat16"),
-        B: T.Tensor((N, K), "bfloat16"),
-        C: T.Tensor((M, N), "bfloat16"),
-    ):
-        with T.Kernel(tiles * RANKS, threads=128) as block:
-            parts = W.alloc_symmetric((RANKS * M, N), "bfloat16")
-            A_tile = T.alloc_shared((TILE, 16), "bfloat16")
-            B_tile = T.alloc_shared((TILE, 16), "bfloat16")
-            C_tile = T.alloc_shared((TILE, TILE), "bfloat16")
-            total = T.alloc_fragment((TILE, TILE), "float32")
-            me = W.rank()
-            owner, tile = W.swizzle_ranks(block, tiles, me, RANKS)
-            row, column = tile // (N // TILE), tile % (N // TILE)
-            T.clear(total)
-            for k in T.Pipelined(K // 16, num_stages=2):
-                T.copy(A[owner * M + row * TILE, k * 16], A_tile)
-                T.copy(B[column * TILE, k * 16], B_tile)
-                T.gemm(A_tile, B_tile, total, transpose_B=True)
+    with T.Kernel(tiles * RANKS, threads=128) as block:
+        parts = W.alloc_symmetric((RANKS * M, N), "bfloat16")
+        A_tile = T.alloc_shared((TILE, 16), "bfloat16")
+        B_tile = T.alloc_shared((TILE, 16), "bfloat16")
+        C_tile = T.alloc_shared((TILE, TILE), "bfloat16")
+        total = T.alloc_fragment((TILE, TILE), "float32")
+        me = W.rank()
+        owner, tile = W.swizzle_ranks(block, tiles, me, RANKS)
+        row, column = tile // (N // TILE), tile % (N // TILE)
+        T.clear(total)
+        for k in T.Pipelined(K // 16, num_stages=2):
+            T.copy(A[owner * M + row * TILE, k * 16], A_tile)
+            T.copy(B[column * TILE, k * 16], B_tile)
+            T.gemm(A_tile, B_tile, total, transpose_B=True)
+        T.copy(total, C_tile)
+        if owner != me:
+            T.copy(C_tile, parts[owner, me * M + row * TILE, column * TILE])
+        else:
+            for step in T.serial(RANKS - 1):
+                source = (me + 1 + step) % RANKS
+                T.copy(parts[me, source * M + row * TILE, column * TILE], C_tile)
+                for i, j in T.Parallel(TILE, TILE):
+                    total[i, j] += C_tile[i, j]
             T.copy(total, C_tile)
-            if owner != me:
-                T.copy(C_tile, parts[owner, me * M + row * TILE, column * TILE])
-            else:
-                for step in T.serial(RANKS - 1):
-                    source = (me + 1 + step) % RANKS
-                    T.copy(parts[me, source * M + row * TILE, column * TILE], C_tile)
-                    for i, j in T.Parallel(TILE, TILE):
-                        total[i, j] += C_tile[i, j]
-                T.copy(total, C_tile)
-                T.copy(C_tile, C[row * TILE, column * TILE])
-
-    return program
+            T.copy(C_tile, C[row * TILE, column * TILE])
 
 
 def inputs():

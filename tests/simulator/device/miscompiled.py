@@ -2,6 +2,7 @@
 
 import tilelang.language as T
 
+from tests.factory import factory
 from tileweave import language as W
 
 BF16 = "bfloat16"
@@ -42,152 +43,130 @@ def pipelined_in_a_loop():
     return program
 
 
-def past_a_loop():
+@factory
+def past_a_loop(x: T.Tensor((256,), "float32"), y: T.Tensor((2, 256), "float32")):
     """On rank 0 the loop does not run, and only its barriers order ``first``."""
-
-    @T.prim_func
-    def program(x: T.Tensor((256,), "float32"), y: T.Tensor((2, 256), "float32")):
-        with T.Kernel(1, threads=256):
-            first = T.alloc_shared((256,), "float32")
-            second = T.alloc_shared((256,), "float32")
-            W.fence("gpu")
+    with T.Kernel(1, threads=256):
+        first = T.alloc_shared((256,), "float32")
+        second = T.alloc_shared((256,), "float32")
+        W.fence("gpu")
+        for i in T.Parallel(256):
+            first[i] = x[i]
+        for _ in T.serial(W.rank()):
             for i in T.Parallel(256):
-                first[i] = x[i]
-            for _ in T.serial(W.rank()):
-                for i in T.Parallel(256):
-                    second[i] = x[i]
-                for i in T.Parallel(256):
-                    y[0, i] = second[255 - i]
+                second[i] = x[i]
             for i in T.Parallel(256):
-                y[1, i] = first[255 - i]
+                y[0, i] = second[255 - i]
+        for i in T.Parallel(256):
+            y[1, i] = first[255 - i]
 
-    return program
 
-
-def changes_for_fewer_threads():
+@factory
+def changes_for_fewer_threads(
+    counts: T.Tensor((2,), "uint32"), x: T.Tensor((64,), "float32"), y: T.Tensor((64,), "float32")
+):
     """All threads read ``tile``, then half of them change it, in a loop."""
-
-    @T.prim_func
-    def program(
-        counts: T.Tensor((2,), "uint32"),
-        x: T.Tensor((64,), "float32"),
-        y: T.Tensor((64,), "float32"),
-    ):
-        with T.Kernel(1, threads=128):
-            tile = T.alloc_shared((64,), "float32")
-            total = T.alloc_fragment((64,), "float32")
-            next_count = W.ld(counts[0], scope="gpu", sem="relaxed") + T.uint32(1)
-            if T.get_thread_binding() == 0:
-                counts[1] = next_count
-            T.copy(x, tile)
-            T.clear(total)
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((64,), "float32")
+        total = T.alloc_fragment((64,), "float32")
+        next_count = W.ld(counts[0], scope="gpu", sem="relaxed") + T.uint32(1)
+        if T.get_thread_binding() == 0:
+            counts[1] = next_count
+        T.copy(x, tile)
+        T.clear(total)
+        for i in T.Parallel(64):
+            total[i] = total[i] + tile[i]
+        for _ in T.serial(2):
             for i in T.Parallel(64):
-                total[i] = total[i] + tile[i]
-            for _ in T.serial(2):
-                for i in T.Parallel(64):
-                    tile[i] = tile[i] * 2
-            T.copy(total, y)
-
-    return program
+                tile[i] = tile[i] * 2
+        T.copy(total, y)
 
 
-def reads_before_warps():
+@factory
+def reads_before_warps(
+    A: T.Tensor((64, 64), "float16"),
+    B: T.Tensor((64, 64), "float16"),
+    C: T.Tensor((64, 64), "float32"),
+    X: T.Tensor((128,), "float32"),
+    Y: T.Tensor((128,), "float32"),
+):
     """Threads of the producer read ``S``, whose reuse the program's threads release."""
-
-    @T.prim_func
-    def program(
-        A: T.Tensor((64, 64), "float16"),
-        B: T.Tensor((64, 64), "float16"),
-        C: T.Tensor((64, 64), "float32"),
-        X: T.Tensor((128,), "float32"),
-        Y: T.Tensor((128,), "float32"),
-    ):
-        with T.Kernel(2, threads=128) as block:
-            S = W.alloc_symmetric((128,), "float32")
-            A_tile = T.alloc_shared((64, 32), "float16")
-            B_tile = T.alloc_shared((64, 32), "float16")
-            total = T.alloc_fragment((64, 64), "float32")
-            me = W.rank()
-            if block == 1:
-                for i in T.Parallel(128):
-                    S[(me + 1) % 2, i] = X[i]
+    with T.Kernel(2, threads=128) as block:
+        S = W.alloc_symmetric((128,), "float32")
+        A_tile = T.alloc_shared((64, 32), "float16")
+        B_tile = T.alloc_shared((64, 32), "float16")
+        total = T.alloc_fragment((64, 64), "float32")
+        me = W.rank()
+        if block == 1:
             for i in T.Parallel(128):
-                if block == 0:
-                    Y[i] = S[me, i]
-            T.clear(total)
-            for k in T.Pipelined(2, num_stages=2):
-                T.copy(A[0, k * 32], A_tile)
-                T.copy(B[0, k * 32], B_tile)
-                T.gemm(A_tile, B_tile, total, transpose_B=True)
+                S[(me + 1) % 2, i] = X[i]
+        for i in T.Parallel(128):
             if block == 0:
-                T.copy(total, C)
+                Y[i] = S[me, i]
+        T.clear(total)
+        for k in T.Pipelined(2, num_stages=2):
+            T.copy(A[0, k * 32], A_tile)
+            T.copy(B[0, k * 32], B_tile)
+            T.gemm(A_tile, B_tile, total, transpose_B=True)
+        if block == 0:
+            T.copy(total, C)
 
-    return program
 
-
-def reads_in_conditions():
+@factory
+def reads_in_conditions(
+    A: T.Tensor((64, 64), "float16"),
+    B: T.Tensor((64, 64), "float16"),
+    C: T.Tensor((64, 64), "float32"),
+    X: T.Tensor((2,), "int32"),
+):
     """Threads of the producer read ``S``, in conditions, whose reuse the program's threads
     release."""
-
-    @T.prim_func
-    def program(
-        A: T.Tensor((64, 64), "float16"),
-        B: T.Tensor((64, 64), "float16"),
-        C: T.Tensor((64, 64), "float32"),
-        X: T.Tensor((2,), "int32"),
-    ):
-        with T.Kernel(1, threads=128):
-            S = W.alloc_symmetric((2,), "int32")
-            A_tile = T.alloc_shared((64, 32), "float16")
-            B_tile = T.alloc_shared((64, 32), "float16")
-            total = T.alloc_fragment((64, 64), "float32")
-            me = W.rank()
-            for i in T.Parallel(2):
-                S[(me + 1) % 2, i] = X[i]
-            for step in T.serial(2):
-                if S[me, step] > 0:
-                    T.clear(total)
-                    for k in T.Pipelined(2, num_stages=2):
-                        T.copy(A[0, k * 32], A_tile)
-                        T.copy(B[0, k * 32], B_tile)
-                        T.gemm(A_tile, B_tile, total, transpose_B=True)
-                    T.copy(total, C)
-
-    return program
+    with T.Kernel(1, threads=128):
+        S = W.alloc_symmetric((2,), "int32")
+        A_tile = T.alloc_shared((64, 32), "float16")
+        B_tile = T.alloc_shared((64, 32), "float16")
+        total = T.alloc_fragment((64, 64), "float32")
+        me = W.rank()
+        for i in T.Parallel(2):
+            S[(me + 1) % 2, i] = X[i]
+        for step in T.serial(2):
+            if S[me, step] > 0:
+                T.clear(total)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(A[0, k * 32], A_tile)
+                    T.copy(B[0, k * 32], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                T.copy(total, C)
 
 
-def waits_before_warps():
+@factory
+def waits_before_warps(
+    num: T.Tensor((1,), "int32"),
+    X: T.Tensor((64, 64), "float16"),
+    B: T.Tensor((64, 64), "float16"),
+    Y: T.Tensor((2, 64, 64), "float32"),
+):
     """Threads of the producer wait for flags that the last block clears."""
-
-    @T.prim_func
-    def program(
-        num: T.Tensor((1,), "int32"),
-        X: T.Tensor((64, 64), "float16"),
-        B: T.Tensor((64, 64), "float16"),
-        Y: T.Tensor((2, 64, 64), "float32"),
-    ):
-        with T.Kernel(2, threads=128) as block:
-            S = W.alloc_symmetric((2, 64, 64), "float16")
-            A_tile = T.alloc_shared((32, 32), "float16")
-            B_tile = T.alloc_shared((64, 32), "float16")
-            total = T.alloc_fragment((32, 64), "float32")
-            me, m = W.rank(), block * 32
+    with T.Kernel(2, threads=128) as block:
+        S = W.alloc_symmetric((2, 64, 64), "float16")
+        A_tile = T.alloc_shared((32, 32), "float16")
+        B_tile = T.alloc_shared((64, 32), "float16")
+        total = T.alloc_fragment((32, 64), "float32")
+        me, m = W.rank(), block * 32
+        if m < W.rank_uniform(num[0]):
+            for peer in T.serial(2):
+                T.copy(X[m : m + 32, 0:64], S[peer, me, m : m + 32, 0:64])
+        for source in T.serial(2):
             if m < W.rank_uniform(num[0]):
-                for peer in T.serial(2):
-                    T.copy(X[m : m + 32, 0:64], S[peer, me, m : m + 32, 0:64])
-            for source in T.serial(2):
-                if m < W.rank_uniform(num[0]):
-                    T.clear(total)
-                    for k in T.Pipelined(2, num_stages=2):
-                        T.copy(S[me, source, m, k * 32], A_tile)
-                        T.copy(B[0, k * 32], B_tile)
-                        T.gemm(A_tile, B_tile, total, transpose_B=True)
-                    T.copy(total, Y[source, m, 0])
-                else:
-                    for i, j in T.Parallel(32, 64):
-                        Y[source, m + i, j] = 0
-
-    return program
+                T.clear(total)
+                for k in T.Pipelined(2, num_stages=2):
+                    T.copy(S[me, source, m, k * 32], A_tile)
+                    T.copy(B[0, k * 32], B_tile)
+                    T.gemm(A_tile, B_tile, total, transpose_B=True)
+                T.copy(total, Y[source, m, 0])
+            else:
+                for i, j in T.Parallel(32, 64):
+                    Y[source, m + i, j] = 0
 
 
 def sends_before_warps(dtype="float32"):
@@ -213,152 +192,134 @@ def sends_before_warps(dtype="float32"):
     return program
 
 
-def reuses_tile_in_waves(ends_with_barrier=True):
+@factory
+def reuses_tile_in_waves(
+    A: T.Tensor((8, 15), "float16"),
+    B: T.Tensor((2, 8, 8), "float16"),
+    Y: T.Tensor((2, 8, 8), "float16"),
+    *,
+    ends_with_barrier=True,
+):
     """Each wave loads a tile, adds to it in a pipelined loop, and stores it from the same memory.
 
     Args:
         ends_with_barrier: whether a wave ends with a barrier, which consumers execute.
     """
-
-    @T.prim_func
-    def program(
-        A: T.Tensor((8, 15), "float16"),
-        B: T.Tensor((2, 8, 8), "float16"),
-        Y: T.Tensor((2, 8, 8), "float16"),
-    ):
-        with T.Kernel(1, threads=64):
-            tile = T.alloc_shared((8, 8), "float16")
-            added = T.alloc_shared((8, 8), "float16")
-            total = T.alloc_fragment((8, 8), "float16")
-            W.fence("gpu")
-            for wave in T.serial(2):
-                T.copy(A[0, wave * 7], tile)
-                T.copy(tile, total)
-                for s in T.Pipelined(2, num_stages=2):
-                    T.copy(B[s, 0, 0], added)
-                    for i, j in T.Parallel(8, 8):
-                        total[i, j] += added[i, j]
-                T.copy(total, tile)
-                T.copy(tile, Y[wave, 0, 0])
-                if ends_with_barrier:
-                    T.sync_threads()
-
-    return program
+    with T.Kernel(1, threads=64):
+        tile = T.alloc_shared((8, 8), "float16")
+        added = T.alloc_shared((8, 8), "float16")
+        total = T.alloc_fragment((8, 8), "float16")
+        W.fence("gpu")
+        for wave in T.serial(2):
+            T.copy(A[0, wave * 7], tile)
+            T.copy(tile, total)
+            for s in T.Pipelined(2, num_stages=2):
+                T.copy(B[s, 0, 0], added)
+                for i, j in T.Parallel(8, 8):
+                    total[i, j] += added[i, j]
+            T.copy(total, tile)
+            T.copy(tile, Y[wave, 0, 0])
+            if ends_with_barrier:
+                T.sync_threads()
 
 
-def writes_before_warps():
+@factory
+def writes_before_warps(
+    X: T.Tensor((256,), "float32"),
+    A: T.Tensor((2, 32, 32), "float32"),
+    count: T.Tensor((1,), "int32"),
+    Y: T.Tensor((256,), "float32"),
+    Z: T.Tensor((2, 32, 32), "float32"),
+):
     """Each thread writes before a pipelined loop, which has additional threads for its loads."""
-
-    @T.prim_func
-    def program(
-        X: T.Tensor((256,), "float32"),
-        A: T.Tensor((2, 32, 32), "float32"),
-        count: T.Tensor((1,), "int32"),
-        Y: T.Tensor((256,), "float32"),
-        Z: T.Tensor((2, 32, 32), "float32"),
-    ):
-        with T.Kernel(2, threads=128) as block:
-            tile = T.alloc_shared((32, 32), "float32")
-            total = T.alloc_fragment((32, 32), "float32")
-            thread = T.get_thread_binding()
-            W.fence("gpu")
-            T.atomic_add(count[0], 1)
-            Y[block * 128 + thread] = X[block * 128 + thread] + 1
-            T.clear(total)
-            for k in T.Pipelined(2, num_stages=2):
-                T.copy(A[k, 0, 0], tile)
-                for i, j in T.Parallel(32, 32):
-                    total[i, j] += tile[i, j]
-            T.copy(total, Z[block, 0, 0])
-
-    return program
+    with T.Kernel(2, threads=128) as block:
+        tile = T.alloc_shared((32, 32), "float32")
+        total = T.alloc_fragment((32, 32), "float32")
+        thread = T.get_thread_binding()
+        W.fence("gpu")
+        T.atomic_add(count[0], 1)
+        Y[block * 128 + thread] = X[block * 128 + thread] + 1
+        T.clear(total)
+        for k in T.Pipelined(2, num_stages=2):
+            T.copy(A[k, 0, 0], tile)
+            for i, j in T.Parallel(32, 32):
+                total[i, j] += tile[i, j]
+        T.copy(total, Z[block, 0, 0])
 
 
-def tile_in_a_uniform_branch():
+@factory
+def tile_in_a_uniform_branch(
+    num: T.Tensor((1,), "int32"), X: T.Tensor((64, 64), "float16"), Y: T.Tensor((64, 64), "float16")
+):
     """One thread stores a tile of all threads, in a branch on a number that is equal on all
     ranks."""
-
-    @T.prim_func
-    def program(
-        num: T.Tensor((1,), "int32"),
-        X: T.Tensor((64, 64), "float16"),
-        Y: T.Tensor((64, 64), "float16"),
-    ):
-        with T.Kernel(2, threads=128) as block:
-            tile = T.alloc_shared((32, 64), "float16")
-            n = W.rank_uniform(num[0])
-            if block * 32 < n:
-                T.copy(X[block * 32, 0], tile)
-                T.copy(tile, Y[block * 32, 0])
-
-    return program
+    with T.Kernel(2, threads=128) as block:
+        tile = T.alloc_shared((32, 64), "float16")
+        n = W.rank_uniform(num[0])
+        if block * 32 < n:
+            T.copy(X[block * 32, 0], tile)
+            T.copy(tile, Y[block * 32, 0])
 
 
-def tile_in_a_branch_on(load):
+@factory
+def tile_in_a_branch_on(
+    load,
+    limit: T.Tensor((1,), "int32"),
+    X: T.Tensor((64, 64), "float32"),
+    Y: T.Tensor((64, 64), "float32"),
+):
     """A tile is written and read in a branch on memory.
 
     Args:
         load: function that loads the limit of the branch, from a parameter or from what another
             rank has written.
     """
-
-    @T.prim_func
-    def program(
-        limit: T.Tensor((1,), "int32"),
-        X: T.Tensor((64, 64), "float32"),
-        Y: T.Tensor((64, 64), "float32"),
-    ):
-        with T.Kernel(1, threads=128):
-            S = W.alloc_symmetric((1,), "int32")
-            tile = T.alloc_shared((64, 64), "float32")
-            me = W.rank()
-            if T.get_thread_binding() == 0:
-                S[1 - me, 0] = limit[0]
-            for m in T.serial(2):
-                if m < load(limit[0], S[me, 0]):
-                    for i, j in T.Parallel(64, 64):
-                        tile[i, j] = X[i, j]
-                    for i, j in T.Parallel(64, 64):
-                        Y[i, j] = tile[63 - i, 63 - j]
-                else:
-                    for i, j in T.Parallel(64, 64):
-                        Y[i, j] = 0
-
-    return program
+    with T.Kernel(1, threads=128):
+        S = W.alloc_symmetric((1,), "int32")
+        tile = T.alloc_shared((64, 64), "float32")
+        me = W.rank()
+        if T.get_thread_binding() == 0:
+            S[1 - me, 0] = limit[0]
+        for m in T.serial(2):
+            if m < load(limit[0], S[me, 0]):
+                for i, j in T.Parallel(64, 64):
+                    tile[i, j] = X[i, j]
+                for i, j in T.Parallel(64, 64):
+                    Y[i, j] = tile[63 - i, 63 - j]
+            else:
+                for i, j in T.Parallel(64, 64):
+                    Y[i, j] = 0
 
 
-def reads_in_bounds(place):
+@factory
+def reads_in_bounds(
+    place,
+    X: T.Tensor((16, 32), "float16"),
+    B: T.Tensor((32, 32), "float16"),
+    Y: T.Tensor((16, 32), "float32"),
+):
     """A producer reads the bound of its loop, or a condition in it, after its last load.
 
     Args:
         place: "bound", "first" or "condition", where the number of loads is read.
     """
-
-    @T.prim_func
-    def program(
-        X: T.Tensor((16, 32), "float16"),
-        B: T.Tensor((32, 32), "float16"),
-        Y: T.Tensor((16, 32), "float32"),
-    ):
-        with T.Kernel(1, threads=128):
-            S = W.alloc_symmetric((3,), "int32")
-            X_tile = T.alloc_shared((16, 16), "float16")
-            B_tile = T.alloc_shared((16, 32), "float16")
-            total = T.alloc_fragment((16, 32), "float32")
-            me = W.rank()
-            for i in T.Parallel(3):
-                S[1 - me, i] = i
-            T.clear(total)
-            first = S[me, 0] if place == "first" else 0
-            last = S[me, 2] if place == "bound" else 2
-            for k in T.Pipelined(first, last, num_stages=2):
-                if k < (S[me, 2] if place == "condition" else 2):
-                    T.copy(X[0, k * 16], X_tile)
-                    T.copy(B[k * 16, 0], B_tile)
-                    T.gemm(X_tile, B_tile, total)
-            T.copy(total, Y)
-
-    return program
+    with T.Kernel(1, threads=128):
+        S = W.alloc_symmetric((3,), "int32")
+        X_tile = T.alloc_shared((16, 16), "float16")
+        B_tile = T.alloc_shared((16, 32), "float16")
+        total = T.alloc_fragment((16, 32), "float32")
+        me = W.rank()
+        for i in T.Parallel(3):
+            S[1 - me, i] = i
+        T.clear(total)
+        first = S[me, 0] if place == "first" else 0
+        last = S[me, 2] if place == "bound" else 2
+        for k in T.Pipelined(first, last, num_stages=2):
+            if k < (S[me, 2] if place == "condition" else 2):
+                T.copy(X[0, k * 16], X_tile)
+                T.copy(B[k * 16, 0], B_tile)
+                T.gemm(X_tile, B_tile, total)
+        T.copy(total, Y)
 
 
 def reads_in_producers():
@@ -393,100 +354,78 @@ def reads_in_producers():
     return program
 
 
-def adds_at_the_peer():
+@factory
+def adds_at_the_peer(S: W.Symmetric((128,), "int32")):
     """Both ranks add to the same elements."""
-
-    @T.prim_func
-    def program(S: W.Symmetric((128,), "int32")):
-        with T.Kernel(1, threads=128):
-            tx = T.get_thread_binding()
-            W.sync_ranks()
-            T.atomic_add(S[0, tx], 1)
-            W.sync_ranks()
-
-    return program
+    with T.Kernel(1, threads=128):
+        tx = T.get_thread_binding()
+        W.sync_ranks()
+        T.atomic_add(S[0, tx], 1)
+        W.sync_ranks()
 
 
-def counts_in_a_loop():
+@factory
+def counts_in_a_loop(
+    X: T.Tensor((64, 64), BF16), Y: T.Tensor((2, 64, 64), "float32"), count: T.Tensor((1,), "int32")
+):
     """Each of the program's threads adds 1 in each iteration, before the specialized part."""
-
-    @T.prim_func
-    def program(
-        X: T.Tensor((64, 64), BF16),
-        Y: T.Tensor((2, 64, 64), "float32"),
-        count: T.Tensor((1,), "int32"),
-    ):
-        with T.Kernel(1, threads=128):
-            A_tile = T.alloc_shared((64, 32), BF16)
-            B_tile = T.alloc_shared((32, 64), BF16)
-            total = T.alloc_fragment((64, 64), "float32")
-            for u in T.serial(2):
-                W.red_add(count[0], 1)
-                T.clear(total)
-                for k in T.Pipelined(2, num_stages=2):
-                    T.copy(X[0, k * 32], A_tile)
-                    T.copy(X[k * 32, 0], B_tile)
-                    T.gemm(A_tile, B_tile, total)
-                T.copy(total, Y[u, 0, 0])
-
-    return program
-
-
-def loads_what_threads_stored():
-    """Threads of the peer store by generic stores; the TMA loads after the wait."""
-
-    @T.prim_func
-    def program(
-        S: W.Symmetric((64, 64), BF16),
-        F: W.Symmetric((1,), "uint32"),
-        B: T.Tensor((64, 64), BF16),
-        Y: T.Tensor((64, 64), "float32"),
-    ):
-        with T.Kernel(1, threads=128):
-            A_tile = T.alloc_shared((64, 32), BF16)
-            B_tile = T.alloc_shared((32, 64), BF16)
-            total = T.alloc_fragment((64, 64), "float32")
-            me = W.rank()
-            for i, j in T.Parallel(64, 64):
-                S[1 - me, i, j] = T.Cast(BF16, i)
-            W.signal(F[1 - me, 0])
-            W.wait_reached(F[me, 0], 1)
+    with T.Kernel(1, threads=128):
+        A_tile = T.alloc_shared((64, 32), BF16)
+        B_tile = T.alloc_shared((32, 64), BF16)
+        total = T.alloc_fragment((64, 64), "float32")
+        for u in T.serial(2):
+            W.red_add(count[0], 1)
             T.clear(total)
             for k in T.Pipelined(2, num_stages=2):
-                T.copy(S[me, 0, k * 32], A_tile)
-                T.copy(B[k * 32, 0], B_tile)
+                T.copy(X[0, k * 32], A_tile)
+                T.copy(X[k * 32, 0], B_tile)
                 T.gemm(A_tile, B_tile, total)
-            T.copy(total, Y)
-
-    return program
+            T.copy(total, Y[u, 0, 0])
 
 
-def counts_backward():
+@factory
+def loads_what_threads_stored(
+    S: W.Symmetric((64, 64), BF16),
+    F: W.Symmetric((1,), "uint32"),
+    B: T.Tensor((64, 64), BF16),
+    Y: T.Tensor((64, 64), "float32"),
+):
+    """Threads of the peer store by generic stores; the TMA loads after the wait."""
+    with T.Kernel(1, threads=128):
+        A_tile = T.alloc_shared((64, 32), BF16)
+        B_tile = T.alloc_shared((32, 64), BF16)
+        total = T.alloc_fragment((64, 64), "float32")
+        me = W.rank()
+        for i, j in T.Parallel(64, 64):
+            S[1 - me, i, j] = T.Cast(BF16, i)
+        W.signal(F[1 - me, 0])
+        W.wait_reached(F[me, 0], 1)
+        T.clear(total)
+        for k in T.Pipelined(2, num_stages=2):
+            T.copy(S[me, 0, k * 32], A_tile)
+            T.copy(B[k * 32, 0], B_tile)
+            T.gemm(A_tile, B_tile, total)
+        T.copy(total, Y)
+
+
+@factory
+def counts_backward(x: T.Tensor((4,), "float32"), y: T.Tensor((4,), "float32")):
     """A loop variable has a negative factor in a dividend."""
-
-    @T.prim_func
-    def program(x: T.Tensor((4,), "float32"), y: T.Tensor((4,), "float32")):
-        with T.Kernel(1, threads=32):
-            for i in T.serial(4):
-                y[i] = x[(W.rank() + 3 - i) % 4]
-
-    return program
+    with T.Kernel(1, threads=32):
+        for i in T.serial(4):
+            y[i] = x[(W.rank() + 3 - i) % 4]
 
 
-def small_stages():
+@factory
+def small_stages(x: T.Tensor((4, 8, 16), "float32"), y: T.Tensor((4, 2, 8), "float32")):
     """The tile of the second stage begins 64 bytes after that of the first one."""
-
-    @T.prim_func
-    def program(x: T.Tensor((4, 8, 16), "float32"), y: T.Tensor((4, 2, 8), "float32")):
-        with T.Kernel(1, threads=128):
-            tile = T.alloc_shared((2, 8), "float32")
-            W.fence("gpu")
-            for i in T.Pipelined(4, num_stages=2):
-                T.copy(x[i, 3, 0], tile)
-                for r, j in T.Parallel(2, 8):
-                    y[i, r, j] = tile[r, j]
-
-    return program
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((2, 8), "float32")
+        W.fence("gpu")
+        for i in T.Pipelined(4, num_stages=2):
+            T.copy(x[i, 3, 0], tile)
+            for r, j in T.Parallel(2, 8):
+                y[i, r, j] = tile[r, j]
 
 
 def words_beside_a_pipeline():
@@ -526,75 +465,66 @@ def words_beside_a_pipeline():
     return program
 
 
-def adds_in_two_axes():
+@factory
+def adds_in_two_axes(X: T.Tensor((16, 32), "float32"), S: W.Symmetric((16, 32), "float32")):
     """TileLang chooses the thread that issues a TMA operation by its first index alone."""
-
-    @T.prim_func
-    def program(X: T.Tensor((16, 32), "float32"), S: W.Symmetric((16, 32), "float32")):
-        with T.Kernel(1, threads=(32, 4)):
-            tile = T.alloc_shared((16, 32), "float32")
-            me = W.rank()
-            T.clear(tile)
-            T.copy(tile, S[me, 0, 0])
-            T.copy(X, tile)
-            T.atomic_add(S[(me + 1) % 2, 0, 0], tile, use_tma=True)
-
-    return program
+    with T.Kernel(1, threads=(32, 4)):
+        tile = T.alloc_shared((16, 32), "float32")
+        me = W.rank()
+        T.clear(tile)
+        T.copy(tile, S[me, 0, 0])
+        T.copy(X, tile)
+        T.atomic_add(S[(me + 1) % 2, 0, 0], tile, use_tma=True)
 
 
-def row_of_a_tile():
+@factory
+def row_of_a_tile(
+    A: T.Tensor((64, 64), "float16"),
+    B: T.Tensor((64, 64), "float16"),
+    C: T.Tensor((64, 64), "float32"),
+    Y: T.Tensor((64,), "float16"),
+):
     """A row is copied from a tile that is swizzled for tensor cores."""
-
-    @T.prim_func
-    def program(
-        A: T.Tensor((64, 64), "float16"),
-        B: T.Tensor((64, 64), "float16"),
-        C: T.Tensor((64, 64), "float32"),
-        Y: T.Tensor((64,), "float16"),
-    ):
-        with T.Kernel(1, threads=128):
-            A_tile = T.alloc_shared((64, 64), "float16")
-            B_tile = T.alloc_shared((64, 64), "float16")
-            total = T.alloc_fragment((64, 64), "float32")
-            row = T.alloc_fragment((64,), "float16")
-            W.fence("gpu")
-            T.clear(total)
-            T.copy(A, A_tile)
-            T.copy(B, B_tile)
-            T.gemm(A_tile, B_tile, total, transpose_B=True)
-            T.copy(total, C)
-            T.copy(A_tile[3, 0], row)
-            T.copy(row, Y)
-
-    return program
+    with T.Kernel(1, threads=128):
+        A_tile = T.alloc_shared((64, 64), "float16")
+        B_tile = T.alloc_shared((64, 64), "float16")
+        total = T.alloc_fragment((64, 64), "float32")
+        row = T.alloc_fragment((64,), "float16")
+        W.fence("gpu")
+        T.clear(total)
+        T.copy(A, A_tile)
+        T.copy(B, B_tile)
+        T.gemm(A_tile, B_tile, total, transpose_B=True)
+        T.copy(total, C)
+        T.copy(A_tile[3, 0], row)
+        T.copy(row, Y)
 
 
-def half_of_a_fragment(use):
+@factory
+def half_of_a_fragment(
+    use,
+    A: T.Tensor((64, 64), "float16"),
+    B: T.Tensor((128, 64), "float16"),
+    Y: T.Tensor((64, 64), "float16"),
+    Z: T.Tensor((64,), "float32"),
+):
     """Half of a fragment goes to another one, and from there to shared memory or to a reduction."""
-
-    @T.prim_func
-    def program(
-        A: T.Tensor((64, 64), "float16"), B: T.Tensor((128, 64), "float16"),
-        Y: T.Tensor((64, 64), "float16"), Z: T.Tensor((64,), "float32"),
-    ):  # fmt: skip
-        with T.Kernel(1, threads=128):
-            A_tile = T.alloc_shared((64, 64), "float16")
-            B_tile = T.alloc_shared((128, 64), "float16")
-            Y_tile = T.alloc_shared((64, 64), "float16")
-            total = T.alloc_fragment((64, 128), "float32")
-            left = T.alloc_fragment((64, 64), "float32")
-            row = T.alloc_fragment((64,), "float32")
-            W.fence("gpu")
-            T.clear(total)
-            T.copy(A, A_tile)
-            T.copy(B, B_tile)
-            T.gemm(A_tile, B_tile, total, transpose_B=True)
-            T.copy(total[:, :64], left)
-            if use == "copy":
-                T.copy(left, Y_tile)
-                T.copy(Y_tile, Y)
-            else:
-                T.reduce_max(left, row, dim=1)
-                T.copy(row, Z)
-
-    return program
+    with T.Kernel(1, threads=128):
+        A_tile = T.alloc_shared((64, 64), "float16")
+        B_tile = T.alloc_shared((128, 64), "float16")
+        Y_tile = T.alloc_shared((64, 64), "float16")
+        total = T.alloc_fragment((64, 128), "float32")
+        left = T.alloc_fragment((64, 64), "float32")
+        row = T.alloc_fragment((64,), "float32")
+        W.fence("gpu")
+        T.clear(total)
+        T.copy(A, A_tile)
+        T.copy(B, B_tile)
+        T.gemm(A_tile, B_tile, total, transpose_B=True)
+        T.copy(total[:, :64], left)
+        if use == "copy":
+            T.copy(left, Y_tile)
+            T.copy(Y_tile, Y)
+        else:
+            T.reduce_max(left, row, dim=1)
+            T.copy(row, Z)

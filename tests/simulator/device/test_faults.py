@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import needs_bulk_copies, needs_device_lines
 from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
 from tests.simulator.mutation.device_programs import gemm, matrices
@@ -273,20 +274,17 @@ def line_of(function, text: str) -> str:
     return f"{__file__}:{first + next(n for n, line in enumerate(lines) if text in line)}"
 
 
-def two_tiles():
-    @T.prim_func
-    def program(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
-        with T.Kernel(1, threads=64):
-            t = T.get_thread_binding()
-            x = T.alloc_shared((64,), "int32")
-            y = T.alloc_shared((64,), "int32")
-            x[t] = A[t]  # STORE
-            y[t] = A[t]
-            B[t] = x[63 - t]  # LOAD
-            B[t] += y[t]
-            x[t] = 1  # OVERWRITE
-
-    return program
+@factory
+def two_tiles(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+    with T.Kernel(1, threads=64):
+        t = T.get_thread_binding()
+        x = T.alloc_shared((64,), "int32")
+        y = T.alloc_shared((64,), "int32")
+        x[t] = A[t]  # STORE
+        y[t] = A[t]
+        B[t] = x[63 - t]  # LOAD
+        B[t] += y[t]
+        x[t] = 1  # OVERWRITE
 
 
 @needs_device_lines
@@ -298,17 +296,14 @@ def test_a_race_names_the_conflicting_statement_and_no_later_one():
     assert f" --> {line_of(two_tiles, '# OVERWRITE')}\n" in overwritten
 
 
-def histogram():
-    @T.prim_func
-    def program(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
-        with T.Kernel(1, threads=64):
-            t = T.get_thread_binding()
-            x = T.alloc_shared((64,), "int32")
-            T.clear(x)
-            T.atomic_add(x[A[t]], 1)
-            B[t] = x[t]
-
-    return program
+@factory
+def histogram(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
+    with T.Kernel(1, threads=64):
+        t = T.get_thread_binding()
+        x = T.alloc_shared((64,), "int32")
+        T.clear(x)
+        T.atomic_add(x[A[t]], 1)
+        B[t] = x[t]
 
 
 def test_atomics_race_with_other_accesses_and_not_with_each_other():

@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import (
     RECORDS_DEVICE_LINES,
     names_line,
@@ -69,14 +70,11 @@ def line_of(text: str) -> int:
     return next(n for n, line in enumerate(lines, 1) if text in line)
 
 
-def add_ones():
-    @T.prim_func
-    def program(X: T.Tensor((128,), "int32"), Y: T.Tensor((128,), "int32")):
-        with T.Kernel(1, threads=128):
-            for i in T.Parallel(128):
-                Y[i] = X[i] + 1
-
-    return program
+@factory
+def add_ones(X: T.Tensor((128,), "int32"), Y: T.Tensor((128,), "int32")):
+    with T.Kernel(1, threads=128):
+        for i in T.Parallel(128):
+            Y[i] = X[i] + 1
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])

@@ -13,53 +13,54 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import RECORDS_LINES
 from tileweave import language as W
 
 RANKS, ROWS, N, F32 = 2, 3, 4, "float32"
 
 
-def make(blocks, at_once, bulk=False):
+@factory
+def make(
+    blocks,
+    at_once,
+    count: T.Tensor((1,), "int32"),
+    sent: T.Tensor((1,), "int32"),
+    places: T.Tensor((ROWS,), "int32"),
+    Y: T.Tensor((RANKS, ROWS, N), F32),
+    *,
+    bulk=False,
+):
     """Return a program in which each rank sends ``sent`` rows, at ``places``, to each segment, and
     receives ``at_once`` rows at once.
 
     Args:
         bulk: send by ``W.bulk_store``, which checks no address.
     """
-
-    @T.prim_func
-    def program(
-        count: T.Tensor((1,), "int32"),
-        sent: T.Tensor((1,), "int32"),
-        places: T.Tensor((ROWS,), "int32"),
-        Y: T.Tensor((RANKS, ROWS, N), F32),
-    ):
-        with T.Kernel(blocks, threads=32) as block:
-            inbox = W.alloc_ragged((), rows=ROWS, row=N)
-            tile = T.alloc_shared((1, N), F32)
-            received = T.alloc_shared((at_once, N), F32)
-            me = W.rank()
-            T.fill(tile, 1.0)
-            if block == 0:
-                for peer in T.serial(RANKS):
-                    W.announce(inbox[peer, me, 0, 0], count[0])  # ANNOUNCE
-                    for i in T.serial(sent[0]):
-                        if bulk:
-                            W.bulk_store(inbox[peer, me, places[i], 0], tile, N)  # BULK
-                            W.bulk_commit()
-                            W.bulk_wait(0, read=True)
-                        else:
-                            T.copy(tile, inbox[peer, me, places[i], 0])  # WRITE
-            if block == blocks - 1:
-                for s in T.serial(RANKS):
-                    n = W.announced(inbox[me, s, 0, 0])
-                    for i in T.serial(T.ceildiv(n, at_once)):
-                        T.copy(inbox[me, s, i * at_once, 0], received)  # READ
-                        for r, j in T.Parallel(at_once, N):
-                            if i * at_once + r < n:
-                                Y[s, i * at_once + r, j] = received[r, j]
-
-    return program
+    with T.Kernel(blocks, threads=32) as block:
+        inbox = W.alloc_ragged((), rows=ROWS, row=N)
+        tile = T.alloc_shared((1, N), F32)
+        received = T.alloc_shared((at_once, N), F32)
+        me = W.rank()
+        T.fill(tile, 1.0)
+        if block == 0:
+            for peer in T.serial(RANKS):
+                W.announce(inbox[peer, me, 0, 0], count[0])  # ANNOUNCE
+                for i in T.serial(sent[0]):
+                    if bulk:
+                        W.bulk_store(inbox[peer, me, places[i], 0], tile, N)  # BULK
+                        W.bulk_commit()
+                        W.bulk_wait(0, read=True)
+                    else:
+                        T.copy(tile, inbox[peer, me, places[i], 0])  # WRITE
+        if block == blocks - 1:
+            for s in T.serial(RANKS):
+                n = W.announced(inbox[me, s, 0, 0])
+                for i in T.serial(T.ceildiv(n, at_once)):
+                    T.copy(inbox[me, s, i * at_once, 0], received)  # READ
+                    for r, j in T.Parallel(at_once, N):
+                        if i * at_once + r < n:
+                            Y[s, i * at_once + r, j] = received[r, j]
 
 
 def lines_of(*marks):

@@ -7,98 +7,93 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 
 N = 128
 
 
-def wait_under(chosen, faulty):
+@factory
+def wait_under(
+    chosen,
+    faulty,
+    mail: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    picks: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+    epoch: T.int32,
+):
     """Some threads wait for a message that all of them read."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        picks: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-        epoch: T.int32,
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tx = T.get_thread_binding()
-            mail[peer, tx] = 1000 * epoch + tx
-            T.sync_threads()
-            if tx == 0:
-                W.st(flags[peer, 0], epoch + 1, sem="release", scope="sys")
-            if chosen(tx, me, picks):
-                while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
-                    pass
-            if not faulty:
-                T.sync_threads()
-            out[tx] = mail[me, tx]
-            W.sync_ranks()
-
-    return program
-
-
-def signal_under(chosen, faulty):
-    """One thread of a warp signals what the warp wrote."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((32,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        picks: T.Tensor((1,), "int32"),
-        out: T.Tensor((32,), "int32"),
-        epoch: T.int32,
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tx = T.get_thread_binding()
-            if tx // 32 == 1:
-                mail[peer, tx - 32] = 1000 * epoch + tx
-                if not faulty:
-                    T.sync_warp()
-                if chosen(tx - 32, me, picks):
-                    W.st(flags[peer, 0], epoch + 1, sem="release", scope="sys")
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tx = T.get_thread_binding()
+        mail[peer, tx] = 1000 * epoch + tx
+        T.sync_threads()
+        if tx == 0:
+            W.st(flags[peer, 0], epoch + 1, sem="release", scope="sys")
+        if chosen(tx, me, picks):
             while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
                 pass
-            if tx < 32:
-                out[tx] = mail[me, tx]
-            W.sync_ranks()
-
-    return program
-
-
-def accesses_under(chosen, faulty):
-    """The waiting threads read for themselves; in the faulty program their neighbors read."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        picks: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-        epoch: T.int32,
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tx = T.get_thread_binding()
-            mail[peer, tx] = 1000 * epoch + tx
+        if not faulty:
             T.sync_threads()
-            if tx == 0:
-                W.st(flags[peer, 0], epoch + 1, sem="release", scope="sys")
-            if chosen(tx, me, picks):
-                while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
-                    pass
-            if chosen(tx - faulty, me, picks):
-                out[tx] = mail[me, tx]
-            W.sync_ranks()
+        out[tx] = mail[me, tx]
+        W.sync_ranks()
 
-    return program
+
+@factory
+def signal_under(
+    chosen,
+    faulty,
+    mail: W.Symmetric((32,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    picks: T.Tensor((1,), "int32"),
+    out: T.Tensor((32,), "int32"),
+    epoch: T.int32,
+):
+    """One thread of a warp signals what the warp wrote."""
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tx = T.get_thread_binding()
+        if tx // 32 == 1:
+            mail[peer, tx - 32] = 1000 * epoch + tx
+            if not faulty:
+                T.sync_warp()
+            if chosen(tx - 32, me, picks):
+                W.st(flags[peer, 0], epoch + 1, sem="release", scope="sys")
+        while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
+            pass
+        if tx < 32:
+            out[tx] = mail[me, tx]
+        W.sync_ranks()
+
+
+@factory
+def accesses_under(
+    chosen,
+    faulty,
+    mail: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    picks: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+    epoch: T.int32,
+):
+    """The waiting threads read for themselves; in the faulty program their neighbors read."""
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tx = T.get_thread_binding()
+        mail[peer, tx] = 1000 * epoch + tx
+        T.sync_threads()
+        if tx == 0:
+            W.st(flags[peer, 0], epoch + 1, sem="release", scope="sys")
+        if chosen(tx, me, picks):
+            while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
+                pass
+        if chosen(tx - faulty, me, picks):
+            out[tx] = mail[me, tx]
+        W.sync_ranks()
 
 
 CONDITIONS = {
@@ -150,33 +145,30 @@ def test_a_signal_releases_for_the_threads_that_execute_it(condition):
         np.testing.assert_array_equal(values["out"], 2032 + np.arange(32))
 
 
-def flag_of_each_peer(faulty):
+@factory
+def flag_of_each_peer(
+    faulty,
+    mail: W.Symmetric((4, 32), "int32"),
+    flags: W.Symmetric((4,), "int32"),
+    out: T.Tensor((4, 32), "int32"),
+    epoch: T.int32,
+):
     """Thread i waits for rank i, which is enough for its own reads."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((4, 32), "int32"),
-        flags: W.Symmetric((4,), "int32"),
-        out: T.Tensor((4, 32), "int32"),
-        epoch: T.int32,
-    ):
-        with T.Kernel(1, threads=32) as _:
-            me, ranks = W.rank(), W.world_size()
-            tx = T.get_thread_binding()
-            for peer in T.serial(ranks):
-                mail[peer, me, tx] = 1000 * epoch + 100 * me + tx
-            T.sync_threads()
-            if tx < ranks:
-                W.st(flags[tx, me], epoch + 1, sem="release", scope="sys")
-                W.wait_reached(flags[me, tx], epoch + 1)
-                for i in T.serial(32):
-                    if faulty:
-                        out[tx, i] = mail[me, (tx + 1) % ranks, i]
-                    else:
-                        out[tx, i] = mail[me, tx, i]
-            W.sync_ranks()
-
-    return program
+    with T.Kernel(1, threads=32) as _:
+        me, ranks = W.rank(), W.world_size()
+        tx = T.get_thread_binding()
+        for peer in T.serial(ranks):
+            mail[peer, me, tx] = 1000 * epoch + 100 * me + tx
+        T.sync_threads()
+        if tx < ranks:
+            W.st(flags[tx, me], epoch + 1, sem="release", scope="sys")
+            W.wait_reached(flags[me, tx], epoch + 1)
+            for i in T.serial(32):
+                if faulty:
+                    out[tx, i] = mail[me, (tx + 1) % ranks, i]
+                else:
+                    out[tx, i] = mail[me, tx, i]
+        W.sync_ranks()
 
 
 def test_each_thread_acquires_for_itself():
@@ -189,33 +181,30 @@ def test_each_thread_acquires_for_itself():
     assert error.value.kind in ("race", "reuse")
 
 
-def put_by_a_warp(synchronized):
+@factory
+def put_by_a_warp(
+    synchronized,
+    src: T.Tensor((64,), "int32"),
+    mail: W.Symmetric((64,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    out: T.Tensor((64,), "int32"),
+    epoch: T.int32,
+):
     """A warp copies; its first lane signals."""
-
-    @T.prim_func
-    def program(
-        src: T.Tensor((64,), "int32"),
-        mail: W.Symmetric((64,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        out: T.Tensor((64,), "int32"),
-        epoch: T.int32,
-    ):
-        with T.Kernel(1, threads=64) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            tx = T.get_thread_binding()
-            if tx // 32 == 1:
-                W.put_warp(src[0], mail[peer, 0], 64)
-                if synchronized:
-                    T.sync_warp()
-                if tx % 32 == 0:
-                    W.st(flags[peer, 0], epoch + 1, sem="release", scope="sys")
-            while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
-                pass
-            out[tx] = mail[me, tx]
-            W.sync_ranks()
-
-    return program
+    with T.Kernel(1, threads=64) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        tx = T.get_thread_binding()
+        if tx // 32 == 1:
+            W.put_warp(src[0], mail[peer, 0], 64)
+            if synchronized:
+                T.sync_warp()
+            if tx % 32 == 0:
+                W.st(flags[peer, 0], epoch + 1, sem="release", scope="sys")
+        while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
+            pass
+        out[tx] = mail[me, tx]
+        W.sync_ranks()
 
 
 def test_a_warp_orders_its_own_threads():

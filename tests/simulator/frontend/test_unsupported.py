@@ -24,132 +24,88 @@ REFUSED = {}
 
 
 @refused("gemm_sp")
-def sparse():
-    @T.prim_func
-    def program(A: T.Tensor((N, 32), "float16"), C: T.Tensor((N, N), "float32")):
-        with T.Kernel(1, threads=128) as _:
-            a = T.alloc_shared((N, 32), "float16")
-            e = T.alloc_shared((N, 8), "uint8")
-            b = T.alloc_shared((N, N), "float16")
-            c = T.alloc_fragment((N, N), "float32")
-            T.gemm_sp(a, e, b, c)  # HERE
-
-    return program
+def sparse(A: T.Tensor((N, 32), "float16"), C: T.Tensor((N, N), "float32")):
+    with T.Kernel(1, threads=128) as _:
+        a = T.alloc_shared((N, 32), "float16")
+        e = T.alloc_shared((N, 8), "uint8")
+        b = T.alloc_shared((N, N), "float16")
+        c = T.alloc_fragment((N, N), "float32")
+        T.gemm_sp(a, e, b, c)  # HERE
 
 
 @refused("im2col")
-def image():
-    @T.prim_func
-    def program(A: T.Tensor((1, 16, 16, 32), "float16")):
-        with T.Kernel(1, threads=128) as _:
-            a = T.alloc_shared((N, 32), "float16")
-            T.c2d_im2col(A, a, 0, 0, 3, 1, 1, 1)  # HERE
-
-    return program
+def image(A: T.Tensor((1, 16, 16, 32), "float16")):
+    with T.Kernel(1, threads=128) as _:
+        a = T.alloc_shared((N, 32), "float16")
+        T.c2d_im2col(A, a, 0, 0, 3, 1, 1, 1)  # HERE
 
 
 @refused("my_function")
-def extern():
-    @T.prim_func
-    def program(A: T.Tensor((4,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            T.call_extern("handle", "my_function", A.data)  # HERE
-
-    return program
+def extern(A: T.Tensor((4,), "int32")):
+    with T.Kernel(1, threads=32) as _:
+        T.call_extern("handle", "my_function", A.data)  # HERE
 
 
 @refused("a vector of x in each point of T.Parallel is not simulated")
-def vectors_of_points():
-    @T.prim_func
-    def program(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
-        with T.Kernel(1, threads=32) as _:
-            x = T.alloc_local((2,), "float32")
-            for i in T.Parallel(N // 2):
-                x[0:2] = A[i * 2 : i * 2 + 2]  # HERE
-                B[i * 2] = x[1]
-
-    return program
+def vectors_of_points(A: T.Tensor((N,), "float32"), B: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=32) as _:
+        x = T.alloc_local((2,), "float32")
+        for i in T.Parallel(N // 2):
+            x[0:2] = A[i * 2 : i * 2 + 2]  # HERE
+            B[i * 2] = x[1]
 
 
 @refused("match_all_sync")
-def match_all():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            t = T.get_thread_binding()
-            A[t] = T.Cast("int32", T.match_all_sync(A[t]))  # HERE
-
-    return program
+def match_all(A: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=32) as _:
+        t = T.get_thread_binding()
+        A[t] = T.Cast("int32", T.match_all_sync(A[t]))  # HERE
 
 
 @refused("finalize_reducer")
-def legacy_reducer():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            total = T.alloc_reducer((32,), "int32", op="sum", replication="all")
-            T.finalize_reducer(total)  # HERE
-
-    return program
+def legacy_reducer(A: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=32) as _:
+        total = T.alloc_reducer((32,), "int32", op="sum", replication="all")
+        T.finalize_reducer(total)  # HERE
 
 
 @refused("memory scratch")
-def global_memory_in_a_kernel():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            scratch = T.alloc_global((32,), "int32")  # HERE
-            T.copy(A, scratch)
-
-    return program
+def global_memory_in_a_kernel(A: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=32) as _:
+        scratch = T.alloc_global((32,), "int32")  # HERE
+        T.copy(A, scratch)
 
 
 @refused("memory allocated outside a kernel: scratch")
-def global_memory_outside_a_kernel():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        scratch = T.alloc_global((32,), "int32")  # HERE
-        with T.Kernel(1, threads=32) as _:
-            T.copy(A, scratch)
-
-    return program
+def global_memory_outside_a_kernel(A: T.Tensor((32,), "int32")):
+    scratch = T.alloc_global((32,), "int32")  # HERE
+    with T.Kernel(1, threads=32) as _:
+        T.copy(A, scratch)
 
 
 @refused("a loop outside a kernel")
-def loop_of_kernels():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        for k in T.serial(3):  # HERE
-            with T.Kernel(1, threads=32) as _:
-                A[T.get_thread_binding()] = k
-
-    return program
+def loop_of_kernels(A: T.Tensor((32,), "int32")):
+    for k in T.serial(3):  # HERE
+        with T.Kernel(1, threads=32) as _:
+            A[T.get_thread_binding()] = k
 
 
 @refused("bits, a view of another type")
-def view_of_another_type():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "float32"), B: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            x = T.alloc_shared((32,), "float32")
-            T.copy(A, x)
-            bits = T.view(x, (32,), "int32")
-            for i in T.Parallel(32):
-                B[i] = bits[i]  # HERE
-
-    return program
+def view_of_another_type(A: T.Tensor((32,), "float32"), B: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=32) as _:
+        x = T.alloc_shared((32,), "float32")
+        T.copy(A, x)
+        bits = T.view(x, (32,), "int32")
+        for i in T.Parallel(32):
+            B[i] = bits[i]  # HERE
 
 
 @refused(r"x with elements of float16x2 is not simulated; expected float16, which x\[i : i \+ 2\]")
-def tile_of_vectors():
-    @T.prim_func
-    def program(A: T.Tensor((32,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            x = T.alloc_shared((32,), "float16x2")  # HERE
-            for i in T.Parallel(32):
-                x[i] = T.reinterpret(A[i], "float16x2")
-
-    return program
+def tile_of_vectors(A: T.Tensor((32,), "int32")):
+    with T.Kernel(1, threads=32) as _:
+        x = T.alloc_shared((32,), "float16x2")  # HERE
+        for i in T.Parallel(32):
+            x[i] = T.reinterpret(A[i], "float16x2")
 
 
 @pytest.mark.parametrize("dtype", ["float16x2", "bfloat16x2"])

@@ -6,34 +6,31 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import names_line
 from tileweave import language as W
 
 N = 64
 
 
-def bulk(by):
+@factory
+def bulk(by, A: T.Tensor((2 * N,), "float32"), how: T.Tensor((2,), "int32")):
     """A bulk copy of ``how[1]`` elements from or to element ``how[0]``."""
-
-    @T.prim_func
-    def program(A: T.Tensor((2 * N,), "float32"), how: T.Tensor((2,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            tile = T.alloc_shared((2 * N,), "float32")
-            full = T.alloc_barrier(32)
-            first, size = how[0], how[1]
-            T.clear(tile)
-            if by == "W.bulk_load":
-                W.bulk_load(tile[0], A[first], size, full[0])
-                T.mbarrier_arrive(full[0])
-                T.mbarrier_wait_parity(full[0], 0)
-            elif by == "W.bulk_store":
-                W.bulk_store(A[first], tile[0], size)
-            elif by == "W.bulk_reduce":
-                W.bulk_reduce(A[0], tile[first], size)
-            W.bulk_commit()
-            W.bulk_wait(0)
-
-    return program
+    with T.Kernel(1, threads=32) as _:
+        tile = T.alloc_shared((2 * N,), "float32")
+        full = T.alloc_barrier(32)
+        first, size = how[0], how[1]
+        T.clear(tile)
+        if by == "W.bulk_load":
+            W.bulk_load(tile[0], A[first], size, full[0])
+            T.mbarrier_arrive(full[0])
+            T.mbarrier_wait_parity(full[0], 0)
+        elif by == "W.bulk_store":
+            W.bulk_store(A[first], tile[0], size)
+        elif by == "W.bulk_reduce":
+            W.bulk_reduce(A[0], tile[first], size)
+        W.bulk_commit()
+        W.bulk_wait(0)
 
 
 def run(program, **inputs):
@@ -66,23 +63,19 @@ def test_an_aligned_bulk_copy(by):
     run(bulk(by), how=np.array([4, 16], np.int32))
 
 
-def vector(by):
+@factory
+def vector(
+    by, A: T.Tensor((2 * N,), "float32"), how: T.Tensor((1,), "int32"), B: T.Tensor((4,), "float32")
+):
     """Two or four elements at once, from element ``how[0]`` on."""
-
-    @T.prim_func
-    def program(
-        A: T.Tensor((2 * N,), "float32"), how: T.Tensor((1,), "int32"), B: T.Tensor((4,), "float32")
-    ):
-        with T.Kernel(1, threads=32) as _:
-            if T.get_thread_binding() == 0:
-                if by == "W.ld":
-                    B[0:4] = W.ld(A[how[0]], lanes=4)
-                elif by == "W.st":
-                    W.st(A[how[0]], B[0:4])
-                else:
-                    T.atomic_addx2(A[how[0]], B[0])
-
-    return program
+    with T.Kernel(1, threads=32) as _:
+        if T.get_thread_binding() == 0:
+            if by == "W.ld":
+                B[0:4] = W.ld(A[how[0]], lanes=4)
+            elif by == "W.st":
+                W.st(A[how[0]], B[0:4])
+            else:
+                T.atomic_addx2(A[how[0]], B[0])
 
 
 @pytest.mark.parametrize(("by", "size"), [("W.ld", 16), ("W.st", 16), ("T.atomic_addx2", 8)])

@@ -8,6 +8,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import needs_lines
 from tileweave import language as W
 
@@ -124,19 +125,15 @@ def test_unusual_counters_are_legal(step):
     run(between_neighbours(step))
 
 
-def tickets(permits):
+@factory
+def tickets(permits, lock: W.Symmetric((2,), "int32")):
     """A lock, or a semaphore with several permits, that serves tickets in order."""
-
-    @T.prim_func
-    def program(lock: W.Symmetric((2,), "int32")):
-        with T.Kernel(1, threads=32):
-            ticket = T.alloc_var("int32")
-            if T.get_thread_binding() == 0:
-                ticket = W.atom_add(lock[0, 0], 1, scope="sys")
-                W.wait_reached(lock[0, 1], ticket - permits + 1, scope="sys")
-                W.red_add(lock[0, 1], 1, scope="sys", sem="release")
-
-    return program
+    with T.Kernel(1, threads=32):
+        ticket = T.alloc_var("int32")
+        if T.get_thread_binding() == 0:
+            ticket = W.atom_add(lock[0, 0], 1, scope="sys")
+            W.wait_reached(lock[0, 1], ticket - permits + 1, scope="sys")
+            W.red_add(lock[0, 1], 1, scope="sys", sem="release")
 
 
 @pytest.mark.parametrize(("permits", "epochs"), [(1, 4), (3, 2), (3, 3)])

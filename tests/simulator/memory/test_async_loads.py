@@ -5,56 +5,55 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 
 N = 64
 
 
-def load(by, ahead):
+@factory
+def load(
+    by,
+    ahead,
+    mail: W.Symmetric((N,), "int32"),
+    credit: W.Symmetric((1,), "int32"),
+    out: T.Tensor((2, N), "int32"),
+):
     """Each rank loads its mail and credits its left neighbor, which then overwrites it.
 
     Args:
         by: what loads.
         ahead: whether the credit is given before the wait for the load.
     """
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"),
-        credit: W.Symmetric((1,), "int32"),
-        out: T.Tensor((2, N), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me, ranks = W.rank(), W.world_size()
-            tile = T.alloc_shared((N,), "int32")
-            full = T.alloc_barrier(N)
-            if by == "W.bulk_load":
-                W.bulk_load(tile, mail[me, 0], N, full[0])
-                T.mbarrier_arrive(full[0])
-            elif by == "T.tma_copy":
-                T.tma_copy(mail[me, 0:N], tile, barrier=full[0])
-                T.mbarrier_arrive(full[0])
-            else:
-                T.async_copy(mail[me, 0:N], tile)
-            if ahead:
-                W.signal(credit[(me - 1) % ranks, 0])  # AHEAD
-            if by == "T.async_copy":
-                T.ptx_wait_group(0)
-            else:
-                T.mbarrier_wait_parity(full[0], 0)
-            T.sync_threads()
-            if not ahead:
-                W.signal(credit[(me - 1) % ranks, 0])
-            for i in T.Parallel(N):
-                out[0, i] = tile[i]
-            W.wait_reached(credit[me, 0], 1)
-            for i in T.Parallel(N):
-                mail[(me + 1) % ranks, i] = 100 + i
-            W.sync_ranks()
-            for i in T.Parallel(N):
-                out[1, i] = mail[me, i]
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me, ranks = W.rank(), W.world_size()
+        tile = T.alloc_shared((N,), "int32")
+        full = T.alloc_barrier(N)
+        if by == "W.bulk_load":
+            W.bulk_load(tile, mail[me, 0], N, full[0])
+            T.mbarrier_arrive(full[0])
+        elif by == "T.tma_copy":
+            T.tma_copy(mail[me, 0:N], tile, barrier=full[0])
+            T.mbarrier_arrive(full[0])
+        else:
+            T.async_copy(mail[me, 0:N], tile)
+        if ahead:
+            W.signal(credit[(me - 1) % ranks, 0])  # AHEAD
+        if by == "T.async_copy":
+            T.ptx_wait_group(0)
+        else:
+            T.mbarrier_wait_parity(full[0], 0)
+        T.sync_threads()
+        if not ahead:
+            W.signal(credit[(me - 1) % ranks, 0])
+        for i in T.Parallel(N):
+            out[0, i] = tile[i]
+        W.wait_reached(credit[me, 0], 1)
+        for i in T.Parallel(N):
+            mail[(me + 1) % ranks, i] = 100 + i
+        W.sync_ranks()
+        for i in T.Parallel(N):
+            out[1, i] = mail[me, i]
 
 
 def inputs(ranks=2):
@@ -80,39 +79,36 @@ def test_a_credit_after_the_wait_frees_what_was_loaded(by):
         np.testing.assert_array_equal(out["out"], [np.arange(N), 100 + np.arange(N)])
 
 
-def prefetch(waited):
+@factory
+def prefetch(
+    waited,
+    mail: W.Symmetric((2, N), "int32"),
+    credit: W.Symmetric((1,), "int32"),
+    out: T.Tensor((2, N), "int32"),
+):
     """Two loads complete on their own mbarriers; the credit follows one wait or both."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((2, N), "int32"),
-        credit: W.Symmetric((1,), "int32"),
-        out: T.Tensor((2, N), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me, ranks = W.rank(), W.world_size()
-            tiles = T.alloc_shared((2, N), "int32")
-            full = T.alloc_barrier([N, N])
-            for k in T.serial(2):
-                W.bulk_load(tiles[k, 0], mail[me, k, 0], N, full[k])
-                T.mbarrier_arrive(full[k])
-            if waited:
-                T.mbarrier_wait_parity(full[1], 0)
-            if waited > 1:
-                T.mbarrier_wait_parity(full[0], 0)
-            W.signal(credit[(me - 1) % ranks, 0])
-            if not waited:
-                T.mbarrier_wait_parity(full[1], 0)
-            if waited < 2:
-                T.mbarrier_wait_parity(full[0], 0)
-            for k, i in T.Parallel(2, N):
-                out[k, i] = tiles[k, i]
-            W.wait_reached(credit[me, 0], 1)
-            for i in T.Parallel(N):
-                mail[(me + 1) % ranks, 0, i] = 100
-            W.sync_ranks()
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me, ranks = W.rank(), W.world_size()
+        tiles = T.alloc_shared((2, N), "int32")
+        full = T.alloc_barrier([N, N])
+        for k in T.serial(2):
+            W.bulk_load(tiles[k, 0], mail[me, k, 0], N, full[k])
+            T.mbarrier_arrive(full[k])
+        if waited:
+            T.mbarrier_wait_parity(full[1], 0)
+        if waited > 1:
+            T.mbarrier_wait_parity(full[0], 0)
+        W.signal(credit[(me - 1) % ranks, 0])
+        if not waited:
+            T.mbarrier_wait_parity(full[1], 0)
+        if waited < 2:
+            T.mbarrier_wait_parity(full[0], 0)
+        for k, i in T.Parallel(2, N):
+            out[k, i] = tiles[k, i]
+        W.wait_reached(credit[me, 0], 1)
+        for i in T.Parallel(N):
+            mail[(me + 1) % ranks, 0, i] = 100
+        W.sync_ranks()
 
 
 def test_an_mbarrier_does_not_cover_loads_of_another():
@@ -123,28 +119,26 @@ def test_an_mbarrier_does_not_cover_loads_of_another():
         assert (out["out"] == 1).all()
 
 
-def loads_in_a_loop(parts):
+@factory
+def loads_in_a_loop(
+    parts, A: T.Tensor((2, 64, 64), "float16"), C: T.Tensor((2, 64, 64), "float16")
+):
     """Each iteration of the producer's loop loads another part of a tile by the TMA."""
-
-    @T.prim_func
-    def program(A: T.Tensor((2, 64, 64), "float16"), C: T.Tensor((2, 64, 64), "float16")):
-        with T.Kernel(1, threads=256):
-            tile = T.alloc_shared((2, 64, 64), "float16")
-            ready = T.alloc_barrier(arrive_count=[128] * 2)
-            if T.get_thread_binding() < 128:
-                T.barrier_wait(ready[0], 0)
-                T.barrier_wait(ready[1], 0)
-                T.copy(tile, C)
-            else:
-                for j in T.unroll(2):
-                    if parts == "tiles":
-                        T.tma_copy(A[j, :, :], tile[j, :, :], barrier=ready[j])
-                    else:
-                        rows = slice(j * 32, j * 32 + 32)
-                        T.tma_copy(A[:, rows, :], tile[:, rows, :], barrier=ready[j])
-                    T.barrier_arrive(ready[j])
-
-    return program
+    with T.Kernel(1, threads=256):
+        tile = T.alloc_shared((2, 64, 64), "float16")
+        ready = T.alloc_barrier(arrive_count=[128] * 2)
+        if T.get_thread_binding() < 128:
+            T.barrier_wait(ready[0], 0)
+            T.barrier_wait(ready[1], 0)
+            T.copy(tile, C)
+        else:
+            for j in T.unroll(2):
+                if parts == "tiles":
+                    T.tma_copy(A[j, :, :], tile[j, :, :], barrier=ready[j])
+                else:
+                    rows = slice(j * 32, j * 32 + 32)
+                    T.tma_copy(A[:, rows, :], tile[:, rows, :], barrier=ready[j])
+                T.barrier_arrive(ready[j])
 
 
 @pytest.mark.parametrize("parts", ["tiles", "rows"])
@@ -154,32 +148,28 @@ def test_a_load_writes_the_place_that_it_named_when_it_was_issued(parts):
     assert (out["C"] == A).all()
 
 
-def stores(by, wait):
+@factory
+def stores(by, wait, out: W.Symmetric((N,), "int32")):
     """Two copies store to the same place, with or without a wait between them."""
-
-    @T.prim_func
-    def program(out: W.Symmetric((N,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            me, ranks = W.rank(), W.world_size()
-            tile = T.alloc_shared((N,), "int32")
-            for k in T.serial(2):
-                for i in T.Parallel(N):
-                    tile[i] = 10 * k + i
-                if by == "W.bulk_store":
-                    W.bulk_store(out[(me + 1) % ranks, 0], tile, N)
-                    W.bulk_commit()
-                    W.bulk_wait(0, read=wait != "full")
-                elif by == "T.tma_copy":
-                    T.tma_copy(tile, out[(me + 1) % ranks, 0:N])
-                    T.tma_store_wait(0, read=wait != "full")
-                    T.sync_threads()
-                else:
-                    T.copy(tile, out[(me + 1) % ranks, 0:N])
-                    if wait == "full":
-                        T.tma_store_wait(0, read=False)
-            W.sync_ranks()
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me, ranks = W.rank(), W.world_size()
+        tile = T.alloc_shared((N,), "int32")
+        for k in T.serial(2):
+            for i in T.Parallel(N):
+                tile[i] = 10 * k + i
+            if by == "W.bulk_store":
+                W.bulk_store(out[(me + 1) % ranks, 0], tile, N)
+                W.bulk_commit()
+                W.bulk_wait(0, read=wait != "full")
+            elif by == "T.tma_copy":
+                T.tma_copy(tile, out[(me + 1) % ranks, 0:N])
+                T.tma_store_wait(0, read=wait != "full")
+                T.sync_threads()
+            else:
+                T.copy(tile, out[(me + 1) % ranks, 0:N])
+                if wait == "full":
+                    T.tma_store_wait(0, read=False)
+        W.sync_ranks()
 
 
 every_store = pytest.mark.parametrize("by", ["W.bulk_store", "T.tma_copy", "T.copy"])

@@ -9,6 +9,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import names_line
 from tileweave import language as W
 
@@ -19,79 +20,72 @@ WORDS = 8
 EPOCHS = 3
 
 
-def barrier_blocks(change=""):
+@factory
+def barrier_blocks(
+    words: W.Symmetric((WORDS,), "uint32"),
+    mail: W.Symmetric((2, BLOCKS, N), "int32"),
+    out: T.Tensor((BLOCKS, N), "int32"),
+    first: T.int32,
+    place: T.int32,
+    epoch: T.int32,
+    *,
+    change="",
+):
     """Each block writes to the next rank, passes a barrier and reads its own part.
 
     The start of the words, and other changes by block 1, are known only at run time.
     """
-
-    @T.prim_func
-    def program(
-        words: W.Symmetric((WORDS,), "uint32"),
-        mail: W.Symmetric((2, BLOCKS, N), "int32"),
-        out: T.Tensor((BLOCKS, N), "int32"),
-        first: T.int32,
-        place: T.int32,
-        epoch: T.int32,
-    ):
-        with T.Kernel(BLOCKS, threads=N) as block:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            for i in T.Parallel(N):
-                mail[peer, epoch % 2, block, i] = me * 100 + i + epoch
-            W.barrier_blocks(words[me, first])  # BARRIER
-            if block == 1 and T.get_thread_binding() == 0:
-                if change == "store":
-                    words[me, place] = 0  # CHANGE store
-                if change == "set":
-                    W.st(words[me, place], T.uint32(0))  # CHANGE set
-                if change == "add":
-                    W.red_add(words[me, place], 1)  # CHANGE add
-                if change == "signal":
-                    W.signal(words[peer, place])  # CHANGE signal
-            for i in T.Parallel(N):
-                out[block, i] = mail[me, epoch % 2, block, i]
-
-    return program
+    with T.Kernel(BLOCKS, threads=N) as block:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        for i in T.Parallel(N):
+            mail[peer, epoch % 2, block, i] = me * 100 + i + epoch
+        W.barrier_blocks(words[me, first])  # BARRIER
+        if block == 1 and T.get_thread_binding() == 0:
+            if change == "store":
+                words[me, place] = 0  # CHANGE store
+            if change == "set":
+                W.st(words[me, place], T.uint32(0))  # CHANGE set
+            if change == "add":
+                W.red_add(words[me, place], 1)  # CHANGE add
+            if change == "signal":
+                W.signal(words[peer, place])  # CHANGE signal
+        for i in T.Parallel(N):
+            out[block, i] = mail[me, epoch % 2, block, i]
 
 
-def sync_grid(change=""):
+@factory
+def sync_grid(
+    words: T.Tensor((WORDS,), "uint32"),
+    mail: T.Tensor((2, BLOCKS, N), "int32"),
+    out: T.Tensor((BLOCKS, N), "int32"),
+    first: T.int32,
+    place: T.int32,
+    epoch: T.int32,
+    *,
+    change="",
+):
     """``barrier_blocks`` within each rank, with ``W.sync_grid``."""
-
-    @T.prim_func
-    def program(
-        words: T.Tensor((WORDS,), "uint32"),
-        mail: T.Tensor((2, BLOCKS, N), "int32"),
-        out: T.Tensor((BLOCKS, N), "int32"),
-        first: T.int32,
-        place: T.int32,
-        epoch: T.int32,
-    ):
-        with T.Kernel(BLOCKS, threads=N) as block:
-            for i in T.Parallel(N):
-                mail[epoch % 2, block, i] = W.rank() * 100 + i + epoch
-            W.sync_grid(words[first])  # BARRIER
-            if block == 1 and T.get_thread_binding() == 0:
-                if change == "store":
-                    words[place] = 0  # CHANGE store
-                if change == "set":
-                    W.st(words[place], T.uint32(0))  # CHANGE set
-                if change == "add":
-                    W.red_add(words[place], 1)  # CHANGE add
-            for i in T.Parallel(N):
-                out[block, i] = mail[epoch % 2, (block + 1) % BLOCKS, i]
-
-    return program
+    with T.Kernel(BLOCKS, threads=N) as block:
+        for i in T.Parallel(N):
+            mail[epoch % 2, block, i] = W.rank() * 100 + i + epoch
+        W.sync_grid(words[first])  # BARRIER
+        if block == 1 and T.get_thread_binding() == 0:
+            if change == "store":
+                words[place] = 0  # CHANGE store
+            if change == "set":
+                W.st(words[place], T.uint32(0))  # CHANGE set
+            if change == "add":
+                W.red_add(words[place], 1)  # CHANGE add
+        for i in T.Parallel(N):
+            out[block, i] = mail[epoch % 2, (block + 1) % BLOCKS, i]
 
 
-def two_barriers():
-    @T.prim_func
-    def program(words: W.Symmetric((WORDS,), "uint32"), place: T.int32):
-        with T.Kernel(1, threads=N):
-            W.sync_ranks(words[W.rank(), 0])  # FIRST
-            W.sync_grid(words[W.rank(), place])  # SECOND
-
-    return program
+@factory
+def two_barriers(words: W.Symmetric((WORDS,), "uint32"), place: T.int32):
+    with T.Kernel(1, threads=N):
+        W.sync_ranks(words[W.rank(), 0])  # FIRST
+        W.sync_grid(words[W.rank(), place])  # SECOND
 
 
 def zeros(value=0, **scalars):
@@ -182,23 +176,19 @@ def test_never_written(make):
     assert names_line(fault.report, line(make, "# BARRIER"))
 
 
-def one_barrier_for_each_block():
+@factory
+def one_barrier_for_each_block(
+    words: W.Symmetric((BLOCKS * 4,), "uint32"),
+    mail: W.Symmetric((BLOCKS, N), "int32"),
+    out: T.Tensor((BLOCKS, N), "int32"),
+):
     """Block ``b`` of each rank meets block ``b`` of the other ranks, at its own words."""
-
-    @T.prim_func
-    def program(
-        words: W.Symmetric((BLOCKS * 4,), "uint32"),
-        mail: W.Symmetric((BLOCKS, N), "int32"),
-        out: T.Tensor((BLOCKS, N), "int32"),
-    ):
-        with T.Kernel(BLOCKS, threads=N) as block:
-            me, t = W.rank(), T.get_thread_binding()
-            mail[(me + 1) % RANKS, block, t] = me * 100 + block
-            W.sync_ranks(words[me, block * 4])
-            out[block, t] = mail[me, block, t]
-            W.sync_ranks(words[me, block * 4])
-
-    return program
+    with T.Kernel(BLOCKS, threads=N) as block:
+        me, t = W.rank(), T.get_thread_binding()
+        mail[(me + 1) % RANKS, block, t] = me * 100 + block
+        W.sync_ranks(words[me, block * 4])
+        out[block, t] = mail[me, block, t]
+        W.sync_ranks(words[me, block * 4])
 
 
 @pytest.mark.parametrize("level", ["tile", "device"])
@@ -245,19 +235,15 @@ def test_overlapping():
     simulate(two_barriers(), zeros(place=0))
 
 
-def one_place():
+@factory
+def one_place(words: W.Symmetric((WORDS,), "uint32"), place: T.int32):
     """All barriers start at the same word; block 0 synchronizes ranks while the other
     blocks wait."""
-
-    @T.prim_func
-    def program(words: W.Symmetric((WORDS,), "uint32"), place: T.int32):
-        with T.Kernel(BLOCKS, threads=N) as block:
-            W.sync_grid(words[W.rank(), place])
-            if block == 0:
-                W.sync_ranks(words[W.rank(), place])
-            W.barrier_blocks(words[W.rank(), place])
-
-    return program
+    with T.Kernel(BLOCKS, threads=N) as block:
+        W.sync_grid(words[W.rank(), place])
+        if block == 0:
+            W.sync_ranks(words[W.rank(), place])
+        W.barrier_blocks(words[W.rank(), place])
 
 
 def test_one_place_for_all_barriers():

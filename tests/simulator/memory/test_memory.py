@@ -7,6 +7,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import names_line
 from tests.simulator.memory.world import World, kind_of
 from tileweave import language as W
@@ -136,32 +137,38 @@ def test_fences_make_relaxed_accesses_release_and_acquire():
     assert kind_of(lambda: world.load((1, 0), thread_groups=(0,))) is None
 
 
-def exchange(flag_first=False, sem="release", wait_sem="acquire", scope="sys", one_waits=False,
-             barrier_after=True, target=1):  # fmt: skip
+@factory
+def exchange(
+    mail: W.Symmetric((64,), "int32"),
+    flag: W.Symmetric((1,), "uint32"),
+    out: T.Tensor((64,), "int32"),
+    *,
+    flag_first=False,
+    sem="release",
+    wait_sem="acquire",
+    scope="sys",
+    one_waits=False,
+    barrier_after=True,
+    target=1,
+):
     """Each rank sends to its right neighbor once and reads the message of the left one."""
-
-    @T.prim_func
-    def program(mail: W.Symmetric((64,), "int32"), flag: W.Symmetric((1,), "uint32"),
-                out: T.Tensor((64,), "int32")):  # fmt: skip
-        with T.Kernel(1, threads=64) as _:
-            peer = (W.rank() + 1) % W.world_size()
-            if flag_first:
-                W.signal(flag[peer, 0])
-            for i in T.Parallel(64):
-                mail[peer, i] = W.rank()
-            if not flag_first:
-                W.signal(flag[peer, 0], scope=scope, sem=sem)
-            if one_waits:
-                if T.get_thread_binding() == 0:
-                    W.wait_reached(flag[W.rank(), 0], target, scope=scope, sem=wait_sem)
-                if barrier_after:
-                    T.sync_threads()
-            else:
+    with T.Kernel(1, threads=64) as _:
+        peer = (W.rank() + 1) % W.world_size()
+        if flag_first:
+            W.signal(flag[peer, 0])
+        for i in T.Parallel(64):
+            mail[peer, i] = W.rank()
+        if not flag_first:
+            W.signal(flag[peer, 0], scope=scope, sem=sem)
+        if one_waits:
+            if T.get_thread_binding() == 0:
                 W.wait_reached(flag[W.rank(), 0], target, scope=scope, sem=wait_sem)
-            for i in T.Parallel(64):
-                out[i] = mail[W.rank(), i]
-
-    return program
+            if barrier_after:
+                T.sync_threads()
+        else:
+            W.wait_reached(flag[W.rank(), 0], target, scope=scope, sem=wait_sem)
+        for i in T.Parallel(64):
+            out[i] = mail[W.rank(), i]
 
 
 EXCHANGES = [
@@ -192,20 +199,20 @@ def test_exchange(change, faults):
         assert f"seed={seed}" in error.value.report
 
 
-def last_arriver(sem):
+@factory
+def last_arriver(
+    sem,
+    parts: T.Tensor((4,), "int32"),
+    count: T.Tensor((1,), "uint32"),
+    total: T.Tensor((1,), "int32"),
+):
     """Four blocks write one part each; the last one adds them."""
-
-    @T.prim_func
-    def program(parts: T.Tensor((4,), "int32"), count: T.Tensor((1,), "uint32"),
-                total: T.Tensor((1,), "int32")):  # fmt: skip
-        with T.Kernel(4, threads=32) as block:
-            if T.get_thread_binding() == 0:
-                parts[block] = block + 1
-                arrived = W.atom_add(count[0], 1, sem=sem)
-                if arrived % T.uint32(4) == T.uint32(3):
-                    total[0] = parts[0] + parts[1] + parts[2] + parts[3]
-
-    return program
+    with T.Kernel(4, threads=32) as block:
+        if T.get_thread_binding() == 0:
+            parts[block] = block + 1
+            arrived = W.atom_add(count[0], 1, sem=sem)
+            if arrived % T.uint32(4) == T.uint32(3):
+                total[0] = parts[0] + parts[1] + parts[2] + parts[3]
 
 
 @pytest.mark.parametrize("sem", ["acq_rel", "release", "relaxed", "acquire"])

@@ -8,6 +8,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.corpus.faults.case import zeros_of
+from tests.factory import factory
 from tileweave import language as W
 from tileweave.simulator.memory.clock import Clock
 from tileweave.simulator.memory.memory import Access, Memory, Tensor
@@ -30,34 +31,39 @@ def outcomes(program, seeds=range(100)):
 # A flag that its reader resets: rank 1 sets it, rank 0 waits for it and gives a credit back.
 
 
-def reset_flag(sem="relaxed", exchange=False, by_all=False, adds=False):
-    @T.prim_func
-    def program(flags: W.Symmetric((2,), "int32"), state: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            me, tx = W.rank(), T.get_thread_binding()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            if me == 0:
-                if by_all:
-                    W.wait_eq(flags[0, 0], 1, sem="relaxed")
-                if tx == 0:
-                    W.wait_eq(flags[0, 0], 1, sem="relaxed")
-                    if exchange:
-                        W.atom_exch(flags[0, 0], 0, scope="sys", sem="relaxed")
-                    else:
-                        W.st(flags[0, 0], 0, scope="sys", sem="relaxed")  # the reset
-                    W.st(flags[1, 1], epoch + 1, scope="sys", sem=sem)
-            elif tx == 0:
-                if adds:
-                    W.red_add(flags[0, 0], 1, scope="sys", sem="relaxed")
-                else:
-                    W.st(flags[0, 0], 1, scope="sys", sem="relaxed")  # the set
-                W.wait_reached(flags[1, 1], epoch + 1)
-            T.sync_threads()
+@factory
+def reset_flag(
+    flags: W.Symmetric((2,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    *,
+    sem="relaxed",
+    exchange=False,
+    by_all=False,
+    adds=False,
+):
+    with T.Kernel(1, threads=32) as _:
+        me, tx = W.rank(), T.get_thread_binding()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        if me == 0:
+            if by_all:
+                W.wait_eq(flags[0, 0], 1, sem="relaxed")
             if tx == 0:
-                state[0] = epoch + 1
-
-    return program
+                W.wait_eq(flags[0, 0], 1, sem="relaxed")
+                if exchange:
+                    W.atom_exch(flags[0, 0], 0, scope="sys", sem="relaxed")
+                else:
+                    W.st(flags[0, 0], 0, scope="sys", sem="relaxed")  # the reset
+                W.st(flags[1, 1], epoch + 1, scope="sys", sem=sem)
+        elif tx == 0:
+            if adds:
+                W.red_add(flags[0, 0], 1, scope="sys", sem="relaxed")
+            else:
+                W.st(flags[0, 0], 1, scope="sys", sem="relaxed")  # the set
+            W.wait_reached(flags[1, 1], epoch + 1)
+        T.sync_threads()
+        if tx == 0:
+            state[0] = epoch + 1
 
 
 @pytest.mark.parametrize("how", [{}, {"adds": True}], ids=str)
@@ -111,23 +117,19 @@ def test_a_thread_does_not_overwrite_before_what_all_threads_observed():
     assert outcomes(observed_by_all) == {(2,)}
 
 
-def two_plus_two(sem="relaxed", fence=False, exchange=False):
+@factory
+def two_plus_two(words: W.Symmetric((2,), "int32"), *, sem="relaxed", fence=False, exchange=False):
     """Rank 0 stores x = 1, y = 2 and rank 1 stores y = 1, x = 2."""
-
-    @T.prim_func
-    def program(words: W.Symmetric((2,), "int32")):
-        with T.Kernel(1, threads=32) as _:
-            me = W.rank()
-            if T.get_thread_binding() == 0:
-                W.st(words[0, me], 1, scope="sys", sem=sem)
-                if fence:
-                    W.fence("sys", sem="sc")
-                if exchange:
-                    W.atom_exch(words[0, 1 - me], 2, scope="sys", sem=sem)
-                else:
-                    W.st(words[0, 1 - me], 2, scope="sys", sem=sem)
-
-    return program
+    with T.Kernel(1, threads=32) as _:
+        me = W.rank()
+        if T.get_thread_binding() == 0:
+            W.st(words[0, me], 1, scope="sys", sem=sem)
+            if fence:
+                W.fence("sys", sem="sc")
+            if exchange:
+                W.atom_exch(words[0, 1 - me], 2, scope="sys", sem=sem)
+            else:
+                W.st(words[0, 1 - me], 2, scope="sys", sem=sem)
 
 
 @pytest.mark.parametrize("how", [{}, {"sem": "release"}, {"exchange": True}], ids=str)

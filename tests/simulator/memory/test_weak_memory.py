@@ -7,6 +7,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.simulator.memory.world import World, kind_of
 from tileweave import language as W
 from tileweave.simulator.memory.order import GPU, SYS
@@ -51,43 +52,36 @@ def test_a_later_store_of_one_word_implies_the_whole_store_before_it():
     assert words_seen(then_one) == {(0, 0), (1, 1), (2, 1)}
 
 
-def dekker(sem):
+@factory
+def dekker(
+    sem,
+    up: W.Symmetric((2,), "int32"),
+    data: W.Symmetric((1,), "int32"),
+    out: T.Tensor((1,), "int32"),
+):
     """Each rank raises its flag and enters if it does not see the flag of the other rank."""
-
-    @T.prim_func
-    def program(
-        up: W.Symmetric((2,), "int32"),
-        data: W.Symmetric((1,), "int32"),
-        out: T.Tensor((1,), "int32"),
-    ):
-        with T.Kernel(1, threads=32):
-            me = W.rank()
-            if T.get_thread_binding() == 0:
-                W.st(up[0, me], 1, scope="sys")
-                W.fence("sys", sem)
-                out[0] = W.ld(up[0, 1 - me], scope="sys", sem="relaxed")
-                if out[0] == 0:
-                    data[0, 0] = me
-
-    return program
+    with T.Kernel(1, threads=32):
+        me = W.rank()
+        if T.get_thread_binding() == 0:
+            W.st(up[0, me], 1, scope="sys")
+            W.fence("sys", sem)
+            out[0] = W.ld(up[0, 1 - me], scope="sys", sem="relaxed")
+            if out[0] == 0:
+                data[0, 0] = me
 
 
-def iriw(sem):
+@factory
+def iriw(sem, up: W.Symmetric((2,), "int32"), out: T.Tensor((2,), "int32")):
     """Two ranks write a word each; two other ranks read both, in opposite order."""
-
-    @T.prim_func
-    def program(up: W.Symmetric((2,), "int32"), out: T.Tensor((2,), "int32")):
-        with T.Kernel(1, threads=32):
-            me = W.rank()
-            if T.get_thread_binding() == 0:
-                if me < 2:
-                    W.st(up[0, me], 1, scope="sys")
-                else:
-                    out[0] = W.ld(up[0, me - 2], scope="sys", sem="relaxed")
-                    W.fence("sys", sem)
-                    out[1] = W.ld(up[0, 3 - me], scope="sys", sem="relaxed")
-
-    return program
+    with T.Kernel(1, threads=32):
+        me = W.rank()
+        if T.get_thread_binding() == 0:
+            if me < 2:
+                W.st(up[0, me], 1, scope="sys")
+            else:
+                out[0] = W.ld(up[0, me - 2], scope="sys", sem="relaxed")
+                W.fence("sys", sem)
+                out[1] = W.ld(up[0, 3 - me], scope="sys", sem="relaxed")
 
 
 def outcomes(program, ranks, shapes, seeds):
@@ -125,21 +119,17 @@ def test_sc_fences_are_ordered_only_if_their_scopes_include_each_other():
         assert kind_of(lambda w=world: w.load((1, 0), thread_groups=(0,))) == fault
 
 
-def led_to(scope, sem):
+@factory
+def led_to(scope, sem, x: W.Symmetric((2,), "int32"), out: T.Tensor((1,), "int32")):
     """Rank 0 loads a word and then asks rank 1 to change it."""
-
-    @T.prim_func
-    def program(x: W.Symmetric((2,), "int32"), out: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=32):
-            if T.get_thread_binding() == 0:
-                if W.rank() == 0:
-                    out[0] = W.ld(x[0, 0], scope="sys", sem="relaxed")
-                    W.st(x[0, 1], 1, scope="sys", sem="release" if sem == "acquire" else sem)
-                else:
-                    W.wait_ge(x[0, 1], 1, scope="sys", sem=sem)
-                    W.st(x[0, 0], 5, scope=scope)
-
-    return program
+    with T.Kernel(1, threads=32):
+        if T.get_thread_binding() == 0:
+            if W.rank() == 0:
+                out[0] = W.ld(x[0, 0], scope="sys", sem="relaxed")
+                W.st(x[0, 1], 1, scope="sys", sem="release" if sem == "acquire" else sem)
+            else:
+                W.wait_ge(x[0, 1], 1, scope="sys", sem=sem)
+                W.st(x[0, 0], 5, scope=scope)
 
 
 @pytest.mark.parametrize(
@@ -161,30 +151,26 @@ def test_the_reason_why_atomic_accesses_conflict_is_true(scope, sem, why):
     assert why in reason
 
 
-def taken(how, sem):
+@factory
+def taken(how, sem, x: W.Symmetric((2,), "int32"), out: T.Tensor((1,), "int32")):
     """Rank 1 changes a word that rank 0 stored, and acknowledges it; rank 0 stores again."""
     polls, adds = how == "polled exchange", how == "addition"
-
-    @T.prim_func
-    def program(x: W.Symmetric((2,), "int32"), out: T.Tensor((1,), "int32")):
-        with T.Kernel(1, threads=32):
-            if T.get_thread_binding() == 0:
-                if W.rank() == 0:
-                    W.st(x[1, 0], 1, scope="sys")
-                    W.wait_eq(x[0, 1], 1, sem="acquire" if sem == "release" else sem)
-                    W.st(x[1, 0], 2, scope="sys")
+    with T.Kernel(1, threads=32):
+        if T.get_thread_binding() == 0:
+            if W.rank() == 0:
+                W.st(x[1, 0], 1, scope="sys")
+                W.wait_eq(x[0, 1], 1, sem="acquire" if sem == "release" else sem)
+                W.st(x[1, 0], 2, scope="sys")
+            else:
+                W.wait_ge(x[1, 0], 1, sem="relaxed")
+                if polls:
+                    while W.atom_exch(x[1, 0], 0, scope="sys") == 0:
+                        pass
+                elif adds:
+                    W.red_add(x[1, 0], 1, scope="sys")
                 else:
-                    W.wait_ge(x[1, 0], 1, sem="relaxed")
-                    if polls:
-                        while W.atom_exch(x[1, 0], 0, scope="sys") == 0:
-                            pass
-                    elif adds:
-                        W.red_add(x[1, 0], 1, scope="sys")
-                    else:
-                        out[0] = W.atom_exch(x[1, 0], 0, scope="sys")
-                    W.st(x[0, 1], 1, scope="sys", sem=sem)
-
-    return program
+                    out[0] = W.atom_exch(x[1, 0], 0, scope="sys")
+                W.st(x[0, 1], 1, scope="sys", sem=sem)
 
 
 @pytest.mark.parametrize(
@@ -250,28 +236,24 @@ def test_vectors_are_loaded_and_stored_whole(lanes, dtype):
     tw.simulate(vector_by_vector(lanes, dtype), 2, inputs, schedules=20, epochs=1)
 
 
-def iterations(sem, meets=True, polls=False):
+@factory
+def iterations(sem, state: T.Tensor((2,), "uint32"), *, meets=True, polls=False):
     """The last block advances the iteration, which all blocks have read before they counted."""
-
-    @T.prim_func
-    def program(state: T.Tensor((2,), "uint32")):
-        with T.Kernel(4, threads=32) as _:
-            seen = T.alloc_var("uint32")
-            if polls:
-                while W.ld(state[0], sem="relaxed") > 9:
-                    seen = 0
-            else:
-                seen = W.ld(state[0], sem="relaxed")
-            T.assume(seen >= 0)
-            if meets:
-                T.sync_threads()
-            if T.get_thread_binding() == 0:
-                before = W.atom_add(state[1], 1, sem=sem)
-                if before == 3:
-                    W.st(state[1], 0)
-                    W.st(state[0], 1)
-
-    return program
+    with T.Kernel(4, threads=32) as _:
+        seen = T.alloc_var("uint32")
+        if polls:
+            while W.ld(state[0], sem="relaxed") > 9:
+                seen = 0
+        else:
+            seen = W.ld(state[0], sem="relaxed")
+        T.assume(seen >= 0)
+        if meets:
+            T.sync_threads()
+        if T.get_thread_binding() == 0:
+            before = W.atom_add(state[1], 1, sem=sem)
+            if before == 3:
+                W.st(state[1], 0)
+                W.st(state[0], 1)
 
 
 @pytest.mark.parametrize(

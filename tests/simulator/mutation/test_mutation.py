@@ -10,6 +10,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.modules import load_module
 from tests.releases import needs_lines
 from tileweave import language as W
@@ -18,91 +19,81 @@ from tileweave.cli.main import main
 N = 32
 
 
-def exchange(ordered_anyhow):
+@factory
+def exchange(
+    ordered_anyhow,
+    mail: W.Symmetric((2, N), "int32"),
+    flags: W.Symmetric((2,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """Two buffers in turn with one flag each; with ``ordered_anyhow``, barriers order everything
     again."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((2, N), "int32"),
-        flags: W.Symmetric((2,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            half = epoch % 2
-            for i in T.Parallel(N):
-                mail[peer, half, i] = epoch * 1000 + me * 100 + i
-            if ordered_anyhow:
-                W.sync_ranks()
-            W.signal(flags[peer, half])
-            W.wait_reached(flags[me, half], epoch // 2 + 1)
-            for i in T.Parallel(N):
-                out[i] = mail[me, half, i]
-            if ordered_anyhow:
-                W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        epoch = T.alloc_var("int32")
+        epoch = state[0]
+        half = epoch % 2
+        for i in T.Parallel(N):
+            mail[peer, half, i] = epoch * 1000 + me * 100 + i
+        if ordered_anyhow:
+            W.sync_ranks()
+        W.signal(flags[peer, half])
+        W.wait_reached(flags[me, half], epoch // 2 + 1)
+        for i in T.Parallel(N):
+            out[i] = mail[me, half, i]
+        if ordered_anyhow:
+            W.sync_ranks()
+        if T.get_thread_binding() == 0:
+            state[0] = epoch + 1
 
 
-def transfers(through_a_flag):
+@factory
+def transfers(
+    through_a_flag,
+    mine: T.Tensor((N,), "int32"),
+    mail: W.Symmetric((N,), "int32"),
+    flags: W.Symmetric((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+):
     """A tile that is loaded, stored to the peer and published by an explicit fence."""
-
-    @T.prim_func
-    def program(
-        mine: T.Tensor((N,), "int32"),
-        mail: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size() if through_a_flag else me
-            tile = T.alloc_shared((N,), "int32")
-            loaded = T.alloc_barrier([1])
-            if T.get_thread_binding() == 0:
-                W.bulk_load(tile[0], mine[0], N, loaded[0])
-                T.mbarrier_arrive(loaded[0])
-                T.mbarrier_wait_parity(loaded[0], 0)
-                W.bulk_store(mail[peer, 0], tile[0], N)
-                W.bulk_commit()
-                if through_a_flag:
-                    W.fence("sys", "sc")
-                    W.st(flags[peer, 0], 1, scope="sys")
-                else:
-                    W.bulk_wait(0)
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        peer = (me + 1) % W.world_size() if through_a_flag else me
+        tile = T.alloc_shared((N,), "int32")
+        loaded = T.alloc_barrier([1])
+        if T.get_thread_binding() == 0:
+            W.bulk_load(tile[0], mine[0], N, loaded[0])
+            T.mbarrier_arrive(loaded[0])
+            T.mbarrier_wait_parity(loaded[0], 0)
+            W.bulk_store(mail[peer, 0], tile[0], N)
+            W.bulk_commit()
             if through_a_flag:
-                W.wait_eq(flags[me, 0], 1)
-                for i in T.Parallel(N):
-                    out[i] = mail[me, i]
+                W.fence("sys", "sc")
+                W.st(flags[peer, 0], 1, scope="sys")
+            else:
+                W.bulk_wait(0)
+        if through_a_flag:
+            W.wait_eq(flags[me, 0], 1)
+            for i in T.Parallel(N):
+                out[i] = mail[me, i]
 
-    return program
 
-
-def counted(last_waits):
+@factory
+def counted(last_waits, state: T.Tensor((2,), "uint32"), out: T.Tensor((2, 4), "uint32")):
     """Every block counts itself; the last one publishes the iteration to the next launch."""
-
-    @T.prim_func
-    def program(state: T.Tensor((2,), "uint32"), out: T.Tensor((2, 4), "uint32")):
-        with T.Kernel(4, threads=N) as block:
-            round_ = T.alloc_var("uint32")
-            round_ = W.ld(state[0], sem="relaxed")
-            out[T.Cast("int32", round_ % 2), block] = round_
-            if last_waits:
-                W.sync_grid()
-            if T.get_thread_binding() == 0:
-                before = W.atom_add(state[1], 1, sem="acq_rel")
-                if before == 3:
-                    W.st(state[1], 0)
-                    W.st(state[0], round_ + 1)
-
-    return program
+    with T.Kernel(4, threads=N) as block:
+        round_ = T.alloc_var("uint32")
+        round_ = W.ld(state[0], sem="relaxed")
+        out[T.Cast("int32", round_ % 2), block] = round_
+        if last_waits:
+            W.sync_grid()
+        if T.get_thread_binding() == 0:
+            before = W.atom_add(state[1], 1, sem="acq_rel")
+            if before == 3:
+                W.st(state[1], 0)
+                W.st(state[0], round_ + 1)
 
 
 def inputs_of(program, ranks):

@@ -8,6 +8,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.runtime.trace.picture import FAULT, SIGNAL, WRITE, draw, texts
 from tileweave import language as W
 from tileweave.runtime.trace.chrome import read
@@ -18,30 +19,29 @@ from tileweave.simulator.report.timeline import Recorder
 N = 32
 
 
-def exchange(signals=True, waits=True):
+@factory
+def exchange(
+    mail: W.Symmetric((2, N), "int32"),
+    flags: W.Symmetric((2,), "int32"),
+    out: T.Tensor((2, N), "int32"),
+    epoch: T.int32,
+    *,
+    signals=True,
+    waits=True,
+):
     """Each rank writes to its right neighbor, with two blocks."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((2, N), "int32"),
-        flags: W.Symmetric((2,), "int32"),
-        out: T.Tensor((2, N), "int32"),
-        epoch: T.int32,
-    ):
-        with T.Kernel(2, threads=N) as block:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            for i in T.Parallel(N):
-                mail[peer, block, i] = i
-            if signals:
-                W.signal(flags[peer, block])
-            if waits:
-                W.wait_reached(flags[me, block], epoch + 1)
-            for i in T.Parallel(N):
-                out[block, i] = mail[me, block, i]
-            W.barrier_blocks()
-
-    return program
+    with T.Kernel(2, threads=N) as block:
+        me = W.rank()
+        peer = (me + 1) % W.world_size()
+        for i in T.Parallel(N):
+            mail[peer, block, i] = i
+        if signals:
+            W.signal(flags[peer, block])
+        if waits:
+            W.wait_reached(flags[me, block], epoch + 1)
+        for i in T.Parallel(N):
+            out[block, i] = mail[me, block, i]
+        W.barrier_blocks()
 
 
 def inputs(ranks):

@@ -9,6 +9,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import RECORDS_LINES, needs_lines
 from tests.simulator.report.test_timeline import N, exchange, inputs, recorded
 from tileweave import language as W
@@ -32,50 +33,38 @@ ARGS = {
 }
 
 
-def meets():
+@factory
+def meets(out: T.Tensor((2, N), "int32")):
     """Two blocks of each rank meet all others."""
-
-    @T.prim_func
-    def program(out: T.Tensor((2, N), "int32")):
-        with T.Kernel(2, threads=N) as block:
-            for i in T.Parallel(N):
-                out[block, i] = i
-            W.barrier_blocks()
-
-    return program
+    with T.Kernel(2, threads=N) as block:
+        for i in T.Parallel(N):
+            out[block, i] = i
+        W.barrier_blocks()
 
 
-def inferred():
+@factory
+def inferred(mail: W.Symmetric((N,), "int32"), out: T.Tensor((N,), "int32")):
     """Each rank reads what its left neighbor wrote; the compiler adds signals and waits."""
-
-    @T.prim_func
-    def program(mail: W.Symmetric((N,), "int32"), out: T.Tensor((N,), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            for i in T.Parallel(N):
-                mail[(W.rank() + 1) % W.world_size(), i] = i
-            for i in T.Parallel(N):
-                out[i] = mail[W.rank(), i]
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        for i in T.Parallel(N):
+            mail[(W.rank() + 1) % W.world_size(), i] = i
+        for i in T.Parallel(N):
+            out[i] = mail[W.rank(), i]
 
 
-def two_waits():
+@factory
+def two_waits(flags: W.Symmetric((2,), "int32"), epoch: T.int32):
     """Two parts of a block wait for different flags."""
-
-    @T.prim_func
-    def program(flags: W.Symmetric((2,), "int32"), epoch: T.int32):
-        with T.Kernel(1, threads=64) as _:
-            peer, tx = 1 - W.rank(), T.get_thread_binding()
-            if tx < 32:
-                if tx == 0:
-                    W.wait_reached(flags[W.rank(), 0], epoch + 1)
-                    W.st(flags[peer, 1], epoch + 1, scope="sys", sem="release")
-            else:
-                if tx == 32:
-                    W.st(flags[peer, 0], epoch + 1, scope="sys", sem="release")
-                    W.wait_reached(flags[W.rank(), 1], epoch + 1)
-
-    return program
+    with T.Kernel(1, threads=64) as _:
+        peer, tx = 1 - W.rank(), T.get_thread_binding()
+        if tx < 32:
+            if tx == 0:
+                W.wait_reached(flags[W.rank(), 0], epoch + 1)
+                W.st(flags[peer, 1], epoch + 1, scope="sys", sem="release")
+        else:
+            if tx == 32:
+                W.st(flags[peer, 0], epoch + 1, scope="sys", sem="release")
+                W.wait_reached(flags[W.rank(), 1], epoch + 1)
 
 
 @tw.plan

@@ -11,6 +11,7 @@ from tvm.target import Target
 from tvm.tirx.stmt_functor import post_order_visit
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import needs_bulk_copies
 from tileweave import language as W
 from tileweave.passes import Pass, pipeline
@@ -21,30 +22,26 @@ RANKS, N = 3, 16
 F32 = "float32"
 
 
-def sums(lead=(), turns=1):
+@factory
+def sums(X: T.Tensor((N, N), F32), Y: T.Tensor((N, N), F32), *, lead=(), turns=1):
     """Each rank adds what all ranks stored for it, ``turns`` times through the same memory."""
     zeros = (0,) * len(lead)
-
-    @T.prim_func
-    def program(X: T.Tensor((N, N), F32), Y: T.Tensor((N, N), F32)):
-        with T.Kernel(1, threads=32):
-            S = W.alloc_symmetric((RANKS, *lead, N, N), F32)
-            tile = T.alloc_shared((N, N), F32)
-            total = T.alloc_fragment((N, N), F32)
-            me = W.rank()
-            T.copy(X, tile)
-            for _ in T.serial(turns):
-                for r in T.serial(RANKS):
-                    T.copy(tile, S[((me + r) % RANKS, me, *zeros, 0, 0)])
-                T.clear(total)
-                for r in T.serial(RANKS):
-                    T.copy(S[(me, r, *zeros, 0, 0)], tile)
-                    for i, j in T.Parallel(N, N):
-                        total[i, j] += tile[i, j]
-                T.copy(total, tile)
-            T.copy(tile, Y)
-
-    return program
+    with T.Kernel(1, threads=32):
+        S = W.alloc_symmetric((RANKS, *lead, N, N), F32)
+        tile = T.alloc_shared((N, N), F32)
+        total = T.alloc_fragment((N, N), F32)
+        me = W.rank()
+        T.copy(X, tile)
+        for _ in T.serial(turns):
+            for r in T.serial(RANKS):
+                T.copy(tile, S[((me + r) % RANKS, me, *zeros, 0, 0)])
+            T.clear(total)
+            for r in T.serial(RANKS):
+                T.copy(S[(me, r, *zeros, 0, 0)], tile)
+                for i, j in T.Parallel(N, N):
+                    total[i, j] += tile[i, j]
+            T.copy(total, tile)
+        T.copy(tile, Y)
 
 
 def folded(func):

@@ -6,26 +6,23 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import names_line
 from tileweave import language as W
 
 ROWS, N, F32 = 20, 16, "float32"
 
 
-def passed_on(write):
+@factory
+def passed_on(
+    write, X: T.Tensor((ROWS, N), F32), S: W.Symmetric((ROWS, N), F32), Y: T.Tensor((ROWS, N), F32)
+):
     """Each block writes some rows at the right neighbor, then reads the same rows of its own."""
-
-    @T.prim_func
-    def program(
-        X: T.Tensor((ROWS, N), F32), S: W.Symmetric((ROWS, N), F32), Y: T.Tensor((ROWS, N), F32)
-    ):
-        with T.Kernel(3, threads=32) as block:
-            write(X, S, block)
-            for i, j in T.Parallel(8, N):
-                if block * 8 + i < ROWS:
-                    Y[block * 8 + i, j] = S[W.rank(), block * 8 + i, j]
-
-    return program
+    with T.Kernel(3, threads=32) as block:
+        write(X, S, block)
+        for i, j in T.Parallel(8, N):
+            if block * 8 + i < ROWS:
+                Y[block * 8 + i, j] = S[W.rank(), block * 8 + i, j]
 
 
 @T.macro

@@ -6,6 +6,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 from tileweave import passes
 from tileweave.emit import EMIT_HEAP_STRIDE
@@ -17,29 +18,26 @@ INDICES = T.Tensor((16,), "int32")
 FOUND = T.Tensor((ROWS, N), F32)
 
 
-def reading(read):
+@factory
+def reading(
+    read,
+    at: INDICES,
+    X: T.Tensor((PLACES, ROWS, N), F32),
+    S: W.Symmetric((PLACES, ROWS, N), F32),
+    Y: FOUND,
+):
     """Return a program that writes all rows of its right neighbor's S, then runs ``read``.
 
     ``read`` is a macro of the indices, S, tiles of one and of four rows, and Y.
     """
-
-    @T.prim_func
-    def program(
-        at: INDICES,
-        X: T.Tensor((PLACES, ROWS, N), F32),
-        S: W.Symmetric((PLACES, ROWS, N), F32),
-        Y: FOUND,
-    ):
-        with T.Kernel(1, threads=32):
-            row = T.alloc_shared((1, N), F32)
-            rows = T.alloc_shared((4, N), F32)
-            for place in T.serial(PLACES):
-                for r in T.serial(ROWS):
-                    T.copy(X[place, r, 0], row)
-                    T.copy(row, S[(W.rank() + 1) % RANKS, place, r, 0])
-            read(at, S, row, rows, Y)
-
-    return program
+    with T.Kernel(1, threads=32):
+        row = T.alloc_shared((1, N), F32)
+        rows = T.alloc_shared((4, N), F32)
+        for place in T.serial(PLACES):
+            for r in T.serial(ROWS):
+                T.copy(X[place, r, 0], row)
+                T.copy(row, S[(W.rank() + 1) % RANKS, place, r, 0])
+        read(at, S, row, rows, Y)
 
 
 def waits_of(program):

@@ -8,6 +8,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.corpus.programs import Case
+from tests.factory import factory
 from tests.releases import names_line
 from tileweave import language as W
 from tileweave.simulator import Executable
@@ -274,18 +275,21 @@ def left_by_return(X, S, b):
     T.copy(X, S[0, 0, 0])
 
 
-def given_by(write, blocks=1):
+@factory
+def given_by(
+    write,
+    X: T.Tensor((8, N), F32),
+    S: W.Symmetric((8, N), F32),
+    Y: T.Tensor((8, N), F32),
+    *,
+    blocks=1,
+):
     """Rank 0 reads the data that ``write`` writes."""
-
-    @T.prim_func
-    def program(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
-        with T.Kernel(blocks, threads=32) as b:
-            write(X, S, b)
-            if W.rank() == 0:
-                for i, j in T.Parallel(8, N):
-                    Y[i, j] = S[0, i, j]
-
-    return program
+    with T.Kernel(blocks, threads=32) as b:
+        write(X, S, b)
+        if W.rank() == 0:
+            for i, j in T.Parallel(8, N):
+                Y[i, j] = S[0, i, j]
 
 
 @pytest.mark.parametrize(
@@ -330,23 +334,27 @@ def test_jumps_beside_accesses():
         np.testing.assert_array_equal(actual["Y"], right + np.float32(3))
 
 
-def before_the_start(first, read_first, height=8):
+@factory
+def before_the_start(
+    first,
+    read_first,
+    X: T.Tensor((32, N), F32),
+    S: W.Symmetric((32, N), F32),
+    Y: T.Tensor((32, N), F32),
+    *,
+    height=8,
+):
     """Blocks pass tiles on; those of block 0 start at rows ``first`` and ``read_first``."""
-
-    @T.prim_func
-    def program(X: T.Tensor((32, N), F32), S: W.Symmetric((32, N), F32), Y: T.Tensor((32, N), F32)):
-        with T.Kernel(5, threads=32) as b:
-            tile = T.alloc_shared((8, N), F32)
-            rows = T.alloc_shared((height, N), F32)
-            if b * 8 + first < 32:
-                T.copy(X[b * 8 + first, 0], tile)
-                T.copy(tile, S[(W.rank() + 1) % W.world_size(), b * 8 + first, 0])
-            if b < 4:
-                T.copy(S[W.rank(), b * 8 + read_first, 0], rows)
-                for i, j in T.Parallel(8, N):
-                    Y[b * 8 + i, j] = rows[i, j]
-
-    return program
+    with T.Kernel(5, threads=32) as b:
+        tile = T.alloc_shared((8, N), F32)
+        rows = T.alloc_shared((height, N), F32)
+        if b * 8 + first < 32:
+            T.copy(X[b * 8 + first, 0], tile)
+            T.copy(tile, S[(W.rank() + 1) % W.world_size(), b * 8 + first, 0])
+        if b < 4:
+            T.copy(S[W.rank(), b * 8 + read_first, 0], rows)
+            for i, j in T.Parallel(8, N):
+                Y[b * 8 + i, j] = rows[i, j]
 
 
 @pytest.mark.parametrize(
@@ -433,16 +441,15 @@ def test_reads_by_several_threads():
         np.testing.assert_array_equal(actual["Y"].ravel(), right)
 
 
-def of_threads(write):
-    @T.prim_func
-    def program(X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)):
-        with T.Kernel(2, threads=256) as b:
-            write(X, S, (W.rank() + 1) % W.world_size(), b)
-            with T.ws(1):
-                for i, j in T.Parallel(4, N):
-                    Y[b * 4 + i, j] = S[W.rank(), b * 4 + i, j]
-
-    return program
+@factory
+def of_threads(
+    write, X: T.Tensor((8, N), F32), S: W.Symmetric((8, N), F32), Y: T.Tensor((8, N), F32)
+):
+    with T.Kernel(2, threads=256) as b:
+        write(X, S, (W.rank() + 1) % W.world_size(), b)
+        with T.ws(1):
+            for i, j in T.Parallel(4, N):
+                Y[b * 4 + i, j] = S[W.rank(), b * 4 + i, j]
 
 
 @pytest.mark.parametrize("write", [by_first_warps, by_one_warp, by_some_threads, a_row_a_warp])

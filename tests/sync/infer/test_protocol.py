@@ -10,6 +10,7 @@ from tilelang import tvm
 
 import tileweave as tw
 from tests.corpus import PROGRAMS
+from tests.factory import factory
 from tests.releases import RECORDS_LINES, needs_bulk_copies
 from tests.sync.test_programs import run_with
 from tileweave import language as W
@@ -209,19 +210,16 @@ def test_polls_prove_nothing_about_other_tensors():
         assert all((o["Y"] == given[0]["X"]).all() for o in out)
 
 
-def added(faulty):
-    @T.prim_func
-    def program(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
-        with T.Kernel(1, threads=32) as _:
-            S = W.alloc_symmetric((N,), "float32")
-            for i in T.Parallel(N):
-                S[W.rank(), i] = 0
-            for i in T.Parallel(N):
-                T.atomic_add(S[1 - W.rank(), i], X[i])
-            for i in T.Parallel(N):
-                Y[i] = S[W.rank(), i]
-
-    return program
+@factory
+def added(faulty, X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
+    with T.Kernel(1, threads=32) as _:
+        S = W.alloc_symmetric((N,), "float32")
+        for i in T.Parallel(N):
+            S[W.rank(), i] = 0
+        for i in T.Parallel(N):
+            T.atomic_add(S[1 - W.rank(), i], X[i])
+        for i in T.Parallel(N):
+            Y[i] = S[W.rank(), i]
 
 
 @T.prim_func

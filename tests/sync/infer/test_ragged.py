@@ -12,6 +12,7 @@ from tilelang import tvm
 
 import tileweave as tw
 from tests.corpus import PROGRAMS
+from tests.factory import factory
 from tileweave import language as W
 from tileweave import passes
 from tileweave.emit import EMIT_HEAP_STRIDE
@@ -163,33 +164,30 @@ def test_refused_segments(op):
                 use(inbox[0, 0, 1, 0])
 
 
-def to_both(change):
+@factory
+def to_both(
+    change,
+    X: T.Tensor((2, 8), "float32"),
+    owners: T.Tensor((2,), "int32"),
+    Y: T.Tensor((2, 8), "float32"),
+):
     """Each rank sends a row to rank 0, then one to rank 1. ``change`` changes the loaded owner."""
-
-    @T.prim_func
-    def program(
-        X: T.Tensor((2, 8), "float32"),
-        owners: T.Tensor((2,), "int32"),
-        Y: T.Tensor((2, 8), "float32"),
-    ):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_ragged((), rows=1, row=8)
-            owner = T.alloc_shared((1,), "int32")
-            me = W.rank()
-            change(owner, owners, 0)
-            for j in T.Parallel(8):
-                inbox[owner[0], me, 0, j] = X[0, j]
-            change(owner, owners, 1)
-            for j in T.Parallel(8):
-                inbox[owner[0], me, 0, j] = X[1, j]
-            for peer in T.serial(2):
-                W.announce(inbox[peer, me, 0, 0], 1)
-            for s in T.serial(2):
-                for i in T.serial(W.announced(inbox[me, s, 0, 0])):
-                    for j in T.Parallel(8):
-                        Y[s, j] = inbox[me, s, i, j]
-
-    return program
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=1, row=8)
+        owner = T.alloc_shared((1,), "int32")
+        me = W.rank()
+        change(owner, owners, 0)
+        for j in T.Parallel(8):
+            inbox[owner[0], me, 0, j] = X[0, j]
+        change(owner, owners, 1)
+        for j in T.Parallel(8):
+            inbox[owner[0], me, 0, j] = X[1, j]
+        for peer in T.serial(2):
+            W.announce(inbox[peer, me, 0, 0], 1)
+        for s in T.serial(2):
+            for i in T.serial(W.announced(inbox[me, s, 0, 0])):
+                for j in T.Parallel(8):
+                    Y[s, j] = inbox[me, s, i, j]
 
 
 @T.macro
@@ -217,20 +215,16 @@ def test_owner_changes_between_writes(change):
         np.testing.assert_array_equal(out[reader]["Y"], rows)
 
 
-def announced_by(selects):
+@factory
+def announced_by(selects, X: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
     """Return a program whose threads for which ``selects`` holds announce a row."""
-
-    @T.prim_func
-    def program(X: T.Tensor((1, 8), "float32"), Y: T.Tensor((1, 8), "float32")):
-        with T.Kernel(1, threads=32):
-            inbox = W.alloc_ragged((), rows=4, row=8)
-            for peer in T.serial(2):
-                if selects(T.get_thread_binding()):
-                    W.announce(inbox[peer, W.rank(), 0, 0], 1)
-                T.copy(X, inbox[peer, W.rank(), 0, 0])
-            T.copy(inbox[W.rank(), 1 - W.rank(), 0, 0], Y)
-
-    return program
+    with T.Kernel(1, threads=32):
+        inbox = W.alloc_ragged((), rows=4, row=8)
+        for peer in T.serial(2):
+            if selects(T.get_thread_binding()):
+                W.announce(inbox[peer, W.rank(), 0, 0], 1)
+            T.copy(X, inbox[peer, W.rank(), 0, 0])
+        T.copy(inbox[W.rank(), 1 - W.rank(), 0, 0], Y)
 
 
 def test_one_thread_announces():

@@ -6,21 +6,19 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 
 N, BLOCKS, F32 = 8, 2, "float32"
 
 
-def exchange(write, read):
-    @T.prim_func
-    def program(X: T.Tensor((BLOCKS, N), F32), Y: T.Tensor((BLOCKS, N), F32)):
-        with T.Kernel(BLOCKS, threads=64) as block:
-            S = W.alloc_symmetric((BLOCKS, N), F32)
-            tx = T.get_thread_binding()
-            write(X, S, block, tx)
-            read(S, Y, block)
-
-    return program
+@factory
+def exchange(write, read, X: T.Tensor((BLOCKS, N), F32), Y: T.Tensor((BLOCKS, N), F32)):
+    with T.Kernel(BLOCKS, threads=64) as block:
+        S = W.alloc_symmetric((BLOCKS, N), F32)
+        tx = T.get_thread_binding()
+        write(X, S, block, tx)
+        read(S, Y, block)
 
 
 def right():

@@ -5,27 +5,25 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 
 N, RANKS = 64, 3
 F32 = "float32"
 
 
-def explicit(waits=True):
-    @T.prim_func
-    def program(X: T.Tensor((N,), F32), Y: T.Tensor((N,), F32)):
-        with T.Kernel(1, threads=32):
-            S = W.alloc_symmetric((N,), F32)
-            F = W.alloc_symmetric((2,), "uint32")
-            me, right = W.rank(), (W.rank() + 1) % RANKS
-            W.put_block(X[0], S[me, 0], N, peer=right)
-            W.signal(F[right, 1], 1)
-            if waits:
-                W.wait_reached(F[me, 1], 1)
-            W.get_block(S[me, 0], Y[0], N, peer=me)
-            W.sync_ranks()
-
-    return program
+@factory
+def explicit(X: T.Tensor((N,), F32), Y: T.Tensor((N,), F32), *, waits=True):
+    with T.Kernel(1, threads=32):
+        S = W.alloc_symmetric((N,), F32)
+        F = W.alloc_symmetric((2,), "uint32")
+        me, right = W.rank(), (W.rank() + 1) % RANKS
+        W.put_block(X[0], S[me, 0], N, peer=right)
+        W.signal(F[right, 1], 1)
+        if waits:
+            W.wait_reached(F[me, 1], 1)
+        W.get_block(S[me, 0], Y[0], N, peer=me)
+        W.sync_ranks()
 
 
 @T.prim_func

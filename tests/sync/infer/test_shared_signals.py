@@ -7,26 +7,23 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 
 RANKS, BLOCKS, N = 2, 2, 64
 F32 = "float32"
 
 
-def exchanged(offset, write):
+@factory
+def exchanged(offset, write, X: T.Tensor((N,), F32), Y: T.Tensor((BLOCKS, N + 4), F32)):
     """The first blocks write rows at the rank after ``offset`` ranks, and the last ones read."""
-
-    @T.prim_func
-    def program(X: T.Tensor((N,), F32), Y: T.Tensor((BLOCKS, N + 4), F32)):
-        with T.Kernel(2 * BLOCKS, threads=32) as block:
-            S = W.alloc_symmetric((BLOCKS, N + 4), F32)
-            if block < BLOCKS:
-                write(X, S, (W.rank() + offset) % RANKS, block)
-            if block >= BLOCKS:
-                for j in T.Parallel(N + 4):
-                    Y[block - BLOCKS, j] = S[W.rank(), block - BLOCKS, j]
-
-    return program
+    with T.Kernel(2 * BLOCKS, threads=32) as block:
+        S = W.alloc_symmetric((BLOCKS, N + 4), F32)
+        if block < BLOCKS:
+            write(X, S, (W.rank() + offset) % RANKS, block)
+        if block >= BLOCKS:
+            for j in T.Parallel(N + 4):
+                Y[block - BLOCKS, j] = S[W.rank(), block - BLOCKS, j]
 
 
 @T.macro

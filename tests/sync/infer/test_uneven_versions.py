@@ -7,27 +7,24 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 
 RANKS, N = 3, 32
 
 
-def sent_left(iterations):
+@factory
+def sent_left(iterations, X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
     """Ranks that have a left neighbor write to it in ``iterations`` iterations."""
-
-    @T.prim_func
-    def program(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
-        with T.Kernel(1, threads=N):
-            S = W.alloc_symmetric((2, N), "int32")
-            me = W.rank()
-            for turn in T.serial(iterations(me)):
-                for i in T.Parallel(N):
-                    S[me - 1, turn, i] = X[turn, i]
-            for turn in T.serial(iterations((me + 1) % RANKS)):
-                for i in T.Parallel(N):
-                    Y[turn, i] = S[me, turn, i]
-
-    return program
+    with T.Kernel(1, threads=N):
+        S = W.alloc_symmetric((2, N), "int32")
+        me = W.rank()
+        for turn in T.serial(iterations(me)):
+            for i in T.Parallel(N):
+                S[me - 1, turn, i] = X[turn, i]
+        for turn in T.serial(iterations((me + 1) % RANKS)):
+            for i in T.Parallel(N):
+                Y[turn, i] = S[me, turn, i]
 
 
 @pytest.mark.parametrize("reuse", ["auto", "credit", "barrier"])
@@ -50,29 +47,27 @@ def test_no_rank_signals_a_rank_out_of_bounds(iterations, reuse):
     assert [o["Y"].any() for o in out] == [True, True, False]
 
 
-def read_by_the_last(iterations, after=False):
+@factory
+def read_by_the_last(
+    iterations, X: T.Tensor((N,), "int32"), Y: T.Tensor((3, N), "int32"), *, after=False
+):
     """Rank 0 writes to the last rank, the only one whose loop runs.
 
     Args:
         after: whether the last rank reads after the loop, too.
     """
-
-    @T.prim_func
-    def program(X: T.Tensor((N,), "int32"), Y: T.Tensor((3, N), "int32")):
-        with T.Kernel(1, threads=N):
-            S = W.alloc_symmetric((N,), "int32")
-            me = W.rank()
-            if me == 0:
-                for i in T.Parallel(N):
-                    S[RANKS - 1, i] = X[i]
-            for turn in T.serial(iterations(me)):
-                for i in T.Parallel(N):
-                    Y[turn, i] = S[me, i]
-            if after and me == RANKS - 1:
-                for i in T.Parallel(N):
-                    Y[2, i] = S[me, i]
-
-    return program
+    with T.Kernel(1, threads=N):
+        S = W.alloc_symmetric((N,), "int32")
+        me = W.rank()
+        if me == 0:
+            for i in T.Parallel(N):
+                S[RANKS - 1, i] = X[i]
+        for turn in T.serial(iterations(me)):
+            for i in T.Parallel(N):
+                Y[turn, i] = S[me, i]
+        if after and me == RANKS - 1:
+            for i in T.Parallel(N):
+                Y[2, i] = S[me, i]
 
 
 LEFT = 1, "a load reads the result of writes; moved out of the loop over turn"

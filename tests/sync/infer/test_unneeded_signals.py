@@ -8,67 +8,55 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.corpus import PROGRAMS
+from tests.factory import factory
 from tileweave import language as W
 
 N = 32
 
 
-def second_row_unread():
-    @T.prim_func
-    def program(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            S = W.alloc_symmetric((2, N), "int32")
-            me = W.rank()
-            T.copy(X[0, 0:N], S[1 - me, 0, 0])
-            T.copy(X[1, 0:N], S[1 - me, 1, 0])
-            T.copy(S[me, 0, 0:N], Y[0, 0:N])
-
-    return program
+@factory
+def second_row_unread(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
+    with T.Kernel(1, threads=N) as _:
+        S = W.alloc_symmetric((2, N), "int32")
+        me = W.rank()
+        T.copy(X[0, 0:N], S[1 - me, 0, 0])
+        T.copy(X[1, 0:N], S[1 - me, 1, 0])
+        T.copy(S[me, 0, 0:N], Y[0, 0:N])
 
 
-def own_row_unread():
-    @T.prim_func
-    def program(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            S = W.alloc_symmetric((2, N), "int32")
-            me = W.rank()
-            for owner in T.serial(2):
-                T.copy(X[0, 0:N], S[owner, me, 0])
-            for source in T.serial(2):
-                if source != me:
-                    T.copy(S[me, source, 0:N], Y[0, 0:N])
-
-    return program
+@factory
+def own_row_unread(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
+    with T.Kernel(1, threads=N) as _:
+        S = W.alloc_symmetric((2, N), "int32")
+        me = W.rank()
+        for owner in T.serial(2):
+            T.copy(X[0, 0:N], S[owner, me, 0])
+        for source in T.serial(2):
+            if source != me:
+                T.copy(S[me, source, 0:N], Y[0, 0:N])
 
 
-def all_rows_read():
-    @T.prim_func
-    def program(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
-        with T.Kernel(1, threads=N) as _:
-            S = W.alloc_symmetric((2, N), "int32")
-            me = W.rank()
-            T.copy(X[0, 0:N], S[1 - me, 0, 0])
-            T.copy(X[1, 0:N], S[1 - me, 1, 0])
-            T.copy(S[me, 0, 0:N], Y[0, 0:N])
-            T.copy(S[me, 1, 0:N], Y[1, 0:N])
-
-    return program
+@factory
+def all_rows_read(X: T.Tensor((2, N), "int32"), Y: T.Tensor((2, N), "int32")):
+    with T.Kernel(1, threads=N) as _:
+        S = W.alloc_symmetric((2, N), "int32")
+        me = W.rank()
+        T.copy(X[0, 0:N], S[1 - me, 0, 0])
+        T.copy(X[1, 0:N], S[1 - me, 1, 0])
+        T.copy(S[me, 0, 0:N], Y[0, 0:N])
+        T.copy(S[me, 1, 0:N], Y[1, 0:N])
 
 
-def rows_read_by_the_caller():
+@factory
+def rows_read_by_the_caller(
+    X: T.Tensor((2, N), "int32"), S: W.Symmetric((2, N), "int32"), Y: T.Tensor((2, N), "int32")
+):
     """The last block waits for all rows, because the caller may read them."""
-
-    @T.prim_func
-    def program(
-        X: T.Tensor((2, N), "int32"), S: W.Symmetric((2, N), "int32"), Y: T.Tensor((2, N), "int32")
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            T.copy(X[0, 0:N], S[1 - me, 0, 0])
-            T.copy(X[1, 0:N], S[1 - me, 1, 0])
-            T.copy(S[me, 0, 0:N], Y[0, 0:N])
-
-    return program
+    with T.Kernel(1, threads=N) as _:
+        me = W.rank()
+        T.copy(X[0, 0:N], S[1 - me, 0, 0])
+        T.copy(X[1, 0:N], S[1 - me, 1, 0])
+        T.copy(S[me, 0, 0:N], Y[0, 0:N])
 
 
 @pytest.mark.parametrize(

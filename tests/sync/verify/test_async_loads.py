@@ -6,6 +6,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import RECORDS_LINES
 from tests.simulator.memory.test_async_loads import every_load, load, prefetch
 from tileweave import language as W
@@ -36,38 +37,35 @@ def test_a_signal_after_the_wait_is_accepted(by):
     assert fault(load(by, False)) == ""
 
 
-def pipelined(ahead):
+@factory
+def pipelined(
+    ahead,
+    mail: W.Symmetric((4, 64, 64), "float16"),
+    credit: W.Symmetric((4,), "uint32"),
+    B: T.Tensor((64, 64), "float16"),
+    out: T.Tensor((64, 64), "float32"),
+):
     """A pipelined loop multiplies pieces of the own mail and credits each; the left neighbor then
     overwrites it."""
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((4, 64, 64), "float16"),
-        credit: W.Symmetric((4,), "uint32"),
-        B: T.Tensor((64, 64), "float16"),
-        out: T.Tensor((64, 64), "float32"),
-    ):
-        with T.Kernel(1, threads=128) as _:
-            me, ranks = W.rank(), W.world_size()
-            a = T.alloc_shared((64, 64), "float16")
-            b = T.alloc_shared((64, 64), "float16")
-            sums = T.alloc_fragment((64, 64), "float32")
-            T.clear(sums)
-            T.copy(B, b)
-            for k in T.Pipelined(4, num_stages=2):
-                T.copy(mail[me, k, 0:64, 0:64], a)
-                if ahead:
-                    W.signal(credit[(me - 1) % ranks, k])
-                T.gemm(a, b, sums)
-                if not ahead:
-                    W.signal(credit[(me - 1) % ranks, k])
-            T.copy(sums, out)
-            for k in T.serial(4):
-                W.wait_reached(credit[me, k], 1)
-                T.copy(b, mail[(me + 1) % ranks, k, 0:64, 0:64])
-            W.sync_ranks()
-
-    return program
+    with T.Kernel(1, threads=128) as _:
+        me, ranks = W.rank(), W.world_size()
+        a = T.alloc_shared((64, 64), "float16")
+        b = T.alloc_shared((64, 64), "float16")
+        sums = T.alloc_fragment((64, 64), "float32")
+        T.clear(sums)
+        T.copy(B, b)
+        for k in T.Pipelined(4, num_stages=2):
+            T.copy(mail[me, k, 0:64, 0:64], a)
+            if ahead:
+                W.signal(credit[(me - 1) % ranks, k])
+            T.gemm(a, b, sums)
+            if not ahead:
+                W.signal(credit[(me - 1) % ranks, k])
+        T.copy(sums, out)
+        for k in T.serial(4):
+            W.wait_reached(credit[me, k], 1)
+            T.copy(b, mail[(me + 1) % ranks, k, 0:64, 0:64])
+        W.sync_ranks()
 
 
 def start():

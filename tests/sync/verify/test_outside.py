@@ -8,6 +8,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import RECORDS_LINES
 from tileweave import language as W
 from tileweave import passes
@@ -16,49 +17,49 @@ from tileweave.cli.main import main
 N = 64
 
 
-def passes_on(first, explicit, copies=False):
+@factory
+def passes_on(
+    first,
+    explicit,
+    X: T.Tensor((N,), "float32"),
+    S: W.Symmetric((N,), "float32"),
+    Y: T.Tensor((N // 2,), "float32"),
+    *,
+    copies=False,
+):
     """Each rank sends N numbers and reads half of them, from ``first`` on."""
-
-    @T.prim_func
-    def program(
-        X: T.Tensor((N,), "float32"), S: W.Symmetric((N,), "float32"),
-        Y: T.Tensor((N // 2,), "float32"),
-    ):  # fmt: skip
-        with T.Kernel(1, threads=32):
-            me = W.rank()
-            tile = T.alloc_shared((N,), "float32")
-            half = T.alloc_shared((N // 2,), "float32")
-            T.copy(X, tile)
-            T.copy(tile, S[1 - me, 0])
-            if explicit:
-                W.sync_ranks()
-            if copies:
-                T.copy(S[me, first], half)  # read
-                T.copy(half, Y)
-            else:
-                for i in T.Parallel(N // 2):  # read
-                    Y[i] = S[me, first + i]  # read
-            if explicit:
-                W.sync_ranks()
-
-    return program
+    with T.Kernel(1, threads=32):
+        me = W.rank()
+        tile = T.alloc_shared((N,), "float32")
+        half = T.alloc_shared((N // 2,), "float32")
+        T.copy(X, tile)
+        T.copy(tile, S[1 - me, 0])
+        if explicit:
+            W.sync_ranks()
+        if copies:
+            T.copy(S[me, first], half)  # read
+            T.copy(half, Y)
+        else:
+            for i in T.Parallel(N // 2):  # read
+                Y[i] = S[me, first + i]  # read
+        if explicit:
+            W.sync_ranks()
 
 
-def tiles(read):
+@factory
+def tiles(
+    read,
+    X: T.Tensor((N,), "float32"),
+    S: W.Symmetric((N,), "float32"),
+    Y: T.Tensor((N,), "float32"),
+):
     """Each rank sends tiles of 8 numbers; blocks read the range ``read``."""
-
-    @T.prim_func
-    def program(
-        X: T.Tensor((N,), "float32"), S: W.Symmetric((N,), "float32"), Y: T.Tensor((N,), "float32")
-    ):
-        with T.Kernel(N // 8, threads=32) as b:
-            tile = T.alloc_shared((8,), "float32")
-            T.copy(X[b * 8], tile)
-            T.copy(tile, S[(W.rank() + 1) % W.world_size(), b * 8])
-            for i in T.Parallel(8):  # read
-                Y[b * 8 + i] = S[W.rank(), read(b) + i]  # read
-
-    return program
+    with T.Kernel(N // 8, threads=32) as b:
+        tile = T.alloc_shared((8,), "float32")
+        T.copy(X[b * 8], tile)
+        T.copy(tile, S[(W.rank() + 1) % W.world_size(), b * 8])
+        for i in T.Parallel(8):  # read
+            Y[b * 8 + i] = S[W.rank(), read(b) + i]  # read
 
 
 def warned(program):

@@ -5,6 +5,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import names_line
 from tileweave import language as W
 from tileweave import passes
@@ -63,20 +64,20 @@ def test_it_may_mark_a_whole_tensor_and_the_operand_of_a_builtin(whole):
 
 
 def test_a_program_with_signals_of_its_own_may_use_it():
-    def program(marked):
-        @T.prim_func
-        def exchange(
-            S: W.Symmetric((N,), "float32"), flags: W.Symmetric((1,), "uint32"),
-            Y: T.Tensor((N,), "float32"), epoch: T.int32,
-        ):  # fmt: skip
-            with T.Kernel(1, threads=N):
-                me = W.rank()
-                T.copy(Y, let(S[1 - me, 0]) if marked else S[1 - me, 0])
-                W.signal(flags[1 - me, 0])
-                W.wait_reached(flags[me, 0], epoch + 1)
-                T.copy(S[me, 0], Y)
-
-        return exchange
+    @factory
+    def program(
+        marked,
+        S: W.Symmetric((N,), "float32"),
+        flags: W.Symmetric((1,), "uint32"),
+        Y: T.Tensor((N,), "float32"),
+        epoch: T.int32,
+    ):
+        with T.Kernel(1, threads=N):
+            me = W.rank()
+            T.copy(Y, let(S[1 - me, 0]) if marked else S[1 - me, 0])
+            W.signal(flags[1 - me, 0])
+            W.wait_reached(flags[me, 0], epoch + 1)
+            T.copy(S[me, 0], Y)
 
     assert "signal" in tw.emit(program(True), stage="tile", world_size=2)
     with pytest.raises(tw.LanguageError, match="may still be reading"):

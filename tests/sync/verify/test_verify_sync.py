@@ -11,6 +11,7 @@ from tvm import tirx
 
 import tileweave as tw
 from tests.corpus import FAULTS, PROGRAMS
+from tests.factory import factory
 from tests.releases import names_line, needs_lines
 from tileweave import language as W
 from tileweave import passes
@@ -150,34 +151,32 @@ def test_the_simulator_reports_refused_programs():
         tw.simulate(program, 2, case.inputs(program), pass_configs=error)
 
 
-def exchange(parity="data"):
+@factory
+def exchange(
+    mail: W.Symmetric((2, N), "int32"),
+    flags: W.Symmetric((2,), "int32"),
+    state: T.Tensor((1,), "int32"),
+    out: T.Tensor((N,), "int32"),
+    given: T.int32,
+    *,
+    parity="data",
+):
     """Two buffers in turn; ``parity`` says whether the epoch is in memory, a parameter, or
     constant."""
     turns = 1 if parity == "constant" else 2
-
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((2, N), "int32"),
-        flags: W.Symmetric((2,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-        given: T.int32,
-    ):
-        with T.Kernel(1, threads=N):
-            me = W.rank()
-            epoch = T.alloc_var("int32")
-            epoch = {"memory": state[0], "given": given, "constant": T.int32(0)}[parity]
-            half = epoch % 2
-            for i in T.Parallel(N):
-                mail[1 - me, half, i] = i
-            W.signal(flags[1 - me, half])
-            W.wait_reached(flags[me, half], given // turns + 1)
-            for i in T.Parallel(N):
-                out[i] = mail[me, half, i]
-            if T.get_thread_binding() == 0:
-                state[0] = state[0] + 1
-
-    return program
+    with T.Kernel(1, threads=N):
+        me = W.rank()
+        epoch = T.alloc_var("int32")
+        epoch = {"memory": state[0], "given": given, "constant": T.int32(0)}[parity]
+        half = epoch % 2
+        for i in T.Parallel(N):
+            mail[1 - me, half, i] = i
+        W.signal(flags[1 - me, half])
+        W.wait_reached(flags[me, half], given // turns + 1)
+        for i in T.Parallel(N):
+            out[i] = mail[me, half, i]
+        if T.get_thread_binding() == 0:
+            state[0] = state[0] + 1
 
 
 @pytest.mark.parametrize("parity", ["memory", "given"])
@@ -225,21 +224,18 @@ def test_data_dependent_accesses_are_not_verified():
     grouped(program, 2)
 
 
-def in_two_kernels(ordered):
-    @T.prim_func
-    def program(mail: W.Symmetric((N,), "int32"), out: T.Tensor((N,), "int32")):
-        with T.Kernel(1, threads=N):
-            for i in T.Parallel(N):
-                mail[1 - W.rank(), i] = i
+@factory
+def in_two_kernels(ordered, mail: W.Symmetric((N,), "int32"), out: T.Tensor((N,), "int32")):
+    with T.Kernel(1, threads=N):
+        for i in T.Parallel(N):
+            mail[1 - W.rank(), i] = i
+        W.sync_ranks()
+    with T.Kernel(2, threads=N):
+        for i in T.Parallel(N):
+            out[i] = mail[W.rank(), i]
+    with T.Kernel(1, threads=N):
+        if ordered:
             W.sync_ranks()
-        with T.Kernel(2, threads=N):
-            for i in T.Parallel(N):
-                out[i] = mail[W.rank(), i]
-        with T.Kernel(1, threads=N):
-            if ordered:
-                W.sync_ranks()
-
-    return program
 
 
 def test_kernels_of_one_program_follow_each_other():
@@ -348,45 +344,44 @@ def spin_on_add(lock, ticket, sem):
         pass
 
 
-def locked(spin, leave, sem="acquire"):
+@factory
+def locked(
+    spin,
+    leave,
+    lock: W.Symmetric((2,), "int32"),
+    data: W.Symmetric((N,), "int32"),
+    out: T.Tensor((N,), "int32"),
+    *,
+    sem="acquire",
+):
     """Each rank adds one to data of rank 0 inside a lock that it enters by ``spin``."""
-
-    @T.prim_func
-    def program(
-        lock: W.Symmetric((2,), "int32"), data: W.Symmetric((N,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):  # fmt: skip
-        with T.Kernel(1, threads=N):
-            ticket = T.alloc_var("int32")
-            if T.get_thread_binding() == 0:
-                ticket = W.atom_add(lock[0, 1], 1, scope="sys")
-                spin(lock, ticket, sem)
-            T.sync_threads()
-            for i in T.Parallel(N):
-                data[0, i] = data[0, i] + 1
-                out[i] = data[0, i]
-            W.signal(lock[0, 0], 1 if leave == "add" else 0, op=leave)
-
-    return program
+    with T.Kernel(1, threads=N):
+        ticket = T.alloc_var("int32")
+        if T.get_thread_binding() == 0:
+            ticket = W.atom_add(lock[0, 1], 1, scope="sys")
+            spin(lock, ticket, sem)
+        T.sync_threads()
+        for i in T.Parallel(N):
+            data[0, i] = data[0, i] + 1
+            out[i] = data[0, i]
+        W.signal(lock[0, 0], 1 if leave == "add" else 0, op=leave)
 
 
-def in_a_register(sem="acquire"):
+@factory
+def in_a_register(
+    lock: W.Symmetric((1,), "int32"), data: W.Symmetric((N,), "int32"), *, sem="acquire"
+):
     """A lock whose loop tests a register that holds the result of the operation."""
-
-    @T.prim_func
-    def program(lock: W.Symmetric((1,), "int32"), data: W.Symmetric((N,), "int32")):
-        with T.Kernel(1, threads=N):
-            held = T.alloc_var("int32")
-            if T.get_thread_binding() == 0:
-                held = 1
-                while held != 0:
-                    held = W.atom_cas(lock[0, 0], 0, 1, scope="sys", sem=sem)
-            T.sync_threads()
-            for i in T.Parallel(N):
-                data[0, i] = data[0, i] + 1
-            W.signal(lock[0, 0], 0, op="set")
-
-    return program
+    with T.Kernel(1, threads=N):
+        held = T.alloc_var("int32")
+        if T.get_thread_binding() == 0:
+            held = 1
+            while held != 0:
+                held = W.atom_cas(lock[0, 0], 0, 1, scope="sys", sem=sem)
+        T.sync_threads()
+        for i in T.Parallel(N):
+            data[0, i] = data[0, i] + 1
+        W.signal(lock[0, 0], 0, op="set")
 
 
 LOCKS = {
@@ -413,57 +408,57 @@ def test_a_spin_lock_must_acquire(name):
         grouped(LOCKS[name]("relaxed"), 3)
 
 
-def work_list():
+@factory
+def work_list(
+    S: W.Symmetric((8, N), "float32"),
+    flags: W.Symmetric((8,), "int32"),
+    head: W.Symmetric((1,), "int32"),
+    out: T.Tensor((8, N), "float32"),
+    epoch: T.int32,
+):
     """The flags that a block signals depend on the tickets that it draws; a reader
     waits for all."""
-
-    @T.prim_func
-    def program(
-        S: W.Symmetric((8, N), "float32"), flags: W.Symmetric((8,), "int32"),
-        head: W.Symmetric((1,), "int32"), out: T.Tensor((8, N), "float32"), epoch: T.int32,
-    ):  # fmt: skip
-        with T.Kernel(4, threads=N) as b:
-            me = W.rank()
-            item = T.alloc_var("int32")
+    with T.Kernel(4, threads=N) as b:
+        me = W.rank()
+        item = T.alloc_var("int32")
+        item = W.atom_add(head[me, 0], 1) - 8 * epoch
+        while item < 8:
+            for i in T.Parallel(N):
+                S[1 - me, item, i] = i
+            W.signal(flags[1 - me, item])
             item = W.atom_add(head[me, 0], 1) - 8 * epoch
-            while item < 8:
-                for i in T.Parallel(N):
-                    S[1 - me, item, i] = i
-                W.signal(flags[1 - me, item])
-                item = W.atom_add(head[me, 0], 1) - 8 * epoch
-            for k in T.serial(2):
-                W.wait_reached(flags[me, 2 * b + k], epoch + 1)
-                for i in T.Parallel(N):
-                    out[2 * b + k, i] = S[me, 2 * b + k, i]
-            W.barrier_blocks()
-
-    return program
+        for k in T.serial(2):
+            W.wait_reached(flags[me, 2 * b + k], epoch + 1)
+            for i in T.Parallel(N):
+                out[2 * b + k, i] = S[me, 2 * b + k, i]
+        W.barrier_blocks()
 
 
 def test_a_work_list_signals_what_it_draws():
     grouped(work_list(), 2)
 
 
-def flag_from_a_table(waits=True):
+@factory
+def flag_from_a_table(
+    S: W.Symmetric((4, N), "float32"),
+    flags: W.Symmetric((4,), "int32"),
+    table: T.Tensor((4,), "int32"),
+    out: T.Tensor((4, N), "float32"),
+    epoch: T.int32,
+    *,
+    waits=True,
+):
     """Known data, and a flag whose index is data."""
-
-    @T.prim_func
-    def program(
-        S: W.Symmetric((4, N), "float32"), flags: W.Symmetric((4,), "int32"),
-        table: T.Tensor((4,), "int32"), out: T.Tensor((4, N), "float32"), epoch: T.int32,
-    ):  # fmt: skip
-        with T.Kernel(4, threads=N) as b:
-            me = W.rank()
-            for i in T.Parallel(N):
-                S[1 - me, b, i] = i
-            W.signal(flags[1 - me, table[b]])
-            if waits:
-                W.wait_reached(flags[me, table[b]], epoch + 1)
-            for i in T.Parallel(N):
-                out[b, i] = S[me, b, i]
-            W.barrier_blocks()
-
-    return program
+    with T.Kernel(4, threads=N) as b:
+        me = W.rank()
+        for i in T.Parallel(N):
+            S[1 - me, b, i] = i
+        W.signal(flags[1 - me, table[b]])
+        if waits:
+            W.wait_reached(flags[me, table[b]], epoch + 1)
+        for i in T.Parallel(N):
+            out[b, i] = S[me, b, i]
+        W.barrier_blocks()
 
 
 def mixed(scope="sys", *, waits=False):
