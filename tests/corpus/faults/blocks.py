@@ -8,7 +8,22 @@ import tilelang.language as T
 from tests.factory import factory
 from tileweave import language as W
 
-from .case import TILE, N, case, datum, with_fault
+from .case import (
+    TILE,
+    Flag,
+    Mail,
+    N,
+    Row,
+    State,
+    TwoMails,
+    TwoRows,
+    TwoStates,
+    advance,
+    begin,
+    case,
+    datum,
+    with_fault,
+)
 
 BLOCKS = 3
 
@@ -19,12 +34,7 @@ def sum_of_parts(epoch: int, me: int, ranks: int) -> dict[str, Any]:
 
 @factory
 def last_arriver(
-    parts: T.Tensor((BLOCKS, N), "int32"),
-    arrived: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-    *,
-    sem="acq_rel",
-    scope="gpu",
+    parts: T.Tensor((BLOCKS, N), "int32"), arrived: State, out: Row, *, sem="acq_rel", scope="gpu"
 ):
     """The last block to arrive adds the parts of all blocks."""
     with T.Kernel(BLOCKS, threads=N) as block:
@@ -58,20 +68,11 @@ def both_parts_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
 
 
 @case("race", "mail", both_parts_from_left)
-def wait_by_some_blocks(
-    faulty,
-    mail: W.Symmetric((2, N), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((2,), "int32"),
-    out: T.Tensor((2, N), "int32"),
-):
+def wait_by_some_blocks(faulty, mail: TwoMails, flags: Flag, state: TwoStates, out: TwoRows):
     """Block 1 reads what only block 0 has waited for."""
     waiting = 1 if faulty else 2
     with T.Kernel(2, threads=N) as block:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[block]
+        me, peer, epoch = begin(state, block)
         for i in T.Parallel(N):
             mail[peer, block, i] = datum(epoch, me, i) + 10000 * block  # FAULT
         W.signal(flags[peer, 0])
@@ -80,25 +81,16 @@ def wait_by_some_blocks(
         for i in T.Parallel(N):
             out[block, i] = mail[me, block, i]  # FAULT
         W.barrier_blocks()
-        if T.get_thread_binding() == 0:
-            state[block] = epoch + 1
+        advance(state, epoch, block)
 
 
 @factory
 def barrier_between(
-    mail: W.Symmetric((2, N), "int32"),
-    state: T.Tensor((2,), "int32"),
-    out: T.Tensor((2, N), "int32"),
-    *,
-    kind="barrier_blocks",
-    only_block_0=False,
+    mail: TwoMails, state: TwoStates, out: TwoRows, *, kind="barrier_blocks", only_block_0=False
 ):
     """Each block writes its part at the peer, the barrier, each reads its own."""
     with T.Kernel(2, threads=N) as block:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[block]
+        me, peer, epoch = begin(state, block)
         for i in T.Parallel(N):
             mail[peer, block, i] = datum(epoch, me, i) + 10000 * block  # FAULT data
         if only_block_0:
@@ -109,8 +101,7 @@ def barrier_between(
         for i in T.Parallel(N):
             out[block, i] = mail[me, block, i]  # FAULT data
         W.barrier_blocks()
-        if T.get_thread_binding() == 0:
-            state[block] = epoch + 1
+        advance(state, epoch, block)
 
 
 with_fault(
@@ -137,18 +128,15 @@ with_fault(
 def waiting_blocks_fill_the_gpu(
     faulty,
     mail: W.Symmetric((2, 2, N), "int32"),
-    flags: W.Symmetric((1,), "int32"),
+    flags: Flag,
     state: T.Tensor((6,), "int32"),
-    out: T.Tensor((2, N), "int32"),
+    out: TwoRows,
 ):
     """Four blocks are resident; they wait for blocks that are later in launch order."""
     first_sender = 4 if faulty else 0
     first_reader = 0 if faulty else 2
     with T.Kernel(6, threads=N) as block:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[block]
+        me, peer, epoch = begin(state, block)
         half = epoch % 2
         part = block % 2
         if block >= first_sender and block < first_sender + 2:
@@ -161,25 +149,15 @@ def waiting_blocks_fill_the_gpu(
                 for i in T.Parallel(N):
                     out[part, i] = mail[me, half, part, i]
         T.sync_threads()
-        if T.get_thread_binding() == 0:
-            state[block] = epoch + 1
+        advance(state, epoch, block)
 
 
 @case("race", "mail")
-def tail_not_counted(
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((2,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def tail_not_counted(faulty, mail: Mail, flags: Flag, state: TwoStates, out: Row):
     """The reader waits for full tiles only; the clipped last tile may arrive later."""
     counted = N // TILE * TILE if faulty else N
     with T.Kernel(2, threads=N) as block:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[block]
+        me, peer, epoch = begin(state, block)
         for i in T.Parallel(TILE):
             if block * TILE + i < N:
                 mail[peer, block * TILE + i] = datum(epoch, me, block * TILE + i)  # FAULT
@@ -189,5 +167,4 @@ def tail_not_counted(
             for i in T.Parallel(N):
                 out[i] = mail[me, i]  # FAULT
         W.barrier_blocks()
-        if T.get_thread_binding() == 0:
-            state[block] = epoch + 1
+        advance(state, epoch, block)

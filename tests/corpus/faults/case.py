@@ -4,13 +4,16 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tilelang.language as T
 
 from tests.factory import factory
 from tests.releases import RECORDS_LINES
+from tileweave import language as W
 from tileweave.builtins.symmetric import is_symmetric
 
 N = 64
@@ -21,6 +24,12 @@ EPOCHS = 3
 TILE = 48
 """Elements of a tile that does not divide a message."""
 
+Mail, TwoMails = partial(W.Symmetric, (N,), "int32"), partial(W.Symmetric, (2, N), "int32")
+Flag = partial(W.Symmetric, (1,), "int32")
+Row, TwoRows = partial(T.Tensor, (N,), "int32"), partial(T.Tensor, (2, N), "int32")
+State, TwoStates = partial(T.Tensor, (1,), "int32"), partial(T.Tensor, (2,), "int32")
+"""Types of parameters; a state has the number of the epoch, for each block."""
+
 Expected = Callable[[int, int, int], dict[str, Any]]
 """(Last epoch, rank, number of ranks) -> what the correct twin leaves, by parameter."""
 
@@ -28,6 +37,21 @@ Expected = Callable[[int, int, int], dict[str, Any]]
 def datum(epoch, sender, i):
     """Return element ``i`` of the message that ``sender`` sends in ``epoch``."""
     return epoch * 1000 + sender * 100 + i
+
+
+@T.macro
+def begin(state, block=0):
+    """Return the rank, its right neighbor and the number of the epoch."""
+    epoch = T.alloc_var("int32")
+    epoch = state[block]
+    return W.rank(), (W.rank() + 1) % W.world_size(), epoch
+
+
+@T.macro
+def advance(state, epoch, block=0):
+    """Let one thread of a block count the epoch."""
+    if T.get_thread_binding() == 0:
+        state[block] = epoch + 1
 
 
 def from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:

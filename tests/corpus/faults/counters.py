@@ -8,7 +8,7 @@ import tilelang.language as T
 from tests.factory import factory
 from tileweave import language as W
 
-from .case import N, case, datum, nothing, with_fault
+from .case import Flag, N, Row, State, advance, begin, case, datum, nothing, with_fault
 
 
 def sum_at_rank_0(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -20,9 +20,9 @@ def sum_at_rank_0(epoch: int, me: int, ranks: int) -> dict[str, Any]:
 @factory
 def many_to_one(
     board: W.Symmetric((3, N), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
+    flags: Flag,
+    state: State,
+    out: Row,
     *,
     missing=0,
     stride=1,
@@ -30,9 +30,7 @@ def many_to_one(
 ):
     """All ranks send to their slots at rank 0, which waits for one counter."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, _, epoch = begin(state)
         if me > 0:
             for i in T.Parallel(N):
                 board[0, me * stride, i] = datum(epoch, me, i)  # FAULT write
@@ -42,8 +40,7 @@ def many_to_one(
             for i in T.Parallel(N):
                 out[i] = board[0, 1, i] + board[0, 2, i]  # FAULT read
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 to_rank_0 = {"ranks": 3, "expected": sum_at_rank_0}
@@ -55,15 +52,10 @@ with_fault(
 
 
 @case("race", "flags", nothing)
-def plain_store_to_a_polled_flag(
-    faulty, flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")
-):
+def plain_store_to_a_polled_flag(faulty, flags: Flag, state: State):
     """A plain store to a flag races with threads that poll it, despite a later release."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         if T.get_thread_binding() == 0:
             if faulty:
                 flags[peer, 0] = epoch  # FAULT
@@ -72,19 +64,14 @@ def plain_store_to_a_polled_flag(
         W.signal(flags[peer, 0], epoch + 1, op="set")
         W.wait_ge(flags[me, 0], epoch + 1)  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("arrival", "passed by 1", nothing, ranks=3)
-def counter_passes_the_awaited_value(
-    faulty, flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")
-):
+def counter_passes_the_awaited_value(faulty, flags: Flag, state: State):
     """`wait_eq` on a counter of two arrivals: both may come between two polls."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, _, epoch = begin(state)
         if me > 0:
             W.signal(flags[0, 0])
         elif faulty:
@@ -92,27 +79,21 @@ def counter_passes_the_awaited_value(
         else:
             W.wait_reached(flags[0, 0], epoch * 2 + 2)
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @factory
-def twice_counted(
-    flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32"), *, extra=0, own=False
-):
+def twice_counted(flags: Flag, state: State, *, extra=0, own=False):
     """All ranks signal rank 0, then reach a barrier; no data depends on the counter."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, _, epoch = begin(state)
         for _ in T.serial(1 + extra):
             if own or me > 0:
                 W.signal(flags[0, 0])  # FAULT
         if me == 0:
             W.wait_reached(flags[0, 0], epoch * 2 + 2)  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 at_rank_0 = {"ranks": 3, "expected": nothing}
@@ -121,14 +102,10 @@ with_fault(twice_counted, "own_arrival_not_counted", "arrival", "over", "", **at
 
 
 @case("deadlock", "1 missing", nothing, ranks=3)
-def increment_in_two_steps(
-    faulty, flags: W.Symmetric((1,), "int32"), state: T.Tensor((1,), "int32")
-):
+def increment_in_two_steps(faulty, flags: Flag, state: State):
     """Load, add, store: one of two arrivals may be lost."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, _, epoch = begin(state)
         if me > 0:
             if T.get_thread_binding() == 0:
                 if faulty:
@@ -139,8 +116,7 @@ def increment_in_two_steps(
         else:
             W.wait_reached(flags[0, 0], epoch * 2 + 2)  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 def sum_of_all(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -152,15 +128,13 @@ def rank_missing_in_the_barrier(
     faulty,
     board: W.Symmetric((3, N), "int32"),
     flags: W.Symmetric((3,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
+    state: State,
+    out: Row,
 ):
     """All ranks signal all ranks, but no rank waits for the last one."""
     heard = 2 if faulty else 3
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, _, epoch = begin(state)
         for peer in T.serial(3):
             for i in T.Parallel(N):
                 board[peer, me, i] = datum(epoch, me, i)  # FAULT
@@ -170,12 +144,11 @@ def rank_missing_in_the_barrier(
         for i in T.Parallel(N):
             out[i] = board[me, 0, i] + board[me, 1, i] + board[me, 2, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("deadlock", "sync_ranks", nothing)
-def barrier_of_one_rank(faulty, out: T.Tensor((N,), "int32")):
+def barrier_of_one_rank(faulty, out: Row):
     """A barrier that not every rank reaches."""
     reaching = 1 if faulty else 2
     with T.Kernel(1, threads=N) as _:

@@ -5,15 +5,15 @@ import tilelang.language as T
 from tests.factory import factory
 from tileweave import language as W
 
-from .case import N, datum, with_fault
+from .case import Flag, Mail, N, Row, State, advance, begin, datum, with_fault
 
 
 @factory
 def explicit_shift(
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
+    mail: Mail,
+    flags: Flag,
+    state: State,
+    out: Row,
     *,
     barrier_before=True,
     fence="sys",
@@ -22,10 +22,7 @@ def explicit_shift(
     load_scope="sys",
 ):
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         for i in T.Parallel(N):
             mail[peer, i] = datum(epoch, me, i)  # FAULT data
         if barrier_before:
@@ -39,8 +36,7 @@ def explicit_shift(
         for i in T.Parallel(N):
             out[i] = mail[me, i]  # FAULT data
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 with_fault(

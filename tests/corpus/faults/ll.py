@@ -8,7 +8,7 @@ import tilelang.language as T
 
 from tileweave import language as W
 
-from .case import N, case, datum, with_fault
+from .case import Mail, N, Row, State, advance, case, datum, with_fault
 
 
 def exchange(buffers=2, constant=False, ahead=0, plain=False, scope="sys"):
@@ -30,8 +30,7 @@ def exchange(buffers=2, constant=False, ahead=0, plain=False, scope="sys"):
             else:
                 out[t] = W.ll_ld(mail[me, half, t], flag + ahead, dtype="int32")  # FAULT load
             T.sync_threads()
-            if t == 0:
-                state[0] = epoch + 1
+            advance(state, epoch)
 
     return program
 
@@ -52,10 +51,7 @@ with_fault(exchange, "ll_gpu_scope", "race", "mail", "store|load", scope="gpu")
 
 @case("assertion", "torn", label="assert", expected=lambda e, me, ranks: {})
 def ll_torn_pair(
-    faulty,
-    mail: W.Symmetric((2,), "uint64"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((2,), "uint64"),
+    faulty, mail: W.Symmetric((2,), "uint64"), state: State, out: T.Tensor((2,), "uint64")
 ):
     """The flag of the second word says nothing about the first word."""
     with T.Kernel(1, threads=1) as _:
@@ -77,13 +73,7 @@ def ll_torn_pair(
 
 
 @case("race", "mail", label="data")
-def ll_flag_in_another_word(
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((N,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def ll_flag_in_another_word(faulty, mail: Mail, flags: Mail, state: State, out: Row):
     """Data and flag in separate words need release and acquire."""
     with T.Kernel(1, threads=N) as _:
         me, t = W.rank(), T.get_thread_binding()
@@ -96,5 +86,4 @@ def ll_flag_in_another_word(
         W.wait_ge(flags[me, t], epoch + 1)
         out[t] = mail[me, t]  # FAULT data
         W.sync_ranks()
-        if t == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)

@@ -5,25 +5,14 @@ import tilelang.language as T
 from tests.factory import factory
 from tileweave import language as W
 
-from .case import N, case, datum, with_fault
+from .case import Flag, Mail, N, Row, State, TwoMails, advance, begin, case, datum, with_fault
 
 
 @factory
-def ring(
-    mail: W.Symmetric((2, N), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-    *,
-    halves=2,
-    turn=1,
-):
+def ring(mail: TwoMails, flags: Flag, state: State, out: Row, *, halves=2, turn=1):
     """Each epoch writes one of ``halves`` buffers, and changes it every ``turn`` epochs."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         half = epoch // turn % halves
         for i in T.Parallel(N):
             mail[peer, half, i] = datum(epoch, me, i)  # FAULT data
@@ -32,8 +21,7 @@ def ring(
         for i in T.Parallel(N):
             out[i] = mail[me, half, i]  # FAULT data
         T.sync_threads()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 with_fault(ring, "single_buffer_without_credit", "reuse", "mail", "data", halves=1)
@@ -42,11 +30,11 @@ with_fault(ring, "wrong_parity", "reuse", "mail", "data", turn=2)
 
 @factory
 def ring_with_credit(
-    mail: W.Symmetric((2, N), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    credit: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
+    mail: TwoMails,
+    flags: Flag,
+    credit: Flag,
+    state: State,
+    out: Row,
     *,
     waits=True,
     early=False,
@@ -54,11 +42,8 @@ def ring_with_credit(
 ):
     """``ring`` in which the reader returns a credit for each message that it has read."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
+        me, peer, epoch = begin(state)
         left = (me + W.world_size() - 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         half = epoch % 2
         if waits:
             W.wait_reached(credit[me, 0], epoch - 1)
@@ -73,8 +58,7 @@ def ring_with_credit(
         if not early:
             W.signal(credit[left, 0], sem=sem)
         T.sync_threads()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 with_fault(ring_with_credit, "credit_before_the_read", "reuse", "mail", "data", 3, early=True)
@@ -85,19 +69,11 @@ with_fault(
 
 
 @case("reuse", "mine")
-def own_memory_changed_under_a_get(
-    faulty,
-    mine: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def own_memory_changed_under_a_get(faulty, mine: Mail, flags: Flag, state: State, out: Row):
     """A rank writes its next message while the neighbor may still fetch the last one."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
+        me, _, epoch = begin(state)
         left = (me + W.world_size() - 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             mine[me, i] = datum(epoch, me, i)  # FAULT
         W.signal(flags[(me + 1) % W.world_size(), 0])
@@ -106,24 +82,14 @@ def own_memory_changed_under_a_get(
         if not faulty:
             W.sync_ranks()
         T.sync_threads()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("race reuse", "flags")
-def flag_reset_after_use(
-    faulty,
-    mail: W.Symmetric((2, N), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def flag_reset_after_use(faulty, mail: TwoMails, flags: Flag, state: State, out: Row):
     """The reset may overwrite the signal of the next epoch."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         half = epoch % 2
         for i in T.Parallel(N):
             mail[peer, half, i] = datum(epoch, me, i)

@@ -8,58 +8,42 @@ from typing import Any
 import numpy as np
 import tilelang.language as T
 
+from tests.factory import factory
 from tileweave import language as W
 
-from .case import N, case, datum, with_fault
+from .case import Flag, Mail, N, Row, State, advance, begin, case, datum, with_fault
 
 
+@factory
 def shift(
-    early=False,
-    signallers=8,
-    to=1,
-    signal_words={},  # noqa: B006
-    waits=True,
-    flag=0,
-    advance=1,
-    ahead=1,
-    wait_words={},  # noqa: B006
-):
-    @T.prim_func
-    def program(
-        mail: W.Symmetric((N,), "int32"),
-        flags: W.Symmetric((2,), "int32"),
-        state: T.Tensor((1,), "int32"),
-        out: T.Tensor((N,), "int32"),
-    ):
-        with T.Kernel(1, threads=N) as _:
-            me = W.rank()
-            peer = (me + 1) % W.world_size()
-            epoch = T.alloc_var("int32")
-            epoch = state[0]
-            if early:
-                W.signal(flags[peer, 0])
-            for i in T.Parallel(N):
-                mail[peer, i] = datum(epoch, me, i)  # FAULT data
-            if not early:
-                if me < signallers:
-                    W.signal(flags[(me + to) % W.world_size(), 0], **signal_words)  # FAULT signal
-            if waits:
-                W.wait_reached(flags[me, flag], epoch * advance + ahead, **wait_words)  # FAULT wait
-            for i in T.Parallel(N):
-                out[i] = mail[me, i]  # FAULT data
-            W.sync_ranks()
-            if T.get_thread_binding() == 0:
-                state[0] = epoch + 1
-
-    return program
+    mail: Mail, flags: W.Symmetric((2,), "int32"), state: State, out: Row, *, early=False,
+    signallers=8, to=1, sem="release", scope="sys", waits=True, flag=0, counted=1, ahead=1,
+    wait_sem="acquire", wait_scope="sys",
+):  # fmt: skip
+    with T.Kernel(1, threads=N) as _:
+        me, peer, epoch = begin(state)
+        if early:
+            W.signal(flags[peer, 0])
+        for i in T.Parallel(N):
+            mail[peer, i] = datum(epoch, me, i)  # FAULT data
+        if not early:
+            if me < signallers:
+                W.signal(flags[(me + to) % W.world_size(), 0], sem=sem, scope=scope)  # FAULT signal
+        if waits:
+            last = epoch * counted + ahead
+            W.wait_reached(flags[me, flag], last, sem=wait_sem, scope=wait_scope)  # FAULT wait
+        for i in T.Parallel(N):
+            out[i] = mail[me, i]  # FAULT data
+        W.sync_ranks()
+        advance(state, epoch)
 
 
 with_fault(shift, "flag_before_data", "race", "mail", "data", early=True)
-with_fault(shift, "relaxed_signal", "race", "mail", "data", signal_words={"sem": "relaxed"})
-with_fault(shift, "relaxed_wait", "race", "mail", "data", wait_words={"sem": "relaxed"})
-with_fault(shift, "gpu_scope_signal", "race", "flags", "signal|wait", signal_words={"scope": "gpu"})
-with_fault(shift, "cta_scope_signal", "race", "flags", "signal|wait", signal_words={"scope": "cta"})
-with_fault(shift, "gpu_scope_wait", "race", "flags", "signal|wait", wait_words={"scope": "gpu"})
+with_fault(shift, "relaxed_signal", "race", "mail", "data", sem="relaxed")
+with_fault(shift, "relaxed_wait", "race", "mail", "data", wait_sem="relaxed")
+with_fault(shift, "gpu_scope_signal", "race", "flags", "signal|wait", scope="gpu")
+with_fault(shift, "cta_scope_signal", "race", "flags", "signal|wait", scope="cta")
+with_fault(shift, "gpu_scope_wait", "race", "flags", "signal|wait", wait_scope="gpu")
 with_fault(shift, "no_wait", "race", "mail", "data", waits=False)
 with_fault(shift, "no_signal", "deadlock", "flags", "wait", signallers=0)
 with_fault(shift, "signal_in_one_branch", "deadlock", "flags", "wait", signallers=1)
@@ -68,23 +52,14 @@ with_fault(shift, "signal_to_the_wrong_rank", "race", "mail", "data", ranks=3, t
 with_fault(shift, "wait_for_the_wrong_flag", "deadlock", "flags", "wait", flag=1)
 with_fault(shift, "count_too_high", "deadlock", "flags", "wait", ahead=2)
 with_fault(shift, "count_off_by_an_epoch", "race", "mail", "data", ahead=0)
-with_fault(shift, "epoch_not_advanced", "race", "mail", "data", advance=0)
+with_fault(shift, "epoch_not_advanced", "race", "mail", "data", counted=0)
 
 
 @case("race", "mail")
-def wait_by_one_thread(
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def wait_by_one_thread(faulty, mail: Mail, flags: Flag, state: State, out: Row):
     """One thread waits; the other threads read before a block barrier."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         for i in T.Parallel(N):
             mail[peer, i] = datum(epoch, me, i)  # FAULT
         W.signal(flags[peer, 0])
@@ -95,25 +70,15 @@ def wait_by_one_thread(
         for i in T.Parallel(N):
             out[i] = mail[me, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("race", "mail")
-def load_before_the_wait(
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def load_before_the_wait(faulty, mail: Mail, flags: Flag, state: State, out: Row):
     """The tile is loaded before the wait."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
+        me, peer, epoch = begin(state)
         tile = T.alloc_shared((N,), "int32")
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             tile[i] = datum(epoch, me, i)
         T.copy(tile, mail[peer, 0])  # FAULT
@@ -125,25 +90,15 @@ def load_before_the_wait(
             W.wait_reached(flags[me, 0], epoch + 1)
         T.copy(tile, out[0])
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("arrival race", "flags|mail")
-def every_thread_signals(
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def every_thread_signals(faulty, mail: Mail, flags: Flag, state: State, out: Row):
     """A signal under a condition on the thread index: each thread that reaches it signals."""
     signallers = 2 if faulty else 1
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         for i in T.Parallel(N):
             mail[peer, i] = datum(epoch, me, i)
         if T.get_thread_binding() < signallers:
@@ -152,24 +107,14 @@ def every_thread_signals(
         for i in T.Parallel(N):
             out[i] = mail[me, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("deadlock", "flags")
-def circular_waits(
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def circular_waits(faulty, mail: Mail, flags: Flag, state: State, out: Row):
     """Each rank waits for its neighbor before it sends."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         if faulty:
             W.wait_reached(flags[me, 0], epoch + 1)  # FAULT
         for i in T.Parallel(N):
@@ -180,8 +125,7 @@ def circular_waits(
         for i in T.Parallel(N):
             out[i] = mail[me, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 def from_rank_0_at_2(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -189,19 +133,11 @@ def from_rank_0_at_2(epoch: int, me: int, ranks: int) -> dict[str, Any]:
 
 
 @case("race", "mail", from_rank_0_at_2, ranks=3)
-def relaxed_relay(
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def relaxed_relay(faulty, mail: Mail, flags: Flag, state: State, out: Row):
     """Rank 0 writes at rank 2 and signals rank 1, which signals rank 2 with a relaxed wait."""
     sem = "relaxed" if faulty else "acquire"
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, _, epoch = begin(state)
         if me == 0:
             for i in T.Parallel(N):
                 mail[2, i] = datum(epoch, me, i)  # FAULT
@@ -214,5 +150,4 @@ def relaxed_relay(
             for i in T.Parallel(N):
                 out[i] = mail[2, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)

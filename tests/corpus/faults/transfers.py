@@ -6,25 +6,16 @@ import tilelang.language as T
 
 from tileweave import language as W
 
-from .case import N, case, datum, from_left
+from .case import Flag, Mail, N, Row, State, advance, begin, case, datum, from_left
 
 
 @case("race", "mail")
-def bulk_store_only_read(
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def bulk_store_only_read(faulty, mail: Mail, flags: Flag, state: State, out: Row):
     """`.read` frees the shared memory; a relaxed signal does not wait for the data to arrive."""
     sem = "relaxed" if faulty else "release"
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
+        me, peer, epoch = begin(state)
         tile = T.alloc_shared((N,), "int32")
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             tile[i] = datum(epoch, me, i)
         W.bulk_store(mail[peer, 0], tile, N)  # FAULT
@@ -35,26 +26,16 @@ def bulk_store_only_read(
         for i in T.Parallel(N):
             out[i] = mail[me, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("race", "mail")
-def tile_store_and_relaxed_flag(
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def tile_store_and_relaxed_flag(faulty, mail: Mail, flags: Flag, state: State, out: Row):
     """A tile copy to a peer is a TMA store: only a release publishes it."""
     sem = "relaxed" if faulty else "release"
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
+        me, peer, epoch = begin(state)
         tile = T.alloc_shared((N,), "int32")
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             tile[i] = datum(epoch, me, i)
         T.copy(tile, mail[peer, 0])  # FAULT
@@ -65,26 +46,15 @@ def tile_store_and_relaxed_flag(
         for i in T.Parallel(N):
             out[i] = mail[me, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("race", "mail")
-def put_block_and_relaxed_flag(
-    faulty,
-    mine: T.Tensor((N,), "int32"),
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def put_block_and_relaxed_flag(faulty, mine: Row, mail: Mail, flags: Flag, state: State, out: Row):
     """`put_block` does not publish: the signal after it must."""
     sem = "relaxed" if faulty else "release"
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         for i in T.Parallel(N):
             mine[i] = datum(epoch, me, i)
         T.sync_threads()
@@ -94,25 +64,16 @@ def put_block_and_relaxed_flag(
         for i in T.Parallel(N):
             out[i] = mail[me, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("race", "mine")
 def put_block_before_the_block_barrier(
-    faulty,
-    mine: T.Tensor((N,), "int32"),
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
+    faulty, mine: Row, mail: Mail, flags: Flag, state: State, out: Row
 ):
     """Threads write what other threads put, without a block barrier in between."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         for i in T.Parallel(N):
             mine[i] = datum(epoch, me, i)  # FAULT
         if not faulty:
@@ -123,8 +84,7 @@ def put_block_before_the_block_barrier(
         for i in T.Parallel(N):
             out[i] = mail[me, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 def reversed_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -133,19 +93,12 @@ def reversed_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
 
 @case("race", "fetched", reversed_from_left)
 def get_block_before_the_block_barrier(
-    faulty,
-    mine: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    fetched: T.Tensor((N,), "int32"),
-    out: T.Tensor((N,), "int32"),
+    faulty, mine: Mail, flags: Flag, state: State, fetched: Row, out: Row
 ):
     """Threads read what other threads fetched, without a block barrier in between."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
+        me, _, epoch = begin(state)
         left = (me + W.world_size() - 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             mine[me, i] = datum(epoch, me, i)
         W.signal(flags[(me + 1) % W.world_size(), 0])
@@ -156,24 +109,15 @@ def get_block_before_the_block_barrier(
         for i in T.Parallel(N):
             out[i] = fetched[N - 1 - i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @case("race", "mine")
-def get_block_before_the_signal(
-    faulty,
-    mine: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def get_block_before_the_signal(faulty, mine: Mail, flags: Flag, state: State, out: Row):
     """The data of a peer is fetched before the peer signals that it is written."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
+        me, _, epoch = begin(state)
         left = (me + W.world_size() - 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             mine[me, i] = datum(epoch, me, i)  # FAULT
         W.signal(flags[(me + 1) % W.world_size(), 0])
@@ -183,5 +127,4 @@ def get_block_before_the_signal(
         if faulty:
             W.wait_reached(flags[me, 0], epoch + 1)
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)

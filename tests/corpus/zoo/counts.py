@@ -7,7 +7,22 @@ import tilelang.language as T
 
 from tileweave import language as W
 
-from ..faults.case import TILE, N, datum, from_left, nothing
+from ..faults.case import (
+    TILE,
+    Flag,
+    Mail,
+    N,
+    Row,
+    State,
+    TwoMails,
+    TwoRows,
+    TwoStates,
+    advance,
+    begin,
+    datum,
+    from_left,
+    nothing,
+)
 from .case import specimen
 
 
@@ -22,15 +37,13 @@ def triton_distributed_79(
     faulty,
     rows: W.Symmetric((8, N), "int32"),
     flags: W.Symmetric((8,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
+    state: State,
+    out: Row,
 ):
     ranks = 8 if faulty else 2
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
+        me, _, epoch = begin(state)
         left = (me + W.world_size() - 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for peer in T.serial(W.world_size()):
             for i in T.Parallel(N):
                 rows[peer, me, i] = datum(epoch, me, i)
@@ -40,8 +53,7 @@ def triton_distributed_79(
         for i in T.Parallel(N):
             out[i] = rows[me, left, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 def two_rows_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -57,18 +69,11 @@ def two_rows_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     two_rows_from_left,
 )
 def flashinfer_3408(
-    faulty,
-    rows: W.Symmetric((2, N), "int32"),
-    flags: W.Symmetric((2,), "int32"),
-    state: T.Tensor((2,), "int32"),
-    out: T.Tensor((2, N), "int32"),
+    faulty, rows: TwoMails, flags: W.Symmetric((2,), "int32"), state: TwoStates, out: TwoRows
 ):
     fewer = 1 if faulty else 0
     with T.Kernel(2, threads=N) as block:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[block]
+        me, peer, epoch = begin(state, block)
         if block < 2 - fewer * me:
             for i in T.Parallel(N):
                 rows[peer, block, i] = datum(epoch, me, i)
@@ -77,8 +82,7 @@ def flashinfer_3408(
             for i in T.Parallel(N):
                 out[block, i] = rows[me, block, i]
         W.barrier_blocks()
-        if T.get_thread_binding() == 0:
-            state[block] = epoch + 1
+        advance(state, epoch, block)
 
 
 @specimen(
@@ -124,20 +128,12 @@ def flashinfer_3053(faulty):
     "does not wait for what the writer signals after its write",
 )
 def tokenspeed_351_counter(
-    faulty,
-    parts: W.Symmetric((N,), "int32"),
-    sums: W.Symmetric((N,), "int32"),
-    arrived: W.Symmetric((2,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
+    faulty, parts: Mail, sums: Mail, arrived: W.Symmetric((2,), "int32"), state: State, out: Row
 ):
     """Even calls are one-shot, odd ones two-shot. Each protocol counts only its own calls."""
     shared = 0 if faulty else 1
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         shot = epoch % 2
         counter, calls = shot * shared, epoch // 2
         for i in T.Parallel(N):
@@ -154,8 +150,7 @@ def tokenspeed_351_counter(
             for i in T.Parallel(N):
                 out[i] = sums[me, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @specimen(
@@ -166,20 +161,11 @@ def tokenspeed_351_counter(
     "rows|out",
     start={"rows": None},
 )
-def flux_17(
-    faulty,
-    rows: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def flux_17(faulty, rows: Mail, flags: Flag, state: State, out: Row):
     """The issue names no cause. Here rows that do not fill a tile are not gathered."""
     gathered = N // TILE * TILE if faulty else N
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         for i in T.Parallel(gathered):
             rows[peer, i] = datum(epoch, me, i)
         W.signal(flags[peer, 0])
@@ -187,8 +173,7 @@ def flux_17(
         for i in T.Parallel(N):
             out[i] = rows[me, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 def own_columns(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -203,7 +188,7 @@ def own_columns(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     "is read, but no rank writes it in this launch",
     own_columns,
 )
-def iris_21(faulty, mine: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
+def iris_21(faulty, mine: Row, out: Row):
     """All synchronization is inferred."""
     tiles = N // TILE if faulty else -(-N // TILE)
     with T.Kernel(1, threads=N) as _:
@@ -228,7 +213,7 @@ def iris_21(faulty, mine: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32"))
     "sync_ranks",
     nothing,
 )
-def iris_464(faulty, out: T.Tensor((N,), "int32")):
+def iris_464(faulty, out: Row):
     allocating = 1 if faulty else 2
     with T.Kernel(1, threads=N) as _:
         if W.rank() < allocating:
@@ -245,19 +230,16 @@ def iris_464(faulty, out: T.Tensor((N,), "int32")):
     "locks",
     nothing,
 )
-def iris_463(faulty, locks: W.Symmetric((2,), "int32"), state: T.Tensor((1,), "int32")):
+def iris_463(faulty, locks: W.Symmetric((2,), "int32"), state: State):
     tiles = 3 if faulty else 2
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, _, epoch = begin(state)
         for tile in T.serial(tiles):
             W.signal(locks[(me + 1) % W.world_size(), tile])  # FAULT
         for tile in T.serial(tiles):
             W.wait_reached(locks[me, tile], epoch + 1)
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 def both_parts_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -274,19 +256,11 @@ def both_parts_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     both_parts_from_left,
 )
 def tilescale_35_counter(
-    faulty,
-    parts: W.Symmetric((2, N), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    arrived: T.Tensor((1,), "int32"),
-    state: T.Tensor((2,), "int32"),
-    out: T.Tensor((2, N), "int32"),
+    faulty, parts: TwoMails, flags: Flag, arrived: State, state: TwoStates, out: TwoRows
 ):
     sem = "release" if faulty else "acq_rel"
     with T.Kernel(2, threads=N) as block:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[block]
+        me, peer, epoch = begin(state, block)
         for i in T.Parallel(N):
             parts[peer, block, i] = datum(epoch, me, i) + 10000 * block  # FAULT
         T.sync_threads()
@@ -297,5 +271,4 @@ def tilescale_35_counter(
         for i in T.Parallel(N):
             out[block, i] = parts[me, block, i]  # FAULT
         W.barrier_blocks()
-        if T.get_thread_binding() == 0:
-            state[block] = epoch + 1
+        advance(state, epoch, block)

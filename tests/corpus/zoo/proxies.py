@@ -10,7 +10,7 @@ from tvm import tirx
 from tests.simulator.device.programs import dropped, edited, with_argument
 from tileweave import language as W
 
-from ..faults.case import N, datum
+from ..faults.case import Flag, Mail, N, Row, State, TwoMails, advance, begin, datum
 from .case import specimen
 
 
@@ -33,19 +33,10 @@ def _without_proxy_fences(kernel):
     "TMA store of parts",
     change=_read_wait,
 )
-def thunderkittens_194(
-    faulty,
-    parts: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def thunderkittens_194(faulty, parts: Mail, flags: Flag, state: State, out: Row):
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
+        me, peer, epoch = begin(state)
         tile = T.alloc_shared((N,), "int32")
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             tile[i] = datum(epoch, me, i)
         T.copy(tile, parts[peer, 0])  # FAULT
@@ -54,8 +45,7 @@ def thunderkittens_194(
         for i in T.Parallel(N):
             out[i] = parts[me, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @specimen(
@@ -107,20 +97,11 @@ def flashkda_24(faulty):
     "no fence.proxy.async is between",
     change=_without_proxy_fences,
 )
-def deepep_632(
-    faulty,
-    inbox: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def deepep_632(faulty, inbox: Mail, flags: Flag, state: State, out: Row):
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
+        me, peer, epoch = begin(state)
         tile = T.alloc_shared((N,), "int32")
         full = T.alloc_barrier(N)
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             inbox[peer, i] = datum(epoch, me, i)  # FAULT
         W.signal(flags[peer, 0])
@@ -131,8 +112,7 @@ def deepep_632(
         for i in T.Parallel(N):
             out[i] = tile[i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @specimen(
@@ -142,21 +122,12 @@ def deepep_632(
     "",
     "",
 )
-def deepep_642(
-    faulty,
-    inbox: W.Symmetric((2, N), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def deepep_642(faulty, inbox: TwoMails, flags: Flag, state: State, out: Row):
     """The block barrier orders the reads first, and no level asks for a fence after reads."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
+        me, peer, epoch = begin(state)
         tile = T.alloc_shared((N,), "int32")
         full = T.alloc_barrier(N)
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for part in T.serial(2):
             for i in T.Parallel(N):
                 inbox[peer, part, i] = datum(epoch, me, i)
@@ -172,5 +143,4 @@ def deepep_642(
                 W.fence_proxy_async()
             T.sync_threads()
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)

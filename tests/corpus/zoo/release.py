@@ -8,7 +8,7 @@ import tilelang.language as T
 from tests.factory import factory
 from tileweave import language as W
 
-from ..faults.case import N, datum
+from ..faults.case import Flag, Mail, N, Row, State, advance, begin, datum
 from .case import specimen
 
 
@@ -56,20 +56,11 @@ def tokenspeed_351(faulty):
     "race",
     "has sem='relaxed'; expected 'release'",
 )
-def tilescale_35(
-    faulty,
-    parts: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def tilescale_35(faulty, parts: Mail, flags: Flag, state: State, out: Row):
     sem = "relaxed" if faulty else "release"
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
+        me, peer, epoch = begin(state)
         tile = T.alloc_shared((N,), "int32")
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             tile[i] = datum(epoch, me, i)
         W.bulk_store(parts[peer, 0], tile, N)  # FAULT
@@ -80,8 +71,7 @@ def tilescale_35(
         for i in T.Parallel(N):
             out[i] = parts[me, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 def after_two_increments(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -96,7 +86,7 @@ def after_two_increments(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     "is written 2 times in one launch",
     after_two_increments,
 )
-def iris_296(faulty, lock: W.Symmetric((1,), "int32"), total: W.Symmetric((N,), "int32")):
+def iris_296(faulty, lock: Flag, total: Mail):
     sem = "relaxed" if faulty else "release"
     with T.Kernel(1, threads=N) as _:
         if T.get_thread_binding() == 0:
@@ -115,19 +105,11 @@ def iris_296(faulty, lock: W.Symmetric((1,), "int32"), total: W.Symmetric((N,), 
     "race",
     "has scope='gpu'; expected 'sys'",
 )
-def iris_462(
-    faulty,
-    tile: W.Symmetric((N,), "int32"),
-    locks: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def iris_462(faulty, tile: Mail, locks: Flag, state: State, out: Row):
     scope = "gpu" if faulty else "sys"
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
+        me, _, epoch = begin(state)
         left = (me + W.world_size() - 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             tile[me, i] = datum(epoch, me, i)
         T.sync_threads()
@@ -138,16 +120,15 @@ def iris_462(
         for i in T.Parallel(N):
             out[i] = tile[left, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @factory
 def start_barrier(
-    mine: W.Symmetric((N,), "int32"),
-    start: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
+    mine: Mail,
+    start: Flag,
+    state: State,
+    out: Row,
     *,
     store_sem="release",
     load_sem="acquire",
@@ -155,11 +136,9 @@ def start_barrier(
 ):
     """Write own input, meet the peer in a start barrier, and read the peer's input."""
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
+        me, _, epoch = begin(state)
         right = (me + 1) % W.world_size()
         left = (me + W.world_size() - 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             mine[me, i] = datum(epoch, me, i)
         T.sync_threads()
@@ -170,8 +149,7 @@ def start_barrier(
         for i in T.Parallel(N):
             out[i] = mine[left, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @specimen(
@@ -214,19 +192,11 @@ def gathered_sums(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     "has sem='relaxed'; expected 'release'",
     gathered_sums,
 )
-def vllm_2760(
-    faulty,
-    sums: W.Symmetric((N,), "int32"),
-    stage: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def vllm_2760(faulty, sums: Mail, stage: Flag, state: State, out: Row):
     fenced = not faulty
     half = N // 2
     with T.Kernel(1, threads=half) as _:
-        me = W.rank()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, _, epoch = begin(state)
         for i in T.Parallel(half):
             sums[me, me * half + i] = 2 * datum(epoch, 0, me * half + i) + 100 * me
         T.sync_threads()
@@ -239,8 +209,7 @@ def vllm_2760(
             out[me * half + i] = sums[me, me * half + i]
             out[(1 - me) * half + i] = sums[1 - me, (1 - me) * half + i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @specimen(
@@ -250,19 +219,10 @@ def vllm_2760(
     "race",
     "W.fence.* has scope='cta'; expected 'sys'",
 )
-def primus_turbo_482(
-    faulty,
-    channel: W.Symmetric((N,), "int32"),
-    tail: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def primus_turbo_482(faulty, channel: Mail, tail: Flag, state: State, out: Row):
     scope = "cta" if faulty else "sys"
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         for i in T.Parallel(N):
             channel[peer, i] = datum(epoch, me, i)
         T.sync_threads()
@@ -273,5 +233,4 @@ def primus_turbo_482(
         for i in T.Parallel(N):
             out[i] = channel[me, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)

@@ -6,7 +6,7 @@ import tilelang.language as T
 
 from tileweave import language as W
 
-from ..faults.case import N, datum, from_left
+from ..faults.case import Flag, Mail, N, Row, State, TwoMails, advance, begin, datum, from_left
 from .case import specimen
 
 
@@ -17,18 +17,10 @@ from .case import specimen
     "reuse",
     "may still be reading in the launch before",
 )
-def aiter_3514(
-    faulty,
-    mine: W.Symmetric((N,), "int32"),
-    start: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def aiter_3514(faulty, mine: Mail, start: Flag, state: State, out: Row):
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
+        me, _, epoch = begin(state)
         left = (me + W.world_size() - 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         for i in T.Parallel(N):
             mine[me, i] = datum(epoch, me, i)  # FAULT
         W.signal(start[(me + 1) % W.world_size(), 0])
@@ -38,8 +30,7 @@ def aiter_3514(
         if not faulty:
             W.sync_ranks()
         T.sync_threads()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @specimen(
@@ -49,19 +40,11 @@ def aiter_3514(
     "reuse",
     "may still be reading in the launch before",
 )
-def tokenspeed_1356(
-    faulty,
-    staged: W.Symmetric((2, N), "int32"),
-    ready: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def tokenspeed_1356(faulty, staged: TwoMails, ready: Flag, state: State, out: Row):
     slots = 1 if faulty else 2
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
+        me, _, epoch = begin(state)
         left = (me + W.world_size() - 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
         slot = epoch % slots
         for i in T.Parallel(N):
             staged[me, slot, i] = datum(epoch, me, i)  # FAULT
@@ -70,8 +53,7 @@ def tokenspeed_1356(
         for i in T.Parallel(N):
             out[i] = staged[left, slot, i]  # FAULT
         T.sync_threads()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @specimen(
@@ -81,28 +63,18 @@ def tokenspeed_1356(
     "race",
     "inbox",
 )
-def aiter_3928(
-    faulty,
-    inbox: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
-    advance = 0 if faulty else 1
+def aiter_3928(faulty, inbox: Mail, flags: Flag, state: State, out: Row):
+    counted = 0 if faulty else 1
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         for i in T.Parallel(N):
             inbox[peer, i] = datum(epoch, me, i)  # FAULT
-        W.signal(flags[peer, 0], epoch * advance + 1, op="set")
-        W.wait_eq(flags[me, 0], epoch * advance + 1)
+        W.signal(flags[peer, 0], epoch * counted + 1, op="set")
+        W.wait_eq(flags[me, 0], epoch * counted + 1)
         for i in T.Parallel(N):
             out[i] = inbox[me, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 @specimen(
@@ -112,21 +84,13 @@ def aiter_3928(
     "race",
     "tile",
 )
-def iris_465(
-    faulty,
-    tile: W.Symmetric((N,), "int32"),
-    locks: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
-    advance = 0 if faulty else 1
+def iris_465(faulty, tile: Mail, locks: Flag, state: State, out: Row):
+    counted = 0 if faulty else 1
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
+        me, _, epoch = begin(state)
         left = (me + W.world_size() - 1) % W.world_size()
         ready = T.alloc_var("int32")
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
-        ready = epoch * advance + 1
+        ready = epoch * counted + 1
         for i in T.Parallel(N):
             tile[me, i] = datum(epoch, me, i)  # FAULT
         T.sync_threads()
@@ -137,8 +101,7 @@ def iris_465(
         for i in T.Parallel(N):
             out[i] = tile[left, i]  # FAULT
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
 
 
 def second_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -153,7 +116,7 @@ def second_from_left(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     "tile",
     second_from_left,
 )
-def mkernel_18(faulty, inbox: W.Symmetric((2, N), "int32"), out: T.Tensor((N,), "int32")):
+def mkernel_18(faulty, inbox: TwoMails, out: Row):
     with T.Kernel(1, threads=N) as _:
         me = W.rank()
         peer = (me + 1) % W.world_size()
@@ -178,18 +141,9 @@ def mkernel_18(faulty, inbox: W.Symmetric((2, N), "int32"), out: T.Tensor((N,), 
     "race deadlock reuse",
     "pad",
 )
-def pytorch_196546(
-    faulty,
-    inbox: W.Symmetric((N,), "int32"),
-    pad: W.Symmetric((1,), "int32"),
-    state: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
+def pytorch_196546(faulty, inbox: Mail, pad: Flag, state: State, out: Row):
     with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        epoch = T.alloc_var("int32")
-        epoch = state[0]
+        me, peer, epoch = begin(state)
         if T.get_thread_binding() == 0:
             pad[me, 0] = 0  # FAULT
         if not faulty:
@@ -201,5 +155,4 @@ def pytorch_196546(
         for i in T.Parallel(N):
             out[i] = inbox[me, i]
         W.sync_ranks()
-        if T.get_thread_binding() == 0:
-            state[0] = epoch + 1
+        advance(state, epoch)
