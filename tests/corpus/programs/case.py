@@ -82,3 +82,12 @@ def case(**more):
 def integers(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Return small integers, which float32 adds without rounding."""
     return rng.integers(-8, 8, shape).astype(np.float32)
+
+
+def given(**shapes: tuple[int, ...]):
+    """Return a function that draws tensors of small integers, with these shapes on each rank."""
+
+    def inputs(rng: np.random.Generator, ranks: int) -> list[dict[str, np.ndarray]]:
+        return [{n: integers(rng, *shape) for n, shape in shapes.items()} for _ in range(ranks)]
+
+    return inputs

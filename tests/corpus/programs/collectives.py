@@ -6,7 +6,7 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 
-from .case import F32, case, integers
+from .case import F32, case, given, integers
 
 
 @case()
@@ -15,10 +15,7 @@ class ring_shift:
 
     M, N, b = 16, 32, 8
 
-    @staticmethod
-    def make(ranks):
-        M, N, b = ring_shift.M, ring_shift.N, ring_shift.b
-
+    def make(ranks, M=M, N=N, b=b):
         @T.prim_func
         def program(
             X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
@@ -32,11 +29,8 @@ class ring_shift:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, ring_shift.M, ring_shift.N)} for _ in range(ranks)]
+    inputs = given(X=(M, N))
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": inputs[r - 1]["X"]} for r in range(len(inputs))]
 
@@ -47,10 +41,7 @@ class elementwise:
 
     M, N = 8, 32
 
-    @staticmethod
-    def make(ranks):
-        M, N = elementwise.M, elementwise.N
-
+    def make(ranks, M=M, N=N):
         @T.prim_func
         def program(
             X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
@@ -64,11 +55,9 @@ class elementwise:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, elementwise.M, elementwise.N)} for _ in range(ranks)]
+    inputs = given(X=(M, N))
 
-    expected = staticmethod(ring_shift.expected)
+    expected = ring_shift.expected
 
 
 @case(mutated=3)
@@ -77,10 +66,7 @@ class put_and_get:
 
     M, N = 4, 32
 
-    @staticmethod
-    def make(ranks):
-        M, N = put_and_get.M, put_and_get.N
-
+    def make(ranks, M=M, N=N):
         @T.prim_func
         def program(
             X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
@@ -91,11 +77,8 @@ class put_and_get:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, put_and_get.M, put_and_get.N)} for _ in range(ranks)]
+    inputs = given(X=(M, N))
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": inputs[r - 2 if len(inputs) > 1 else 0]["X"]} for r in range(len(inputs))]
 
@@ -106,10 +89,7 @@ class bulk_transfers:
 
     M, N = 4, 32
 
-    @staticmethod
-    def make(ranks):
-        M, N = bulk_transfers.M, bulk_transfers.N
-
+    def make(ranks, M=M, N=N):
         @T.prim_func
         def program(
             X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
@@ -128,18 +108,15 @@ class bulk_transfers:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, bulk_transfers.M, bulk_transfers.N)} for _ in range(ranks)]
+    inputs = given(X=(M, N))
 
-    expected = staticmethod(ring_shift.expected)
+    expected = ring_shift.expected
 
 
 @case()
 class two_kernels:
     """A plan of two shifts through the same tensor, with a local kernel between them."""
 
-    @staticmethod
     def make(ranks):
         M, N = ring_shift.M, ring_shift.N
         shift, again = ring_shift.make(ranks), ring_shift.make(ranks)
@@ -167,7 +144,6 @@ class two_kernels:
 
     inputs = ring_shift.inputs
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": 2 * inputs[(r - 2) % len(inputs)]["X"]} for r in range(len(inputs))]
 
@@ -178,10 +154,7 @@ class all_gather_loads:
 
     m, N, b = 8, 32, 8
 
-    @staticmethod
-    def make(ranks):
-        m, N = all_gather_loads.m, all_gather_loads.N
-
+    def make(ranks, m=m, N=N):
         @T.prim_func
         def program(X: T.Tensor((m, N), F32), Y: T.Tensor((ranks * m, N), F32)):
             with T.Kernel(2, threads=32) as half:
@@ -197,11 +170,8 @@ class all_gather_loads:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, all_gather_loads.m, all_gather_loads.N)} for _ in range(ranks)]
+    inputs = given(X=(m, N))
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": np.concatenate([i["X"] for i in inputs])} for _ in inputs]
 
@@ -212,10 +182,7 @@ class own_in_place:
 
     m, N, b = 16, 32, 8
 
-    @staticmethod
-    def make(ranks):
-        m, N, b = (getattr(own_in_place, n) for n in "mNb")
-
+    def make(ranks, m=m, N=N, b=b):
         @T.prim_func
         def program(X: T.Tensor((m, N), F32), Y: T.Tensor((ranks * m, N), F32)):
             with T.Kernel(2, m // b, ranks, threads=32) as (bx, by, bz):
@@ -233,11 +200,9 @@ class own_in_place:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, own_in_place.m, own_in_place.N)} for _ in range(ranks)]
+    inputs = given(X=(m, N))
 
-    expected = staticmethod(all_gather_loads.expected)
+    expected = all_gather_loads.expected
 
 
 @case()
@@ -246,10 +211,7 @@ class all_to_all_transposed:
 
     m, n = 16, 8
 
-    @staticmethod
-    def make(ranks):
-        m, n = all_to_all_transposed.m, all_to_all_transposed.n
-
+    def make(ranks, m=m, n=n):
         @T.prim_func
         def program(
             X: T.Tensor((m, n * ranks), F32), R: W.Symmetric((ranks, n, m), F32),
@@ -270,12 +232,10 @@ class all_to_all_transposed:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         shape = all_to_all_transposed.m, all_to_all_transposed.n * ranks
         return [{"X": integers(rng, *shape)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         n = all_to_all_transposed.n
         return [
@@ -290,10 +250,7 @@ class ring_all_reduce:
 
     m, N = 4, 32
 
-    @staticmethod
-    def make(ranks):
-        m, N = ring_all_reduce.m, ring_all_reduce.N
-
+    def make(ranks, m=m, N=N):
         @T.prim_func
         def program(X: T.Tensor((ranks * m, N), F32), Y: T.Tensor((ranks * m, N), F32)):
             with T.Kernel(2, threads=32) as half:
@@ -319,12 +276,10 @@ class ring_all_reduce:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         m, N = ring_all_reduce.m, ring_all_reduce.N
         return [{"X": integers(rng, ranks * m, N)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": sum(i["X"] for i in inputs)} for _ in inputs]
 
@@ -335,10 +290,7 @@ class reduce_scatter_tails:
 
     m, N, b = 12, 40, 16
 
-    @staticmethod
-    def make(ranks):
-        m, N, b = (getattr(reduce_scatter_tails, n) for n in "mNb")
-
+    def make(ranks, m=m, N=N, b=b):
         @T.prim_func
         def program(X: T.Tensor((ranks, m, N), F32), Y: W.Symmetric((m, N), F32)):
             with T.Kernel(T.ceildiv(N, b), T.ceildiv(m, 8), threads=32) as (bx, by):
@@ -352,12 +304,10 @@ class reduce_scatter_tails:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         m, N = reduce_scatter_tails.m, reduce_scatter_tails.N
         return [{"X": integers(rng, ranks, m, N)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": total} for total in sum(i["X"] for i in inputs)]
 
@@ -368,10 +318,7 @@ class reduce_scatter_bulk:
 
     m, N = 6, 32
 
-    @staticmethod
-    def make(ranks):
-        m, N = reduce_scatter_bulk.m, reduce_scatter_bulk.N
-
+    def make(ranks, m=m, N=N):
         @T.prim_func
         def program(X: T.Tensor((ranks, m, N), F32), Y: W.Symmetric((m, N), F32)):
             with T.Kernel(m, threads=32) as row:
@@ -388,9 +335,8 @@ class reduce_scatter_bulk:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         m, N = reduce_scatter_bulk.m, reduce_scatter_bulk.N
         return [{"X": integers(rng, ranks, m, N)} for _ in range(ranks)]
 
-    expected = staticmethod(reduce_scatter_tails.expected)
+    expected = reduce_scatter_tails.expected

@@ -24,7 +24,6 @@ class dynamic_shift:
 
     N, b = 32, 8
 
-    @staticmethod
     def make(ranks):
         M, N, b = T.dynamic("M"), dynamic_shift.N, dynamic_shift.b
 
@@ -41,9 +40,9 @@ class dynamic_shift:
 
         return program
 
-    inputs = staticmethod(rows_for)
+    inputs = rows_for
 
-    expected = staticmethod(ring_shift.expected)
+    expected = ring_shift.expected
 
 
 @case(sizes=SIZES)
@@ -52,7 +51,6 @@ class dynamic_gather:
 
     N, b = 32, 8
 
-    @staticmethod
     def make(ranks):
         m, N, b = T.dynamic("m"), dynamic_gather.N, dynamic_gather.b
 
@@ -71,9 +69,8 @@ class dynamic_gather:
 
         return program
 
-    inputs = staticmethod(rows_for)
+    inputs = rows_for
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": np.stack([i["X"] for i in inputs])} for _ in inputs]
 
@@ -84,7 +81,6 @@ class dynamic_copies:
 
     N, b = 32, 8
 
-    @staticmethod
     def make(ranks):
         m, N, b = T.dynamic("m"), dynamic_copies.N, dynamic_copies.b
 
@@ -110,6 +106,6 @@ class dynamic_copies:
 
         return plan
 
-    inputs = staticmethod(rows_for)
+    inputs = rows_for
 
-    expected = staticmethod(dynamic_gather.expected)
+    expected = dynamic_gather.expected

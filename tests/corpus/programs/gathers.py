@@ -6,7 +6,7 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 
-from .case import F32, case, integers
+from .case import F32, case, given, integers
 
 
 @case()
@@ -15,10 +15,7 @@ class pulled_by_copies:
 
     m, N, b = 16, 32, 4
 
-    @staticmethod
-    def make(ranks):
-        m, N, b = (getattr(pulled_by_copies, name) for name in "mNb")
-
+    def make(ranks, m=m, N=N, b=b):
         @T.prim_func
         def double(X: T.Tensor((m, N), F32), S: W.Symmetric((m, N), F32)):
             with T.Kernel(m // b, threads=32) as row:
@@ -40,12 +37,8 @@ class pulled_by_copies:
 
         return plan
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, pulled_by_copies.m, pulled_by_copies.N)}
-                for _ in range(ranks)]  # fmt: skip
+    inputs = given(X=(m, N))
 
-    @staticmethod
     def expected(inputs):
         Y = np.stack([i["X"] * 2 for i in inputs])
         return [{"Y": Y} for _ in inputs]
@@ -58,10 +51,7 @@ class packed_gather:
 
     m, N, b, tiles = 12, 16, 4, 6
 
-    @staticmethod
-    def make(ranks):
-        m, N, b, tiles = (getattr(packed_gather, name) for name in ("m", "N", "b", "tiles"))
-
+    def make(ranks, m=m, N=N, b=b, tiles=tiles):
         @T.prim_func
         def pick(
             first: T.Tensor((3,), "int32"),
@@ -93,7 +83,6 @@ class packed_gather:
 
         return plan
 
-    @staticmethod
     def inputs(rng, ranks):
         m, N, b, tiles = (getattr(packed_gather, name) for name in ("m", "N", "b", "tiles"))
         # No rank reads the rows of its left neighbor.
@@ -107,7 +96,6 @@ class packed_gather:
             for o in owners
         ]
 
-    @staticmethod
     def expected(inputs):
         gathered = np.stack([i["X"] for i in inputs])
         rows = gathered.reshape(-1, packed_gather.N)
@@ -122,10 +110,7 @@ class scattered_loads:
 
     m, N, b, count = 8, 16, 2, 5
 
-    @staticmethod
-    def make(ranks):
-        m, N, b, count = (getattr(scattered_loads, name) for name in ("m", "N", "b", "count"))
-
+    def make(ranks, m=m, N=N, b=b, count=count):
         @T.prim_func
         def program(
             X: T.Tensor((m, N), F32),
@@ -149,7 +134,6 @@ class scattered_loads:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         m, N, b, count = (getattr(scattered_loads, name) for name in ("m", "N", "b", "count"))
         return [
@@ -161,7 +145,6 @@ class scattered_loads:
             for _ in range(ranks)
         ]
 
-    @staticmethod
     def expected(inputs):
         X = np.stack([i["X"] for i in inputs])
         return [
@@ -176,10 +159,7 @@ class data_decides:
 
     N = 8
 
-    @staticmethod
-    def make(ranks):
-        N = data_decides.N
-
+    def make(ranks, N=N):
         @T.prim_func
         def program(
             X: T.Tensor((N,), "int32"), S: W.Symmetric((N,), "int32"), Y: T.Tensor((N,), "int32")
@@ -196,11 +176,9 @@ class data_decides:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         return [{"X": rng.integers(0, 5, data_decides.N).astype(np.int32)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         sent = [inputs[r - 1]["X"] for r in range(len(inputs))]
         return [{"Y": s % 2 - 1 + s[::-1] * (s[::-1] - 1) // 2} for s in sent]

@@ -25,9 +25,7 @@ class gemm_reduce_scatter:
 
     m, N, K, b = 16, 32, 16, 16
 
-    @staticmethod
-    def make(ranks):
-        m, N, K, b = (getattr(gemm_reduce_scatter, n) for n in "mNKb")
+    def make(ranks, m=m, N=N, K=K, b=b):
         tiles = m // b * (N // b)
 
         @T.prim_func
@@ -61,9 +59,8 @@ class gemm_reduce_scatter:
 
         return program
 
-    inputs = staticmethod(gemm_inputs(16, 32, 16))
+    inputs = gemm_inputs(16, 32, 16)
 
-    @staticmethod
     def expected(inputs):
         m = gemm_reduce_scatter.m
         total = total_of(inputs)
@@ -76,9 +73,7 @@ class gemm_reduce_add:
 
     m, N, K, b = 16, 32, 16, 16
 
-    @staticmethod
-    def make(ranks):
-        m, N, K, b = (getattr(gemm_reduce_add, n) for n in "mNKb")
+    def make(ranks, m=m, N=N, K=K, b=b):
         tiles = m // b * (N // b)
 
         @T.prim_func
@@ -106,9 +101,9 @@ class gemm_reduce_add:
 
         return program
 
-    inputs = staticmethod(gemm_inputs(16, 32, 16))
+    inputs = gemm_inputs(16, 32, 16)
 
-    expected = staticmethod(gemm_reduce_scatter.expected)
+    expected = gemm_reduce_scatter.expected
 
 
 @case()
@@ -117,9 +112,7 @@ class gemm_all_reduce:
 
     m, N, K, b = 16, 32, 16, 16
 
-    @staticmethod
-    def make(ranks):
-        m, N, K, b = (getattr(gemm_all_reduce, n) for n in "mNKb")
+    def make(ranks, m=m, N=N, K=K, b=b):
         tiles = m // b * (N // b)
 
         @T.prim_func
@@ -157,9 +150,8 @@ class gemm_all_reduce:
 
         return program
 
-    inputs = staticmethod(gemm_inputs(16, 32, 16))
+    inputs = gemm_inputs(16, 32, 16)
 
-    @staticmethod
     def expected(inputs):
         return [{"C": total_of(inputs)} for _ in inputs]
 
@@ -170,9 +162,7 @@ class persistent_reduce_scatter:
 
     m, N, K, b = 16, 48, 32, 16
 
-    @staticmethod
-    def make(ranks):
-        m, N, K, b = (getattr(persistent_reduce_scatter, n) for n in "mNKb")
+    def make(ranks, m=m, N=N, K=K, b=b):
         tiles = m // b * (N // b)
 
         @T.prim_func
@@ -209,9 +199,8 @@ class persistent_reduce_scatter:
 
         return program
 
-    inputs = staticmethod(gemm_inputs(16, 48, 32))
+    inputs = gemm_inputs(16, 48, 32)
 
-    @staticmethod
     def expected(inputs):
         m = persistent_reduce_scatter.m
         total = total_of(inputs)
@@ -224,10 +213,7 @@ class ring_gemm_reduce_scatter:
 
     m, n, k, b = 16, 32, 16, 16
 
-    @staticmethod
-    def make(ranks):
-        m, n, k, b = (getattr(ring_gemm_reduce_scatter, name) for name in "mnkb")
-
+    def make(ranks, m=m, n=n, k=k, b=b):
         @T.prim_func
         def program(
             A: T.Tensor((ranks * m, k), F32), B: T.Tensor((n, k), F32), C: T.Tensor((m, n), F32)
@@ -256,12 +242,10 @@ class ring_gemm_reduce_scatter:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         m, n, k = (getattr(ring_gemm_reduce_scatter, name) for name in "mnk")
         return [{"A": integers(rng, ranks * m, k), "B": integers(rng, n, k)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         m = ring_gemm_reduce_scatter.m
         total = total_of(inputs)
@@ -274,10 +258,7 @@ class gather_k:
 
     M, N, k, b = 16, 16, 32, 16
 
-    @staticmethod
-    def make(ranks):
-        M, N, k, b = (getattr(gather_k, n) for n in "MNkb")
-
+    def make(ranks, M=M, N=N, k=k, b=b):
         @T.prim_func
         def program(
             A: T.Tensor((M, k), F32), B: T.Tensor((N, k * ranks), F32), C: T.Tensor((M, N), F32)
@@ -302,12 +283,10 @@ class gather_k:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         M, N, k = gather_k.M, gather_k.N, gather_k.k
         return [{"A": integers(rng, M, k), "B": integers(rng, N, k * ranks)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         A = np.concatenate([i["A"] for i in inputs], axis=1)
         return [{"C": A @ i["B"].T} for i in inputs]

@@ -15,10 +15,7 @@ class all_gather_gemm:
 
     m, n, K, b = 16, 16, 32, 16
 
-    @staticmethod
-    def make(ranks):
-        m, n, K, b = (getattr(all_gather_gemm, name) for name in "mnKb")
-
+    def make(ranks, m=m, n=n, K=K, b=b):
         @T.prim_func
         def gemm(
             B: T.Tensor((n, K), F32),
@@ -54,12 +51,10 @@ class all_gather_gemm:
 
         return plan
 
-    @staticmethod
     def inputs(rng, ranks):
         m, n, K = all_gather_gemm.m, all_gather_gemm.n, all_gather_gemm.K
         return [{"A": integers(rng, m, K), "B": integers(rng, n, K)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         A = np.concatenate([i["A"] for i in inputs])
         return [{"C": A @ i["B"].T} for i in inputs]
@@ -74,9 +69,7 @@ class copied_reduce_scatter:
 
     m, n, K, b = 24, 16, 32, 16
 
-    @staticmethod
-    def make(ranks):
-        m, n, K, b = (getattr(copied_reduce_scatter, name) for name in "mnKb")
+    def make(ranks, m=m, n=n, K=K, b=b):
         rows, half = -(-m // b), b // 2
 
         @T.prim_func
@@ -130,12 +123,10 @@ class copied_reduce_scatter:
 
         return plan
 
-    @staticmethod
     def inputs(rng, ranks):
         m, n, K, _ = (getattr(copied_reduce_scatter, name) for name in "mnKb")
         return [{"A": integers(rng, ranks, m, K), "B": integers(rng, n, K)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         total = sum(i["A"] @ i["B"].T for i in inputs)
         return [{"C": total[rank]} for rank in range(len(inputs))]
@@ -155,10 +146,7 @@ class persistent_in_place:
 
     m, n, K, b = 16, 16, 32, 16
 
-    @staticmethod
-    def make(ranks):
-        m, n, K, b = (getattr(persistent_in_place, name) for name in "mnKb")
-
+    def make(ranks, m=m, n=n, K=K, b=b):
         @T.prim_func
         def gemm(
             A: T.Tensor((m, K), F32),
@@ -197,11 +185,9 @@ class persistent_in_place:
 
         return plan
 
-    @staticmethod
     def inputs(rng, ranks):
         m, n, K = persistent_in_place.m, persistent_in_place.n, persistent_in_place.K
         return [{"A": integers(rng, m, K), "B": integers(rng, n, K)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         return [{"C": np.stack([o["A"] @ i["B"].T for o in inputs])} for i in inputs]

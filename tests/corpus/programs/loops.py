@@ -5,7 +5,7 @@ import tilelang.language as T
 
 from tileweave import language as W
 
-from .case import F32, case, integers
+from .case import F32, case, given, integers
 from .collectives import ring_shift
 
 
@@ -15,9 +15,7 @@ class persistent:
 
     M, N, b = 40, 32, 8
 
-    @staticmethod
-    def make(ranks):
-        M, N, b = persistent.M, persistent.N, persistent.b
+    def make(ranks, M=M, N=N, b=b):
         tiles = M // b
 
         @T.prim_func
@@ -38,11 +36,9 @@ class persistent:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, persistent.M, persistent.N)} for _ in range(ranks)]
+    inputs = given(X=(M, N))
 
-    expected = staticmethod(ring_shift.expected)
+    expected = ring_shift.expected
 
 
 @case()
@@ -51,10 +47,7 @@ class two_shifts:
 
     m, N = 8, 32
 
-    @staticmethod
-    def make(ranks):
-        m, N = two_shifts.m, two_shifts.N
-
+    def make(ranks, m=m, N=N):
         @T.prim_func
         def program(X: T.Tensor((m, N), F32), S: W.Symmetric((2, m, N), F32),
                     Y: T.Tensor((m, N), F32)):  # fmt: skip
@@ -73,11 +66,8 @@ class two_shifts:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, two_shifts.m, two_shifts.N)} for _ in range(ranks)]
+    inputs = given(X=(m, N))
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": inputs[(r - 3) % len(inputs)]["X"]} for r in range(len(inputs))]
 
@@ -91,13 +81,10 @@ class uneven_loops:
 
     blocks, b, N = 6, 4, 32
 
-    @staticmethod
     def iterations(rank, block):
         return (rank + block) % 3, (rank + block) % 2 * 2
 
-    @staticmethod
-    def make(ranks):
-        blocks, b, N = (getattr(uneven_loops, n) for n in ("blocks", "b", "N"))
+    def make(ranks, blocks=blocks, b=b, N=N):
         iterations = uneven_loops.iterations
         shape = blocks * b, N
 
@@ -120,12 +107,8 @@ class uneven_loops:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, uneven_loops.blocks * uneven_loops.b, uneven_loops.N)}
-                for _ in range(ranks)]  # fmt: skip
+    inputs = given(X=(blocks * b, N))
 
-    @staticmethod
     def expected(inputs):
         out = []
         for r in range(len(inputs)):
@@ -141,10 +124,7 @@ class shift_again:
 
     m, N = 8, 32
 
-    @staticmethod
-    def make(ranks):
-        m, N = shift_again.m, shift_again.N
-
+    def make(ranks, m=m, N=N):
         @T.prim_func
         def program(
             X: T.Tensor((m, N), F32), S: W.Symmetric((m, N), F32), Y: T.Tensor((m, N), F32)
@@ -163,11 +143,8 @@ class shift_again:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, shift_again.m, shift_again.N)} for _ in range(ranks)]
+    inputs = given(X=(m, N))
 
-    @staticmethod
     def expected(inputs):
         shifted = [inputs[(r - 3) % len(inputs)]["X"] for r in range(len(inputs))]
         return [{"Y": x, "S": x} for x in shifted]
@@ -182,10 +159,7 @@ class ring_in_place:
 
     N = 32
 
-    @staticmethod
-    def make(ranks):
-        N = ring_in_place.N
-
+    def make(ranks, N=N):
         @T.prim_func
         def program(
             X: T.Tensor((ranks, N), F32), S: W.Symmetric((ranks, N), F32),
@@ -212,11 +186,9 @@ class ring_in_place:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         return [{"X": integers(rng, ranks, ring_in_place.N)} for _ in range(ranks)]
 
-    @staticmethod
     def expected(inputs):
         ranks, total = len(inputs), sum(i["X"] for i in inputs)
         once = [(r + 1) % ranks == np.arange(ranks)[:, None] for r in range(ranks)]
@@ -229,10 +201,7 @@ class add_again:
 
     N, iterations = 32, 3
 
-    @staticmethod
-    def make(ranks):
-        N, iterations = add_again.N, add_again.iterations
-
+    def make(ranks, N=N, iterations=iterations):
         @T.prim_func
         def program(
             X: T.Tensor((iterations, N), F32),
@@ -251,11 +220,8 @@ class add_again:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, add_again.iterations, add_again.N)} for _ in range(ranks)]
+    inputs = given(X=(iterations, N))
 
-    @staticmethod
     def expected(inputs):
         total = sum(i["X"] for i in inputs)
         return [{"Y": total, "S": np.stack([total[2], total[1]])} for _ in inputs]

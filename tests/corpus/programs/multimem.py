@@ -5,7 +5,7 @@ import tilelang.language as T
 
 from tileweave import language as W
 
-from .case import F32, case, integers
+from .case import F32, case, given
 
 
 @case()
@@ -14,10 +14,7 @@ class multimem_loads:
 
     M, N, b = 16, 32, 8
 
-    @staticmethod
-    def make(ranks):
-        M, N, b = multimem_loads.M, multimem_loads.N, multimem_loads.b
-
+    def make(ranks, M=M, N=N, b=b):
         @T.prim_func
         def program(X: T.Tensor((M, N), F32), Y: T.Tensor((M, N), F32)):
             with T.Kernel(M // b, threads=32) as block:
@@ -33,11 +30,8 @@ class multimem_loads:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, multimem_loads.M, multimem_loads.N)} for _ in range(ranks)]
+    inputs = given(X=(M, N))
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": sum(given["X"] for given in inputs)}] * len(inputs)
 
@@ -48,10 +42,7 @@ class multimem_stores:
 
     M, N, b = 8, 32, 4
 
-    @staticmethod
-    def make(ranks):
-        M, N, b = multimem_stores.M, multimem_stores.N, multimem_stores.b
-
+    def make(ranks, M=M, N=N, b=b):
         @T.prim_func
         def program(
             X: T.Tensor((M, N), F32),
@@ -72,11 +63,8 @@ class multimem_stores:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, multimem_stores.M, multimem_stores.N)} for _ in range(ranks)]
+    inputs = given(X=(M, N))
 
-    @staticmethod
     def expected(inputs):
         rows = np.stack([given["X"] for given in inputs])
         return [{"Y": rows, "S": rows}] * len(inputs)

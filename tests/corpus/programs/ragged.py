@@ -74,7 +74,6 @@ class ragged_dispatch:
     """Tokens go to the experts' ranks. Blocks of the senders announce and send, and others
     receive."""
 
-    @staticmethod
     def make(ranks):
         tokens, experts, capacity, N = 6, 2, 4, 8
 
@@ -115,11 +114,9 @@ class ragged_dispatch:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         return routed(rng, ranks, 2, 6, 4, 8)
 
-    @staticmethod
     def expected(inputs):
         both = [received(inputs, me, 2, 4) for me in range(len(inputs))]
         return [{"Y": rows, "C": numbers} for rows, numbers in both]
@@ -130,7 +127,6 @@ class ragged_halves:
     """Each half of a row is a store of its own, by all threads, and rows are read in tiles of two,
     which may extend past the announced rows."""
 
-    @staticmethod
     def make(ranks):
         messages, capacity, N = 5, 4, 16
 
@@ -167,11 +163,9 @@ class ragged_halves:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         return routed(rng, ranks, 1, 5, 4, 16)
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": received(inputs, me, 1, 4)[0]} for me in range(len(inputs))]
 
@@ -181,7 +175,6 @@ class ragged_there_and_back:
     """The rows of a peer return to it, doubled: the second exchange sends what the first one
     delivered."""
 
-    @staticmethod
     def make(ranks):
         messages, capacity, N = 5, 4, 8
 
@@ -223,11 +216,9 @@ class ragged_there_and_back:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         return routed(rng, ranks, 1, 5, 4, 8)
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": i["X"] * 2 * (i["dst"] >= 0)[:, None]} for i in inputs]
 
@@ -236,7 +227,6 @@ class ragged_there_and_back:
 class ragged_of_a_neighbor:
     """Each rank writes to its own memory, and its neighbors read the rows there, pipelined."""
 
-    @staticmethod
     def make(ranks):
         capacity, N = 5, 8
 
@@ -267,7 +257,6 @@ class ragged_of_a_neighbor:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         # One signal follows all rows, so a wait for one row less matters only for one row.
         return [
@@ -278,7 +267,6 @@ class ragged_of_a_neighbor:
             for rank in range(ranks)
         ]
 
-    @staticmethod
     def expected(inputs):
         def rows(i):
             return i["X"] * (np.arange(5) < i["count"][0])[:, None]

@@ -14,7 +14,6 @@ class ragged_tiles:
     """Readers start on the first tile of two rows while others are under way. Two blocks write the
     rows in any order, and the last tile of a segment has one row of capacity."""
 
-    @staticmethod
     def make(ranks):
         messages, capacity, N = 8, 5, 8
 
@@ -56,11 +55,9 @@ class ragged_tiles:
 
         return program
 
-    @staticmethod
     def inputs(rng, ranks):
         return routed(rng, ranks, 1, 8, 5, 8)
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": received(inputs, me, 1, 5)[0]} for me in range(len(inputs))]
 
@@ -70,7 +67,6 @@ class ragged_tile_results:
     """A block doubles the tiles that it receives, and one signal follows the rows of each result.
     The origin of a row waits for the tile that contains it."""
 
-    @staticmethod
     def make(ranks):
         messages, capacity, N = 6, 4, 8
 
@@ -117,10 +113,8 @@ class ragged_tile_results:
         configs = {"tileweave.granule": {"back": (1, 2, N)}}
         return with_options(program, configs)
 
-    @staticmethod
     def inputs(rng, ranks):
         return routed(rng, ranks, 1, 6, 4, 8)
 
-    @staticmethod
     def expected(inputs):
         return [{"Y": i["X"] * 2 * (i["dst"] >= 0)[:, None]} for i in inputs]

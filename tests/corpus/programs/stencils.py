@@ -5,7 +5,7 @@ import tilelang.language as T
 
 from tileweave import language as W
 
-from .case import F32, case, integers
+from .case import F32, case, given
 from .collectives import ring_shift
 
 
@@ -15,10 +15,7 @@ class halo_exchange:
 
     m, N = 8, 32
 
-    @staticmethod
-    def make(ranks):
-        m, N = halo_exchange.m, halo_exchange.N
-
+    def make(ranks, m=m, N=N):
         @T.prim_func
         def program(
             X: T.Tensor((m, N), F32), halo: W.Symmetric((2, N), F32), Y: T.Tensor((m, N), F32)
@@ -41,11 +38,8 @@ class halo_exchange:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, halo_exchange.m, halo_exchange.N)} for _ in range(ranks)]
+    inputs = given(X=(m, N))
 
-    @staticmethod
     def expected(inputs):
         m = halo_exchange.m
         zeros = np.zeros((1, halo_exchange.N), np.float32)
@@ -60,10 +54,7 @@ class two_producers:
 
     m, N = 8, 32
 
-    @staticmethod
-    def make(ranks):
-        m, N = two_producers.m, two_producers.N
-
+    def make(ranks, m=m, N=N):
         @T.prim_func
         def program(X: T.Tensor((m, N), F32), Y: T.Tensor((m, N), F32)):
             with T.Kernel(3, threads=32) as block:
@@ -82,11 +73,9 @@ class two_producers:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, two_producers.m, two_producers.N)} for _ in range(ranks)]
+    inputs = given(X=(m, N))
 
-    expected = staticmethod(ring_shift.expected)
+    expected = ring_shift.expected
 
 
 @case()
@@ -95,10 +84,7 @@ class wide_reader:
 
     M, N = 20, 40
 
-    @staticmethod
-    def make(ranks):
-        M, N = wide_reader.M, wide_reader.N
-
+    def make(ranks, M=M, N=N):
         @T.prim_func
         def program(
             X: T.Tensor((M, N), F32), S: W.Symmetric((M, N), F32), Y: T.Tensor((M, N), F32)
@@ -115,8 +101,6 @@ class wide_reader:
 
         return program
 
-    @staticmethod
-    def inputs(rng, ranks):
-        return [{"X": integers(rng, wide_reader.M, wide_reader.N)} for _ in range(ranks)]
+    inputs = given(X=(M, N))
 
-    expected = staticmethod(ring_shift.expected)
+    expected = ring_shift.expected
