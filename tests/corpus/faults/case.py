@@ -1,17 +1,15 @@
 """One fault of the corpus, and the registry of all faults."""
 
-import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tilelang.language as T
 
 from tests.factory import factory
+from tests.lines import lines_of, named_lines
 from tests.releases import RECORDS_LINES
 from tileweave import language as W
 from tileweave.builtins.symmetric import is_symmetric
@@ -102,17 +100,12 @@ class Case:
 
         TileLang 0.1.12 records none: those that it should name are returned then.
         """
-        if not RECORDS_LINES:
-            return set(self.lines)
-        file = Path(inspect.getsourcefile(inspect.unwrap(self.source)) or "").name
-        return {int(n) for n in re.findall(rf"{re.escape(file)}:(\d+)", text)}
+        return named_lines(text, self.source) if RECORDS_LINES else self.lines
 
     @property
-    def lines(self) -> list[int]:
+    def lines(self) -> set[int]:
         """Numbers of the lines that the report must name."""
-        text, first = inspect.getsourcelines(self.source)
-        mark = re.compile(rf"# FAULT ({self.label})$" if self.label else r"# FAULT$")
-        return [first + n for n, line in enumerate(text) if mark.search(line.rstrip())]
+        return lines_of(self.source, *(f"# FAULT {x}".rstrip() for x in self.label.split("|")))
 
     def inputs(self, program) -> list[dict[str, np.ndarray]]:
         """Return one dict for each rank, with zeros or the values of ``start``."""

@@ -1,13 +1,11 @@
 """One refused program of the corpus, and the registry of all of them."""
 
-import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.factory import factory
+from tests.lines import lines_of, named_lines
 from tests.releases import RECORDS_LINES
 
 F32 = "float32"
@@ -31,18 +29,14 @@ class Case:
     @property
     def lines(self) -> set[int]:
         """Numbers of the lines that the message must name."""
-        text, first = inspect.getsourcelines(self.make)
-        return {first + n for n, line in enumerate(text) if line.rstrip().endswith("# HERE")}
+        return lines_of(self.make, "# HERE")
 
     def lines_in(self, text: str) -> set[int]:
         """Return the lines of the program's file that a message names.
 
         TileLang 0.1.12 records none: those that it should name are returned then.
         """
-        if not RECORDS_LINES:
-            return set(self.lines)
-        file = Path(inspect.getsourcefile(inspect.unwrap(self.make)) or "").name
-        return {int(n) for n in re.findall(rf"{re.escape(file)}:(\d+)", text)}
+        return named_lines(text, self.make) if RECORDS_LINES else self.lines
 
 
 REFUSED: dict[str, Case] = {}

@@ -1,6 +1,5 @@
 """Faults of device functions that no tile program shows: each removed operation is reported."""
 
-import inspect
 from functools import partial
 
 import numpy as np
@@ -12,6 +11,7 @@ from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
 from tests.factory import factory
+from tests.lines import place_of
 from tests.releases import needs_bulk_copies, needs_device_lines
 from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
 from tests.simulator.mutation.device_programs import gemm, matrices
@@ -269,11 +269,6 @@ def race_without(program, *barriers: int) -> str:
     return error.value.report
 
 
-def line_of(function, text: str) -> str:
-    lines, first = inspect.getsourcelines(function)
-    return f"{__file__}:{first + next(n for n, line in enumerate(lines) if text in line)}"
-
-
 @factory
 def two_tiles(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
     with T.Kernel(1, threads=64):
@@ -290,10 +285,10 @@ def two_tiles(A: T.Tensor((64,), "int32"), B: T.Tensor((64,), "int32")):
 @needs_device_lines
 def test_a_race_names_the_conflicting_statement_and_no_later_one():
     read, overwritten = race_without(two_tiles, 0), race_without(two_tiles, 1)
-    assert f"which has written it --> {line_of(two_tiles, '# STORE')}\n" in read
-    assert f" --> {line_of(two_tiles, '# LOAD')}\n" in read
-    assert f"which has read it --> {line_of(two_tiles, '# LOAD')}\n" in overwritten
-    assert f" --> {line_of(two_tiles, '# OVERWRITE')}\n" in overwritten
+    assert f"which has written it --> {place_of(two_tiles, '# STORE')}\n" in read
+    assert f" --> {place_of(two_tiles, '# LOAD')}\n" in read
+    assert f"which has read it --> {place_of(two_tiles, '# LOAD')}\n" in overwritten
+    assert f" --> {place_of(two_tiles, '# OVERWRITE')}\n" in overwritten
 
 
 @factory

@@ -4,9 +4,7 @@ Wrong source indices, and announcements that are late, missing or repeated, are 
 program is compiled: see ``tests/corpus/refused/ragged.py``.
 """
 
-import inspect
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.factory import factory
-from tests.releases import RECORDS_LINES
+from tests.lines import names_lines
 from tileweave import language as W
 
 RANKS, ROWS, N, F32 = 2, 3, 4, "float32"
@@ -61,11 +59,6 @@ def make(
                     for r, j in T.Parallel(at_once, N):
                         if i * at_once + r < n:
                             Y[s, i * at_once + r, j] = received[r, j]
-
-
-def lines_of(*marks):
-    text, first = inspect.getsourcelines(make)
-    return {first + n for n, line in enumerate(text) if line.rstrip().endswith(marks)}
 
 
 def simulate(form, count, places, faulty_rank=0):
@@ -138,9 +131,7 @@ def test_is_reported(form, name):
     fault = error.value
     assert fault.kind == kind, fault.report
     assert re.search(report, fault.report), fault.report
-    if RECORDS_LINES:
-        named = re.findall(rf"{re.escape(Path(__file__).name)}:(\d+)", fault.report)
-        assert lines_of(*marks) <= set(map(int, named)), fault.report
+    assert names_lines(fault.report, make, *marks), fault.report
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -8,8 +8,9 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.lines import place_of
 from tests.modules import load_module
-from tests.simulator.machine.checks import N, fault_of, fill, line_of
+from tests.simulator.machine.checks import N, fault_of, fill
 from tileweave import language as W
 
 pytestmark = pytest.mark.long
@@ -116,8 +117,8 @@ def test_faults_of_all_gather_gemm(fault, kind, line, text, seed):
     plan, _ = all_gather_gemm(3, fault)
     error = fault_of(plan, 3, gemm_inputs(3), seed=seed)
     assert (error.kind, text in error.report) == (kind, True), error.report
-    assert line_of(all_gather_gemm, line) in error.report
-    assert line_of(all_gather_gemm, "T.copy(gathered[me") in error.report
+    assert place_of(all_gather_gemm, line) in error.report
+    assert place_of(all_gather_gemm, "T.copy(gathered[me") in error.report
 
 
 def test_a_peer_left_out():
@@ -125,8 +126,8 @@ def test_a_peer_left_out():
     error = fault_of(plan, 3, gemm_inputs(3))
     assert error.kind == "deadlock"
     assert "W.wait_reached(ready[0, 0, 1]): value seen 0, value wanted reached 1" in error.report
-    assert line_of(all_gather_gemm, "W.wait_reached") in error.report
-    flag = line_of(all_gather_gemm, "p.write_value(ready", 1)
+    assert place_of(all_gather_gemm, "W.wait_reached") in error.report
+    flag = place_of(all_gather_gemm, "p.write_value(ready", 1)
     assert f"could signal it: p.write_value --> {flag}, so far never" in error.report
     assert "p.copy" not in error.report  # the next launch, which none of them has begun
 
@@ -196,7 +197,7 @@ def test_a_copy_of_uninitialized_memory():
     assert "p.copy (step 1) in the caller's stream of rank 0 in launch 0 reads x[0:4]" in (
         error.report
     )
-    assert line_of(test_a_copy_of_uninitialized_memory, "p.copy(y, x)") in error.report
+    assert place_of(test_a_copy_of_uninitialized_memory, "p.copy(y, x)") in error.report
 
 
 @T.prim_func
@@ -254,9 +255,9 @@ def test_work_queued_after_a_kernel_that_waits_for_it(what, text):
     assert error.kind == "deadlock"
     assert text in error.report
     if what == "copy":
-        assert line_of(queued_after, "p.copy(inbox") in error.report
+        assert place_of(queued_after, "p.copy(inbox") in error.report
         assert "stream 'side': p.write_value (step 3) has not started" in error.report
-        assert line_of(queued_after, "p.write_value(flag") in error.report
+        assert place_of(queued_after, "p.write_value(flag") in error.report
     assert "the caller's stream waits for stream 'side'" not in error.report
     for plan, resident in (
         (queued_after(what, first=False), 5),
@@ -299,7 +300,7 @@ def test_regions_out_of_bounds():
     assert error.kind == "bounds"
     assert "x[0:2, 0:4]: index 2 of axis 0; expected 0 to 1" in error.report
     assert "in plan plan of rank 1 in launch 0" in error.report
-    assert line_of(test_regions_out_of_bounds, "p.copy(x") in error.report
+    assert place_of(test_regions_out_of_bounds, "p.copy(x") in error.report
 
 
 def gpu_tests():

@@ -5,7 +5,8 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.simulator.machine.checks import N, fault_of, fill, line_of
+from tests.lines import place_of
+from tests.simulator.machine.checks import N, fault_of, fill
 from tileweave import language as W
 
 
@@ -89,7 +90,7 @@ def test_faults_of_values_copied_from_device_memory(fault, line, text):
     assert error.kind == "race"
     assert text in error.report
     if fault == "order":
-        assert line_of(counted, line) in error.report
+        assert place_of(counted, line) in error.report
 
 
 @T.prim_func
@@ -172,14 +173,14 @@ def test_streams_that_wait_for_values(resident):
 def test_a_stream_that_does_not_wait_for_a_value():
     error = fault_of(halves("drop"), 2, halves_inputs())
     assert error.kind in ("race", "reuse")
-    assert line_of(halves, "p.copy(inbox") in error.report
+    assert place_of(halves, "p.copy(inbox") in error.report
     assert "of y[" in error.report
 
 
 def test_a_value_that_is_never_reached():
     error = fault_of(halves("high"), 2, halves_inputs())
     assert error.kind == "deadlock"
-    line = line_of(halves, "p.wait_value")
+    line = place_of(halves, "p.wait_value")
     for rank in range(2):
         assert (
             f"stream 'copies' of rank {rank} in launch 0 waits at p.wait_value(done[0]): value "
@@ -223,7 +224,7 @@ def test_an_uninitialized_value():
 
     error = fault_of(plan, 1, [{}])
     assert error.kind == "poison"
-    line = line_of(test_an_uninitialized_value, "p.wait_value")
+    line = place_of(test_an_uninitialized_value, "p.wait_value")
     assert (
         "p.wait_value (step 1) in the caller's stream of rank 0 in launch 0 waits for word[0]"
         in (error.report)
@@ -237,7 +238,7 @@ def test_flags_without_a_wait():
         p.launch(fill, x, 1)
         p.write_value(flag[p.rank, 1], 7)
 
-    line = line_of(test_flags_without_a_wait, "p.write_value")
+    line = place_of(test_flags_without_a_wait, "p.write_value")
     with pytest.warns(tw.SimulationWarning, match="but never waited for or read") as warned:
         tw.simulate(plan, 1, [{"flag": np.zeros(2, np.uint32)}])
     assert "flag[0, 1] is signalled" in str(warned[0].message)

@@ -1,7 +1,6 @@
 """Words of barriers: each fault is reported with ranks, line and legal values; its twin
 is clean."""
 
-import inspect
 import re
 
 import numpy as np
@@ -10,6 +9,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.factory import factory
+from tests.lines import place_of
 from tests.releases import names_line
 from tileweave import language as W
 
@@ -104,11 +104,6 @@ def fault_of(program, inputs, **arguments):
     return error.value
 
 
-def line(function, mark):
-    text, first = inspect.getsourcelines(function)
-    return f"{__file__}:{first + next(n for n, one in enumerate(text) if mark in one)}"
-
-
 def started(words, first=0, place=WORDS - 1):
     """Return inputs of ``barrier_blocks`` and ``sync_grid``: ``words`` and then zeros, or none."""
     inputs = zeros(first=first, place=place, epoch=lambda epoch: epoch)
@@ -139,7 +134,7 @@ def test_not_zero(make, words, report):
     assert fault.kind == "arrival"
     assert re.search(report, fault.report), fault.report
     assert "zeroed once, and only barriers change them" in fault.report
-    assert names_line(fault.report, line(make, "# BARRIER"))
+    assert names_line(fault.report, place_of(make, "# BARRIER"))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +168,7 @@ def test_never_written(make):
         fault.report,
     ), fault.report
     assert "expected an input of zeros" in fault.report
-    assert names_line(fault.report, line(make, "# BARRIER"))
+    assert names_line(fault.report, place_of(make, "# BARRIER"))
 
 
 @factory
@@ -230,7 +225,7 @@ def test_overlapping():
         fault.report,
     ), fault.report
     for mark in ("# FIRST", "# SECOND"):
-        assert names_line(fault.report, line(two_barriers, mark))
+        assert names_line(fault.report, place_of(two_barriers, mark))
     simulate(two_barriers(), zeros(place=4))
     simulate(two_barriers(), zeros(place=0))
 
@@ -258,7 +253,7 @@ def test_written_while_blocks_may_be_counting(make, change):
     assert fault.kind in ("race", "reuse"), fault.report
     assert f"W.{make.__name__} (only barriers may change its words)" in fault.report
     for mark in ("# BARRIER", f"# CHANGE {change}"):
-        assert names_line(fault.report, line(make, mark))
+        assert names_line(fault.report, place_of(make, mark))
     simulate(make(change), started([0], place=WORDS - 1))
 
 
@@ -268,7 +263,7 @@ def test_an_arrival_too_many(change):
     fault = fault_of(barrier_blocks(change), started([0], place=2))
     assert fault.kind in ("race", "reuse", "arrival"), fault.report
     for mark in ("# BARRIER", f"# CHANGE {change}"):
-        assert names_line(fault.report, line(barrier_blocks, mark))
+        assert names_line(fault.report, place_of(barrier_blocks, mark))
     simulate(barrier_blocks(change), started([0], place=WORDS - 1))
 
 
@@ -293,7 +288,7 @@ def test_made_ready_by_a_kernel_before():
     assert "finds 3 in words[1]; expected 0" in fault.report
     assert "last written: store of words[1]" in fault.report
     for mark in ("# STORE", "# BARRIER"):
-        assert names_line(fault.report, line(zeroed_between, mark))
+        assert names_line(fault.report, place_of(zeroed_between, mark))
 
 
 def side_by_side(kind, words, ordered=False):

@@ -4,16 +4,13 @@
 that its report must name by ``# FAULT``.
 """
 
-import inspect
-import re
-
 import numpy as np
 import pytest
 import tilelang.language as T
 
 import tileweave as tw
 from tests.factory import factory
-from tests.releases import RECORDS_LINES
+from tests.lines import names_lines
 from tileweave import language as W
 
 N, THREADS = 256, 128
@@ -215,18 +212,12 @@ def simulate(program, ranks=1):
     return tw.simulate(program, ranks, inputs, schedules=3, epochs=1)
 
 
-def lines_of(make):
-    text, first = inspect.getsourcelines(make)
-    return {first + n for n, line in enumerate(text) if line.rstrip().endswith("# FAULT")}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_a_race_in_the_block_is_reported(name):
     with pytest.raises(tw.SimulationError) as error:
         simulate(CASES[name](True))
     assert error.value.kind in ("race", "reuse"), error.value.report
-    named = {int(n) for n in re.findall(r"test_block_threads\.py:(\d+)", error.value.report)}
-    assert not RECORDS_LINES or lines_of(CASES[name]) <= named, error.value.report
+    assert names_lines(error.value.report, CASES[name], "# FAULT"), error.value.report
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -50,7 +50,7 @@ def assert_reported(case: Specimen, report: str) -> None:
     assert re.search(case.report, report), report
     if case.level == "device" and not RECORDS_DEVICE_LINES:
         return
-    assert case.lines and set(case.lines) <= case.lines_in(report), (case.lines, report)
+    assert case.lines and case.lines <= case.lines_in(report), (case.lines, report)
 
 
 def assert_expected(case: Specimen, outputs: list[dict[str, np.ndarray]]) -> None:

@@ -86,7 +86,7 @@ def test_refused_faults(case):
         grouped(case.make(True), case.ranks)
     message = str(error.value)
     assert REFUSED[case.name] in message
-    assert set(case.lines) & case.lines_in(message), message
+    assert case.lines & case.lines_in(message), message
 
 
 @pytest.mark.parametrize("case", FAULTS.values(), ids=FAULTS)
