@@ -4,13 +4,8 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
-
-
-def show(program, **options):
-    print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program, **options))
 
 
 @T.prim_func

@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
 
 
@@ -26,11 +26,6 @@ def ring(threads_write, name):
                     W.bulk_wait(0, read=True)
 
     return program.with_attr("global_symbol", name)
-
-
-def show(program):
-    print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program))
 
 
 # CHECK-LABEL: TEST: bulk_only
