@@ -7,6 +7,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import names_line
 from tests.simulator.frontend.launch import N
 from tileweave import language as W
@@ -14,7 +15,7 @@ from tileweave import language as W
 
 def refused(name):
     def put(make):
-        REFUSED[name] = make
+        make = REFUSED[name] = factory(make)
         return make
 
     return put
