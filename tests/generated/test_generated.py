@@ -46,3 +46,10 @@ def test_programs(family, tmp_path):
 def test_many_programs(family, chunk, tmp_path):
     first = QUICK + chunk * CHUNK
     assert faults(family, range(first, first + CHUNK), tmp_path) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_programs_do_not_change(family):
+    """A seed is the name of a program."""
+    assert random_program(family, 3) == random_program(family, 3)
+    assert random_program(family, 3) != random_program(family, 4)

@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.simulator.device.shared_memory import border, stored_operand
 from tileweave import language as W
 from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.tiles import SMALL
@@ -61,17 +62,6 @@ def past_a_loop(x: T.Tensor((256,), "float32"), y: T.Tensor((256,), "float32")):
 # CHECK-NEXT: y[
 show(past_a_loop)
 
-
-@T.prim_func
-def border(x: T.Tensor((32, 64), "bfloat16"), y: T.Tensor((32, 64), "bfloat16")):
-    with T.Kernel(1, threads=256):
-        tile = T.alloc_shared((32, 64), "bfloat16")
-        W.fence("gpu")
-        T.clear(tile)
-        T.copy(x[0:30, :], tile[1:31, :])
-        T.copy(tile, y)
-
-
 # Different threads write one row.
 # CHECK-LABEL: TEST: border
 # CHECK: tile{{.*}} =
@@ -101,39 +91,13 @@ def same_threads(x: T.Tensor((256,), "float32"), y: T.Tensor((256,), "float32"))
 # CHECK: y[
 show(same_threads)
 
-
-@T.prim_func
-def stored_operand(
-    x: T.Tensor((64, 64), "float16"),
-    b: T.Tensor((64, 64), "float16"),
-    c: T.Tensor((64, 64), "float32"),
-    y: T.Tensor((64, 64), "float16"),
-):
-    with T.Kernel(1, threads=128):
-        x_tile = T.alloc_shared((64, 64), "float16")
-        b_tile = T.alloc_shared((64, 64), "float16")
-        copied = T.alloc_shared((64, 64), "float16")
-        operand = T.alloc_fragment((64, 64), "float16")
-        total = T.alloc_fragment((64, 64), "float32")
-        W.fence("gpu")
-        T.copy(x, x_tile)
-        T.copy(b, b_tile)
-        T.clear(total)
-        T.copy(x_tile, operand)
-        T.gemm(b_tile, operand, total, transpose_B=True)
-        T.copy(total, c)
-        for i, j in T.Parallel(64, 64):
-            copied[i, j] = operand[i, j]
-        T.copy(copied, y)
-
-
 # TileLang's barrier would be one of all threads, under a condition that half of them fulfill.
 # CHECK-LABEL: TEST: stored_operand
 # CHECK: tl::mma_sync<
 # CHECK: __syncthreads();
 # CHECK-NEXT: if ({{.*}} == 0) {
 # CHECK-NOT: __syncthreads();
-# CHECK: copied
+# CHECK: Y_tile
 # CHECK: }
 # CHECK: __syncthreads();
 show(stored_operand)
