@@ -29,6 +29,7 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.gpu_calls import Call, back_to_back, replayed
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, say
 
 STRATEGY = "fused" if GPU else "nccl"
@@ -40,6 +41,8 @@ SIZES = (1, 3, 16, 40, 64, 127, 128, 129, 200, 320, 512)
 """Rows of a chunk."""
 HEADS = ((1, 1), (4, 4), (4, 2), (8, 2), (6, 1))
 """Numbers of heads of q, and of k and v."""
+Results = tuple[torch.Tensor, torch.Tensor]
+"""Result, and logarithms of the sums."""
 LARGE = 4 if GPU else 1
 """Largest multiple of ``SIZES`` in a chunk."""
 
@@ -121,11 +124,11 @@ def _lengths(draw: random.Random, causal: bool) -> tuple[int, int]:
     return (min(q, k), max(q, k)) if causal else (q, k)
 
 
-class Run:
+class Run(Call):
     """A configuration with inputs."""
 
     def __init__(self, case: Case) -> None:
-        self.case, group = case, group_of("")
+        self.case, self.name, group = case, str(case), group_of("")
         self.rank, self.ranks = group.rank, group.world_size
         self.offsets = case.offsets
         given = self.offsets
@@ -169,39 +172,38 @@ class Run:
             for x, cu in zip(self.whole, (q, k, k), strict=True)
         ]
 
-    def refill(self) -> None:
+    def refill(self, seed: int = 0) -> None:
         self.whole = self.fresh()
-        self.load([shards[self.rank] for shards in self.shards()])
+        for operand, shards in zip(self.given, self.shards(), strict=True):
+            operand.copy_(shards[self.rank])
 
-    def load(self, values: list[torch.Tensor]) -> None:
-        for operand, value in zip(self.given, values, strict=True):
-            operand.copy_(value)
-
-    def call(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self) -> Results:
         return ops.sp_attention(*self.given, **self.more, return_lse=True, strategy=STRATEGY)
 
-    def right(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def right(self) -> Results:
         """Return the reference result in fp32."""
         qs, ks, vs = self.shards()
         return reference_attention(self.problem, self.rank, qs[self.rank], ks, vs, *self.offsets)
 
-    def errors(self, actual, right=None) -> tuple[float, float]:
+    def errors(self, actual: Results, right: Results) -> torch.Tensor:
         """Return the largest errors of the result and of the logarithms of the sums."""
-        (out, lse), (right, sums) = actual, right or self.right()
-        if out.shape != right.shape or lse.shape != sums.shape or out.dtype != right.dtype:
-            return float("inf"), float("inf")
-        return _error(out, right), _error(lse, sums)
+        pairs = zip(actual, right, strict=True)
+        if any(x.shape != y.shape for x, y in pairs) or actual[0].dtype != right[0].dtype:
+            return torch.full((2,), torch.inf, device=DEVICE)
+        return torch.stack([
+            (x.float() - y.float()).abs().max() if x.numel() else torch.zeros((), device=DEVICE)
+            for x, y in zip(actual, right, strict=True)
+        ])  # fmt: skip
 
-    def fault(self, actual, right=None) -> str:
-        error, of_lse = self.errors(actual, right)
-        if error <= TOLERANCE and of_lse <= LSE_TOLERANCE:
+    def differs(self, actual: Results, right: Results) -> torch.Tensor:
+        limits = torch.tensor([TOLERANCE, LSE_TOLERANCE], device=DEVICE)
+        return ~(self.errors(actual, right) <= limits).all()
+
+    def fault(self, actual: Results, right: Results) -> str:
+        error, of_lse = self.errors(actual, right).tolist()
+        if not self.differs(actual, right):
             return ""
         return f"{self.case}: error {error:.1e}, of lse {of_lse:.1e}"
-
-
-def _error(actual: torch.Tensor, right: torch.Tensor) -> float:
-    error = (actual.float() - right.float()).abs().max().item() if actual.numel() else 0.0
-    return error if error == error else float("inf")
 
 
 def random_cases(options: argparse.Namespace, count: int) -> list[Case]:
@@ -222,11 +224,9 @@ def check_values(options: argparse.Namespace) -> str:
         run = Run(case)
         for _ in range(2):
             run.refill()
-            actual = run.call()
-            right = run.right()
-            errors = run.errors(actual, right)
-            before = worst.get(case.group, (0.0, 0.0))
-            worst[case.group] = tuple(map(max, before, errors))
+            actual, right = run(), run.right()
+            errors = run.errors(actual, right).nan_to_num(torch.inf).tolist()
+            worst[case.group] = tuple(map(max, worst.get(case.group, (0.0, 0.0)), errors))
             if fault := run.fault(actual, right):
                 faults.append(fault)
                 break
@@ -239,58 +239,12 @@ def check_values(options: argparse.Namespace) -> str:
 
 def check_back_to_back(options: argparse.Namespace, calls: int = 200) -> str:
     """Many calls without host synchronization, with changing inputs and random delays of ranks."""
-    runs = [Run(case) for case in random_cases(options, 6)]
-    sets = []
-    for run in runs:
-        run.call()
-        given = []
-        for _ in range(3):
-            run.refill()
-            given.append(([x.clone() for x in run.given], run.right()))
-        sets.append(given)
-    order = [(random_index(options, n, len(runs)), n % 3) for n in range(calls)]
-    late = random.Random(group_of("").rank)
-    results = []
-    for which, number in order:
-        if GPU and late.random() < 0.3:
-            torch.cuda._sleep(late.randrange(1, 400_000))
-        runs[which].load(sets[which][number][0])
-        results.append([x.clone() for x in runs[which].call()])
-    for call, ((which, number), result) in enumerate(zip(order, results, strict=True)):
-        if fault := runs[which].fault(result, sets[which][number][1]):
-            return f"call {call}: {fault}"
-    return ""
-
-
-def random_index(options: argparse.Namespace, number: int, count: int) -> int:
-    """Return a random number that is equal on all ranks."""
-    return random.Random(f"{options.seed} {number}").randrange(count)
+    return back_to_back([Run(case) for case in random_cases(options, 6) for _ in range(3)], calls)
 
 
 def check_graph(options: argparse.Namespace, replays: int = 100) -> str:
     """Two calls of each in one graph, replayed with changing inputs and random delays of ranks."""
-    runs = [Run(case) for case in random_cases(options, 5) for _ in range(2)]
-    for run in runs:
-        run.call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = [run.call() for run in runs]
-    late = random.Random(group_of("").rank)
-    for number in range(replays):
-        if number % 10 == 0:
-            for run in runs:
-                run.refill()
-        if late.random() < 0.3:
-            torch.cuda._sleep(late.randrange(1, 400_000))
-        for _, lse in results:
-            lse.fill_(float("nan"))
-        graph.replay()
-        if number % 10 == 9:
-            for run, result in zip(runs, results, strict=True):
-                if fault := run.fault(result):
-                    return f"replay {number}: {fault}"
-    return ""
+    return replayed([Run(case) for case in random_cases(options, 5) for _ in range(2)], replays)
 
 
 def check_maxima(options: argparse.Namespace) -> str:
@@ -299,12 +253,12 @@ def check_maxima(options: argparse.Namespace) -> str:
         run = Run(replace(case, packed=True))
         for maxima in ([None, None], [2 * run.problem.q_total, run.problem.k_total]):
             run.more["max_seqlen_q"], run.more["max_seqlen_k"] = maxima
-            if fault := run.fault(run.call()):
+            if fault := run.fault(run(), run.right()):
                 return f"maxima {maxima}: {fault}"
     run.more |= {"max_seqlen_q": None, "max_seqlen_k": None}
     run.more["cu_seqlens_k"] = run.more["cu_seqlens_k"] + 1
     try:
-        run.call()
+        run()
     except tw.TileWeaveError as error:
         return "" if "cu_seqlens_k[0]=1; expected 0" in str(error) else str(error)
     return "offsets that begin with 1 were taken"
@@ -323,7 +277,7 @@ def check_disagreement(options: argparse.Namespace) -> str:
         return "" if group_of("").world_size == 1 else "not told"
     (case,) = random_cases(options, 1)
     run = Run(case)
-    return run.fault(run.call())
+    return run.fault(run(), run.right())
 
 
 CHECKS = {

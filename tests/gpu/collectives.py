@@ -25,6 +25,7 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.gpu_calls import Call, back_to_back, replayed, values
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, transports_here
 
 TRANSPORTS = ["copy_engine", "tma", "ldst", "ll"]
@@ -102,7 +103,7 @@ def cases(last: int | None = None) -> list[Case]:
     ]
 
 
-class Exchange:
+class Exchange(Call):
     """One collective with its input and reference."""
 
     def __init__(self, case: Case, transport: str) -> None:
@@ -113,14 +114,14 @@ class Exchange:
         self.refill()
         self.out = self.call(None)
 
-    def refill(self) -> None:
+    def refill(self, seed: int = 0) -> None:
         """Fill the input with integers whose sums are exact in any order and type."""
         self.x.copy_(torch.randint(0, 9, self.x.shape, device=self.x.device))
 
     def call(self, out: torch.Tensor | None) -> torch.Tensor:
         return getattr(ops, self.op)(self.x, *self.axes, out=out, transport=self.transport)
 
-    def again(self) -> torch.Tensor:
+    def __call__(self) -> torch.Tensor:
         """Return the result of one more call in ``out``, which is overwritten with 77 first."""
         return self.call(self.out.fill_(77))
 
@@ -128,10 +129,7 @@ class Exchange:
         every = nccl.all_gather(self.x[None], self.group)
         return OPERATORS[self.op].expected(every, self.group.rank, *self.axes)
 
-    def fault(self, actual: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
-        """Return what is wrong with ``actual``, by default ``out``, or ""."""
-        right = self.right() if right is None else right
-        actual = self.out if actual is None else actual
+    def fault(self, actual: torch.Tensor, right: torch.Tensor) -> str:
         if actual.shape != right.shape:
             return f"{self.name}: shape {tuple(actual.shape)}; expected {tuple(right.shape)}"
         wrong = int((actual != right).sum())
@@ -165,13 +163,7 @@ def compile_all(transports: list[str]) -> None:
 
 
 def check_values(transport: str) -> str:
-    for one in exchanges(transport):
-        for _ in range(3):
-            one.refill()
-            one.again()
-            if fault := one.fault():
-                return fault
-    return ""
+    return values(exchanges(transport), 3)
 
 
 def check_odd(transport: str) -> str:
@@ -187,9 +179,7 @@ def check_odd(transport: str) -> str:
             return str(error)
         if GPU and not case.can(transport):
             return f"{one.name}: not refused"
-        one.refill()
-        one.again()
-        if fault := one.fault():
+        if fault := values([one], 2):
             return fault
     return ""
 
@@ -202,7 +192,7 @@ def check_bits(transport: str) -> str:
             continue
         one.x.normal_()
         first = one.call(None)
-        if GPU and any(not torch.equal(one.again(), first) for _ in range(10)):
+        if GPU and any(not torch.equal(one(), first) for _ in range(10)):
             return f"{one.name}: not the same in each call"
         every = nccl.all_gather(first[None], one.group)
         if one.op == "all_reduce" and any(not torch.equal(actual, first) for actual in every):
@@ -218,40 +208,12 @@ def check_bits(transport: str) -> str:
 
 def check_back_to_back(transport: str, calls: int = 300) -> str:
     """Many calls without host synchronization, with random delays of ranks."""
-    torch.manual_seed(1)
-    every = [exchanges(transport, 2) for _ in range(3)]
-    choice = torch.randint(len(every[0]), (calls,)).tolist()
-    rights = [[one.right() for one in given] for given in every]
-    torch.manual_seed(100 + group_of("").rank)
-    results = []
-    for number, which in enumerate(choice):
-        one = every[number % 3][which]
-        if GPU and torch.rand(()) < 0.3:
-            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        results.append((number % 3, which, one.again().clone()))
-    for given, which, result in results:
-        if fault := every[given][which].fault(result, rights[given][which]):
-            return fault
-    return ""
+    return back_to_back([one for _ in range(3) for one in exchanges(transport, 2)], calls)
 
 
 def check_graph(transport: str, replays: int = 100) -> str:
     """Two calls of each in one graph, replayed with changing inputs."""
-    given = [one for one in exchanges(transport, 2) for _ in range(2)]
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for one in given:
-            one.again()
-    for number in range(replays):
-        for one in given:
-            one.refill()
-        graph.replay()
-        if number % 10 == 0:
-            for one in given:
-                if fault := one.fault():
-                    return f"replay {number}: {fault}"
-    return ""
+    return replayed([one for one in exchanges(transport, 2) for _ in range(2)], replays)
 
 
 def weighted(op, axes, weight):

@@ -29,6 +29,7 @@ from tileweave.runtime.executor.recorded_calls import invalidate
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.gpu_calls import Call, back_to_back, captured, relative_error, replayed, values
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
 
 FUSED = "fused" if GPU else "nccl"
@@ -47,7 +48,7 @@ FP8 = torch.float8_e4m3fn
 OPERATORS = (ops.all_gather_matmul, ops.matmul_reduce_scatter, ops.matmul_all_reduce)
 
 
-class Product:
+class Product(Call):
     """One operator with its inputs and reference."""
 
     def __init__(
@@ -81,14 +82,14 @@ class Product:
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device="cuda" if GPU else "cpu")
 
-    def refill(self) -> None:
+    def refill(self, seed: int = 0) -> None:
         for operand in (self.a, self.b):
             operand.copy_(torch.randn(operand.shape, device=operand.device).div_(8))
         if "bias" in self.more:  # the same on every rank
             self.more["bias"].copy_(torch.randn(self.more["bias"].shape, generator=ALIKE))
         self.out.fill_(float("nan"))
 
-    def call(self, strategy: str = FUSED) -> torch.Tensor:
+    def __call__(self, strategy: str = FUSED) -> torch.Tensor:
         return self.op(self.a, self.b, **self.more, out=self.out, strategy=strategy)
 
     def right(self) -> torch.Tensor:
@@ -108,17 +109,12 @@ class Product:
         nccl.reduce_scatter(a @ b, right, group)
         return right
 
-    def fault(self, actual: torch.Tensor | None = None, right: torch.Tensor | None = None) -> str:
-        """Return what is wrong with ``actual``, by default ``out``, or ""."""
-        right = self.right() if right is None else right
-        actual = self.out if actual is None else actual
-        error = error_of(actual, right)
-        return "" if error <= TOLERANCE else f"{self.name}: relative error {error:.1e}"
+    def differs(self, actual: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return ~(relative_error(actual, right) <= TOLERANCE)
 
-
-def error_of(actual: torch.Tensor, right: torch.Tensor) -> float:
-    error = ((actual.float() - right.float()).norm() / right.float().norm()).item()
-    return error if error == error else float("inf")
+    def fault(self, actual: torch.Tensor, right: torch.Tensor) -> str:
+        wrong = self.differs(actual, right)
+        return f"{self.name}: relative error {relative_error(actual, right):.1e}" if wrong else ""
 
 
 def products(**options) -> list[Product]:
@@ -198,13 +194,7 @@ def compile_all(checks: Iterable[str]) -> None:
 
 
 def check_values() -> str:
-    for product in every_product():
-        for _ in range(3):
-            product.refill()
-            product.call()
-            if fault := product.fault():
-                return fault
-    return ""
+    return values(every_product(), 3)
 
 
 def check_exact(calls: int = 500) -> str:
@@ -218,7 +208,7 @@ def check_exact(calls: int = 500) -> str:
         wrong = torch.zeros((), dtype=torch.int64, device=product.out.device)
         for number in range(calls):
             product.a, product.b = given[number % 4]
-            wrong += (product.call() != rights[number % 4]).sum()
+            wrong += (product() != rights[number % 4]).sum()
         if wrong.item():
             return f"{product.name}: {wrong.item()} elements wrong in {calls} calls"
     return ""
@@ -234,8 +224,8 @@ def sparse(like: torch.Tensor) -> torch.Tensor:
 def check_bits() -> str:
     """Equal inputs give equal bits, on all ranks of an all-reduce; gathered rows are copies."""
     for product in [*products(), *products(dtype=FP8, biased=True)]:
-        first = product.call().clone()
-        if any(not torch.equal(product.call(), first) for _ in range(10)):
+        first = product().clone()
+        if any(not torch.equal(product(), first) for _ in range(10)):
             return f"{product.name}: not the same in each call"
         if product.op is ops.matmul_all_reduce and not is_equal_on_ranks(first):
             return f"{product.name}: not the same on all ranks"
@@ -255,48 +245,17 @@ def is_equal_on_ranks(result: torch.Tensor) -> bool:
 
 def check_back_to_back(calls: int = 200) -> str:
     """Many calls of all sizes without host synchronization, with random delays of ranks."""
-    torch.manual_seed(1)
-    choice = torch.randint(len(SIZES) * len(OPERATORS), (calls,)).tolist()
-    every = [products(biased=True), products(), products(dtype=FP8)]
-    rights = [[p.right() for p in given] for given in every]
-    torch.manual_seed(100 + group_of("").rank)
-    results = []
-    for number, which in enumerate(choice):
-        product = every[number % 3][which]
-        if GPU and torch.rand(()) < 0.3:
-            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        results.append((number % 3, which, product.call().clone()))
-    for given, which, result in results:
-        if fault := every[given][which].fault(result, rights[given][which]):
-            return fault
-    return ""
+    return back_to_back([*products(biased=True), *products(), *products(dtype=FP8)], calls)
 
 
 def check_graph(replays: int = 100) -> str:
     """Two calls of each in one graph, replayed with changing inputs."""
     every = [*products(), *products(biased=True), *products(dtype=FP8)]
-    given = [p for p in every for _ in range(2)]
-    for product in given:
-        product.call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for product in given:
-            product.call()
-    for number in range(replays):
-        for product in given:
-            product.refill()
-        graph.replay()
-        if number % 10 == 0:
-            for product in given:
-                if fault := product.fault():
-                    return f"replay {number}: {fault}"
+    if fault := replayed([p for p in every for _ in range(2)], replays):
+        return fault
     new = Product(ops.all_gather_matmul, 16, 16, 24)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph):
-            new.call()
+        captured(new)
     except tw.TileWeaveError as error:
         return "" if "not compiled yet" in str(error) else str(error)
     return "a new shape was captured"
@@ -321,7 +280,7 @@ def check_gradients() -> str:
         results.append([y, *torch.autograd.grad((y * weight).sum(), given)])
     for of, result in zip(("fused", "compiled"), results[1:], strict=True):
         for name, actual, right in zip(names, result, results[0], strict=True):
-            if (error := error_of(actual, right)) > 2 * TOLERANCE:
+            if not (error := relative_error(actual, right)) <= 2 * TOLERANCE:
                 return f"{of}: {name}: relative error {error:.1e}"
     return ""
 
@@ -333,14 +292,13 @@ def check_heap() -> str:
     for _ in range(2):
         for product in given:
             product.refill()
-            product.call()
-            if fault := product.fault():
+            if fault := product.fault(product(), product.right()):
                 return fault
     shares = [p.rows_per_rank for p, _ in op_cache_of(group_of("")).operators]
     if all(product.sizes[0] in shares for product in given):
         return "three times two fifths of the heap are allocated"
     try:
-        Product(ops.all_gather_matmul, 4 * share, 512, 1024).call()
+        Product(ops.all_gather_matmul, 4 * share, 512, 1024)()
     except tw.TileWeaveError as error:
         return "" if "TILEWEAVE_HEAP_BYTES" in str(error) else str(error)
     return "more than the heap was allocated"
@@ -360,8 +318,7 @@ def check_disagreement() -> str:
     else:
         return "" if group_of("").world_size == 1 else "not told"
     product = Product(ops.matmul_reduce_scatter, 64, 512, 256)
-    product.call()
-    return product.fault()
+    return product.fault(product(), product.right())
 
 
 CHECKS = {

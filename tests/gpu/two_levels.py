@@ -40,6 +40,7 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.gpu_calls import Call, back_to_back, relative_error, replayed, values
 from tests.on_gpus import GPU, runs_here, transports_here
 
 TRANSPORTS, STRATEGIES = ["copy_engine", "tma", "ldst", "nccl"], ["fused", "nccl"]
@@ -49,7 +50,7 @@ SETS = 3
 """Number of input sets used in turn."""
 
 
-class Call:
+class Spanning(Call):
     """One operator with the inputs of all ranks and the right result of this one.
 
     Attributes:
@@ -64,13 +65,19 @@ class Call:
     def __init__(self, op: str, engine: str, mesh: DeviceMesh, number: int = 0) -> None:
         self.op, self.engine, self.mesh = op, engine, mesh
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.every: list[list[torch.Tensor]] = []
         self.refill(number)
-        self.out = torch.empty_like(self.right)
+        self.out = torch.empty_like(self.expected)
 
     def refill(self, number: int) -> None:
         """Make the inputs with a number, equal in all processes, and the right result."""
-        self.every = [self.operands(rank, number) for rank in range(self.ranks)]
-        self.right = self.by_one(self.every, self.rank).to(torch.bfloat16)
+        new = [self.operands(rank, number) for rank in range(self.ranks)]
+        if not self.every:
+            self.every = new
+        for old, operands in zip(self.every, new, strict=True):
+            for x, y in zip(old, operands, strict=True):
+                x.copy_(y)
+        self.expected = self.by_one(self.every, self.rank).to(torch.bfloat16)
 
     def operands(self, rank: int, number: int) -> list[torch.Tensor]:
         generator = torch.Generator(DEVICE).manual_seed(1000 * number + rank)
@@ -86,32 +93,37 @@ class Call:
     def mine(self) -> list[torch.Tensor]:
         return self.every[self.rank]
 
-    def again(self) -> torch.Tensor:
+    def right(self) -> torch.Tensor:
+        return self.expected
+
+    def __call__(self) -> torch.Tensor:
         """Return the result of one more call in ``out``, which is overwritten with 77 first."""
         return self.call(*self.mine, out=self.out.fill_(77))
 
-    def fault(self, actual: torch.Tensor, right: torch.Tensor | None = None) -> str:
-        """Return what is wrong, or ""."""
-        right = self.right if right is None else right
+    def differs(self, actual: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        if self.exact:
+            return (actual != right).any()
+        return ~(relative_error(actual, right) <= self.tolerance)
+
+    def fault(self, actual: torch.Tensor, right: torch.Tensor) -> str:
         if actual.shape != right.shape:
             return f"{self}: shape {tuple(actual.shape)}; expected {tuple(right.shape)}"
+        if not self.differs(actual, right):
+            return ""
         if self.exact:
-            wrong = int((actual != right).sum())
-            return f"{self}: {wrong} of {right.numel()} elements are wrong" if wrong else ""
-        error = error_of(actual, right)
-        return "" if error <= self.tolerance else f"{self}: relative error {error:.1e}"
+            return f"{self}: {int((actual != right).sum())} of {right.numel()} elements are wrong"
+        return f"{self}: relative error {relative_error(actual, right):.1e}"
+
+    @property
+    def name(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         shapes = " x ".join(str(tuple(x.shape)) for x in self.mine)
         return f"{self.op} of {shapes} by {self.engine}"
 
 
-def error_of(actual: torch.Tensor, right: torch.Tensor) -> float:
-    error = ((actual.float() - right.float()).norm() / right.float().norm()).item()
-    return error if error == error else float("inf")
-
-
-class Exchange(Call):
+class Exchange(Spanning):
     """A collective."""
 
     def __init__(self, op, shape, options, engine, mesh, number=0) -> None:
@@ -137,7 +149,7 @@ class Exchange(Call):
         return True
 
 
-class Product(Call):
+class Product(Spanning):
     """A GEMM operator. Sums are integers below 256, which bf16 represents exactly."""
 
     def __init__(self, op, rows, engine, mesh, number=0) -> None:
@@ -156,7 +168,7 @@ class Product(Call):
         return total if self.is_equal else total.chunk(self.ranks)[rank]
 
 
-class Attention(Call):
+class Attention(Spanning):
     """Attention over a sharded sequence."""
 
     exact, tolerance = False, 2e-2
@@ -187,7 +199,7 @@ class Attention(Call):
         return f"{super().__str__()}, {mask}, {self.layout}"
 
 
-def exchanges(mesh: DeviceMesh, engine: str, number: int, large: bool) -> list[Call]:
+def exchanges(mesh: DeviceMesh, engine: str, number: int, large: bool) -> list[Spanning]:
     """Return a call of each collective and shape that the transport serves.
 
     Parts of (3, 5) are unaligned.
@@ -207,7 +219,7 @@ def exchanges(mesh: DeviceMesh, engine: str, number: int, large: bool) -> list[C
     return [call for call in calls if call.is_legal]
 
 
-def fused(mesh: DeviceMesh, engine: str, number: int) -> list[Call]:
+def fused(mesh: DeviceMesh, engine: str, number: int) -> list[Spanning]:
     """Return a call of each GEMM operator and each kind of attention."""
     W = dist.get_world_size()
     rows = 200 if GPU else 3
@@ -219,7 +231,7 @@ def fused(mesh: DeviceMesh, engine: str, number: int) -> list[Call]:
     return [*calls, *(Attention(*mask, engine, mesh, number) for mask in masks)]
 
 
-def calls_of(mesh: DeviceMesh, engine: str, number: int = 0, large: bool = False) -> list[Call]:
+def calls_of(mesh: DeviceMesh, engine: str, number: int = 0, large: bool = False) -> list[Spanning]:
     """Return the calls that an engine serves; ``nccl`` is a transport and a strategy."""
     calls = exchanges(mesh, engine, number, large) if engine in TRANSPORTS else []
     return calls + (fused(mesh, engine, number) if engine in STRATEGIES else [])
@@ -233,9 +245,9 @@ class Programs:
         self.ranks, self.local, self.engine = ranks, ranks.node.world_size, engine
         self.found: dict = {}
 
-    def add(self, call: Call) -> None:
+    def add(self, call: Spanning) -> None:
         x, *more = (torch.empty_like(x, device="meta") for x in call.mine)
-        out = torch.empty_like(call.right, device="meta")
+        out = torch.empty_like(call.expected, device="meta")
         for node in (0, self.ranks.nodes.world_size - 1):
             nodes, local = self.ranks.nodes.world_size, self.ranks.node.rank
             mesh = Mesh(node, nodes, local, self.local, lambda *_: (), _nothing)
@@ -289,12 +301,7 @@ def compile_all(mesh: DeviceMesh, engines: Sequence[str]) -> None:
 
 
 def check_values(mesh, engine) -> str:
-    for call in calls_of(mesh, engine, large=True):
-        for number in range(SETS):
-            call.refill(number)
-            if fault := call.fault(call.again()):
-                return fault
-    return ""
+    return values(calls_of(mesh, engine, large=True), SETS)
 
 
 def check_bits(mesh, engine) -> str:
@@ -303,10 +310,10 @@ def check_bits(mesh, engine) -> str:
         generator = torch.Generator(DEVICE).manual_seed(0)
         for x in (x for operands in call.every for x in operands):
             x.normal_(generator=generator)
-        first = call.again().clone()
-        if any(not torch.equal(call.again(), first) for _ in range(10)):
+        first = call().clone()
+        if any(not torch.equal(call(), first) for _ in range(10)):
             return f"{call}: not the same in each call"
-        error = error_of(first, call.by_one(call.every, call.rank))
+        error = relative_error(first, call.by_one(call.every, call.rank))
         if not error <= call.tolerance:
             return f"{call}: relative error {error:.1e}"
         if call.is_equal and len(digests(first)) > 1:
@@ -324,17 +331,8 @@ def digests(x: torch.Tensor) -> set[str]:
 
 def check_back_to_back(mesh, engine, calls: int = 100) -> str:
     """Many calls without host synchronization, with random delays of ranks."""
-    every = [calls_of(mesh, engine, number) for number in range(SETS)]
-    torch.manual_seed(1)
-    choice = torch.randint(len(every[0]), (calls,)).tolist()
-    torch.manual_seed(100 + dist.get_rank())
-    results = []
-    for number, which in enumerate(choice):
-        if GPU and torch.rand(()) < 0.3:
-            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        call = every[number % SETS][which]
-        results.append((call, call.again().clone()))
-    return next((fault for call, result in results if (fault := call.fault(result))), "")
+    sets = [calls_of(mesh, engine, number) for number in range(SETS)]
+    return back_to_back([call for calls_of_set in sets for call in calls_of_set], calls)
 
 
 def check_gradients(mesh, engine) -> str:
@@ -348,12 +346,12 @@ def check_gradients(mesh, engine) -> str:
             result = function(*operands)
             actual = torch.autograd.grad((result * weights).sum(), operands)
             for number, (x, y) in enumerate(zip(actual, rights, strict=True)):
-                if not (error_of(x, y) <= call.tolerance or torch.equal(x.float(), y)):
+                if not (relative_error(x, y) <= call.tolerance or torch.equal(x.float(), y)):
                     return f"{call}: {what}: the gradient of argument {number} is wrong"
     return ""
 
 
-def right_gradients(call: Call) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+def right_gradients(call: Spanning) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     """Return weights of the result of this rank, and the gradients of its inputs.
 
     The weights of a sum that all ranks receive are equal, see ``all_reduce``.
@@ -361,7 +359,7 @@ def right_gradients(call: Call) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
     every = [[x.float().requires_grad_() for x in operands] for operands in call.every]
     same = call.op in ("all_reduce", "matmul_all_reduce")
     weights = [
-        torch.empty_like(call.right).random_(
+        torch.empty_like(call.expected).random_(
             0, 3, generator=torch.Generator(DEVICE).manual_seed(7 + (0 if same else rank))
         ).sub_(1)
         for rank in range(call.ranks)
@@ -379,28 +377,16 @@ def check_graph(mesh, engine, replays: int = 20) -> str:
     calls = calls_of(mesh, engine)
     if engine == "nccl":  # the host computes the positions of its rows
         calls = [call for call in calls if not isinstance(call, Attention)]
-    for call in calls:
-        call.again()
-    torch.cuda.synchronize()
     if dist.get_backend(mesh.get_group("node")) == "gloo":
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
         return next(filter(None, map(not_refused, calls)), "")
-    graph, captured = torch.cuda.CUDAGraph(), [call.mine for call in calls]
     # NCCL's watchdog, another thread, may query events.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        results = [call.again() for call in calls]
-    for number in range(replays):
-        for call, operands in zip(calls, captured, strict=True):
-            call.refill(number % SETS)
-            for x, y in zip(operands, call.mine, strict=True):
-                x.copy_(y)
-        graph.replay()
-        for call, result in zip(calls, results, strict=True):
-            if fault := call.fault(result):
-                return f"replay {number}: {fault}"
-    return ""
+    return replayed(calls, replays, period=1, mode="thread_local")
 
 
-def not_refused(call: Call) -> str:
+def not_refused(call: Spanning) -> str:
     """Return what is wrong unless a capture of the call ends in one sentence."""
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):

@@ -26,6 +26,7 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.gpu_calls import Call, back_to_back, relative_error, replayed, values
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, transports_here
 
 TRANSPORTS = ["auto", "copy_engine", "tma", "ldst", "nccl"] if GPU else ["auto"]
@@ -76,11 +77,12 @@ if not GPU:
     CASES = [c._replace(rows=c.rows // 64 * 4, keys=c.keys // 64 * 4) for c in CASES]
 
 
-class Attention:
+class Attention(Call):
     """One call with its inputs and reference."""
 
     def __init__(self, case: Case, transport: str, seed: int) -> None:
         self.case, self.transport, self.group = case, transport, group_of("")
+        self.name = str(case)
         self.device = torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu"
         torch.manual_seed(1000 * seed + self.group.rank)
         self.q, self.k, self.v, self.grad = (
@@ -92,6 +94,10 @@ class Attention:
         return ops.ulysses_attention(
             self.q, self.k, self.v, causal=self.case.causal, transport=self.transport
         )
+
+    def refill(self, seed: int) -> None:
+        for x in (self.q, self.k, self.v):
+            x.data.normal_()
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:
         """Return the rows of all ranks in fp32."""
@@ -113,12 +119,25 @@ class Attention:
             x.detach().chunk(self.group.world_size, 1)[self.group.rank] for x in (out, *gradients)
         ]
 
-    def fault(self, out: torch.Tensor, right: torch.Tensor) -> str:
-        """Return what is wrong with a result, or ""."""
-        if out.shape != right.shape or out.dtype != self.case.dtype:
-            return f"{self.case}: {tuple(out.shape)} {out.dtype}; expected {tuple(right.shape)}"
-        error = (out.float() - right).abs().max().item()
+    def fault(self, out: torch.Tensor, right: list[torch.Tensor]) -> str:
+        if out.shape != right[0].shape or out.dtype != self.case.dtype:
+            return f"{self.case}: {tuple(out.shape)} {out.dtype}; expected {tuple(right[0].shape)}"
+        error = (out.float() - right[0]).abs().max().item()
         return "" if error <= VALUE_ERROR else f"{self.case}: largest error {error:.1e}"
+
+
+class Training(Attention):
+    """A call and its gradients."""
+
+    def __call__(self) -> list[torch.Tensor]:
+        out = super().__call__()
+        return [out.detach(), *torch.autograd.grad(out, (self.q, self.k, self.v), self.grad)]
+
+    def differs(self, actual: list[torch.Tensor], right: list[torch.Tensor]) -> torch.Tensor:
+        wrong = [~((actual[0].float() - right[0]).abs().max() <= VALUE_ERROR)]
+        for gradient, expected in zip(actual[1:], right[1:], strict=True):
+            wrong.append(~(relative_error(gradient, expected) <= GRADIENT_ERROR))
+        return torch.stack(wrong).any()
 
 
 def compile_all(transports: list[str]) -> None:
@@ -149,12 +168,9 @@ def attentions(transport: str) -> list[Attention]:
     return [Attention(case, transport, seed) for seed, case in enumerate(CASES)]
 
 
+@torch.no_grad()
 def check_values(transport: str) -> str:
-    for one in attentions(transport):
-        with torch.no_grad():
-            if fault := one.fault(one(), one.right()[0]):
-                return fault
-    return ""
+    return values(attentions(transport))
 
 
 def check_gradients(transport: str) -> str:
@@ -168,60 +184,25 @@ def check_gradients(transport: str) -> str:
         torch.compiler.reset()
         for how in (f, torch.compile(f, backend="aot_eager", fullgraph=True)):
             out = how(*given, one.case.causal)
-            if fault := one.fault(out.detach(), right[0]):
+            if fault := one.fault(out.detach(), right):
                 return fault
             gradients = torch.autograd.grad(out, given, one.grad)
             for name, gradient, expected in zip("qkv", gradients, right[1:], strict=True):
-                error = ((gradient.float() - expected).norm() / expected.norm()).item()
-                if not error <= GRADIENT_ERROR:
+                if not (error := relative_error(gradient, expected)) <= GRADIENT_ERROR:
                     return f"{one.case}: gradient of {name}: relative error {error:.1e}"
     return ""
 
 
 def check_back_to_back(transport: str, calls: int = 60) -> str:
     """Many calls, forwards and backwards, without host synchronization, with random delays."""
-    every = [Attention(case, transport, seed) for case in CASES[:3] for seed in (7, 8, 9)]
-    rights = [one.right() for one in every]
-    torch.manual_seed(1)
-    choice = torch.randint(len(every), (calls,)).tolist()
-    torch.manual_seed(100 + group_of("").rank)
-    results = []
-    for which in choice:
-        one = every[which]
-        if GPU and torch.rand(()) < 0.3:
-            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        out = one()
-        gradients = torch.autograd.grad(out, (one.q, one.k, one.v), one.grad)
-        results.append((which, out.detach(), gradients))
-    for which, out, gradients in results:
-        if fault := every[which].fault(out, rights[which][0]):
-            return fault
-        for gradient, expected in zip(gradients, rights[which][1:], strict=True):
-            if not (gradient.float() - expected).norm() <= GRADIENT_ERROR * expected.norm():
-                return f"{every[which].case}: gradients are wrong"
-    return ""
+    every = [Training(case, transport, seed) for case in CASES[:3] for seed in (7, 8, 9)]
+    return back_to_back(every, calls)
 
 
+@torch.no_grad()
 def check_graph(transport: str, replays: int = 20) -> str:
     """Calls of all cases in one graph, replayed with changing inputs."""
-    given = attentions(transport)[:5]
-    with torch.no_grad():
-        for one in given:
-            one()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            outs = [one() for one in given]
-        for number in range(replays):
-            for one in given:
-                for x in (one.q, one.k, one.v):
-                    x.normal_()
-            graph.replay()
-            if number % 5 == 0:
-                for one, out in zip(given, outs, strict=True):
-                    if fault := one.fault(out, one.right()[0]):
-                        return f"replay {number}: {fault}"
-    return ""
+    return replayed(attentions(transport)[:5], replays, period=5)
 
 
 CHECKS = {

@@ -10,6 +10,7 @@ the same checks, but for those of graphs, run with gloo, on small shapes: that t
 
 import argparse
 import itertools
+import random
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,7 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from tests.gpu_calls import Call, back_to_back, relative_error, replayed_in_turn
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
 
 STRATEGIES = [*OWN, "nccl"] if GPU else ["auto"]
@@ -59,11 +61,12 @@ if not GPU:
     CASES = [case._replace(tokens=case.tokens // 8 + 1) for case in CASES]
 
 
-class Layer:
+class Layer(Call):
     """Inputs of this rank, in fixed memory."""
 
     def __init__(self, case: Case, strategy: str) -> None:
         self.case, self.strategy, self.group = case, strategy, group_of("")
+        self.name = str(case)
         options = {
             "device": torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu",
             "dtype": case.dtype,
@@ -115,10 +118,15 @@ class Layer:
     def fault_of_rows(self, number: int, actual: Results, right: Results) -> str:
         """Return what is wrong with the first rows of results, or ""."""
         rows = [Results(*(t if t is None else t[:number] for t in r)) for r in (actual, right)]
-        return self.fault(*rows) if number else ""
+        return Layer.fault(self, *rows) if number else ""
+
+    def differs(self, actual: Results, right: Results) -> torch.Tensor:
+        differs = ~(relative_error(actual.out, right.out) <= ERROR[actual.out.dtype])
+        if self.strategy in OWN:
+            differs = differs | (actual.residual != right.residual).any()
+        return differs
 
     def fault(self, actual: Results, right: Results) -> str:
-        """Return what is wrong with results, or ""."""
         exact = self.strategy in OWN
         for name, one, other in zip(Results._fields, actual, right, strict=True):
             if one is None or other is None:
@@ -128,11 +136,23 @@ class Layer:
                 return f"{self.case}: {name} differs between ranks"
             if exact and name == "residual" and not torch.equal(one, other):
                 return f"{self.case}: the residual has other bits than the reference"
-            error = (one.float() - other.float()).norm() / other.float().norm().clamp(min=1e-9)
+            error = relative_error(one, other)
             limit = ERROR[one.dtype] if one.dtype in ERROR else 1e-2
             if not error <= limit:
                 return f"{self.case}: {name}: relative error {error:.1e}"
         return ""
+
+
+class Padded(Layer):
+    """A layer of which some rows are valid, another number of them after each ``refill``."""
+
+    def refill(self, seed: int) -> None:
+        super().refill(seed)
+        self.number = random.Random(f"{seed} {self.case}").randrange(self.case.tokens + 1)
+        self.limit(self.number)
+
+    def fault(self, actual: Results, right: Results) -> str:
+        return self.fault_of_rows(self.number, actual, right)
 
 
 def layers(strategy: str) -> list[Layer]:
@@ -169,62 +189,15 @@ def check_same_bits(strategy: str) -> str:
 
 def check_back_to_back(strategy: str, launches: int) -> str:
     """Many calls of changing shapes, without host synchronization, with random delays."""
-    every = layers(strategy)
-    wrong = torch.zeros(len(every), dtype=torch.int32, device=every[0].inputs.x.device)
-    expected = [layer.right() for layer in every]
-    torch.manual_seed(1)
-    choice = torch.randint(len(every), (launches,)).tolist()
-    torch.manual_seed(100 + group_of("").rank)
-    for which in choice:
-        if GPU and torch.rand(()) < 0.3:
-            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        wrong[which] += _differs(every[which](), expected[which], strategy in OWN)
-    for layer, count in zip(every, wrong.tolist(), strict=True):
-        if count:
-            return f"{layer.case}: {count} launches are wrong"
-    return ""
+    return back_to_back(layers(strategy), launches)
 
 
-def _differs(actual: Results, right: Results, exact: bool) -> torch.Tensor:
-    """Return whether results are wrong, without reading them on the host."""
-    error = (actual.out.float() - right.out.float()).norm() / right.out.float().norm()
-    differs = error > ERROR[actual.out.dtype]
-    if exact:
-        differs = differs | (actual.residual != right.residual).any()
-    return differs
-
-
-def check_graphs(strategy: str, launches: int) -> str:
+def check_graphs(strategy: str, launches: int, kind: type[Layer] = Layer) -> str:
     """A graph for each case, with two calls; replayed in random order with new numbers and
     delays."""
     if strategy == "nccl":
         return ""  # ranks that share a GPU use gloo, which graphs cannot capture
-    every = layers(strategy)
-    for layer in every:
-        layer()
-    torch.cuda.synchronize()
-    graphs, results = [], []
-    for layer in every:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results.append((layer(), layer()))
-        graphs.append(graph)
-    torch.manual_seed(2)
-    choice = torch.randint(len(every), (launches // 4,)).tolist()
-    torch.manual_seed(200 + group_of("").rank)
-    delays = torch.randint(0, 400_000, (len(choice),)).tolist()
-    for number, which in enumerate(choice):
-        if number % 5 == 0:
-            torch.cuda._sleep(delays[number])
-        every[which].refill(number)
-        graphs[which].replay()
-        if number % 10:
-            continue
-        right = every[which].right()
-        for result in results[which]:
-            if fault := every[which].fault(result, right):
-                return f"replay {number}: {fault}"
-    return ""
+    return replayed_in_turn([kind(case, strategy) for case in CASES], launches // 4)
 
 
 def check_numbers(strategy: str) -> str:
@@ -245,40 +218,8 @@ def check_numbers(strategy: str) -> str:
 
 
 def check_graphs_of_numbers(strategy: str, launches: int) -> str:
-    """Graphs of all cases, replayed in random order, with another number before each replay."""
-    if strategy == "nccl":
-        return ""  # ranks that share a GPU use gloo, which graphs cannot capture
-    every = layers(strategy)
-    for layer in every:
-        layer.limit(layer.case.tokens)
-        layer()
-    torch.cuda.synchronize()
-    graphs, results = [], []
-    for layer in every:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results.append((layer(), layer()))
-        graphs.append(graph)
-    torch.manual_seed(3)
-    choice = torch.randint(len(every), (launches // 4,)).tolist()
-    numbers = torch.randint(1 << 20, (launches // 4,)).tolist()
-    torch.manual_seed(300 + group_of("").rank)
-    delays = torch.randint(0, 400_000, (len(choice),)).tolist()
-    for replay, which in enumerate(choice):
-        layer = every[which]
-        number = numbers[replay] % (layer.case.tokens + 1)
-        if replay % 5 == 0:
-            torch.cuda._sleep(delays[replay])
-        layer.refill(replay)
-        layer.limit(number)
-        graphs[which].replay()
-        if replay % 10:
-            continue
-        right = layer.right()
-        for result in results[which]:
-            if fault := layer.fault_of_rows(number, result, right):
-                return f"replay {replay}, {number} valid rows: {fault}"
-    return ""
+    """The same with another number of valid rows in each replay."""
+    return check_graphs(strategy, launches, Padded)
 
 
 def compile_all(strategies: list[str]) -> None:

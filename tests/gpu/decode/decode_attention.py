@@ -26,6 +26,7 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from tests.gpu_calls import Call, back_to_back, replayed_in_turn, values
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
 
 STRATEGIES = ["fused", "nccl"] if GPU else ["auto"]
@@ -66,12 +67,13 @@ CASES = [
 ]
 
 
-class Step:
+class Step(Call):
     """Inputs of this rank, in fixed memory."""
 
     def __init__(self, problem: DecodeProblem, strategy: str) -> None:
         self.group = group_of("")
         self.problem, self.strategy = replace(problem, ranks=self.group.world_size), strategy
+        self.name = str(problem)
         device = torch.device("cuda", torch.cuda.current_device()) if GPU else "cpu"
         options = {"device": device, "dtype": problem.dtype}
         cache = problem.pages, problem.page_size, problem.kv_heads
@@ -120,8 +122,7 @@ class Step:
         parts = part_of(self.inputs, self.problem, self.group.rank)
         return merged(nccl.all_gather(parts[None], self.group), self.problem)
 
-    def wrong(self, actual: Results, right: Results) -> torch.Tensor:
-        """Return whether results are wrong, without reading them on the host."""
+    def differs(self, actual: Results, right: Results) -> torch.Tensor:
         assert actual.lse is not None and right.lse is not None
         error = (actual.out.float() - right.out.float()).norm()
         limit = ERROR[self.problem.dtype] * right.out.float().norm() + 1e-6
@@ -130,7 +131,7 @@ class Step:
 
     def fault(self, actual: Results, right: Results) -> str:
         """Return what is wrong with results, or ""."""
-        if self.wrong(actual, right):
+        if self.differs(actual, right):
             return f"{self.problem}: wrong results"
         for name, x in actual._asdict().items():
             flat = x.contiguous().view(torch.uint8).view(1, -1)
@@ -139,29 +140,8 @@ class Step:
         return ""
 
 
-def check_values(strategy: str) -> str:
-    for step in (Step(case, strategy) for case in CASES):
-        if fault := step.fault(step(), step.right()):
-            return fault
-    return ""
-
-
-def check_back_to_back(strategy: str, launches: int) -> str:
-    """Many calls of changing shapes, without host synchronization, with random delays."""
-    steps = [Step(case, strategy) for case in CASES]
-    wrong = torch.zeros(len(steps), dtype=torch.int32, device=steps[0].inputs.q.device)
-    expected = [step.right() for step in steps]
-    torch.manual_seed(1)
-    choice = torch.randint(len(steps), (launches,)).tolist()
-    torch.manual_seed(100 + group_of("").rank)
-    for which in choice:
-        if GPU and torch.rand(()) < 0.3:
-            torch.cuda._sleep(int(torch.randint(1, 400_000, ())))
-        wrong[which] += steps[which].wrong(steps[which](), expected[which])
-    for step, count in zip(steps, wrong.tolist(), strict=True):
-        if count:
-            return f"{step.problem}: {count} launches are wrong"
-    return ""
+def steps(strategy: str) -> list[Call]:
+    return [Step(case, strategy) for case in CASES]
 
 
 def check_graphs(strategy: str, launches: int) -> str:
@@ -169,35 +149,14 @@ def check_graphs(strategy: str, launches: int) -> str:
     pages and delays."""
     if strategy == "nccl":
         return ""  # ranks that share a GPU use gloo, which graphs cannot capture
-    steps = [Step(case, strategy) for case in CASES]
-    for step in steps:
-        step()
-    torch.cuda.synchronize()
-    graphs, results = [], []
-    for step in steps:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results.append((step(), step()))
-        graphs.append(graph)
-    torch.manual_seed(2)
-    choice = torch.randint(len(steps), (launches // 4,)).tolist()
-    torch.manual_seed(200 + group_of("").rank)
-    delays = torch.randint(1, 400_000, (len(choice),)).tolist()
-    for number, which in enumerate(choice):
-        if number % 5 == 0:
-            torch.cuda._sleep(delays[number])
-        steps[which].refill(number)
-        graphs[which].replay()
-        if number % 10:
-            continue
-        right = steps[which].right()
-        for result in results[which]:
-            if fault := steps[which].fault(result, right):
-                return f"replay {number}: {fault}"
-    return ""
+    return replayed_in_turn(steps(strategy), launches // 4)
 
 
-CHECKS = {"values": check_values, "back to back": check_back_to_back, "graphs": check_graphs}
+CHECKS = {
+    "values": lambda strategy: values(steps(strategy)),
+    "back to back": lambda strategy, launches: back_to_back(steps(strategy), launches),
+    "graphs": check_graphs,
+}
 NEED_GPU = ("graphs",)
 MANY = ("back to back", "graphs")
 
