@@ -31,7 +31,7 @@ from tileweave.cli.program_files import load_function
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.operator import Operator
-from tileweave.ops.core.registry import operators_of
+from tileweave.ops.core.registry import OPERATORS, operators_of
 
 SHARE, N, K = 6, 10, 8
 FP8 = torch.float8_e4m3fn
@@ -84,10 +84,6 @@ def transposed(b: torch.Tensor) -> torch.Tensor:
     return b.t().contiguous().t()
 
 
-def _gathered(count: int) -> torch.Tensor:
-    return torch.cat([numbers(SHARE, K, of=r, what="a") for r in range(count)])
-
-
 def part_of_the_world(form: str) -> Any:
     """Return the group of the first two ranks, and the user's name for it."""
     part = dist.new_group([0, 1])
@@ -101,69 +97,30 @@ def part_of_the_world(form: str) -> Any:
     return said[form]()
 
 
-def gather(order: str, where: str, form: str | None = None) -> dict[str, bool]:
-    """Compare ``all_gather_matmul`` on every rank of a group with one process."""
+def product(op: str, order: str, where: str, form: str | None = None) -> dict[str, bool]:
+    """Compare a GEMM operator on every rank of a group with one process."""
+    kind, call = OPERATORS[op], getattr(ops, op)
     group = part_of_the_world(form) if form else None
     me, count = dist.get_rank(), 2 if form else dist.get_world_size()
-    a, b = numbers(SHARE, K, of=me, what="a"), numbers(K, N, of=me, what="b")
+    rows = SHARE if kind.gathers else SHARE * count if kind.scatters else SHARE + 1
+    every = [numbers(rows, K, of=r, what="a") for r in range(count)]
+    a, b = numbers(rows, K, of=me, what="a"), numbers(K, N, of=me, what="b")
+    if kind.gathers:
+        right = torch.cat(every) @ b
+    else:
+        total = sum(x @ numbers(K, N, of=r, what="b") for r, x in enumerate(every))
+        right = total[me * SHARE : (me + 1) * SHARE] if kind.scatters else total
     b = transposed(b) if order == "transposed" else b
-    out = torch.full((SHARE * count, N), torch.nan, dtype=a.dtype) if where == "out" else None
-    c, rows = ops.all_gather_matmul(a, b, group, out=out, return_gathered=True)
-    alone = ops.all_gather_matmul(a, b, group)
-    bias = numbers(N, of=me, what="bias")
-    everyones = _gathered(count)
-    return {
-        "result": torch.allclose(c, everyones @ b),
-        "rows": torch.equal(rows, everyones),
-        "in out": out is None or c is out,
-        "without rows": isinstance(alone, torch.Tensor) and torch.equal(alone, c),
-        "bias": torch.allclose(
-            ops.all_gather_matmul(a, b, group, bias=bias, out=out), alone + bias
-        ),
-    }
-
-
-def scatter(order: str, where: str, form: str | None = None) -> dict[str, bool]:
-    """Compare ``matmul_reduce_scatter`` on every rank of a group with one process."""
-    group = part_of_the_world(form) if form else None
-    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
-    a, b = numbers(SHARE * count, K, of=me, what="a"), numbers(K, N, of=me, what="b")
-    b = transposed(b) if order == "transposed" else b
-    out = torch.full((SHARE, N), torch.nan, dtype=a.dtype) if where == "out" else None
-    c = ops.matmul_reduce_scatter(a, b, group, out=out)
-    total = sum(
-        numbers(SHARE * count, K, of=r, what="a") @ numbers(K, N, of=r, what="b")
-        for r in range(count)
-    )
-    mine, bias = total[me * SHARE : (me + 1) * SHARE], numbers(N, of=me, what="bias")
-    return {
-        "result": torch.allclose(c, mine),
-        "in out": out is None or c is out,
-        "bias": torch.allclose(
-            ops.matmul_reduce_scatter(a, b, group, bias=bias, out=out), mine + bias
-        ),
-    }
-
-
-def reduce(order: str, where: str, form: str | None = None) -> dict[str, bool]:
-    """Compare ``matmul_all_reduce`` on every rank of a group with one process."""
-    group = part_of_the_world(form) if form else None
-    me, count = dist.get_rank(), 2 if form else dist.get_world_size()
-    a, b = numbers(SHARE + 1, K, of=me, what="a"), numbers(K, N, of=me, what="b")
-    b = transposed(b) if order == "transposed" else b
-    out = torch.full((SHARE + 1, N), torch.nan, dtype=a.dtype) if where == "out" else None
-    c = ops.matmul_all_reduce(a, b, group, out=out)
-    total = sum(
-        numbers(SHARE + 1, K, of=r, what="a") @ numbers(K, N, of=r, what="b") for r in range(count)
-    )
-    bias = numbers(N, of=0, what="bias")
-    return {
-        "result": torch.allclose(c, total),
-        "in out": out is None or c is out,
-        "bias": torch.allclose(
-            ops.matmul_all_reduce(a, b, group, bias=bias, out=out), total + bias
-        ),
-    }
+    out = torch.full_like(right, torch.nan) if where == "out" else None
+    c = call(a, b, group, out=out)
+    found = {"result": torch.allclose(c, right), "in out": out is None or c is out}
+    bias = numbers(N, of=me if kind.gathers or kind.scatters else 0, what="bias")
+    found["bias"] = torch.allclose(call(a, b, group, bias=bias, out=out), right + bias)
+    if kind.gathers:
+        c, gathered = call(a, b, group, out=out, return_gathered=True)
+        found["rows"] = torch.equal(gathered, torch.cat(every)) and torch.allclose(c, right)
+        found["in out with rows"] = out is None or c is out
+    return found
 
 
 def fp8(out_dtype: torch.dtype | None, biased: bool) -> dict[str, bool]:

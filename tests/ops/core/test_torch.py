@@ -17,10 +17,12 @@ from tests.ops import on_ranks
 from tests.ops.autotune import tuned_on_ranks
 from tests.ops.collectives.exchanges import EXCHANGES
 from tileweave.ops.core import groups
+from tileweave.ops.core.operator import Operator
+from tileweave.ops.core.registry import operators_of
 
 pytestmark = pytest.mark.long
 
-OPERATORS = [on_ranks.gather, on_ranks.scatter, on_ranks.reduce]
+OPERATORS = [*operators_of(Operator)]
 
 
 def assert_right(outcomes):
@@ -34,7 +36,7 @@ def assert_right(outcomes):
 @pytest.mark.parametrize("order", ["row-major", "transposed"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_values(three, operator, order, where):
-    assert_right(three.run(operator, order, where))
+    assert_right(three.run(on_ranks.product, operator, order, where))
 
 
 @pytest.mark.parametrize(("out_dtype", "biased"), [(None, True), (torch.float16, False)])
@@ -82,7 +84,7 @@ def test_ranks_that_exchange_other_shapes_are_told(three):
 @pytest.mark.parametrize("form", ["group", "name", "mesh"])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_part_of_the_world(three, operator, form):
-    *inside, outside = three.run(operator, "row-major", "new", form)
+    *inside, outside = three.run(on_ranks.product, operator, "row-major", "new", form)
     assert_right(inside)
     assert isinstance(outside, tw.TileWeaveError) and "expected" in str(outside)
 
