@@ -205,7 +205,7 @@ def test_waits_name_flag_and_values():
 @needs_lines
 def test_spans_have_the_name_and_line_of_their_kernel():
     spans = [e for e in events_of(TRACES["exchange"]()) if e.get("cat") == "span"]
-    assert {re.sub(r":\d+", "", e["name"]) for e in spans} == {"program (test_timeline.py)"}
+    assert {re.sub(r":\d+", "", e["name"]) for e in spans} == {"exchange (test_timeline.py)"}
     spans = [e for e in events_of(TRACES["streams"]()) if e.get("cat") == "span"]
     assert {re.sub(r":\d+", "", e["name"]) for e in spans} == {
         f"p.{step} (test_trace.py)" for step in ("copy", "write_value", "wait_value")

@@ -119,7 +119,8 @@ def test_the_command_line_prints_the_warning(tmp_path, capsys):
     source = inspect.getsource(passes_on)
     path = tmp_path / "outside.py"
     path.write_text(
-        "import tilelang.language as T\nfrom tileweave import language as W\nN = 64\n"
+        "import tilelang.language as T\nfrom tests.factory import factory\n"
+        "from tileweave import language as W\nN = 64\n"
         f"{source}\nprogram = passes_on(1000, False)\n"
     )
     main(["simulate", f"{path}:program", "--ranks", "2", "--schedules", "1"])
