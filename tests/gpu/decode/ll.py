@@ -27,6 +27,7 @@ import torch.distributed._symmetric_memory as symm_mem
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import tileweave as tw
+from tests.gpu_calls import Call, Delays, back_to_back, captured, order_of, values
 from tests.on_gpus import Verdicts, main, parser_of, runs_here, say
 from tileweave import language as W
 from tileweave import ops
@@ -200,15 +201,12 @@ def graph(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     kernel(x, ys[0])
     torch.cuda.synchronize()
     tw.barrier()
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        for y in ys:
-            kernel(x, y)
+    replays, _ = captured(lambda: [kernel(x, y) for y in ys])
     wrong, random_of_rank = 0, random.Random(tw.rank())
     for replay in range(options.launches // 10):
         x.copy_(inputs_of(replay, tw.rank(), n, torch.float32))
         torch.cuda._sleep(random_of_rank.randrange(MAX_SLEEP))
-        captured.replay()
+        replays.replay()
         if replay % 3 == 0:
             kernel(x, ys[0])  # between replays: the launches have one number
         want = inputs_of(replay, left, n, torch.float32)
@@ -263,7 +261,7 @@ def latency(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
         yield f"{size} bytes one way: LL {times[0]:.2f} us, flag {times[1]:.2f} us", ""
 
 
-class SmallCall:
+class SmallCall(Call):
     """A small collective by words with its input, in fixed memory."""
 
     def __init__(self, op: str, axes: tuple[int, ...], shape: tuple[int, ...], dtype) -> None:
@@ -283,37 +281,28 @@ class SmallCall:
         return numbers.to(self.x.dtype).view(self.x.shape)
 
     def refill(self, seed: int) -> None:
+        self.seed = seed
         self.x.copy_(self.input_of(seed, tw.rank()))
 
     def __call__(self, transport: str = "ll", out: torch.Tensor | None = None) -> torch.Tensor:
         return getattr(ops, self.op)(self.x, *self.axes, out=out, transport=transport)
 
-    def right(self, seed: int) -> torch.Tensor:
-        """Return the result by definition."""
-        inputs = torch.stack([self.input_of(seed, rank) for rank in range(tw.world_size())])
+    def right(self) -> torch.Tensor:
+        inputs = torch.stack([self.input_of(self.seed, rank) for rank in range(tw.world_size())])
         return OPERATORS[self.op].expected(inputs, tw.rank(), *self.axes)
 
 
-def small_calls() -> list[SmallCall]:
-    return [call for case in SMALL if (call := SmallCall(*case)).serves]
+def small_calls(seed: int = 0) -> list[SmallCall]:
+    calls = [call for case in SMALL if (call := SmallCall(*case)).serves]
+    for call in calls:
+        call.refill(seed)
+    return calls
 
 
 def small(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    calls = small_calls()
-    for call in calls:
-        differs = not torch.equal(call(), call.right(0))
-        yield call.name, "wrong values" if differs else ""
-    wrong = torch.zeros(len(calls), dtype=torch.int64, device="cuda")
-    rights = [[call.right(seed) for seed in range(5)] for call in calls]
-    order, of_rank = random.Random(1), random.Random(100 + tw.rank())
-    for launch in range(options.launches):
-        which = order.randrange(len(calls))
-        calls[which].refill(launch % 5)
-        if of_rank.random() < 0.2:
-            torch.cuda._sleep(of_rank.randrange(MAX_SLEEP))
-        wrong[which] += (calls[which]() != rights[which][launch % 5]).any()
-    for call, count in zip(calls, wrong.tolist(), strict=True):
-        yield f"{call.name}, launches in turn", f"{count} launches are wrong" if count else ""
+    yield "small collectives", values(small_calls(), 5)
+    calls = [call for seed in range(5) for call in small_calls(seed)]
+    yield "small collectives in turn", back_to_back(calls, options.launches)
 
 
 def small_graphs(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
@@ -321,24 +310,21 @@ def small_graphs(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
     calls = small_calls()
     for call in calls:
         call()
-    torch.cuda.synchronize()
     tw.barrier()
-    graphs = []
-    for captured_calls in (calls[:3], [*calls, *calls]):
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            results = [(call, call()) for call in captured_calls]
-        graphs.append((captured, results))
-    order, of_rank, wrong = random.Random(2), random.Random(200 + tw.rank()), 0
-    for replay in range(options.launches // 10):
-        captured, results = graphs[order.randrange(2)]
+    graphs = [
+        captured(lambda chosen=chosen: [(call, call()) for call in chosen])
+        for chosen in (calls[:3], [*calls, *calls])
+    ]
+    delay, wrong = Delays(), 0
+    for replay, which in enumerate(order_of(2, options.launches // 10, seed=2)):
+        graph, results = graphs[which]
         for call in calls:
             call.refill(replay % 5)
-        torch.cuda._sleep(of_rank.randrange(MAX_SLEEP))
-        captured.replay()
+        delay()
+        graph.replay()
         if replay % 3 == 0:
             calls[0]()
-        wrong += any(not torch.equal(out, call.right(replay % 5)) for call, out in results)
+        wrong += any(call.fault(out, call.right()) for call, out in results)
     yield "graphs of small collectives in turn", f"{wrong} replays are wrong" if wrong else ""
 
 
