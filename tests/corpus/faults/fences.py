@@ -29,7 +29,7 @@ def explicit_shift(
             T.sync_threads()
         if T.get_thread_binding() == 0:
             if fence is not None:
-                W.fence(fence)
+                W.fence(fence)  # FAULT fence
             W.st(flags[peer, 0], epoch + 1, scope=store_scope, sem="relaxed")  # FAULT store
         while W.ld(flags[me, 0], scope=load_scope, sem=load_sem) < epoch + 1:  # FAULT load
             pass

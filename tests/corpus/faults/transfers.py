@@ -9,7 +9,7 @@ from tileweave import language as W
 from .case import Flag, Mail, N, Row, State, advance, begin, case, datum, from_left
 
 
-@case("race", "mail")
+@case("race", "mail", label="store|read")
 def bulk_store_only_read(faulty, mail: Mail, flags: Flag, state: State, out: Row):
     """`.read` frees the shared memory; a relaxed signal does not wait for the data to arrive."""
     sem = "relaxed" if faulty else "release"
@@ -18,13 +18,13 @@ def bulk_store_only_read(faulty, mail: Mail, flags: Flag, state: State, out: Row
         tile = T.alloc_shared((N,), "int32")
         for i in T.Parallel(N):
             tile[i] = datum(epoch, me, i)
-        W.bulk_store(mail[peer, 0], tile, N)  # FAULT
+        W.bulk_store(mail[peer, 0], tile, N)  # FAULT store
         W.bulk_commit()
         W.bulk_wait(0, read=True)
-        W.signal(flags[peer, 0], sem=sem)
+        W.signal(flags[peer, 0], sem=sem)  # FAULT signal
         W.wait_reached(flags[me, 0], epoch + 1)
         for i in T.Parallel(N):
-            out[i] = mail[me, i]  # FAULT
+            out[i] = mail[me, i]  # FAULT read
         W.sync_ranks()
         advance(state, epoch)
 

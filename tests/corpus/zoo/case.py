@@ -47,13 +47,16 @@ def specimen(
     expected: Expected = from_left,
     **more: Any,
 ):
-    """Register the factory below as a published bug; ``kinds`` are separated by spaces."""
+    """Register the factory below as a published bug; ``kinds`` are separated by spaces.
+
+    A fault of the corpus that is the bug has its name in ``more``.
+    """
     assert level in LEVELS, level
 
     def register(make):
         make = factory(make)
         fields = {"name": make.__name__, "source": make, "expected": expected, **more}
-        ZOO[make.__name__] = Specimen(
+        ZOO[fields["name"]] = Specimen(
             make=make, kinds=tuple(kinds.split()), report=report, bug=bug, what=what, level=level,
             **fields,
         )  # fmt: skip

@@ -23,6 +23,8 @@ from ..faults.case import (
     from_left,
     nothing,
 )
+from ..faults.counters import barrier_of_one_rank
+from ..faults.memory import tail_not_written
 from .case import specimen
 
 
@@ -153,29 +155,6 @@ def tokenspeed_351_counter(
         advance(state, epoch)
 
 
-@specimen(
-    "bytedance/flux#17",
-    "AG + GEMM computes wrong results for some numbers of rows.",
-    "tile",
-    "poison",
-    "rows|out",
-    start={"rows": None},
-)
-def flux_17(faulty, rows: Mail, flags: Flag, state: State, out: Row):
-    """The issue names no cause. Here rows that do not fill a tile are not gathered."""
-    gathered = N // TILE * TILE if faulty else N
-    with T.Kernel(1, threads=N) as _:
-        me, peer, epoch = begin(state)
-        for i in T.Parallel(gathered):
-            rows[peer, i] = datum(epoch, me, i)
-        W.signal(flags[peer, 0])
-        W.wait_reached(flags[me, 0], epoch + 1)
-        for i in T.Parallel(N):
-            out[i] = rows[me, i]  # FAULT
-        W.sync_ranks()
-        advance(state, epoch)
-
-
 def own_columns(epoch: int, me: int, ranks: int) -> dict[str, Any]:
     return {"out": np.arange(N)}
 
@@ -203,23 +182,6 @@ def iris_21(faulty, mine: Row, out: Row):
             T.copy(tile, columns[(me + 1) % W.world_size(), t * TILE])
         for i in T.Parallel(N):  # FAULT
             out[i] = columns[me, i]
-
-
-@specimen(
-    "ROCm/iris#464",
-    "Only some ranks reach a collective call, as the others have a workspace already.",
-    "tile",
-    "deadlock",
-    "sync_ranks",
-    nothing,
-)
-def iris_464(faulty, out: Row):
-    allocating = 1 if faulty else 2
-    with T.Kernel(1, threads=N) as _:
-        if W.rank() < allocating:
-            W.sync_ranks()  # FAULT
-        for i in T.Parallel(N):
-            out[i] = i
 
 
 @specimen(
@@ -272,3 +234,25 @@ def tilescale_35_counter(
             out[block, i] = parts[me, block, i]  # FAULT
         W.barrier_blocks()
         advance(state, epoch, block)
+
+
+specimen(
+    "ROCm/iris#464",
+    "Only some ranks reach a collective call, as the others have a workspace already.",
+    "tile",
+    "deadlock",
+    "sync_ranks",
+    nothing,
+    name="iris_464",
+)(barrier_of_one_rank)
+
+# The issue names no cause. Here rows that do not fill a tile are not gathered.
+specimen(
+    "bytedance/flux#17",
+    "AG + GEMM computes wrong results for some numbers of rows.",
+    "tile",
+    "poison",
+    "mail|out",
+    name="flux_17",
+    start={"mail": None},
+)(tail_not_written)

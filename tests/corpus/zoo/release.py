@@ -9,6 +9,8 @@ from tests.factory import factory
 from tileweave import language as W
 
 from ..faults.case import Flag, Mail, N, Row, State, advance, begin, datum
+from ..faults.fences import explicit_shift
+from ..faults.transfers import bulk_store_only_read
 from .case import specimen
 
 
@@ -47,31 +49,6 @@ def tokenspeed_351(faulty):
                 state[0] = epoch + 1
 
     return program
-
-
-@specimen(
-    "tile-ai/tilescale#35",
-    "GEMM + reduce-scatter waits only until TMA has read the tile, then signals the peer.",
-    "refused",
-    "race",
-    "has sem='relaxed'; expected 'release'",
-)
-def tilescale_35(faulty, parts: Mail, flags: Flag, state: State, out: Row):
-    sem = "relaxed" if faulty else "release"
-    with T.Kernel(1, threads=N) as _:
-        me, peer, epoch = begin(state)
-        tile = T.alloc_shared((N,), "int32")
-        for i in T.Parallel(N):
-            tile[i] = datum(epoch, me, i)
-        W.bulk_store(parts[peer, 0], tile, N)  # FAULT
-        W.bulk_commit()
-        W.bulk_wait(0, read=True)
-        W.signal(flags[peer, 0], sem=sem)  # FAULT
-        W.wait_reached(flags[me, 0], epoch + 1)
-        for i in T.Parallel(N):
-            out[i] = parts[me, i]
-        W.sync_ranks()
-        advance(state, epoch)
 
 
 def after_two_increments(epoch: int, me: int, ranks: int) -> dict[str, Any]:
@@ -212,25 +189,25 @@ def vllm_2760(faulty, sums: Mail, stage: Flag, state: State, out: Row):
         advance(state, epoch)
 
 
+specimen(
+    "tile-ai/tilescale#35",
+    "GEMM + reduce-scatter waits only until TMA has read the tile, then signals the peer.",
+    "refused",
+    "race",
+    "has sem='relaxed'; expected 'release'",
+    name="tilescale_35",
+    label="store|signal",
+)(bulk_store_only_read)
+
+
 @specimen(
     "AMD-AGI/Primus-Turbo#482",
     "Dispatch publishes the tail of a channel by a relaxed store after a fence of the block only.",
     "refused",
     "race",
     "W.fence.* has scope='cta'; expected 'sys'",
+    label="fence",
+    source=explicit_shift,
 )
-def primus_turbo_482(faulty, channel: Mail, tail: Flag, state: State, out: Row):
-    scope = "cta" if faulty else "sys"
-    with T.Kernel(1, threads=N) as _:
-        me, peer, epoch = begin(state)
-        for i in T.Parallel(N):
-            channel[peer, i] = datum(epoch, me, i)
-        T.sync_threads()
-        if T.get_thread_binding() == 0:
-            W.fence(scope)  # FAULT
-            W.st(tail[peer, 0], epoch + 1, scope="sys", sem="relaxed")
-        W.wait_reached(tail[me, 0], epoch + 1)
-        for i in T.Parallel(N):
-            out[i] = channel[me, i]
-        W.sync_ranks()
-        advance(state, epoch)
+def primus_turbo_482(faulty):
+    return explicit_shift(fence="cta") if faulty else explicit_shift()
