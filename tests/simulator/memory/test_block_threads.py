@@ -1,326 +1,41 @@
-"""Races in global memory between threads of one block, each with a correct twin.
-
-``make(True)`` is the faulty program and ``make(False)`` its twin. A faulty program names the lines
-that its report must name by ``# FAULT``.
-"""
+"""Races between threads of one block are reported; their twins and correct programs are clean."""
 
 import numpy as np
 import pytest
-import tilelang.language as T
 
 import tileweave as tw
-from tests.factory import factory
+from tests.corpus.faults.case import zeros_of
+from tests.corpus.threads import CLEAN, RACES, places
 from tests.lines import names_lines
-from tileweave import language as W
-
-N, THREADS = 256, 128
-CASES = {}
 
 
-def case(make):
-    make = CASES[make.__name__] = factory(make)
-    return make
+def simulate(program):
+    inputs = {
+        name: np.arange(zeros.size, dtype=zeros.dtype).reshape(zeros.shape) * (name != "ready")
+        for name, zeros in zeros_of(program).items()
+    }
+    return tw.simulate(program, 1, [inputs], schedules=3, epochs=1)
 
 
-@case
-def reversed_reads(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        for i in T.Parallel(N):
-            data[i] = i  # FAULT
-        if not faulty:
-            T.sync_threads()
-        for i in T.Parallel(N):
-            out[i] = data[N - 1 - i]  # FAULT
-
-
-@case
-def shifted_in_place(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        for i in T.Parallel(N - 1):
-            if faulty:
-                data[i] = data[i + 1]  # FAULT
-            else:
-                out[i] = data[i + 1]
-
-
-@case
-def transposed_reads(faulty, data: T.Tensor((16, 16), "int32"), out: T.Tensor((16, 16), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        for i, j in T.Parallel(16, 16):
-            data[i, j] = i - j  # FAULT
-        for i, j in T.Parallel(16, 16):
-            if faulty:
-                out[i, j] = data[j, i]  # FAULT
-            else:
-                out[i, j] = data[i, j]
-
-
-@case
-def read_by_another_loop_shape(
-    faulty, data: T.Tensor((16, 16), "int32"), out: T.Tensor((16,), "int32")
-):
-    with T.Kernel(1, threads=THREADS) as _:
-        for i, j in T.Parallel(16, 16):
-            data[i, j] = i - j  # FAULT
-        if not faulty:
-            T.sync_threads()
-        for i in T.Parallel(16):
-            out[i] = data[i, 15]  # FAULT
-
-
-@case
-def neighbour_thread(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        tx = T.get_thread_binding()
-        data[tx] = tx  # FAULT
-        if faulty:
-            T.sync_warp()
-        else:
-            T.sync_threads()
-        out[tx] = data[(tx + 1) % THREADS]  # FAULT
-
-
-@case
-def neighbour_lane(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        tx = T.get_thread_binding()
-        data[tx] = tx  # FAULT
-        if not faulty:
-            T.sync_warp()
-        out[tx] = data[tx ^ 1]  # FAULT
-
-
-@case
-def thread_writes_for_parallel(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        tx = T.get_thread_binding()
-        data[tx + 128] = tx  # FAULT
-        if not faulty:
-            T.sync_threads()
-        for i in T.Parallel(N):
-            out[i] = data[N - 1 - i]  # FAULT
-
-
-@case
-def counter_of_all_threads(faulty, data: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32")):
-    """Each thread reads an element that all threads then write."""
-    with T.Kernel(1, threads=THREADS) as _:
-        before = T.alloc_var("int32")
-        before = data[0]  # FAULT
-        if not faulty:
-            T.sync_threads()
-        data[0] = before + 1  # FAULT
-
-
-@case
-def overwritten_too_early(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
-    """Two loops read an element, the second one by other threads, before it is overwritten."""
-    with T.Kernel(1, threads=THREADS) as _:
-        for i in T.Parallel(N):
-            out[0, i] = data[N - 1 - i]  # FAULT
-        if not faulty:
-            T.sync_threads()
-        for i in T.Parallel(N):
-            out[1, i] = data[i]
-        for i in T.Parallel(N):
-            data[i] = i  # FAULT
-
-
-@case
-def two_warps_put(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        tx = T.get_thread_binding()
-        if tx // 32 == 1:
-            W.put_warp(data[0], out[0], 64)  # FAULT
-        if tx // 32 == 2:
-            W.put_warp(data[64], out[32 if faulty else 64], 64)  # FAULT
-
-
-@case
-def put_twice(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
-    """The second copy reads what the first one writes, two elements further."""
-    with T.Kernel(1, threads=THREADS) as _:
-        W.put_block(data[0], out[0, 0], N)  # FAULT
-        if not faulty:
-            T.sync_threads()
-        W.put_block(out[0, 8], out[1, 0], N - 8)  # FAULT
-
-
-@case
-def put_twice_to_one_place(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        W.put_block(data[0], out[0, 0], 64)  # FAULT
-        if not faulty:
-            T.sync_threads()
-        W.put_block(data[64], out[0, 16], 64)  # FAULT
-
-
-@case
-def copy_then_transposed_reads(
-    faulty, data: T.Tensor((16, 16), "int32"), out: T.Tensor((2, 16, 16), "int32")
-):
-    with T.Kernel(1, threads=THREADS) as _:
-        T.copy(data[0:16, 0:16], out[0, 0:16, 0:16])  # FAULT
-        for i, j in T.Parallel(16, 16):
-            if faulty:
-                out[1, i, j] = out[0, j, i]  # FAULT
-            else:
-                out[1, i, j] = out[0, i, j]
-
-
-@case
-def part_of_the_block_meets(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        tx = T.get_thread_binding()
-        data[tx] = tx  # FAULT
-        if tx < 64:
-            T.sync_threads(1, 64)
-            if faulty:
-                out[tx] = data[tx + 64]  # FAULT
-            else:
-                out[tx] = data[63 - tx]
-
-
-@case
-def signal_between_threads(
-    faulty,
-    data: T.Tensor((N,), "int32"),
-    ready: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-):
-    """Each thread publishes its element; the faulty program reads it with a relaxed load."""
-    sem = "relaxed" if faulty else "acquire"
-    with T.Kernel(1, threads=THREADS) as _:
-        tx = T.get_thread_binding()
-        if tx == 64:
-            data[0] = 5  # FAULT
-            W.st(ready[0], 1, sem="release", scope="gpu")
-        if tx == 3:
-            while W.ld(ready[0], sem=sem, scope="gpu") != 1:
-                pass
-            out[0] = data[0]  # FAULT
-
-
-def simulate(program, ranks=1):
-    inputs = {}
-    for buffer in program.buffer_map.values():
-        size = [int(n) for n in buffer.shape]
-        inputs[buffer.name] = np.arange(np.prod(size), dtype=np.int32).reshape(size)
-    if "ready" in inputs:
-        inputs["ready"][:] = 0
-    inputs = [{n: v.copy() for n, v in inputs.items()} for _ in range(ranks)]
-    return tw.simulate(program, ranks, inputs, schedules=3, epochs=1)
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RACES)
 def test_a_race_in_the_block_is_reported(name):
     with pytest.raises(tw.SimulationError) as error:
-        simulate(CASES[name](True))
+        simulate(RACES[name](True))
     assert error.value.kind in ("race", "reuse"), error.value.report
-    assert names_lines(error.value.report, CASES[name], "# FAULT"), error.value.report
+    assert names_lines(error.value.report, RACES[name], "# FAULT"), error.value.report
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RACES)
 def test_the_twin_is_clean(name):
-    simulate(CASES[name](False))
+    simulate(RACES[name](False))
 
 
-def clean(make):
-    """Register a correct program that resembles a faulty one."""
-    make = CLEAN[make.__name__] = factory(make)
-    return make
-
-
-CLEAN = {}
-
-
-@clean
-def same_points_again(data: T.Tensor((16, 16), "float16"), out: T.Tensor((16, 16), "float32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        for i, j in T.Parallel(16, 16):
-            data[i, j] = 1
-        for k in T.serial(3):
-            for i, j in T.Parallel(16, 16):
-                data[i, j] = data[i, j] + k
-        for i, j in T.Parallel(16, 16):
-            out[i, j] = data[i, j]
-
-
-@clean
-def each_thread_its_own_elements(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-    """Vectors of 2 elements per thread: T.Parallel may give a thread exactly these."""
-    with T.Kernel(1, threads=THREADS) as _:
-        tx = T.get_thread_binding()
-        for k in T.serial(2):
-            data[tx * 2 + k] = k
-        for i in T.Parallel(N):
-            out[i] = data[i]
-
-
-@clean
-def one_thread_after_the_same_element(data: T.Tensor((THREADS,), "int32")):
-    """Thread 0 executes point 0 of a loop with one point per thread."""
-    with T.Kernel(1, threads=THREADS) as _:
-        for i in T.Parallel(THREADS):
-            data[i] = i
-        if T.get_thread_binding() == 0:
-            data[0] = data[0] + 1
-
-
-@clean
-def all_threads_write_one_value(data: T.Tensor((1,), "int32"), out: T.Tensor((N,), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        data[0] = 3
-        out[T.get_thread_binding()] = data[0]
-
-
-@clean
-def a_barrier_for_shared_memory(data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
-    """TileLang inserts a barrier between the threads that exchange the tile."""
-    with T.Kernel(1, threads=THREADS) as _:
-        tile = T.alloc_shared((N,), "int32")
-        for i in T.Parallel(N):
-            data[i] = i
-            tile[i] = i
-        for i in T.Parallel(N):
-            out[i] = data[N - 1 - i] + tile[N - 1 - i]
-
-
-@clean
-def fragments(data: T.Tensor((16, 16), "float32"), out: T.Tensor((16, 16), "float32")):
-    """The layout of a fragment decides which thread executes which point."""
-    with T.Kernel(1, threads=THREADS) as _:
-        part = T.alloc_fragment((16, 16), "float32")
-        T.copy(data, part)
-        T.copy(part, out)
-        T.copy(out, part)
-        for i, j in T.Parallel(16, 16):
-            out[i, j] = part[i, j] + out[i, j]
-
-
-@clean
-def atomic_additions(data: T.Tensor((N,), "int32"), out: T.Tensor((1,), "int32")):
-    with T.Kernel(1, threads=THREADS) as _:
-        for i in T.Parallel(N):
-            T.atomic_add(data[N - 1 - i], 1)
-        for i in T.Parallel(N):
-            T.atomic_add(data[i], 1)
-        T.atomic_add(out[0], 1)
-
-
-@clean
-def puts_of_equal_shares(data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
-    """Both copies give a thread the same elements."""
-    with T.Kernel(1, threads=THREADS) as _:
-        W.put_block(data[0], out[0, 0], N)
-        W.put_block(out[0, 0], out[1, 0], N)
+def test_the_value_of_the_active_point_is_stored():
+    (outputs,) = simulate(places.one_point_stores(False))
+    assert outputs["out"][0] == 3
 
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_correct_program_is_clean(name):
     program = CLEAN[name]()
-    inputs = [
-        {b.name: np.zeros([int(n) for n in b.shape], str(b.dtype)) for b in
-         program.buffer_map.values()}
-    ]  # fmt: skip
-    tw.simulate(program, 1, inputs, schedules=3, epochs=2)
+    tw.simulate(program, 1, [zeros_of(program)], schedules=3, epochs=2)

@@ -1,42 +1,27 @@
-"""Accesses to one place by threads of a block that no barrier orders, each with a correct twin.
+"""Accesses to one place by threads that no barrier orders."""
 
-``make(True)`` is the faulty program and ``make(False)`` its twin. A faulty program names the lines
-that its report must name by ``# FAULT``.
-"""
-
-import numpy as np
-import pytest
 import tilelang.language as T
 
-import tileweave as tw
-from tests.factory import factory
-from tests.lines import names_lines
 from tileweave import language as W
 
-N, THREADS = 256, 128
-CASES = {}
+from .case import THREADS, N, clean, race
 
 
-def case(make):
-    make = CASES[make.__name__] = factory(make)
-    return make
-
-
-@case
+@race
 def all_threads_store_to_one_place(faulty, out: T.Tensor((N,), "int32")):
     with T.Kernel(1, threads=THREADS) as _:
         tx = T.get_thread_binding()
         out[0] = tx if faulty else 7  # FAULT
 
 
-@case
+@race
 def points_store_to_one_place(faulty, out: T.Tensor((N,), "int32")):
     with T.Kernel(1, threads=THREADS) as _:
         for i in T.Parallel(N):
             out[i % 16] = i if faulty else i % 16  # FAULT
 
 
-@case
+@race
 def one_point_stores(faulty, out: T.Tensor((N,), "int32")):
     """The twin stores the value of point 3, although other points follow it."""
     with T.Kernel(1, threads=THREADS) as _:
@@ -45,14 +30,14 @@ def one_point_stores(faulty, out: T.Tensor((N,), "int32")):
                 out[0] = i  # FAULT
 
 
-@case
+@race
 def scatter_by_data(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
     with T.Kernel(1, threads=THREADS) as _:
         for i in T.Parallel(N):
             out[data[i] % (8 if faulty else N)] = i  # FAULT
 
 
-@case
+@race
 def fragment_stored_to_one_place(
     faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")
 ):
@@ -63,7 +48,7 @@ def fragment_stored_to_one_place(
             out[i // (4 if faulty else 1)] = part[i]  # FAULT
 
 
-@case
+@race
 def shared_place(faulty, out: T.Tensor((N,), "int32")):
     with T.Kernel(1, threads=THREADS) as _:
         tile = T.alloc_shared((N,), "int32")
@@ -73,7 +58,7 @@ def shared_place(faulty, out: T.Tensor((N,), "int32")):
         out[tx] = tile[tx // 2]
 
 
-@case
+@race
 def overlapping_fragments(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
     with T.Kernel(1, threads=THREADS) as _:
         a = T.alloc_fragment((128,), "int32")
@@ -86,7 +71,7 @@ def overlapping_fragments(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((
         T.copy(b, out[64:192])  # FAULT
 
 
-@case
+@race
 def overlapping_loops_over_a_fragment(
     faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")
 ):
@@ -99,7 +84,7 @@ def overlapping_loops_over_a_fragment(
             out[(0 if faulty else 64) + i] = part[64 + i] + 1  # FAULT
 
 
-@case
+@race
 def transposed_through_scratch(
     faulty, data: T.Tensor((64, 64), "int32"), out: T.Tensor((2, 64, 64), "int32")
 ):
@@ -115,7 +100,7 @@ def transposed_through_scratch(
         T.copy(b, out[1, 0:64, 0:64])
 
 
-@case
+@race
 def quarter_through_scratch(
     faulty, data: T.Tensor((64, 64), "int32"), out: T.Tensor((2, 64, 64), "int32")
 ):
@@ -130,7 +115,7 @@ def quarter_through_scratch(
         T.copy(b, out[1, 0:32, 0:32])
 
 
-@case
+@race
 def added_then_read(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")):
     with T.Kernel(1, threads=THREADS) as _:
         for i in T.Parallel(N):
@@ -141,7 +126,7 @@ def added_then_read(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "
             out[i] = data[N - 1 - i]  # FAULT
 
 
-@case
+@race
 def cleared_then_added(faulty, data: T.Tensor((N,), "int32")):
     with T.Kernel(1, threads=THREADS) as _:
         for i in T.Parallel(N):
@@ -152,7 +137,7 @@ def cleared_then_added(faulty, data: T.Tensor((N,), "int32")):
             T.atomic_add(data[N - 1 - i], 1)  # FAULT
 
 
-@case
+@race
 def tile_added_then_read(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((2, N), "int32")):
     with T.Kernel(1, threads=THREADS) as _:
         part = T.alloc_fragment((N,), "int32")
@@ -164,7 +149,7 @@ def tile_added_then_read(faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((2
             out[1, i] = out[0, N - 1 - i]  # FAULT
 
 
-@case
+@race
 def one_of_several_adders_reads(
     faulty, data: T.Tensor((N,), "int32"), out: T.Tensor((N,), "int32")
 ):
@@ -176,41 +161,6 @@ def one_of_several_adders_reads(
             if not faulty:
                 T.sync_warp()
             out[tx] = data[tx // 2]  # FAULT
-
-
-def simulate(program):
-    inputs = {}
-    for buffer in program.buffer_map.values():
-        size = [int(n) for n in buffer.shape]
-        inputs[buffer.name] = np.arange(np.prod(size), dtype=np.int32).reshape(size)
-    return tw.simulate(program, 1, [inputs], schedules=2, epochs=1)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_race_for_one_place_is_reported(name):
-    with pytest.raises(tw.SimulationError) as error:
-        simulate(CASES[name](True))
-    assert error.value.kind in ("race", "reuse"), error.value.report
-    assert names_lines(error.value.report, CASES[name], "# FAULT"), error.value.report
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_twin_is_clean(name):
-    simulate(CASES[name](False))
-
-
-def test_the_value_of_the_active_point_is_stored():
-    (outputs,) = simulate(one_point_stores(False))
-    assert outputs["out"][0] == 3
-
-
-def clean(make):
-    """Register a correct program that resembles a faulty one."""
-    make = CLEAN[make.__name__] = factory(make)
-    return make
-
-
-CLEAN = {}
 
 
 @clean
@@ -271,13 +221,3 @@ def added_by_all_and_read_by_the_last(data: T.Tensor((N,), "int32"), out: T.Tens
             before = W.atom_add(out[0], 1, scope="gpu", sem="acq_rel")
             if before == 3:
                 out[1] = data[0] + data[1] + data[2] + data[3]
-
-
-@pytest.mark.parametrize("name", CLEAN)
-def test_a_correct_program_is_clean(name):
-    program = CLEAN[name]()
-    inputs = [
-        {b.name: np.zeros([int(n) for n in b.shape], str(b.dtype)) for b in
-         program.buffer_map.values()}
-    ]  # fmt: skip
-    tw.simulate(program, 1, inputs, schedules=2, epochs=1)
