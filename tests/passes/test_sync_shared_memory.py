@@ -5,6 +5,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 
 X, O = T.Tensor((512,), "int32"), T.Tensor((512,), "int32")  # noqa: E741
@@ -67,36 +68,18 @@ def loop_begin(x: X, n: T.int32, y: O):
         y[tx] = a[tx + 100]
 
 
-@T.prim_func
-def late(x: X, n: T.int32, y: O):
+@factory
+def late(turn, of_unknown, x: X, n: T.int32, y: O):
     with T.Kernel(1, threads=256):
         a, b = T.alloc_shared((256,), "int32"), T.alloc_shared((512,), "int32")
         tx = T.get_thread_binding()
         W.fence("gpu")
-        for k in T.serial(40):
+        for k in T.serial(n if of_unknown else 40):
             for i in T.Parallel(512):
                 b[i] = x[i] + k
             for i in T.Parallel(512):
                 y[i] = b[511 - i]
-            if k == 20:
-                a[tx] = 1
-                a[255 - tx] = 2
-        T.sync_threads()
-        y[tx] = a[tx]
-
-
-@T.prim_func
-def late_of_unknown(x: X, n: T.int32, y: O):
-    with T.Kernel(1, threads=256):
-        a, b = T.alloc_shared((256,), "int32"), T.alloc_shared((512,), "int32")
-        tx = T.get_thread_binding()
-        W.fence("gpu")
-        for k in T.serial(n):
-            for i in T.Parallel(512):
-                b[i] = x[i] + k
-            for i in T.Parallel(512):
-                y[i] = b[511 - i]
-            if k == 6:
+            if k == turn:
                 a[tx] = 1
                 a[255 - tx] = 2
         T.sync_threads()
@@ -137,8 +120,8 @@ def alone(x: X, n: T.int32, y: O):
         (scalar, 250, [1] * 198 + [2] * 58),
         (inner_loop, 300, [2] * 256),
         (loop_begin, 120, [2] * 256),
-        (late, 0, [2] * 256),
-        (late_of_unknown, 9, [2] * 256),
+        (late(20, False), 0, [2] * 256),
+        (late(6, True), 9, [2] * 256),
         (gather, 0, [2] * 256),
         (alone, 0, [2] * 256),
     ],
