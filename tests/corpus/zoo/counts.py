@@ -187,9 +187,9 @@ def iris_21(faulty, mine: Row, out: Row):
 @specimen(
     "ROCm/iris#463",
     "Smaller blocks make more tiles than the array of locks has elements.",
-    "tile",
+    "refused",
     "bounds",
-    "locks",
+    "index 2 of axis 1 is outside of locks",
     nothing,
 )
 def iris_463(faulty, locks: W.Symmetric((2,), "int32"), state: State):

@@ -190,7 +190,7 @@ def test_a_page_is_one_file(tmp_path):
         tw.simulate(exchange(signals=False), 2, inputs(2), seed=4, schedules=3, timeline=file)
     page = file.read_text()
     assert {*re.findall(r"(?:https?:)?//[\w.]+", page)} == {"http://www.w3.org"}  # the name of SVG
-    assert "<title>program: 2 ranks, seed 4, deadlock fault</title>" in page
+    assert "<title>exchange: 2 ranks, seed 4, deadlock fault</title>" in page
     assert error.value.report.splitlines()[1].split(" --> ")[0] in page
 
 
