@@ -367,26 +367,17 @@ def test_one_compiled_function_for_all_numbers_of_tokens():
     assert len(graphs) <= 3
 
 
-@pytest.mark.parametrize("capacity", [0, True, 2.5])
-def test_capacity_of_expert_mlp(capacity):
-    message = f"expert_mlp: capacity={capacity}; expected a positive number of rows, or None"
-    with pytest.raises(tw.TileWeaveError, match=message):
-        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, capacity=capacity)
-
-
-def test_max_tokens_of_expert_mlp():
-    message = "expert_mlp: x has 4 tokens; expected at most max_tokens=2"
-    with pytest.raises(tw.TileWeaveError, match=message):
-        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, max_tokens=2)
-
-
-def test_transport_of_expert_mlp():
-    message = "expert_mlp: transport=None; expected 'auto', 'ldst', 'nccl'"
-    with pytest.raises(tw.TileWeaveError, match=message):
-        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, transport=None)
-
-
-def test_strategy_of_expert_mlp_is_removed():
-    message = "expert_mlp: strategy='fused', which is removed; expected a call without strategy"
-    with pytest.raises(tw.TileWeaveError, match=message):
-        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, strategy="fused")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"capacity": 0}, "capacity=0; expected a positive number of rows, or None"),
+        ({"capacity": True}, "capacity=True; expected a positive number of rows, or None"),
+        ({"capacity": 2.5}, "capacity=2.5; expected a positive number of rows, or None"),
+        ({"max_tokens": 2}, "x has 4 tokens; expected at most max_tokens=2"),
+        ({"transport": None}, "transport=None; expected 'auto', 'ldst', 'nccl'"),
+        ({"strategy": "fused"}, "strategy='fused', which is removed; expected a call without st"),
+    ],
+)
+def test_options_of_expert_mlp(options, message):
+    with pytest.raises(tw.TileWeaveError, match=f"expert_mlp: {message}"):
+        ops.expert_mlp(X, IDS, WEIGHTS, GATE_UP, DOWN, **options)
