@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.gpu_calls import captured
 from tests.on_gpus import GPU, Verdicts, parser_of, runs_here
 from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as operator
@@ -343,10 +344,7 @@ def graphs(options: argparse.Namespace) -> Verdicts:
         return y, grad_x, torch.ops.tileweave.grouped_wgrad(grad, x, offsets, True, False)
 
     compute()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y, grad_x, grad_w = compute()
+    graph, (y, grad_x, grad_w) = captured(compute)
     wrong = ""
     for n in range(50):
         counts = [draw.choice((0, 1, 127, 128, 200, 300)) for _ in range(experts)]

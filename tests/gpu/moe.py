@@ -33,6 +33,7 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tests.gpu_calls import captured
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
 from tests.ops.moe.by_definition import random_ids
 from tests.ops.moe.mixture import ERROR, FP8, ROUTINGS, Case, Mixture, quantized_squares
@@ -188,7 +189,11 @@ def check_back_to_back(transport: str) -> str:
     replays = torch.randint(2, (LAUNCHES,)).tolist()
     torch.manual_seed(100 + group_of("").rank)
     with torch.no_grad():
-        graphs = [captured(mixture) for mixture in every] if GPU and transport != "nccl" else []
+        graphs = []
+        if GPU and transport != "nccl":
+            for mixture in every:
+                mixture.exchange()  # compiles, which a capture may not
+            graphs = [captured(mixture.exchange) for mixture in every]
         for number, (which, routing) in enumerate(zip(choice, routings, strict=True)):
             mixture = every[which]
             mixture.x.normal_()
@@ -207,16 +212,6 @@ def check_back_to_back(transport: str) -> str:
         if count:
             return f"{mixture.case}: {count} launches are wrong"
     return ""
-
-
-def captured(mixture: Mixture) -> tuple[torch.cuda.CUDAGraph, tuple]:
-    """Return a graph of an exchange, and its results."""
-    mixture.exchange()  # compiles, which a capture may not
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = mixture.exchange()
-    return graph, results
 
 
 def _is_wrong(mixture: Mixture, out: torch.Tensor) -> torch.Tensor | bool:
@@ -242,10 +237,7 @@ def check_graph(transport: str, replays: int = 20) -> str:
         for mixture in given:
             mixture.exchange()
             mixture()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = [(mixture.exchange(), mixture()) for mixture in given]
+        graph, results = captured(lambda: [(mixture.exchange(), mixture()) for mixture in given])
         for number in range(replays):
             for place, mixture in enumerate(given):
                 mixture.x.normal_()
