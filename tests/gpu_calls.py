@@ -99,7 +99,7 @@ def replayed(calls: Sequence[Call], replays: int, period: int = 10, mode: str = 
     """Replay one graph of all calls with new inputs and random delays.
 
     Args:
-        period: the results of one of so many replays are compared.
+        period: replays between two comparisons of the results.
     """
     for call in calls:
         call()

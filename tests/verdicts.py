@@ -1,4 +1,4 @@
-"""What the compiler makes of a program, or says of it, as the lit tests print it."""
+"""The lit tests print what the compiler makes of a program, or says of it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

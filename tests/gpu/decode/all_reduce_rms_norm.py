@@ -218,7 +218,7 @@ def check_numbers(strategy: str) -> str:
 
 
 def check_graphs_of_numbers(strategy: str, launches: int) -> str:
-    """The same with another number of valid rows in each replay."""
+    """Replay the graphs with other numbers of valid rows."""
     return check_graphs(strategy, launches, Padded)
 
 

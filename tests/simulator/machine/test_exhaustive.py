@@ -11,6 +11,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tests.releases import RECORDS_LINES, names_line
 from tileweave import language as W
 from tileweave.simulator import Executable
@@ -276,27 +277,15 @@ def store_buffers(x: W.Symmetric((2,), "uint32"), out: T.Tensor((1,), "uint32"))
             out[0] = W.ld(x[0, 1 - W.rank()], scope="sys", sem="relaxed")
 
 
-@T.prim_func
-def relaxed_message(x: W.Symmetric((2,), "uint32"), out: T.Tensor((2,), "uint32")):
+@factory
+def message(store, load, x: W.Symmetric((2,), "uint32"), out: T.Tensor((2,), "uint32")):
     with T.Kernel(1, threads=32) as _:
         if T.get_thread_binding() == 0:
             if W.rank() == 0:
                 W.st(x[0, 0], 1, scope="sys", sem="relaxed")
-                W.st(x[0, 1], 1, scope="sys", sem="relaxed")
+                W.st(x[0, 1], 1, scope="sys", sem=store)
             else:
-                out[0] = W.ld(x[0, 1], scope="sys", sem="relaxed")
-                out[1] = W.ld(x[0, 0], scope="sys", sem="relaxed")
-
-
-@T.prim_func
-def message(x: W.Symmetric((2,), "uint32"), out: T.Tensor((2,), "uint32")):
-    with T.Kernel(1, threads=32) as _:
-        if T.get_thread_binding() == 0:
-            if W.rank() == 0:
-                W.st(x[0, 0], 1, scope="sys", sem="relaxed")
-                W.st(x[0, 1], 1, scope="sys", sem="release")
-            else:
-                out[0] = W.ld(x[0, 1], scope="sys", sem="acquire")
+                out[0] = W.ld(x[0, 1], scope="sys", sem=load)
                 out[1] = W.ld(x[0, 0], scope="sys", sem="relaxed")
 
 
@@ -316,8 +305,8 @@ def wait_between(x: W.Symmetric((2,), "uint32"), out: T.Tensor((2,), "uint32")):
     ("program", "sizes", "results"),
     [
         pytest.param(store_buffers, {"x": 2, "out": 1}, 4, id="store-buffers"),
-        pytest.param(relaxed_message, {"x": 2, "out": 2}, 4, id="relaxed-message"),
-        pytest.param(message, {"x": 2, "out": 2}, 3, id="message"),
+        pytest.param(message("relaxed", "relaxed"), {"x": 2, "out": 2}, 4, id="relaxed-message"),
+        pytest.param(message("release", "acquire"), {"x": 2, "out": 2}, 3, id="message"),
         pytest.param(wait_between, {"x": 2, "out": 2}, 2, id="wait-between"),
         pytest.param(take_ticket, {"count": 1}, 2, id="tickets"),
     ],
