@@ -35,7 +35,6 @@ from tileweave.ops.gemm.kernels.all_gather_gemm import (
     ag_gemm_push,
 )
 from tileweave.ops.gemm.kernels.gemm_all_reduce import (
-    gemm_ar_multimem,
     gemm_ar_one_shot,
     gemm_ar_two_shot,
 )
@@ -56,7 +55,7 @@ print("TEST: synchronization in the source")
 for make in (
     gemm_rs_store, gemm_rs_persistent, matmul_reduce_scatter_plan, gemm_rs_one_shot,
     ag_gemm_copy_engine, all_gather_matmul_plan, ag_gemm_comm_blocks, ag_gemm_push,
-    gemm_ar_one_shot, gemm_ar_two_shot, gemm_ar_multimem, gemm_ar_persistent,
+    gemm_ar_one_shot, gemm_ar_two_shot, gemm_ar_persistent,
     matmul_all_reduce_plan, tile_macros, partial_sums, gemm_persistent, pull_tail, push,
     all_gather_program, collect_shares, all_gather_plan, reduce_scatter_program, add_parts,
     reduce_scatter_plan, all_reduce_one_shot, all_reduce_two_phase, add_and_share, all_reduce_plan,
@@ -268,26 +267,6 @@ show(gemm_ar_one_shot(GemmConfig(72, 8200, 1800, 4, "bfloat16", True, SMALL)))
 # CHECK: *(uint4*)(sums
 # CHECK: tl::tma_store(C_desc
 show(gemm_ar_two_shot(GemmConfig(1000, 8200, 1800, 4, "bfloat16", True, LARGE)))
-
-# Tiles stay local and are signalled. Only blocks of the owner wait for the tiles of all ranks. Each of
-# their vectors of 16 bytes is loaded from 4 ranks, added in fp32, rounded once and stored on 4 ranks.
-# All blocks then copy the sums of their tiles to C.
-# CHECK-LABEL: TEST: gemm_ar_multimem
-# CHECK: __launch_bounds__(384, 1)
-# CHECK: tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32
-# CHECK: tl::tma_store(products_desc
-# CHECK: tw::complete_bulk_stores();
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(products_arrived[
-# CHECK: if ((((int)blockIdx.x) & 3) == rank) {
-# CHECK-COUNT-4: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(products_arrived[
-# CHECK-COUNT-4: uint4 {{.*}} = *(uint4*)(products +
-# CHECK: __float22bfloat162_rn
-# CHECK-COUNT-4: *(uint4*)(sums + {{.*}}) = total
-# CHECK-COUNT-4: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(sums_arrived[
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(sums_arrived[
-# CHECK: *(uint4*)(sums
-# CHECK: tl::tma_store(C_desc
-show(gemm_ar_multimem(GemmConfig(1000, 8200, 1800, 4, "bfloat16", True, LARGE)))
 
 # Copy engines do both exchanges. The kernel signals products to the stream, and sums after both of
 # their stores. Blocks without further tiles pull the last sums, 16 bytes at a time.
