@@ -136,7 +136,8 @@ class ThreadControl:
 
 class RegisterFlow(ThreadControl):
     """Analysis of registers along one path through a program: a store replaces the divergence of a
-    register, and a reduction or vote of all threads of a role is uniform in them.
+    register, and a reduction or vote of all threads of a role is uniform in them. A load by a
+    builtin is assumed to be uniform, like other loads of global memory.
 
     Args:
         team: number of threads of the role that computes.
@@ -155,6 +156,8 @@ class RegisterFlow(ThreadControl):
             return self.divergence_of(expr.value)
         if isinstance(expr, tirx.Call) and self._is_shared(expr):
             return Divergence.UNIFORM
+        if isinstance(expr, tirx.Call) and (spec := builtin_of(expr)) and spec.loads:
+            return max(map(self.divergence_of, expr.args), default=Divergence.UNIFORM)
         return super().divergence_of(expr)
 
     def _is_shared(self, call: tirx.Call) -> bool:
