@@ -19,13 +19,12 @@ from .collectives.broadcast import broadcast
 from .collectives.collective import Collective, define_collective, transport_of
 from .collectives.reduce_scatter import reduce_scatter
 from .collectives.transport import Transport
-from .core.call import strategy_of
-from .core.library import define_gemm
 from .core.operator import Operator
 from .core.registry import operators_of
 from .core.strategy import Strategy
 from .decode.decode_attention import decode_attention
 from .gemm.all_gather_matmul import all_gather_matmul
+from .gemm.gemm_operator import define_gemm, strategy_of
 from .gemm.matmul_all_reduce import matmul_all_reduce
 from .gemm.matmul_reduce_scatter import matmul_reduce_scatter
 from .moe.combine import combine

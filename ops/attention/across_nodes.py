@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ..core.across_nodes import Mesh, wait_for
-from ..core.problem import refused
+from ..core.checks import refused
 from .problem import AttentionProblem
 
 Attend: TypeAlias = Callable[

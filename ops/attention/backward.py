@@ -16,16 +16,10 @@ import torch
 from torch.nn.functional import pad
 
 from ...runtime.kernel.kernel import capturing
+from ..core.agreement import agree
+from ..core.checks import refused, require_bools, require_dense, require_dense_or_none, require_like
 from ..core.groups import name_of, ranks_of
 from ..core.library import define
-from ..core.problem import (
-    agree,
-    refused,
-    require_bools,
-    require_dense,
-    require_dense_or_none,
-    require_like,
-)
 from .problem import DTYPES, OP, AttentionProblem, checked_attention, checked_maxima
 
 NAME = "sp_attention_backward"

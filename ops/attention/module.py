@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..core.problem import require_bools
+from ..core.checks import require_bools
 from .reference import Result, gathered_attention
 from .sp_attention import sp_attention
 

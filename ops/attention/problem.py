@@ -11,7 +11,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...runtime.kernel.kernel import capturing
-from ..core.problem import refused, require_like
+from ..core.checks import refused, require_like
 from .sequence import Sharding, check_cu_seqlens, require_chunks, require_offsets
 
 OP = "sp_attention"

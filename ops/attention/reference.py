@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ...runtime.kernel.kernel import capturing
 from ..collectives.all_gather import all_gather
+from ..core.agreement import agree
+from ..core.checks import refused, require_dense, require_dense_or_none
 from ..core.groups import name_of, ranks_of
-from ..core.problem import agree, refused, require_dense, require_dense_or_none
 from .problem import OP, AttentionProblem, checked_attention, checked_maxima
 from .sequence import shard_sequence, unshard_sequence
 

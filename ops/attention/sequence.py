@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.problem import refused, require_bools
+from ..core.checks import refused, require_bools
 
 PARTS = {"contiguous": 1, "zigzag": 2}
 """Number of chunks of each sequence that a rank holds, by layout."""

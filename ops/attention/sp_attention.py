@@ -25,18 +25,13 @@ from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ..core.across_nodes import Mesh
+from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.cache import op_cache_of
+from ..core.checks import as_kernel_operand, require_bools, require_dense, require_dense_or_none
 from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
-from ..core.problem import (
-    agree,
-    as_kernel_operand,
-    require_bools,
-    require_dense,
-    require_dense_or_none,
-)
 from ..core.registry import RegisteredOp, TableRow
 from ..core.strategy import Strategy, obstacle_of_ranks, unfused_strategy
 from .across_nodes import attend_across, require_supported

@@ -14,11 +14,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..collectives.all_to_all import AllToAll
 from ..collectives.collective import checked_problem, transport_within
+from ..core.agreement import agree
 from ..core.autocast import lowers
+from ..core.checks import refused, require_bools, require_dense
 from ..core.collective_problem import CollectiveProblem
 from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
-from ..core.problem import agree, refused, require_bools, require_dense
 from ..core.registry import RegisteredOp, TableRow
 from .problem import AttentionProblem, checked_attention, checked_scale
 

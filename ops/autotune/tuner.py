@@ -29,9 +29,10 @@ from ...runtime.host.measure import interleaved, largest
 from ...runtime.host.watchdog import DeadlockError
 from ...runtime.kernel.kernel import capturing
 from ..core.cache import OpCache, op_cache_of
+from ..core.checks import operator_name, require_bools
 from ..core.groups import group_of
 from ..core.operator import Choice, Operator
-from ..core.problem import Problem, operator_name, require_bools
+from ..core.problem import Problem
 from ..core.registry import OPERATORS, operators_of
 from ..core.strategy import obstacle, preferred_strategy
 from ..core.tiles import SHARED_BYTES
@@ -311,11 +312,12 @@ class Autotuner:
         errors = []
         for number in range(_INPUTS):
             self.trial.c.fill_(float("nan"))
-            operator(*self.inputs[number], self.trial.c, *self.trial.epilogue.tensors)
+            operator(*self.inputs[number], *self.trial.epilogue.tensors, self.trial.c)
             errors.append(error_number(self.trial.c, self.expected[number]))
         return errors
 
-    def _nccl(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *_: torch.Tensor) -> None:
+    def _nccl(self, a: torch.Tensor, b: torch.Tensor, *tensors: torch.Tensor) -> None:
+        *_, c = tensors
         self.operator.unfused(a, b, c, self.group, self.trial.epilogue)
 
     def _times(
@@ -325,7 +327,7 @@ class Autotuner:
         c, errors = self.trial.c, dict.fromkeys(calls, 0.0)
 
         def call(operator: Callable[..., Any], number: int) -> None:
-            operator(*self.inputs[number], c, *self.trial.epilogue.tensors)
+            operator(*self.inputs[number], *self.trial.epilogue.tensors, c)
 
         def after(name: str, number: int, _: None) -> None:
             errors[name] = max(errors[name], error_number(c, self.expected[number]))

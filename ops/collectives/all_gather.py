@@ -13,12 +13,13 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes
+from ..core.checks import shares_memory
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.groups import TwoLevels
-from ..core.problem import shares_memory
+from ..core.library import call_pair
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .collective import Collective, Move, call_collective
+from .collective import Collective, Move
 from .transport import LL_BYTES, SUMMED
 from .vectors import (
     COLLECT_BLOCKS,
@@ -245,4 +246,4 @@ def all_gather(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return call_collective(NAME, x, group, out, transport)
+    return call_pair(NAME, (x,), group, out, transport)

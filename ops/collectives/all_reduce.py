@@ -16,19 +16,13 @@ from ..core import nccl
 from ..core.across_nodes import Mesh
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.groups import TwoLevels
+from ..core.library import call_pair
 from ..core.registry import TableRow
 from .all_gather import AllGather, collect
-from .collective import Collective, Move, call_collective, sum_of
+from .collective import Collective, Move, sum_of
 from .reduce_scatter import ReduceScatter, add_up
 from .transport import ROW_BYTES, SUMMED
-from .vectors import (
-    LL_TILE,
-    Lines,
-    alloc_of,
-    copies_to,
-    tile_bytes,
-    with_ll_protocol,
-)
+from .vectors import LL_TILE, Lines, alloc_of, copies_to, tile_bytes, with_ll_protocol
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
@@ -344,4 +338,4 @@ def all_reduce(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return call_collective(NAME, x, group, out, transport)
+    return call_pair(NAME, (x,), group, out, transport)

@@ -23,9 +23,10 @@ from ..core.collective_problem import (
     require_exchangeable,
 )
 from ..core.groups import TwoLevels
+from ..core.library import call_pair
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
-from .collective import Collective, Move, call_collective
+from .collective import Collective, Move
 from .transport import LL_BYTES
 from .vectors import (
     COLLECT_BLOCKS,
@@ -397,4 +398,4 @@ def all_to_all(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return call_collective(NAME, x, group, out, transport, scatter_dim, gather_dim)
+    return call_pair(NAME, (x,), group, out, transport, axes=(scatter_dim, gather_dim))

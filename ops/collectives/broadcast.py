@@ -14,13 +14,14 @@ from ...builtins import language as W
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh
+from ..core.checks import refused
 from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.groups import TwoLevels, ranks_of
-from ..core.problem import refused
+from ..core.library import call_pair
 from ..core.registry import TableRow
 from ..core.tiles import PersistentSchedule
 from .all_gather import AllGather
-from .collective import Collective, Move, call_collective
+from .collective import Collective, Move
 from .transport import ROW_BYTES
 from .vectors import COLLECT_BLOCKS, Lines, alloc_of, copies_to, words_of
 
@@ -234,4 +235,4 @@ def broadcast(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return call_collective(NAME, x, group, out, transport, root)
+    return call_pair(NAME, (x,), group, out, transport, axes=(root,))

@@ -5,27 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import torch
 
 from ...runtime import Plan
-from ...runtime.executor.recorded_calls import recorded_calls
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
-from ...runtime.kernel.kernel import capturing
-from ...runtime.plans.parameters import parameters_of
 from ..core import nccl
 from ..core.across_nodes import Mesh, readable, writable
-from ..core.cache import op_cache_of
-from ..core.call import Decision, record_fast_path, signature
-from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
-from ..core.compiled import CompiledOp
-from ..core.groups import TwoLevels, name_of, ranks_of
-from ..core.library import define, refuse_gradients
-from ..core.problem import (
-    agree,
-    as_kernel_operand,
+from ..core.agreement import agree
+from ..core.call import Call, CallableOp, Decision, compute
+from ..core.checks import (
     check_layout,
     operator_name,
     refused,
@@ -34,37 +26,18 @@ from ..core.problem import (
     require_no_overlap,
     shares_memory,
 )
-from ..core.registry import OPERATORS, RegisteredOp, operators_of
+from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
+from ..core.groups import TwoLevels, name_of, ranks_of
+from ..core.library import define_pair, refuse_gradients
+from ..core.registry import OPERATORS, operators_of
 from .transport import OWN, ROW_BYTES, Transport, choose_transport
-from .vectors import as_declared
 
 Move: TypeAlias = Callable[..., None]
 """Function ``(collective, x, out, *options)``: all ranks of a node compute ``out`` by a
 collective."""
 
 
-class Moved(CompiledOp):
-    """Compiled tile program or plan whose parameters are the input, symmetric tensors to work in,
-    and the result."""
-
-    def __init__(self, steps: Any, session: Session) -> None:
-        """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(steps, session)
-        parameters = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
-        self._x, *_, self._out = parameters
-
-    def __call__(self, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Compute ``out``. Every rank calls it."""
-        self.enqueue(*self.declared(x, out))
-
-    def declared(
-        self, x: torch.Tensor, out: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Return the arguments of ``enqueue``."""
-        return [as_declared(x, self._x)], as_declared(out, self._out)
-
-
-class Collective(Moved, RegisteredOp, ABC):
+class Collective(CallableOp, ABC):
     """Collective compiled for one problem and one transport.
 
     Attributes:
@@ -88,7 +61,7 @@ class Collective(Moved, RegisteredOp, ABC):
             the collective has no such program.
     """
 
-    arguments = (ARGUMENT,)
+    arguments = reads = (ARGUMENT,)
     options: ClassVar[tuple[str, ...]] = ()
     options_format: ClassVar[str] = ""
     dtypes: ClassVar[tuple[torch.dtype, ...] | None] = None
@@ -117,7 +90,7 @@ class Collective(Moved, RegisteredOp, ABC):
     @staticmethod
     @abstractmethod
     def steps(problem: CollectiveProblem, transport: str) -> Any:
-        """Return the plan or the tile program of a transport, as ``Moved`` expects it."""
+        """Return the plan or the tile program of a transport."""
 
     @staticmethod
     def run_bytes(problem: CollectiveProblem) -> int:
@@ -172,9 +145,59 @@ class Collective(Moved, RegisteredOp, ABC):
 
         def move(collective: type[Collective], x: torch.Tensor, out: torch.Tensor, *options: int):
             with writable(out) as memory:
-                _compute(collective.op, readable(x), memory, *options, ranks.node_name, transport)
+                arguments = *options, ranks.node_name, transport
+                compute(collective.op, (readable(x),), memory, arguments)
 
         return move
+
+    @classmethod
+    def decide(cls, call: Call) -> Decision:
+        (x,), out = call.inputs, call.out
+        _require_dense(cls.op, x, out)
+        *options, group, requested = call.options
+        ranks = _ranks_of(cls, group)
+        problem = checked_problem(cls.op, x, out, ranks.world_size, options)
+        if out is not None:
+            cls.check_memory(call)
+            check_layout(cls.op, out)
+        transport = transport_within(requested, problem, x.device, ranks).name
+        agree(ranks, problem, transport)
+        return Decision(problem, ranks, transport)
+
+    @classmethod
+    def check_memory(cls, call: Call) -> None:
+        assert call.out is not None
+        if not cls.in_place:
+            require_no_overlap(cls.op, call.out, **{ARGUMENT: call.inputs[0]})
+
+    @classmethod
+    def empty(cls, call: Call, problem: CollectiveProblem) -> torch.Tensor:
+        return call.inputs[0].new_empty(problem.result)
+
+    @classmethod
+    def prepared(
+        cls, call: Call, decision: Decision
+    ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        (x,), out = super().prepared(call, decision)
+        if call.out is not None and overwrites(decision.problem, decision.group.rank, x, out):
+            x = x.clone()
+        return (x,), out
+
+    @classmethod
+    def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
+        (x,), out = cls.prepared(call, decision)
+        ranks, options = decision.group, decision.problem.options
+        if not isinstance(ranks, TwoLevels):
+            cls.unfused(x, out, ranks, *options)
+            return out
+        assert cls.across is not None
+        with Mesh.of(cls.op, ranks, x.device) as mesh:
+            cls.across(cls.in_node(ranks, decision.choice), x, out, mesh, *options)
+        return out
+
+    @classmethod
+    def in_place_at(cls, decision: Decision) -> int | None:
+        return _in_place(decision.problem, decision.group.rank)
 
     @staticmethod
     @abstractmethod
@@ -220,23 +243,6 @@ class Collective(Moved, RegisteredOp, ABC):
 def sum_of(inputs: torch.Tensor) -> torch.Tensor:
     """Return the sum of the inputs of all ranks, added at least in fp32."""
     return inputs.sum(0, dtype=torch.promote_types(inputs.dtype, torch.float32)).to(inputs.dtype)
-
-
-_DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
-"""Registered functions by name: one that returns a new result, and one that writes to ``out``."""
-
-
-def call_collective(
-    name: str, x: torch.Tensor, group: Any, out: torch.Tensor | None, transport: str, *options: int
-) -> torch.Tensor:
-    """Call a collective that ``define_collective`` registered. Return its result, in ``out`` if
-    given."""
-    into_new, into_out = _DEFINED[name]
-    group = "" if group is None else name_of(group)
-    if out is None:
-        return into_new(x, *options, group, transport)
-    into_out(x, out, *options, group, transport)
-    return out
 
 
 def transport_of(
@@ -289,16 +295,6 @@ def transport_within(
     return choose_transport(requested, replace(problem, op=name), device, ranks, collective)
 
 
-def _move(
-    problem: CollectiveProblem, transport: str, group: Group
-) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """Return the function by which the ranks of a group communicate."""
-    collective = OPERATORS[problem.op]
-    if transport == "nccl":
-        return lambda x, out: collective.unfused(x, out, group, *problem.options)
-    return op_cache_of(group).operator(problem, transport, collective)
-
-
 def checked_problem(
     op: str, x: torch.Tensor, out: torch.Tensor | None, ranks: int, options: Sequence[int]
 ) -> CollectiveProblem:
@@ -315,62 +311,6 @@ def checked_problem(
     if out is not None:
         check_out(op, out, result, x)
     return CollectiveProblem(op, tuple(x.shape), tuple(result), tuple(options), ranks, x.dtype)
-
-
-def _compute(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> torch.Tensor:
-    """Return the result of a call, in ``out`` if given. Collective for each new problem.
-
-    Args:
-        arguments: options, name of the group, and transport.
-    """
-    key, addresses = signature((name, *arguments), (x,), out)
-    decision = recorded_calls().get(key)
-    if decision is not None and decision.fast_path is not None:
-        result = decision.fast_path(addresses, out)
-        if result is not None:
-            return result
-    collective = OPERATORS[name]
-    if decision is None:
-        decision = _decide(name, x, out, *arguments)
-    elif out is not None and not collective.in_place:
-        require_no_overlap(name, out, **{ARGUMENT: x})
-    problem, ranks, transport = decision.problem, decision.group, decision.choice
-    operand = as_kernel_operand(name, ARGUMENT, x)
-    if out is None:
-        out = operand.new_empty(problem.result)
-    elif overwrites(problem, ranks.rank, operand, out):
-        operand = operand.clone()
-    if isinstance(ranks, TwoLevels):
-        assert collective.across is not None
-        move = collective.in_node(ranks, transport)
-        with Mesh.of(name, ranks, operand.device) as mesh:
-            collective.across(move, operand, out, mesh, *problem.options)
-        return out
-    move = _move(problem, transport, ranks)
-    move(operand, out)
-    if isinstance(move, Collective) and not capturing():
-        declared = move.declared(operand, out)
-        cache = op_cache_of(ranks)
-        decision.fast_path = record_fast_path(
-            (x,), cache, move, *declared, out, (x,), _in_place(problem, ranks.rank)
-        )
-        recorded_calls().put(cache.session, key, decision)
-    return out
-
-
-def _decide(name: str, x: torch.Tensor, out: torch.Tensor | None, *arguments: Any) -> Decision:
-    """Check a call and choose its transport. Collective for each new problem."""
-    _require_dense(name, x, out)
-    *options, group, requested = arguments
-    ranks = _ranks_of(OPERATORS[name], group)
-    problem = checked_problem(name, x, out, ranks.world_size, options)
-    if out is not None:
-        if not OPERATORS[name].in_place:
-            require_no_overlap(name, out, **{ARGUMENT: x})
-        check_layout(name, out)
-    transport = transport_within(requested, problem, x.device, ranks).name
-    agree(ranks, problem, transport)
-    return Decision(problem, ranks, transport)
 
 
 def _in_place(problem: CollectiveProblem, rank: int) -> int | None:
@@ -398,27 +338,15 @@ def define_collective(collective: type[Collective]) -> None:
     gradient."""
     name = collective.op
 
-    def check(x, *_):
-        _require_dense(name, x, None)
+    def fake(inputs, out, arguments):
+        (x,), (*options, group, _) = inputs, arguments
+        problem = checked_problem(name, x, out, ranks_of(group).world_size, options)
+        return x.new_empty(problem.result) if out is None else None
 
-    def check_out_too(x, out, *_):
-        _require_dense(name, x, out)
-        refuse_gradients(name, out, x)
-
-    def eager(x, *arguments):
-        return _compute(name, x, None, *arguments)
-
-    def eager_out(x, out, *arguments):
-        _compute(name, x, out, *arguments)
-
-    def fake(x, *arguments):
-        *options, group, _ = arguments
-        ranks = ranks_of(group).world_size
-        return x.new_empty(checked_problem(name, x, None, ranks, options).result)
-
-    def fake_out(x, out, *arguments):
-        *options, group, _ = arguments
-        checked_problem(name, x, out, ranks_of(group).world_size, options)
+    def check(inputs, out, _):
+        _require_dense(name, *inputs, out)
+        if out is not None:
+            refuse_gradients(name, out, *inputs)
 
     def save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
         _, *ctx.options, ctx.group, ctx.transport = inputs
@@ -427,11 +355,8 @@ def define_collective(collective: type[Collective]) -> None:
         grad_x = collective.gradient(grad.contiguous(), ctx.group, ctx.transport, *ctx.options)
         return grad_x, *(None for _ in ctx.options), None, None
 
-    options = (
-        "".join(f"int {option}, " for option in collective.options) + "str group, str transport"
-    )
-    schema_out = f"{name}_out(Tensor x, Tensor(a!) out, {options}) -> ()"
-    _DEFINED[name] = (
-        define(f"{name}(Tensor x, {options}) -> Tensor", eager, fake, (save, gradients), check),
-        define(schema_out, eager_out, fake_out, check=check_out_too),
-    )
+    options = "".join(f"int {option}, " for option in collective.options)
+    define_pair(
+        name, "Tensor x", f"{options}str group, str transport", partial(compute, name),
+        fake, check, gradient=(save, gradients),
+    )  # fmt: skip

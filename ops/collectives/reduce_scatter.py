@@ -15,8 +15,9 @@ from ..core import nccl
 from ..core.across_nodes import Mesh, sum_over_nodes
 from ..core.collective_problem import CollectiveProblem, extent_per_rank, require_exchangeable
 from ..core.groups import TwoLevels
+from ..core.library import call_pair
 from ..core.registry import TableRow
-from .collective import Collective, Move, call_collective, sum_of
+from .collective import Collective, Move, sum_of
 from .transport import SUMMED
 from .vectors import Lines, alloc_of, copies_to
 
@@ -190,4 +191,4 @@ def reduce_scatter(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return call_collective(NAME, x, group, out, transport)
+    return call_pair(NAME, (x,), group, out, transport)

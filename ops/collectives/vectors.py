@@ -13,8 +13,6 @@ import torch
 from tvm import tirx
 
 from ...passes import with_options
-from ...runtime.plans.parameters import Parameter
-from ..core.problem import with_packed_strides
 from ..core.tiles import DEVICE
 
 TILE, _BLOCKS = 1 << 15, 256
@@ -42,15 +40,6 @@ def words_of(nbytes: int) -> tuple[str, int]:
     """Return the widest type in which kernels can move ``nbytes`` bytes of opaque data, and the
     number of elements."""
     return ("int32", nbytes // 4) if nbytes % 4 == 0 else ("uint8", nbytes)
-
-
-def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
-    """Return a contiguous tensor in the type and shape of a parameter."""
-    flat = with_packed_strides(tensor).view(-1)
-    dtype = getattr(torch, parameter.dtype)
-    if flat.dtype != dtype:
-        flat = flat.view(torch.uint8).view(dtype)
-    return flat.view(parameter.extents)
 
 
 def with_ll_protocol(program: tirx.PrimFunc, *tensors: str) -> tirx.PrimFunc:

@@ -30,8 +30,8 @@ import torch.distributed as dist
 from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import Group
 from . import nccl
+from .checks import is_contiguous_and_aligned
 from .groups import TwoLevels
-from .problem import is_contiguous_and_aligned
 
 
 @dataclass(frozen=True)

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
 from ...runtime.executor.recorded_calls import current_stream, has_driver, recorded_calls
-from ...runtime.host.group import Group
 from ...runtime.host.native import library
 from ...runtime.host.session import find_named
 from ...runtime.kernel.kernel import capturing
-from ..autotune.store import lookup
-from ..autotune.tuner import choice_of
-from .across_nodes import Mesh, readable, writable
-from .autocast import as_autocast
 from .cache import OpCache, op_cache_of
+from .checks import ALIGNMENT, as_kernel_operand
 from .compiled import CompiledOp
-from .epilogue import NO_EPILOGUE, Epilogue
-from .groups import TwoLevels, name_of, ranks_of
-from .operator import Choice, Multiply, Operator
-from .problem import (
-    ALIGNMENT,
-    Problem,
-    agree,
-    as_kernel_operand,
-    as_kernel_operands,
-    check_layout,
-    checked_problem,
-    operator_name,
-    require_no_overlap_with_operands,
-    require_operands,
-    with_packed_strides,
-)
-from .registry import OPERATORS, operators_of
-from .strategy import Strategy, choose_strategy, unfused_gemm_strategy
+from .groups import TwoLevels
+from .registry import OPERATORS, RegisteredOp
 
 
 def signature(
@@ -153,218 +134,175 @@ class Decision:
     """Decision about calls with one signature, which ``recorded_calls`` keeps.
 
     Attributes:
-        problem: what they compute, a ``Problem`` or a ``CollectiveProblem``.
+        problem: what they compute; ranks agree on it, and operators are compiled for it.
         group: the ranks that take part; ``TwoLevels`` on several nodes.
-        choice: program and tiles of a fused GEMM, None for NCCL and cuBLAS and on several nodes;
-            or the name of a transport.
+        choice: how a compiled operator computes it, such as program and tiles, or a transport;
+            ``nccl`` or None for a computation without one.
+        is_lasting: whether later calls use it even if no compiled operator serves them.
         fast_path: repeats a call; None if each call needs its operands and memory prepared.
     """
 
     problem: Any
     group: Any
     choice: Any
+    is_lasting: bool = False
     fast_path: FastPath | None = None
 
-
-def run_and_record(
-    key: Hashable, decision: Decision, operator: Any, inputs: Any, results: Any,
-    tensors: Sequence[torch.Tensor | None],
-) -> None:  # fmt: skip
-    """Run the compiled operator of a problem, and record the call for later ones. Inputs with gaps
-    or without alignment are copied before.
-
-    Args:
-        key: key of the call, from ``signature(names, tensors, results.out)``.
-        operator: class of the operator; its method ``declared(inputs, results)`` returns the
-            arguments of ``enqueue``.
-        inputs, results: named tuples of tensors and None; ``results`` has ``out``.
-        tensors: ``inputs`` and all results but ``out``.
-    """
-    named = zip(inputs._fields, inputs, strict=True)
-    packed_inputs = type(inputs)(
-        *(t if t is None else as_kernel_operand(operator.op, name, t) for name, t in named)
-    )
-    cache = op_cache_of(decision.group)
-    compiled = cache.operator(decision.problem, decision.choice, operator)
-    declared = compiled.declared(packed_inputs, results)
-    compiled.enqueue(*declared)
-    if not capturing():
-        present = [t for t in tensors if t is not None]
-        decision.fast_path = record_fast_path(present, cache, compiled, *declared, results.out, ())
-        recorded_calls().put(cache.session, key, decision)
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a compiled operator serves the calls."""
+        return self.choice not in (None, "nccl") and not isinstance(self.group, TwoLevels)
 
 
 class Call(NamedTuple):
-    """Checked GEMM that is ready to run: operands that kernels can read, and memory for c."""
+    """Arguments of a call.
 
-    decision: Decision
-    a: torch.Tensor
-    b: torch.Tensor
-    c: torch.Tensor
-    epilogue: Epilogue
+    Attributes:
+        inputs: tensors that the operator reads, in the order of its parameters.
+        out: memory for the result; None if ``prepared`` allocates it.
+        options: arguments that are no tensors; two of them are the name of the group and, next to
+            it, what the caller asks for, a strategy or a transport.
+        results: memory for the other results; None if ``out`` is the only one.
+        is_new: whether ``out`` and ``results`` overlap nothing.
+        unread: tensors that only ``compute_unfused`` reads.
+        key: key of the call in ``recorded_calls``.
+    """
 
-    @property
-    def problem(self) -> Problem:
-        return self.decision.problem
-
-    @property
-    def group(self) -> Group:
-        return self.decision.group
-
-    @property
-    def levels(self) -> TwoLevels | None:
-        """Ranks of several nodes; None if ``group`` makes the call."""
-        group = self.decision.group
-        return group if isinstance(group, TwoLevels) else None
-
-    @property
-    def choice(self) -> Choice | None:
-        return self.decision.choice
-
-    def operator(self, choice: Choice) -> Operator:
-        """Return the operator for ``choice``. Collective if it is new."""
-        make = OPERATORS[self.problem.op]
-        return op_cache_of(self.group).operator(self.problem, choice, make)
+    operator: type[CallableOp]
+    inputs: Sequence[Any]
+    out: torch.Tensor | None
+    options: tuple[Any, ...]
+    results: Sequence[torch.Tensor | None] | None = None
+    is_new: bool = False
+    unread: Sequence[Any] = ()
+    key: Hashable = None
 
     @property
-    def operands(self) -> tuple[torch.Tensor, ...]:
-        """Inputs of the ``Operator`` except c."""
-        return self.a, self.b, *self.epilogue.tensors
+    def group(self) -> str:
+        return self.options[self.operator.group_at]
+
+    @property
+    def requested(self) -> str:
+        return self.options[self.operator.group_at + 1]
+
+
+class CallableOp(CompiledOp, RegisteredOp, ABC):
+    """Operator whose calls ``compute`` makes: it declares what differs from other operators.
+
+    Attributes:
+        reads: names of the inputs, for errors.
+        group_at: place of the group's name in ``Call.options``.
+        guarded: number of first inputs whose memory the fast path keeps from ``out``; None for
+            all.
+    """
+
+    reads: ClassVar[tuple[str, ...]]
+    group_at: ClassVar[int] = -2
+    guarded: ClassVar[int | None] = None
+
+    @classmethod
+    @abstractmethod
+    def decide(cls, call: Call) -> Decision:
+        """Check a call, and decide how to compute it. Collective for each new problem."""
+
+    @classmethod
+    @abstractmethod
+    def check_memory(cls, call: Call) -> None:
+        """Refuse results of the caller that overlap each other or an input. The signature of the
+        call is that of an earlier one."""
+
+    @classmethod
+    @abstractmethod
+    def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
+        """Return the result without a compiled operator of the group, in ``out`` if given."""
+
+    @classmethod
+    def empty(cls, call: Call, problem: Any) -> torch.Tensor:
+        """Return memory for the result of a call without ``out``."""
+        raise NotImplementedError
+
+    @classmethod
+    def prepared(
+        cls, call: Call, decision: Decision
+    ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """Return the inputs as kernels can read them, and memory for the result. Inputs with gaps
+        or without alignment are copied."""
+        named = zip(cls.reads, call.inputs, strict=True)
+        inputs = [as_kernel_operand(cls.op, name, x) for name, x in named if x is not None]
+        return inputs, cls.empty(call, decision.problem) if call.out is None else call.out
+
+    @classmethod
+    def in_place_at(cls, decision: Decision) -> int | None:
+        """Return the byte of ``out`` at which an input may begin; None if they must not overlap."""
+        return None
 
 
 def compute(
-    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
-    epilogue: Sequence[Any] = NO_EPILOGUE,
+    op: str, inputs: Sequence[Any], out: torch.Tensor | None, options: tuple[Any, ...],
+    results: Sequence[torch.Tensor | None] | None = None, is_new: bool = False,
+    unread: Sequence[Any] = (),
 ) -> torch.Tensor:  # fmt: skip
-    """Return the result of a GEMM, in ``out`` if given. Collective for each new problem.
+    """Return the result of a call, in ``out`` if given. Collective for each new problem.
 
     Args:
-        out, group, requested: as in ``call``.
-        epilogue: fields of an ``Epilogue``.
+        op: name of the operator.
+        inputs, out, options, results, is_new, unread: see ``Call``.
     """
-    *tensors, out_dtype = epilogue
-    key, addresses = signature((op, group, requested, out_dtype), (a, b, *tensors), out)
-    decision = recorded_calls().get(key)
-    if decision is not None and decision.fast_path is not None:
-        c = decision.fast_path(addresses, out)
-        if c is not None:
-            return c
-    request = _call(key, decision, op, a, b, out, group, requested, Epilogue(*epilogue))
-    if (levels := request.levels) is not None:
-        operands = request.a, request.b, request.c, request.epilogue
-        multiply = _in_node(levels, requested)
-        transport = "nccl" if requested == "nccl" else "auto"
-        move = OPERATORS[op].collective.in_node(levels, transport)
-        with Mesh.of(op, levels, request.a.device) as mesh:
-            OPERATORS[op].across(multiply, move, *operands, mesh)
-        return request.c
-    if request.choice is None:
-        OPERATORS[op].unfused(request.a, request.b, request.c, request.group, request.epilogue)
-        return request.c
-    operator = request.operator(request.choice)
-    first, second, *rest = request.operands
-    operator(first, second, request.c, *rest)
-    declared = operator.declared(first, second, request.c, *rest)
-    inputs, no_overlap = (a, b, *(t for t in tensors if t is not None)), (a, b, epilogue[0])
-    cache, decision = op_cache_of(request.group), request.decision
-    decision.fast_path = record_fast_path(inputs, cache, operator, *declared, request.c, no_overlap)
-    if decision.fast_path is not None:  # this call may have opened the session
-        recorded_calls().put(cache.session, key, decision)
-    return request.c
-
-
-def _in_node(ranks: TwoLevels, requested: str) -> Multiply:
-    """Return the function that calls operators of the ranks of this node, on tensors of any
-    alignment."""
-
-    def multiply(operator: type[Operator], a, b, out, epilogue: Epilogue) -> None:
-        with writable(out) as memory:
-            compute(operator.op, readable(a), b, memory, ranks.node_name, requested, epilogue)
-
-    return multiply
-
-
-def call(
-    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
-    epilogue: Epilogue = NO_EPILOGUE,
-) -> Call:  # fmt: skip
-    """Check a GEMM and decide how to compute it. Collective for each new problem.
-
-    Args:
-        out: tensor for the result; None for a new one.
-        group: name of the group.
-        requested: the strategy that the caller asks for.
-    """
-    *tensors, out_dtype = epilogue
-    key, _ = signature((op, group, requested, out_dtype), (a, b, *tensors), out)
-    decision = recorded_calls().get(key)
-    return _call(key, decision, op, a, b, out, group, requested, epilogue)
-
-
-def _call(
-    key: Hashable, decision: Decision | None, op: str, a: torch.Tensor, b: torch.Tensor,
-    out: torch.Tensor | None, group: str, requested: str, epilogue: Epilogue,
-) -> Call:  # fmt: skip
-    """Return the call, decided by ``decision`` unless that is None."""
-    if decision is None:
-        decision, cacheable = _decide(op, a, b, out, group, requested, epilogue)
-        if cacheable and not capturing():
-            recorded_calls().put(find_named(group), key, decision)
-    elif out is not None:
-        require_no_overlap_with_operands(op, out, a, b, epilogue)
-    problem = decision.problem
-    a, b, epilogue = as_kernel_operands(problem, a, b, epilogue)
-    c = (
-        a.new_empty(problem.shape, dtype=problem.out_dtype)
-        if out is None
-        else with_packed_strides(out)
+    key, addresses = signature(
+        (op, *options), inputs if results is None else (*inputs, *results), out
     )
-    return Call(decision, a, b, c, epilogue)
+    decision = recorded_calls().get(key)
+    if decision is not None:
+        if results is not None and not is_new:
+            OPERATORS[op].check_memory(Call(OPERATORS[op], inputs, out, options, results))
+        if decision.fast_path is not None:
+            result = decision.fast_path(addresses, out)
+            if result is not None:
+                return result
+    call = Call(OPERATORS[op], inputs, out, options, results, is_new, unread, key)
+    decision = decide(call, decision)
+    if not decision.is_compiled:
+        return call.operator.compute_unfused(call, decision)
+    return _run_and_record(call, decision)
 
 
-def _decide(
-    op: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, group: str, requested: str,
-    epilogue: Epilogue,
-) -> tuple[Decision, bool]:  # fmt: skip
-    """Check and decide a call. The second value says whether the decision may be cached: the
-    obstacles that keep a problem from being fused may change, other decisions hold until the next
-    tuning or session."""
-    require_operands(op, a, b, out, epilogue)
-    if out is not None:
-        require_no_overlap_with_operands(op, out, a, b, epilogue)
-        check_layout(op, out)
-    ranks = ranks_of(group)
-    problem = checked_problem(op, a, b, ranks.world_size, out, epilogue)
-    if isinstance(ranks, TwoLevels):
-        part = OPERATORS[op].within(problem, ranks)
-        unfused_gemm_strategy(requested, replace(part, op=op), a.device, ranks.node)
-        agree(ranks, problem, requested)
-        return Decision(problem, ranks, None), False
-    unfused = unfused_gemm_strategy(requested, problem, a.device, ranks)
-    agree(ranks, problem, unfused.name if unfused else requested)
-    choice = None if unfused else choice_of(requested, problem, ranks)
-    return Decision(problem, ranks, choice), unfused is None
+def decided(
+    op: str, inputs: Sequence[Any], out: torch.Tensor | None, options: tuple[Any, ...]
+) -> tuple[Call, Decision]:
+    """Return a call, and the decision about it. Nothing is computed. Collective for each new
+    problem."""
+    key, _ = signature((op, *options), inputs, out)
+    call = Call(OPERATORS[op], inputs, out, options, key=key)
+    return call, decide(call, recorded_calls().get(key))
 
 
-def strategy_of(
-    op: Any, a: torch.Tensor, b: torch.Tensor, group: Any = None, strategy: str = "auto",
-    *, bias: torch.Tensor | None = None, scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
-) -> Strategy:  # fmt: skip
-    """Return the strategy that a call would use, and the reason. Nothing is computed.
+def decide(call: Call, decision: Decision | None = None) -> Decision:
+    """Check a call, and return the decision about it. Collective for each new problem.
 
     Args:
-        op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
-        a, b, group, strategy, bias, scale_a, scale_b, out_dtype: arguments of the operator.
-
-    Returns:
-        The strategy; on several nodes, the one within a node.
+        decision: about an earlier call with the same signature.
     """
-    name, ranks = operator_name("strategy_of", op, operators_of(Operator)), ranks_of(name_of(group))
-    require_operands(name, a, b, None, Epilogue(bias, scale_a, scale_b, out_dtype))
-    a, b, bias = as_autocast(a, b, bias)
-    epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
-    problem = checked_problem(name, a, b, ranks.world_size, None, epilogue)
-    if isinstance(ranks, TwoLevels):
-        problem, ranks = OPERATORS[name].within(problem, ranks), ranks.node
-    return choose_strategy(strategy, problem, a.device, ranks, lookup(problem, ranks))
+    if decision is None:
+        decision = call.operator.decide(call)
+        if decision.is_lasting and not capturing():
+            recorded_calls().put(find_named(call.group), call.key, decision)
+    elif call.results is None and call.out is not None:
+        call.operator.check_memory(call)
+    return decision
+
+
+def _run_and_record(call: Call, decision: Decision) -> torch.Tensor:
+    """Run the compiled operator, and record the call for later ones."""
+    operator, others = call.operator, [x for x in call.results or () if x is not None]
+    inputs, out = operator.prepared(call, decision)
+    cache = op_cache_of(decision.group)
+    compiled = cache.operator(decision.problem, decision.choice, operator)
+    compiled(*inputs, *others, out)
+    if not capturing():
+        originals = [*(x for x in call.inputs if x is not None), *others]
+        decision.fast_path = record_fast_path(
+            originals, cache, compiled, *compiled.declared(*inputs, *others, out), out,
+            call.inputs[: operator.guarded], operator.in_place_at(decision),
+        )  # fmt: skip
+        recorded_calls().put(cache.session, call.key, decision)  # the session may be new
+    return out

@@ -8,7 +8,7 @@ from math import prod
 
 import torch
 
-from .problem import refused, require_like
+from .checks import refused, require_like
 from .registry import OPERATORS
 
 Shape = tuple[int, ...]

@@ -15,6 +15,8 @@ from ...runtime import Plan, SymmetricTensor
 from ...runtime import compile as compile_program
 from ...runtime.executor.recorded_calls import RecordedCall
 from ...runtime.host.session import Session
+from ...runtime.plans.parameters import Parameter, parameters_of
+from .checks import with_packed_strides
 
 
 class CompiledOp:
@@ -41,6 +43,8 @@ class CompiledOp:
             HeapExhausted: the heap is too small; nothing stays allocated.
         """
         self._session = session
+        parameters = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
+        *self._inputs, self._out = (p for p in parameters if not p.symmetric)
         self.memory: list[SymmetricTensor] = []
         with warnings.catch_warnings():
             # Tiles that cross the end of a tensor are meant; the user cannot change the program.
@@ -62,6 +66,16 @@ class CompiledOp:
             plan.compile()
             failed.pop_all()
         return plan
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Compute the result, the last of ``tensors``, from the inputs. Every rank calls it."""
+        self.enqueue(*self.declared(*tensors))
+
+    def declared(self, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Return the arguments of ``enqueue`` for inputs and a result, all contiguous."""
+        *inputs, out = tensors
+        pairs = zip(inputs, self._inputs, strict=True)
+        return [as_declared(tensor, p) for tensor, p in pairs], as_declared(out, self._out)
 
     def enqueue(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """Run the kernel or plan on inputs of the shapes and types that it declares."""
@@ -85,3 +99,12 @@ class CompiledOp:
         self.run.free()
         for memory in self.memory:
             memory.free()
+
+
+def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
+    """Return a contiguous tensor in the type and shape of a parameter."""
+    flat = with_packed_strides(tensor).view(-1)
+    dtype = getattr(torch, parameter.dtype)
+    if flat.dtype != dtype:
+        flat = flat.view(torch.uint8).view(dtype)
+    return flat.view(parameter.extents)

@@ -4,6 +4,7 @@ with or without torch's dispatcher."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -11,13 +12,11 @@ from torch import _C
 from torch.autograd import forward_ad
 
 from ...builtins.errors import TileWeaveError
-from .autocast import NO_CASTS, Casts, lowers, register_autocast
-from .call import compute
+from .autocast import NO_CASTS, Casts, register_autocast
 from .caller import CALLER, called_as
-from .epilogue import EPILOGUE_SCHEMA, FP8, Epilogue
-from .groups import name_of, ranks_of
-from .operator import Operator
-from .problem import checked_problem, refused, require_operands
+from .checks import refused
+from .epilogue import FP8
+from .groups import name_of
 from .schema import Parameter, caller_of, parameters_of, type_mismatch
 
 _LIBRARY = torch.library.Library("tileweave", "DEF")
@@ -159,6 +158,82 @@ def needs_dispatcher(args: Iterable[Any]) -> bool:
     return False
 
 
+_DEFINED: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {}
+"""Operators of ``define_pair`` by name: one that returns new results, and one that writes them."""
+
+
+def define_pair(
+    name: str, inputs: str, options: str, compute: Callable[..., Any], fake: Callable[..., Any],
+    check: Callable[..., None], *, written: str = "Tensor(a!) out", returns: str = "Tensor",
+    new_only: str = "", gradient: Any = None, casts: Casts = NO_CASTS,
+) -> tuple[Callable[..., Any], Callable[..., None]]:  # fmt: skip
+    """Register an operator that returns new results, and ``name_out``, which writes them to memory
+    of the caller, and has no gradient and no casts.
+
+    Args:
+        inputs, options, written, returns: parts of the schema; ``written`` are the results of
+            ``name_out``, between its inputs and its options.
+        compute, fake, check: as in ``define``, but functions of the tensors that are read, the
+            result and all other arguments. The result is None for a new one, and a tuple if
+            ``written`` has several.
+        new_only: first options, which ``name_out`` does not have.
+        gradient, casts: as in ``define``.
+
+    Returns:
+        Both operators for calls from Python.
+    """
+    schema = f"{name}({inputs}, {new_only}{options}) -> {returns}"
+    schema_out = f"{name}_out({inputs}, {written}, {options}) -> ()"
+    functions = compute, fake, check
+    new, out = ([_split(f, s) for f in functions] for s in (schema, schema_out))
+    _DEFINED[name] = (
+        define(schema, *new[:2], gradient, new[2], casts),
+        define(schema_out, *out[:2], check=out[2]),
+    )
+    return _DEFINED[name]
+
+
+def _split(function: Callable[..., Any], schema: str) -> Callable[..., Any]:
+    """Return a function of the parameters of ``schema``, given one of the tensors that it reads,
+    the results that it writes, and the others."""
+    parameters = list(enumerate(parameters_of(schema)))
+    inputs = _getter([n for n, p in parameters if torch.Tensor in p.types and not p.is_written])
+    options = _getter([n for n, p in parameters if torch.Tensor not in p.types])
+    written = [n for n, p in parameters if p.is_written]
+    if not written:
+        return lambda *args: function(inputs(args), None, options(args))
+    results = itemgetter(*written)
+
+    def into_out(*args: Any) -> None:
+        function(inputs(args), results(args), options(args))
+
+    return into_out
+
+
+def _getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Return a function of C that returns some elements of a tuple."""
+    first, end = places[0], places[-1] + 1
+    is_range = end - first == len(places)
+    return itemgetter(slice(first, end)) if is_range else itemgetter(*places)
+
+
+def call_pair(
+    name: str, inputs: tuple[Any, ...], group: Any, out: torch.Tensor | None, *options: Any,
+    axes: tuple[int, ...] = (),
+) -> torch.Tensor:  # fmt: skip
+    """Call an operator of ``define_pair`` with one result, and return this, in ``out`` if given.
+
+    Args:
+        axes, options: options before and after the group.
+    """
+    into_new, into_out = _DEFINED[name]
+    group = "" if group is None else name_of(group)
+    if out is None:
+        return into_new(*inputs, *axes, group, *options)
+    into_out(*inputs, out, *axes, group, *options)
+    return out
+
+
 def define_composite(
     schema: str, function: Callable[..., Any], casts: Casts = NO_CASTS
 ) -> Callable[..., Any]:
@@ -224,63 +299,3 @@ def refuse_all_gradients(op: str, /, **tensors: torch.Tensor | None) -> None:
         if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
             legal = "torch.no_grad(), as there is no gradient"
             raise refused(op, f"{name} requires a gradient", legal)
-
-
-GEMM_CASTS = lowers("a", "b", "bias")
-_DEFINED: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., None]]] = {}
-"""Registered products by name: one that returns a new result, and one that writes to ``out``."""
-
-
-def call_gemm(
-    name: str, a: torch.Tensor, b: torch.Tensor, group: Any, out: torch.Tensor | None,
-    strategy: str, epilogue: Epilogue,
-) -> torch.Tensor:  # fmt: skip
-    """Call an operator that ``define_gemm`` registered. Return its result, in ``out`` if
-    given."""
-    into_new, into_out = _DEFINED[name]
-    group = "" if group is None else name_of(group)
-    if out is None:
-        return into_new(a, b, group, strategy, *epilogue)
-    into_out(a, b, out, group, strategy, *epilogue)
-    return out
-
-
-def define_gemm(operator: type[Operator]) -> None:
-    """Register ``torch.ops.tileweave.name``, which returns one result of ``a @ b`` on each rank,
-    and ``name_out``, which has no gradient."""
-    name = operator.op
-
-    def eager(a, b, group, strategy, *epilogue):
-        return compute(name, a, b, None, group, strategy, epilogue)
-
-    def eager_out(a, b, out, group, strategy, *epilogue):
-        compute(name, a, b, out, group, strategy, epilogue)
-
-    def fake(a, b, group, strategy, *epilogue):
-        ranks = ranks_of(group).world_size
-        problem = checked_problem(name, a, b, ranks, None, Epilogue(*epilogue))
-        return a.new_empty(problem.shape, dtype=problem.out_dtype)
-
-    def fake_out(a, b, out, group, strategy, *epilogue):
-        checked_problem(name, a, b, ranks_of(group).world_size, out, Epilogue(*epilogue))
-
-    def check(a, b, group, strategy, *epilogue):
-        check_out(a, b, None, group, strategy, *epilogue)
-
-    def check_out(a, b, out, group, strategy, *epilogue):
-        added = Epilogue(*epilogue)
-        require_operands(name, a, b, out, added)
-        refuse_gradients(name, out, a, b, *added.tensors)
-
-    options = f"str group, str strategy, {EPILOGUE_SCHEMA}"
-    schema_out = f"{name}_out(Tensor a, Tensor b, Tensor(a!) out, {options}) -> ()"
-    schema = f"{name}(Tensor a, Tensor b, {options}) -> Tensor"
-    _DEFINED[name] = (
-        define(schema, eager, fake, (_save, operator.gradients), check, GEMM_CASTS),
-        define(schema_out, eager_out, fake_out, check=check_out),
-    )
-
-
-def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
-    a, b, ctx.group, ctx.strategy, *_ = inputs
-    ctx.save_for_backward(a, b)

@@ -19,7 +19,8 @@ from ...runtime.host.collectives import (
 )
 from ...runtime.host.group import Group
 from ...runtime.kernel.kernel import capturing
-from .problem import refused, require_same_call, with_packed_strides
+from .agreement import require_same_call
+from .checks import refused, with_packed_strides
 
 
 class PeerError(TileWeaveError, RuntimeError):

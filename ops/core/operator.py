@@ -15,13 +15,11 @@ from ...runtime import Plan
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
-from ..autotune.cost_model import estimate_unfused_us
-from .compiled import CompiledOp
+from .call import CallableOp
 from .epilogue import Epilogue
 from .gemm_config import GemmConfig
 from .groups import TwoLevels
 from .problem import Problem
-from .registry import RegisteredOp
 from .tiles import (
     CANDIDATES,
     FP8_CANDIDATES,
@@ -56,7 +54,7 @@ class Choice:
         return f"{self.program}, {self.tiles}"
 
 
-class Operator(CompiledOp, RegisteredOp, ABC):
+class Operator(CallableOp, ABC):
     """GEMM operator compiled for one problem.
 
     Attributes:
@@ -106,17 +104,14 @@ class Operator(CompiledOp, RegisteredOp, ABC):
                 self.graph_operator = type(self)(problem, graph_choice, session)
             failed.pop_all()
 
-    def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
-    ) -> None:
-        """Compute ``c``. Every rank calls it and passes ``Epilogue.tensors``."""
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Compute c from a, b and ``Epilogue.tensors``; c is the last of ``tensors``. Every rank
+        calls it."""
         operator = self.graph_operator if self.graph_operator is not None and capturing() else self
-        operator.enqueue(*operator.declared(a, b, c, *epilogue))
+        operator.enqueue(*operator.declared(*tensors))
 
-    def declared(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Return the arguments of ``enqueue``: the inputs in the order of a call, and ``c``."""
+    def declared(self, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        a, b, *epilogue, c = tensors
         return [a, self.problem.stored(b), *epilogue], c
 
     def free(self) -> None:
@@ -205,10 +200,9 @@ class Operator(CompiledOp, RegisteredOp, ABC):
         return {choice: us for choice, us in estimates if cls.suits(problem, choice.program)}
 
     @classmethod
+    @abstractmethod
     def predicted(cls, problem: Problem) -> tuple[float, float]:
         """Return the estimated times in us of ``table`` and ``unfused``."""
-        sizes = problem.M, problem.N, problem.K, problem.moved_bytes
-        return min(cls.options(problem).values()), estimate_unfused_us(*sizes, problem.itemsize)
 
     @classmethod
     def table(cls, problem: Problem) -> Choice:

@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
-import reprlib
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import torch
 
 from ...builtins.errors import TileWeaveError
-from ...builtins.symmetric import packed_strides
-from ...runtime.host.group import Group
-from .caller import CALLER, warn_caller
+from .checks import (
+    ALIGNMENT,
+    as_kernel_operand,
+    is_dense,
+    refused,
+    require_dense,
+    require_dense_or_none,
+    require_like,
+    require_no_overlap,
+)
 from .epilogue import FP8, NO_EPILOGUE, Epilogue
-from .groups import TwoLevels
 from .registry import OPERATORS
 
-if TYPE_CHECKING:
-    from ..attention.problem import AttentionProblem
-    from ..moe.row_problem import RowProblem
-    from ..norm.problem import NormProblem
-    from .collective_problem import CollectiveProblem
-
-    AnyProblem: TypeAlias = (
-        "Problem | CollectiveProblem | AttentionProblem | RowProblem | NormProblem"
-    )
-
-ALIGNMENT = 16
-"""Alignment in bytes that the TMA requires of the base address and of each row."""
 _FP8_RESULTS = (torch.bfloat16, torch.float16)
 """Result types of fp8 products; the first is the default."""
-_BOOLS = (bool, torch.SymBool)
-"""Types of options that are on or off. ``torch.compile`` passes symbols for dynamic extents."""
-_warned: set[tuple[str, str, str]] = set()
-_agreed: WeakKeyDictionary[Group | TwoLevels, set[tuple[AnyProblem, str]]] = WeakKeyDictionary()
-_calls: WeakKeyDictionary[Group, tuple[int, str, str, bool]] = WeakKeyDictionary()
-"""Latest call of each group: its number, the operator, the text, and whether it is new."""
 
 
 @dataclass(frozen=True)
@@ -142,21 +127,6 @@ class Problem:
         )
 
 
-def operator_name(caller: str, op: Any, names: Iterable[str]) -> str:
-    """Return the name of an operator, which may be passed instead of the operator.
-
-    Args:
-        caller: function that needs the name, for the error.
-
-    Raises:
-        TileWeaveError: the operator is not in ``names``.
-    """
-    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
-    if name not in names:
-        raise TileWeaveError(f"{caller}: op={name}; expected {' or '.join(names)}")
-    return name
-
-
 def checked_problem(
     op: str, a: torch.Tensor, b: torch.Tensor, ranks: int, out: torch.Tensor | None = None,
     epilogue: Epilogue = NO_EPILOGUE,
@@ -248,52 +218,6 @@ def fp8_obstacle(problem: Problem) -> str | None:
     return None
 
 
-def require_like(
-    op: str, name: str, tensor: torch.Tensor, first: str, a: torch.Tensor,
-    dtype: torch.dtype | None = None,
-) -> None:  # fmt: skip
-    """Refuse a tensor of another type or device than ``a``, which users call ``first``.
-
-    Args:
-        dtype: expected type; None for that of ``a``.
-    """
-    expected = dtype or a.dtype
-    if tensor.dtype != expected:
-        legal = f"{expected} as {first}" if expected == a.dtype else f"{expected}"
-        raise refused(op, f"{name} is of {tensor.dtype}", legal)
-    if tensor.device != a.device:
-        raise refused(op, f"{name} is on {tensor.device}", f"{a.device} as {first}")
-
-
-def is_dense(value: Any) -> bool:
-    """Return whether the value is a dense tensor."""
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
-def require_dense(op: str, **tensors: Any) -> None:
-    """Refuse arguments that are not ``is_dense``; keywords are their names."""
-    for name, tensor in tensors.items():
-        if not is_dense(tensor):
-            is_tensor = isinstance(tensor, torch.Tensor)
-            what = f" has layout {tensor.layout}" if is_tensor else f"={reprlib.repr(tensor)}"
-            raise refused(op, f"{name}{what}", "a dense torch.Tensor")
-
-
-def require_dense_or_none(op: str, **tensors: Any) -> None:
-    """Apply ``require_dense`` to the arguments that are not None."""
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            require_dense(op, **{name: tensor})
-
-
-def require_bools(op: str, **flags: Any) -> None:
-    """Refuse options that are not bool; keywords are their names. Python would take "no" as
-    true."""
-    for name, value in flags.items():
-        if not isinstance(value, _BOOLS):
-            raise refused(op, f"{name}={reprlib.repr(value)}", "True or False")
-
-
 def require_operands(op: str, a: Any, b: Any, out: Any, epilogue: Epilogue) -> None:
     """Apply ``require_dense`` to all arguments of a GEMM."""
     bias, scale_a, scale_b, _ = epilogue
@@ -302,30 +226,6 @@ def require_operands(op: str, a: Any, b: Any, out: Any, epilogue: Epilogue) -> N
     first, second = OPERATORS[op].arguments
     require_dense(op, **{first: a, second: b})
     require_dense_or_none(op, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out)
-
-
-def check_layout(op: str, out: torch.Tensor, name: str = "out") -> None:
-    """Refuse a result that kernels cannot write."""
-    if not is_contiguous_and_aligned(out):
-        raise refused(
-            op, f"{name} has strides {out.stride()} and begins at {out.data_ptr():#x}",
-            f"a contiguous tensor that begins at a multiple of {ALIGNMENT} bytes",
-        )  # fmt: skip
-
-
-def require_no_overlap(
-    op: str, out: torch.Tensor, /, result: str = "out", **tensors: torch.Tensor | None
-) -> None:
-    """Refuse a result that overlaps an argument in memory: it is written while the argument is
-    read."""
-    for name, x in tensors.items():
-        if x is not None and shares_memory(out, x):
-            raise refused(op, f"{result} shares memory with {name}", "memory of its own")
-
-
-def shares_memory(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return whether two contiguous tensors overlap in memory."""
-    return y.data_ptr() < x.data_ptr() + x.nbytes and x.data_ptr() < y.data_ptr() + y.nbytes
 
 
 def require_no_overlap_with_operands(
@@ -355,127 +255,5 @@ def as_kernel_operands(
     return a, b, Epilogue(bias, scale_a, scale_b, problem.out_dtype)
 
 
-def as_kernel_operand(op: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return an argument, or a copy if kernels cannot read it; warn of the first copy."""
-    if is_contiguous_and_aligned(tensor):
-        return with_packed_strides(tensor)
-    caller = CALLER.get() or op
-    if (caller, op, name) not in _warned:
-        _warned.add((caller, op, name))
-        argument = name if caller == op else f"{name} of {op}"
-        warn_caller(
-            f"{caller}: {argument} of shape {_shape(tensor)} has strides {tensor.stride()} and "
-            f"begins at {tensor.data_ptr():#x}; it is copied in each call, as it is not contiguous "
-            f"from a multiple of {ALIGNMENT} bytes on"
-        )
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-def agree(group: Group | TwoLevels, problem: AnyProblem, strategy: str) -> None:
-    """Check that all ranks make the same call. Collective for each new problem.
-
-    A rank for which the problem is not new does not wait for the others here. On a CPU,
-    ``require_same_call`` finds the difference while ranks wait; on a GPU, the waits of kernels time
-    out.
-
-    Args:
-        strategy: name of the strategy or the transport.
-
-    Raises:
-        TileWeaveError: the calls differ; the message shows the call of each rank. Or the ranks of
-            the group are at different calls since an earlier error.
-    """
-    for part in (group,) if isinstance(group, Group) else (group.nodes, group.node):
-        part.require_in_step(problem.op)
-    call = f"{problem}, {strategy}"
-    agreed = _agreed.setdefault(group, set())
-    is_new = (problem, strategy) not in agreed
-    _publish(group, problem.op, call, is_new)
-    if not is_new:
-        return
-    if isinstance(group, Group):
-        calls = group.exchange("operators", call, check=lambda: require_same_call(group))
-    else:
-        calls = group.exchange("operators", call)
-    if len(set(calls)) > 1:
-        raise _disagreement(problem.op, dict(enumerate(calls)))
-    agreed.add((problem, strategy))
-
-
-def _publish(group: Group | TwoLevels, op: str, call: str, is_new: bool) -> None:
-    """Write the number and the text of this rank's call into the store, on a CPU.
-
-    Args:
-        is_new: whether an exchange compares the call with those of the other ranks.
-    """
-    if isinstance(group, Group) and group.store is not None and group.device.type == "cpu":
-        number = _calls[group][0] + 1 if group in _calls else 1
-        _calls[group] = number, op, call, is_new
-        group.store.set(_call_key(group.rank), f"{number} {is_new:d} {call}")
-
-
-def require_same_call(group: Group) -> None:
-    """Compare the call of this rank with the calls of the same number on other ranks.
-
-    A rank that is late has a smaller number and is no error. Calls that are new on both ranks are
-    compared by their exchange. After another difference the group has failed: one of the ranks may
-    be in a collective, and the other is not.
-
-    Raises:
-        TileWeaveError: the calls differ; the message shows the call of each of these ranks.
-    """
-    if group not in _calls or group.store is None:
-        return
-    number, op, call, is_new = _calls[group]
-    calls = {group.rank: call}
-    for rank in range(group.world_size):
-        if rank != group.rank and group.store.check([_call_key(rank)]):
-            peer_number, is_new_there, text = (
-                group.store.get(_call_key(rank)).decode().split(" ", maxsplit=2)
-            )
-            if int(peer_number) == number and not (is_new and int(is_new_there)):
-                calls[rank] = text
-    if len(set(calls.values())) > 1:
-        error = _disagreement(op, calls)
-        group.fail(str(error))
-        raise error
-    group.raise_if_failed(op)
-
-
-def _call_key(rank: int) -> str:
-    return f"call of rank {rank}"
-
-
-def _disagreement(op: str, calls: dict[int, str]) -> TileWeaveError:
-    details = "; ".join(f"rank {rank}: {call}" for rank, call in sorted(calls.items()))
-    return TileWeaveError(
-        f"{op}: the ranks disagree ({details}); expected the same shapes, types, memory order and "
-        "strategy on every rank"
-    )
-
-
-def is_contiguous_and_aligned(tensor: torch.Tensor) -> bool:
-    """Return whether kernels can read and write the tensor as it is."""
-    return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
-
-
-def with_packed_strides(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor with packed strides, also along axes of extent 1, where torch
-    allows any stride."""
-    if 1 not in tensor.shape:
-        return tensor
-    return tensor.as_strided(tensor.shape, packed_strides(tuple(tensor.shape)))
-
-
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(tensor.shape)
-
-
-def refused(op: str, what: str, expected: str) -> TileWeaveError:
-    """Return the error for an illegal argument.
-
-    Args:
-        what: its name and value.
-        expected: what is legal.
-    """
-    return TileWeaveError(f"{op}: {what}; expected {expected}")

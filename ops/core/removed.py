@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from .problem import refused
+from .checks import refused
 
 P, R = ParamSpec("P"), TypeVar("R")
 

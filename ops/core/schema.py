@@ -11,7 +11,7 @@ import torch
 from torch import _C
 
 from ...builtins.errors import TileWeaveError
-from .problem import refused
+from .checks import refused
 from .registry import OPERATORS
 
 _TYPES: dict[str, tuple[tuple[type, ...], str]] = {

@@ -10,19 +10,16 @@ from typing import Any
 import torch
 from tvm import tirx
 
-from ...runtime.executor.recorded_calls import recorded_calls
 from ...runtime.host.session import Session
-from ...runtime.plans.parameters import parameters_of
 from ..collectives.transport import check_requested, first_possible
-from ..collectives.vectors import as_declared
 from ..core import nccl
+from ..core.agreement import agree
 from ..core.autocast import lowers
-from ..core.call import Decision, run_and_record, signature
-from ..core.compiled import CompiledOp
+from ..core.call import Call, CallableOp, Decision, compute
+from ..core.checks import require_bools
 from ..core.groups import TwoLevels, name_of, ranks_of
-from ..core.library import define, refuse_all_gradients
-from ..core.problem import agree, require_bools
-from ..core.registry import RegisteredOp, TableRow
+from ..core.library import define_pair, refuse_all_gradients
+from ..core.registry import TableRow
 from ..core.strategy import obstacle_of_ranks
 from .kernels.config import INTERLEAVED
 from .kernels.decode_attention import decode_attention as program
@@ -43,10 +40,10 @@ from .reference import merged, part_of
 FUSED = "fused"
 
 
-class DecodeAttention(CompiledOp, RegisteredOp, op=NAME):
+class DecodeAttention(CallableOp, op=NAME):
     """Compiled program of one problem."""
 
-    arguments = ("q", "k_cache")
+    arguments, reads, guarded = ("q", "k_cache"), Inputs._fields, 0
     row = TableRow(
         inputs="`q`, (B, heads, D), bf16 or fp16, equal on all ranks; `k_cache` and `v_cache`, "
         "(pages, page_size, kv_heads, D), in the type of `q` or fp8: the tokens of this rank; "
@@ -60,20 +57,52 @@ class DecodeAttention(CompiledOp, RegisteredOp, op=NAME):
 
     def __init__(self, problem: DecodeProblem, strategy: str, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        steps = self.program(problem)
-        super().__init__(steps, session)
-        *self._inputs, self._out = parameters_of(steps)
+        super().__init__(self.program(problem), session)
 
     @staticmethod
     def program(problem: DecodeProblem) -> tirx.PrimFunc:
         """Return the tile program."""
         return program(problem.config)
 
-    def declared(self, inputs: Inputs, results: Results) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Return the arguments of ``enqueue``."""
-        given = [t for t in (*inputs, results.lse) if t is not None]
-        tensors = [as_declared(t, p) for t, p in zip(given, self._inputs, strict=True)]
-        return tensors, as_declared(results.out, self._out)
+    @classmethod
+    def decide(cls, call: Call) -> Decision:
+        inputs, (scale, sharding, group, requested) = Inputs(*call.inputs), call.options
+        ranks, results, device = ranks_of(group), results_of(call), inputs.q.device
+        problem = checked_problem(
+            inputs, scale, sharding, results.lse is not None, ranks.world_size
+        )
+        check_result(inputs, problem, results.out)
+        node = ranks.node if isinstance(ranks, TwoLevels) else ranks
+        strategy = first_possible(
+            requested, NAME, device, node, (FUSED,), (FUSED,),
+            lambda _: obstacle_of_ranks(device, ranks) or problem.obstacle(), "strategy",
+        ).name  # fmt: skip
+        agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
+        cls.check_memory(call)
+        return Decision(problem, ranks, strategy)
+
+    @classmethod
+    def check_memory(cls, call: Call) -> None:
+        check_memory(Inputs(*call.inputs), None if call.is_new else call.out)
+
+    @classmethod
+    def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
+        """Compute the results by torch on each rank, and a collective."""
+        problem, ranks, results = decision.problem, decision.group, results_of(call)
+        parts = part_of(Inputs(*call.inputs), problem, ranks.rank)[None]
+        levels = (ranks.node, ranks.nodes) if isinstance(ranks, TwoLevels) else (ranks,)
+        for level in levels:
+            parts = nccl.all_gather(parts, level)
+        for result, value in zip(results, merged(parts, problem), strict=True):
+            if result is not None:
+                result.copy_(value)
+        return results.out
+
+
+def results_of(call: Call) -> Results:
+    """Return memory for the results of a call."""
+    assert call.out is not None and call.results is not None
+    return Results(call.out, *call.results)
 
 
 def decode_attention(
@@ -142,59 +171,6 @@ def decode_attention(
     return results.out if results.lse is None else (results.out, results.lse)
 
 
-def _compute(
-    inputs: Inputs, results: Results, is_new: bool, scale: float, sharding: str, group: str,
-    requested: str,
-) -> None:  # fmt: skip
-    """Compute the results. Collective for each new problem.
-
-    Args:
-        is_new: whether the results have memory of their own.
-    """
-    tensors = *inputs, results.lse
-    key, addresses = signature((NAME, scale, sharding, group, requested), tensors, results.out)
-    decision = recorded_calls().get(key)
-    if decision is None:
-        decision = _decide(inputs, results, scale, sharding, group, requested)
-        check_memory(inputs, None if is_new else results.out)
-    elif not is_new:
-        check_memory(inputs, results.out)
-    if decision.fast_path is not None and decision.fast_path(addresses, results.out) is not None:
-        return
-    if decision.choice == "nccl":
-        _by_torch(decision, inputs, results)
-        return
-    run_and_record(key, decision, DecodeAttention, inputs, results, tensors)
-
-
-def _decide(
-    inputs: Inputs, results: Results, scale: float, sharding: str, group: str, requested: str
-) -> Decision:
-    """Check a call and choose its strategy. Collective for each new problem."""
-    ranks = ranks_of(group)
-    problem = checked_problem(inputs, scale, sharding, results.lse is not None, ranks.world_size)
-    check_result(inputs, problem, results.out)
-    node = ranks.node if isinstance(ranks, TwoLevels) else ranks
-    strategy = first_possible(
-        requested, NAME, inputs.q.device, node, (FUSED,), (FUSED,),
-        lambda _: obstacle_of_ranks(inputs.q.device, ranks) or problem.obstacle(), "strategy",
-    ).name  # fmt: skip
-    agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
-    return Decision(problem, ranks, strategy)
-
-
-def _by_torch(decision: Decision, inputs: Inputs, results: Results) -> None:
-    """Compute the results by torch on each rank, and a collective."""
-    problem, ranks = decision.problem, decision.group
-    parts = part_of(inputs, problem, ranks.rank)[None]
-    levels = (ranks.node, ranks.nodes) if isinstance(ranks, TwoLevels) else (ranks,)
-    for level in levels:
-        parts = nccl.all_gather(parts, level)
-    for result, value in zip(results, merged(parts, problem), strict=True):
-        if result is not None:
-            result.copy_(value)
-
-
 def _empty_lse(q: torch.Tensor) -> torch.Tensor:
     return q.new_empty(q.shape[:-1], dtype=torch.float32)
 
@@ -206,56 +182,39 @@ def _empty(inputs: Inputs, returns_lse: bool) -> Results:
     return Results(out, _empty_lse(inputs.q) if returns_lse else None)
 
 
-def _eager(q, k, v, table, lens, k_scale, v_scale, returns_lse, *options):
-    inputs = Inputs(q, k, v, table, lens, k_scale, v_scale)
-    results = _empty(inputs, returns_lse)
-    _compute(inputs, results, True, *options)
+def _computed(inputs, results, options):
+    is_new = results is None
+    if is_new:
+        returns_lse, *options = options
+        results = _empty(Inputs(*inputs), returns_lse)
+    out, lse = results
+    compute(NAME, inputs, out, tuple(options), (lse,), is_new)
     return [result for result in results if result is not None]
 
 
-def _eager_out(q, k, v, table, lens, k_scale, v_scale, out, lse, *options):
-    inputs = Inputs(q, k, v, table, lens, k_scale, v_scale)
-    _compute(inputs, Results(out, lse), False, *options)
+def _fake(inputs, results, options):
+    *returns_lse, scale, sharding, group, _ = options
+    has_lse = returns_lse[0] if results is None else results[1] is not None
+    inputs, ranks = Inputs(*inputs), ranks_of(group).world_size
+    problem = checked_problem(inputs, scale, sharding, has_lse, ranks)
+    if results is None:
+        return [result for result in _empty(inputs, has_lse) if result is not None]
+    return check_result(inputs, problem, results[0])
 
 
-def _fake(q, k, v, table, lens, k_scale, v_scale, returns_lse, scale, sharding, group, _):
-    inputs = Inputs(q, k, v, table, lens, k_scale, v_scale)
-    checked_problem(inputs, scale, sharding, returns_lse, ranks_of(group).world_size)
-    results = _empty(inputs, returns_lse)
-    return [result for result in results if result is not None]
-
-
-def _fake_out(q, k, v, table, lens, k_scale, v_scale, out, lse, scale, sharding, group, _):
-    inputs, ranks = Inputs(q, k, v, table, lens, k_scale, v_scale), ranks_of(group).world_size
-    check_result(inputs, checked_problem(inputs, scale, sharding, lse is not None, ranks), out)
-
-
-def _check_options(scale, sharding, _, strategy):
+def _check(inputs, results, options):
+    *_, scale, sharding, _, strategy = options
     check_options(scale, sharding)
     check_requested(strategy, NAME, (FUSED,), "strategy")
+    out = None if results is None else results[0]
+    refuse_all_gradients(NAME, **Inputs(*inputs)._asdict(), out=out)
 
 
-def _check(*args):
-    _check_options(*args[-4:])
-    refuse_all_gradients(NAME, **Inputs(*args[: len(Inputs._fields)])._asdict())
-
-
-def _check_out(*args):
-    _check_options(*args[-4:])
-    count = len(Inputs._fields)
-    refuse_all_gradients(NAME, **Inputs(*args[:count])._asdict(), out=args[count])
-
-
-_TENSORS = (
+_into_new, _into_out = define_pair(
+    NAME,
     "Tensor q, Tensor k_cache, Tensor? v_cache, Tensor block_table, Tensor seq_lens, "
-    "Tensor? k_scale, Tensor? v_scale"
-)
-_OPTIONS = "float scale, str sharding, str group, str strategy"
-_into_new = define(
-    f"{NAME}({_TENSORS}, bool return_lse, {_OPTIONS}) -> Tensor[]", _eager, _fake, check=_check,
+    "Tensor? k_scale, Tensor? v_scale",
+    "float scale, str sharding, str group, str strategy", _computed, _fake, _check,
+    written="Tensor(a!) out, Tensor(b!)? lse", returns="Tensor[]", new_only="bool return_lse, ",
     casts=lowers("q", "k_cache", "v_cache"),
-)  # fmt: skip
-_into_out = define(
-    f"{NAME}_out({_TENSORS}, Tensor(a!) out, Tensor(b!)? lse, {_OPTIONS}) -> ()",
-    _eager_out, _fake_out, check=_check_out,
 )  # fmt: skip

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.epilogue import FP8
-from ..core.problem import (
+from ..core.checks import (
     check_layout,
     refused,
     require_dense,
@@ -18,6 +17,7 @@ from ..core.problem import (
     require_like,
     require_no_overlap,
 )
+from ..core.epilogue import FP8
 from .kernels.config import SHARDINGS, DecodeConfig
 
 NAME = "decode_attention"

@@ -33,15 +33,18 @@ from ..collectives.collective import Move
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes, readable, writable
 from ..core.autocast import lowers
-from ..core.call import Call, call
+from ..core.cache import op_cache_of
+from ..core.call import decided
+from ..core.checks import require_bools
 from ..core.epilogue import EPILOGUE_SCHEMA, NO_EPILOGUE, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels, name_of, ranks_of
-from ..core.library import call_gemm, define, refuse_gradients
-from ..core.operator import Choice, Multiply, Operator
-from ..core.problem import Problem, checked_problem, require_bools, require_operands
+from ..core.library import call_pair, define, refuse_gradients
+from ..core.operator import Choice, Multiply
+from ..core.problem import Problem, checked_problem, require_operands
 from ..core.registry import TableRow
 from ..core.tiles import persistent_tiles, store_tiles
+from .gemm_operator import GemmOperator, operands_of
 from .kernels.all_gather_gemm import ag_gemm_comm_blocks, ag_gemm_copy_engine, ag_gemm_push
 
 NAME = "all_gather_matmul"
@@ -79,7 +82,7 @@ def all_gather_matmul_plan(config: GemmConfig) -> Plan:
     return all_gather_matmul
 
 
-class AllGatherMatmul(Operator, op=NAME):
+class AllGatherMatmul(GemmOperator, op=NAME):
     """All-gather + GEMM: rows are gathered by copy engines, by some blocks of the kernel or by all.
 
     The symmetric memory of ``copy_engines`` holds the gathered rows.
@@ -103,12 +106,11 @@ class AllGatherMatmul(Operator, op=NAME):
         "stores": ag_gemm_push,
     }
 
-    def declared(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, *epilogue: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+    def declared(self, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        *inputs, c = tensors
         if self.choice.program != "stores":  # no tile crosses the rows of a rank
             c = c.view(self.problem.ranks, self.problem.rows_per_rank, self.problem.N)
-        return super().declared(a, b, c, *epilogue)
+        return super().declared(*inputs, c)
 
     def rows(self, a: torch.Tensor, group: Group) -> torch.Tensor:
         """Return the rows of all ranks, (M, K), after a call with ``a``.
@@ -226,7 +228,7 @@ def all_gather_matmul(
     require_bools(NAME, return_gathered=return_gathered)
     epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     if not return_gathered:
-        return call_gemm(NAME, a_shard, b, group, out, strategy, epilogue)
+        return call_pair(NAME, (a_shard, b), group, out, strategy, *epilogue)
     require_operands(NAME, a_shard, b, out, epilogue)
     refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
     options = name_of(group), strategy, *epilogue
@@ -240,33 +242,36 @@ def _compute_with_rows(
     epilogue: Epilogue,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Return the result, which is ``out`` if given, and a copy of the gathered rows."""
-    request = call(NAME, a, b, out, group, requested, epilogue)
-    if (levels := request.levels) is not None:
-        return request.c, _rows_of_nodes(request, levels, requested)
-    choice = request.choice
+    *tensors, out_dtype = epilogue
+    call, decision = decided(NAME, (a, b, *tensors), out, (group, requested, out_dtype))
+    a, b, epilogue, c = operands_of(call, decision)
+    ranks, choice = decision.group, decision.choice
+    if isinstance(ranks, TwoLevels):
+        return c, _rows_of_nodes(a, b, c, epilogue, ranks, requested)
     if requested == "auto" and choice and choice.program != "copy_engines":
-        choice = _choice_keeping_rows(request.problem)
+        choice = _choice_keeping_rows(decision.problem)
     if choice:
-        operator = request.operator(choice)
-        a, b, *rest = request.operands
-        operator(a, b, request.c, *rest)
-        rows = operator.rows(a, request.group)
+        operator = op_cache_of(ranks).operator(decision.problem, choice, AllGatherMatmul)
+        operator(a, b, *epilogue.tensors, c)
+        rows = operator.rows(a, ranks)
     else:
-        a = request.a
-        rows = AllGatherMatmul.unfused(a, request.b, request.c, request.group, request.epilogue)
-    return request.c, rows.clone() if rows is a else rows
+        rows = AllGatherMatmul.unfused(a, b, c, ranks, epilogue)
+    return c, rows.clone() if rows is a else rows
 
 
-def _rows_of_nodes(request: Call, ranks: TwoLevels, requested: str) -> torch.Tensor:
+def _rows_of_nodes(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, epilogue: Epilogue, ranks: TwoLevels,
+    requested: str,
+) -> torch.Tensor:  # fmt: skip
     """Compute the result on several nodes as ``across`` does, and return the rows of all ranks."""
-    problem, count = request.problem, ranks.nodes.world_size
-    rows = request.a.new_empty(problem.M, problem.K).unflatten(0, (count, -1))
-    parts = request.c.unflatten(0, (count, -1))
-    options = ranks.node_name, requested, request.epilogue
-    with Mesh.of(NAME, ranks, request.a.device) as mesh:
-        for node, shard in pieces_of_nodes([request.a] * count, mesh):
+    count = ranks.nodes.world_size
+    rows = a.new_empty(len(a) * ranks.world_size, a.shape[1]).unflatten(0, (count, -1))
+    parts = c.unflatten(0, (count, -1))
+    options = ranks.node_name, requested, epilogue
+    with Mesh.of(NAME, ranks, a.device) as mesh:
+        for node, shard in pieces_of_nodes([a] * count, mesh):
             with writable(parts[node]) as out:
-                rows[node] = _compute_with_rows(readable(shard), request.b, out, *options)[1]
+                rows[node] = _compute_with_rows(readable(shard), b, out, *options)[1]
     return rows.flatten(0, 1)
 
 

@@ -38,11 +38,12 @@ from ..core.across_nodes import Mesh
 from ..core.epilogue import Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels
-from ..core.library import call_gemm
-from ..core.operator import Choice, Multiply, Operator
+from ..core.library import call_pair
+from ..core.operator import Choice, Multiply
 from ..core.problem import Problem
 from ..core.registry import TableRow
 from ..core.tiles import Tiles, persistent_tiles, store_tiles
+from .gemm_operator import GemmOperator
 from .identity import identities
 from .kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
 from .kernels.gemm_persistent import copied_sums_of, gemm_ar_persistent
@@ -116,7 +117,7 @@ def pulled_bytes(problem: Problem) -> int:
     return (problem.ranks - 1) * problem.M * problem.N * problem.out_dtype.itemsize
 
 
-class MatmulAllReduce(Operator, op=NAME):
+class MatmulAllReduce(GemmOperator, op=NAME):
     """GEMM + all-reduce in one exchange or in two, by stores and loads or by copy
     engines."""
 
@@ -265,4 +266,5 @@ def matmul_all_reduce(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return call_gemm(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
+    epilogue = bias, scale_a, scale_b, out_dtype
+    return call_pair(NAME, (a, b), group, out, strategy, *epilogue)

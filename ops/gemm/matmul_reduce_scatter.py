@@ -33,11 +33,12 @@ from ..core.across_nodes import Mesh, sum_over_nodes
 from ..core.epilogue import NO_EPILOGUE, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels
-from ..core.library import call_gemm
-from ..core.operator import Choice, Multiply, Operator
+from ..core.library import call_pair
+from ..core.operator import Choice, Multiply
 from ..core.problem import Problem
 from ..core.registry import TableRow
 from ..core.tiles import persistent_tiles, store_tiles
+from .gemm_operator import GemmOperator
 from .identity import identities
 from .kernels.gemm_persistent import gemm_rs_persistent
 from .kernels.gemm_reduce_scatter import gemm_rs_one_shot, gemm_rs_store
@@ -84,7 +85,7 @@ def matmul_reduce_scatter_plan(config: GemmConfig) -> Plan:
     return matmul_reduce_scatter
 
 
-class MatmulReduceScatter(Operator, op=NAME):
+class MatmulReduceScatter(GemmOperator, op=NAME):
     """GEMM + reduce-scatter by copy engines, by stores, or, for few rows, in one exchange."""
 
     row = TableRow(
@@ -217,4 +218,5 @@ def matmul_reduce_scatter(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    return call_gemm(NAME, a, b, group, out, strategy, Epilogue(bias, scale_a, scale_b, out_dtype))
+    epilogue = bias, scale_a, scale_b, out_dtype
+    return call_pair(NAME, (a, b), group, out, strategy, *epilogue)

@@ -12,9 +12,9 @@ import torch
 
 from ...runtime.host.group_argument import BY
 from ..collectives.transport import SUMMED
+from ..core.checks import refused, require_dense, require_dense_or_none, require_like
 from ..core.groups import TwoLevels, ranks_of
-from ..core.library import define, define_composite, refuse_gradients
-from ..core.problem import refused, require_dense, require_dense_or_none, require_like
+from ..core.library import define_composite, define_pair, refuse_gradients
 from ..core.registry import TableRow
 from . import across_nodes
 from .dispatch import DispatchHandle
@@ -54,7 +54,7 @@ class Combine(RowExchange, op=NAME):
         return rows, weights, *tables
 
     @staticmethod
-    def empty(rows, tables):
+    def empty_rows(rows, tables):
         return rows.new_empty(len(tables.place), rows.shape[1])
 
     @staticmethod
@@ -131,23 +131,19 @@ def _combine_across(y, weights, source, slots, place, is_padded, group, transpor
     return across_nodes.combine_rows(y, weights, tables, is_padded, levels, transport)
 
 
-def _eager(y, weights, source, slots, place, is_padded, group, transport):
-    return exchange(NAME, y, weights, Tables(source, slots, place), is_padded, group, transport)
+def _computed(inputs, out, options):
+    y, weights, *tables = inputs
+    return exchange(NAME, y, weights, Tables(*tables), *options, out)
 
 
-def _eager_out(y, weights, source, slots, place, is_padded, out, group, transport):
-    exchange(NAME, y, weights, Tables(source, slots, place), is_padded, group, transport, out)
+def _fake(inputs, out, _):
+    y, _, *tables = inputs
+    return Combine.empty_rows(y, Tables(*tables)) if out is None else None
 
 
-def _fake(y, weights, source, slots, place, is_padded, group, transport):
-    return Combine.empty(y, Tables(source, slots, place))
-
-
-def _fake_out(*_): ...
-
-
-def _check_out(y, weights, source, slots, place, is_padded, out, *_):
-    refuse_gradients(NAME, out, y, weights)
+def _check(inputs, out, _):
+    if out is not None:
+        refuse_gradients(NAME, out, *inputs[:2])
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -186,14 +182,9 @@ def _weights_of_rows(
     return torch.where(source >= 0, all_weights[source.clamp(min=0)], 0)
 
 
-_SCHEMA = f"Tensor y, Tensor topk_weights, {TABLES}, bool is_padded"
-_combine = define(
-    f"{NAME}({_SCHEMA}, str group, str transport) -> Tensor", _eager, _fake, (_save, _gradients)
+_INPUTS = f"Tensor y, Tensor topk_weights, {TABLES}, bool is_padded"
+_OPTIONS = "str group, str transport"
+_combine, _combine_out = define_pair(
+    NAME, _INPUTS, _OPTIONS, _computed, _fake, _check, gradient=(_save, _gradients)
 )
-_combine_out = define(
-    f"{NAME}_out({_SCHEMA}, Tensor(a!) out, str group, str transport) -> ()",
-    _eager_out, _fake_out, check=_check_out,
-)  # fmt: skip
-_across = define_composite(
-    f"{NAME}_across({_SCHEMA}, str group, str transport) -> Tensor", _combine_across
-)
+_across = define_composite(f"{NAME}_across({_INPUTS}, {_OPTIONS}) -> Tensor", _combine_across)

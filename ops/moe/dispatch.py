@@ -12,9 +12,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from ..core.agreement import agree
+from ..core.checks import require_bools
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define, define_composite
-from ..core.problem import agree, require_bools
 from ..core.registry import TableRow
 from . import across_nodes
 from .kernels.dispatch import DispatchBlocks, dispatch_program
@@ -98,7 +99,7 @@ class Dispatch(RowExchange, op=NAME):
         return rows, tables.source, tables.slots
 
     @staticmethod
-    def empty(rows, tables):
+    def empty_rows(rows, tables):
         return rows.new_empty(len(tables.source), rows.shape[1])
 
     @staticmethod
@@ -224,7 +225,7 @@ def _eager(x, source, slots, place, clear_rest, is_padded, group, transport):
 
 
 def _fake(x, source, slots, place, clear_rest, is_padded, group, transport):
-    return Dispatch.empty(x, Tables(source, slots, place))
+    return Dispatch.empty_rows(x, Tables(source, slots, place))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:

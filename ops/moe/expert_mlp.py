@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional
 
 from ..core.autocast import lowers
+from ..core.checks import refused, require_dense
 from ..core.groups import name_of, ranks_of
 from ..core.library import define_composite
-from ..core.problem import refused, require_dense
 from ..core.registry import RegisteredOp, TableRow
 from ..core.removed import removed
 from .combine import combine

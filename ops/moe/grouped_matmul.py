@@ -15,15 +15,15 @@ import torch
 
 from ..core.autocast import lowers
 from ..core.call import signature
-from ..core.epilogue import FP8
-from ..core.library import define, refuse_gradients
-from ..core.problem import (
+from ..core.checks import (
     ALIGNMENT,
     as_kernel_operand,
     require_bools,
     require_no_overlap,
     with_packed_strides,
 )
+from ..core.epilogue import FP8
+from ..core.library import define, define_pair, refuse_gradients
 from ..core.registry import RegisteredOp, TableRow
 from . import reference as by_torch
 from .kernels.grouped_gemm import (
@@ -167,10 +167,8 @@ def _call(x, w, offsets, out, options: Options):
             require_no_overlap(NAME, out, x=x, w=w, offsets=offsets, **options.tensors)
         call(x, w, offsets, options, out)
         return out
-    if out is None:
-        out = _fake(x, w, offsets, *options)
-    else:
-        _fake_out(x, w, offsets, out, *options)
+    empty = _fake((x, w, offsets, *options[:4]), out, options[4:])
+    out = empty if out is None else out
     call = _compute(x, w, offsets, options, out)
     if call is not None:
         if len(_calls) >= _MAX_CALLS:
@@ -179,32 +177,21 @@ def _call(x, w, offsets, out, options: Options):
     return out
 
 
-def _eager(x, w, offsets, *options):
-    return _call(x, w, offsets, None, Options(*options))
+def _computed(inputs, out, options):
+    return _call(*inputs[:3], out, Options(*inputs[3:], *options))
 
 
-def _eager_out(x, w, offsets, out, *options) -> None:
-    _call(x, w, offsets, out, Options(*options))
-
-
-def _fake(x, w, offsets, *options):
-    given = Options(*options)
+def _fake(inputs, out, options):
+    (x, w, offsets, *_), given = inputs, Options(*inputs[3:], *options)
     dtype = check(x, w, offsets, given)
-    return x.new_empty(x.shape[0], given.columns(w), dtype=dtype)
+    if out is None:
+        return x.new_empty(x.shape[0], given.columns(w), dtype=dtype)
+    return check_out(out, dtype, x, w, offsets, given)
 
 
-def _fake_out(x, w, offsets, out, *options) -> None:
-    given = Options(*options)
-    check_out(out, check(x, w, offsets, given), x, w, offsets, given)
-
-
-def _refuse(x, w, offsets, *options) -> None:
-    _refuse_out(x, w, offsets, None, *options)
-
-
-def _refuse_out(x, w, offsets, out, *options) -> None:
-    tensors = [t for t in Options(*options).tensors.values() if t is not None]
-    refuse_gradients(NAME, out, x, w, *tensors)
+def _check(inputs, out, options) -> None:
+    x, w, _, *tensors = inputs
+    refuse_gradients(NAME, out, x, w, *(t for t in tensors if t is not None))
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:
@@ -281,18 +268,11 @@ def _gradients_of_wgrad(ctx: Any, grad_w: torch.Tensor) -> tuple:
     return of_grad, of_x, None, None, None
 
 
-_TENSORS = "Tensor x, Tensor w, Tensor offsets"
-_OPTIONS = (
+_into_new, _into_out = define_pair(
+    NAME, "Tensor x, Tensor w, Tensor offsets",
     "Tensor? scale_x, Tensor? scale_w, Tensor? bias, Tensor? row_weights, str? epilogue, "
-    "ScalarType? out_dtype, bool reference, bool clear_rest"
-)
-_into_new = define(
-    f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor", _eager, _fake, (_save, _gradients), _refuse,
-    lowers("x", "w", "bias"),
-)  # fmt: skip
-_into_out = define(
-    f"{NAME}_out({_TENSORS}, Tensor(a!) out, {_OPTIONS}) -> ()",
-    _eager_out, _fake_out, check=_refuse_out,
+    "ScalarType? out_dtype, bool reference, bool clear_rest", _computed, _fake, _check,
+    gradient=(_save, _gradients), casts=lowers("x", "w", "bias"),
 )  # fmt: skip
 define(
     f"{WGRAD}(Tensor grad, Tensor x, Tensor offsets, bool transposed, bool reference) -> Tensor",

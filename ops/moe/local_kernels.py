@@ -8,7 +8,7 @@ from typing import Any
 from ...codegen.compile import compile_by_tilelang
 from ...runtime.host.cache_folder import require_private_cache
 from ...runtime.kernel.kernel import capturing, launch_of
-from ..core.problem import refused
+from ..core.checks import refused
 
 _KERNELS: dict[tuple, Callable[..., Any]] = {}
 """Functions that launch compiled kernels, by the function that builds the program and its

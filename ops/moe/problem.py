@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.epilogue import FP8
-from ..core.problem import (
+from ..core.checks import (
     ALIGNMENT,
     check_layout,
     is_dense,
@@ -17,8 +16,9 @@ from ..core.problem import (
     require_dense_or_none,
     require_like,
     require_no_overlap,
-    result_of,
 )
+from ..core.epilogue import FP8
+from ..core.problem import result_of
 from .kernels.grouped_gemm import SCALED, SWIGLU
 
 NAME = "grouped_matmul"

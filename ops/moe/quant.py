@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from ..core.checks import as_kernel_operand, refused
 from ..core.epilogue import FP8
 from ..core.library import define
-from ..core.problem import as_kernel_operand, refused
 from ..core.quantize import FP8_MAX, quantized_blocks
 from .kernels.grouped_gemm import SCALED
 from .kernels.quantize import THREADS, quantize_program

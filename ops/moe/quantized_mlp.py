@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..core.checks import ALIGNMENT, refused, require_dense, require_like
 from ..core.epilogue import FP8
-from ..core.problem import ALIGNMENT, refused, require_dense, require_like
 from .grouped_matmul import grouped_matmul
 from .kernels.grouped_gemm import SCALED, SWIGLU
 from .quant import check_quant, quantized_rows

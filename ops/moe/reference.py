@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-from ..core.problem import refused
+from ..core.checks import refused
 from .kernels.grouped_gemm import SCALED, SWIGLU
 from .problem import Options
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from tvm import tirx
 
-from ...runtime.executor.recorded_calls import recorded_calls
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
-from ...runtime.kernel.kernel import capturing
-from ...runtime.plans.parameters import parameters_of
 from ..collectives.transport import Transport, check_requested, first_possible
-from ..collectives.vectors import as_declared
-from ..core.cache import op_cache_of
-from ..core.call import Decision, record_fast_path, signature
-from ..core.compiled import CompiledOp
+from ..core.agreement import agree
+from ..core.call import Call, CallableOp, Decision, compute
+from ..core.checks import check_layout, require_no_overlap
 from ..core.groups import group_of
-from ..core.problem import agree, as_kernel_operand, check_layout, require_no_overlap
-from ..core.registry import OPERATORS, RegisteredOp
+from ..core.registry import OPERATORS
 from ..core.strategy import obstacle_of_ranks
 from .routing import Tables
 from .row_problem import RowProblem, check_capacity
@@ -32,31 +26,16 @@ TABLES = ", ".join(f"Tensor {name}" for name in Tables._fields)
 """Tables in the schemas of operators."""
 
 
-class RowExchange(CompiledOp, RegisteredOp, ABC):
+class RowExchange(CallableOp, ABC):
     """Compiled program that exchanges rows by tables. Its parameters are rows, tables, the result.
 
-    Attributes:
-        reads: names of the arguments that the program reads, for errors.
+    The options of a call are tokens, choices and capacity, ``clear_rest``, ``is_padded``, group and
+    transport. The tables are ``unread``, after the weights.
     """
-
-    reads: ClassVar[tuple[str, ...]]
 
     def __init__(self, problem: RowProblem, transport: str, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        program = self.program(problem)
-        super().__init__(program, session)
-        *self._inputs, self._out = parameters_of(program)
-
-    def __call__(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Compute ``out``. Every rank calls it."""
-        self.enqueue(*self.declared(inputs, out))
-
-    def declared(
-        self, inputs: Sequence[torch.Tensor], out: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Return the arguments of ``enqueue``."""
-        pairs = zip(inputs, self._inputs, strict=True)
-        return [as_declared(tensor, p) for tensor, p in pairs], as_declared(out, self._out)
+        super().__init__(self.program(problem), session)
 
     @staticmethod
     @abstractmethod
@@ -77,7 +56,7 @@ class RowExchange(CompiledOp, RegisteredOp, ABC):
 
     @staticmethod
     @abstractmethod
-    def empty(rows: torch.Tensor, tables: Tables) -> torch.Tensor:
+    def empty_rows(rows: torch.Tensor, tables: Tables) -> torch.Tensor:
         """Return memory for the result."""
 
     @staticmethod
@@ -86,6 +65,37 @@ class RowExchange(CompiledOp, RegisteredOp, ABC):
         rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, group: Group
     ) -> torch.Tensor:
         """Return the result by ``torch.distributed``, on any device."""
+
+    @classmethod
+    def decide(cls, call: Call) -> Decision:
+        tokens, choices, capacity, clear_rest, is_padded, group, requested = call.options
+        rows, ranks = call.inputs[0], group_of(group)
+        problem = RowProblem(
+            cls.op, tokens, choices, capacity, rows.shape[1], ranks.world_size, rows.dtype,
+            clear_rest=clear_rest, is_padded=is_padded,
+        )  # fmt: skip
+        obstacle = cls.obstacle(problem)
+        transport = choose_transport(requested, problem, rows.device, ranks, obstacle).name
+        agree(ranks, problem, transport)
+        if call.out is not None:
+            cls.check_memory(call)
+        return Decision(problem, ranks, transport)
+
+    @classmethod
+    def check_memory(cls, call: Call) -> None:
+        assert call.out is not None
+        check_layout(cls.op, call.out)
+        require_no_overlap(cls.op, call.out, **dict(zip(cls.reads, call.inputs, strict=True)))
+
+    @classmethod
+    def empty(cls, call: Call, problem: RowProblem) -> torch.Tensor:
+        return cls.empty_rows(call.inputs[0], Tables(*call.unread[1:]))
+
+    @classmethod
+    def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
+        weights, *tables = call.unread
+        result = cls.unfused(call.inputs[0], weights, Tables(*tables), decision.group)
+        return result if call.out is None else call.out.copy_(result)
 
 
 def check_options(op: str, capacity: Any, transport: Any) -> None:
@@ -123,18 +133,6 @@ def gather_from_all(values: torch.Tensor, group: str, transport: str) -> torch.T
     return torch.ops.tileweave.all_gather(values, group, by)
 
 
-def problem_of(
-    op: str, rows: torch.Tensor, tables: Tables, ranks: int, clear_rest: bool, is_padded: bool
-) -> RowProblem:
-    """Return the problem of a call with tables."""
-    (tokens, choices), capacity = tables.place.shape, len(tables.source)
-    columns = rows.shape[1]
-    return RowProblem(
-        op, tokens, choices, capacity, columns, ranks, rows.dtype, clear_rest=clear_rest,
-        is_padded=is_padded,
-    )  # fmt: skip
-
-
 def exchange(
     op: str, rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, is_padded: bool,
     group: str, requested: str, out: torch.Tensor | None = None, clear_rest: bool = True,
@@ -144,52 +142,7 @@ def exchange(
     Args:
         is_padded, clear_rest: see ``RowProblem``.
     """
-    operator = OPERATORS[op]
-    inputs = operator.inputs(rows, weights, tables)
+    inputs = OPERATORS[op].inputs(rows, weights, tables)
     shapes = *tables.place.shape, len(tables.source)
-    key, addresses = signature((op, group, requested, *shapes, clear_rest, is_padded), inputs, out)
-    decision = recorded_calls().get(key)
-    if decision is not None and decision.fast_path is not None:
-        result = decision.fast_path(addresses, out)
-        if result is not None:
-            return result
-    if decision is None:
-        decision = _decide(operator, rows, tables, group, requested, clear_rest, is_padded)
-    if out is not None:
-        _check_out(operator, out, inputs)
-    problem, ranks = decision.problem, decision.group
-    if decision.choice == "nccl":
-        result = operator.unfused(rows, weights, tables, ranks)
-        return result if out is None else out.copy_(result)
-    readable = [
-        as_kernel_operand(op, name, x) for name, x in zip(operator.reads, inputs, strict=True)
-    ]
-    result = operator.empty(rows, tables) if out is None else out
-    cache = op_cache_of(ranks)
-    compiled = cache.operator(problem, decision.choice, operator)
-    compiled(readable, result)
-    if not capturing():
-        declared = compiled.declared(readable, result)
-        decision.fast_path = record_fast_path(inputs, cache, compiled, *declared, result, inputs)
-        recorded_calls().put(cache.session, key, decision)
-    return result
-
-
-def _decide(
-    operator: type[RowExchange], rows: torch.Tensor, tables: Tables, group: str, requested: str,
-    clear_rest: bool, is_padded: bool,
-) -> Decision:  # fmt: skip
-    """Check a call and choose its transport. Collective for each new problem."""
-    ranks = group_of(group)
-    problem = problem_of(operator.op, rows, tables, ranks.world_size, clear_rest, is_padded)
-    obstacle = operator.obstacle(problem)
-    transport = choose_transport(requested, problem, rows.device, ranks, obstacle).name
-    agree(ranks, problem, transport)
-    return Decision(problem, ranks, transport)
-
-
-def _check_out(
-    operator: type[RowExchange], out: torch.Tensor, inputs: Sequence[torch.Tensor]
-) -> None:
-    check_layout(operator.op, out)
-    require_no_overlap(operator.op, out, **dict(zip(operator.reads, inputs, strict=True)))
+    options = *shapes, clear_rest, is_padded, group, requested
+    return compute(op, inputs, out, options, unread=(weights, *tables))

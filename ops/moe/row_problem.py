@@ -12,8 +12,8 @@ import torch
 from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import Group
 from ...runtime.kernel.kernel import capturing
+from ..core.checks import refused, require_dense, require_like
 from ..core.groups import TwoLevels
-from ..core.problem import refused, require_dense, require_like
 from .kernels.row_layout import RowLayout
 from .routing import INDEX_LIMIT, default_capacity
 

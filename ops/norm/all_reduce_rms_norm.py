@@ -11,20 +11,16 @@ from typing import Any
 import torch
 from tvm import tirx
 
-from ...runtime.executor.recorded_calls import recorded_calls
 from ...runtime.host.session import Session
-from ...runtime.plans.parameters import parameters_of
 from ..collectives.transport import first_possible
-from ..collectives.vectors import as_declared
 from ..core import nccl
+from ..core.agreement import agree
 from ..core.autocast import widens
-from ..core.call import Decision, run_and_record, signature
-from ..core.compiled import CompiledOp
+from ..core.call import Call, CallableOp, Decision, compute
 from ..core.epilogue import FP8
 from ..core.groups import TwoLevels, name_of, ranks_of
-from ..core.library import define, refuse_all_gradients
-from ..core.problem import agree
-from ..core.registry import RegisteredOp, TableRow
+from ..core.library import define_pair, refuse_all_gradients
+from ..core.registry import TableRow
 from ..core.strategy import obstacle_of_ranks
 from .kernels.all_reduce_rms_norm import (
     GROUP,
@@ -51,10 +47,10 @@ one-shot kernel of FlashInfer on Hopper for 2 MiB with 4 ranks, which send 6 MiB
 KiB with 8, which send 3.5 MiB."""
 
 
-class AllReduceRmsNorm(CompiledOp, RegisteredOp, op=NAME):
+class AllReduceRmsNorm(CallableOp, op=NAME):
     """Compiled program of one problem and strategy."""
 
-    arguments = ("x", "residual", "weight")
+    arguments, reads, guarded = ("x", "residual", "weight"), Inputs._fields, 0
     row = TableRow(
         inputs="`x`, (..., H), bf16 or fp16: a partial sum on each rank; `residual`, like `x`, and "
         "`weight` and `bias`, (H,), equal on all ranks",
@@ -66,9 +62,7 @@ class AllReduceRmsNorm(CompiledOp, RegisteredOp, op=NAME):
 
     def __init__(self, problem: NormProblem, strategy: str, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        program = self.program(problem, strategy)
-        super().__init__(program, session)
-        *self._inputs, self._out = parameters_of(program)
+        super().__init__(self.program(problem, strategy), session)
 
     @staticmethod
     def program(problem: NormProblem, strategy: str) -> tirx.PrimFunc:
@@ -84,11 +78,53 @@ class AllReduceRmsNorm(CompiledOp, RegisteredOp, op=NAME):
         sent = (problem.ranks - 1) * problem.nbytes
         return ONE_SHOT if problem.ranks <= 2 or sent <= ONE_SHOT_BYTES else TWO_SHOT
 
-    def declared(self, inputs: Inputs, results: Results) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Return the arguments of ``enqueue``."""
-        present = [t for t in (*inputs, results.residual, results.scales) if t is not None]
-        tensors = [as_declared(t, p) for t, p in zip(present, self._inputs, strict=True)]
-        return tensors, as_declared(results.out, self._out)
+    @classmethod
+    def decide(cls, call: Call) -> Decision:
+        inputs, (eps, quant, group, requested) = Inputs(*call.inputs), call.options
+        ranks, device = ranks_of(group), inputs.x.device
+        problem = checked_problem(inputs, eps, quant, ranks.world_size)
+        node = ranks.node if isinstance(ranks, TwoLevels) else ranks
+        strategy = first_possible(
+            requested, NAME, device, node, OWN, (cls.fastest(problem),),
+            lambda _: obstacle_of_ranks(device, ranks) or problem.obstacle(), "strategy",
+        ).name  # fmt: skip
+        agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
+        results = results_of(call)
+        check_results(inputs, quant, results.out, results.residual)
+        if not call.is_new:
+            cls.check_memory(call)
+        return Decision(problem, ranks, strategy)
+
+    @classmethod
+    def check_memory(cls, call: Call) -> None:
+        results = results_of(call)
+        check_memory(Inputs(*call.inputs), results.out, results.residual)
+
+    @classmethod
+    def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
+        """Compute the results by a collective, and torch on each rank."""
+        inputs, results = Inputs(*call.inputs), results_of(call)
+        problem, ranks = decision.problem, decision.group
+        if isinstance(ranks, TwoLevels):
+            transport = "nccl" if call.requested == "nccl" else "auto"
+            total = torch.ops.tileweave.all_reduce(inputs.x, call.group, transport)
+        else:
+            total = inputs.x.clone(memory_format=torch.contiguous_format)
+            nccl.all_reduce(total, ranks)
+        residual = (inputs.residual.float() + total.float()).to(problem.dtype)
+        computed = normalized(residual, inputs, problem.eps, problem.quant)
+        for result, value in zip(results, computed, strict=True):
+            if result is not None:
+                copy_valid(value, result, inputs.num_tokens)
+        return results.out
+
+
+def results_of(call: Call) -> Results:
+    """Return memory for the results of a call."""
+    assert call.out is not None and call.results is not None
+    residual, scales = call.results
+    assert residual is not None
+    return Results(call.out, residual, scales)
 
 
 def all_reduce_rms_norm(
@@ -159,66 +195,6 @@ def all_reduce_rms_norm(
     return results.out, results.scales, results.residual
 
 
-def _compute(
-    inputs: Inputs, results: Results, is_new: bool, eps: float, quant: str | None, group: str,
-    requested: str,
-) -> None:  # fmt: skip
-    """Compute the results. Collective for each new problem.
-
-    Args:
-        is_new: whether the results have memory of their own.
-    """
-    tensors = *inputs, results.residual, results.scales
-    key, addresses = signature((NAME, eps, quant, group, requested), tensors, results.out)
-    decision = recorded_calls().get(key)
-    if decision is None:
-        decision = _decide(inputs, eps, quant, group, requested)
-        check_results(inputs, quant, results.out, results.residual)
-    if not is_new:
-        check_memory(inputs, results.out, results.residual)
-    if decision.fast_path is not None and decision.fast_path(addresses, results.out) is not None:
-        return
-    if decision.choice == "nccl":
-        transport = "nccl" if requested == "nccl" else "auto"
-        _by_torch(decision, inputs, group, transport, results)
-        return
-    run_and_record(key, decision, AllReduceRmsNorm, inputs, results, tensors)
-
-
-def _decide(inputs: Inputs, eps: float, quant: str | None, group: str, requested: str) -> Decision:
-    """Check a call and choose its strategy. Collective for each new problem."""
-    ranks = ranks_of(group)
-    problem = checked_problem(inputs, eps, quant, ranks.world_size)
-    node = ranks.node if isinstance(ranks, TwoLevels) else ranks
-    strategy = first_possible(
-        requested, NAME, inputs.x.device, node, OWN, (AllReduceRmsNorm.fastest(problem),),
-        lambda _: obstacle_of_ranks(inputs.x.device, ranks) or problem.obstacle(), "strategy",
-    ).name  # fmt: skip
-    agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
-    return Decision(problem, ranks, strategy)
-
-
-def _by_torch(
-    decision: Decision, inputs: Inputs, group: str, transport: str, results: Results
-) -> None:
-    """Compute the results by a collective, and torch on each rank.
-
-    Args:
-        transport: of the all-reduce of several nodes.
-    """
-    problem, ranks = decision.problem, decision.group
-    if isinstance(ranks, TwoLevels):
-        total = torch.ops.tileweave.all_reduce(inputs.x, group, transport)
-    else:
-        total = inputs.x.clone(memory_format=torch.contiguous_format)
-        nccl.all_reduce(total, ranks)
-    residual = (inputs.residual.float() + total.float()).to(problem.dtype)
-    computed = normalized(residual, inputs, problem.eps, problem.quant)
-    for result, value in zip(results, computed, strict=True):
-        if result is not None:
-            copy_valid(value, result, inputs.num_tokens)
-
-
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape)
 
@@ -233,50 +209,34 @@ def _empty_scales(x: torch.Tensor, quant: str | None) -> torch.Tensor | None:
     return x.new_empty((*x.shape[:-1], ceil(x.shape[-1] / GROUP)), dtype=torch.float32)
 
 
-def _eager(x, residual, weight, bias, scale, num_tokens, *options):
-    inputs, (_, quant, *_) = Inputs(x, residual, weight, bias, scale, num_tokens), options
-    results = Results(_empty_out(x, quant), _empty_like(x), _empty_scales(x, quant))
-    _compute(inputs, results, True, *options)
-    return [result for result in results if result is not None]
+def _empty(x: torch.Tensor, quant: str | None) -> Results:
+    return Results(_empty_out(x, quant), _empty_like(x), _empty_scales(x, quant))
 
 
-def _eager_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, scales, *options):
-    inputs = Inputs(x, residual, weight, bias, scale, num_tokens)
-    _compute(inputs, Results(out, residual_out, scales), False, *options)
+def _computed(inputs, results, options):
+    out, *others = _empty(inputs[0], options[1]) if results is None else results
+    compute(NAME, inputs, out, options, others, is_new=results is None)
+    return [result for result in (out, *others) if result is not None]
 
 
-def _fake(x, residual, weight, bias, scale, num_tokens, eps, quant, group, strategy):
-    inputs = Inputs(x, residual, weight, bias, scale, num_tokens)
+def _fake(inputs, results, options):
+    inputs, (eps, quant, group, _) = Inputs(*inputs), options
     checked_problem(inputs, eps, quant, ranks_of(group).world_size)
-    results = Results(_empty_out(x, quant), _empty_like(x), _empty_scales(x, quant))
-    return [result for result in results if result is not None]
+    if results is None:
+        return [result for result in _empty(inputs.x, quant) if result is not None]
+    return check_results(inputs, quant, *results[:2])
 
 
-def _fake_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, scales, *options):
-    inputs, (eps, quant, group, _) = Inputs(x, residual, weight, bias, scale, num_tokens), options
-    checked_problem(inputs, eps, quant, ranks_of(group).world_size)
-    check_results(inputs, quant, out, residual_out)
-
-
-def _check(x, residual, weight, bias, scale, *_):
-    refuse_all_gradients(NAME, **Inputs(x, residual, weight, bias, scale)._asdict())
-
-
-def _check_out(x, residual, weight, bias, scale, num_tokens, out, residual_out, *_):
-    inputs = Inputs(x, residual, weight, bias, scale)._asdict()
+def _check(inputs, results, _):
+    out, residual_out, _ = results or (None,) * 3
+    inputs = Inputs(*inputs[:5])._asdict()
     refuse_all_gradients(NAME, **inputs, out=out, residual_out=residual_out)
 
 
-_TENSORS = (
-    "Tensor x, Tensor residual, Tensor weight, Tensor? bias, Tensor? scale, Tensor? num_tokens"
-)
-_OPTIONS = "float eps, str? quant, str group, str strategy"
-_into_new = define(
-    f"{NAME}({_TENSORS}, {_OPTIONS}) -> Tensor[]", _eager, _fake, check=_check,
+_into_new, _into_out = define_pair(
+    NAME,
+    "Tensor x, Tensor residual, Tensor weight, Tensor? bias, Tensor? scale, Tensor? num_tokens",
+    "float eps, str? quant, str group, str strategy", _computed, _fake, _check,
+    written="Tensor(a!) out, Tensor(b!) residual_out, Tensor(c!)? scales", returns="Tensor[]",
     casts=widens("x", "residual", "weight", "bias"),
-)  # fmt: skip
-_into_out = define(
-    f"{NAME}_out({_TENSORS}, Tensor(a!) out, Tensor(b!) residual_out, Tensor(c!)? scales, "
-    f"{_OPTIONS}) -> ()",
-    _eager_out, _fake_out, check=_check_out,
 )  # fmt: skip

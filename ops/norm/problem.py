@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..core.epilogue import FP8
-from ..core.problem import (
+from ..core.checks import (
     check_layout,
     refused,
     require_dense,
@@ -18,6 +17,7 @@ from ..core.problem import (
     require_no_overlap,
     shares_memory,
 )
+from ..core.epilogue import FP8
 from .kernels.all_reduce_rms_norm import QUANTIZATIONS, STATIC, WIDTH, NormConfig
 
 NAME = "all_reduce_rms_norm"

@@ -27,8 +27,8 @@ from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.attention.reference import reference_attention
 from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.collectives.collective import Collective, checked_problem
-from tileweave.ops.collectives.vectors import as_declared
 from tileweave.ops.core.across_nodes import Mesh
+from tileweave.ops.core.compiled import as_declared
 from tileweave.ops.core.epilogue import NO_EPILOGUE, Epilogue
 from tileweave.ops.core.operator import Choice, Operator
 from tileweave.ops.core.problem import checked_problem as checked_product

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from tests.ops.on_ranks import numbers
 from tileweave import ops
 from tileweave.ops.attention.problem import checked_attention
+from tileweave.ops.core.agreement import agree
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.problem import agree
 
 
 def differ() -> None:

@@ -19,7 +19,7 @@ from tests.ops.collectives.exchanges import EXCHANGES
 from tests.ops.core.test_torch import assert_right
 from tests.ops.meshes import NODES, THREE, recorded_mesh
 from tileweave.ops.core.across_nodes import readable, writable
-from tileweave.ops.core.problem import is_contiguous_and_aligned
+from tileweave.ops.core.checks import is_contiguous_and_aligned
 from tileweave.ops.core.registry import OPERATORS
 
 

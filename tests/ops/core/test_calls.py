@@ -18,7 +18,7 @@ from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives import transport
 from tileweave.ops.core import cache as op_cache
-from tileweave.ops.core import groups, problem, strategy
+from tileweave.ops.core import checks, groups, strategy
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.operator import Choice
@@ -317,7 +317,7 @@ def test_processes_that_have_not_met(monkeypatch):
 @pytest.mark.parametrize("bias", [None, ones(6), ones(12)[::2]])
 def test_gaps_are_copied_with_one_warning(a, b, bias, names, monkeypatch):
     names = names + ["bias"] * (bias is not None and not bias.is_contiguous())
-    monkeypatch.setattr(problem, "_warned", set())
+    monkeypatch.setattr(checks, "_warned", set())
     for expected in (names, []):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -9,10 +9,10 @@ import torch
 
 import tileweave as tw
 from tests.groups import one_rank, open_sessions
-from tileweave.ops.core import call, problem, strategy
-from tileweave.ops.core.epilogue import Epilogue
+from tileweave.ops.core import call, checks, strategy
 from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.tiles import LARGE
+from tileweave.ops.gemm import gemm_operator
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import CallCache
 
@@ -24,7 +24,7 @@ ALONE = one_rank()
 def join(monkeypatch):
     """Begin a session."""
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
-    monkeypatch.setattr(problem, "_warned", set())
+    monkeypatch.setattr(checks, "_warned", set())
     recorded_calls.invalidate()
     yield lambda: open_sessions(monkeypatch, types.SimpleNamespace(group=ALONE, name=""))
     recorded_calls.invalidate()
@@ -40,7 +40,7 @@ def decided(monkeypatch, join):
         problems.append(problem)
         return WAY
 
-    monkeypatch.setattr(call, "choice_of", choose)
+    monkeypatch.setattr(gemm_operator, "choice_of", choose)
     return problems
 
 
@@ -49,22 +49,24 @@ def bf16(*shape):
 
 
 def made(a, b, out=None, requested="auto", bias=None, op="matmul_reduce_scatter"):
-    return call.call(op, a, b, out, "", requested, Epilogue(bias))
+    return call.decided(op, (a, b, bias, None, None), out, ("", requested, None))
 
 
 def test_only_the_first_call_decides(decided):
     a, b = bf16(16, 8), bf16(8, 24)
     first, second = made(a, b), made(c := bf16(16, 8), d := bf16(8, 24))
     assert len(decided) == 1
-    assert (second.problem, second.group, second.choice) == (decided[0], ALONE, WAY)
-    assert first.a is a and second.a is c and second.b is d
-    assert first.c.data_ptr() != second.c.data_ptr() and second.c.shape == (16, 24)
+    decision = second[1]
+    assert (decision.problem, decision.group, decision.choice) == (decided[0], ALONE, WAY)
+    (*first, x), (*second, y) = (gemm_operator.operands_of(*each) for each in (first, second))
+    assert first[0] is a and second[0] is c and second[1] is d
+    assert x.data_ptr() != y.data_ptr() and y.shape == (16, 24)
 
 
 def test_that_nccl_is_faster_is_remembered(decided, monkeypatch):
-    monkeypatch.setattr(call, "choice_of", lambda _, problem, __: decided.append(problem))
+    monkeypatch.setattr(gemm_operator, "choice_of", lambda _, problem, __: decided.append(problem))
     for _ in range(2):
-        assert made(bf16(16, 8), bf16(8, 24)).choice is None
+        assert made(bf16(16, 8), bf16(8, 24))[1].choice is None
     assert len(decided) == 1
 
 
@@ -72,7 +74,7 @@ def test_what_keeps_it_from_being_fused_is_asked_for_again(decided, monkeypatch)
     requests = []
     monkeypatch.setattr(strategy, "obstacle", lambda *_: requests.append(1) or "it rains")
     for _ in range(2):
-        assert made(bf16(16, 8), bf16(8, 24)).choice is None
+        assert made(bf16(16, 8), bf16(8, 24))[1].choice is None
     assert len(requests) == 2 and not decided
 
 
@@ -116,7 +118,7 @@ def test_what_must_be_copied_is_copied_each_time(decided):
     aside = memory[1:].view(16, 8)
     made(bf16(16, 8), b)
     with pytest.warns(UserWarning, match="it is copied in each call"):
-        copied = made(aside, b).a
+        copied, *_ = gemm_operator.operands_of(*made(aside, b))
     assert len(decided) == 2
     assert copied.data_ptr() % 16 == 0 and torch.equal(copied, aside)
 

@@ -13,14 +13,14 @@ import torch
 import tileweave as tw
 from tests.groups import one_rank, open_sessions
 from tileweave import ops
-from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives import transport
-from tileweave.ops.collectives.all_gather import AllGather
+from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core import call, strategy
 from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.operator import Choice
-from tileweave.ops.core.registry import OPERATORS
+from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import LARGE
+from tileweave.ops.gemm import gemm_operator
 from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import RecordedCall
@@ -47,7 +47,8 @@ class StandIn(MatmulReduceScatter):
     def __call__(self, *tensors):
         self.said.append("whole")
 
-    def declared(self, a, b, c, *epilogue):
+    def declared(self, a, b, *tensors):
+        *epilogue, c = tensors
         return [a, b.t(), *epilogue], c.view(-1)
 
     def recorded_call(self, inputs, out):
@@ -80,7 +81,7 @@ def said(monkeypatch):
     monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
     monkeypatch.setattr(call, "library", lambda: "native")
     monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
-    monkeypatch.setattr(call, "choice_of", lambda *_: Choice("stores", LARGE))
+    monkeypatch.setattr(gemm_operator, "choice_of", lambda *_: Choice("stores", LARGE))
     monkeypatch.setitem(OPERATORS, "matmul_reduce_scatter", StandIn)
     recorded_calls.invalidate()
     yield StandIn.said
@@ -215,7 +216,7 @@ def test_what_must_be_copied_is_copied_each_time(said):
 
 
 def test_calls_of_nccl_are_not_repeated(said, monkeypatch):
-    monkeypatch.setattr(call, "choice_of", lambda *_: None)
+    monkeypatch.setattr(gemm_operator, "choice_of", lambda *_: None)
     for _ in range(2):
         scattered(bf16(16, 8), bf16(8, 24))
     assert said == ["unfused"] * 2
@@ -252,10 +253,10 @@ def test_a_repeated_call_raises_after_a_deadlock(said):
         scattered(a, b)
 
 
-class StandInExchange(AllGather):
+class StandInExchange(Collective):
     """Collective that records its calls."""
 
-    def __init__(self):
+    def __init__(self, problem, transport, session):
         self.kernel, self.said = Kernel(None, None), StandIn.said
         self.session = StandIn.session
 
@@ -264,11 +265,20 @@ class StandInExchange(AllGather):
 
     enqueue = StandIn.__call__
     recorded_call = StandIn.recorded_call
+    free = StandIn.free
 
 
-def test_collectives_are_repeated(said, monkeypatch):
-    made = StandInExchange()
-    monkeypatch.setattr(exchange, "_move", lambda *_: made)
+@pytest.fixture
+def exchanges(said, monkeypatch):
+    """Record calls of all collectives."""
+    monkeypatch.setattr(transport, "obstacle", lambda *_: None)
+    for name, collective in operators_of(Collective).items():
+        stand_in = type("StandIn", (StandInExchange, collective), {})
+        monkeypatch.setitem(OPERATORS, name, stand_in)
+    return said
+
+
+def test_collectives_are_repeated(exchanges):
     x, y, out = bf16(4, 8), bf16(4, 8), bf16(4, 8)
     ops.all_gather(x)
     gathered = ops.all_gather(y)
@@ -276,47 +286,43 @@ def test_collectives_are_repeated(said, monkeypatch):
         assert ops.all_gather(x, out=out) is out
     ops.all_gather(bf16(5, 8))
     assert gathered.shape == y.shape and gathered.dtype == y.dtype
-    assert said == [
+    assert exchanges == [
         "whole", (*places(y), MEMORY, *places(gathered)),
         "whole", (*places(x), MEMORY, *places(out)), "whole",
     ]  # fmt: skip
 
 
-def test_a_collective_decides_once(said, monkeypatch):
+def test_a_collective_decides_once(exchanges, monkeypatch):
     """Also where Python enqueues its calls, which are not repeated."""
-    made, decided, decide = StandInExchange(), [], exchange._decide
+    decided, decide = [], OPERATORS["all_gather"].decide
 
-    def count(*arguments):
-        decided.append(arguments[0])
-        return decide(*arguments)
+    def count(given):
+        decided.append(given.operator.op)
+        return decide(given)
 
-    monkeypatch.setattr(exchange, "_move", lambda *_: made)
-    monkeypatch.setattr(exchange, "_decide", count)
-    monkeypatch.setattr(transport, "obstacle", lambda *_: None)
+    monkeypatch.setattr(OPERATORS["all_gather"], "decide", count)
     monkeypatch.setattr(call, "library", lambda: None)
     x = bf16(4, 8)
     for by in ("ldst", "ldst", "tma"):
         ops.all_gather(x, transport=by)
-    assert said == ["whole"] * 3 and decided == ["all_gather"] * 2
+    assert exchanges == ["whole"] * 3 and decided == ["all_gather"] * 2
 
 
-def test_a_collective_in_place_is_repeated(said, monkeypatch):
+def test_a_collective_in_place_is_repeated(exchanges):
     """``out`` may be ``x``, unlike for ``all_to_all``."""
-    made = StandInExchange()
-    monkeypatch.setattr(exchange, "_move", lambda *_: made)
     x = bf16(4, 8)
     for _ in range(2):
         assert ops.all_reduce(x, out=x) is x
-    assert said == ["whole", (*places(x), MEMORY, *places(x))]
+    assert exchanges == ["whole", (*places(x), MEMORY, *places(x))]
     shifted = bf16(40)
     x = shifted[:32].view(4, 8)
     ops.all_reduce(x, out=shifted[8:].view(4, 8))  # copies x
-    assert said[2:] == ["whole"]
+    assert exchanges[2:] == ["whole"]
     y = bf16(2 * 4 * 8)
     first, second = y[:32].view(4, 8), y[32:].view(4, 8)
     for _ in range(2):
         ops.all_to_all(first, 0, 0, out=second)
-    assert len(said) == 5 and isinstance(said[-1], tuple)
+    assert len(exchanges) == 5 and isinstance(exchanges[-1], tuple)
     with pytest.raises(tw.TileWeaveError, match="out shares memory with x"):
         ops.all_to_all(first, 0, 0, out=first)
 

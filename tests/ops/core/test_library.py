@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.core import problem
+from tileweave.ops.core import checks
 from tileweave.ops.core.library import needs_dispatcher
 
 
@@ -136,7 +136,7 @@ def test_transforms_of_other_tensors_are_no_reason():
 
 
 def test_warnings_name_what_the_user_called(monkeypatch):
-    monkeypatch.setattr(problem, "_warned", set())
+    monkeypatch.setattr(checks, "_warned", set())
     q, b = torch.randn(1, 4, 2, 9)[..., 1:], torch.randn(8, 8)[:, 1:4].requires_grad_()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -11,7 +11,7 @@ import torch
 import tileweave as tw
 from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
 from tileweave import ops
-from tileweave.ops.core import problem
+from tileweave.ops.core import checks
 from tileweave.ops.norm import all_reduce_rms_norm
 
 
@@ -126,7 +126,7 @@ def test_arguments_with_gaps_are_copied(simulated, native):
     right = ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot")
     for _ in range(2):
         with pytest.warns(UserWarning, match="x of shape .* is copied in each call") as _:
-            problem._warned.clear()
+            checks._warned.clear()
             actual = ops.all_reduce_rms_norm(wide[:, :200], residual, weight, strategy="one_shot")
         assert torch.equal(actual[0], right[0])
     assert not Simulated.enqueued
