@@ -48,6 +48,7 @@ from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS as OPERATORS_BY_NAME
 from tileweave.ops.core.tiles import LARGE, SMALL
 from tileweave.ops.decode import decode_attention
+from tileweave.ops.gemm import gemm_operator
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
 from tileweave.ops.moe import grouped_matmul, routing, row_exchange
 from tileweave.ops.moe.kernels.grouped_gemm import GroupedConfig
@@ -200,7 +201,7 @@ def calls(name_filter: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     for op, x in zip(OPERATORS, (shard, a, a), strict=True):
         for program in (p for p in OPERATORS_BY_NAME[op.__name__].programs if name_filter in p):
             choice = Choice(program, LARGE if program == "copy_engines" else SMALL)
-            call.choice_of = lambda *_, choice=choice: choice
+            gemm_operator.choice_of = lambda *_, choice=choice: choice
             recorded_calls.invalidate()
             yield f"{op.__name__} by {program}", partial(op, x, b, strategy="fused")
     for name in ("ldst", "copy_engine"):

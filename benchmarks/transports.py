@@ -27,11 +27,12 @@ from tileweave.bench.command import INPUTS
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
 from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_shot_program
 from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_all_program
-from tileweave.ops.collectives.collective import Moved, checked_problem
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.vectors import Lines, words_of
 from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.collective_problem import CollectiveProblem
+from tileweave.ops.core.compiled import CompiledOp
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead
@@ -134,7 +135,7 @@ def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
 
 
 def implementation_of(buffers: Buffers, steps: Any) -> Implementation:
-    compiled = Moved(steps, op_cache_of(buffers.group).session)
+    compiled = CompiledOp(steps, op_cache_of(buffers.group).session)
     buffers.compiled.append(compiled)
     return buffers.into("result", lambda inputs, out: compiled(inputs.x, out))
 

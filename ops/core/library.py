@@ -184,8 +184,10 @@ def define_pair(
     """
     schema = f"{name}({inputs}, {new_only}{options}) -> {returns}"
     schema_out = f"{name}_out({inputs}, {written}, {options}) -> ()"
-    functions = compute, fake, check
-    new, out = ([_split(f, s) for f in functions] for s in (schema, schema_out))
+    new, out = (
+        (_split(compute, s), _split(fake, s), _split(check, s, is_traced=True))
+        for s in (schema, schema_out)
+    )
     _DEFINED[name] = (
         define(schema, *new[:2], gradient, new[2], casts),
         define(schema_out, *out[:2], check=out[2]),
@@ -193,28 +195,39 @@ def define_pair(
     return _DEFINED[name]
 
 
-def _split(function: Callable[..., Any], schema: str) -> Callable[..., Any]:
+def _split(
+    function: Callable[..., Any], schema: str, is_traced: bool = False
+) -> Callable[..., Any]:
     """Return a function of the parameters of ``schema``, given one of the tensors that it reads,
-    the results that it writes, and the others."""
+    the results that it writes, and the others.
+
+    Args:
+        is_traced: whether ``torch.compile`` traces it, which supports no ``itemgetter``.
+    """
     parameters = list(enumerate(parameters_of(schema)))
-    inputs = _getter([n for n, p in parameters if torch.Tensor in p.types and not p.is_written])
-    options = _getter([n for n, p in parameters if torch.Tensor not in p.types])
     written = [n for n, p in parameters if p.is_written]
+    getter = _traceable_getter if is_traced else _getter
+    inputs = getter([n for n, p in parameters if torch.Tensor in p.types and not p.is_written])
+    options = getter([n for n, p in parameters if torch.Tensor not in p.types])
     if not written:
         return lambda *args: function(inputs(args), None, options(args))
-    results = itemgetter(*written)
+    first, results = written[0], getter(written)
 
     def into_out(*args: Any) -> None:
-        function(inputs(args), results(args), options(args))
+        function(inputs(args), results(args) if written[1:] else args[first], options(args))
 
     return into_out
 
 
 def _getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return a function of C that returns some elements of a tuple."""
+    """Return a function that returns some elements of a tuple, without a call of Python."""
     first, end = places[0], places[-1] + 1
     is_range = end - first == len(places)
     return itemgetter(slice(first, end)) if is_range else itemgetter(*places)
+
+
+def _traceable_getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    return lambda args: tuple([args[n] for n in places])
 
 
 def call_pair(

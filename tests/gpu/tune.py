@@ -57,8 +57,9 @@ def tamper(name: str) -> None:
             super().__init__(problem, self.genuine(problem, choice), session)
             self.is_wrong = choice.program == "wrong"
 
-        def __call__(self, a, b, c, *epilogue):
-            super().__call__(a, b, c, *epilogue)
+        def __call__(self, *tensors):
+            super().__call__(*tensors)
+            c = tensors[-1]
             if self.is_wrong and group_of("").rank == self.problem.ranks - 1:
                 c[-1, -1] += 1000 * c.abs().max()
 

@@ -38,7 +38,8 @@ class Simulated(CompiledOp):
 
     def __init__(self, steps, session):
         self._session, self.memory, self.run = session, [], self._run
-        self._steps, self._names = steps, [p.name for p in parameters_of(steps)]
+        *self._inputs, self._out = parameters = parameters_of(steps)
+        self._steps, self._names = steps, [p.name for p in parameters]
         self._kernel = Kernel(None, None, {"counter": torch.zeros(1)})
 
     def _run(self, *tensors):

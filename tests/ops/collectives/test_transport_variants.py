@@ -9,8 +9,8 @@ from benchmarks import transports
 
 
 def test_variants_are_compiled_in_the_session_of_the_group(monkeypatch):
-    moved = mock.create_autospec(transports.Moved)
-    monkeypatch.setattr(transports, "Moved", moved)
+    moved = mock.create_autospec(transports.CompiledOp)
+    monkeypatch.setattr(transports, "CompiledOp", moved)
     monkeypatch.setattr(transports, "op_cache_of", lambda group: SimpleNamespace(session=group))
     buffers = SimpleNamespace(group="group", compiled=[], into=lambda *_: None)
     transports.implementation_of(buffers, "steps")

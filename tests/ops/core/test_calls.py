@@ -477,7 +477,7 @@ def test_what_the_kernels_get_fits_their_declaration(transposed, biased):
         operator.run = lambda *args: seen.append([tuple(x.shape) for x in args])
         operator.memory, operator.fixed_inputs = memory, () if given is None else (given,)
         bias = [ones(N, dtype=BF16)] * biased
-        operator(ones(rows, K, dtype=BF16), b, ones(out, N, dtype=BF16), *bias)
+        operator(ones(rows, K, dtype=BF16), b, *bias, ones(out, N, dtype=BF16))
     B = [(N, K) if transposed else (K, N), *[(N,)] * biased]
     assert seen == [
         [(ranks * share, K), *B, *[(ranks, ranks, share, N)] * 2, (64, 64), (share, N)],
