@@ -4,9 +4,6 @@ Each operator is a tile kernel without explicit synchronization, its plan, and a
 ``torch.ops.tileweave`` with a gradient.
 """
 
-from inspect import isfunction
-
-from ..builtins.errors import brief_errors
 from .attention.module import SequenceParallelAttention
 from .attention.sequence import attention_schedule, shard_sequence, unshard_sequence
 from .attention.sp_attention import sp_attention
@@ -63,9 +60,6 @@ __all__ = [
     "unshard_sequence",
 ]
 
-for _name in __all__:
-    if isfunction(_function := globals()[_name]):
-        globals()[_name] = brief_errors(_function)
 for _operator in operators_of(Operator).values():
     define_gemm(_operator)
 for _collective in operators_of(Collective).values():

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...builtins.errors import brief_errors
 from ..core.checks import refused, require_bools
 
 PARTS = {"contiguous": 1, "zigzag": 2}
@@ -109,6 +110,7 @@ def owners_from(rank: Any, ranks: int) -> list[Any]:
     return [(rank - step) % ranks for step in range(ranks)]
 
 
+@brief_errors
 def attention_schedule(
     rank: int,
     world_size: int,
@@ -201,6 +203,7 @@ def check_cu_seqlens(
         raise refused(op, f"{name}[-1]={values[-1]}", f"{total}, the rows of all ranks")
 
 
+@brief_errors
 def shard_sequence(
     x: torch.Tensor,
     rank: int,
@@ -232,6 +235,7 @@ def shard_sequence(
     return x.index_select(dim, _rows(sharding, rank, begins).to(x.device))
 
 
+@brief_errors
 def unshard_sequence(
     shards: Sequence[torch.Tensor],
     layout: str = "contiguous",

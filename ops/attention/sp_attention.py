@@ -21,6 +21,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...builtins import language as W
+from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
@@ -158,6 +159,7 @@ class SpAttention(CompiledOp, RegisteredOp, op=OP):
         return tiles
 
 
+@brief_errors
 def sp_attention(
     q: torch.Tensor,
     k: torch.Tensor,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from ...builtins.errors import brief_errors
 from ..collectives.all_to_all import AllToAll
 from ..collectives.collective import checked_problem, transport_within
 from ..core.agreement import agree
@@ -149,6 +150,7 @@ def _ulysses_attention(
     return all_to_all(out, *_TO_SEQUENCE, group, transport)
 
 
+@brief_errors
 def ulysses_attention(
     q: torch.Tensor,
     k: torch.Tensor,

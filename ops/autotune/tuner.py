@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from tqdm import tqdm
 
-from ...builtins.errors import TileWeaveError
+from ...builtins.errors import TileWeaveError, brief_errors
 from ...runtime.executor.compile_ahead import compile_ahead
 from ...runtime.executor.recorded_calls import invalidate
 from ...runtime.host.group import Group
@@ -79,6 +79,7 @@ class Tuned:
         return f"{self.problem}: {self.measured.strategy}{choice}{''.join(left_out)}"
 
 
+@brief_errors
 def tune(
     op: Any,
     shapes: Iterable[Sequence[int]],

@@ -10,6 +10,7 @@ import tilelang.language as T
 import torch
 
 from ...builtins import language as W
+from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes
@@ -223,6 +224,7 @@ class AllGather(Collective, op=NAME):
         return torch.ops.tileweave.reduce_scatter(grad, group, sum_transport)
 
 
+@brief_errors
 def all_gather(
     x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
 ) -> torch.Tensor:

@@ -11,6 +11,7 @@ import tilelang.language as T
 import torch
 
 from ...builtins import language as W
+from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh
@@ -308,6 +309,7 @@ def padded_elements(elements: int, dtype: torch.dtype, ranks: int) -> int:
     return ceil(elements / unit) * unit
 
 
+@brief_errors
 def all_reduce(
     x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
 ) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 from tvm import tirx
 
 from ...builtins import language as W
+from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes
@@ -362,6 +363,7 @@ class AllToAll(Collective, op=NAME):
         return torch.ops.tileweave.all_to_all(grad, gather, scatter, group, transport)
 
 
+@brief_errors
 def all_to_all(
     x: torch.Tensor,
     scatter_dim: int = 0,

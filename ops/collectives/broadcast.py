@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from ...builtins import language as W
+from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh
@@ -202,6 +203,7 @@ class Broadcast(Collective, op=NAME):
         return total if ranks_of(group).rank == root else torch.zeros_like(total)
 
 
+@brief_errors
 def broadcast(
     x: torch.Tensor,
     root: int = 0,

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 import torch
 
+from ...builtins.errors import brief_errors
 from ...runtime import Plan
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
@@ -158,17 +159,18 @@ class Collective(CallableOp, ABC):
         ranks = _ranks_of(cls, group)
         problem = checked_problem(cls.op, x, out, ranks.world_size, options)
         if out is not None:
-            cls.check_memory(call)
+            cls.check_memory(call.inputs, out, ())
             check_layout(cls.op, out)
         transport = transport_within(requested, problem, x.device, ranks).name
         agree(ranks, problem, transport)
         return Decision(problem, ranks, transport)
 
     @classmethod
-    def check_memory(cls, call: Call) -> None:
-        assert call.out is not None
+    def check_memory(
+        cls, inputs: Sequence[Any], out: torch.Tensor, results: Sequence[torch.Tensor | None]
+    ) -> None:
         if not cls.in_place:
-            require_no_overlap(cls.op, call.out, **{ARGUMENT: call.inputs[0]})
+            require_no_overlap(cls.op, out, **{ARGUMENT: inputs[0]})
 
     @classmethod
     def empty(cls, call: Call, problem: CollectiveProblem) -> torch.Tensor:
@@ -245,6 +247,7 @@ def sum_of(inputs: torch.Tensor) -> torch.Tensor:
     return inputs.sum(0, dtype=torch.promote_types(inputs.dtype, torch.float32)).to(inputs.dtype)
 
 
+@brief_errors
 def transport_of(
     op: Any, x: torch.Tensor, *options: int, group: Any = None, transport: str = "auto"
 ) -> Transport:

@@ -10,6 +10,7 @@ import tilelang.language as T
 import torch
 
 from ...builtins import language as W
+from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh, sum_over_nodes
@@ -164,6 +165,7 @@ class ReduceScatter(Collective, op=NAME):
         return torch.ops.tileweave.all_gather(grad, group, transport)
 
 
+@brief_errors
 def reduce_scatter(
     x: torch.Tensor, group: Any = None, *, out: torch.Tensor | None = None, transport: str = "auto"
 ) -> torch.Tensor:

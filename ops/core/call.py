@@ -207,9 +207,11 @@ class CallableOp(CompiledOp, RegisteredOp, ABC):
 
     @classmethod
     @abstractmethod
-    def check_memory(cls, call: Call) -> None:
-        """Refuse results of the caller that overlap each other or an input. The signature of the
-        call is that of an earlier one."""
+    def check_memory(
+        cls, inputs: Sequence[Any], out: torch.Tensor, results: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Refuse results of the caller that overlap each other or an input. An earlier call had
+        tensors of the same shapes, strides, types and alignments."""
 
     @classmethod
     @abstractmethod
@@ -253,8 +255,8 @@ def compute(
     )
     decision = recorded_calls().get(key)
     if decision is not None:
-        if results is not None and not is_new:
-            OPERATORS[op].check_memory(Call(OPERATORS[op], inputs, out, options, results))
+        if out is not None and results is not None and not is_new:
+            OPERATORS[op].check_memory(inputs, out, results)
         if decision.fast_path is not None:
             result = decision.fast_path(addresses, out)
             if result is not None:
@@ -287,7 +289,7 @@ def decide(call: Call, decision: Decision | None = None) -> Decision:
         if decision.is_lasting and not capturing():
             recorded_calls().put(find_named(call.group), call.key, decision)
     elif call.results is None and call.out is not None:
-        call.operator.check_memory(call)
+        call.operator.check_memory(call.inputs, call.out, ())
     return decision
 
 

@@ -41,7 +41,8 @@ def define(
     """Register an operator with torch.
 
     Args:
-        eager: implementation for tensors of any device. It checks its arguments.
+        eager: implementation for tensors of any device. It checks its arguments, and calls
+            ``mark_written`` for those that it writes.
         fake: returns empty tensors of the result's shape and type, for ``torch.compile``.
         gradient: ``setup_context`` and ``backward`` of ``torch.library.register_autograd``.
         check: refuses arguments of calls from Python that the dispatcher would refuse with another
@@ -54,10 +55,9 @@ def define(
         as the rest of a call, where the dispatcher would only find ``eager``.
     """
     name, parameters = schema.partition("(")[0], parameters_of(schema)
-    computed = _wrapped_eager(eager, [n for n, p in enumerate(parameters) if p.is_written])
     # torch.compile keeps a transposed b transposed: no copy, and the kernel made for it.
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
-    _LIBRARY.impl(name, computed, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
     torch.library.register_fake(f"tileweave::{name}", fake, lib=_LIBRARY)
     if gradient is not None:
         save, gradients = gradient
@@ -66,7 +66,7 @@ def define(
             f"tileweave::{name}", gradients, setup_context=save, lib=_LIBRARY
         )
     register_autocast(_LIBRARY, name, [p.name for p in parameters], casts)
-    return _for_python(name, parameters, computed, check)
+    return _for_python(name, parameters, eager, check)
 
 
 def _for_python(
@@ -110,21 +110,11 @@ def _for_python(
     return operator
 
 
-def _wrapped_eager(eager: Callable[..., Any], places: Sequence[int]) -> Callable[..., Any]:
-    """Wrap ``eager``: mark the written arguments as changed, because torch does not see the writes
-    of kernels."""
-    if not places:
-        return eager
-
-    def computed(*args: Any) -> Any:
-        result = eager(*args)
-        for place in places:
-            written = args[place]
-            if written is not None and not written.is_inference():
-                torch.autograd.graph.increment_version(written)
-        return result
-
-    return computed
+def mark_written(*tensors: torch.Tensor | None) -> None:
+    """Mark tensors as changed, because torch does not see the writes of kernels."""
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_inference():
+            torch.autograd.graph.increment_version(tensor)
 
 
 def needs_dispatcher(args: Iterable[Any]) -> bool:
@@ -185,7 +175,7 @@ def define_pair(
     schema = f"{name}({inputs}, {new_only}{options}) -> {returns}"
     schema_out = f"{name}_out({inputs}, {written}, {options}) -> ()"
     new, out = (
-        (_split(compute, s), _split(fake, s), _split(check, s, is_traced=True))
+        (_split(compute, s, writes=True), _split(fake, s), _split(check, s, is_traced=True))
         for s in (schema, schema_out)
     )
     _DEFINED[name] = (
@@ -196,13 +186,14 @@ def define_pair(
 
 
 def _split(
-    function: Callable[..., Any], schema: str, is_traced: bool = False
+    function: Callable[..., Any], schema: str, is_traced: bool = False, writes: bool = False
 ) -> Callable[..., Any]:
     """Return a function of the parameters of ``schema``, given one of the tensors that it reads,
     the results that it writes, and the others.
 
     Args:
         is_traced: whether ``torch.compile`` traces it, which supports no ``itemgetter``.
+        writes: whether ``function`` writes the results.
     """
     parameters = list(enumerate(parameters_of(schema)))
     written = [n for n, p in parameters if p.is_written]
@@ -211,10 +202,13 @@ def _split(
     options = getter([n for n, p in parameters if torch.Tensor not in p.types])
     if not written:
         return lambda *args: function(inputs(args), None, options(args))
-    first, results = written[0], getter(written)
+    results, has_one = getter(written), len(written) == 1
 
     def into_out(*args: Any) -> None:
-        function(inputs(args), results(args) if written[1:] else args[first], options(args))
+        tensors = results(args)
+        function(inputs(args), tensors[0] if has_one else tensors, options(args))
+        if writes:
+            mark_written(*tensors)
 
     return into_out
 

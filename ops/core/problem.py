@@ -16,7 +16,6 @@ from .checks import (
     require_dense,
     require_dense_or_none,
     require_like,
-    require_no_overlap,
 )
 from .epilogue import FP8, NO_EPILOGUE, Epilogue
 from .registry import OPERATORS
@@ -226,14 +225,6 @@ def require_operands(op: str, a: Any, b: Any, out: Any, epilogue: Epilogue) -> N
     first, second = OPERATORS[op].arguments
     require_dense(op, **{first: a, second: b})
     require_dense_or_none(op, bias=bias, scale_a=scale_a, scale_b=scale_b, out=out)
-
-
-def require_no_overlap_with_operands(
-    op: str, out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue
-) -> None:
-    """Apply ``require_no_overlap`` to the inputs of a GEMM."""
-    first, second = OPERATORS[op].arguments
-    require_no_overlap(op, out, **{first: a, second: b, "bias": epilogue.bias})
 
 
 def as_kernel_operands(

@@ -5,11 +5,13 @@ Contains the choice of an implementation, and the torch operator.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from tvm import tirx
 
+from ...builtins.errors import brief_errors
 from ...runtime.host.session import Session
 from ..collectives.transport import check_requested, first_possible
 from ..core import nccl
@@ -78,12 +80,14 @@ class DecodeAttention(CallableOp, op=NAME):
             lambda _: obstacle_of_ranks(device, ranks) or problem.obstacle(), "strategy",
         ).name  # fmt: skip
         agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
-        cls.check_memory(call)
+        check_memory(inputs, None if call.is_new else call.out)
         return Decision(problem, ranks, strategy)
 
     @classmethod
-    def check_memory(cls, call: Call) -> None:
-        check_memory(Inputs(*call.inputs), None if call.is_new else call.out)
+    def check_memory(
+        cls, inputs: Sequence[Any], out: torch.Tensor, results: Sequence[torch.Tensor | None]
+    ) -> None:
+        check_memory(Inputs(*inputs), out)
 
     @classmethod
     def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
@@ -105,6 +109,7 @@ def results_of(call: Call) -> Results:
     return Results(call.out, *call.results)
 
 
+@brief_errors
 def decode_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,

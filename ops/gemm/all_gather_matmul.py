@@ -21,6 +21,7 @@ import tilelang.language as T
 import torch
 
 from ...builtins import language as W
+from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..autotune.cost_model import (
@@ -39,7 +40,7 @@ from ..core.checks import require_bools
 from ..core.epilogue import EPILOGUE_SCHEMA, NO_EPILOGUE, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels, name_of, ranks_of
-from ..core.library import call_pair, define, refuse_gradients
+from ..core.library import call_pair, define, mark_written, refuse_gradients
 from ..core.operator import Choice, Multiply
 from ..core.problem import Problem, checked_problem, require_operands
 from ..core.registry import TableRow
@@ -185,6 +186,7 @@ class AllGatherMatmul(GemmOperator, op=NAME):
         }  # fmt: skip
 
 
+@brief_errors
 def all_gather_matmul(
     a_shard: torch.Tensor,
     b: torch.Tensor,
@@ -292,7 +294,9 @@ def _eager(a_shard, b, group, strategy, *epilogue):
 
 
 def _eager_out(a_shard, b, out, group, strategy, *epilogue):
-    return _compute_with_rows(a_shard, b, out, group, strategy, Epilogue(*epilogue))[1]
+    _, rows = _compute_with_rows(a_shard, b, out, group, strategy, Epilogue(*epilogue))
+    mark_written(out)
+    return rows
 
 
 def _fake(a_shard, b, group, strategy, *epilogue):

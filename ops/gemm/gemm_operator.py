@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...builtins.errors import brief_errors
 from ..autotune.cost_model import estimate_unfused_us
 from ..autotune.store import lookup
 from ..autotune.tuner import choice_of
@@ -17,7 +18,7 @@ from ..core.across_nodes import Mesh, readable, writable
 from ..core.agreement import agree
 from ..core.autocast import as_autocast, lowers
 from ..core.call import Call, Decision, compute
-from ..core.checks import check_layout, operator_name, with_packed_strides
+from ..core.checks import check_layout, operator_name, require_no_overlap, with_packed_strides
 from ..core.epilogue import EPILOGUE_SCHEMA, Epilogue
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_gradients
@@ -26,7 +27,6 @@ from ..core.problem import (
     Problem,
     as_kernel_operands,
     checked_problem,
-    require_no_overlap_with_operands,
     require_operands,
 )
 from ..core.registry import OPERATORS, operators_of
@@ -52,7 +52,7 @@ class GemmOperator(Operator, ABC):
         a, b, epilogue = arguments_of(call)
         require_operands(cls.op, a, b, call.out, epilogue)
         if call.out is not None:
-            cls.check_memory(call)
+            cls.check_memory(call.inputs, call.out, ())
             check_layout(cls.op, call.out)
         ranks = ranks_of(call.group)
         problem = checked_problem(cls.op, a, b, ranks.world_size, call.out, epilogue)
@@ -67,9 +67,11 @@ class GemmOperator(Operator, ABC):
         return Decision(problem, ranks, choice, is_lasting=unfused is None)
 
     @classmethod
-    def check_memory(cls, call: Call) -> None:
-        a, b, epilogue = arguments_of(call)
-        require_no_overlap_with_operands(cls.op, call.out, a, b, epilogue)
+    def check_memory(
+        cls, inputs: Sequence[Any], out: torch.Tensor, results: Sequence[torch.Tensor | None]
+    ) -> None:
+        named = zip((*cls.arguments, "bias"), inputs[: cls.guarded], strict=True)
+        require_no_overlap(cls.op, out, **dict(named))
 
     @classmethod
     def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
@@ -122,6 +124,7 @@ def _in_node(ranks: TwoLevels, requested: str) -> Multiply:
     return multiply
 
 
+@brief_errors
 def strategy_of(
     op: Any, a: torch.Tensor, b: torch.Tensor, group: Any = None, strategy: str = "auto",
     *, bias: torch.Tensor | None = None, scale_a: torch.Tensor | None = None,

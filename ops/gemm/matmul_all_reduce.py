@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import tilelang.language as T
 import torch
 
+from ...builtins.errors import brief_errors
 from ...passes.ir.sizes import LARGEST
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
@@ -219,6 +220,7 @@ class MatmulAllReduce(GemmOperator, op=NAME):
         return super().suits(problem, program)
 
 
+@brief_errors
 def matmul_all_reduce(
     a: torch.Tensor,
     b: torch.Tensor,

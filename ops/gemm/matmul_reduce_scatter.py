@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import tilelang.language as T
 import torch
 
+from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
 from ..autotune.cost_model import (
@@ -173,6 +174,7 @@ class MatmulReduceScatter(GemmOperator, op=NAME):
         return not has_many_rows and super().suits(problem, program)
 
 
+@brief_errors
 def matmul_reduce_scatter(
     a: torch.Tensor,
     b: torch.Tensor,

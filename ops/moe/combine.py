@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ...builtins.errors import brief_errors
 from ...runtime.host.group_argument import BY
 from ..collectives.transport import SUMMED
 from ..core.checks import refused, require_dense, require_dense_or_none, require_like
@@ -62,6 +63,7 @@ class Combine(RowExchange, op=NAME):
         return combine_by_nccl(rows, weights, tables.source, tables.place, group)
 
 
+@brief_errors
 def combine(
     y: torch.Tensor, handle: DispatchHandle, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:

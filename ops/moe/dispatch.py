@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from ...builtins.errors import brief_errors
 from ..core.agreement import agree
 from ..core.checks import require_bools
 from ..core.groups import TwoLevels, name_of, ranks_of
@@ -149,6 +150,7 @@ def _dispatch(
     return rows, *routing.tables, routing.offsets, routing.dropped
 
 
+@brief_errors
 def dispatch(
     x: torch.Tensor,
     topk_ids: torch.Tensor,

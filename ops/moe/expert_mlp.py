@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ...builtins.errors import brief_errors
 from ..core.autocast import lowers
 from ..core.checks import refused, require_dense
 from ..core.groups import name_of, ranks_of
@@ -88,6 +89,7 @@ def _gated(
     return functional.silu(gate) * up
 
 
+@brief_errors
 @removed(strategy="a call without strategy, which runs the separate steps")
 def expert_mlp(
     x: torch.Tensor,

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...builtins.errors import brief_errors
 from ..core.autocast import lowers
 from ..core.call import signature
 from ..core.checks import (
@@ -280,6 +281,7 @@ define(
 )  # fmt: skip
 
 
+@brief_errors
 def grouped_matmul(
     x: torch.Tensor,
     w: torch.Tensor,

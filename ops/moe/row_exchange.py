@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,14 +79,15 @@ class RowExchange(CallableOp, ABC):
         transport = choose_transport(requested, problem, rows.device, ranks, obstacle).name
         agree(ranks, problem, transport)
         if call.out is not None:
-            cls.check_memory(call)
+            cls.check_memory(call.inputs, call.out, ())
         return Decision(problem, ranks, transport)
 
     @classmethod
-    def check_memory(cls, call: Call) -> None:
-        assert call.out is not None
-        check_layout(cls.op, call.out)
-        require_no_overlap(cls.op, call.out, **dict(zip(cls.reads, call.inputs, strict=True)))
+    def check_memory(
+        cls, inputs: Sequence[Any], out: torch.Tensor, results: Sequence[torch.Tensor | None]
+    ) -> None:
+        check_layout(cls.op, out)
+        require_no_overlap(cls.op, out, **dict(zip(cls.reads, inputs, strict=True)))
 
     @classmethod
     def empty(cls, call: Call, problem: RowProblem) -> torch.Tensor:

@@ -5,12 +5,14 @@ Contains the choice of a program, and the torch operator.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
 import torch
 from tvm import tirx
 
+from ...builtins.errors import brief_errors
 from ...runtime.host.session import Session
 from ..collectives.transport import first_possible
 from ..core import nccl
@@ -92,13 +94,14 @@ class AllReduceRmsNorm(CallableOp, op=NAME):
         results = results_of(call)
         check_results(inputs, quant, results.out, results.residual)
         if not call.is_new:
-            cls.check_memory(call)
+            check_memory(inputs, results.out, results.residual)
         return Decision(problem, ranks, strategy)
 
     @classmethod
-    def check_memory(cls, call: Call) -> None:
-        results = results_of(call)
-        check_memory(Inputs(*call.inputs), results.out, results.residual)
+    def check_memory(
+        cls, inputs: Sequence[Any], out: torch.Tensor, results: Sequence[torch.Tensor | None]
+    ) -> None:
+        check_memory(inputs, out, results[0])
 
     @classmethod
     def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
@@ -127,6 +130,7 @@ def results_of(call: Call) -> Results:
     return Results(call.out, residual, scales)
 
 
+@brief_errors
 def all_reduce_rms_norm(
     x: torch.Tensor,
     residual: torch.Tensor,

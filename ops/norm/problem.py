@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -174,7 +175,7 @@ def check_results(
         require_like(NAME, name, tensor, "x", x, dtype)
 
 
-def check_memory(inputs: Inputs, out: torch.Tensor, residual_out: torch.Tensor) -> None:
+def check_memory(inputs: Sequence[Any], out: torch.Tensor, residual_out: Any) -> None:
     """Refuse results that kernels cannot write, and results that overlap each other or an argument,
     except that each may be x or residual if it has the same type: a row is read before it is
     written."""
