@@ -99,6 +99,18 @@ def test_arrows_point_to_lower_packages():
     assert upward == []
 
 
+def test_calls_import_no_operator():
+    """Operators and the autotuner import ``ops.core``, not the other way round."""
+    imported = {
+        f"{module} imports {other}"
+        for module, others in graph().items()
+        for other in others
+        if module.startswith("ops.core.") and other.startswith("ops.")
+        if not other.startswith("ops.core.")
+    }
+    assert imported == set()
+
+
 def test_packages_import_each_other_relatively():
     """The tests above do not see ``import tileweave.x``."""
     absolute = [
