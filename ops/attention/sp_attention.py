@@ -34,7 +34,7 @@ from ..core.compiled import CompiledOp
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
 from ..core.registry import RegisteredOp, TableRow
-from ..core.strategy import Strategy, obstacle_of_ranks, unfused_strategy
+from ..core.strategy import FUSED, Strategy, first_possible, obstacle_of_ranks
 from .across_nodes import attend_across, require_supported
 from .backward import NAME as BACKWARD
 from .flash import (
@@ -238,11 +238,10 @@ def choose_strategy(
     ranks = ranks_of(group)
     if isinstance(ranks, TwoLevels):
         ranks = ranks.node
-    unfused = unfused_strategy(
-        requested, problem.op, device, ranks,
-        lambda: obstacle_of_ranks(device, ranks, uses_wgmma=True) or obstacle(problem),
+    return first_possible(
+        requested, problem.op, device, ranks, FUSED, FUSED,
+        lambda _: obstacle_of_ranks(device, ranks, uses_wgmma=True) or obstacle(problem), Strategy,
     )  # fmt: skip
-    return unfused or Strategy("fused", "asked for" if requested == "fused" else "it can be")
 
 
 def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, strategy):

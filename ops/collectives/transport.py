@@ -3,15 +3,13 @@ or NCCL itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ...builtins.errors import TileWeaveError
 from ...runtime.host.group import Group
 from ..core.collective_problem import CollectiveProblem
-from ..core.strategy import Reasoned, obstacle_of_ranks, require_own_device
+from ..core.strategy import Transport, first_possible, obstacle_of_ranks
 
 if TYPE_CHECKING:
     from .collective import Collective
@@ -34,17 +32,6 @@ SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types of values that collectives add, in fp32."""
 ROW_BYTES = 16
 """The TMA moves multiples of this number of bytes."""
-
-
-class Transport(Reasoned):
-    """Transport of a call.
-
-    Attributes:
-        name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``tma``: the TMA moves
-            tiles through shared memory; ``ldst``: loads and stores of threads; ``ll``: the same, by
-            words of data and a flag; ``nccl``: ``torch.distributed``.
-        reason: why this transport was chosen.
-    """
 
 
 def auto_transports(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:
@@ -76,50 +63,8 @@ def choose_transport(
     """
     return first_possible(
         requested, problem.op, device, group, tuple(OWN), auto_transports(problem, collective),
-        lambda name: obstacle(name, problem, device, group, collective),
+        lambda name: obstacle(name, problem, device, group, collective), Transport,
     )  # fmt: skip
-
-
-def first_possible(
-    requested: str, op: str, device: torch.device, group: Group, own: Sequence[str],
-    preferred: Sequence[str], obstacle: Callable[[str], str | None], argument: str = "transport",
-) -> Transport:  # fmt: skip
-    """Return the requested transport; for ``auto`` the first one without an obstacle, or ``nccl``.
-
-    Args:
-        own: transports of the operator's programs.
-        preferred: those of them that ``auto`` tries, in this order; if empty, ``auto`` uses
-            ``nccl``.
-        obstacle: returns why a transport of ``own`` cannot serve the call, with what is expected;
-            else None.
-        argument: the caller's name of ``requested``.
-
-    Raises:
-        TileWeaveError: as in ``choose_transport``.
-    """
-    check_requested(requested, op, own, argument)
-    require_own_device(op, device, group)
-    if requested == "nccl":
-        return Transport("nccl", "asked for")
-    reason: str | None = "auto prefers it"
-    for name in preferred if requested == "auto" else (requested,):
-        reason = obstacle(name)
-        if reason is None:
-            return Transport(name, "asked for" if requested == name else "the fastest")
-    if requested != "auto":
-        raise TileWeaveError(f"{op}: {argument}={requested!r}, but {reason}")
-    return Transport("nccl", reason)
-
-
-def check_requested(
-    requested: Any, op: str, own: Sequence[str], argument: str = "transport"
-) -> None:
-    """Refuse a value that is neither ``auto`` nor ``nccl`` nor in ``own``; see
-    ``first_possible``."""
-    legal = ("auto", *own, "nccl")
-    if requested not in legal:
-        expected = ", ".join(map(repr, legal))
-        raise TileWeaveError(f"{op}: {argument}={requested!r}; expected {expected}")
 
 
 def obstacle(

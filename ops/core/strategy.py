@@ -1,9 +1,9 @@
-"""Strategy of a GEMM operator: a fused kernel, or NCCL and cuBLAS in sequence."""
+"""Strategies and transports of calls: a program of the operator, or NCCL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from .registry import OPERATORS
 if TYPE_CHECKING:
     from ..autotune.store import Measured
 
+FUSED = ("fused",)
 _DTYPES = (torch.bfloat16, torch.float16, FP8)
 _ROW = 8
 """Alignment of rows in 16-bit elements: the TMA needs multiples of 16 bytes. For the alignment of
@@ -36,6 +37,9 @@ class Reasoned(NamedTuple):
         return f"{self.name}: {self.reason}"
 
 
+R = TypeVar("R", bound=Reasoned)
+
+
 class Strategy(Reasoned):
     """Implementation of a call.
 
@@ -43,6 +47,17 @@ class Strategy(Reasoned):
         name: ``fused``: our kernel communicates while it multiplies; ``nccl``: a
             collective of ``torch.distributed`` and ``torch.mm``.
         reason: why this name was chosen.
+    """
+
+
+class Transport(Reasoned):
+    """Transport of a call.
+
+    Attributes:
+        name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``tma``: the TMA moves
+            tiles through shared memory; ``ldst``: loads and stores of threads; ``ll``: the same, by
+            words of data and a flag; ``nccl``: ``torch.distributed``.
+        reason: why this transport was chosen.
     """
 
 
@@ -72,35 +87,56 @@ def unfused_gemm_strategy(
 ) -> Strategy | None:
     """Return ``nccl``, with the reason, if it is requested or the problem cannot be fused; else
     None."""
-    return unfused_strategy(
-        requested, problem.op, device, group, lambda: obstacle(problem, device, group)
-    )
+    strategy = first_possible(
+        requested, problem.op, device, group, FUSED, FUSED,
+        lambda _: obstacle(problem, device, group), Strategy,
+    )  # fmt: skip
+    return strategy if strategy.name == "nccl" else None
 
 
-def unfused_strategy(
-    requested: str, op: str, device: torch.device, group: Group,
-    obstacle: Callable[[], str | None],
-) -> Strategy | None:  # fmt: skip
-    """Return ``nccl``, with the reason, if it is requested or the call cannot be fused; else None.
+def first_possible(
+    requested: str, op: str, device: torch.device, group: Group, own: Sequence[str],
+    preferred: Sequence[str], obstacle: Callable[[str], str | None], kind: type[R],
+) -> R:  # fmt: skip
+    """Return the requested strategy or transport; for ``auto`` the first one without an obstacle,
+    or ``nccl``.
 
     Args:
-        obstacle: returns why the call cannot be fused, with what is expected; else None.
+        own: names of the operator's programs.
+        preferred: those of them that ``auto`` tries, in this order; if empty, ``auto`` uses
+            ``nccl``.
+        obstacle: returns why one of ``own`` cannot serve the call, with what is expected;
+            else None.
+        kind: class of the result, after which callers name the argument.
 
     Raises:
-        TileWeaveError: as in ``choose_strategy``.
+        TileWeaveError: ``requested`` is no such name, or cannot serve the call; or the tensors are
+            on another rank's GPU.
     """
-    legal = ("auto", "fused", "nccl")
-    if requested not in legal:
-        raise TileWeaveError(
-            f"{op}: strategy={requested!r}; expected {', '.join(map(repr, legal))}"
-        )
+    argument = kind.__name__.lower()
+    check_requested(requested, op, own, argument)
     require_own_device(op, device, group)
     if requested == "nccl":
-        return Strategy("nccl", "asked for")
-    reason = obstacle()
-    if requested != "auto" and reason is not None:
-        raise TileWeaveError(f"{op}: strategy={requested!r}, but {reason}")
-    return None if reason is None else Strategy("nccl", reason)
+        return kind("nccl", "asked for")
+    reason: str | None = "auto prefers it"
+    for name in preferred if requested == "auto" else (requested,):
+        reason = obstacle(name)
+        if reason is None:
+            return kind(name, "asked for" if requested == name else "the fastest")
+    if requested != "auto":
+        raise TileWeaveError(f"{op}: {argument}={requested!r}, but {reason}")
+    return kind("nccl", reason)
+
+
+def check_requested(
+    requested: Any, op: str, own: Sequence[str], argument: str = "transport"
+) -> None:
+    """Refuse a value that is neither ``auto`` nor ``nccl`` nor in ``own``; see
+    ``first_possible``."""
+    legal = ("auto", *own, "nccl")
+    if requested not in legal:
+        expected = ", ".join(map(repr, legal))
+        raise TileWeaveError(f"{op}: {argument}={requested!r}; expected {expected}")
 
 
 def preferred_strategy(requested: str, problem: Problem, measured: Measured | None) -> Strategy:

@@ -13,7 +13,6 @@ from tvm import tirx
 
 from ...builtins.errors import brief_errors
 from ...runtime.host.session import Session
-from ..collectives.transport import check_requested, first_possible
 from ..core import nccl
 from ..core.agreement import agree
 from ..core.autocast import lowers
@@ -22,7 +21,7 @@ from ..core.checks import require_bools
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
 from ..core.registry import TableRow
-from ..core.strategy import obstacle_of_ranks
+from ..core.strategy import FUSED, Strategy, check_requested, first_possible, obstacle_of_ranks
 from .kernels.config import INTERLEAVED
 from .kernels.decode_attention import decode_attention as program
 from .problem import (
@@ -38,8 +37,6 @@ from .problem import (
     require_tensors,
 )
 from .reference import merged, part_of
-
-FUSED = "fused"
 
 
 class DecodeAttention(CallableOp, op=NAME):
@@ -76,8 +73,8 @@ class DecodeAttention(CallableOp, op=NAME):
         check_result(inputs, problem, results.out)
         node = ranks.node if isinstance(ranks, TwoLevels) else ranks
         strategy = first_possible(
-            requested, NAME, device, node, (FUSED,), (FUSED,),
-            lambda _: obstacle_of_ranks(device, ranks) or problem.obstacle(), "strategy",
+            requested, NAME, device, node, FUSED, FUSED,
+            lambda _: obstacle_of_ranks(device, ranks) or problem.obstacle(), Strategy,
         ).name  # fmt: skip
         agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
         check_memory(inputs, None if call.is_new else call.out)
@@ -210,7 +207,7 @@ def _fake(inputs, results, options):
 def _check(inputs, results, options):
     *_, scale, sharding, _, strategy = options
     check_options(scale, sharding)
-    check_requested(strategy, NAME, (FUSED,), "strategy")
+    check_requested(strategy, NAME, FUSED, "strategy")
     out = None if results is None else results[0]
     refuse_all_gradients(NAME, **Inputs(*inputs)._asdict(), out=out)
 

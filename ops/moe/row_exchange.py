@@ -11,13 +11,12 @@ from tvm import tirx
 
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
-from ..collectives.transport import Transport, check_requested, first_possible
 from ..core.agreement import agree
 from ..core.call import Call, CallableOp, Decision, compute
 from ..core.checks import check_layout, require_no_overlap
 from ..core.groups import group_of
 from ..core.registry import OPERATORS
-from ..core.strategy import obstacle_of_ranks
+from ..core.strategy import Transport, check_requested, first_possible, obstacle_of_ranks
 from .routing import Tables
 from .row_problem import RowProblem, check_capacity
 
@@ -121,7 +120,7 @@ def choose_transport(
     """
     return first_possible(
         requested, problem.op, device, group, OWN, OWN,
-        lambda _: obstacle_of_ranks(device, group) or obstacle,
+        lambda _: obstacle_of_ranks(device, group) or obstacle, Transport,
     )  # fmt: skip
 
 

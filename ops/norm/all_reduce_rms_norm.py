@@ -14,7 +14,6 @@ from tvm import tirx
 
 from ...builtins.errors import brief_errors
 from ...runtime.host.session import Session
-from ..collectives.transport import first_possible
 from ..core import nccl
 from ..core.agreement import agree
 from ..core.autocast import widens
@@ -23,7 +22,7 @@ from ..core.epilogue import FP8
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
 from ..core.registry import TableRow
-from ..core.strategy import obstacle_of_ranks
+from ..core.strategy import Strategy, first_possible, obstacle_of_ranks
 from .kernels.all_reduce_rms_norm import (
     GROUP,
     GROUPED,
@@ -88,7 +87,7 @@ class AllReduceRmsNorm(CallableOp, op=NAME):
         node = ranks.node if isinstance(ranks, TwoLevels) else ranks
         strategy = first_possible(
             requested, NAME, device, node, OWN, (cls.fastest(problem),),
-            lambda _: obstacle_of_ranks(device, ranks) or problem.obstacle(), "strategy",
+            lambda _: obstacle_of_ranks(device, ranks) or problem.obstacle(), Strategy,
         ).name  # fmt: skip
         agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
         results = results_of(call)
