@@ -150,7 +150,7 @@ class Decision:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether a compiled operator serves the calls."""
+        """True if a compiled operator serves the calls."""
         return self.choice not in (None, "nccl") and not isinstance(self.group, TwoLevels)
 
 
