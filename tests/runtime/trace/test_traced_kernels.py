@@ -14,6 +14,7 @@ from tileweave import language as W
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.passes import with_trace
 from tileweave.passes.device import record_events
+from tileweave.passes.ir.events import decode_events
 from tileweave.runtime.host import tracer
 from tileweave.runtime.kernel import host_functions
 from tileweave.runtime.kernel.kernel import Kernel, kernel_to_launch
@@ -124,7 +125,7 @@ def test_host_code_passes_the_table():
     (host,) = artifact.host_mod.functions.values()
     text = host.script()
     (call,) = [line for line in text.splitlines() if "tileweave.begin_launch" in line]
-    table = record_events.decode_events(call.rsplit('"', 2)[1])
+    table = decode_events(call.rsplit('"', 2)[1])
     assert table[0]["kind"] == "begin"
 
 

@@ -283,24 +283,21 @@ def test_error_of_inserted_words():
     n, dtype = 64, "float16"
 
     @T.prim_func
-    def program(
-        X: T.Tensor((n, n), dtype), B: T.Tensor((2, n, n), dtype), Y: T.Tensor((n, n), "float32")
-    ):
+    def program(B: T.Tensor((2, n, n), dtype), Y: T.Tensor((n, n), "float32")):
         with T.Kernel(1, threads=128):
             S = W.alloc_symmetric((n, n), dtype)
-            own, loaded = T.alloc_shared((n, n), dtype), T.alloc_shared((n, n), dtype)
+            own = T.alloc_shared((n, n), dtype)
             total = T.alloc_fragment((n, n), "float32")
-            T.copy(X, own)
-            T.copy(own, S[1 - W.rank(), 0, 0])
-            T.copy(S[W.rank(), 0, 0], own)
             T.clear(total)
             for k in T.Pipelined(2, num_stages=2):
-                T.copy(B[k, 0, 0], loaded)
-                T.gemm(own, loaded, total, transpose_B=True)
+                T.copy(B[k, 0, 0], own)
+                T.gemm(own, own, total, transpose_B=True)
+            T.copy(own, S[1 - W.rank(), 0, 0])
+            T.copy(S[W.rank(), 0, 0], total)
             T.copy(total, Y)
 
     access = "the store of words that the compiler inserts for the write of S"
-    with pytest.raises(tw.LanguageError, match=f"^{access}: uses own before T.Pipelined"):
+    with pytest.raises(tw.LanguageError, match=f"^{access}: uses own, of which T.Pipelined"):
         tw.emit(program, world_size=2, pass_configs=protocol())
 
 
