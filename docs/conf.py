@@ -34,6 +34,7 @@ NAVIGATION = {
     ],
     "Reference": ["reference/language", "reference/host-api", "reference/*"],
     "Internals": ["how-it-works"],
+    "Faults of TileLang": ["upstream/*"],
 }
 """Pages of the side bar. Sphinx warns about a page that is missing here."""
 

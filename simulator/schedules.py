@@ -28,7 +28,7 @@ from ..runtime.trace.trace import Trace
 from .inputs.arguments import free_memory
 from .machine.machine import Machine, outputs_of
 from .memory.arrivals import refuse_surplus, unconsumed
-from .memory.threads import Divided
+from .memory.threads import ThreadGroupSplit
 from .report.errors import SimulationError, SimulationWarning
 from .report.progress import Progress
 from .report.timeline import Recorder
@@ -42,7 +42,7 @@ processes."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class ScheduleResult:
     """Results of a schedule without a fault."""
 
     signals: dict[tuple, str]
@@ -54,7 +54,7 @@ class Ended:
     printed: str = ""
     """Lines that the program printed in another process."""
 
-    def after(self, earlier: Ended) -> Ended:
+    def after(self, earlier: ScheduleResult) -> ScheduleResult:
         """Return this schedule with the signals that neither it nor ``earlier`` ones consume."""
         signals = {k: text for k, text in earlier.signals.items() if k in self.signals}
         return replace(self, signals=signals)
@@ -77,7 +77,7 @@ class Schedules:
         self._seconds = 0.0
         """Duration of the last schedule."""
 
-    def run(self) -> Ended:
+    def run(self) -> ScheduleResult:
         """Return the last schedule, with the signals that no schedule waits for or reads.
 
         Raises:
@@ -94,17 +94,17 @@ class Schedules:
                 last, seeds = self._here(seeds[0]).after(last), seeds[1:]
         return last
 
-    def _here(self, seed: int) -> Ended:
+    def _here(self, seed: int) -> ScheduleResult:
         """Run one schedule in this process."""
         start = time.monotonic()
         machine = run_schedule(self._case, seed, self._blocks, self._bar, self._write)
         self._seconds = time.monotonic() - start
         signals = unconsumed(machine.every_tensor())
         if seed != self._seeds[-1]:
-            return Ended(signals)
-        return Ended(signals, outputs_of(machine), machine)
+            return ScheduleResult(signals)
+        return ScheduleResult(signals, outputs_of(machine), machine)
 
-    def _elsewhere(self, seeds: range) -> Iterator[Ended]:
+    def _elsewhere(self, seeds: range) -> Iterator[ScheduleResult]:
         """Run schedules in forked processes, and yield them in their order, up to the first one
         that this process must run itself."""
         if self._write is not None:
@@ -227,7 +227,7 @@ def _ends(machine: Machine, case: Case, bar: Progress) -> bool:
     try:
         with bar.schedule(machine):
             machine.run()
-    except Divided as divided:
+    except ThreadGroupSplit as divided:
         case.divide(divided.group_of)
         machine.printed.clear()
         return False

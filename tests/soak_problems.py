@@ -20,7 +20,7 @@ import tileweave as tw
 from tests.corpus import PROGRAMS
 from tests.on_gpus import GPU, transports_here
 from tileweave import ops
-from tileweave.ops.autotune.store import Measured, table_for, tuning_key
+from tileweave.ops.autotune.store import Measurement, table_for, tuning_key
 from tileweave.ops.collectives.collective import checked_problem as checked_collective
 from tileweave.ops.collectives.transport import OWN, SUMMED
 from tileweave.ops.core.epilogue import Epilogue
@@ -199,7 +199,7 @@ class Gemm(Draw):
     def data(self) -> Data:
         if self.choice is not None:
             table = table_for(group_of(""))
-            table[tuning_key(self.problem)] = Measured(self.choice, 0.0, 1.0)
+            table[tuning_key(self.problem)] = Measurement(self.choice, 0.0, 1.0)
             invalidate()
         return GemmData(self)
 

@@ -27,11 +27,11 @@ from ..core.registry import OPERATORS
 from ..core.strategy import Strategy
 from ..core.tiles import Tiles
 
-_results: WeakKeyDictionary[Group, dict[Problem, Measured | None]] = WeakKeyDictionary()
+_results: WeakKeyDictionary[Group, dict[Problem, Measurement | None]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """Measured times of a problem in ms: the largest of the ranks' medians.
 
     Attributes:
@@ -57,7 +57,7 @@ class Measured:
         return json.dumps(asdict(self))
 
     @classmethod
-    def of(cls, data: Any, problem: Problem) -> Measured:
+    def of(cls, data: Any, problem: Problem) -> Measurement:
         """Create it from parsed JSON.
 
         Raises:
@@ -88,7 +88,7 @@ def tuning_key(problem: Problem) -> Problem:
     return replace(problem, biased=False) if problem.biased else problem
 
 
-def table_for(group: Group) -> dict[Problem, Measured | None]:
+def table_for(group: Group) -> dict[Problem, Measurement | None]:
     """Return the results that the ranks of a group agreed on; None means that nothing was measured.
 
     A caller that changes the table does so on every rank, and calls ``recorded_calls.invalidate``.
@@ -97,8 +97,8 @@ def table_for(group: Group) -> dict[Problem, Measured | None]:
 
 
 def agree_on_result(
-    problem: Problem, group: Group, tune: Callable[[], Measured] | None = None
-) -> Measured | None:
+    problem: Problem, group: Group, tune: Callable[[], Measurement] | None = None
+) -> Measurement | None:
     """Return what rank 0 has on disk. If it has nothing, call ``tune`` if given, else return None.
     Collective.
 
@@ -109,7 +109,7 @@ def agree_on_result(
     data = group.exchange("tuned", json.dumps([tune is not None, str(own or "")]))
     may_tune, (stored, *_) = zip(*map(json.loads, data), strict=True)
     if stored:
-        return Measured.of(json.loads(stored), problem)
+        return Measurement.of(json.loads(stored), problem)
     if len(set(may_tune)) > 1:
         tuning_ranks = ", ".join(str(rank) for rank, tunes in enumerate(may_tune) if tunes)
         raise TileWeaveError(
@@ -119,26 +119,26 @@ def agree_on_result(
     return tune() if tune else None
 
 
-def lookup(problem: Problem, group: Group) -> Measured | None:
+def lookup(problem: Problem, group: Group) -> Measurement | None:
     """Return the agreed result; before the first call, the one on this machine's disk. Not
     collective."""
     problem, results = tuning_key(problem), table_for(group)
     return results[problem] if problem in results else saved(problem, group)
 
 
-def saved(problem: Problem, group: Group) -> Measured | None:
+def saved(problem: Problem, group: Group) -> Measurement | None:
     """Return the stored result for such a machine. None if there is none, or, with a warning, if
     the file cannot be read."""
     file = file_of(group)
     try:
         data = _read(file).get(str(problem))
-        return None if data is None else Measured.of(data, problem)
+        return None if data is None else Measurement.of(data, problem)
     except ValueError as error:
         _warn(f"{file} is not what tw.tune writes ({error}); {problem} is computed as if untuned")
         return None
 
 
-def save(problem: Problem, group: Group, measured: Measured) -> None:
+def save(problem: Problem, group: Group, measured: Measurement) -> None:
     """Store a result on disk, beside the results of other processes; warn if that fails. One rank
     calls it."""
     file = file_of(group)

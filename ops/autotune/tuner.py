@@ -36,7 +36,7 @@ from ..core.problem import Problem
 from ..core.registry import OPERATORS, operators_of
 from ..core.strategy import obstacle, preferred_strategy
 from ..core.tiles import SHARED_BYTES
-from .store import Measured, agree_on_result, save, table_for, tuning_key
+from .store import Measurement, agree_on_result, save, table_for, tuning_key
 from .trial import TOLERANCE, Trial, error_number, problem_of
 
 _VARIABLE = "TILEWEAVE_TUNE"
@@ -70,7 +70,7 @@ class Tuned:
     """
 
     problem: Problem
-    measured: Measured
+    measured: Measurement
     attempts: tuple[TrialResult, ...]
 
     def __str__(self) -> str:
@@ -146,7 +146,7 @@ def choice_of(requested: str, problem: Problem, group: Group) -> Choice | None:
 
 @lru_cache(maxsize=1024)
 def _choice_of_measured(
-    requested: str, problem: Problem, measured: Measured | None, operator: type[Operator]
+    requested: str, problem: Problem, measured: Measurement | None, operator: type[Operator]
 ) -> Choice | None:
     """Return the result of ``choice_of``. Calls that a CUDA graph captures decide each time."""
     if preferred_strategy(requested, problem, measured).name == "nccl":
@@ -228,11 +228,11 @@ class Autotuner:
             self._leave_out(best, reason)
             best = None
         if best is None:
-            return self._tuned(Measured(None, None, times["nccl"]))
+            return self._tuned(Measurement(None, None, times["nccl"]))
         self.cache.keep(self.problem, *best)
-        return self._tuned(Measured(best.choice, times["fused"], times["nccl"]))
+        return self._tuned(Measurement(best.choice, times["fused"], times["nccl"]))
 
-    def _tuned(self, measured: Measured) -> Tuned:
+    def _tuned(self, measured: Measurement) -> Tuned:
         return Tuned(self.problem, measured, tuple(self.attempts))
 
     def _compile_ahead(self) -> None:

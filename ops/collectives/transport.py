@@ -23,11 +23,11 @@ COPY_ENGINE_MIN_BYTES = 256 << 20
 """Least bytes per rank from which copy engines are the fastest transport, if a collective declares
 ``copy_engine_min_ranks``; at 64 MiB they are not."""
 LL_BYTES = 64 << 10
-"""Most bytes of a rank's input for which words with flags are the fastest transport, where each
-rank sends its input once. A collective names its own limit in ``ll_bytes``. On 2 H200 words were
-the fastest up to these limits (benchmarks/LOG.md, 2026-11-26, 23:21). For more ranks the limits are
-estimated: a signal waits about 1 us until the stores of its block have arrived, in which a link
-transfers 350 KB, and words are twice the bytes; 8 ranks send 7 x 64 KiB."""
+"""Largest input of a rank, in bytes, for which LL is fastest, where each rank sends its input once.
+A collective names its own limit in ``ll_bytes``. On 2 H200 LL was the fastest up to these limits
+(benchmarks/LOG.md, 2026-11-26, 23:21). For more ranks the limits are estimated: a signal costs
+about 1 us, the time in which a link moves 350 KB, and LL sends twice the bytes; 8 ranks send 7 x 64
+KiB."""
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types of values that collectives add, in fp32."""
 ROW_BYTES = 16

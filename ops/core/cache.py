@@ -14,7 +14,7 @@ from ...runtime.kernel.kernel import capturing
 from ...runtime.lifecycle import init
 
 
-class Compiled(Protocol):
+class CachedOp(Protocol):
     """An ``Operator`` or a ``Collective``.
 
     Attributes:
@@ -31,7 +31,7 @@ Problem = TypeVar("Problem", bound=Hashable)
 Choice = TypeVar("Choice", bound=Hashable)
 """Key of an operator: the problem and how it is computed. For a ``Collective`` these are a
 ``CollectiveProblem`` and a transport."""
-Op = TypeVar("Op", bound=Compiled)
+Op = TypeVar("Op", bound=CachedOp)
 
 
 class OpCache:
@@ -48,7 +48,7 @@ class OpCache:
         self._captured: set[tuple[Any, Any]] = set()
         """Keys of operators that a CUDA graph may replay at any time."""
         self.uses = count(1)
-        """Counter from which ``Compiled.last_used`` is set."""
+        """Counter from which ``CachedOp.last_used`` is set."""
 
     def operator(
         self, problem: Problem, choice: Choice, make: Callable[[Problem, Choice, Session], Op]
@@ -76,7 +76,7 @@ class OpCache:
         self.use(operator)
         return operator
 
-    def use(self, operator: Compiled) -> None:
+    def use(self, operator: CachedOp) -> None:
         """Mark ``operator`` as the most recently used, so that it is evicted last."""
         operator.last_used = next(self.uses)
 
@@ -95,7 +95,7 @@ class OpCache:
             old = min(evictable, key=lambda key: self.operators[key].last_used)
             self.operators.pop(old).free()
 
-    def keep(self, problem: Hashable, choice: Hashable, operator: Compiled) -> None:
+    def keep(self, problem: Hashable, choice: Hashable, operator: CachedOp) -> None:
         """Use ``operator`` for ``problem`` from now on. Free the others of this problem, except
         those that a CUDA graph may replay. Collective."""
         for old in [key for key in self.operators if key[0] == problem]:

@@ -15,7 +15,7 @@ from .problem import Problem, fp8_obstacle
 from .registry import OPERATORS
 
 if TYPE_CHECKING:
-    from ..autotune.store import Measured
+    from ..autotune.store import Measurement
 
 FUSED = ("fused",)
 _DTYPES = (torch.bfloat16, torch.float16, FP8)
@@ -27,7 +27,7 @@ _SM_90, _SM_100 = (9, 0), (10, 0)
 """Compute capabilities for which all kernels compile; on sm_100 none has run."""
 
 
-class Reasoned(NamedTuple):
+class Selection(NamedTuple):
     """Name of a strategy or transport, and the reason for it, such as ``fused: asked for``."""
 
     name: str
@@ -37,10 +37,10 @@ class Reasoned(NamedTuple):
         return f"{self.name}: {self.reason}"
 
 
-R = TypeVar("R", bound=Reasoned)
+R = TypeVar("R", bound=Selection)
 
 
-class Strategy(Reasoned):
+class Strategy(Selection):
     """Implementation of a call.
 
     Attributes:
@@ -50,7 +50,7 @@ class Strategy(Reasoned):
     """
 
 
-class Transport(Reasoned):
+class Transport(Selection):
     """Transport of a call.
 
     Attributes:
@@ -66,7 +66,7 @@ def choose_strategy(
     problem: Problem,
     device: torch.device,
     group: Group,
-    measured: Measured | None = None,
+    measured: Measurement | None = None,
 ) -> Strategy:
     """Return the strategy for a GEMM. It depends only on values that are equal on all ranks.
 
@@ -139,7 +139,7 @@ def check_requested(
         raise TileWeaveError(f"{op}: {argument}={requested!r}; expected {expected}")
 
 
-def preferred_strategy(requested: str, problem: Problem, measured: Measured | None) -> Strategy:
+def preferred_strategy(requested: str, problem: Problem, measured: Measurement | None) -> Strategy:
     """Return the strategy for a problem that can be fused.
 
     Args:

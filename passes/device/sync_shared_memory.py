@@ -6,7 +6,7 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
-from ..ir.shared_memory.walk import Frame, Misplaced, Missing, Path, Walk
+from ..ir.shared_memory.walk import Frame, MisplacedBarrier, Missing, Path, Walk
 from ..ir.walk import (
     Rewrite,
     arrows,
@@ -53,7 +53,7 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
         finding = walk.finding()
         if finding is None:
             return func
-        if isinstance(finding, Misplaced):
+        if isinstance(finding, MisplacedBarrier):
             func = _without(func, finding)
             continue
         pair = hash(finding.before[-1].stmt), hash(finding.after[-1].stmt)
@@ -65,7 +65,7 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
         func = changed
 
 
-def _without(func: tirx.PrimFunc, finding: Misplaced) -> tirx.PrimFunc:
+def _without(func: tirx.PrimFunc, finding: MisplacedBarrier) -> tirx.PrimFunc:
     """Remove a barrier that TileLang inserted. The next walk finds what it ordered."""
     if finding.is_ours:
         what = f"only {finding.threads} threads reach a barrier of {finding.expected}"

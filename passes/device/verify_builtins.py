@@ -136,7 +136,7 @@ def _alive(program: IRModule) -> set[int]:
 
 
 def _require_threads(call: NumberedCall, run: _Runs) -> None:
-    """Refuse a builtin if other threads execute it than those that reach it at tile level."""
+    """Refuse a builtin whose set of executing threads changed during lowering."""
     if run.writes and run.has_foreign_threads:
         raise _error(call, "threads that are not the program's execute it")
     if run.writes and run.is_duplicated:

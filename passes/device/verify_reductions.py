@@ -1,4 +1,4 @@
-"""Refuse reductions that other threads execute than those that exchange values."""
+"""Refuse reductions whose shuffles include threads that do not execute them."""
 
 from __future__ import annotations
 

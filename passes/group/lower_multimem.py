@@ -125,8 +125,8 @@ class _Operation:
         self.piece = min(self.lanes, PTX_TYPES[spec.ptx_type(call)][1])
 
     def require_aligned(self, stmt: tirx.Stmt, starts: Starts, scratch: Container[str]) -> None:
-        """Refuse vectors of which some begin at no multiple of their size. A row of a tensor begins
-        after the row before, and a version after the last row of the version before.
+        """Refuse misaligned vectors. A row of a tensor begins after the row before, and a version
+        after the last row of the version before.
 
         Args:
             stmt: the statement of the operation.

@@ -15,8 +15,8 @@ from ..ir.walk import arrows, children_of, headers_of, line_of
 
 
 def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Refuse a use outside of ``T.Pipelined`` of a tile of which the loop has several versions, and
-    a statement of the loop that overwrites a loaded tile before TileLang waits for the load.
+    """Refuse a use outside of ``T.Pipelined`` of a multi-buffered tile of the loop, and a
+    statement of the loop that overwrites a loaded tile before TileLang waits for the load.
 
     A tile that one stage of the loop loads and a later stage reads has a version for each stage.
     TileLang gives it an axis for the versions, but no index on this axis where the program uses the

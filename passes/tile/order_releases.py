@@ -67,12 +67,12 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return [stmt]
         fences_only = all(builtin_of(c).is_fence for c in release_calls)
         barrier = [] if fences_only else [sync_threads()]
-        return [placeholder(), *barrier, _Guarded().order(stmt) if guarded else stmt]
+        return [placeholder(), *barrier, _Branch().order(stmt) if guarded else stmt]
 
     return func.with_body(flatten(order(func.body)))
 
 
-class _Guarded:
+class _Branch:
     """Statements under a condition that is false in some threads, where no barrier is possible."""
 
     def __init__(self) -> None:

@@ -195,7 +195,7 @@ class _OrderedCall:
         steps = self._steps[index:]
         if self._number(steps[0]) in self._ready:
             return []
-        numbers = self._numbers_with_common_wait(steps)
+        numbers = self._copies_sharing_wait(steps)
         self._ready.update(numbers)
         by_stream = not self._recorded and self._is_enqueued_before(steps)
         return [
@@ -232,7 +232,7 @@ class _OrderedCall:
         streams = {s.stream for s in steps if (self._rank, self._number(s)) in self._sync.flags}
         return streams <= {steps[0].stream} and all(s is not self._launch for s in steps)
 
-    def _numbers_with_common_wait(self, steps: Sequence[Step]) -> list[int]:
+    def _copies_sharing_wait(self, steps: Sequence[Step]) -> list[int]:
         """Return the numbers of the first of ``steps`` and of the copies that begin when all of
         them can, if the first one waits.
 

@@ -166,7 +166,7 @@ class TracedPlan:
 
     def _prepared(self, step: Step) -> Step:
         """Return ``step`` with its program configured by the plan's options and specialized for the
-        sizes of its arguments; the same program object for the same options and sizes."""
+        sizes of its arguments. Cached by options and sizes."""
         if not isinstance(step, Launch) or isinstance(step.kernel, Kernel):
             return step
         program = step.program

@@ -111,7 +111,7 @@ class _Change:
 
 
 @dataclass(eq=False)
-class _Awaited:
+class _WordWait:
     """A wait for a word."""
 
     span: Span
@@ -142,7 +142,7 @@ class _Merge:
             clocks=clocks, lost=[r.lost for r in records],
         )  # fmt: skip
         self._changes: dict[tuple[int, int], list[_Change]] = defaultdict(list)
-        self._awaited: list[_Awaited] = []
+        self._awaited: list[_WordWait] = []
 
     def trace(self) -> Trace:
         """Return the trace."""
@@ -176,7 +176,7 @@ class _Merge:
         if word is not None:
             error = self._trace.clocks[span.rank].error
             at = word.owner, word.offset
-            self._awaited.append(_Awaited(span, wait, at, relation, seen, wanted, error))
+            self._awaited.append(_WordWait(span, wait, at, relation, seen, wanted, error))
 
     def add_signal(self, signal: Signal, word: Word, value: int | None, is_added: bool) -> None:
         """Add a change of a word."""
@@ -248,7 +248,7 @@ class _Merge:
             if ender is not None:
                 yield Flow(ender.signal, awaited.span, awaited.wait)
 
-    def _ender(self, awaited: _Awaited, changes: Iterable[_Change]) -> _Change | None:
+    def _ender(self, awaited: _WordWait, changes: Iterable[_Change]) -> _Change | None:
         """Return the change that ended a wait: the first one after its begin with which the flag
         satisfied it, or else the last one before its end, as far as the clocks allow to say."""
         wait, value, last = awaited.wait, awaited.seen, None

@@ -44,7 +44,7 @@ class TensorMap:
 
 
 @dataclass(frozen=True)
-class Lowered:
+class DeviceFunctions:
     """Device functions of one program in the order of their launches, and their descriptors.
 
     Attributes:
@@ -60,7 +60,7 @@ class Lowered:
     bound: dict[tirx.Var, str]
 
 
-def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
+def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> DeviceFunctions:
     """Lower ``func`` for a group of ``world_size`` ranks.
 
     Args:
@@ -82,7 +82,7 @@ def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> Lowered:
     host = next(f for f in artifact.host_mod.functions.values() if isinstance(f, tirx.PrimFunc))
     kernels, arguments, tensor_maps = _packed_calls(host, functions)
     operators = bound_operators(host.body)
-    return Lowered(
+    return DeviceFunctions(
         tiles, kernels,
         descriptors={p: tensor_maps[a] for p, a in arguments.items() if a in tensor_maps},
         bound={p: operators[a] for p, a in arguments.items() if a in operators},

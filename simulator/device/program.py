@@ -15,7 +15,7 @@ from ..frontend.program import Kernel, Program, first_line
 from ..report.errors import unsupported
 from . import atomics, barriers, copies, reductions, scans, tensor_core
 from .block import DeviceBlock
-from .lowering import Lowered, lowered
+from .lowering import DeviceFunctions, lowered
 from .statements import DeviceStatements
 
 OPERATIONS = (
@@ -49,7 +49,7 @@ class DeviceProgram(Program):
     def __init__(
         self, func: Any, world_size: int, arch: str = "sm_90a",
         change: Callable[[tirx.PrimFunc], tirx.PrimFunc] = lambda kernel: kernel,
-        below: Lowered | None = None, operations: Iterable[Any] = OPERATIONS,
+        below: DeviceFunctions | None = None, operations: Iterable[Any] = OPERATIONS,
     ) -> None:  # fmt: skip
         self._specialized = None
         below = lowered(func, world_size, arch) if below is None else below

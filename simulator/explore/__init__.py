@@ -1,1 +1,1 @@
-"""Exhaustive simulation: one schedule of each set of schedules that differ in nothing visible."""
+"""Exhaustive simulation: one schedule for each Mazurkiewicz trace."""

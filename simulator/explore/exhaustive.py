@@ -9,7 +9,7 @@ import numpy as np
 
 from ..machine.machine import outputs_of
 from ..memory.arrivals import refuse_surplus, unconsumed
-from ..memory.threads import Divided
+from ..memory.threads import ThreadGroupSplit
 from ..report.errors import SimulationError
 from .machine import ExplorationRecorder, ExploringMachine
 from .search import CutShort, Search
@@ -84,7 +84,7 @@ class Exploring:
         while True:
             try:
                 return self._explore(search())
-            except Divided as divided:
+            except ThreadGroupSplit as divided:
                 self.case.divide(divided.group_of)
 
     def _explore(self, search: Search) -> Exploration:

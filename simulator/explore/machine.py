@@ -18,7 +18,7 @@ from ..memory.memory import Memory, Tensor
 from ..report.errors import SimulationError
 from ..report.timeline import Recorder
 from .polling import Polling, PollStep, reads_of, state_of
-from .search import ARRIVE, READ, WRITE, CutShort, Executed, Footprint, Process, Search, Snapshot
+from .search import ARRIVE, READ, WRITE, CutShort, Footprint, Process, Search, Snapshot, StepEffects
 
 
 class ExploredMemory(Memory):
@@ -198,7 +198,7 @@ class ExploringMachine(Machine):
         self._note_poison(coroutine, footprint)
         self.search.executed(self._executed(footprint, spun))
 
-    def _executed(self, footprint: Footprint, spun: bool) -> Executed:
+    def _executed(self, footprint: Footprint, spun: bool) -> StepEffects:
         guard, waiting = None, self._guard
         if waiting is not None and waiting.word is not None:
             tensor, index = waiting.word
@@ -207,7 +207,7 @@ class ExploringMachine(Machine):
             guard = next((name for name, kind in self._sync.items() if kind & READ), None)
         holds = (lambda value: True) if waiting is None else waiting.holds
         before = {**self._values_before(), **self._phases}
-        return Executed(footprint, before, guard, holds, self._first, spun)
+        return StepEffects(footprint, before, guard, holds, self._first, spun)
 
     def _footprint(self, without_last: bool) -> Footprint:
         """Return what the current step has accessed so far."""

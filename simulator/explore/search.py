@@ -49,7 +49,7 @@ def independent(one: Footprint, other: Footprint) -> bool:
 
 
 @dataclass
-class Executed:
+class StepEffects:
     """Effects of one step.
 
     Attributes:
@@ -92,7 +92,7 @@ class Node:
     touched: Footprint = field(default_factory=dict)
     stuck: dict[Process, Snapshot] = field(default_factory=dict)
     polls: frozenset[Process] = frozenset()
-    step: Executed = field(default_factory=lambda: Executed({}))
+    step: StepEffects = field(default_factory=lambda: StepEffects({}))
     past: int = 0
 
 
@@ -218,7 +218,7 @@ class Search:
     def _until(self, step: int) -> int:
         return self.nodes[step].past | 1 << step
 
-    def executed(self, step: Executed) -> None:
+    def executed(self, step: StepEffects) -> None:
         """Note what the current step did, and where the steps that it races with are reversed."""
         node = self.nodes[self.now]
         assert node.process is not None
@@ -259,7 +259,7 @@ class Search:
                 if other & WRITE and process not in self._polling:
                     break
 
-    def _enables(self, earlier: int, step: Executed) -> bool:
+    def _enables(self, earlier: int, step: StepEffects) -> bool:
         """Return whether the wait of a step cannot end just before an earlier step."""
         before = self.nodes[earlier].step.before
         if step.guard not in before or self.has_chosen(earlier):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..memory.threads import EACH_THREAD, Accessed, ParallelLoop, bits, clash
+from ..memory.threads import EACH_THREAD, ElementAccess, ParallelLoop, bits, clash
 from ..memory.values import convert
 from ..report.errors import SimulationError, two_values, uninitialized, unsupported
 
@@ -249,7 +249,7 @@ def element_access(
 
 def _executed(
     frame: Frame, shape: tuple, index: list, mask: np.ndarray | None
-) -> Callable[[], Accessed] | None:
+) -> Callable[[], ElementAccess] | None:
     """Return the function of the elements at ``index`` and what accesses each; None if that is
     not known."""
     has_lanes = frame.space is not None and any(np.ndim(i) > len(frame.space) for i in index)
@@ -264,7 +264,7 @@ def _executed(
 def _accessed(
     mask: Mask, space: tuple | None, loop: ParallelLoop | None, loop_points: np.ndarray | None,
     shape: tuple, index: list, covered: np.ndarray | None,
-) -> Accessed:  # fmt: skip
+) -> ElementAccess:  # fmt: skip
     """Return the elements at ``index`` and the thread or point of T.Parallel that accesses each."""
     flat: Any = 0
     for i, extent in zip(index, shape, strict=True):
@@ -285,9 +285,9 @@ def _accessed(
         )
     executors = EACH_THREAD if loop is None else loop
     if covered is None:
-        return Accessed(executors, flat.reshape(-1), points.reshape(-1))
+        return ElementAccess(executors, flat.reshape(-1), points.reshape(-1))
     covered = np.broadcast_to(covered, flat.shape)
-    return Accessed(executors, flat[covered], points[covered])
+    return ElementAccess(executors, flat[covered], points[covered])
 
 
 def _acts_together(frame: Frame, space: tuple) -> bool:

@@ -13,7 +13,7 @@ from ..memory.alignment import require_aligned
 from ..memory.history import Entry
 from ..memory.memory import Tensor
 from ..memory.order import LEVEL, SYS, Sync, merge
-from ..memory.threads import EACH_THREAD, Accessed, Executors
+from ..memory.threads import EACH_THREAD, ElementAccess, Executors
 from ..report.errors import SimulationError
 from .accesses import GlobalRef, out_of_bounds
 
@@ -55,7 +55,7 @@ class Word:
         words: list[tuple],
         thread_groups: ThreadGroups,
         newest=False,
-        accessed: Callable[[], Accessed] | None = None,
+        accessed: Callable[[], ElementAccess] | None = None,
     ) -> list[tuple[Any, bool]]:
         """Load consecutive words by one access; return each value and whether it is poison."""
         block = frame.block
@@ -85,7 +85,7 @@ class Word:
         words: list[tuple],
         thread_groups: ThreadGroups,
         values: list,
-        accessed: Callable[[], Accessed] | None = None,
+        accessed: Callable[[], ElementAccess] | None = None,
     ) -> None:
         """Store consecutive words by one access."""
         block = frame.block
@@ -107,7 +107,7 @@ class Word:
         index: tuple,
         thread_groups: ThreadGroups,
         f: Callable[[Any], Any],
-        accessed: Callable[[], Accessed] | None = None,
+        accessed: Callable[[], ElementAccess] | None = None,
     ) -> Any:
         """Replace a value by ``f`` of it: the newest one, unless the change lands late. Return the
         old value."""
@@ -198,14 +198,14 @@ def places(
 
 def accessed_by(
     frame: Frame, tensor: Tensor, words: list[tuple], position: tuple | None
-) -> Callable[[], Accessed] | None:
+) -> Callable[[], ElementAccess] | None:
     """Return the function of the elements and threads of one execution of ``places``; None if its
     threads are not known."""
     loop, space, own, mask = frame.loop, frame.space, frame.loop_points, frame.mask
     if space is not None and loop is None:
         return None
 
-    def accessed() -> Accessed:
+    def accessed() -> ElementAccess:
         if space is None or loop is None:
             points = mask.threads if position is None else np.array(position[:1])
             return of_points(EACH_THREAD, points)
@@ -214,9 +214,9 @@ def accessed_by(
             points = points[[int(np.ravel_multi_index(position, space))]]
         return of_points(loop, points)
 
-    def of_points(by: Executors, points: np.ndarray) -> Accessed:
+    def of_points(by: Executors, points: np.ndarray) -> ElementAccess:
         elements = [tensor.flat_index(index) for index in words]
-        return Accessed(by, np.tile(elements, len(points)), np.repeat(points, len(elements)))
+        return ElementAccess(by, np.tile(elements, len(points)), np.repeat(points, len(elements)))
 
     return accessed
 

@@ -12,7 +12,7 @@ from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.alignment import BULK, require_aligned, require_bulk_size
 from ..memory.order import SYS
-from ..memory.threads import EACH_THREAD, WARP, Accessed
+from ..memory.threads import EACH_THREAD, WARP, ElementAccess
 from ..report.errors import uninitialized
 from .accesses import out_of_bounds, uniform
 from .block_ops import commit_stores, wait_stores
@@ -43,7 +43,7 @@ def _transfer(c: Statements, call: tirx.Call, loc: str) -> Step:
         def access(tensor, key):
             def accessed():
                 elements = np.tile(tensor.flat[key].reshape(-1), len(threads))
-                return Accessed(EACH_THREAD, elements, threads.reshape(-1))
+                return ElementAccess(EACH_THREAD, elements, threads.reshape(-1))
 
             thread_groups = frame.mask.overlapping
             return frame.block.access(thread_groups, op, loc, copies=True, accessed=accessed)

@@ -14,7 +14,7 @@ from ..machine.block import Frame, MBarrier
 from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
-from ..memory.threads import Accessed
+from ..memory.threads import ElementAccess
 from ..memory.values import (
     convert,
     is_float,
@@ -200,7 +200,7 @@ class Region(NamedTuple):
     @staticmethod
     def _accessed(
         frame: Frame, tensor: Tensor, box: Box, fragment: Region | None
-    ) -> Callable[[], Accessed] | None:
+    ) -> Callable[[], ElementAccess] | None:
         """Return the elements inside the tensor, and the point of the box, or the element of the
         fragment, that accesses each."""
         shape, elements = box.shape, None
@@ -213,11 +213,11 @@ class Region(NamedTuple):
         if loop is None or frame.space is not None:
             return None
 
-        def accessed() -> Accessed:
+        def accessed() -> ElementAccess:
             points = np.arange(int(np.prod(shape))).reshape(shape)
             points = points if elements is None else points[elements].reshape(box.shape)
             points = points[box.part]
-            return Accessed(loop, tensor.flat[box.inside].reshape(-1), points.reshape(-1))
+            return ElementAccess(loop, tensor.flat[box.inside].reshape(-1), points.reshape(-1))
 
         return accessed
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..memory.clock import Clock
 from ..memory.memory import Access
 from ..memory.order import BlockOrder
-from ..memory.threads import WARP, Accessed, ParallelLoop, divide
+from ..memory.threads import WARP, ElementAccess, ParallelLoop, divide
 from ..memory.values import unwritten
 from ..report.errors import SimulationError
 
@@ -287,7 +287,7 @@ class Block:
 
     def access(
         self, thread_groups: tuple[int, ...], op: str, loc: str, scope: int = 0,
-        copies: bool = False, accessed: Callable[[], Accessed] | None = None,
+        copies: bool = False, accessed: Callable[[], ElementAccess] | None = None,
     ) -> Access:  # fmt: skip
         agent, time, view = self.order.actor(thread_groups, copies)
         threads = self.order.threads

@@ -14,7 +14,7 @@ import numpy as np
 from ...builtins.signals import signal
 from ...builtins.spec import declaration_of
 from ..report.errors import SimulationError
-from .history import Awaited, Change
+from .history import Change, EndedWait
 from .memory import Memory, Tensor
 
 _COUNTS = ("eq", "ge", "gt", "reached")
@@ -43,7 +43,7 @@ def refuse_surplus(tensors: Mapping[str, list[Tensor]]) -> None:
 
 
 def _growing(
-    tensor: Tensor, changes: list[Change], waits: list[Awaited]
+    tensor: Tensor, changes: list[Change], waits: list[EndedWait]
 ) -> dict[int, tuple[int, int]]:
     """Return, for each launch that waited, the arrivals and the largest target so far.
 

@@ -36,7 +36,7 @@ class Change(NamedTuple):
     """True if an atomic addition made it."""
 
 
-class Awaited(NamedTuple):
+class EndedWait(NamedTuple):
     """One wait for a word, which has ended."""
 
     event: int

@@ -20,10 +20,10 @@ import numpy as np
 
 from ..report.errors import SimulationError, two_values
 from .clock import Clock, View
-from .history import Awaited, Change, Entry, make_whole, place_of, region_of
+from .history import Change, EndedWait, Entry, make_whole, place_of, region_of
 from .order import GPU, SETS, SYS, Events, Layout, Sync
 from .shadow import ShadowMemory, text_of_region
-from .threads import Accessed, Kind, ThreadOrder, ThreadRecord, clash
+from .threads import ElementAccess, Kind, ThreadOrder, ThreadRecord, clash
 from .values import unwritten
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Access:
     loc: str
     epoch: int = 0
     threads: ThreadOrder | None = None
-    accessed: Callable[[], Accessed] | None = None
+    accessed: Callable[[], ElementAccess] | None = None
     """The thread that accesses each element, if known. ``ThreadRecord`` then checks the order with
     other accesses of the block."""
     thread_time: int = 0
@@ -191,7 +191,7 @@ class Tensor:
         """Modification order of each word that atomic accesses change."""
         self.changes: dict[int, list[Change]] = {}
         """All changes of each word that atomic accesses change."""
-        self.waits: dict[int, list[Awaited]] = {}
+        self.waits: dict[int, list[EndedWait]] = {}
         self.polled: dict[int, list[int]] = {}
         """Polls of each word with a flag since its last change."""
         self._looked: dict[int, list[int]] = {}
@@ -420,7 +420,7 @@ class Tensor:
     def note_wait(self, index: tuple, relation: str, expected: Any) -> None:
         """Note that the last load of this word ended a wait for ``expected`` by ``relation``."""
         seen = self.newest(index).value
-        awaited = Awaited(int(self.reads.last[index]), relation, expected, seen)
+        awaited = EndedWait(int(self.reads.last[index]), relation, expected, seen)
         self.waits.setdefault(self.flat_index(index), []).append(awaited)
 
     def newest(self, index: tuple, before: int | None = None) -> Entry:

@@ -28,7 +28,7 @@ Threads = Callable[[np.ndarray], np.ndarray]
 """Maps points to the numbers of the threads that execute them."""
 
 
-class Divided(Exception):
+class ThreadGroupSplit(Exception):
     """Raised when a set of threads acts that is no union of thread groups: the schedule restarts.
 
     Attributes:
@@ -61,7 +61,7 @@ def divide(group_of: np.ndarray, parts: np.ndarray) -> None:
     """
     split = finer(group_of, parts)
     if split.max() < _MAX_GROUPS:
-        raise Divided(split)
+        raise ThreadGroupSplit(split)
 
 
 def names_of(group_of: np.ndarray) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def _by_vectors(loop: ParallelLoop, itemsize: int) -> list[Threads]:
 Executors = EachThread | ParallelLoop
 
 
-class Accessed(NamedTuple):
+class ElementAccess(NamedTuple):
     """Flat elements of a tensor, and the point that accesses each. Elements may repeat."""
 
     by: Executors
@@ -153,10 +153,10 @@ class Accessed(NamedTuple):
 
 
 def clash(
-    data: np.ndarray, key: tuple, values: Any, accessed: Callable[[], Accessed]
+    data: np.ndarray, key: tuple, values: Any, accessed: Callable[[], ElementAccess]
 ) -> int | None:
     """Return an element of ``data[key]``, where ``values`` were just stored, to which different
-    threads have stored different values; see ``Accessed.clash``."""
+    threads have stored different values; see ``ElementAccess.clash``."""
     if not any(isinstance(part, np.ndarray) for part in key):
         return None
     stored = bits(data[key])
@@ -212,7 +212,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Noted:
+class RecentAccess:
     """An access of the block since its last barrier."""
 
     by: Executors
@@ -223,7 +223,7 @@ class Later(NamedTuple):
     """An access that is not yet in the record of its tensor, because nothing needs it there."""
 
     event: int
-    accessed: Callable[[], Accessed]
+    accessed: Callable[[], ElementAccess]
     kind: Kind
     time: int
 
@@ -238,7 +238,7 @@ class ThreadOrder:
     def __init__(self, thread_groups: Sequence[np.ndarray]) -> None:
         self._members, self._count = thread_groups, sum(map(len, thread_groups))
         self.thread_groups = tuple(i for i, threads in enumerate(thread_groups) if len(threads))
-        self.accesses: dict[int, Noted] = {}
+        self.accesses: dict[int, RecentAccess] = {}
         """Accesses that are in the records of their tensors, by event."""
         self.later: dict[int, list[Later]] = {}
         """Accesses that are not in their record yet, by ``id`` of the record. An empty list means
@@ -328,7 +328,7 @@ class ThreadRecord:
         self._last: dict[Kind, list[_Last]] = {}
 
     def add(
-        self, order: ThreadOrder, event: int, accessed: Callable[[], Accessed], kind: Kind,
+        self, order: ThreadOrder, event: int, accessed: Callable[[], ElementAccess], kind: Kind,
         time: int,
     ) -> tuple[int, int] | None:  # fmt: skip
         """Add an access at a time of ``order``. Return an event of another thread of the block
@@ -349,7 +349,7 @@ class ThreadRecord:
         return None
 
     def _conflict(
-        self, order: ThreadOrder, accessed: Accessed, kind: Kind
+        self, order: ThreadOrder, accessed: ElementAccess, kind: Kind
     ) -> tuple[int, int] | None:
         before = [a for other, last in self._last.items() if kind.conflicts(other) for a in last]
         for last in before:
@@ -367,9 +367,9 @@ class ThreadRecord:
     def _apart(
         self,
         order: ThreadOrder,
-        noted: Noted,
+        noted: RecentAccess,
         last: _Last,
-        accessed: Accessed,
+        accessed: ElementAccess,
         positions: np.ndarray,
     ) -> int | None:
         """Return an element that different threads access unordered, or None if in some assignment
@@ -387,7 +387,7 @@ class ThreadRecord:
         return element
 
     def _note(
-        self, order: ThreadOrder, event: int, accessed: Accessed, kind: Kind, time: int
+        self, order: ThreadOrder, event: int, accessed: ElementAccess, kind: Kind, time: int
     ) -> None:
         """Record an access. A write of one element by several threads is not recorded for it."""
         executors, elements, points = accessed
@@ -400,9 +400,11 @@ class ThreadRecord:
             last.event[shared] = 0
         else:
             self._note_two(order, event, accessed, kind)
-        order.accesses[event] = Noted(executors, time)
+        order.accesses[event] = RecentAccess(executors, time)
 
-    def _note_two(self, order: ThreadOrder, event: int, accessed: Accessed, kind: Kind) -> None:
+    def _note_two(
+        self, order: ThreadOrder, event: int, accessed: ElementAccess, kind: Kind
+    ) -> None:
         executors, elements, points = accessed
         if kind not in self._last:
             self._last[kind] = [_Last(self._size), _Last(self._size)]

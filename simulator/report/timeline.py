@@ -19,7 +19,7 @@ from ...runtime.trace.trace import Fault, Flow, Signal, Span, Trace, Transfer, W
 from ..machine.machine import Machine
 from ..machine.steps import Waiting, WaitTarget
 from ..machine.streams import Coroutine, Launch
-from ..memory.history import Awaited
+from ..memory.history import EndedWait
 from ..memory.memory import Tensor
 from ..memory.shadow import text_of_region
 from .errors import SimulationError
@@ -149,7 +149,7 @@ class Recorder(Machine):
                         return wait, target
         return None
 
-    def _awaited(self) -> Iterator[tuple[Awaited, Tensor, int]]:
+    def _awaited(self) -> Iterator[tuple[EndedWait, Tensor, int]]:
         """Yield the waits for flags that have ended, each with its word."""
         for tensor in self._each_tensor():
             for flat, waits in tensor.waits.items():

@@ -16,7 +16,7 @@ import torch
 
 import tileweave as tw
 from tileweave import ops
-from tileweave.ops.autotune.store import Measured, table_for, tuning_key
+from tileweave.ops.autotune.store import Measurement, table_for, tuning_key
 from tileweave.ops.autotune.tuner import choice_of
 from tileweave.ops.core import nccl
 from tileweave.ops.core.cache import op_cache_of
@@ -151,7 +151,7 @@ def share_out_programs() -> None:
         ways = {(c.program, c.tiles.num_chunks): c for c in every}
         place = number // len(OPERATORS)
         choice = list(ways.values())[(place + place // len(SIZES)) % len(ways)]
-        known[tuning_key(problem)] = Measured(choice, 0.0, 1.0)
+        known[tuning_key(problem)] = Measurement(choice, 0.0, 1.0)
     invalidate()
 
 

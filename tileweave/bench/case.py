@@ -14,7 +14,7 @@ from ..ops.autotune.trial import relative_error
 from ..ops.collectives.collective import Collective
 from ..ops.core.compiled import CompiledOp
 from ..ops.core.registry import RegisteredOp
-from ..ops.core.strategy import Reasoned
+from ..ops.core.strategy import Selection
 from ..runtime import Plan, SymmetricTensor, barrier
 from ..runtime.host.group import Group
 
@@ -141,7 +141,7 @@ class Family:
     problem: Callable[[str, Any, int, torch.dtype], Any]
     stage: Callable[[Any, Group], tuple[dict[str, Tensor], Iterator[Any]]]
     programs: Callable[[Any, Group], Sequence[Any]]
-    choice: Callable[[Any, Any], Reasoned]
+    choice: Callable[[Any, Any], Selection]
     arguments: Arguments
     error: Callable[[Tensor, Tensor], Tensor] = relative_error
 

@@ -21,7 +21,7 @@ _FENCES = ("tl.fence_proxy_async", declaration_of(fence_proxy_async).op_name)
 
 
 @dataclass(frozen=True)
-class Added:
+class AddedOperation:
     """One added operation.
 
     Attributes:
@@ -39,13 +39,13 @@ class Added:
     times: int | None
 
 
-def add_in_stage(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Added]]:
+def add_in_stage(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[AddedOperation]]:
     """Run the passes on tile-level IR; return ``func`` and the barriers and fences that they added.
 
     Args:
         func: a program specialized for the group, with its signals and waits.
     """
-    added: dict[tirx.Stmt, Added] = {}
+    added: dict[tirx.Stmt, AddedOperation] = {}
     for step in PIPELINE:
         if step.stage != "tile":
             continue
@@ -61,7 +61,7 @@ def add_in_stage(func: tirx.PrimFunc) -> tuple[tirx.PrimFunc, list[Added]]:
     return func, [op for stmt, op in added.items() if stmt in remaining]
 
 
-def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> list[Added]:
+def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> list[AddedOperation]:
     """Return the operations that the device passes kept or added in the lowered ``kernels``.
 
     TileLang may have copied an operation for warps with different roles; it is reported once.
@@ -75,7 +75,7 @@ def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> li
         if _has(releases, leaf) or _has(acquires, leaf)
     }
     passes = {p.name: p for p in PIPELINE}
-    added: dict[Added, None] = {}
+    added: dict[AddedOperation, None] = {}
     for kernel in kernels:
         leaves = leaves_of(kernel.body)
         for index, leaf in enumerate(leaves):
@@ -104,8 +104,8 @@ def _by_flag(tile_leaves: dict, leaf: Leaf) -> Leaf | None:
     return matches[0] if matches else None
 
 
-def _added(kind: str, served: Leaf, step: Pass, times: int | None) -> Added:
-    return Added(kind, served.loc, _flag(served), step.summary, times)
+def _added(kind: str, served: Leaf, step: Pass, times: int | None) -> AddedOperation:
+    return AddedOperation(kind, served.loc, _flag(served), step.summary, times)
 
 
 def _kind(leaf: Leaf) -> str:

@@ -20,11 +20,11 @@ from ..passes.ir.leaves import Leaf, leaves_of, tensor_of
 from ..passes.ir.memory_order import acquires, releases
 from ..passes.ir.sizes import sizes_of
 from ..passes.ir.walk import uses_tileweave
-from ..passes.sync.infer.context import Inserted
+from ..passes.sync.infer.context import InsertedOperation
 from ..passes.sync.infer.inference import explicit_sync, infer_and_explain
-from ..passes.sync.verify.launches import Unverified
+from ..passes.sync.verify.launches import UnverifiedEvent
 from ..passes.sync.verify.verification import verify_program
-from .added import Added, add_in_stage, added_on_device
+from .added import AddedOperation, add_in_stage, added_on_device
 from .explanation import Explanation
 from .operation import EXPLICIT, Kind, Operation, sorted_in
 from .source import source_of
@@ -138,7 +138,7 @@ def _explicit_op(leaf: Leaf, call: tirx.Call) -> Operation:
     return Operation(kind, name, file, line, EXPLICIT, flag=name, per_block=leaf.times)
 
 
-def _inferred_op(inserted: Inserted, times: Mapping[tirx.Stmt, int | None]) -> Operation:
+def _inferred_op(inserted: InsertedOperation, times: Mapping[tirx.Stmt, int | None]) -> Operation:
     file, _, line = inserted.line.rpartition(":")
     counts = [times[stmt] for stmt in inserted.stmts]
     finite = [n for n in counts if n is not None]
@@ -156,7 +156,7 @@ def _inferred_op(inserted: Inserted, times: Mapping[tirx.Stmt, int | None]) -> O
     )
 
 
-def _added_op(added: Added, tensors: Mapping[tuple[str, str], str]) -> Operation:
+def _added_op(added: AddedOperation, tensors: Mapping[tuple[str, str], str]) -> Operation:
     file, line = added.loc
     tensor = tensors.get((f"{file}:{line}", added.flag), added.flag)
     return Operation(
@@ -164,7 +164,7 @@ def _added_op(added: Added, tensors: Mapping[tuple[str, str], str]) -> Operation
     )
 
 
-def _unverified_op(item: Unverified) -> Operation:
+def _unverified_op(item: UnverifiedEvent) -> Operation:
     event = item.event
     file, _, line = event.line.rpartition(":")
     tensor = event.tensor.name if event.tensor is not None else event.op

@@ -12,7 +12,7 @@ from ....builtins import language as W
 from ....passes import split_options
 from ...core.gemm_config import GemmConfig
 from ...core.tiles import PersistentSchedule
-from .partial_sums import Received, complete_sum, compute_tile, identity_of
+from .partial_sums import PeerProducts, complete_sum, compute_tile, identity_of
 from .pull_tail import PullTail, pull
 from .tile_macros import Operands, TileBuffers, store
 
@@ -47,7 +47,7 @@ def gemm_rs_persistent(config: GemmConfig):
             buffers = TileBuffers.alloc(config, tiles.width)
 
             me = W.rank()
-            received = Received(me, partials, last_peer_buf, identity)
+            received = PeerProducts(me, partials, last_peer_buf, identity)
             for wave in T.serial(schedule.waves):
                 index = wave * schedule.blocks + block
                 if index < schedule.tiles:
@@ -101,7 +101,7 @@ def gemm_ar_persistent(config: GemmConfig):
                 pulled_sums = W.alloc_symmetric((tail.rows, tail.columns), config.out_dtype)
 
             me = W.rank()
-            received = Received(me, partials, last_peer_buf, identity)
+            received = PeerProducts(me, partials, last_peer_buf, identity)
             for wave in T.serial(schedule.waves):
                 index = wave * schedule.blocks + block
                 if index < schedule.tiles:

@@ -17,7 +17,7 @@ from ...core.gemm_config import GemmConfig
 from .tile_macros import accumulate, add_bias, load_b, multiply, scale
 
 
-class Received(NamedTuple):
+class PeerProducts(NamedTuple):
     """Products of other ranks for this rank's rows, and what adds them.
 
     Attributes:

@@ -95,7 +95,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Misplaced:
+class MisplacedBarrier:
     """A barrier that not all of its threads reach."""
 
     path: Path
@@ -105,7 +105,7 @@ class Misplaced:
 
 
 class _Found(Exception):
-    def __init__(self, finding: Missing | Misplaced) -> None:
+    def __init__(self, finding: Missing | MisplacedBarrier) -> None:
         self.finding = finding
 
 
@@ -142,7 +142,7 @@ class Walk:
         self.numbers: dict[int, set[int]] = {}
         """Masks of warps that use each named barrier."""
 
-    def finding(self) -> Missing | Misplaced | None:
+    def finding(self) -> Missing | MisplacedBarrier | None:
         """Return the first fault of the function, or None."""
         if not self._footprints.sizes:
             return None
@@ -445,7 +445,7 @@ class Walk:
         arrived = waiting | threads
         size = int(arrived.sum())
         if not self._exact or size > count:
-            raise _Found(Misplaced(path, int(threads.sum()), count, barrier.is_ours))
+            raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.is_ours))
         if size < count:
             self._waiting[barrier.number] = arrived, path, barrier
             return
@@ -459,7 +459,7 @@ class Walk:
         """Refuse barriers that some of their threads do not reach."""
         for arrived, path, barrier in self._waiting.values():
             count = self._values.count if barrier.count is None else barrier.count
-            raise _Found(Misplaced(path, int(arrived.sum()), count, barrier.is_ours))
+            raise _Found(MisplacedBarrier(path, int(arrived.sum()), count, barrier.is_ours))
 
     def _slots(self, barrier: Any) -> frozenset[tuple[tirx.Var, int]]:
         """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""

@@ -28,7 +28,7 @@ from .options import Options
 
 
 @dataclass(frozen=True)
-class Inserted:
+class InsertedOperation:
     """One inserted operation, or one that is unnecessary because another covers it.
 
     Attributes:
@@ -116,7 +116,7 @@ class SyncContext:
     buffers: dict[tirx.Buffer, int] = field(default_factory=dict)
     implicit: list[Implicit] = field(default_factory=list)
     implicit_buffers: list[tirx.Buffer] = field(default_factory=list)
-    inserted: list[Inserted] = field(default_factory=list)
+    inserted: list[InsertedOperation] = field(default_factory=list)
     reuse: dict[str, str] = field(default_factory=dict)
     placement: Placement = field(default_factory=Placement)
     epoch: tirx.Var = field(default_factory=lambda: tirx.Var("epoch", "uint32"))
@@ -348,7 +348,7 @@ class SyncContext:
         if not line and self.program.kernel is not None:
             line = line_of(self.program.kernel)
         stmts = () if stmt is None else tuple(leaves_with_builtins(stmt))
-        self.inserted.append(Inserted(kind, tensor, line, reason, stmts=stmts, **fields))
+        self.inserted.append(InsertedOperation(kind, tensor, line, reason, stmts=stmts, **fields))
 
     def record_counter_op(
         self, kind: str, access: Access, counter: Counter, reason: str, stmt: tirx.Stmt,

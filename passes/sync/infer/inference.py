@@ -40,7 +40,7 @@ from ..regions.tensor_accesses import (
 from ..regions.tiles import choose_tile
 from ..verify.outside import warn_outside
 from .announcements import assumption, in_units, with_tiles
-from .context import Inserted, SyncContext
+from .context import InsertedOperation, SyncContext
 from .counters import make_counters
 from .credits import place_credits
 from .drain import place_drain
@@ -76,7 +76,7 @@ class Explanation:
         assumed: ragged tensor -> what is assumed of its rows.
     """
 
-    ops: tuple[Inserted, ...] = ()
+    ops: tuple[InsertedOperation, ...] = ()
     reuse: Mapping[str, str] = field(default_factory=dict)
     flag_bytes: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -280,12 +280,14 @@ def _require_inference(func: tirx.PrimFunc) -> None:
         )
 
 
-def _unordered(func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]) -> tuple[Inserted, ...]:
+def _unordered(
+    func: tirx.PrimFunc, tensors: Sequence[tirx.Buffer]
+) -> tuple[InsertedOperation, ...]:
     """Return the accesses that ``W.unordered`` excludes from the inference."""
     if not uses_op(func.body, UNORDERED):
         return ()
     accesses = collect_accesses(func, tensors).unordered
-    return tuple(Inserted("unordered", u.tensor, u.line, u.reason) for u in accesses)
+    return tuple(InsertedOperation("unordered", u.tensor, u.line, u.reason) for u in accesses)
 
 
 def _with_buffers(context: SyncContext, func: tirx.PrimFunc) -> tirx.PrimFunc:

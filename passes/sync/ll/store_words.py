@@ -16,7 +16,7 @@ from ....builtins.ll import WORD
 from ...ir.implicit import heap_buffer, implicit_of, set_implicit
 from ...ir.walk import calls_in, is_leaf, line_of, nodes_in, op_name, rewrite_children
 from ..infer import builtin_calls
-from ..infer.context import Inserted, SyncContext
+from ..infer.context import InsertedOperation, SyncContext
 from ..infer.edits import at_line_of
 from ..regions.symbols import Symbols
 from .word_copies import Side, consecutive, is_vectorizable, parallel, sides_of
@@ -68,7 +68,7 @@ class _Rewriter:
     words: Mapping[tirx.Var, _Words]
     epoch: tirx.PrimExpr
     symbols: Symbols
-    inserted: list[Inserted] = field(default_factory=list)
+    inserted: list[InsertedOperation] = field(default_factory=list)
 
     def visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if not is_leaf(stmt):
@@ -169,7 +169,7 @@ class _Rewriter:
             "ll_store": f"{op} writes data and the number of the launch in each word",
             "ll_load": f"{op} reads words, and polls until they have the number of the launch",
         }[kind]
-        self.inserted.append(Inserted(kind, tensor, line, reason, "a word", stmts=(stmt,)))
+        self.inserted.append(InsertedOperation(kind, tensor, line, reason, "a word", stmts=(stmt,)))
 
 
 def _as_bits(value: tirx.PrimExpr) -> tirx.PrimExpr:

@@ -142,7 +142,7 @@ class Access:
 
 
 @dataclass(frozen=True)
-class Unordered:
+class UnorderedAccess:
     """An access that ``W.unordered`` exempts from synchronization."""
 
     tensor: str
@@ -167,7 +167,7 @@ class Program:
     """
 
     accesses: list[Access] = field(default_factory=list)
-    unordered: list[Unordered] = field(default_factory=list)
+    unordered: list[UnorderedAccess] = field(default_factory=list)
     grid: list[Loop] = field(default_factory=list)
     threads: list[Loop] = field(default_factory=list)
     kernel: tirx.Stmt | None = None
@@ -490,7 +490,7 @@ class AccessCollector:
                 for a, b in list(zip(element.indices, starts, strict=True))[axes]
             ):
                 del self._marks[number]
-                mark = Unordered(buffer.name, line_of(self._anchor), reason)
+                mark = UnorderedAccess(buffer.name, line_of(self._anchor), reason)
                 self.program.unordered.append(mark)
                 return True
         return False

@@ -11,7 +11,7 @@ import numpy as np
 
 from .events import DATA, Event
 from .happens_before import Place, Timeline
-from .launches import Rows, Unverified
+from .launches import Rows, UnverifiedEvent
 
 _MAX_COUNT = 1 << 22
 """Limit of the cells, and of the pairs of accesses, of one tensor; larger ones are not verified."""
@@ -47,7 +47,7 @@ class Conflict:
     read: BlockAccess
 
 
-def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list[Unverified]]:
+def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list[UnverifiedEvent]]:
     """Return all pairs of accesses that need an order, and the tensors that are too large.
 
     Pairs within one launch come first. Pairs between the same synchronization operations are
@@ -62,7 +62,7 @@ def conflicts(timeline: Timeline, world_size: int) -> tuple[list[Conflict], list
         if rows.event.kind in DATA:
             by_tensor[rows.event.tensor.name].append(rows)
     pairs: list[tuple[int, Conflict]] = []
-    unverified: list[Unverified] = []
+    unverified: list[UnverifiedEvent] = []
     for rows in by_tensor.values():
         accesses = _BlockAccesses(timeline, rows, world_size, synced)
         for write, read in accesses.pairs():
@@ -80,7 +80,7 @@ class _BlockAccesses:
         self, timeline: Timeline, rows: list[Rows], world_size: int, synced: np.ndarray
     ) -> None:
         self._timeline, self._rows = timeline, rows
-        self.unverified: list[Unverified] = []
+        self.unverified: list[UnverifiedEvent] = []
         axes = len(rows[0].low)
 
         def joined(column) -> np.ndarray:
@@ -117,7 +117,7 @@ class _BlockAccesses:
     def _are_too_many(self, count: int, unit: str) -> bool:
         if count > _MAX_COUNT:
             unit = f"{unit} in the analyzed launches"
-            self.unverified.append(Unverified(self._rows[0].event, count, _MAX_COUNT, unit))
+            self.unverified.append(UnverifiedEvent(self._rows[0].event, count, _MAX_COUNT, unit))
         return count > _MAX_COUNT
 
     def _cells(self) -> tuple[np.ndarray, np.ndarray]:

@@ -71,7 +71,7 @@ def _varies(indices) -> bool:
 
 
 @dataclass(frozen=True)
-class Unverified:
+class UnverifiedEvent:
     """An event or a tensor that is not verified because it is too large.
 
     Attributes:
@@ -116,7 +116,7 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
-class _Evaluated:
+class _EventPoints:
     """One event, evaluated in its whole iteration space; the arrays broadcast."""
 
     event: Event
@@ -142,7 +142,7 @@ class Launches:
         )
         self._ordering = {v for e in events if e.kind not in DATA for _, v in e.serial_loops}
         """Variables of the loops that contain synchronization; accesses of other loops merge."""
-        self.unverified: dict[Event, Unverified] = {}
+        self.unverified: dict[Event, UnverifiedEvent] = {}
         """Events that happen too often to be verified."""
         self.unplaced: set[str] = set()
         """Names of tensors with a signal that may be for any flag, as its index depends on data."""
@@ -165,7 +165,7 @@ class Launches:
                 return rows
         return None
 
-    def _evaluate(self, event: Event, launch: int) -> _Evaluated:
+    def _evaluate(self, event: Event, launch: int) -> _EventPoints:
         space = LaunchSpace(
             self.world_size, event.loops, self._program, launch, self._sizes, self._written
         )
@@ -180,7 +180,7 @@ class Launches:
                 value = space.evaluate(event.value)
             except NotEvaluable:
                 value = None
-        return _Evaluated(event, space, mask, block, starts, extents, value)
+        return _EventPoints(event, space, mask, block, starts, extents, value)
 
     @staticmethod
     def _box(event: Event, space: LaunchSpace) -> tuple[list, list]:
@@ -206,7 +206,7 @@ class Launches:
         parallel = {x.var for x in event.loops} - serial - grid
         return [parallel | (serial - self._ordering), parallel, set()]
 
-    def _flat(self, evaluated: _Evaluated, merged: set, launch: int) -> Rows | None:
+    def _flat(self, evaluated: _EventPoints, merged: set, launch: int) -> Rows | None:
         """Return the occurrences of an event, with boxes merged along the loops ``merged``.
 
         Return None if the boxes do not merge, or if there are too many occurrences.
@@ -224,7 +224,7 @@ class Launches:
         count = math.prod(np.broadcast_shapes(*(c.shape for c in columns)))
         if count > _MAX_COUNT:
             unit = "times on all ranks in one launch"
-            self.unverified[event] = Unverified(event, count, _MAX_COUNT, unit)
+            self.unverified[event] = UnverifiedEvent(event, count, _MAX_COUNT, unit)
             return None
         self.unverified.pop(event, None)
         value = evaluated.value

@@ -19,14 +19,14 @@ from ..infer.options import options_of
 from .conflicts import BlockAccess, Conflict, conflicts
 from .events import DATA, Event, collect_events
 from .happens_before import HOLDS, HappensBefore, Operation, Timeline
-from .launches import Launches, Rows, Unverified
+from .launches import Launches, Rows, UnverifiedEvent
 from .outside import outside_message, reads_outside, warn_outside
 
 LAUNCHES = 4
 """Number of consecutive launches that are analyzed: enough for three buffers used in turn."""
 
 
-def verify_program(func: tirx.PrimFunc, world_size: int) -> list[Unverified]:
+def verify_program(func: tirx.PrimFunc, world_size: int) -> list[UnverifiedEvent]:
     """Verify a program as ``verify_sync`` does. Return what is too large to be verified.
 
     Raises:
@@ -44,7 +44,7 @@ def verify_program(func: tirx.PrimFunc, world_size: int) -> list[Unverified]:
     return unverified
 
 
-def find_fault(func: tirx.PrimFunc, world_size: int) -> tuple[str, list[Unverified]]:
+def find_fault(func: tirx.PrimFunc, world_size: int) -> tuple[str, list[UnverifiedEvent]]:
     """Return the first fault of a program specialized for a group, or "", and what is too large."""
     tensors = heap_tensors(func)
     if not tensors:
@@ -81,7 +81,7 @@ class _Verifier:
     timeline: Timeline = field(init=False)
     operations: list[Operation] = field(init=False)
     pairs: list[Conflict] = field(init=False)
-    unverified: list[Unverified] = field(default_factory=list)
+    unverified: list[UnverifiedEvent] = field(default_factory=list)
 
     def first_fault(self) -> str:
         """Return the message of the first fault, or ""."""

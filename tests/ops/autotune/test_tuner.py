@@ -25,7 +25,7 @@ from tileweave import ops
 from tileweave.cli.main import main
 from tileweave.ops.autotune import store as measured
 from tileweave.ops.autotune import tuner
-from tileweave.ops.autotune.store import Measured, file_of, save, saved, table_for
+from tileweave.ops.autotune.store import Measurement, file_of, save, saved, table_for
 from tileweave.ops.core import strategy
 from tileweave.ops.core.cache import OpCache
 from tileweave.ops.core.operator import Choice
@@ -39,7 +39,7 @@ OP = "matmul_all_reduce"
 ASKED = Problem(OP, 24, 16, 8, 2, torch.bfloat16, True)
 HUGE = Tiles(256, 256, 128, stages=4)
 ALONE = one_rank()
-FAST = Measured(Choice("two_shot", SMALL), 0.5, 0.75)
+FAST = Measurement(Choice("two_shot", SMALL), 0.5, 0.75)
 
 
 class StandIn(MatmulAllReduce):
@@ -160,7 +160,7 @@ def reasons(tuned):
 
 def test_the_fastest_wins_and_the_others_are_freed(contest):
     tuned = alike(contest("slow", "quick", "slow"))
-    assert tuned.measured == Measured(Choice("quick", LARGE), 1.0, 1.5)
+    assert tuned.measured == Measurement(Choice("quick", LARGE), 1.0, 1.5)
     assert [(a.choice.program, a.ms) for a in tuned.attempts] == [
         ("two_shot", 2.0), ("slow", 3.0), ("quick", 1.0)
     ]  # fmt: skip
@@ -177,7 +177,7 @@ def test_what_is_as_fast_does_not_replace_the_table(contest, monkeypatch):
 
 def test_nccl_may_be_faster(contest):
     measured = alike(contest("slow")).measured
-    assert measured == Measured(Choice("two_shot", LARGE), 2.0, 1.5)
+    assert measured == Measurement(Choice("two_shot", LARGE), 2.0, 1.5)
     assert measured.strategy == ("nccl", "measured: fused 2.000 ms, nccl 1.500 ms")
 
 
@@ -232,7 +232,7 @@ def test_what_is_left_out_on_all_ranks(contest, program, reason):
 def test_nothing_fused_is_right(contest, monkeypatch):
     monkeypatch.setattr(StandIn, "table", staticmethod(lambda problem: Choice("wrong", LARGE)))
     measured = alike(contest()).measured
-    assert measured == Measured(None, None, 1.5) and StandIn.alive == []
+    assert measured == Measurement(None, None, 1.5) and StandIn.alive == []
     assert measured.strategy == ("nccl", "measured: nccl 1.500 ms, fused never right")
     with pytest.raises(tw.TileWeaveError, match=r"strategy='fused', but measured: nccl 1\.500"):
         strategy.preferred_strategy("fused", ASKED, measured)
@@ -240,7 +240,7 @@ def test_nothing_fused_is_right(contest, monkeypatch):
 
 def test_ranks_whose_times_differ_take_those_of_rank_0(contest):
     contest.later = -0.9
-    assert alike(contest("quick", "slow")).measured == Measured(Choice("quick", LARGE), 1.0, 1.5)
+    assert alike(contest("quick", "slow")).measured == Measurement(Choice("quick", LARGE), 1.0, 1.5)
 
 
 def test_ranks_that_tune_different_problems(contest):
@@ -329,7 +329,7 @@ def test_either_all_ranks_may_tune_or_none(contest, monkeypatch):
 
 
 def test_ranks_with_other_files_do_as_rank_0_does(contest, monkeypatch):
-    on_disk = {0: FAST, 1: Measured(Choice("slow", LARGE), 9.0, 1.0)}
+    on_disk = {0: FAST, 1: Measurement(Choice("slow", LARGE), 9.0, 1.0)}
     monkeypatch.setattr(measured, "saved", lambda problem, group: on_disk[group.rank])
     assert alike(contest(function=choices())) == FAST.choice
     on_disk[0] = None
@@ -342,10 +342,10 @@ def disk(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("found", [FAST, Measured(None, None, 0.25)])
+@pytest.mark.parametrize("found", [FAST, Measurement(None, None, 0.25)])
 def test_on_disk_and_back(disk, found):
     assert saved(ASKED, ALONE) is None
-    save(replace(ASKED, N=32), ALONE, Measured(None, None, 1.0))
+    save(replace(ASKED, N=32), ALONE, Measurement(None, None, 1.0))
     save(ASKED, ALONE, found)
     assert saved(ASKED, ALONE) == found
     assert saved(replace(ASKED, transposed=False), ALONE) is None

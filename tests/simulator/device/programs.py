@@ -11,7 +11,7 @@ from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
 from tileweave import language as W
-from tileweave.simulator.device.lowering import Lowered, lowered
+from tileweave.simulator.device.lowering import DeviceFunctions, lowered
 from tileweave.simulator.device.program import DeviceProgram
 from tileweave.simulator.machine.executable import Executable
 
@@ -64,7 +64,7 @@ def inputs(threads: int) -> list[dict[str, np.ndarray]]:
 
 
 @cache
-def below(threads: int, arch: str) -> tuple[tirx.PrimFunc, Lowered]:
+def below(threads: int, arch: str) -> tuple[tirx.PrimFunc, DeviceFunctions]:
     """Return the program and its device functions, which all changes start from."""
     program = gemm_reduce_scatter(threads)
     return program, lowered(program, RANKS, arch)
