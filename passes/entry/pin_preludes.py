@@ -12,15 +12,25 @@ from ..ir.accesses import accesses_of, is_private
 from ..ir.operators import AWAITED, hold
 from ..ir.tma import may_have_producer
 from ..ir.walk import (
+    calls_in,
     children_of,
     effects_in,
     flatten,
     has_loads,
+    nodes_in,
     op_name,
     rewrite_and_allocate,
     variables_in,
     with_span_of,
 )
+
+_MIN_BLOCKS = "tl.min_blocks_per_sm"
+_REGISTERS = (
+    "tl.annotate_producer_reg_dealloc",
+    "tl.annotate_consumer_reg_alloc",
+    "tl.no_set_max_nreg",
+)
+"""TileLang's operators by which a program chooses the registers of its warps."""
 
 
 def pin_preludes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
@@ -31,6 +41,8 @@ def pin_preludes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     statement that stays reads them. An operator that reads them keeps all statements in place, and
     ``divide_preludes`` gives them to the right threads. A value that depends on the thread index
     becomes a variable, which only these threads assign.
+
+    The registers of the warps stay as they are if several blocks must fit on an SM.
 
     TileLang waits in the loop for a load before it, if the loop reads the tile. A load whose tile
     another statement before the loop uses, too, gets an attribute that keeps the wait in place.
@@ -44,6 +56,8 @@ def pin_preludes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     values = _values_of_threads(path)
     variables: list[tirx.Buffer] = []
     uses = [hold(values.get(value, value)) for value in _assigned(path)]
+    if _oversubscribes(func.body):
+        uses.append(tirx.Evaluate(tirx.call_intrin("handle", tirx.op.Op.get("tl.no_set_max_nreg"))))
     awaited = _awaited_loads(path)
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
@@ -58,6 +72,14 @@ def pin_preludes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         return rewrite_and_allocate(stmt, visit, variables)
 
     return func.with_body(tirx.stmt_functor.substitute(visit(func.body), values))
+
+
+def _oversubscribes(body: tirx.Stmt) -> bool:
+    """Return whether TileLang would give the consumers more registers than several blocks on an SM
+    have: its default fits one block, and the kernel would hang."""
+    attrs = nodes_in(body, tirx.AttrStmt)
+    blocks = max((int(a.value) for a in attrs if a.attr_key == _MIN_BLOCKS), default=1)
+    return blocks > 1 and not calls_in(body, lambda c: op_name(c) in _REGISTERS)
 
 
 def _path_to_pipelined(stmt: tirx.Stmt) -> list[tirx.Stmt] | None:

@@ -47,9 +47,9 @@ def divide_preludes(func: tirx.PrimFunc) -> tirx.PrimFunc:
     any number of threads. Two kinds may not:
 
     - Statements on private memory that the consumers read later: fragments, which TileLang would
-      distribute among all threads, and what depends on the thread index. The consumers execute
-      them, with the indices that they have later. If nothing between depends on them, they move
-      into the consumers' part.
+      distribute among all threads, what depends on the thread index, and what no producer needs.
+      The consumers execute them, with the indices that they have later. If nothing between depends
+      on them, they move into the consumers' part.
     - Assignments of single elements, atomics, and builtins that write. The threads with the
       program's indices execute them, the first ones. An atomic or builtin with a result is
       refused, because the other threads would miss the result.
@@ -68,7 +68,7 @@ def divide_preludes(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     consumers = _Consumers(func.body, roles)
     consumers.verify(func.body)
-    body = _sunk(consumers.guard(func.body), roles)
+    body = _sunk(consumers.guard(func.body), roles, consumers.only_read)
     return func.with_body(_guard_writes(body, roles))
 
 
@@ -94,6 +94,7 @@ class _Consumers:
         differing: private memory and values that differ between a thread and the thread that
             executes its part of the program after the producers.
         kept: private memory and values that only the consumers have.
+        only_read: private memory that only the consumers read, directly or by other values.
     """
 
     def __init__(self, body: tirx.Stmt, roles: WarpRoles) -> None:
@@ -106,6 +107,35 @@ class _Consumers:
         fragments = {d for d, b in _private_in(*divided).items() if b.scope() == "local.fragment"}
         self.kept = fragments | (self.differing & _names_in(*divided))
         self._grow(body)
+        self.only_read = self._only_read(body)
+
+    def _only_read(self, body: tirx.Stmt) -> set[tirx.Var]:
+        """Return the value of ``only_read``."""
+        roles = self._roles
+        parts = [part for part in self._parts_of(body) if not roles.is_divided(part)]
+        producers = [split.then_case for split in roles.splits_in(body)]
+        needed = _names_in(*producers, *self._headers_around(body))
+        found: set[tirx.Var] = set()
+        while True:
+            before = len(needed)
+            found.clear()
+            for part in parts:
+                writes = accesses_of(part).writes
+                is_assignment = writes and all(map(is_private, writes.values()))
+                if is_assignment and not effects_in(part) and needed.isdisjoint(writes):
+                    found |= writes.keys()
+                elif not isinstance(part, tirx.Bind) or part.var in needed:
+                    needed |= _names_in(part)
+            if len(needed) == before:
+                return found
+
+    def _headers_around(self, stmt: tirx.Stmt) -> Iterator[tirx.PrimExpr]:
+        """Yield the conditions and extents in ``stmt`` that all threads evaluate."""
+        if self._is_part(stmt):
+            return
+        yield from headers_of(stmt)
+        for child in children_of(stmt):
+            yield from self._headers_around(child)
 
     def _find_differing(self, stmt: tirx.Stmt, is_divergent: bool) -> None:
         if self._roles.is_divided(stmt):
@@ -212,19 +242,22 @@ def _names_in(*nodes: tirx.PrimExpr | tirx.Stmt) -> set[tirx.Var]:
     return {*_private_in(*nodes), *(v for node in nodes for v in variables_in(node))}
 
 
-def _sunk(stmt: tirx.Stmt, roles: WarpRoles) -> tirx.Stmt:
+def _sunk(stmt: tirx.Stmt, roles: WarpRoles, only_read: set[tirx.Var]) -> tirx.Stmt:
     """Move statements of the consumers into the specialized part after them, if they assign only
     private memory, on which nothing between depends, and read no memory that may change there."""
     if not isinstance(stmt, tirx.SeqStmt) or not any(map(is_specialized, stmt.seq)):
-        return rewrite_children(stmt, lambda s: _sunk(s, roles))
+        return rewrite_children(stmt, lambda s: _sunk(s, roles, only_read))
     stmts = list(stmt.seq)
     at = next(i for i, s in enumerate(stmts) if is_specialized(s))
     loaded = accesses_of(*(split.then_case for split in roles.splits_in(stmts[at]))).writes
     stay: list[tirx.Stmt] = []
     sunk: list[tirx.Stmt] = []
     for inner in reversed(stmts[:at]):
-        if roles.is_guarded(inner) and _may_sink(inner.then_case, stay, loaded.keys()):
-            sunk.insert(0, inner.then_case)
+        body = inner.then_case if roles.is_guarded(inner) else inner
+        writes = accesses_of(inner).writes.keys()
+        is_theirs = body is not inner or (writes and writes <= only_read)
+        if is_theirs and _may_sink(body, stay, loaded.keys()):
+            sunk.insert(0, body)
         else:
             stay.insert(0, inner)
 
@@ -239,9 +272,10 @@ def _sunk(stmt: tirx.Stmt, roles: WarpRoles) -> tirx.Stmt:
 def _may_sink(stmt: tirx.Stmt, stay: list[tirx.Stmt], loaded: Set[tirx.Var]) -> bool:
     own, others = accesses_of(stmt), accesses_of(*stay)
     bound = {s.var for s in stay if isinstance(s, tirx.Bind)}
+    changes = any(map(effects_in, stay)) or not all(map(is_private, others.writes.values()))
     return (
         all(map(is_private, own.writes.values()))
-        and all(is_private(b) or not stay for b in own.reads.values())
+        and (not changes or all(map(is_private, own.reads.values())))
         and own.reads.keys().isdisjoint(loaded)
         and not effects_in(stmt)
         and bound.isdisjoint(variables_in(stmt))
