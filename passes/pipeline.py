@@ -15,6 +15,7 @@ from .device.complete_bulk_stores import complete_bulk_stores
 from .device.delay_launch_count import delay_launch_count
 from .device.drop_readonly import drop_readonly
 from .device.elect_once import elect_once
+from .device.exclude_producer_threads import exclude_producer_threads
 from .device.fence_after_wait import fence_after_wait
 from .device.fence_before_wgmma import fence_before_wgmma
 from .device.guard_loads import guard_loads
@@ -31,10 +32,10 @@ from .device.verify_tiles import verify_tiles
 from .device.wait_before_loop import wait_before_loop
 from .device.widen_atomics import widen_atomics
 from .entry.bind_runtime import bind_runtime
+from .entry.defer_initializations import defer_initializations
 from .entry.hide_expressions import hide_expressions
 from .entry.index_elements import index_elements
 from .entry.number_builtins import number_builtins
-from .entry.pin_preludes import pin_preludes
 from .flat.keep_indices import keep_indices
 from .group.lift_ragged import lift_ragged
 from .group.lift_symmetric import lift_symmetric
@@ -52,8 +53,9 @@ from .target.avoid_tma import avoid_tma
 from .target.fold_axes import fold_axes
 from .target.predicate_loads import predicate_loads
 from .target.require_arch import require_arch
-from .target.verify_loop_tiles import verify_loop_tiles
 from .target.verify_operators import verify_operators
+from .target.verify_preludes import verify_preludes
+from .target.verify_versions import verify_versions
 from .tile.drop_unordered import drop_unordered
 from .tile.elect_leader import elect_leader
 from .tile.hoist_waits import hoist_waits
@@ -63,8 +65,11 @@ from .tile.pin_pipelined import pin_pipelined
 from .tile.stage_waits import stage_waits
 from .tile.verify_barriers import verify_barriers
 from .tile.verify_indices import verify_indices
+from .tile.verify_overwrites import verify_overwrites
 from .tile.verify_thread_axes import verify_thread_axes
-from .warp.divide_preludes import divide_preludes
+from .warp.keep_to_consumers import keep_to_consumers
+from .warp.keep_writes_to_block import keep_writes_to_block
+from .warp.verify_thread_values import verify_thread_values
 
 STAGES = {
     "group": "specialize a program for a group of ranks",
@@ -182,12 +187,18 @@ PIPELINE = (
         needs=("target",),
     ),
     Pass(
-        verify_loop_tiles, "target",
+        verify_versions, "target",
         "after the passes that choose which loads use the TMA; before passes that add statements",
+        needs=("target",), until="open",
+    ),
+    Pass(
+        verify_preludes, "target",
+        "after verify_versions, which explains uses of tiles with several versions",
         needs=("target",), until="open",
     ),
     Pass(drop_unordered, "tile", "first: only passes for a group read these marks", scope="all"),
     Pass(verify_indices, "tile", "early: it verifies the program as written"),
+    Pass(verify_overwrites, "tile", "like verify_indices", until="open"),
     Pass(
         verify_barriers, "tile",
         "early: its errors name lines of the program; after the number of ranks is known",
@@ -209,7 +220,7 @@ PIPELINE = (
         bind_runtime, "entry", "after the passes that add operands, which the host must bind"
     ),
     Pass(
-        pin_preludes, "entry",
+        defer_initializations, "entry",
         "after the passes that add or move statements before pipelined loops",
         scope="all", needs=("target",), until="open",
     ),
@@ -230,8 +241,18 @@ PIPELINE = (
         scope="module", needs=("calls",),
     ),
     Pass(
-        divide_preludes, "warp",
+        keep_to_consumers, "warp",
         "after TileLang divides the warps, and before it chooses layouts for their threads",
+        scope="all", until="open",
+    ),
+    Pass(
+        keep_writes_to_block, "warp",
+        "after keep_to_consumers, whose statements other threads execute",
+        scope="all", until="open",
+    ),
+    Pass(
+        verify_thread_values, "warp",
+        "after keep_to_consumers, whose statements have the other index",
         scope="all", until="open",
     ),
     Pass(verify_layouts, "layout", "as soon as all layouts are known", scope="all", until="open"),
@@ -279,6 +300,10 @@ PIPELINE = (
     Pass(
         verify_locals, "device", "early: it verifies the warps as TileLang divides them",
         until="open",
+    ),
+    Pass(
+        exclude_producer_threads, "device",
+        "before passes that follow conditions on the thread index",
     ),
     Pass(move_final_waits, "device", "before idle producer warps skip their code"),
     Pass(mask_idle_warps, "device", "after move_final_waits, which adds to producers"),

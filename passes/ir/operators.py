@@ -18,9 +18,6 @@ def hold(value: tirx.PrimExpr) -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_intrin("handle", tvm.ir.Op.get(HOLD), value))
 
 
-AWAITED = "tileweave.awaited"
-"""Attribute around a load before a pipelined loop that is awaited at its place."""
-
 COMPLETE = "tileweave.complete_bulk_stores"
 register_op(COMPLETE, "bulk stores issued before this point are complete", 0)
 

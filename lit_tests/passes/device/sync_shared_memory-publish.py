@@ -70,9 +70,8 @@ show("beside", reads_before=False, branches=True)
 
 # A producer reads the announced rows in the specialized part. All threads meet before its end counts.
 # CHECK-LABEL: TEST: inside
-# CHECK: int n = ((int)inbox_announced[
 # CHECK: if (((int)threadIdx.x) < 128) {
-# CHECK: tw::wait_reached<{{.*}}, inbox_announced[
+# CHECK: int n = ((int)inbox_announced[
 # CHECK: } else {
 # CHECK: __syncthreads();
 # CHECK-NEXT: if (128 <= ((int)threadIdx.x)) {

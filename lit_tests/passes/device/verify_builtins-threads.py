@@ -18,10 +18,10 @@ LAST = next(i for i, p in enumerate(STOCK) if p.name == "record_events")
 
 
 def check(name, program, faulty=None, without="", arch="sm_90a"):
-    """Compile ``program`` with the pass ``faulty`` after the device passes, or without some."""
+    """Compile ``program`` with the pass ``faulty`` after the device passes, or without one."""
     added = [pipeline.Pass(faulty, "device", "for a test")] if faulty else []
     passes = [*STOCK[:LAST], *added, *STOCK[LAST:]]
-    pipeline.PIPELINE = [p for p in passes if p.name not in without.split()]
+    pipeline.PIPELINE = [p for p in passes if p.name != without]
     with print_verdict(name):
         tw.emit(program.with_attr("global_symbol", name), arch=arch, pass_configs=UNORDERED)
     pipeline.PIPELINE = STOCK
@@ -224,8 +224,8 @@ def claimed(
         W.st(F[0, 1], ticket)
 
 
-# Each thread of the program has a ticket, and the producer warps have none.
-# CHECK: claimed: ticket: the producer warps of T.Pipelined read it, and only its other warps have the value; expected shared memory instead of ticket, or T.serial instead of T.Pipelined
+# TileLang gives producers and consumers a ticket each, by two atomic operations.
+# CHECK: claimed: atom_add: after TileLang's lowering two threads of the block execute it for one thread of the program; expected threads 0 to 127 of the program
 check("claimed", claimed)
 
 # CHECK: claimed_80: accepted
@@ -233,4 +233,4 @@ check("claimed_80", claimed, arch="sm_80")
 
 # The producers also run the statements before the loop.
 # CHECK: unguarded: red_add: after TileLang's lowering threads that are not the program's execute it; expected threads 0 to 127 of the program
-check("unguarded", early, without="pin_preludes divide_preludes")
+check("unguarded", early, without="exclude_producer_threads")

@@ -58,8 +58,8 @@ def reported(program, *arguments, **options) -> SimulationError:
 
 
 def switch_off(monkeypatch, missing: str) -> None:
-    """Remove passes, whose names are separated by spaces, from the pipeline."""
-    kept = tuple(p for p in pipeline.PIPELINE if p.name not in missing.split())
+    """Remove a pass from the pipeline."""
+    kept = tuple(p for p in pipeline.PIPELINE if p.name != missing)
     assert len(kept) < len(pipeline.PIPELINE)
     monkeypatch.setattr(pipeline, "PIPELINE", kept)
 
@@ -178,7 +178,7 @@ def test_fault_of_one_level(edit):
     [
         pytest.param(
             "pipelined_in_a_loop",
-            "pin_preludes",
+            "defer_initializations",
             "translation",
             {},
             marks=needs_nested_pipelines,
@@ -209,7 +209,7 @@ def test_fault_of_one_level(edit):
             {"tileweave.reuse": "credit"},
             marks=needs_bulk_copies,
         ),
-        ("writes_before_warps", "pin_preludes divide_preludes", "race", {}),
+        ("writes_before_warps", "keep_writes_to_block", "race", {}),
         pytest.param(
             "reuses_tile_in_waves", "sync_shared_memory", "race", {}, marks=needs_nested_pipelines
         ),
@@ -229,13 +229,13 @@ def test_without_a_pass(monkeypatch, make, missing, kind, options):
 
 @needs_bulk_copies
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_fragments_without_divide_preludes(monkeypatch, dtype):
+def test_without_keep_to_consumers(monkeypatch, dtype):
     program, rng = miscompiled.sends_before_warps(dtype), np.random.default_rng(0)
     given = [{"X": rng.integers(-4, 5, (32, 32)).astype(numpy_dtype(dtype))} for _ in range(2)]
     outputs = tw.validate(program, 2, given)
     for rank in range(2):
         assert np.array_equal(outputs[rank]["Y"], given[rank]["X"] + sum(g["X"] for g in given))
-    switch_off(monkeypatch, "pin_preludes divide_preludes")
+    switch_off(monkeypatch, "keep_to_consumers")
     with pytest.raises(TileWeaveError, match="TileLang accesses other elements of total"):
         tw.validate(program, 2, given)
 
@@ -287,11 +287,11 @@ def test_reads_in_bounds(monkeypatch, place):
 
 
 @needs_nested_pipelines
-def test_builtins_without_divide_preludes(monkeypatch):
+def test_without_exclude_producer_threads(monkeypatch):
     """The compiler itself refuses the program."""
     program = miscompiled.counts_in_a_loop()
     tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
-    switch_off(monkeypatch, "pin_preludes divide_preludes")
+    switch_off(monkeypatch, "exclude_producer_threads")
     with pytest.raises(TileWeaveError, match="threads that are not the program's execute it"):
         tw.validate(program, 2, pass_configs=UNVERIFIED, epochs=1)
 

@@ -52,6 +52,7 @@ def send(S, B, F):
 # CHECK: __launch_bounds__(384
 # CHECK: if (((int)threadIdx.x) < 256) {
 # CHECK-NEXT: tw::put_block({{.*}}, ((int)threadIdx.x), 256);
+# CHECK: if (((int)threadIdx.x) < 256) {
 # CHECK-NEXT: tw::red_add
 # CHECK: if (((int)threadIdx.x) < 128) {
 # CHECK: } else {
@@ -104,5 +105,5 @@ def answer(S, B, F):
 
 
 # CHECK-LABEL: TEST: answer
-# CHECK: atom_add: its result is used before T.Pipelined, where more than the program's 256 threads run; expected a call under a condition on the thread index, such as if T.get_thread_binding() == 0
+# CHECK: atom_add: its result is used outside of warp specialization, where more than the program's 256 threads run; expected a call under a condition on the thread index, such as if T.get_thread_binding() == 0
 show(gemm(answer, "answer"))

@@ -1,10 +1,10 @@
-# REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
-"""Uses of a tile before T.Pipelined, which also loads it, or waits for its load."""
+"""Uses of a tile before T.Pipelined that TileLang moves to the consumers, or before a wait."""
 
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
@@ -43,8 +43,8 @@ def show(name, before, arch="sm_90a", in_loop=False, loads_tile=True):
                     T.gemm(tile, other, total)
             T.copy(total, Y)
 
-    print("TEST:", name)
-    print(tw.emit(program, arch=arch))
+    with print_verdict(name):
+        tw.emit(program, arch=arch)
 
 
 @T.macro
@@ -66,6 +66,23 @@ def load_and_add(X, z, tile, total):
 
 
 @T.macro
+def load_by_threads_and_add(X, z, tile, total):
+    for i, j in T.Parallel(64, 64):
+        tile[i, j] = X[i, j]
+    for i, j in T.Parallel(64, 64):
+        total[i, j] += tile[i, j]
+
+
+@T.macro
+def load_by_threads_and_store(X, z, tile, total):
+    values = T.alloc_fragment((64, 64), "float16")
+    for i, j in T.Parallel(64, 64):
+        tile[i, j] = X[i, j]
+    T.copy(tile, values)
+    T.copy(values, z)
+
+
+@T.macro
 def load_by_threads_and_convert(X, z, tile, total):
     values = T.alloc_fragment((64, 64), "float16")
     for i, j in T.Parallel(64, 64):
@@ -75,53 +92,38 @@ def load_by_threads_and_convert(X, z, tile, total):
         total[i, j] += values[i, j]
 
 
-# The load ends before the producer loads the tile again.
-# CHECK-LABEL: TEST: load{{$}}
-# CHECK: tile){{.*}} = {{.*}}(X +
-# CHECK: __syncthreads();
-# CHECK: if (((int)threadIdx.x) < 128) {
-# CHECK: tl::tma_load(X_desc{{.*}}tile
+# The loop waits for the load, where it first reads the tile.
+# CHECK: load: T.copy: uses tile before T.Pipelined, whose producer warps may load tile at the same time; expected another tile, or T.serial
+# LINE: CHECK-NEXT: use --> {{.*}}verify_preludes-uses.py:[[# @LINE - 45]]
+# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_preludes-uses.py:[[# @LINE - 59]]
 show("load", load)
 
-# The loop waits for the load, where it first reads the tile.
-# CHECK-LABEL: TEST: loaded_before
-# CHECK: tl::tma_load(X_desc{{.*}}tile
-# CHECK-NOT: .wait(
-# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: loaded_before: accepted
 show("loaded_before", load, loads_tile=False)
 
-# CHECK-LABEL: TEST: stored
-# CHECK: tile){{.*}} = {{.*}}(X +
-# CHECK: __syncthreads();
-# CHECK: tl::tma_store(Z_desc{{.*}}tile
-# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: stored: T.copy: uses tile before T.Pipelined
+# LINE: CHECK-NEXT: use --> {{.*}}verify_preludes-uses.py:[[# @LINE - 47]]
 show("stored", load_and_store, loads_tile=False)
 
-# A barrier of the block is between the use and the load of the producer.
-# CHECK-LABEL: TEST: added{{$}}
-# CHECK: tile){{.*}} = {{.*}}(X +
-# CHECK: __syncthreads();
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: (tile_local_cast + 0) = {{.*}}tile)
-# CHECK: __syncthreads();
-# CHECK: if (((int)threadIdx.x) < 128) {
-show("added", load_and_add)
+# CHECK: added: assignment to total: uses tile before T.Pipelined
+show("added", load_and_add, loads_tile=False)
 
-# CHECK-LABEL: TEST: added_in_loop
-# CHECK: for (int t = 0;
-# CHECK: tile {{.*}} = {{.*}}(X +
-# CHECK: __syncthreads();
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: (tile_local_cast + 0) = {{.*}}tile
-# CHECK: __syncthreads();
-# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: without_tma: accepted
+show("without_tma", load_and_add, arch="sm_80")
+
+# TileLang moves no waits into an inner loop.
+# CHECK: in_loop: accepted
+show("in_loop", load_and_store, in_loop=True)
+
+# The consumers compute what the loop adds to, also in an inner loop.
+# SINCE_0_1_13: CHECK: added_in_loop: assignment to total: uses tile before T.Pipelined
 show("added_in_loop", load_and_add, in_loop=True)
 
-# CHECK-LABEL: TEST: converted
-# CHECK: tile){{.*}} = {{.*}}X
-# CHECK: __syncthreads();
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: tl::ptx_ldmatrix_x4({{.*}}tile)
-# CHECK: __syncthreads();
-# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: added_by_threads: assignment to total: uses tile before T.Pipelined
+show("added_by_threads", load_by_threads_and_add)
+
+# CHECK: converted: T.copy: uses tile before T.Pipelined
 show("converted", load_by_threads_and_convert)
+
+# CHECK: stored_by_threads: accepted
+show("stored_by_threads", load_by_threads_and_store)

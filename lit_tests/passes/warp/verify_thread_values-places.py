@@ -1,9 +1,10 @@
 # RUN: %python %s | %filecheck %s
-"""Values that depend on the thread, computed before a specialized loop, and read before and after."""
+"""Values that threads compute before a specialized loop, and read before and after it."""
 
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import print_verdict
 from tileweave import language as W
 
 
@@ -33,8 +34,8 @@ def show(name, before, after):
             after(X, Y, value, thread)
             Y[thread] = value[0]
 
-    print("TEST:", name)
-    print(tw.emit(program, arch="sm_90a", pass_configs={"tileweave.verify": "off"}))
+    with print_verdict(name):
+        tw.emit(program, arch="sm_90a", pass_configs={"tileweave.verify": "off"})
 
 
 @T.macro
@@ -58,27 +59,14 @@ def nothing(X, Y, value, thread):
     pass
 
 
-# The consumers compute and store the value, with the indices that they have after the loop, too.
-# CHECK-LABEL: TEST: loaded
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: value[0] = X[(((int)threadIdx.x) - 128)];
-# CHECK: Y[((int)threadIdx.x)] =
-# CHECK: if (((int)threadIdx.x) < 128) {
-# CHECK: Y[(((int)threadIdx.x) - 128)] =
+# CHECK: loaded: value: its value depends on the thread index, and is read before T.Pipelined and later, when warps with other indices execute the program; expected it to be computed again, or shared memory
+# LINE: CHECK-NEXT: assignment --> {{.*}}verify_thread_values-places.py:[[# @LINE - 20]]
+# LINE: CHECK-NEXT: read --> {{.*}}verify_thread_values-places.py:[[# @LINE - 29]]
 show("loaded", load, nothing)
-
-# CHECK-LABEL: TEST: selected
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: if ((((int)threadIdx.x) >> 5) == 5) {
-# CHECK: value[0] = 0x1p+0f
-# CHECK: Y[((int)threadIdx.x)] =
-# CHECK: if (((int)threadIdx.x) < 128) {
+# CHECK: selected: value: its value depends on the thread index
 show("selected", select, nothing)
-
+# CHECK: again: accepted
+show("again", load, load)
 # Lanes do not change, because the number of producers is a multiple of 32.
-# CHECK-LABEL: TEST: lanes
-# CHECK-NOT: 128 <=
-# CHECK: value[0] = X[(((int)threadIdx.x) & 31)];
-# CHECK: if (((int)threadIdx.x) < 128) {
-# CHECK-NEXT: Y[(((int)threadIdx.x) + 128)] =
+# CHECK: lanes: accepted
 show("lanes", load_lane, nothing)

@@ -1,4 +1,4 @@
-"""Refuse uses of the tiles of pipelined loops that TileLang compiles to other elements."""
+"""Refuse uses of a pipelined tile outside of its loop, which TileLang compiles to wrong indices."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from ..ir.tma import TMA_SM, may_have_producer, sm_of
 from ..ir.walk import arrows, children_of, headers_of, line_of
 
 
-def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Refuse a use outside of ``T.Pipelined`` of a multi-buffered tile of the loop, and a
-    statement of the loop that overwrites a loaded tile before TileLang waits for the load.
+def verify_versions(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """Refuse a use outside of ``T.Pipelined`` of a multi-buffered tile of the loop.
 
     A tile that one stage of the loop loads and a later stage reads has a version for each stage.
     TileLang gives it an axis for the versions, but no index on this axis where the program uses the
@@ -24,12 +23,8 @@ def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     after the tile. Several pipelined loops may load one tile if they have the same number of
     versions, or, with producer warps, if the later loop has one version.
 
-    TileLang waits for loads before the first statement that reads one of their tiles. A statement
-    that only writes a tile runs before this wait, or in the producer warps, and the load may
-    overwrite what it stores.
-
     Raises:
-        LanguageError: names the tile, and the lines of the use and of the loop or load.
+        LanguageError: names the tile, and the lines of the loop and of the other use.
 
     Before: ``for k in T.Pipelined(n, num_stages=2): T.copy(A[k], tile); T.gemm(tile, ...)``, then
     ``T.copy(tile, B)``
@@ -37,8 +32,6 @@ def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     """
     program = _Program()
     program.visit(func.body, None)
-    for loop in program.loops:
-        _verify_overwrites(loop)
     versions = [_versions_of(loop, sm_of(target)) for loop in program.loops]
     has_producer = may_have_producer(target) and any(map(uses_tma, program.loops))
     for use in program.uses:
@@ -120,24 +113,4 @@ def _error(use: _Use, loop: tirx.For) -> LanguageError:
         f"{name_of(use.stmt)}: uses {tile}, of which T.Pipelined has a version for each stage, "
         "outside of this loop; expected another tile, or T.serial"
         f"{arrows([('use', line_of(use.stmt)), ('T.Pipelined', line_of(loop))])}"
-    )
-
-
-def _verify_overwrites(loop: tirx.For) -> None:
-    loads: dict[tirx.Var, tirx.Stmt] = {}
-    for stmt in iteration_of(loop):
-        accesses, loaded = accesses_of(stmt), tiles_loaded_in(stmt)
-        for data, buffer in accesses.writes.items():
-            if data in loads and data not in accesses.reads and data not in loaded:
-                raise _overwrite(stmt, buffer, loads[data])
-        loads = {data: load for data, load in loads.items() if data not in accesses.reads}
-        loads |= {data: stmt for data in loaded if data not in accesses.reads}
-
-
-def _overwrite(stmt: tirx.Stmt, tile: tirx.Buffer, load: tirx.Stmt) -> LanguageError:
-    return LanguageError(
-        f"{name_of(stmt)}: overwrites {tile.name}, whose load may arrive later; expected a "
-        f"statement that reads {tile.name}, too, such as {tile.name}[i] = "
-        f"T.if_then_else(condition, {tile.name}[i], value), or another tile"
-        f"{arrows([('overwrite', line_of(stmt)), ('load', line_of(load))])}"
     )

@@ -1,6 +1,6 @@
 # REQUIRES: since-0.1.13
 # RUN: %python %s | %filecheck %s
-"""Statements before loops around T.Pipelined stay there; TileLang alone runs them in each
+"""Initializations before loops around T.Pipelined run once; TileLang alone runs them in each
 iteration, because warp specialization moves them next to the pipelined loop."""
 
 import tilelang.language as T
@@ -81,33 +81,40 @@ def serial(counts):
     return T.serial(STEPS)
 
 
-# The consumers initialize their accumulators before the loops.
+# The accumulators are initialized before the first tile, or after the loop if there is none.
 # CHECK-LABEL: TEST: one_loop sm_90a
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: *(float4*)(acc
-# CHECK: -CUDART_INF_F
-# CHECK: *(float2*)(highest
-# CHECK: *(float2*)(total
+# CHECK: [[DONE:done_[0-9]+]] = 0;
 # CHECK: for (int step = 0; step < 4
 # CHECK: < 128) {
 # CHECK: tl::tma_load
 # CHECK: } else {
+# CHECK-NEXT: bool [[FIRST:[a-z_0-9]+]] = ([[DONE]] == 0);
+# CHECK-NEXT: if ([[FIRST]]) {
+# CHECK: *(float4*)(acc
+# CHECK: -CUDART_INF_F
+# CHECK: *(float2*)(highest
+# CHECK: *(float2*)(total
+# CHECK: [[DONE]] = 1;
+# CHECK-NEXT: }
 # CHECK-NEXT: for (int j_
 # CHECK-NOT: *(float4*)(acc
 # CHECK: tl::wgmma_rs
+# CHECK: if (128 <= ((int)threadIdx.x)) {
+# CHECK-NEXT: bool [[NEVER:[a-z_0-9]+]] = ([[DONE]] == 0);
+# CHECK-NEXT: if ([[NEVER]]) {
 show(attention(nothing, serial, "one_loop"))
 
 # CHECK-LABEL: TEST: one_loop_128 sm_90a
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: *(float4*)(acc
 # CHECK: for (int step = 0; step < 4
+# CHECK: } else {
+# CHECK-NEXT: bool [[FIRST:[a-z_0-9]+]] = (done_0 == 0);
+# CHECK-NEXT: if ([[FIRST]]) {
+# CHECK: *(float4*)(acc
 show(attention(nothing, serial, "one_loop_128", threads=128, B=64))
 
 # Without warp specialization TileLang moves nothing.
 # CHECK-LABEL: TEST: one_loop sm_80
-# CHECK-NOT: 128 <= ((int)threadIdx.x)
-# CHECK: *(float4*)(acc
-# CHECK: for (int step = 0; step < 4
+# CHECK-NOT: done_
 show(attention(nothing, serial, "one_loop"), arch="sm_80")
 
 
@@ -125,13 +132,10 @@ def read_overwritten(q, k, flags, Q, acc):
     T.copy(q[0, 0], Q)
 
 
-# The consumers read Q before it is overwritten; a barrier of the block is between.
 # CHECK-LABEL: TEST: overwritten sm_90a
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: (Q_local_cast + 0) = {{.*}}Q)
-# CHECK: __syncthreads();
-# CHECK: )Q){{.*}} = {{.*}}(q +
-# CHECK: for (int step = 0; step < 4
+# CHECK-NEXT: T.copy: reads Q before T.Pipelined, but warp specialization moves it after T.copy
+# CHECK-SAME: which writes Q; expected another buffer for one of them
+# LINE: CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
 show(attention(read_overwritten, serial, "overwritten"))
 
 
@@ -142,11 +146,8 @@ def read_released(q, k, flags, Q, acc):
 
 
 # CHECK-LABEL: TEST: released sm_90a
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: {{.*}}(k +
-# CHECK: __syncthreads();
-# CHECK: tw::signal
-# CHECK: for (int step = 0; step < 4
+# CHECK-NEXT: T.copy: reads k before T.Pipelined, but warp specialization moves it after signal,
+# CHECK-SAME: which releases it; expected signal after the loop, or k copied to shared memory
 show(attention(read_released, serial, "released"))
 
 
@@ -156,8 +157,9 @@ def read_tile(q, k, flags, Q, acc):
     W.signal(flags[1, 0])
 
 
+# No other block can overwrite a tile in shared memory after a signal.
 # CHECK-LABEL: TEST: tile sm_90a
-# CHECK: (Q_local_cast + 0) = {{.*}}Q)
+# CHECK-NOT: which releases it
 # CHECK: tw::signal
 # CHECK: for (int step = 0; step < 4
 show(attention(read_tile, serial, "tile"))
@@ -186,15 +188,18 @@ def conditions(
                 o[block * 128 + a, b] = acc[a, b]
 
 
+# The flag is reset at the place of the initialization.
 # CHECK-LABEL: TEST: conditions sm_90a
 # CHECK: for (int tile = 0; tile < 3
-# CHECK: if (128 <= ((int)threadIdx.x)) {
-# CHECK: *(float4*)(acc
+# CHECK: done_0 = 0;
 # CHECK: for (int step = 0; step < 4
 # CHECK: if (0 <
 # CHECK: } else {
-# CHECK-NOT: *(float4*)(acc
+# CHECK-NEXT: bool [[FIRST:[a-z_0-9]+]] = (done_0 == 0);
+# CHECK: done_0 = 1;
 # CHECK: wgmma
+# CHECK: if (128 <= ((int)threadIdx.x)) {
+# CHECK-NEXT: bool [[NEVER:[a-z_0-9]+]] = (done_0 == 0);
 show(conditions)
 
 
@@ -217,11 +222,7 @@ def directly_before(
             T.copy(acc, o[block * 128, 0])
 
 
-# Only the branch of the consumers needs what they set directly before the loop.
 # CHECK-LABEL: TEST: directly_before sm_90a
 # CHECK: for (int tile = 0; tile < 3
-# CHECK: } else {
-# CHECK-NOT: for (int j_
-# CHECK: *(float4*)(acc
-# CHECK: for (int j_
+# CHECK-NOT: done_
 show(directly_before)
