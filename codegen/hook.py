@@ -1,5 +1,5 @@
-"""Hook into TileLang: wrap its CUDA pipeline, its cache key, its call of nvcc and the frontend's
-record of lines, and filter its log; nothing else."""
+"""Hook into TileLang: wrap its CUDA pipeline, its cache key, its call of nvcc, and the frontend's
+record of lines and check of copies, and filter its log; nothing else."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from ..passes.ir.group import GROUP_SIZE
 from ..passes.ir.marks import NumberedCall
 from ..passes.ir.operators import COMPLETE, HOLD, SYSTEM_ATOMIC
 from ..passes.ir.releases import downgrade_ir
-from ..passes.ir.walk import builtins_in, format_expr, map_functions, uses_tileweave
+from ..passes.ir.walk import builtins_in, map_functions, uses_tileweave
 from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
 from .compile import filter_logs
 from .headers import include_headers, stamp
 from .limits import limits, with_config
 from .lower import lowered_call
-from .refusals import explained
+from .refusals import explained, unequal_copy
 from .reserved_names import rename_reserved
 from .stderr import without_fatal_text
 from .toolchain import ToolchainError, diagnosed
@@ -254,12 +254,8 @@ def _name_shapes_of_copies() -> None:
         except ValueError as error:
             if not (isinstance(src, tirx.Buffer) and isinstance(dst, tirx.Buffer)):
                 raise
-            sides = (
-                f"{' x '.join(map(format_expr, b.shape))} elements of {b.name}" for b in (src, dst)
-            )
-            raise reject(
-                "T.copy", f"copies {' to '.join(sides)}", "equal extents on both sides"
-            ) from error
+            sides = [(side.shape, side.name) for side in (src, dst)]
+            raise reject("T.copy", *unequal_copy(sides)) from error
 
     copy_op._normalize_copy_regions = normalize_copy_regions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -210,13 +210,20 @@ def _explain_warps(failure: _Failure, match: re.Match) -> Explanation:
 
 
 def _explain_shapes(failure: _Failure, _: re.Match) -> Explanation | None:
-    regions = [region.args[2:] for region, _, _ in touches_in(failure.stmt)]
-    names = [buffer.name for _, buffer, _ in touches_in(failure.stmt)]
-    if len(regions) != 2 or not op_name(failure.stmt.value).endswith("copy"):
+    sides = [(region.args[2:], buffer.name) for region, buffer, _ in touches_in(failure.stmt)]
+    if len(sides) != 2 or not op_name(failure.stmt.value).endswith("copy"):
         return None
+    return unequal_copy(sides)
+
+
+def unequal_copy(sides: Iterable[tuple[Sequence[tirx.PrimExpr], str]]) -> Explanation:
+    """Return what is wrong with a copy between different extents.
+
+    Args:
+        sides: extents and name of the source, and of the destination.
+    """
     source, target = (
-        f"{' x '.join(map(format_expr, extents))} elements of {name}"
-        for name, extents in zip(names, regions, strict=True)
+        f"{' x '.join(map(format_expr, extents))} elements of {name}" for extents, name in sides
     )
     return f"copies {source} to {target}", "equal extents on both sides"
 
