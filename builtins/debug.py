@@ -12,7 +12,7 @@ __all__ = ["delay", "globaltimer", "record"]
 OptionalRead = Annotated[Any, Pointer("r", optional=True)]
 
 
-@builtin(implicit=("context",))
+@builtin(no_effect=True, implicit=("context",))
 def delay(seed: Constant, place: Constant) -> None:
     """Sleep up to 16 microseconds. The time differs between ranks, blocks and calls.
 
@@ -39,7 +39,7 @@ def globaltimer() -> Int64:
     """
 
 
-@builtin(implicit=("context", "launch"))
+@builtin(no_effect=True, implicit=("context", "launch"))
 def record(
     event: Constant,
     begin: Int64 = 0,

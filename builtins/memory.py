@@ -1,4 +1,4 @@
-"""Single loads, stores and fences with the scope and semantics of PTX's memory model.
+"""Single loads, stores, prefetches and fences with the scope and semantics of PTX's memory model.
 
 An access of up to 128 bits is never torn, so it can hold data together with its flag.
 """
@@ -16,7 +16,7 @@ from .declaration.qualifiers import FenceSem, LoadSem, Scope, StoreSem
 from .errors import reject
 from .spec import Constant, Element, Read, Write, register_op
 
-__all__ = ["fence", "fence_proxy_async", "ld", "st", "unordered"]
+__all__ = ["fence", "fence_proxy_async", "ld", "prefetch", "st", "unordered"]
 
 SCALAR_BITS = (8, 16, 32, 64)
 VECTOR_BITS = (32, 64, 128)
@@ -75,6 +75,20 @@ def st(ref: Write, value: Element, *, scope: Scope = "gpu", sem: StoreSem = "rel
     Source: PTX ISA, ``st``.
     """
     _check_width("st", ref, value)
+
+
+@builtin(no_effect=True)
+def prefetch(ref: Read) -> None:
+    """Fetch the cache line of an element into the L2 cache of the GPU whose memory it is in.
+
+    Each thread that reaches the call fetches a line of 128 bytes. Only the time of later accesses
+    changes: the call orders nothing, and the compiler infers no wait for it.
+
+    Args:
+        ref: an element in global memory.
+
+    Source: PTX ISA, ``prefetch``.
+    """
 
 
 @builtin()

@@ -18,7 +18,7 @@ from .declaration.declare import builtin
 from .declaration.operands import element
 from .errors import reject
 from .signals import WATCHED
-from .spec import Int32, Read, ReadWrite, UInt32, Write, register_op
+from .spec import Int32, Read, ReadWrite, Uint32, Write, register_op
 from .symmetric import WORLD_SIZE, checked_itemsize, is_extent, ragged_axes, ragged_scope
 
 __all__ = [
@@ -106,7 +106,7 @@ def announce(ref: Write, count: Int32) -> None:
 @builtin(level="leader", checks=True, implicit=WATCHED)
 def check_row(
     ref: Read, words: ReadWrite, written: ReadWrite, row: Int32, count: Int32, rows: Int32,
-    units: Int32, most: Int32, launch: UInt32,
+    units: Int32, most: Int32, launch: Uint32,
 ) -> None:  # fmt: skip
     """Check that the rows which the next statement writes fit, and are not yet written.
 

@@ -94,9 +94,6 @@ Uint32 = Annotated[Any, Scalar("uint32")]
 Int64 = Annotated[Any, Scalar("int64")]
 
 
-UInt32 = Annotated[Any, Scalar("uint32")]
-
-
 Constant = Annotated[int, ConstantInt()]
 
 
@@ -203,6 +200,9 @@ class Roles:
 
     checks: bool = False
     """Whether it only checks rows of a ragged tensor, in memory that nothing else uses."""
+
+    no_effect: bool = False
+    """Whether no result of a program depends on it: a sleep, a record, advice to a cache."""
 
     flagged: bool = False
     """Whether each 8-byte word that it accesses holds 4 bytes of data, and a flag that equals the

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ...builtins.debug import delay, globaltimer, record
+from ...builtins.debug import globaltimer
 from ...builtins.memory import st
 from ...builtins.spec import BUILTINS, Builtin, builtin_of, declaration_of
 from ...passes.ir.ragged import counts_name
@@ -431,8 +431,6 @@ def uniform(c: Statements, call: tirx.Call, loc: str) -> Expr:
 def register(c: Statements) -> None:
     """Register the builtins."""
     c.steps[declaration_of(st).op_name] = store
-    c.steps[declaration_of(delay).op_name] = nothing
-    c.steps[declaration_of(record).op_name] = nothing
     c.calls[declaration_of(globaltimer).op_name] = lambda c, call, loc: Expr(
         lambda frame: np.int64(len(frame.block.machine.memory.events.what))
     )  # the simulator's time
@@ -447,15 +445,13 @@ def register(c: Statements) -> None:
             c.calls[spec.op_name] = uniform
         elif spec.participants:
             c.steps[spec.op_name] = _barrier(spec)
-        elif spec.checks:
-            c.steps[spec.op_name] = nothing
         elif spec.announces:
             c.steps[spec.op_name] = announce
         elif spec.signals:
             c.steps[spec.op_name] = signal
         elif spec.is_fence:
             c.steps[spec.op_name] = fence
-        elif spec.proxy_fence:
+        elif spec.no_effect or spec.checks or spec.proxy_fence:
             c.steps[spec.op_name] = nothing
     for kind in ("add", "max", "min", "or"):
         c.steps[f"tl.atomic_{kind}_elem_op"] = tilelang_atomic(kind, False)

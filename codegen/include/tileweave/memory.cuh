@@ -1,5 +1,5 @@
-// Loads, stores and fences with scope and semantics. Declarations: builtins/memory.py.
-// PTX ISA: ld, st, fence; memory consistency model.
+// Loads, stores, prefetches and fences with scope and semantics. Declarations: builtins/memory.py.
+// PTX ISA: ld, st, prefetch, fence; memory consistency model.
 #pragma once
 #include "bits.cuh"
 #include "qualifiers.cuh"
@@ -104,6 +104,10 @@ __device__ __forceinline__ auto ld(const T *ref) {
 template <Scope scope, Sem sem, class T, class V>
 __device__ __forceinline__ void st(T *ref, V value) {
   detail::store<scope, sem>(ref, raw<T>(value));
+}
+
+template <class T> __device__ __forceinline__ void prefetch(const T *ref) {
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(ref));
 }
 
 template <Scope scope, Sem sem> __device__ __forceinline__ void fence() {

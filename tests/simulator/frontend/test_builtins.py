@@ -47,6 +47,7 @@ def words():
     def program(A: T.Tensor((4,), "int32"), out: T.Tensor((4,), "int32")):
         with T.Kernel(1, threads=N) as _:
             if T.get_thread_binding() == 0:
+                W.prefetch(A[3])
                 W.st(A[2], 7)
                 W.fence("gpu")
                 W.fence_proxy_async()
