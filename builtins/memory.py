@@ -79,10 +79,10 @@ def st(ref: Write, value: Element, *, scope: Scope = "gpu", sem: StoreSem = "rel
 
 @builtin(no_effect=True)
 def prefetch(ref: Read) -> None:
-    """Fetch the cache line of an element into the L2 cache of the GPU whose memory it is in.
+    """Fetch the cache line of an element into the L2 cache.
 
-    Each thread that reaches the call fetches a line of 128 bytes. Only the time of later accesses
-    changes: the call orders nothing, and the compiler infers no wait for it.
+    Each thread that reaches the call fetches the line of its element. Only the time of later
+    accesses changes: the call orders nothing, and the compiler infers no wait for it.
 
     Args:
         ref: an element in global memory.
