@@ -15,6 +15,7 @@ from .collectives.all_to_all import all_to_all
 from .collectives.broadcast import broadcast
 from .collectives.collective import Collective, define_collective, transport_of
 from .collectives.reduce_scatter import reduce_scatter
+from .collectives.ring_shift import ring_shift
 from .collectives.transport import Transport
 from .core.operator import Operator
 from .core.registry import operators_of
@@ -51,6 +52,7 @@ __all__ = [
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "reduce_scatter",
+    "ring_shift",
     "shard_sequence",
     "sp_attention",
     "strategy_of",

@@ -8,11 +8,10 @@ from unittest import mock
 
 import torch
 
-from tests.ops.collectives.exchanges import EXCHANGES
+from tests.ops.collectives.exchanges import COMPOSED, EXCHANGES
 from tests.ops.meshes import Nodes, in_order, mesh_of
 from tileweave import ops
 from tileweave.builtins.errors import TileWeaveError
-from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core import nccl
 from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import operators_of
@@ -21,7 +20,7 @@ MASKS = {
     "causal": (True, "contiguous"), "zigzag": (True, "zigzag"), "full": (False, "contiguous")
 }  # fmt: skip
 ROWS = "all_gather_matmul and rows"
-EVERY = [*operators_of(Collective), *operators_of(Operator), *MASKS]
+EVERY = [*COMPOSED, *operators_of(Operator), *MASKS]
 
 
 def inputs_of(name: str, ranks: int) -> list[torch.Tensor]:

@@ -20,13 +20,13 @@ import pytest
 import torch
 
 import tileweave as tw
-from tests.ops.collectives.exchanges import EXCHANGES
+from tests.ops.collectives.exchanges import COMPOSED, EXCHANGES
 from tileweave.ops.attention.across_nodes import attend_across
 from tileweave.ops.attention.flash import FlashTiles
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.attention.reference import reference_attention
 from tileweave.ops.attention.sp_attention import sp_attention_plan
-from tileweave.ops.collectives.collective import Collective, checked_problem
+from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core.across_nodes import Mesh
 from tileweave.ops.core.compiled import as_declared
 from tileweave.ops.core.epilogue import NO_EPILOGUE, Epilogue
@@ -122,7 +122,7 @@ def simulate_collective(transport: str, calls: list) -> list[None]:
 
 
 SHAPES = {
-    **dict.fromkeys(operators_of(Collective), (4, 24)),
+    **dict.fromkeys(COMPOSED, (4, 24)),
     "reduce_scatter": (4 * RANKS, 24),
     "all_reduce": (4 * RANKS, 24),
     "all_to_all": (RANKS, 24),

@@ -9,6 +9,10 @@ import torch
 from tileweave.ops.collectives.collective import Collective
 from tileweave.ops.core.registry import OPERATORS, operators_of
 
+COMPOSED = [name for name, collective in operators_of(Collective).items() if collective.across]
+"""Collectives that several nodes compute by calls within the nodes; the rest are
+``torch.distributed``'s there."""
+
 
 class Exchange(NamedTuple):
     """Arguments of a collective.
@@ -34,6 +38,7 @@ EXCHANGES = {
     "all_to_all back": Exchange((0, 1), (5,)),
     "all_to_all in place": Exchange((0, 0), (5,)),
     "broadcast": Exchange((1,), (5,)),
+    "ring_shift": Exchange((1,), (5,)),
 }
 """Calls of all collectives. One without options needs no entry. The name is the first word."""
 
