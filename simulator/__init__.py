@@ -23,3 +23,9 @@ __all__ = [
     "simulate",
     "validate",
 ]
+
+
+def __getattr__(name: str):
+    """Name what replaces a removed function; until the next release."""
+    instead = "; expected described_inputs(...)[0]" if name == "random_inputs" else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")

@@ -1,8 +1,8 @@
 r"""Order the copies of a plan that contains no explicit synchronization and pulls from peers.
 
 This module handles plans with copies that read what other copies write: from a peer's part of a
-symmetric tensor into which that peer's calls copy, or from the own part into which peers or other
-streams copy. ``PullSync.apply`` adds three things to such a plan:
+symmetric tensor into which that peer's calls copy, or from this rank's part into which peers or
+other streams copy. ``PullSync.apply`` adds three things to such a plan:
 
 1. An entry barrier, before all other steps: a kernel of one block that counts the call and waits
    until all ranks have begun it. After it no copy of the previous call reads what this call

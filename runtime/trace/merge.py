@@ -6,6 +6,7 @@ of rank 0. They are integers: a float of 64 bits holds nanoseconds since 1970 in
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -390,16 +391,7 @@ def _times(record: RankRecord) -> Iterator[int]:
 
 
 def _holds(relation: str, value: int, wanted: int) -> bool:
-    if relation in ("ge", "gt", "le", "lt", "eq", "ne"):
-        sides = np.int64(value), np.int64(wanted)
-        return bool(_RELATIONS[relation](*sides))
-    return value >= wanted
-
-
-_RELATIONS = {
-    "eq": np.equal, "ne": np.not_equal, "ge": np.greater_equal, "gt": np.greater,
-    "le": np.less_equal, "lt": np.less,
-}  # fmt: skip
+    return getattr(operator, "ge" if relation == "reached" else relation)(value, wanted)
 
 
 @cache

@@ -102,11 +102,6 @@ class Span:
     failed_at: float | None = None
     sm: int | None = None
 
-    @property
-    def group(self) -> str:
-        """``blocks``, or the name of the stream."""
-        return self.stream if self.block is None else "blocks"
-
 
 @dataclass(eq=False)
 class Signal:

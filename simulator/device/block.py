@@ -86,7 +86,7 @@ class DeviceBlock(Block):
         self.bulk: dict[int, Group] = defaultdict(Group)
         """Bulk and TMA stores of each thread group."""
         self.sources: dict[int, Group] = defaultdict(Group)
-        """The same stores, as readers of shared memory."""
+        """Bulk and TMA stores of each thread group, as readers of shared memory."""
         self.copies: dict[int, Group] = defaultdict(Group)
         """Copies by ``cp.async`` of each thread group."""
         self.products: dict[int, Group] = defaultdict(Group)

@@ -119,7 +119,7 @@ class SharedMemory:
         self._writer = np.zeros(size, np.int32)
         self._written = np.zeros(size, np.int32)
         self._asynchronous = np.zeros(size, np.bool_)
-        """Whether the last write was made by the asynchronous proxy."""
+        """True if the last write was made by the asynchronous proxy."""
         self._write_source = np.zeros(size, np.int32)
         self._reads, self._atomics = _LastAccesses("read", size), _LastAccesses("changed", size)
         self._sources: dict[Source, int] = {}

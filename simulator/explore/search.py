@@ -32,7 +32,7 @@ Process = tuple[int, ...]
 Footprint = dict[tuple, int]
 """Kinds of the accesses of a step, by word or barrier."""
 Snapshot = list[tuple]
-"""What a process read in an iteration of a polling loop: tensor, index, bytes."""
+"""Reads of a process in an iteration of a polling loop: tensor, index, bytes."""
 
 
 class CutShort(Exception):

@@ -30,7 +30,7 @@ class Expr(NamedTuple):
     value: Value
     poison: Value | None = None
     varies: bool = True
-    """Whether the value may differ between the threads of a block, outside of T.Parallel."""
+    """True if the value may differ between the threads of a block, outside of T.Parallel."""
 
 
 def either(*poisons: Value | None) -> Value | None:

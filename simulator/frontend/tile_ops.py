@@ -34,11 +34,11 @@ class Box(NamedTuple):
     inside: tuple[slice, ...]
     """The part of the tensor."""
     part: tuple[slice, ...]
-    """The same part of the region."""
+    """This part, in indices of the region."""
     shape: tuple[int, ...]
     """Shape of the region."""
     is_whole: bool
-    """Whether the region is inside the tensor."""
+    """True if the region is inside the tensor."""
 
     def cut(self, values: Any) -> Any:
         """Return the part of an array of the region, or a scalar as it is."""

@@ -113,9 +113,9 @@ class Tile:
         self.data = unwritten(shape, dtype)
         self.poison: np.ndarray | None = np.ones(shape, np.bool_)
         self.by_thread = False
-        """Whether each thread has its own value of these registers, along the first axis."""
+        """True if each thread has its own value of these registers, along the first axis."""
         self.parted = False
-        """Whether poison includes values that differ between threads or points of a T.Parallel."""
+        """True if poison includes values that differ between threads or points of a T.Parallel."""
         self.is_shared = scope.startswith("shared")
         self.read = self.written = -1
         """Number of barriers before the last read and the last write of shared memory."""
@@ -245,7 +245,7 @@ class Block:
     """State of one block, on which its coroutine works."""
 
     has_replicas = False
-    """Whether several threads may store their equal copies of a value to one element."""
+    """True if several threads may store their equal copies of a value to one element."""
 
     def __init__(
         self, machine: Any, launch: Launch, number: int, order: BlockOrder, env: list
@@ -454,7 +454,7 @@ class Frame:
         self.cache: dict[int, Any] = {}
         self.newest = False
         self.polls = False
-        """Whether the code runs in a loop that may poll what it loads."""
+        """True if the code runs in a loop that may poll what it loads."""
 
     def fork(self, mask: Mask) -> Frame:
         """Return a frame for another set of threads of the same block."""

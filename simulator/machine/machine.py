@@ -28,7 +28,7 @@ class Machine:
 
     memory_class = Memory
     pauses_at_waits = False
-    """Whether blocks and streams yield at each wait, even if its condition is true."""
+    """True if blocks and streams yield at each wait, even if its condition is true."""
 
     def __init__(
         self, world_size: int, layout: Layout, seed: int, resident_blocks: int,
@@ -57,7 +57,7 @@ class Machine:
         """Running work of the streams of each rank, in the order in which it was enqueued."""
         self._resident = [0] * world_size
         self._uneven = self.rng.random() < 0.5
-        """Whether some blocks are much slower than others in this schedule."""
+        """True if some blocks are much slower than others in this schedule."""
         self.uniform: dict[tuple, tuple[int, str]] = {}
         """By launch and call of a builtin with the role ``uniform``: its first value, and the block
         that has it."""

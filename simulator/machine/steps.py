@@ -50,13 +50,13 @@ class Waiting:
     ready: Callable[[], bool]
     text: Callable[[], str]
     passed: Callable[[], bool] = lambda: False
-    """Whether the condition was true and will not become true again."""
+    """True if the condition was true and will not become true again."""
     targets: Callable[[], list[WaitTarget]] = list
     """Flags or barriers of the condition."""
     word: tuple[Any, tuple] | None = None
     """Tensor and index of the only word on which the condition depends."""
     holds: Callable[[Any], bool] = lambda value: True
-    """Whether the condition is true for a value of the word, or a phase of the barrier."""
+    """True if the condition is true for a value of the word, or a phase of the barrier."""
     history: Callable[[], Any] = lambda: None
     """Values of the word that decides the condition: another list after each change; or None."""
     seen: Any = None

@@ -116,7 +116,7 @@ class Event:
     stream: str
     clock: Clock | None = None
     polled: Clock | None = None
-    """What led to the words with flags that the stream has polled before."""
+    """Causes of the words with flags that the stream has polled before."""
 
 
 @dataclass(eq=False)
@@ -160,7 +160,7 @@ class Work:
     ends: list[Clock] = field(default_factory=list)
     """Final clock of each block that has ended."""
     polled: list[Clock] = field(default_factory=list)
-    """What led to the words with flags that each of these blocks has polled."""
+    """Causes of the words with flags that each of these blocks has polled."""
 
     def begin(self) -> None:
         self.stream.work = self

@@ -71,7 +71,7 @@ class Memory:
         self.layout, self.rng = layout, rng
         self.events = Events()
         self.sc_fences: Sync = {}
-        """What the ``sc`` fences so far publish to later ones. They have one total order."""
+        """Clocks that the ``sc`` fences so far publish to later ones. They have one total order."""
         self.version = 0
         self.on_write: Callable[[Tensor], None] = lambda tensor: None
 
@@ -184,7 +184,7 @@ class Tensor:
         self.poison = np.ones(shape, np.bool_)
         self.may_be_poison = True
         self.written = written
-        """Whether the program writes the tensor. If not, its reads need no order."""
+        """True if the program writes the tensor. If not, its reads need no order."""
         self.writes, self.reads = ShadowMemory(memory, shape), ShadowMemory(memory, shape)
         self.by_threads = ThreadRecord(int(np.prod(shape)), dtype.itemsize)
         self.words: dict[int, list[Entry]] = {}

@@ -113,13 +113,13 @@ class BlockOrder:
     """Per agent that copies asynchronously: time of its last access."""
     base: int
     observed: Clock
-    """What led to the values that the block has read, whether or not memory orders it."""
+    """Causes of the values that the block has read, also those that memory does not order."""
     fences: list[Sync] = field(default_factory=list)
     """Per thread group: what its relaxed stores after a release fence publish."""
     seen: list[Sync] = field(default_factory=list)
     """Per thread group: what an acquire fence would join."""
     polled: Clock = field(init=False)
-    """What led to the words with flags that the block, and earlier launches of its stream, have
+    """Causes of the words with flags that the block, and earlier launches of its stream, have
     polled."""
     threads: ThreadOrder = field(kw_only=True)
 
@@ -146,7 +146,7 @@ class BlockOrder:
         self._inside: dict[tuple[int, ...], list[int]] = {}
         """Numbers of the sets inside these thread groups."""
         self._is_mixed = False
-        """Whether further sets share the numbers of all thread groups."""
+        """True if further sets share the numbers of all thread groups."""
 
     @property
     def _copying(self) -> int:

@@ -116,7 +116,7 @@ class ShadowMemory:
         return None
 
     def _unordered_at(self, element: int, access: Access) -> tuple[int, tuple] | None:
-        """As ``unordered``, for one element."""
+        """Do what ``unordered`` does, for one element."""
         events = [self.last.item(element)]
         if self._others.shape[1]:
             events += self._others[1, self._others[0] == element].tolist()
@@ -157,7 +157,7 @@ class ShadowMemory:
         self.last[key] = event
 
     def _note_at(self, element: int, event: int, access: Access) -> None:
-        """As ``note``, for one element."""
+        """Do what ``note`` does, for one element."""
         previous = self.last.item(element)
         self._drop_at(element, access)
         if not self._before(previous, access):

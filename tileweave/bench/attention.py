@@ -3,7 +3,7 @@ alternatives for a sharded sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -173,23 +173,14 @@ def expected_of(
     return result
 
 
-def stage(problem: AttentionProblem, group: Group) -> tuple[dict[str, Tensor], Iterator[Inputs]]:
-    """Return no memory, because each call returns a new tensor, and inputs, as in ``Family``."""
-    return {}, Inputs.random(problem, group)
-
-
 def programs(problem: AttentionProblem, group: Group) -> list[Any]:
     """Return the plans that our implementations launch, as in ``Family``."""
     tiles = tiles_for(problem)
     return [sp_attention_plan(problem, tiles), local_attention_plan(problem, tiles)]
 
 
-def choice(problem: AttentionProblem, inputs: Inputs) -> Strategy:
-    """Return the strategy of our operator, and the reason."""
-    return _strategy(inputs.q.device)
-
-
 def _strategy(device: torch.device) -> Strategy:
+    """Return the strategy of our operator, and the reason."""
     if device.type == "cuda":
         return Strategy("fused", "asked for")
     return Strategy("nccl", f"the tensors are on {device.type}; expected cuda")
@@ -200,11 +191,6 @@ def arguments(
 ) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
     """Return the arguments of the operator, as in ``Family``."""
     return (inputs.q, inputs.k, inputs.v), {"causal": problem.causal, "layout": problem.layout}
-
-
-def _by_row(call: Callable[[Inputs], Tensor]) -> Implementation:
-    """Return the implementation of a call that returns the rank's rows in a new tensor."""
-    return Implementation(call, error=row_error)
 
 
 def _ours(buffers: Buffers) -> Implementation:
@@ -242,8 +228,9 @@ def _local(buffers: Buffers) -> Implementation:
 def _sdpa(buffers: Buffers, name: str) -> Implementation:
     problem, rank = buffers.problem, buffers.group.rank
     backend = backend_of(name, buffers.group.device)
-    return _by_row(
-        lambda inputs: of_rank(backend, problem, rank, inputs.q, inputs.k_all, inputs.v_all)
+    return Implementation(
+        lambda inputs: of_rank(backend, problem, rank, inputs.q, inputs.k_all, inputs.v_all),
+        error=row_error,
     )
 
 
@@ -254,14 +241,16 @@ def _gather(buffers: Buffers, name: str) -> Implementation:
         k, v = (in_order(problem, by_rank(x, group)) for x in (inputs.k, inputs.v))
         return of_rank(backend, problem, group.rank, inputs.q, k, v)
 
-    return _by_row(call)
+    return Implementation(call, error=row_error)
 
 
 def _ring(buffers: Buffers, name: str) -> Implementation:
     backend, problem, group = backend_of(name, buffers.group.device), buffers.problem, buffers.group
     if group.device.type == "cuda" and group.shares_gpus:
         raise Missing("ranks share a GPU, and gloo cannot send from its memory")
-    return _by_row(lambda inputs: ring(backend, problem, group, inputs.q, inputs.k, inputs.v))
+    return Implementation(
+        lambda inputs: ring(backend, problem, group, inputs.q, inputs.k, inputs.v), error=row_error
+    )
 
 
 IMPLEMENTATIONS: dict[str, Constructor] = {
@@ -279,9 +268,9 @@ FAMILY = Family(
     example="--sizes 256",
     cases=cases,
     problem=problem_of,
-    stage=stage,
+    stage=lambda problem, group: ({}, Inputs.random(problem, group)),
     programs=programs,
-    choice=choice,
+    choice=lambda problem, inputs: _strategy(inputs.q.device),
     arguments=arguments,
     error=row_error,
 )

@@ -182,17 +182,13 @@ IMPLEMENTATIONS: dict[str, Constructor] = {
 }
 
 
-def _problem(op: str, size: Size, ranks: int, dtype: torch.dtype) -> CollectiveProblem:
-    return problem_of(op, size, dtype)
-
-
 FAMILY = Family(
     base=Collective,
     kind=Size,
     name="collectives",
     example="--sizes 1",
     cases=cases,
-    problem=_problem,
+    problem=lambda op, size, ranks, dtype: problem_of(op, size, dtype),
     stage=stage,
     programs=programs,
     choice=choice,

@@ -174,11 +174,6 @@ def merged(part: Tensor, group: Group) -> Tensor:
     return (parts[..., :-1] * parts[..., -1:].softmax(0)).sum(0)
 
 
-def stage(problem: DecodeProblem, group: Group) -> tuple[dict[str, Tensor], Iterator[Inputs]]:
-    """Return no memory, because each call returns a new tensor, and inputs, as in ``Family``."""
-    return {}, Inputs.random(problem, group)
-
-
 def programs(problem: DecodeProblem, group: Group) -> list[Any]:
     """Return the program that our operator launches, as in ``Family``; none if torch computes."""
     return [] if problem.obstacle() else [DecodeAttention.program(problem)]
@@ -229,7 +224,7 @@ FAMILY = Family(
     example="--sizes 512 --batch 2",
     cases=cases,
     problem=problem_of,
-    stage=stage,
+    stage=lambda problem, group: ({}, Inputs.random(problem, group)),
     programs=programs,
     choice=choice,
     arguments=arguments,

@@ -231,17 +231,13 @@ IMPLEMENTATIONS: dict[str, Constructor] = {
 }
 
 
-def _problem(op: str, shape: Shape, ranks: int, dtype: torch.dtype) -> Problem:
-    return problem_of(op, shape.M, shape.N, shape.K, ranks, dtype)
-
-
 FAMILY = Family(
     base=Operator,
     kind=Shape,
     name="gemm",
     example="--shapes 256x512x512",
     cases=cases,
-    problem=_problem,
+    problem=lambda op, shape, ranks, dtype: problem_of(op, shape.M, shape.N, shape.K, ranks, dtype),
     stage=stage,
     programs=programs,
     choice=choice,

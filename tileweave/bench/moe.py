@@ -3,7 +3,7 @@ torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -221,7 +221,7 @@ def staged(
         assert weights is not None
         if shape.part == DOWN.part:
             rows = x.new_zeros(shape.rows, shape.intermediate)
-            rows[: len(tables.tokens)] = activated(received, weights.gate_up, tables)
+            rows[: len(tables.tokens)] = swiglu(by_expert(received, weights.gate_up, tables))
         weight = weights.gate_up if shape.part == GATE_UP.part else weights.down
         result = x.new_zeros(shape.rows, weight.shape[1])
         result[: len(tables.tokens)] = by_expert(rows, weight, tables)
@@ -258,20 +258,10 @@ def by_expert(
     ])  # fmt: skip
 
 
-def activated(rows: Tensor, gate_up: Tensor, tables: Tables) -> Tensor:
-    """Return the operand of the second product."""
-    return swiglu(by_expert(rows, gate_up, tables))
-
-
 def swiglu(rows: Tensor) -> Tensor:
     """Return the gate's activation times the other half of the columns."""
     gate, up = rows.chunk(2, dim=-1)
     return functional.silu(gate) * up
-
-
-def stage(problem: Problem, group: Group) -> tuple[dict[str, Tensor], Iterator[Inputs]]:
-    """Return no memory, because each call returns a new tensor, and inputs, as in ``Family``."""
-    return {}, Inputs.random(problem, group)
 
 
 def choice(problem: Problem, inputs: Inputs) -> Strategy:
@@ -289,13 +279,6 @@ def row_error(result: Tensor, expected: Tensor) -> Tensor:
         return torch.zeros((), device=expected.device)
     worst = (result.float() - expected).norm(dim=-1).max()
     return worst / expected.float().norm(dim=-1).mean().clamp(min=1e-30)
-
-
-def _implementation(
-    call: Callable[[Inputs], Tensor],
-    expected: Callable[[Inputs], Tensor] = lambda inputs: inputs.result,
-) -> Implementation:
-    return Implementation(call, expected=expected, error=row_error)
 
 
 def arguments(problem: Problem, inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -346,14 +329,17 @@ def _returned(inputs: Inputs, y: Tensor, group: Group) -> Tensor:
 
 
 def _torch_dispatch(buffers: Buffers) -> Implementation:
-    return _implementation(
+    return Implementation(
         lambda i: _exchanged(i, buffers.group),
         expected=lambda i: i.result[: len(i.tables.tokens)],
+        error=row_error,
     )
 
 
 def _torch_combine(buffers: Buffers) -> Implementation:
-    return _implementation(lambda i: _returned(i, i.rows[: len(i.tables.tokens)], buffers.group))
+    return Implementation(
+        lambda i: _returned(i, i.rows[: len(i.tables.tokens)], buffers.group), error=row_error
+    )
 
 
 def _torch_product(rows: Tensor, weight: Tensor, tables: Tables) -> Tensor:
@@ -365,9 +351,10 @@ def _torch_grouped(buffers: Buffers) -> Implementation:
         return rows[: len(inputs.tables.tokens)]
 
     # torch does not define the rows after those of all experts.
-    return _implementation(
+    return Implementation(
         lambda i: used(i, _torch_product(i.rows, _weight(buffers.problem, i), i.tables)),
         expected=lambda i: used(i, i.result),
+        error=row_error,
     )
 
 
@@ -379,7 +366,7 @@ def _torch_mlp(buffers: Buffers) -> Implementation:
         y = _torch_product(hidden, inputs.weights.down, inputs.tables)
         return _returned(inputs, y, buffers.group)
 
-    return _implementation(call)
+    return Implementation(call, error=row_error)
 
 
 IMPLEMENTATIONS: dict[type[RegisteredOp], dict[str, Constructor]] = {
@@ -396,7 +383,7 @@ FAMILY = Family(
     example="--shapes 8x2x64x32 --sizes 16",
     cases=cases,
     problem=problem_of,
-    stage=stage,
+    stage=lambda problem, group: ({}, Inputs.random(problem, group)),
     programs=lambda problem, group: (),  # compiled by the untimed iterations
     choice=choice,
     arguments=arguments,

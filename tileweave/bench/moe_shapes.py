@@ -22,8 +22,8 @@ SETS = 3
 TOKENS = 1, 16, 128, 1024, 4096, 8192
 """Default tokens of each rank."""
 ROUTINGS = "uniform", "zipf", "hot"
-"""How tokens choose experts: all alike; the i-th most popular one in proportion to 1 / i; or one of
-them by all tokens, and the others alike."""
+"""Distributions of choices: all experts equally; the i-th most popular one in proportion to 1 / i;
+or one expert by all tokens, and the others equally."""
 
 
 class Model(NamedTuple):

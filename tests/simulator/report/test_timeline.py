@@ -130,7 +130,7 @@ def test_streams_are_bars_too():
 
     given = [{"A": np.zeros(N, np.int32), "flag": np.zeros(1, np.uint32)} for _ in range(2)]
     timeline, _ = recorded(program, 2, 1, given=given)
-    assert {b.group for b in timeline.spans} == {"stream 'copies'"}
+    assert {(b.block, b.stream) for b in timeline.spans} == {(None, "stream 'copies'")}
     assert sorted(b.label for b in timeline.spans) == [
         "p.copy (step 1)", "p.copy (step 1)", "p.write_value (step 2)", "p.write_value (step 2)",
     ]  # fmt: skip
