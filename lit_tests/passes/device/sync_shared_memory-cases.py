@@ -1,7 +1,7 @@
 # RUN: %python %s | %filecheck %s
 """Barriers in the branches of an operator, and none where threads access their own elements.
 
-Missing and misplaced barriers: tests/simulator/device/test_sync_shared_memory.py.
+Missing and misplaced barriers: tests/generated/known.
 """
 
 import tilelang.language as T
