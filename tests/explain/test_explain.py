@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from functools import cache
 from xml.etree import ElementTree
 
 import pytest
@@ -21,7 +22,12 @@ def line_of(case: str, text: str) -> int:
     return results[0]
 
 
-def explained(case: str, ranks: int = 4, **options) -> tw.Explanation:
+@cache
+def explained(case: str, ranks: int = 4) -> tw.Explanation:
+    return explained_with(case, ranks)
+
+
+def explained_with(case: str, ranks: int = 4, **options) -> tw.Explanation:
     return tw.explain(PROGRAMS[case].make(ranks), ranks, **options)
 
 
@@ -177,7 +183,7 @@ def test_bytes_of_counters_and_scratch_memory():
     ],
 )
 def test_reuse(case, configs, reason):
-    explanation = explained(case, pass_configs=configs)
+    explanation = explained_with(case, pass_configs=configs)
     (told,) = explanation.reuse.values()
     assert reason in told and f"  {told}" in str(explanation)
 
@@ -250,7 +256,7 @@ def test_program_with_explicit_signals(tmp_path, capsys):
 
 
 def test_verify_off_leaves_a_program_as_it_is():
-    explanation = explained("ring_shift", pass_configs={"tileweave.verify": "off"})
+    explanation = explained_with("ring_shift", pass_configs={"tileweave.verify": "off"})
     assert explanation.ops == () and explanation.flag_bytes == 0
     assert "nothing is inserted" in str(explanation)
 
@@ -464,7 +470,7 @@ def test_explain_refuses_what_is_no_program():
     with pytest.raises(tw.TileWeaveError, match=r"explain: 3; expected a T\.prim_func or a tw\.pl"):
         tw.explain(3, world_size=2)
     with pytest.raises(tw.TileWeaveError, match="arch='hopper'"):
-        explained("ring_shift", arch="hopper")
+        explained_with("ring_shift", arch="hopper")
 
 
 def test_no_html_of_two_programs(tmp_path, capsys):

@@ -113,6 +113,18 @@ def alone(x: X, n: T.int32, y: O):
         y[tx] = a[tx]
 
 
+@T.prim_func
+def own_element(x: X, n: T.int32, y: O):
+    """Each thread reads and writes one element, in one statement."""
+    with T.Kernel(1, threads=256):
+        a, tx, place = T.alloc_shared((512,), "int32"), T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        T.copy(x, a)
+        place = tx * 2
+        a[place] = a[place] + 1
+        T.copy(a, y)
+
+
 @pytest.mark.parametrize(
     ("program", "n", "expected"),
     [
@@ -124,6 +136,7 @@ def alone(x: X, n: T.int32, y: O):
         (late(6, True), 9, [2] * 256),
         (gather, 0, [2] * 256),
         (alone, 0, [2] * 256),
+        (own_element, 0, [i + (i + 1) % 2 for i in range(256)]),
     ],
     ids=lambda value: value.attrs["global_symbol"] if hasattr(value, "attrs") else "",
 )

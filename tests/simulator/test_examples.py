@@ -15,8 +15,6 @@ pytestmark = pytest.mark.long
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCHEDULES = 200
-INFERRED = [(1, 10), (2, 36), (3, 8), (4, 6)]
-"""(Ranks, schedules): tests/sync/test_programs.py simulates the same two algorithms, too."""
 
 
 def example(name):
@@ -95,28 +93,6 @@ def test_all_gather_gemm(ranks, schedules):
     for out in every_schedule(plan, ranks, inputs, schedules):
         for given, values in zip(inputs, out, strict=True):
             assert_near(values["C"], everyones @ given["B"].astype(np.float32).T)
-
-
-@pytest.mark.parametrize(("ranks", "schedules"), INFERRED)
-def test_inferred_all_gather_gemm(ranks, schedules):
-    rng, M, N, K = np.random.default_rng(ranks), 16 * ranks, 32, 16
-    inputs = [matrices(rng, A=(M // ranks, K), B=(N, K)) for _ in range(ranks)]
-    plan = example("inferred").all_gather_gemm(M, N, K, ranks, 16, 16, 16)
-    everyones = np.concatenate([i["A"] for i in inputs]).astype(np.float32)
-    for out in every_schedule(plan, ranks, inputs, schedules):
-        for given, values in zip(inputs, out, strict=True):
-            assert_near(values["C"], everyones @ given["B"].astype(np.float32).T)
-
-
-@pytest.mark.parametrize(("ranks", "schedules"), INFERRED)
-def test_inferred_gemm_reduce_scatter(ranks, schedules):
-    rng, M, N, K = np.random.default_rng(ranks), 16 * ranks, 32, 16
-    inputs = [matrices(rng, A=(M, K), B=(N, K)) for _ in range(ranks)]
-    program = example("inferred").gemm_reduce_scatter(M, N, K, ranks, 16, 16, 16)
-    total = sum(i["A"].astype(np.float32) @ i["B"].astype(np.float32).T for i in inputs)
-    for out in every_schedule(program, ranks, inputs, schedules):
-        for rank, values in enumerate(out):
-            assert_near(values["C"], total[16 * rank :][:16])
 
 
 @pytest.mark.parametrize(("size", "schedules"), [(5, 198), (4100, 2)])

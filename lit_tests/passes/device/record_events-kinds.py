@@ -5,6 +5,7 @@ import tilelang.language as T
 
 import tileweave as tw
 from tileweave import language as W
+from tileweave.passes import pipeline
 
 TRACE = {"tileweave.verify": "off", "tileweave.trace": True}
 
@@ -111,3 +112,32 @@ def plain(A: T.Tensor((128,), "float32"), B: T.Tensor((128,), "float32")):
 # CHECK: B[((int)threadIdx.x)] =
 # CHECK: tw::record<1>(
 show(plain, "plain")
+
+
+def emitted(**configs):
+    configs = {"tileweave.verify": "off", **configs}
+    return "".join(tw.emit(p, world_size=2, pass_configs=configs) for p in (ring, gemm))
+
+
+# Without a trace not one instruction is added.
+# CHECK: begin
+# CHECK-NOT: record<
+# CHECK-NOT: globaltimer
+# CHECK-NOT: tileweave_launch
+# CHECK: end
+off = emitted()
+print("begin", off, "end", sep="\n")
+
+# The passes for traces change nothing then: without them the code is the same, and with the option
+# False too. The option True gives other code.
+# CHECK: without the passes: same
+# CHECK-NEXT: trace False: same
+# CHECK-NEXT: trace True: differs
+stock = pipeline.PIPELINE
+pipeline.PIPELINE = [p for p in stock if p.name not in ("begin_trace", "record_events")]
+assert len(pipeline.PIPELINE) == len(stock) - 2
+print("without the passes:", "same" if emitted() == off else "differs")
+pipeline.PIPELINE = stock
+for value in (False, True):
+    same = emitted(**{"tileweave.trace": value}) == off
+    print(f"trace {value}:", "same" if same else "differs")

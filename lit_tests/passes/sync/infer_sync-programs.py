@@ -117,40 +117,6 @@ show(staged)
 show(staged, **{"tileweave.reuse": "credit"})
 
 
-def replied(whom):
-    """Write a tile to the left neighbor, then one to another rank, the same for all ranks."""
-
-    @T.prim_func
-    def replied(X: T.Tensor((B, N), "float32"), S: W.Symmetric((B, N), "float32")):
-        with T.Kernel(1, threads=32) as _:
-            requested = W.alloc_symmetric((B, N), "float32")
-            tile = T.alloc_shared((B, N), "float32")
-            T.copy(X, tile)
-            T.copy(tile, requested[(W.rank() + 3) % 4, 0, 0])
-            T.copy(requested[W.rank(), 0, 0], tile)
-            T.copy(tile, S[(W.rank() + whom) % 4, 0, 0])
-
-    return replied
-
-
-# A block that has data of the right neighbor knows that its launch has started: S is free there.
-# CHECK-LABEL: TEST: replied
-# CHECK-NOT: started
-# CHECK: T.tileweave.wait_reached(T.access_ptr(requested_arrived[rank
-# CHECK-NEXT: T.copy({{.*}}T.region(requested[rank
-# CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 1) % 4
-show(replied(1))
-
-# It does not know this of the second rank to the right.
-# CHECK-LABEL: TEST: replied
-# CHECK: started = T.match_buffer(
-# CHECK: T.tileweave.wait_reached(T.access_ptr(requested_arrived[rank
-# CHECK-NEXT: T.copy({{.*}}T.region(requested[rank
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(started[rank, (rank + 2) % 4]
-# CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 2) % 4
-show(replied(2))
-
-
 @T.prim_func
 def reduce_add(X: T.Tensor((4, 24, 40), "float32"), Y: W.Symmetric((24, 40), "float32")):
     with T.Kernel(3, 2, threads=32) as (bx, by):
@@ -208,39 +174,6 @@ show(pulled)
 
 
 @T.prim_func
-def hoisted(X: T.Tensor((B, N), "float32"), Y: T.Tensor((4, B, N), "float32")):
-    with T.Kernel(2, threads=32) as block:
-        S = W.alloc_symmetric((B, N), "float32")
-        tile = T.alloc_shared((B, N), "float32")
-        part = T.alloc_shared((B, 16), "float32")
-        if block == 0:
-            for column in T.serial(4):
-                T.copy(X[0, column * 16], part)
-                T.copy(part, S[(W.rank() + 1) % 4, 0, column * 16])
-        else:
-            for turn in T.serial(4):
-                T.copy(S[W.rank(), 0, 0], tile)
-                T.copy(tile, Y[turn, 0, 0])
-            T.copy(S[W.rank(), 0, 0], tile)
-
-
-# One signal after the loop for all four parts, one wait before the loop, which covers the read
-# after it, too.
-# CHECK-LABEL: TEST: hoisted
-# CHECK: for column in range(4):
-# CHECK-NEXT: T.copy(T.region(X[
-# CHECK-NEXT: T.copy({{.*}}T.region(S[
-# CHECK-NEXT: T.tileweave.complete_bulk_stores()
-# CHECK: T.tileweave.signal(T.access_ptr(S_arrived[{{.*}}T.uint32(4), "u32", "add"
-# CHECK: else:
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank
-# CHECK-NEXT: for turn in range(4):
-# CHECK-NOT: T.tileweave.wait_reached
-# CHECK: T.tileweave.atom_add(T.access_ptr(launches[1]
-show(hoisted)
-
-
-@T.prim_func
 def in_branches(X: T.Tensor((B, N), "float32"), Y: T.Tensor((4, B, N), "float32")):
     with T.Kernel(2, threads=32) as block:
         S = W.alloc_symmetric((2, B, N), "float32")
@@ -274,77 +207,6 @@ show(in_branches)
 
 
 @T.prim_func
-def versions(X: T.Tensor((B, N), "float32"), Y: T.Tensor((B, N), "float32")):
-    with T.Kernel(1, threads=32) as _:
-        S = W.alloc_symmetric((B, N), "float32")
-        tile = T.alloc_shared((B, N), "float32")
-        T.copy(X, tile)
-        T.copy(tile, S[(W.rank() + 1) % 4, 0, 0])
-        for step in T.serial(5):
-            T.copy(S[W.rank(), 0, 0], tile)
-            T.copy(tile, S[(W.rank() + 1) % 4, 0, 0])
-        T.copy(S[W.rank(), 0, 0], Y)
-
-
-# Six versions: each has its own copy and its own counter, and is waited for in its iteration. A
-# read uses the previous version.
-# CHECK-LABEL: TEST: versions
-# CHECK: S = T.match_buffer({{.*}}, (4, 6, 16, 64)
-# CHECK: S_arrived = T.match_buffer({{.*}}, (4, 6), "uint32"
-# CHECK: T.copy({{.*}}T.region(S[(rank + 1) % 4, 0, 0, 0], 2, 1, 1, 16, 64)
-# CHECK: T.tileweave.signal(T.access_ptr(S_arrived[(rank + 1) % 4, 0]
-# CHECK: for step in range(5):
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, step]
-# CHECK-NEXT: T.copy(T.region(S[rank, step, 0, 0]
-# CHECK-NEXT: T.copy({{.*}}T.region(S[(rank + 1) % 4, 1 + step, 0, 0]
-# CHECK: T.tileweave.signal(T.access_ptr(S_arrived[(rank + 1) % 4, step + 1]
-# CHECK: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 5]
-# CHECK-NEXT: T.copy(T.region(S[rank, 5, 0, 0]
-show(versions)
-
-
-@T.prim_func
-def last_in_place(
-    X: T.Tensor((B, N), "float32"),
-    S: W.Symmetric((B, N), "float32"),
-    Y: T.Tensor((B, N), "float32"),
-):
-    with T.Kernel(1, threads=32) as _:
-        tile = T.alloc_shared((B, N), "float32")
-        T.copy(X, tile)
-        for step in T.serial(3):
-            T.copy(tile, S[(W.rank() + 1) % 4, 0, 0])
-            T.copy(S[W.rank(), 0, 0], tile)
-        T.copy(tile, Y)
-
-
-# The caller finds the last version in its own tensor.
-# CHECK-LABEL: TEST: last_in_place
-# CHECK: S = T.match_buffer({{.*}}, (4, 16, 64)
-# CHECK: S_versions = T.match_buffer({{.*}}, (4, 2, 16, 64)
-# CHECK: T.copy(T.region(X[
-# CHECK: for step in range(3):
-# CHECK-NEXT: if step >= 2:
-# CHECK: T.copy({{.*}}T.region(S[(rank + 1) % 4, 0, 0]
-# CHECK: T.tileweave.signal(T.access_ptr(S_arrived[(rank + 1) % 4, 0]
-# CHECK: else:
-# CHECK: T.copy({{.*}}T.region(S_versions[(rank + 1) % 4, step, 0, 0]
-# CHECK: T.tileweave.signal(T.access_ptr(S_versions_arrived[(rank + 1) % 4, step]
-# CHECK: if step >= 2:
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 0]
-# CHECK: else:
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_versions_arrived[rank, step]
-show(last_in_place)
-
-# CHECK-LABEL: TEST: last_in_place
-# CHECK: if (step{{[_0-9]*}} == 2) {
-# CHECK: tl::tma_store(S_desc
-# CHECK: } else {
-# CHECK: tl::tma_store(S_versions_desc
-show(last_in_place, "cuda")
-
-
-@T.prim_func
 def local(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
     with T.Kernel(M // B, threads=32) as row:
         tile = T.alloc_shared((B, N), "float32")
@@ -358,44 +220,3 @@ def local(X: T.Tensor((M, N), "float32"), Y: T.Tensor((M, N), "float32")):
 # CHECK: T.copy(
 # CHECK-NOT: T.tileweave
 show(local)
-
-
-@T.prim_func
-def uneven(X: T.Tensor((B, N), "float32"), Y: T.Tensor((8, B, N), "float32")):
-    with T.Kernel(3, threads=32) as block:
-        S = W.alloc_symmetric((B, N), "float32")
-        tile = T.alloc_shared((B, N), "float32")
-        me = W.rank()
-        if block == 0 and me < 3:
-            T.copy(X, tile)
-            T.copy(tile, S[me + 1, 0, 0])
-        for turn in T.serial(T.min(me, 1) * 2):
-            T.copy(S[me, 0, 0], tile)
-            T.copy(tile, Y[turn, 0, 0])
-            T.copy(S[me, 0, 0], tile)
-        if me > 0:
-            for turn in T.serial(me + block):
-                T.copy(S[me, 0, 0], tile)
-                T.copy(tile, Y[turn, 0, 0])
-            T.copy(S[me, 0, 0], tile)
-
-
-# A wait is guarded by the extent of a loop that may run zero times. It covers no other access, in
-# the loop or after it, because it may not be executed. A loop that runs at least once, if not
-# always equally often, needs no guard, and its wait covers later accesses.
-# CHECK-LABEL: TEST: uneven
-# CHECK: me: T.int32 = rank
-# CHECK: if 0 < rank:
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank
-# CHECK-NEXT: if 0 < rank:
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank
-# CHECK-NEXT: for turn in range(T.min(me, 1) * 2)
-# CHECK-NEXT: T.copy(T.region(S[
-# CHECK-NEXT: T.copy(T.region(tile
-# CHECK-NEXT: T.copy(T.region(S[
-# CHECK-NEXT: if me > 0
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank
-# CHECK-NEXT: for turn in range(me + bx)
-# CHECK-NOT: T.tileweave.wait_reached
-# CHECK: T.tileweave.atom_add(T.access_ptr(launches[1]
-show(uneven)

@@ -67,7 +67,7 @@ def plain_store_to_a_polled_flag(faulty, flags: Flag, state: State):
         advance(state, epoch)
 
 
-@case("arrival", "passed by 1", nothing, ranks=3)
+@case("arrival", "passed by 1: it has 1 too many and never returns to this value", nothing, ranks=3)
 def counter_passes_the_awaited_value(faulty, flags: Flag, state: State):
     """`wait_eq` on a counter of two arrivals: both may come between two polls."""
     with T.Kernel(1, threads=N) as _:

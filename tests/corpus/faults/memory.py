@@ -79,7 +79,7 @@ def tail_not_written(faulty, mail: Mail, state: State, out: Row):
         advance(state, epoch)
 
 
-@case("bounds", "mail")
+@case("bounds", r"mail\[2, ")
 def neighbor_of_the_last_rank(faulty, mail: Mail, state: State, out: Row):
     """The last rank writes to the rank after it, which does not exist."""
     ring = 3 if faulty else 2

@@ -24,7 +24,12 @@ def ring(mail: TwoMails, flags: Flag, state: State, out: Row, *, halves=2, turn=
         advance(state, epoch)
 
 
-with_fault(ring, "single_buffer_without_credit", "reuse", "mail", "data", halves=1)
+_REPORT = (
+    r"^store of mail\[.*\noverwrites what an earlier use may still read: it is not ordered after\n"
+    r"load of mail\[.*\n.*\nexpected, before the write, a wait for what the reader signals after "
+    r"its last read, or W\.sync_ranks\n"
+)
+with_fault(ring, "single_buffer_without_credit", "reuse", _REPORT, "data", halves=1)
 with_fault(ring, "wrong_parity", "reuse", "mail", "data", turn=2)
 
 

@@ -165,31 +165,11 @@ def twice(p, x, given, out, peer):
     p.copy(out, given[peer])
 
 
-def crosswise(p, x, given, out, peer):
-    p.copy(given[p.rank, 0:12], given[peer, 12:24])
-    p.copy(given[p.rank, 12:24], given[peer, 0:12])
-
-
-@T.prim_func
-def double(given: W.Symmetric((N,), "float32"), out: T.Tensor((N,), "float32")):
-    with T.Kernel(1, threads=32) as _:
-        for i in T.Parallel(N):
-            out[i] = given[W.rank(), i] * 2
-
-
-def with_a_kernel(p, x, given, out, peer):
-    p.copy(given[p.rank], x)
-    p.copy(out, given[peer])
-    p.launch(double, given, out)
-
-
 @pytest.mark.parametrize(
     ("say", "message"),
     [
         (in_part, "given[1, 0:24] on rank 0, which is written only partly, or twice, in this call"),
         (twice, "given[1, 0:24] on rank 0, which is written only partly, or twice, in this call"),
-        (crosswise, "p.copy waits for itself, through other ranks; expected an order in which"),
-        (with_a_kernel, "double accesses given, in a plan whose copies read from peers, or what"),
     ],
 )
 def test_refused(say, message):

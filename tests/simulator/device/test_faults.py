@@ -13,7 +13,7 @@ import tileweave as tw
 from tests.factory import factory
 from tests.lines import place_of
 from tests.releases import needs_bulk_copies, needs_device_lines
-from tests.simulator.device.programs import dropped, edited, expected, run, with_argument
+from tests.simulator.device.programs import dropped, edited, run, with_argument
 from tests.simulator.mutation.device_programs import gemm, matrices
 from tileweave import language as W
 from tileweave.passes.ir.walk import flatten, op_name
@@ -23,43 +23,31 @@ from tileweave.simulator.machine.executable import Executable
 from tileweave.simulator.report.errors import SimulationError
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("threads", [128, pytest.param(256, marks=pytest.mark.long)])
-def test_result(arch, threads):
-    assert np.array_equal(run(threads, arch), expected(threads))
-
-
 def reported(change, threads=128, arch="sm_90a") -> SimulationError:
     with pytest.raises(SimulationError) as error:
         run(threads, arch, change, schedules=4)
     return error.value
 
 
-def test_proxy_fence_before_a_tma_store():
-    error = reported(dropped("tl.fence_proxy_async"))
-    assert error.kind == "race"
-    assert "no fence.proxy.async is between" in error.report
+more_threads = edited("tirx.tvm_storage_sync", lambda call: call if len(call.args) < 3 else
+                      with_argument(2, tirx.IntImm("int32", 256))(call))  # fmt: skip
+fewer_bytes = edited("tl.mbarrier_expect_tx", with_argument(1, tirx.IntImm("int32", 16)))
 
 
-@needs_bulk_copies
-def test_full_wait_before_a_signal():
-    error = reported(dropped("tileweave.complete_bulk_stores"))
-    assert error.kind == "race" and "parts" in error.report
-
-
-@needs_bulk_copies
-def test_no_wait_for_a_tma_store():
-    change = dropped("tl.tma_store_wait")
-    error = reported(lambda kernel: dropped("tileweave.complete_bulk_stores")(change(kernel)))
-    assert error.kind in ("race", "reuse")
-
-
-@needs_bulk_copies
-def test_read_wait_is_not_a_full_wait():
-    """``tma_store_wait<0, true>`` frees the tile, but the data may not be at the peer yet."""
-    read = edited("tl.tma_store_wait", with_argument(1, tirx.const(True)))
-    error = reported(lambda kernel: dropped("tileweave.complete_bulk_stores")(read(kernel)))
-    assert error.kind == "race" and "TMA store of parts" in error.report
+@pytest.mark.parametrize(
+    ("change", "kind", "text"),
+    [
+        (more_threads, "deadlock", "128 of 256 threads have arrived"),
+        (fewer_bytes, "deadlock", "bytes missing"),
+        (dropped("tirx.ptx_arrive_barrier"), "deadlock", "of 128 arrived"),
+        (dropped("tl.warpgroup_arrive"), "race", "no wgmma.fence is between it and the store"),
+        (dropped("tl.ptx_fence_barrier_init"), "race", "no fence.mbarrier_init is after"),
+    ],
+)
+def test_report(change, kind, text):
+    """The other operations: ``test_fault_is_killed`` of mutation/test_device_mutants.py."""
+    error = reported(change)
+    assert error.kind == kind and text in error.report
 
 
 def test_block_barrier_of_half_the_threads():
@@ -67,18 +55,6 @@ def test_block_barrier_of_half_the_threads():
                     with_argument(2, tirx.IntImm("int32", 128))(call))  # fmt: skip
     error = reported(halved, threads=256)
     assert error.kind == "race" and "buf_dyn_shmem" in error.report
-
-
-def test_block_barrier_of_too_many_threads():
-    more = edited("tirx.tvm_storage_sync", lambda call: call if len(call.args) < 3 else
-                  with_argument(2, tirx.IntImm("int32", 256))(call))  # fmt: skip
-    error = reported(more)
-    assert error.kind == "deadlock" and "128 of 256 threads have arrived" in error.report
-
-
-def test_missing_wait_for_loads():
-    error = reported(dropped("tl.mbarrier_wait_parity", 1))
-    assert error.kind in ("race", "poison")
 
 
 def test_block_that_ends_before_a_load():
@@ -129,27 +105,6 @@ def test_end_after_an_empty_group():
     assert np.array_equal(outputs[0]["B"], numbers)
 
 
-def test_missing_arrival():
-    error = reported(dropped("tirx.ptx_arrive_barrier"))
-    assert error.kind == "deadlock" and "of 128 arrived" in error.report
-
-
-def test_wrong_number_of_bytes():
-    error = reported(edited("tl.mbarrier_expect_tx", with_argument(1, tirx.IntImm("int32", 16))))
-    assert error.kind == "deadlock" and "bytes missing" in error.report
-
-
-def test_products_in_flight():
-    """Without ``wgmma.wait_group`` the producer overwrites tiles that products still read."""
-    error = reported(dropped("tl.warpgroup_wait"))
-    assert error.kind == "race" and "TMA load" in error.report
-
-
-def test_products_without_a_fence():
-    error = reported(dropped("tl.warpgroup_arrive"))
-    assert error.kind == "race" and "no wgmma.fence is between it and the store" in error.report
-
-
 def test_accumulators_in_flight():
     """A GEMM of one step loads no tile twice, so that only the accumulators show the fault."""
     make = partial(DeviceProgram, change=dropped("tl.warpgroup_wait"))
@@ -157,11 +112,6 @@ def test_accumulators_in_flight():
         tw.simulate(Executable(gemm(64, 64, 1, 32, 128), 1, make), 1, [matrices(64, 64, 32)])
     assert error.value.kind == "race"
     assert "registers are read while a wgmma that writes them is in flight" in error.value.report
-
-
-def test_fence_of_mbarriers():
-    error = reported(dropped("tl.ptx_fence_barrier_init"))
-    assert error.kind == "race" and "no fence.mbarrier_init is after" in error.report
 
 
 def test_any_lane_may_be_elected():
@@ -172,25 +122,6 @@ def test_any_lane_may_be_elected():
 
     error = reported(edited("tirx.tvm_storage_sync", without_barrier))
     assert error.kind == "race" and "parts" in error.report
-
-
-def test_missing_wait_for_cp_async():
-    error = reported(dropped("tirx.ptx_wait_group"), arch="sm_80")
-    assert error.kind == "race" and "buf_dyn_shmem" in error.report
-
-
-def test_missing_barrier_after_cp_async():
-    error = reported(dropped("tirx.tvm_storage_sync"), arch="sm_80")
-    assert error.kind == "race"
-
-
-def test_missing_signal():
-    assert reported(dropped("tileweave.signal")).kind == "deadlock"
-
-
-def test_missing_wait_for_a_peer():
-    error = reported(dropped("tileweave.wait_reached"))
-    assert error.kind in ("race", "reuse") and "parts" in error.report
 
 
 def test_uninitialized_accumulator():

@@ -78,10 +78,11 @@ def add_ones(X: T.Tensor((128,), "int32"), Y: T.Tensor((128,), "int32")):
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_outputs(arch):
-    outputs = tw.validate(gemm_reduce_scatter(128), 2, inputs(128), arch)
+@pytest.mark.parametrize("threads", [128, pytest.param(256, marks=pytest.mark.long)])
+def test_outputs(arch, threads):
+    outputs = tw.validate(gemm_reduce_scatter(threads), 2, inputs(threads), arch)
     result = np.concatenate([o["C"] for o in outputs]).astype(np.float32)
-    assert np.array_equal(result, expected(128))
+    assert np.array_equal(result, expected(threads))
 
 
 def test_program_that_does_nothing():
@@ -240,7 +241,7 @@ def test_without_keep_to_consumers(monkeypatch, dtype):
         tw.validate(program, 2, given)
 
 
-@pytest.mark.parametrize("valid", [0, 32, 64])
+@pytest.mark.parametrize("valid", [32, *(pytest.param(n, marks=pytest.mark.long) for n in (0, 64))])
 @pytest.mark.parametrize(
     ("make", "missing"),
     [

@@ -15,6 +15,7 @@ N = 128
 
 @factory
 def wait_under(
+    reads,
     chosen,
     faulty,
     mail: W.Symmetric((N,), "int32"),
@@ -23,7 +24,12 @@ def wait_under(
     out: T.Tensor((N,), "int32"),
     epoch: T.int32,
 ):
-    """Some threads wait for a message that all of them read."""
+    """Some threads wait for a message.
+
+    Args:
+        reads: "all" threads read the message, in the correct program after a barrier; or the
+            "waiting" threads read their own element, in the faulty program their neighbors do.
+    """
     with T.Kernel(1, threads=N) as _:
         me = W.rank()
         peer = (me + 1) % W.world_size()
@@ -35,9 +41,12 @@ def wait_under(
         if chosen(tx, me, picks):
             while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
                 pass
-        if not faulty:
-            T.sync_threads()
-        out[tx] = mail[me, tx]
+        if reads == "all":
+            if not faulty:
+                T.sync_threads()
+            out[tx] = mail[me, tx]
+        elif chosen(tx - faulty, me, picks):
+            out[tx] = mail[me, tx]
         W.sync_ranks()
 
 
@@ -65,33 +74,6 @@ def signal_under(
         while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
             pass
         if tx < 32:
-            out[tx] = mail[me, tx]
-        W.sync_ranks()
-
-
-@factory
-def accesses_under(
-    chosen,
-    faulty,
-    mail: W.Symmetric((N,), "int32"),
-    flags: W.Symmetric((1,), "int32"),
-    picks: T.Tensor((1,), "int32"),
-    out: T.Tensor((N,), "int32"),
-    epoch: T.int32,
-):
-    """The waiting threads read for themselves; in the faulty program their neighbors read."""
-    with T.Kernel(1, threads=N) as _:
-        me = W.rank()
-        peer = (me + 1) % W.world_size()
-        tx = T.get_thread_binding()
-        mail[peer, tx] = 1000 * epoch + tx
-        T.sync_threads()
-        if tx == 0:
-            W.st(flags[peer, 0], epoch + 1, sem="release", scope="sys")
-        if chosen(tx, me, picks):
-            while W.ld(flags[me, 0], sem="acquire", scope="sys") != epoch + 1:
-                pass
-        if chosen(tx - faulty, me, picks):
             out[tx] = mail[me, tx]
         W.sync_ranks()
 
@@ -126,14 +108,14 @@ def require_fault(program, what, size=N):
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-@pytest.mark.parametrize("make", [wait_under, accesses_under])
-def test_a_wait_acquires_for_the_threads_that_execute_it(make, condition):
+@pytest.mark.parametrize("reads", ["all", "waiting"])
+def test_a_wait_acquires_for_the_threads_that_execute_it(reads, condition):
     chosen = CONDITIONS[condition]
-    require_fault(make(chosen, True), r"load of mail\[[01](\.\.[01])?, ")
-    outputs = simulate(make(chosen, False))
+    require_fault(wait_under(reads, chosen, True), r"load of mail\[[01](\.\.[01])?, ")
+    outputs = simulate(wait_under(reads, chosen, False))
     for rank, values in enumerate(outputs):
         tx = np.arange(N)
-        on = chosen(tx, rank, np.full(1, 7)) if make is accesses_under else tx >= 0
+        on = chosen(tx, rank, np.full(1, 7)) if reads == "waiting" else tx >= 0
         np.testing.assert_array_equal(values["out"], np.where(on, 2000 + tx, -1))
 
 

@@ -89,50 +89,40 @@ def test_reducers():
     np.testing.assert_allclose(run(reducers, A=A)["B"], right, rtol=1e-4)
 
 
+REDUCTIONS = [
+    *((kind, "int32") for kind in ("bitand", "bitor", "bitxor", "sum", "max", "min")),
+    *((kind, "float16") for kind in ("sum", "max", "min", "absmax", "abssum")),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [(kind, "int32") for kind in ("bitand", "bitor", "bitxor", "sum", "max", "min")]
-    + [(kind, "float16") for kind in ("sum", "max", "min")],
+    ("kind", "dtype", "axis", "clear"),
+    [
+        *((*reduction, 0, True) for reduction in REDUCTIONS),
+        *((*reduction, 1, False) for reduction in REDUCTIONS if reduction[0] != "abssum"),
+    ],
 )
-def test_reduce_without_clear(kind, dtype):
+def test_reduce(kind, dtype, axis, clear):
+    shape = (8, 16)
+    size, options = shape[1 - axis], {} if clear else {"clear": False}
+
     @T.prim_func
-    def program(A: T.Tensor((8, 16), dtype), B: T.Tensor((8,), dtype)):
+    def program(A: T.Tensor(shape, dtype), B: T.Tensor((size,), dtype)):
         with T.Kernel(1, threads=32) as _:
-            x = T.alloc_fragment((8, 16), dtype)
-            y = T.alloc_fragment((8,), dtype)
+            x = T.alloc_fragment(shape, dtype)
+            y = T.alloc_fragment((size,), dtype)
             T.copy(A, x)
             T.fill(y, 5)
-            getattr(T, f"reduce_{kind}")(x, y, dim=1, clear=False)
+            getattr(T, f"reduce_{kind}")(x, y, axis, **options)
             T.copy(y, B)
 
-    A = integers(8, 16, dtype=dtype)
+    A = integers(*shape, dtype=dtype)
     f = {"bitand": np.bitwise_and, "bitor": np.bitwise_or, "bitxor": np.bitwise_xor,
-         "max": np.maximum, "min": np.minimum}.get(kind, np.add)  # fmt: skip
-    right = f(f.reduce(A, axis=1), np.array(5, dtype))
+         "max": np.maximum, "min": np.minimum, "absmax": np.maximum}.get(kind, np.add)  # fmt: skip
+    right = f.reduce(abs(A) if kind.startswith("abs") else A, axis=axis)
+    if not clear:
+        right = f(right, np.array(5, dtype))
     assert (run(program, A=A)["B"] == right).all()
-
-
-@T.prim_func
-def scans(A: T.Tensor((8, 16), "float32"), B: T.Tensor((4, 8, 16), "float32")):
-    with T.Kernel(1, threads=32) as _:
-        x = T.alloc_shared((8, 16), "float32")
-        y = T.alloc_shared((8, 16), "float32")
-        T.copy(A, x)
-        T.cumsum(x, y, dim=0)
-        T.copy(y, B[0, 0, 0])
-        T.cumsum(x, y, dim=1, reverse=True)
-        T.copy(y, B[1, 0, 0])
-        T.cumsum(x, y, dim=0, reverse=True)
-        T.copy(y, B[2, 0, 0])
-        T.cummax(x, y, dim=1)
-        T.copy(y, B[3, 0, 0])
-
-
-def test_scans():
-    A = normal(8, 16)
-    right = [A.cumsum(0), A[:, ::-1].cumsum(1)[:, ::-1], A[::-1].cumsum(0)[::-1],
-             np.maximum.accumulate(A, 1)]  # fmt: skip
-    np.testing.assert_allclose(run(scans, A=A)["B"], right, rtol=1e-4, atol=1e-5)
 
 
 @T.prim_func
@@ -207,8 +197,11 @@ def test_asynchronous_copies():
 @pytest.mark.parametrize("transpose_B", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "accumulate"),
-    [("float16", "float16"), ("float16", "float32"), ("int8", "int32"), ("float32", "float32")],
-)
+    [
+        ("float16", "float16"), ("float16", "float32"), ("int8", "int32"), ("float32", "float32"),
+        ("bfloat16", "float32"), ("float8_e4m3fn", "float32"),
+    ],
+)  # fmt: skip
 def test_gemm(transpose_A, transpose_B, dtype, accumulate):
     M, K = 32, 128
     a_shape, b_shape = ((K, M) if transpose_A else (M, K)), ((M, K) if transpose_B else (K, M))

@@ -22,6 +22,7 @@ from tileweave.simulator.inputs.inputs import checked_inputs
 
 from ..memory.test_store_order import two_plus_two
 from ..memory.test_weak_memory import iriw
+from .test_scheduler import polls
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -190,25 +191,11 @@ def test_a_polling_loop_is_a_wait(ranks):
     assert result.interleavings == len(result.outcomes) == math.factorial(ranks)
 
 
-@T.prim_func
-def poll(flag: W.Symmetric((2,), "uint32"), data: W.Symmetric((1,), "int32"),
-         out: T.Tensor((1,), "int32"), wanted: T.uint32):  # fmt: skip
-    with T.Kernel(1, threads=32) as _:
-        if T.get_thread_binding() == 0:
-            data[1 - W.rank(), 0] = 5
-            W.st(flag[1 - W.rank(), 0], 1, scope="sys", sem="release")
-            seen = T.alloc_var("uint32")
-            seen = 0
-            while seen != wanted:
-                seen = W.ld(flag[W.rank(), 0], scope="sys", sem="acquire")
-            out[0] = data[W.rank(), 0]
-
-
 def test_a_polling_loop_that_never_ends():
-    inputs = zeros(2, flag=2)
-    result = explore(poll, 2, [{**values, "wanted": 1} for values in inputs])
+    inputs = zeros(2, flag=1)
+    result = explore(polls, 2, [{**values, "wanted": 1} for values in inputs])
     assert result.interleavings == 1
-    error = fault_of(poll, 2, [{**values, "wanted": 2} for values in inputs])
+    error = fault_of(polls, 2, [{**values, "wanted": 2} for values in inputs])
     assert error.kind == "deadlock"
     assert "rank 0, block 0 (0) in launch 0 polls in a loop" in error.report
 

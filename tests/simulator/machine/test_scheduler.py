@@ -8,6 +8,7 @@ import tilelang.language as T
 import torch
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 
 
@@ -36,10 +37,10 @@ def test_a_seed_is_a_schedule():
     assert all(sorted(order) == list(range(16)) for order in orders.values())
 
 
-@T.prim_func
-def waits_for_the_last(flag: T.Tensor((1,), "uint32"), epoch: T.uint32):
-    with T.Kernel(6, threads=32) as block:
-        if block == 5:
+@factory
+def waits_for_the_last(blocks, flag: T.Tensor((1,), "uint32"), epoch: T.uint32):
+    with T.Kernel(blocks, threads=32) as block:
+        if block == blocks - 1:
             W.signal(flag[0])
         else:
             W.wait_reached(flag[0], epoch + 1)
@@ -47,30 +48,21 @@ def waits_for_the_last(flag: T.Tensor((1,), "uint32"), epoch: T.uint32):
 
 def test_a_wait_for_a_block_that_has_no_room():
     inputs = [{"flag": np.zeros(1, np.uint32), "epoch": lambda e: e}]
-    error = fault(waits_for_the_last, 1, inputs, resident_blocks=4)
+    error = fault(waits_for_the_last(6), 1, inputs, resident_blocks=4)
     assert error.kind == "deadlock"
     assert "blocks 4 to 5 have not started: 4 fit at a time" in error.report
     assert "value seen 0, value wanted reached 1" in error.report
-    tw.simulate(waits_for_the_last, 1, inputs, resident_blocks=6, schedules=10)
-
-
-@T.prim_func
-def waits_for_the_thirteenth(flag: T.Tensor((1,), "uint32"), epoch: T.uint32):
-    with T.Kernel(13, threads=32) as block:
-        if block == 12:
-            W.signal(flag[0])
-        else:
-            W.wait_reached(flag[0], epoch + 1)
+    tw.simulate(waits_for_the_last(6), 1, inputs, resident_blocks=6, schedules=10)
 
 
 def test_as_many_blocks_fit_as_the_compiler_assumes():
     inputs = [{"flag": np.zeros(1, np.uint32), "epoch": lambda e: e}]
-    tw.simulate(waits_for_the_thirteenth, 1, inputs)
+    tw.simulate(waits_for_the_last(13), 1, inputs)
     few = {"tileweave.resident_blocks": 12}
-    error = fault(waits_for_the_thirteenth, 1, inputs, pass_configs=few)
+    error = fault(waits_for_the_last(13), 1, inputs, pass_configs=few)
     assert error.kind == "deadlock"
     assert "blocks 12 to 12 have not started: 12 fit at a time (resident_blocks)" in error.report
-    tw.simulate(waits_for_the_thirteenth, 1, inputs, pass_configs=few, resident_blocks=13)
+    tw.simulate(waits_for_the_last(13), 1, inputs, pass_configs=few, resident_blocks=13)
 
 
 @T.prim_func

@@ -189,19 +189,6 @@ def test_two_launches_show_a_duplicate_arrival():
 
 
 @T.macro
-def equal(flags, me, peer, epoch):
-    W.signal(flags[peer, 0], 2)
-    W.wait_eq(flags[me, 0], epoch * 2 + 1)
-
-
-def test_a_passed_value_is_no_deadlock():
-    error = fault(between_neighbours(equal))
-    assert error.kind == "arrival"
-    assert "value seen 2, value wanted == 1" in error.report
-    assert "passed by 1: it has 1 too many and never returns to this value" in error.report
-
-
-@T.macro
 def equal_and_set(flags, me, peer, epoch):
     W.signal(flags[peer, 0], 2, op="set")
     W.wait_eq(flags[me, 0], 1)

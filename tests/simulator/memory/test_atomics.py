@@ -71,19 +71,6 @@ def test_a_release_that_tilelang_drops_is_lost_and_named():
     assert lost in error.value.report, error.value.report
 
 
-@T.prim_func
-def added(total: W.Symmetric((N,), "float32")):
-    with T.Kernel(1, threads=N) as _:
-        T.atomic_add(total[0, T.get_thread_binding()], 1.0)
-        W.sync_ranks()
-
-
-def test_additions_of_all_ranks_meet():
-    start = [{"total": np.zeros(N, np.float32)}] * 2
-    first, _ = tw.simulate(added, world_size=2, inputs=start, epochs=1)
-    np.testing.assert_array_equal(first["total"], 2)
-
-
 def test_each_point_of_a_parallel_loop_adds():
     @T.prim_func
     def program(out: T.Tensor((4,), "int32")):

@@ -5,41 +5,8 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
-from tests.simulator.memory.world import World, kind_of
+from tests.simulator.memory.world import kind_of
 from tileweave import language as W
-from tileweave.simulator.memory.memory import Access
-
-
-def test_bulk_stores_are_complete_after_a_full_wait_only():
-    for complete, fault in ((True, None), (False, "race")):
-        world = World()
-        order = world.blocks[0, 0]
-        agent, time, view = order.bulk_actor((0, 1))
-        world.data.write((slice(0, 8),), 1, Access(agent, time, view, 0, "bulk", "here:1"))
-        if complete:
-            order.complete_bulk((0, 1), time)
-        order.barrier((0, 1))
-        world.release((0, 0))
-        world.acquire((1, 0))
-        assert kind_of(lambda w=world: w.load((1, 0))) == fault
-
-
-@T.prim_func
-def overwritten(S: W.Symmetric((64,), "float32"), waits: T.int32):
-    with T.Kernel(1, threads=32) as _:
-        tile = T.alloc_shared((64,), "float32")
-        T.fill(tile, 1.0)
-        W.bulk_store(S[W.rank(), 0], tile, 64)
-        W.bulk_commit()
-        if waits == 1:
-            W.bulk_wait(0, read=True)
-        T.fill(tile, 2.0)
-
-
-@pytest.mark.parametrize("waits", [0, 1])
-def test_shared_memory_under_a_bulk_store(waits):
-    inputs = [{"waits": waits}]
-    assert kind_of(lambda: tw.simulate(overwritten, 1, inputs)) == (None if waits else "reuse")
 
 
 @T.prim_func
@@ -67,24 +34,6 @@ def test_the_thread_that_signals_must_wait_for_the_bulk_store(meets):
     inputs = [{"flag": np.zeros(1, np.uint32), "meets": meets} for _ in range(2)]
     kind = kind_of(lambda: tw.simulate(stored_tile, 2, inputs, epochs=1))
     assert kind == (None if meets else "race")
-
-
-@T.prim_func
-def loaded(src: T.Tensor((64,), "float32"), out: T.Tensor((64,), "float32"), waits: T.int32):
-    with T.Kernel(1, threads=32) as _:
-        tile = T.alloc_shared((64,), "float32")
-        full = T.alloc_barrier([32])
-        W.bulk_load(tile, src[0], 64, full[0])
-        T.mbarrier_arrive(full[0])
-        if waits == 1:
-            T.mbarrier_wait_parity(full[0], 0)
-        T.copy(tile, out)
-
-
-@pytest.mark.parametrize("waits", [0, 1])
-def test_a_load_is_complete_for_threads_that_waited(waits):
-    inputs = [{"src": np.ones(64, np.float32), "waits": waits}]
-    assert kind_of(lambda: tw.simulate(loaded, 1, inputs)) == (None if waits else "poison")
 
 
 @T.prim_func

@@ -139,13 +139,6 @@ def made_and_pushed(p, X: ROW, S: PART, Q: PART, Y: ROW):
     p.copy(Y, Q[p.rank], stream="out")
 
 
-@tw.plan
-def one_half_twice(p, X: ROW, S: PART, Y: ROW):
-    for _ in range(2):
-        p.copy(S[p.rank, 0:8], X[0:8])
-    p.copy(Y, S[(p.rank + 1) % p.world_size])
-
-
 @T.prim_func
 def fill(Y: T.Tensor((N,), F32), number: T.int32):
     with T.Kernel(1, threads=32) as _:
@@ -196,10 +189,6 @@ def launched_twice(p, X: ROW, S: PART, Y: ROW, Z: ROW):
             made_and_pushed,
             "p.copy reads Q[2, 0:16], which copies write, in a plan whose copies wait for what a "
             "kernel writes (S); expected two plans, or explicit flags and waits",
-        ),
-        (
-            one_half_twice,
-            "p.copy reads S[1, 0:16] on rank 0, which is written only partly, or twice, in",
         ),
         (no_integer, "launch of fill: argument number is 1.9; expected an integer (int32)"),
         (
