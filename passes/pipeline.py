@@ -53,9 +53,8 @@ from .target.avoid_tma import avoid_tma
 from .target.fold_axes import fold_axes
 from .target.predicate_loads import predicate_loads
 from .target.require_arch import require_arch
+from .target.verify_loop_tiles import verify_loop_tiles
 from .target.verify_operators import verify_operators
-from .target.verify_preludes import verify_preludes
-from .target.verify_versions import verify_versions
 from .tile.drop_unordered import drop_unordered
 from .tile.elect_leader import elect_leader
 from .tile.hoist_waits import hoist_waits
@@ -65,7 +64,6 @@ from .tile.pin_pipelined import pin_pipelined
 from .tile.stage_waits import stage_waits
 from .tile.verify_barriers import verify_barriers
 from .tile.verify_indices import verify_indices
-from .tile.verify_overwrites import verify_overwrites
 from .tile.verify_thread_axes import verify_thread_axes
 from .warp.keep_to_consumers import keep_to_consumers
 from .warp.keep_writes_to_block import keep_writes_to_block
@@ -187,18 +185,12 @@ PIPELINE = (
         needs=("target",),
     ),
     Pass(
-        verify_versions, "target",
+        verify_loop_tiles, "target",
         "after the passes that choose which loads use the TMA; before passes that add statements",
-        needs=("target",), until="open",
-    ),
-    Pass(
-        verify_preludes, "target",
-        "after verify_versions, which explains uses of tiles with several versions",
         needs=("target",), until="open",
     ),
     Pass(drop_unordered, "tile", "first: only passes for a group read these marks", scope="all"),
     Pass(verify_indices, "tile", "early: it verifies the program as written"),
-    Pass(verify_overwrites, "tile", "like verify_indices", until="open"),
     Pass(
         verify_barriers, "tile",
         "early: its errors name lines of the program; after the number of ranks is known",
