@@ -16,9 +16,8 @@ from .device.delay_launch_count import delay_launch_count
 from .device.drop_readonly import drop_readonly
 from .device.elect_once import elect_once
 from .device.exclude_producer_threads import exclude_producer_threads
-from .device.fence_after_wait import fence_after_wait
-from .device.fence_before_wgmma import fence_before_wgmma
 from .device.guard_loads import guard_loads
+from .device.insert_proxy_fences import insert_proxy_fences
 from .device.mask_idle_warps import mask_idle_warps
 from .device.move_final_waits import move_final_waits
 from .device.record_events import record_events
@@ -273,11 +272,6 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        fence_before_wgmma, "device",
-        "after lowering, which chooses cp.async; its fences may follow all barriers",
-        scope="all", until="open",
-    ),
-    Pass(
         widen_atomics, "device", "after lowering, which divides tiles into elements and vectors",
         scope="all", needs=("symmetric",),
     ),
@@ -309,12 +303,13 @@ PIPELINE = (
     Pass(complete_bulk_stores, "device", "after lowering, which chooses bulk stores"),
     Pass(
         skip_repeated_waits, "device",
-        "before fence_after_wait, which adds a fence to each remaining wait",
+        "before insert_proxy_fences, which adds a fence to each remaining wait",
     ),
     Pass(drop_readonly, "device", "anywhere: it changes only attributes"),
     Pass(
-        fence_after_wait, "device", "after skip_repeated_waits, for the remaining waits",
-        needs=("symmetric",),
+        insert_proxy_fences, "device",
+        "after skip_repeated_waits, for the remaining waits; its fences may follow all barriers",
+        scope="all", needs=("symmetric",), until="open",
     ),
     Pass(
         record_events, "device", "after all passes that move waits and signals",

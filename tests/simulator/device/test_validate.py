@@ -214,7 +214,7 @@ def test_fault_of_one_level(edit):
             "reuses_tile_in_waves", "sync_shared_memory", "race", {}, marks=needs_nested_pipelines
         ),
         ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
-        ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
+        ("loads_what_threads_stored", "insert_proxy_fences", "race", UNVERIFIED),
     ],
 )
 def test_without_a_pass(monkeypatch, make, missing, kind, options):
