@@ -11,6 +11,7 @@ from tvm import IRModule, tirx
 
 from .debug.begin_trace import begin_trace
 from .debug.insert_delays import insert_delays
+from .device.assign_producers import assign_producers
 from .device.complete_bulk_stores import complete_bulk_stores
 from .device.delay_launch_count import delay_launch_count
 from .device.drop_readonly import drop_readonly
@@ -18,8 +19,6 @@ from .device.elect_once import elect_once
 from .device.exclude_producer_threads import exclude_producer_threads
 from .device.guard_loads import guard_loads
 from .device.insert_proxy_fences import insert_proxy_fences
-from .device.mask_idle_warps import mask_idle_warps
-from .device.move_final_waits import move_final_waits
 from .device.record_events import record_events
 from .device.skip_repeated_waits import skip_repeated_waits
 from .device.sync_shared_memory import sync_shared_memory
@@ -291,8 +290,10 @@ PIPELINE = (
         exclude_producer_threads, "device",
         "before passes that follow conditions on the thread index",
     ),
-    Pass(move_final_waits, "device", "before idle producer warps skip their code"),
-    Pass(mask_idle_warps, "device", "after move_final_waits, which adds to producers"),
+    Pass(
+        assign_producers, "device",
+        "after the passes that choose the thread of a load, by which it finds the loading warp",
+    ),
     Pass(
         wait_before_loop, "device", "before delay_launch_count, which adds to the loads",
         until="open",
