@@ -9,8 +9,7 @@ from typing import Any
 
 from tvm import IRModule, tirx
 
-from .debug.begin_trace import begin_trace
-from .debug.insert_delays import insert_delays
+from .debug.instrument import instrument
 from .device.assign_producers import assign_producers
 from .device.complete_bulk_stores import complete_bulk_stores
 from .device.delay_launch_count import delay_launch_count
@@ -159,12 +158,7 @@ PIPELINE = (
         scope="all", needs=("world_size",),
     ),
     Pass(
-        insert_delays, "debug", "after the inference, whose signals and waits it delays",
-        scope="all",
-    ),
-    Pass(
-        begin_trace, "debug", "last: a block begins before all that other passes insert",
-        scope="all",
+        instrument, "debug", "after the inference, whose signals and waits it delays", scope="all"
     ),
     Pass(
         avoid_tma, "target", "first: all passes see how copies are lowered",

@@ -172,7 +172,7 @@ def _is_wait(call: tirx.Call) -> bool:
 
 
 def _only_delays(call: tirx.Call) -> bool:
-    """Return whether ``call`` is a sleep of ``insert_delays``, which belongs to a wait."""
+    """Return whether ``call`` is a sleep of ``instrument``, which belongs to a wait."""
     return builtin_of(call) is declaration_of(delay)
 
 
