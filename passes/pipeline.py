@@ -62,8 +62,7 @@ from .tile.stage_waits import stage_waits
 from .tile.verify_barriers import verify_barriers
 from .tile.verify_indices import verify_indices
 from .tile.verify_thread_axes import verify_thread_axes
-from .warp.keep_to_consumers import keep_to_consumers
-from .warp.keep_writes_to_block import keep_writes_to_block
+from .warp.restrict_threads import restrict_threads
 from .warp.verify_thread_values import verify_thread_values
 
 STAGES = {
@@ -225,18 +224,13 @@ PIPELINE = (
         scope="module", needs=("calls",),
     ),
     Pass(
-        keep_to_consumers, "warp",
+        restrict_threads, "warp",
         "after TileLang divides the warps, and before it chooses layouts for their threads",
         scope="all", until="open",
     ),
     Pass(
-        keep_writes_to_block, "warp",
-        "after keep_to_consumers, whose statements other threads execute",
-        scope="all", until="open",
-    ),
-    Pass(
         verify_thread_values, "warp",
-        "after keep_to_consumers, whose statements have the other index",
+        "after restrict_threads, whose statements for the consumers have the other index",
         scope="all", until="open",
     ),
     Pass(verify_layouts, "layout", "as soon as all layouts are known", scope="all", until="open"),
