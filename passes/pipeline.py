@@ -21,10 +21,9 @@ from .device.insert_proxy_fences import insert_proxy_fences
 from .device.record_events import record_events
 from .device.skip_repeated_waits import skip_repeated_waits
 from .device.sync_shared_memory import sync_shared_memory
-from .device.verify_builtins import verify_builtins
 from .device.verify_locals import verify_locals
 from .device.verify_pipelined import verify_pipelined
-from .device.verify_reductions import verify_reductions
+from .device.verify_threads import verify_threads
 from .device.verify_tiles import verify_tiles
 from .device.wait_before_loop import wait_before_loop
 from .device.widen_atomics import widen_atomics
@@ -247,10 +246,6 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        verify_reductions, "device", "after lowering, which chooses the threads of a reduction",
-        scope="all", until="open",
-    ),
-    Pass(
         elect_once, "device", "early: later passes see the thread that issues a TMA operation",
         scope="all", until="open",
     ),
@@ -305,7 +300,7 @@ PIPELINE = (
         scope="module", needs=("calls", "program", "symmetric"),
     ),
     Pass(
-        verify_builtins, "device", "last: it removes the marks of number_builtins",
+        verify_threads, "device", "last: it removes the marks of number_builtins",
         scope="module", needs=("calls", "program"),
     ),
 )  # fmt: skip

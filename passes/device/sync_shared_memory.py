@@ -6,6 +6,7 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
+from ..ir.shared_memory.effects import REDUCE
 from ..ir.shared_memory.walk import Frame, MisplacedBarrier, Missing, Path, Walk
 from ..ir.walk import (
     Rewrite,
@@ -67,14 +68,19 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _without(func: tirx.PrimFunc, finding: MisplacedBarrier) -> tirx.PrimFunc:
     """Remove a barrier that TileLang inserted. The next walk finds what it ordered."""
-    if finding.is_ours:
+    if finding.op:
         what = f"only {finding.threads} threads reach a barrier of {finding.expected}"
+        legal = "all threads to reach it, or none"
         if finding.threads == finding.expected:
             what = "a condition or a number of iterations around it may differ between threads"
-        raise LanguageError(
-            f"T.sync_threads: {what}; expected all threads to reach it, or none"
-            f"{arrows([('', _line(finding.path))])}"
-        )
+        elif finding.op == REDUCE and finding.threads > finding.expected:
+            what = (
+                f"{finding.threads} threads meet at barriers that count {finding.expected} "
+                "threads, because TileLang divides work among the threads of the first axis only"
+            )
+            legal = f"threads={finding.threads}"
+        line = arrows([("", _line(finding.path))])
+        raise LanguageError(f"{finding.op}: {what}; expected {legal}{line}")
     return _edited(
         func, finding.path, len(finding.path) - 1, lambda _: tirx.Evaluate(tirx.IntImm("int32", 0))
     )

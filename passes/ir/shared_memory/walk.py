@@ -96,12 +96,12 @@ class Missing:
 
 @dataclass(frozen=True)
 class MisplacedBarrier:
-    """A barrier that not all of its threads reach."""
+    """A barrier that fewer or more threads reach than it counts. ``op`` is that of ``Barrier``."""
 
     path: Path
     threads: int
     expected: int
-    is_ours: bool
+    op: str
 
 
 class _Found(Exception):
@@ -445,7 +445,7 @@ class Walk:
         arrived = waiting | threads
         size = int(arrived.sum())
         if not self._exact or size > count:
-            raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.is_ours))
+            raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.op))
         if size < count:
             self._waiting[barrier.number] = arrived, path, barrier
             return
@@ -459,7 +459,7 @@ class Walk:
         """Refuse barriers that some of their threads do not reach."""
         for arrived, path, barrier in self._waiting.values():
             count = self._values.count if barrier.count is None else barrier.count
-            raise _Found(MisplacedBarrier(path, int(arrived.sum()), count, barrier.is_ours))
+            raise _Found(MisplacedBarrier(path, int(arrived.sum()), count, barrier.op))
 
     def _slots(self, barrier: Any) -> frozenset[tuple[tirx.Var, int]]:
         """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""
