@@ -13,11 +13,11 @@ from .debug.instrument import instrument
 from .device.assign_producers import assign_producers
 from .device.complete_bulk_stores import complete_bulk_stores
 from .device.delay_launch_count import delay_launch_count
-from .device.drop_readonly import drop_readonly
 from .device.elect_once import elect_once
 from .device.exclude_producer_threads import exclude_producer_threads
 from .device.guard_loads import guard_loads
 from .device.insert_proxy_fences import insert_proxy_fences
+from .device.make_coherent import make_coherent
 from .device.record_events import record_events
 from .device.skip_repeated_waits import skip_repeated_waits
 from .device.sync_shared_memory import sync_shared_memory
@@ -26,7 +26,6 @@ from .device.verify_pipelined import verify_pipelined
 from .device.verify_threads import verify_threads
 from .device.verify_tiles import verify_tiles
 from .device.wait_before_loop import wait_before_loop
-from .device.widen_atomics import widen_atomics
 from .entry.bind_runtime import bind_runtime
 from .entry.defer_initializations import defer_initializations
 from .entry.hide_expressions import hide_expressions
@@ -254,7 +253,7 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        widen_atomics, "device", "after lowering, which divides tiles into elements and vectors",
+        make_coherent, "device", "after lowering, which divides tiles into elements and vectors",
         scope="all", needs=("symmetric",),
     ),
     Pass(guard_loads, "device", "early: later passes see the conditions of loads"),
@@ -289,7 +288,6 @@ PIPELINE = (
         skip_repeated_waits, "device",
         "before insert_proxy_fences, which adds a fence to each remaining wait",
     ),
-    Pass(drop_readonly, "device", "anywhere: it changes only attributes"),
     Pass(
         insert_proxy_fences, "device",
         "after skip_repeated_waits, for the remaining waits; its fences may follow all barriers",

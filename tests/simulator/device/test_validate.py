@@ -213,7 +213,7 @@ def test_fault_of_one_level(edit):
         pytest.param(
             "reuses_tile_in_waves", "sync_shared_memory", "race", {}, marks=needs_nested_pipelines
         ),
-        ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
+        ("adds_at_the_peer", "make_coherent", "race", UNVERIFIED),
         ("loads_what_threads_stored", "insert_proxy_fences", "race", UNVERIFIED),
     ],
 )
