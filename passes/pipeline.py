@@ -28,9 +28,9 @@ from .device.verify_tiles import verify_tiles
 from .device.wait_before_loop import wait_before_loop
 from .entry.bind_runtime import bind_runtime
 from .entry.defer_initializations import defer_initializations
-from .entry.hide_expressions import hide_expressions
 from .entry.index_elements import index_elements
 from .entry.number_builtins import number_builtins
+from .entry.protect_expressions import protect_expressions
 from .flat.keep_indices import keep_indices
 from .group.lift_ragged import lift_ragged
 from .group.lift_symmetric import lift_symmetric
@@ -210,11 +210,7 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        make_factors_positive, "entry", "late: it also changes indices that passes added",
-        scope="all", until="open",
-    ),
-    Pass(
-        hide_expressions, "entry", "late: it also changes what passes added",
+        protect_expressions, "entry", "late: it also changes what passes added",
         scope="all", until="open",
     ),
     Pass(
