@@ -32,7 +32,6 @@ from .entry.index_elements import index_elements
 from .entry.number_builtins import number_builtins
 from .entry.protect_expressions import protect_expressions
 from .flat.keep_indices import keep_indices
-from .group.lift_ragged import lift_ragged
 from .group.lift_symmetric import lift_symmetric
 from .group.lower_multimem import lower_multimem
 from .group.make_factors_positive import make_factors_positive
@@ -126,13 +125,9 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        lift_ragged, "group", "before lift_symmetric, which lifts the tensors that it allocates",
-        scope="all", needs=("world_size",),
-    ),
-    Pass(
         lift_symmetric, "group",
         "before specialize_group: its tensors are specialized like those of the program",
-        scope="all",
+        scope="all", needs=("world_size",),
     ),
     Pass(
         specialize_group, "group",
