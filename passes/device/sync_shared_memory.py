@@ -81,7 +81,7 @@ def _without(func: tirx.PrimFunc, finding: MisplacedBarrier) -> tirx.PrimFunc:
             legal = f"threads={finding.threads}"
         line = arrows([("", _line(finding.path))])
         raise LanguageError(f"{finding.op}: {what}; expected {legal}{line}")
-    return _edited(
+    return _replace_at(
         func, finding.path, len(finding.path) - 1, lambda _: tirx.Evaluate(tirx.IntImm("int32", 0))
     )
 
@@ -97,7 +97,7 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
         shared += 1
     level = min(shared, len(after) - 1)
     if finding.publishes and _are_of_both_roles(func, before, after, level):
-        return _joined(func, after, level)
+        return _join_roles(func, after, level)
     places = (
         at
         for at in range(level, -1, -1)
@@ -107,7 +107,7 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
     if at is None:
         return None
     barrier = _barrier(after[at], walk)
-    return _edited(func, after, at, lambda stmt: flatten([barrier, stmt]))
+    return _replace_at(func, after, at, lambda stmt: flatten([barrier, stmt]))
 
 
 def _are_of_both_roles(func: tirx.PrimFunc, before: Path, after: Path, level: int) -> bool:
@@ -122,7 +122,7 @@ def _are_of_both_roles(func: tirx.PrimFunc, before: Path, after: Path, level: in
     )
 
 
-def _joined(func: tirx.PrimFunc, after: Path, level: int) -> tirx.PrimFunc | None:
+def _join_roles(func: tirx.PrimFunc, after: Path, level: int) -> tirx.PrimFunc | None:
     """Let producers and consumers meet: at the end of the producers, and before what the consumers
     publish. Producers never wait for what consumers do after it."""
     branch = after[level].parent
@@ -134,7 +134,7 @@ def _joined(func: tirx.PrimFunc, after: Path, level: int) -> tirx.PrimFunc | Non
     consumers = flatten([*statements[:at], sync_threads(), *statements[at:]])
     producers = flatten([branch.then_case, sync_threads()])
     new = with_span_of(branch, tirx.IfThenElse(branch.condition, producers, consumers))
-    return _edited(func, after, level - 1, lambda _: new)
+    return _replace_at(func, after, level - 1, lambda _: new)
 
 
 def _barrier(frame: Frame, walk: Walk) -> tirx.Stmt:
@@ -155,7 +155,7 @@ def _barrier(frame: Frame, walk: Walk) -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_intrin("int32", call.op, *arguments))
 
 
-def _edited(func: tirx.PrimFunc, path: Path, at: int, change: Rewrite) -> tirx.PrimFunc:
+def _replace_at(func: tirx.PrimFunc, path: Path, at: int, change: Rewrite) -> tirx.PrimFunc:
     """Replace the statement at ``path[at]`` by the result of ``change``."""
 
     def visit(stmt: tirx.Stmt, depth: int) -> tirx.Stmt:

@@ -33,7 +33,7 @@ def protect_expressions(func: tirx.PrimFunc) -> tirx.PrimFunc:
     operations than sums and products.
 
     TileLang's ``StorageRewrite`` takes the largest common factor of the flat index of a scalar load
-    for the number of lanes of a vector type, of which TVM stores 16 bits with a sign. It fails for
+    for the number of lanes of a vector type, which TVM stores in 16 bits with a sign. It fails for
     the factors 32768 to 65535, for 98304 to 131071 and so on ("Can't fetch the lanes of a scalable
     vector at a compile time"). In ``x[row, 0]`` the factor is the length of a row. In
     ``S[me, 1 - me, 0]``, on two ranks, it is the distance of the heaps minus that of ``S[0, 0]``
@@ -58,20 +58,20 @@ def protect_expressions(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return None
         *outer, last = node.indices
         variable = variables_in(node)[0]
-        zero = _hidden(variable) - variable
+        zero = _with_no_op(variable) - variable
         return tirx.BufferLoad(node.buffer, [*outer, last + tirx.Cast(str(last.dtype), zero)])
 
-    body = ir_transform(func.body, None, _compared, list(_COMPARISONS))
+    body = ir_transform(func.body, None, _protect_comparison, list(_COMPARISONS))
     return func.with_body(ir_transform(body, skip, change, ["tirx.BufferLoad", "tirx.Call"]))
 
 
-def _hidden(value: tirx.PrimExpr) -> tirx.PrimExpr:
+def _with_no_op(value: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.bitwise_or(value, tirx.const(0, value.dtype))
 
 
-def _compared(node: tirx.PrimExpr) -> tirx.PrimExpr | None:
+def _protect_comparison(node: tirx.PrimExpr) -> tirx.PrimExpr | None:
     is_changed = _is_unsigned(node.a) and _is_solved(node)
-    return type(node)(_hidden(node.a), node.b) if is_changed else None
+    return type(node)(_with_no_op(node.a), node.b) if is_changed else None
 
 
 def _has_large_factor(load: tirx.BufferLoad, analyzer: Analyzer) -> bool:

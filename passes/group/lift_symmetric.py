@@ -56,7 +56,7 @@ def lift_symmetric(func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
     declared = [
         (allocation, buffer)
         for allocation in allocations
-        for buffer in _declared(allocation.buffer, ragged)
+        for buffer in _tensors_of(allocation.buffer, ragged)
     ]
     taken = {*parameter_names(func), *(tensor.totals.name for tensor in ragged.values())}
     names = _names_of_parameters([buffer for _, buffer in declared], taken)
@@ -64,7 +64,9 @@ def lift_symmetric(func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
         buffer.data: _parameter(buffer, name, location(allocation))
         for (allocation, buffer), name in zip(declared, names, strict=True)
     }
-    lifted = {a.buffer.data: parameters[_declared(a.buffer, ragged)[-1].data] for a in allocations}
+    lifted = {
+        a.buffer.data: parameters[_tensors_of(a.buffer, ragged)[-1].data] for a in allocations
+    }
     body = _with_announcements(func.body, ragged, parameters)
     func = func.with_body(with_buffers(body, lifted, lambda allocation: tirx.Evaluate(0)))
     totals = [tensor.totals for tensor in ragged.values()]
@@ -119,7 +121,7 @@ def _memory_of(buffer: tirx.Buffer, name: str, world_size: int) -> _Ragged:
     )
 
 
-def _declared(buffer: tirx.Buffer, ragged: Mapping[tirx.Var, _Ragged]) -> list[tirx.Buffer]:
+def _tensors_of(buffer: tirx.Buffer, ragged: Mapping[tirx.Var, _Ragged]) -> list[tirx.Buffer]:
     """Return the symmetric memory of an allocation; its elements are in the last tensor."""
     tensor = ragged.get(buffer.data)
     return [buffer] if tensor is None else [tensor.counts, tensor.rows]

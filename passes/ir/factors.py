@@ -39,7 +39,9 @@ def with_positive_factors(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if known % divisor.value or len(rest) != 1 or rest[0][0] > 0:
             return None
         # The expressions around it must see which terms remain.
-        return analyzer.simplify(_rewritten(type(node)(dividend, divisor), *rest[0], analyzer))
+        return analyzer.simplify(
+            _with_positive_factor(type(node)(dividend, divisor), *rest[0], analyzer)
+        )
 
     body = ir_transform(func.body, None, change, ["tirx.FloorDiv", "tirx.FloorMod"])
     return func.with_body(body)
@@ -72,7 +74,7 @@ def _summands(value: tirx.PrimExpr, factor: int) -> list[tuple[int, tirx.PrimExp
     return [(factor, value)]
 
 
-def _rewritten(
+def _with_positive_factor(
     node: tirx.FloorDiv | tirx.FloorMod, factor: int, value: tirx.PrimExpr, analyzer: Analyzer
 ) -> tirx.PrimExpr:
     """Return the value of ``node``, where the negative ``factor`` of ``value`` becomes positive."""
