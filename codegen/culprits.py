@@ -26,7 +26,7 @@ class Culprit:
 
     Attributes:
         kernel: the function that contains it.
-        stmts: statements that together fail, and of which none may be missing, in order.
+        stmts: statements that fail together, but not without one of them, in order.
     """
 
     kernel: tirx.PrimFunc
@@ -55,24 +55,24 @@ def culprit_of(mod: IRModule, fails: Callable[[IRModule], bool]) -> Culprit | No
 
     if not stmts or fails_with({}):
         return None
-    last = _least(1, len(stmts), lambda n: fails_with(_unchanged(stmts[:n]))) - 1
+    last = _least(1, len(stmts), lambda n: fails_with(_identity(stmts[:n]))) - 1
     needed, first = [stmts[last]], 0
-    while not fails_with(_unchanged(needed)):
+    while not fails_with(_identity(needed)):
         kept = list(needed)
         first = last - _least(
             1,
             last - first,
-            lambda n, kept=kept: fails_with(_unchanged([*kept, *stmts[last - n : last]])),
+            lambda n, kept=kept: fails_with(_identity([*kept, *stmts[last - n : last]])),
         )
         needed.insert(-1, stmts[first])
         first += 1
     kernel, path = paths[needed[-1]]
-    if fails_with({**_unchanged(needed), needed[-1]: hold(tirx.IntImm("int32", 0))}):
+    if fails_with({**_identity(needed), needed[-1]: hold(tirx.IntImm("int32", 0))}):
         needed[-1] = _header(path) or needed[-1]
     return Culprit(kernel, needed)
 
 
-def _unchanged(stmts: list[tirx.Stmt]) -> dict[tirx.Stmt, tirx.Stmt]:
+def _identity(stmts: list[tirx.Stmt]) -> dict[tirx.Stmt, tirx.Stmt]:
     return {stmt: stmt for stmt in stmts}
 
 

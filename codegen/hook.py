@@ -43,10 +43,10 @@ from .compile import filter_logs
 from .headers import include_headers, stamp
 from .limits import limits, with_config
 from .lower import lowered_call
-from .refusals import explained, unequal_copy
+from .refusals import explain_failure, unequal_copy
 from .reserved_names import rename_reserved
 from .stderr import without_fatal_text
-from .toolchain import ToolchainError, diagnosed
+from .toolchain import ToolchainError, diagnose_failures
 
 _lock = threading.Lock()
 _ENTRY = ("target", "tile", "entry")
@@ -100,12 +100,12 @@ def _wrap_pipeline() -> None:
         if not any(_uses_extension(f) for f in mod.functions.values()):
             return stock(mod, target)
         with limits(mod, target):
-            return _extended(stock, mod, target)
+            return _lower_with_stages(stock, mod, target)
 
     replace_lower_of_cuda(lower)
 
 
-def _extended(stock: Lower, mod: IRModule, target: Target) -> IRModule:
+def _lower_with_stages(stock: Lower, mod: IRModule, target: Target) -> IRModule:
     """Return the result of all stages after those for a group, and of TileLang's pipeline.
 
     Raises:
@@ -137,7 +137,7 @@ def _extended(stock: Lower, mod: IRModule, target: Target) -> IRModule:
     cause, program = first
     if isinstance(cause, MisloweredError):
         raise cause
-    raise explained(cause, program, lower_tiles, target) from cause
+    raise explain_failure(cause, program, lower_tiles, target) from cause
 
 
 def refusal(func: tirx.PrimFunc, target: Target) -> LanguageError | None:
@@ -271,7 +271,7 @@ def _wrap_nvcc() -> None:
     """Diagnose nvcc when it fails. TVM raises the error of a callback with its own type if that is
     registered."""
     if not hasattr(nvcc.compile_cuda, "__wrapped__"):
-        nvcc.compile_cuda = diagnosed(nvcc.compile_cuda)
+        nvcc.compile_cuda = diagnose_failures(nvcc.compile_cuda)
         tvm_ffi.register_error(ToolchainError)
 
 

@@ -29,7 +29,7 @@ _PRODUCERS = 128
 """Threads that warp specialization adds to a block."""
 
 
-def explained(error: Exception, mod: IRModule, lower: Lower, target: Target) -> LanguageError:
+def explain_failure(error: Exception, mod: IRModule, lower: Lower, target: Target) -> LanguageError:
     """Return the error that names the statement for which ``lower(mod)`` has raised ``error``."""
     kind = _kind(error)
 
@@ -44,7 +44,7 @@ def explained(error: Exception, mod: IRModule, lower: Lower, target: Target) -> 
         culprit = culprit_of(mod, fails)
     if culprit is None:
         names = ", ".join(str(variable.name_hint) for variable in mod.functions)
-        what, legal = _unexplained(str(error))
+        what, legal = _unknown_failure(str(error))
         return LanguageError(f"{names}: {what}; expected {legal}")
     failure = _Failure(error, culprit, may_have_producer(target))
     what, legal = failure.explanation()
@@ -73,7 +73,7 @@ class _Failure:
             text = explain(self, match) if match else None
             if text is not None:
                 return text
-        return _unexplained(message)
+        return _unknown_failure(message)
 
     @cached_property
     def stmts(self) -> list[tirx.Stmt]:
@@ -126,11 +126,11 @@ Explanation = tuple[str, str]
 def _explain_layout(failure: _Failure, _: re.Match) -> Explanation | None:
     fragments = list(dict.fromkeys(b for s in failure.stmts for b in _fragments(s)))
     uneven = [b for b in fragments if not all(map(_is_power_of_two, map(int, b.shape)))]
-    threads, names = failure.threads, " and ".join(map(_shaped, fragments[:2]))
+    threads, names = failure.threads, " and ".join(map(_with_shape, fragments[:2]))
     if not fragments:
         return _explain_fill(failure)
     if uneven or not _is_power_of_two(threads):
-        names = " and ".join(map(_shaped, (uneven or fragments)[:2]))
+        names = " and ".join(map(_with_shape, (uneven or fragments)[:2]))
         padding = ", with added elements that do not change the result"
         return (
             f"TileLang does not divide {names} evenly among {threads} threads",
@@ -199,7 +199,7 @@ def _explain_wgmma(failure: _Failure, _: re.Match) -> Explanation | None:
     if not short:
         return None
     return (
-        f"TileLang has no wgmma layout of {_shaped(short[0])}, whose rows are not along k",
+        f"TileLang has no wgmma layout of {_with_shape(short[0])}, whose rows are not along k",
         "rows of a multiple of 16 elements, or the transposed operand (transpose_A, transpose_B)",
     )
 
@@ -255,7 +255,7 @@ _KINDS: dict[str, Callable[[_Failure, re.Match], Explanation | None]] = {
 """Messages of TileLang, and the functions that explain them."""
 
 
-def _unexplained(message: str) -> Explanation:
+def _unknown_failure(message: str) -> Explanation:
     newest = SUPPORTED_TILELANG[-1]
     hint = f", or tilelang=={newest}" if installed_tilelang() < numbers_of(newest) else ""
     return (
@@ -289,7 +289,7 @@ def _fragments(stmt: tirx.Stmt) -> list[tirx.Buffer]:
     return [b for b in buffers if b.scope() == "local.fragment"]
 
 
-def _shaped(buffer: tirx.Buffer) -> str:
+def _with_shape(buffer: tirx.Buffer) -> str:
     return f"{buffer.name} of shape {tuple(map(int, buffer.shape))}"
 
 

@@ -17,7 +17,7 @@ _FATAL = re.compile(rb"^\[[\d:]+\] \S*: Fatal: ", re.MULTILINE)
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Suppress what TileLang and its C++ library print about parts of a program."""
-    with warnings.catch_warnings(), open(os.devnull, "wb") as null, _redirected(null.fileno()):
+    with warnings.catch_warnings(), open(os.devnull, "wb") as null, _redirect(null.fileno()):
         warnings.simplefilter("ignore")
         yield
 
@@ -36,7 +36,7 @@ class _Held:
         with self._lock:
             if not self._users:
                 self._file = self._stack.enter_context(tempfile.TemporaryFile())
-                self._stack.enter_context(_redirected(self._file.fileno()))
+                self._stack.enter_context(_redirect(self._file.fileno()))
             self._users += 1
         try:
             yield
@@ -52,7 +52,7 @@ class _Held:
 
 
 @contextlib.contextmanager
-def _redirected(target: int) -> Iterator[None]:
+def _redirect(target: int) -> Iterator[None]:
     """Let file descriptor 2 be ``target``."""
     try:
         stderr = os.dup(2)

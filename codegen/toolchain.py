@@ -39,7 +39,7 @@ def obstacle(compile_cuda: Callable[..., Any] = nvcc.compile_cuda) -> str:
     return ""
 
 
-def diagnosed(compile_cuda: Callable[..., Any]) -> Callable[..., Any]:
+def diagnose_failures(compile_cuda: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap TileLang's call of nvcc: if it fails for an empty kernel, too, the error says what to
     install."""
 

@@ -9,35 +9,29 @@ from typing import Any
 
 from tvm import IRModule, tirx
 
-from .debug.begin_trace import begin_trace
-from .debug.insert_delays import insert_delays
+from .debug.instrument import instrument
+from .device.assign_producers import assign_producers
 from .device.complete_bulk_stores import complete_bulk_stores
 from .device.delay_launch_count import delay_launch_count
-from .device.drop_readonly import drop_readonly
 from .device.elect_once import elect_once
 from .device.exclude_producer_threads import exclude_producer_threads
-from .device.fence_after_wait import fence_after_wait
-from .device.fence_before_wgmma import fence_before_wgmma
 from .device.guard_loads import guard_loads
-from .device.mask_idle_warps import mask_idle_warps
-from .device.move_final_waits import move_final_waits
+from .device.insert_proxy_fences import insert_proxy_fences
+from .device.make_coherent import make_coherent
 from .device.record_events import record_events
 from .device.skip_repeated_waits import skip_repeated_waits
 from .device.sync_shared_memory import sync_shared_memory
-from .device.verify_builtins import verify_builtins
 from .device.verify_locals import verify_locals
 from .device.verify_pipelined import verify_pipelined
-from .device.verify_reductions import verify_reductions
+from .device.verify_threads import verify_threads
 from .device.verify_tiles import verify_tiles
 from .device.wait_before_loop import wait_before_loop
-from .device.widen_atomics import widen_atomics
 from .entry.bind_runtime import bind_runtime
 from .entry.defer_initializations import defer_initializations
-from .entry.hide_expressions import hide_expressions
 from .entry.index_elements import index_elements
 from .entry.number_builtins import number_builtins
+from .entry.protect_expressions import protect_expressions
 from .flat.keep_indices import keep_indices
-from .group.lift_ragged import lift_ragged
 from .group.lift_symmetric import lift_symmetric
 from .group.lower_multimem import lower_multimem
 from .group.make_factors_positive import make_factors_positive
@@ -53,9 +47,8 @@ from .target.avoid_tma import avoid_tma
 from .target.fold_axes import fold_axes
 from .target.predicate_loads import predicate_loads
 from .target.require_arch import require_arch
+from .target.verify_loop_tiles import verify_loop_tiles
 from .target.verify_operators import verify_operators
-from .target.verify_preludes import verify_preludes
-from .target.verify_versions import verify_versions
 from .tile.drop_unordered import drop_unordered
 from .tile.elect_leader import elect_leader
 from .tile.hoist_waits import hoist_waits
@@ -65,10 +58,8 @@ from .tile.pin_pipelined import pin_pipelined
 from .tile.stage_waits import stage_waits
 from .tile.verify_barriers import verify_barriers
 from .tile.verify_indices import verify_indices
-from .tile.verify_overwrites import verify_overwrites
 from .tile.verify_thread_axes import verify_thread_axes
-from .warp.keep_to_consumers import keep_to_consumers
-from .warp.keep_writes_to_block import keep_writes_to_block
+from .warp.restrict_threads import restrict_threads
 from .warp.verify_thread_values import verify_thread_values
 
 STAGES = {
@@ -134,13 +125,9 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        lift_ragged, "group", "before lift_symmetric, which lifts the tensors that it allocates",
-        scope="all", needs=("world_size",),
-    ),
-    Pass(
         lift_symmetric, "group",
         "before specialize_group: its tensors are specialized like those of the program",
-        scope="all",
+        scope="all", needs=("world_size",),
     ),
     Pass(
         specialize_group, "group",
@@ -163,12 +150,7 @@ PIPELINE = (
         scope="all", needs=("world_size",),
     ),
     Pass(
-        insert_delays, "debug", "after the inference, whose signals and waits it delays",
-        scope="all",
-    ),
-    Pass(
-        begin_trace, "debug", "last: a block begins before all that other passes insert",
-        scope="all",
+        instrument, "debug", "after the inference, whose signals and waits it delays", scope="all"
     ),
     Pass(
         avoid_tma, "target", "first: all passes see how copies are lowered",
@@ -187,18 +169,12 @@ PIPELINE = (
         needs=("target",),
     ),
     Pass(
-        verify_versions, "target",
+        verify_loop_tiles, "target",
         "after the passes that choose which loads use the TMA; before passes that add statements",
-        needs=("target",), until="open",
-    ),
-    Pass(
-        verify_preludes, "target",
-        "after verify_versions, which explains uses of tiles with several versions",
         needs=("target",), until="open",
     ),
     Pass(drop_unordered, "tile", "first: only passes for a group read these marks", scope="all"),
     Pass(verify_indices, "tile", "early: it verifies the program as written"),
-    Pass(verify_overwrites, "tile", "like verify_indices", until="open"),
     Pass(
         verify_barriers, "tile",
         "early: its errors name lines of the program; after the number of ranks is known",
@@ -229,11 +205,7 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        make_factors_positive, "entry", "late: it also changes indices that passes added",
-        scope="all", until="open",
-    ),
-    Pass(
-        hide_expressions, "entry", "late: it also changes what passes added",
+        protect_expressions, "entry", "late: it also changes what passes added",
         scope="all", until="open",
     ),
     Pass(
@@ -241,18 +213,13 @@ PIPELINE = (
         scope="module", needs=("calls",),
     ),
     Pass(
-        keep_to_consumers, "warp",
+        restrict_threads, "warp",
         "after TileLang divides the warps, and before it chooses layouts for their threads",
         scope="all", until="open",
     ),
     Pass(
-        keep_writes_to_block, "warp",
-        "after keep_to_consumers, whose statements other threads execute",
-        scope="all", until="open",
-    ),
-    Pass(
         verify_thread_values, "warp",
-        "after keep_to_consumers, whose statements have the other index",
+        "after restrict_threads, whose statements for the consumers have the other index",
         scope="all", until="open",
     ),
     Pass(verify_layouts, "layout", "as soon as all layouts are known", scope="all", until="open"),
@@ -269,10 +236,6 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        verify_reductions, "device", "after lowering, which chooses the threads of a reduction",
-        scope="all", until="open",
-    ),
-    Pass(
         elect_once, "device", "early: later passes see the thread that issues a TMA operation",
         scope="all", until="open",
     ),
@@ -281,12 +244,7 @@ PIPELINE = (
         scope="all", until="open",
     ),
     Pass(
-        fence_before_wgmma, "device",
-        "after lowering, which chooses cp.async; its fences may follow all barriers",
-        scope="all", until="open",
-    ),
-    Pass(
-        widen_atomics, "device", "after lowering, which divides tiles into elements and vectors",
+        make_coherent, "device", "after lowering, which divides tiles into elements and vectors",
         scope="all", needs=("symmetric",),
     ),
     Pass(guard_loads, "device", "early: later passes see the conditions of loads"),
@@ -305,8 +263,10 @@ PIPELINE = (
         exclude_producer_threads, "device",
         "before passes that follow conditions on the thread index",
     ),
-    Pass(move_final_waits, "device", "before idle producer warps skip their code"),
-    Pass(mask_idle_warps, "device", "after move_final_waits, which adds to producers"),
+    Pass(
+        assign_producers, "device",
+        "after the passes that choose the thread of a load, by which it finds the loading warp",
+    ),
     Pass(
         wait_before_loop, "device", "before delay_launch_count, which adds to the loads",
         until="open",
@@ -317,19 +277,19 @@ PIPELINE = (
     Pass(complete_bulk_stores, "device", "after lowering, which chooses bulk stores"),
     Pass(
         skip_repeated_waits, "device",
-        "before fence_after_wait, which adds a fence to each remaining wait",
+        "before insert_proxy_fences, which adds a fence to each remaining wait",
     ),
-    Pass(drop_readonly, "device", "anywhere: it changes only attributes"),
     Pass(
-        fence_after_wait, "device", "after skip_repeated_waits, for the remaining waits",
-        needs=("symmetric",),
+        insert_proxy_fences, "device",
+        "after skip_repeated_waits, for the remaining waits; its fences may follow all barriers",
+        scope="all", needs=("symmetric",), until="open",
     ),
     Pass(
         record_events, "device", "after all passes that move waits and signals",
         scope="module", needs=("calls", "program", "symmetric"),
     ),
     Pass(
-        verify_builtins, "device", "last: it removes the marks of number_builtins",
+        verify_threads, "device", "last: it removes the marks of number_builtins",
         scope="module", needs=("calls", "program"),
     ),
 )  # fmt: skip

@@ -44,7 +44,7 @@ def record_events(
     program: IRModule,
     symmetric: set[str],
 ) -> IRModule:
-    """Insert ``record`` calls into the kernels that ``begin_trace`` has marked.
+    """Insert ``record`` calls into the kernels that ``instrument`` has marked.
 
     It changes only marked kernels. One thread records each event: the first of those that may reach
     it. If a condition on a register excludes this thread, the event is not recorded.
@@ -79,7 +79,7 @@ def record_events(
 
 
 def _begin_of(func: Any) -> tirx.Call | None:
-    """Return the call that ``begin_trace`` inserted into a device function, or None."""
+    """Return the call that ``instrument`` inserted into a device function, or None."""
     if not isinstance(func, tirx.PrimFunc):
         return None
     begins = calls_in(func.body, lambda c: op_name(c) == RECORD.op_name and int(c.args[0]) == 0)

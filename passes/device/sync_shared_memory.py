@@ -6,6 +6,7 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
+from ..ir.shared_memory.effects import REDUCE
 from ..ir.shared_memory.walk import Frame, MisplacedBarrier, Missing, Path, Walk
 from ..ir.walk import (
     Rewrite,
@@ -67,15 +68,20 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _without(func: tirx.PrimFunc, finding: MisplacedBarrier) -> tirx.PrimFunc:
     """Remove a barrier that TileLang inserted. The next walk finds what it ordered."""
-    if finding.is_ours:
+    if finding.op:
         what = f"only {finding.threads} threads reach a barrier of {finding.expected}"
+        legal = "all threads to reach it, or none"
         if finding.threads == finding.expected:
             what = "a condition or a number of iterations around it may differ between threads"
-        raise LanguageError(
-            f"T.sync_threads: {what}; expected all threads to reach it, or none"
-            f"{arrows([('', _line(finding.path))])}"
-        )
-    return _edited(
+        elif finding.op == REDUCE and finding.threads > finding.expected:
+            what = (
+                f"{finding.threads} threads meet at barriers that count {finding.expected} "
+                "threads, because TileLang divides work among the threads of the first axis only"
+            )
+            legal = f"threads={finding.threads}"
+        line = arrows([("", _line(finding.path))])
+        raise LanguageError(f"{finding.op}: {what}; expected {legal}{line}")
+    return _replace_at(
         func, finding.path, len(finding.path) - 1, lambda _: tirx.Evaluate(tirx.IntImm("int32", 0))
     )
 
@@ -91,7 +97,7 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
         shared += 1
     level = min(shared, len(after) - 1)
     if finding.publishes and _are_of_both_roles(func, before, after, level):
-        return _joined(func, after, level)
+        return _join_roles(func, after, level)
     places = (
         at
         for at in range(level, -1, -1)
@@ -101,7 +107,7 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
     if at is None:
         return None
     barrier = _barrier(after[at], walk)
-    return _edited(func, after, at, lambda stmt: flatten([barrier, stmt]))
+    return _replace_at(func, after, at, lambda stmt: flatten([barrier, stmt]))
 
 
 def _are_of_both_roles(func: tirx.PrimFunc, before: Path, after: Path, level: int) -> bool:
@@ -116,7 +122,7 @@ def _are_of_both_roles(func: tirx.PrimFunc, before: Path, after: Path, level: in
     )
 
 
-def _joined(func: tirx.PrimFunc, after: Path, level: int) -> tirx.PrimFunc | None:
+def _join_roles(func: tirx.PrimFunc, after: Path, level: int) -> tirx.PrimFunc | None:
     """Let producers and consumers meet: at the end of the producers, and before what the consumers
     publish. Producers never wait for what consumers do after it."""
     branch = after[level].parent
@@ -128,7 +134,7 @@ def _joined(func: tirx.PrimFunc, after: Path, level: int) -> tirx.PrimFunc | Non
     consumers = flatten([*statements[:at], sync_threads(), *statements[at:]])
     producers = flatten([branch.then_case, sync_threads()])
     new = with_span_of(branch, tirx.IfThenElse(branch.condition, producers, consumers))
-    return _edited(func, after, level - 1, lambda _: new)
+    return _replace_at(func, after, level - 1, lambda _: new)
 
 
 def _barrier(frame: Frame, walk: Walk) -> tirx.Stmt:
@@ -149,7 +155,7 @@ def _barrier(frame: Frame, walk: Walk) -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_intrin("int32", call.op, *arguments))
 
 
-def _edited(func: tirx.PrimFunc, path: Path, at: int, change: Rewrite) -> tirx.PrimFunc:
+def _replace_at(func: tirx.PrimFunc, path: Path, at: int, change: Rewrite) -> tirx.PrimFunc:
     """Replace the statement at ``path[at]`` by the result of ``change``."""
 
     def visit(stmt: tirx.Stmt, depth: int) -> tirx.Stmt:

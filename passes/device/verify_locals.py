@@ -84,12 +84,12 @@ class _Warps:
         if check:
             # An iteration also begins with the state after another one. The state after the loop
             # does not depend on this, so one visit is sufficient without checks.
-            before = _joined(before, self.visit(stmt.body, before, False))
+            before = _join(before, self.visit(stmt.body, before, False))
             is_while = isinstance(stmt, tirx.While)
             for expr in (stmt.condition,) if is_while else (stmt.min, stmt.extent):
                 self._require(expr, stmt, before)
         after = self.visit(stmt.body, before, check)
-        return _joined(before, after) if may_not_run(stmt) else after
+        return _join(before, after) if may_not_run(stmt) else after
 
     def _visit_branch(self, stmt: tirx.IfThenElse, before: _State, check: bool) -> _State:
         if any(stmt.same_as(split) for split in self.splits):
@@ -102,7 +102,7 @@ class _Warps:
             return before if stmt.else_case is None else self.visit(stmt.else_case, before, check)
         cases = [case for case in _cases(stmt) if case is not None]
         after = [self.visit(case, before, check) for case in cases]
-        return _joined(*after, *([before] if stmt.else_case is None else []))
+        return _join(*after, *([before] if stmt.else_case is None else []))
 
     def _excludes(self, condition: tirx.PrimExpr) -> bool:
         """Return whether ``condition`` is false for the indices of these warps."""
@@ -127,7 +127,7 @@ def _cases(branch: tirx.IfThenElse) -> tuple[tirx.Stmt, tirx.Stmt | None]:
     return branch.then_case, branch.else_case
 
 
-def _joined(*states: _State) -> _State:
+def _join(*states: _State) -> _State:
     """Return what may be true if one of these states is."""
     return _State(*(frozenset().union(*memories) for memories in zip(*states, strict=True)))
 

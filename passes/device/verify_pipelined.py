@@ -49,7 +49,7 @@ def verify_pipelined(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if isinstance(stmt, tirx.Evaluate) and part is not _Part.PRODUCER:
             for call in guards_in(stmt):
                 if STAGED not in call.annotations or part not in (_Part.ALL, _Part.OWN):
-                    raise _overtaken(call, part is not _Part.ALL)
+                    raise _error(call, part is not _Part.ALL)
         for place, child in enumerate(children_of(stmt)):
             is_own = part is _Part.BRANCH and _precedes_copies(stmt, place)
             check(child, _Part.OWN if is_own else part)
@@ -87,7 +87,7 @@ def _precedes_copies(stmt: tirx.Stmt, place: int) -> bool:
     return first == ASYNC_COPY
 
 
-def _overtaken(wait: tirx.Call, specialized: bool) -> LanguageError:
+def _error(wait: tirx.Call, specialized: bool) -> LanguageError:
     loc = loc_of(wait)
     lines = f"\n --> {loc.file}:{loc.line}" if loc is not None else ""
     obstacle = str(wait.annotations[KEPT_BY].value) if KEPT_BY in wait.annotations else ""

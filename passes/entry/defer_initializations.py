@@ -249,7 +249,7 @@ class _Rewriter:
         before: list[tirx.Stmt] = []
         for inner in level.before:
             if isinstance(inner, tirx.Bind) and not any(inner.var.same_as(v) for v in level.held):
-                self._values[inner.var] = self._inlined(inner.value)
+                self._values[inner.var] = self._inline(inner.value)
             if not level.is_moved(inner):
                 before.append(inner)
         before += [hold(value) for value in level.held]
@@ -257,7 +257,7 @@ class _Rewriter:
             return self._sequence(before, child, deferred, after)
         done = tirx.decl_buffer((1,), "int32", f"done_{len(self._flags)}", scope="local.var")
         self._flags.append(done)
-        new = _Deferred(done, [self._inlined(s) for s in level.moved])
+        new = _Deferred(done, [self._inline(s) for s in level.moved])
         before += [new.set(0), hold(tirx.BufferLoad(done, [0]))]
         return self._sequence(before, child, [*deferred, new], after)
 
@@ -278,11 +278,11 @@ class _Rewriter:
             return self.rewrite(stmt, deferred)
         return flatten([*(d.unless_done() for d in deferred), stmt])
 
-    def _inlined(self, node):
+    def _inline(self, node):
         """Replace names that are bound before the loops by their values.
 
         TileLang also moves the definitions of these names.
         """
         if not isinstance(node, tirx.Stmt):
-            return self._inlined(tirx.Evaluate(node)).value
+            return self._inline(tirx.Evaluate(node)).value
         return tirx.stmt_functor.substitute(node, self._values)

@@ -27,11 +27,11 @@ def index_elements(func: tirx.PrimFunc) -> tirx.PrimFunc:
     After:  ``vector[0:4] = T.tileweave.ll_ld(...)``
             ``for k in T.vectorized(4): tile[i, 4 * j + k] = vector[k]``
     """
-    tiles = _permuted(func.body)
+    tiles = _permutable_tiles(func.body)
     return func.with_body(_Rewriter(tiles).visit(func.body)) if tiles else func
 
 
-def _permuted(body: tirx.Stmt) -> set[tirx.Var]:
+def _permutable_tiles(body: tirx.Stmt) -> set[tirx.Var]:
     """Return the shared tiles for which a tile operator may choose another order of elements."""
     tiles: set[tirx.Var] = set()
     for call in calls_in(body, lambda c: op_name(c).startswith("tl.tileop.")):

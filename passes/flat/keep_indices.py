@@ -50,9 +50,9 @@ def keep_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def change(access: Access) -> Access | None:
         if next(numbers) not in wrong:
             return None
-        return _in_buffer(access, access.buffer, list(map(_hidden, access.indices)))
+        return _in_buffer(access, access.buffer, list(map(_with_no_op, access.indices)))
 
-    func = _rewritten(func, change)
+    func = _rewrite_accesses(func, change)
     for access in _simplified_wrongly(func).values():
         raise LanguageError(
             f"{access.buffer.name}{list(access.indices)}: TVM simplifies this index to one with "
@@ -78,11 +78,11 @@ def _simplified_wrongly(func: tirx.PrimFunc) -> dict[int, Access]:
         accesses.append(access)
         return _in_buffer(access, _copy(access.buffer, str(len(accesses) - 1)), access.indices)
 
-    numbered = _rewritten(func, number)
+    numbered = _rewrite_accesses(func, number)
     if not accesses:
         return {}
     try:
-        flattened = _flattened(numbered)
+        flattened = _flat_indices(numbered)
     except tvm.error.InternalError:
         return dict(enumerate(accesses))
     samples, conditions = _Samples(func), _conditions(numbered)
@@ -93,14 +93,16 @@ def _simplified_wrongly(func: tirx.PrimFunc) -> dict[int, Access]:
     }
 
 
-def _hidden(index: tirx.PrimExpr) -> tirx.PrimExpr:
+def _with_no_op(index: tirx.PrimExpr) -> tirx.PrimExpr:
     if isinstance(index, tirx.Ramp):
-        return tirx.Ramp(_hidden(index.base), index.stride, index.lanes)
+        return tirx.Ramp(_with_no_op(index.base), index.stride, index.lanes)
     divides = nodes_in(index, tirx.FloorDiv, tirx.FloorMod)
     return tirx.bitwise_or(index, tirx.const(0, index.dtype)) if divides else index
 
 
-def _rewritten(func: tirx.PrimFunc, change: Callable[[Access], Access | None]) -> tirx.PrimFunc:
+def _rewrite_accesses(
+    func: tirx.PrimFunc, change: Callable[[Access], Access | None]
+) -> tirx.PrimFunc:
     """Change the accesses of ``func`` whose indices have quotients or remainders."""
 
     def change_some(access: Access) -> Access | None:
@@ -125,7 +127,7 @@ def _copy(buffer: tirx.Buffer, name: str) -> tirx.Buffer:
     )
 
 
-def _flattened(func: tirx.PrimFunc) -> dict[int, tirx.PrimExpr]:
+def _flat_indices(func: tirx.PrimFunc) -> dict[int, tirx.PrimExpr]:
     """Return the flat index of each access, by the name of its buffer, a number.
 
     TileLang drops accesses in branches that do not run.

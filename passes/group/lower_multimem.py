@@ -131,7 +131,7 @@ class _Operation:
         Args:
             stmt: the statement of the operation.
             starts: values of the variables before it.
-            scratch: names of the tensors of which the inference may add versions.
+            scratch: names of the tensors whose versions the inference may add.
         """
         buffer, first = self.ref.buffer, self.ref.indices[-1]
         if not all(isinstance(extent, tirx.IntImm) for extent in buffer.shape):

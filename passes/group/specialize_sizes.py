@@ -67,11 +67,11 @@ def specialize_sizes(func: tirx.PrimFunc, sizes: Mapping[str, int]) -> tirx.Prim
             f"expected sizes={{{', '.join(f'{n!r}: ...' for n in missing)}}} "
             f"({' '.join(f'--set {n}=...' for n in missing)} on the command line)"
         )
-    return _specialized(func, tuple((n, sizes[n]) for n in names))
+    return _with_sizes(func, tuple((n, sizes[n]) for n in names))
 
 
 @cache
-def _specialized(func: tirx.PrimFunc, sizes: tuple[tuple[str, int], ...]) -> tirx.PrimFunc:
+def _with_sizes(func: tirx.PrimFunc, sizes: tuple[tuple[str, int], ...]) -> tirx.PrimFunc:
     size_of = dict(sizes)
     values = {v: tirx.IntImm(v.dtype, size_of[v.name]) for v in _extents(func)}
     params = [*func.params, *values]  # TVM specializes parameters only

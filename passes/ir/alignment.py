@@ -28,7 +28,7 @@ class Starts:
         if is_leaf(stmt):
             check(stmt)
         if isinstance(stmt, tirx.Bind):
-            self._values[stmt.var] = self._resolved(stmt.value)
+            self._values[stmt.var] = self._resolve(stmt.value)
         if isinstance(stmt, tirx.For):
             if isinstance(stmt.min, tirx.IntImm) and isinstance(stmt.extent, tirx.IntImm):
                 self._mins[stmt.loop_var] = int(stmt.min)
@@ -42,7 +42,7 @@ class Starts:
     def is_misaligned(self, index: tirx.PrimExpr, lanes: int) -> bool:
         """Return whether ``index`` is certainly no multiple of ``lanes`` for a value of its
         variables. Conditions may exclude single values, but not all."""
-        index = self._analyzer.simplify(self._resolved(index))
+        index = self._analyzer.simplify(self._resolve(index))
         modular = self._analyzer.modular_set(index)
         if int(modular.base) % gcd(int(modular.coeff), lanes):
             return True
@@ -55,7 +55,7 @@ class Starts:
         first += sum(f * self._mins[v] for f, v in used)
         return bool(first % lanes) or any(f % lanes and self._extents[v] > 1 for f, v in used)
 
-    def _resolved(self, value: tirx.PrimExpr) -> tirx.PrimExpr:
+    def _resolve(self, value: tirx.PrimExpr) -> tirx.PrimExpr:
         """Return ``value`` without variables that the program binds, and with one of the rank."""
         value = substitute(value, self._values)
         return ir_transform(

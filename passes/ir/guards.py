@@ -10,7 +10,7 @@ from tvm import tirx
 
 from .walk import has_loads, rewrite_children
 
-_Conditions = Callable[[tirx.Stmt], list[tirx.PrimExpr] | None]
+_Conditions = Callable[[tirx.Stmt], list[tirx.PrimExpr] | tirx.Stmt]
 
 
 def guard_statements(
@@ -19,8 +19,8 @@ def guard_statements(
     """Guard each statement by those of its conditions that do not already hold.
 
     Args:
-        conditions_of: returns the conditions of a statement; None to leave it as it is, with the
-            statements inside.
+        conditions_of: returns the conditions of a statement, or the statement that replaces it and
+            the statements inside it.
         check: raises an error if a statement must not have a guard.
     """
     analyzer = tvm.arith.Analyzer()
@@ -31,8 +31,8 @@ def guard_statements(
         if isinstance(stmt, tirx.Bind) and not has_loads(stmt.value):
             analyzer.bind(stmt.var, stmt.value)
         conditions = conditions_of(stmt)
-        if conditions is None:
-            return stmt
+        if isinstance(conditions, tirx.Stmt):
+            return conditions
         missing = [c for c in conditions if not analyzer.can_prove(c)]
         if missing:
             check(stmt)

@@ -14,7 +14,7 @@ COUNT = "the count of launches that the compiler inserts"
 _KINDS = {"read": "read of", "write": "write of", "add": "addition to"}
 
 
-def inserted(role: str, kind: str = "", tensor: str = "") -> dict[str, tirx.StringImm]:
+def insertion_annotations(role: str, kind: str = "", tensor: str = "") -> dict[str, tirx.StringImm]:
     """Return the annotations of a call that the compiler inserts.
 
     Args:

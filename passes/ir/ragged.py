@@ -1,4 +1,4 @@
-"""Ragged tensors of a program, after ``lift_ragged``."""
+"""Ragged tensors of a program, after ``lift_symmetric``."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ def upgrade_ir(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     if not (_LOOPS or _RENAMED):
         return func
-    body = _indexed(func.body) if _LOOPS else func.body
-    body = _renamed(body, _OLD_REGION, _REGION) if _RENAMED else body
+    body = _with_thread_indices(func.body) if _LOOPS else func.body
+    body = _rename_op(body, _OLD_REGION, _REGION) if _RENAMED else body
     return func if body.same_as(func.body) else func.with_body(body)
 
 
@@ -50,11 +50,11 @@ def downgrade_ir(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     if not (_LOOPS or _RENAMED):
         return func
-    body = _looped(func.body) if _LOOPS else func.body
-    return func.with_body(_renamed(body, _REGION, _OLD_REGION) if _RENAMED else body)
+    body = _with_thread_loops(func.body) if _LOOPS else func.body
+    return func.with_body(_rename_op(body, _REGION, _OLD_REGION) if _RENAMED else body)
 
 
-def _renamed(body: tirx.Stmt, old: str, new: str) -> tirx.Stmt:
+def _rename_op(body: tirx.Stmt, old: str, new: str) -> tirx.Stmt:
     op = tvm.ir.Op.get(new)
 
     def rename(call: tirx.Call) -> tirx.Call | None:
@@ -65,20 +65,20 @@ def _renamed(body: tirx.Stmt, old: str, new: str) -> tirx.Stmt:
     return ir_transform(body, None, rename, ["tirx.Call"])
 
 
-def _indexed(stmt: tirx.Stmt) -> tirx.Stmt:
+def _with_thread_indices(stmt: tirx.Stmt) -> tirx.Stmt:
     variables, extents, body = [], [], stmt
     while _is_thread_loop(body):
         variables.append(body.loop_var)
         extents.append(body.extent)
         body = body.body
     if not variables:
-        return rewrite_children(stmt, _indexed)
+        return rewrite_children(stmt, _with_thread_indices)
     op = tvm.ir.Op.get(_INDEX)
     indices = [
         tirx.Bind(variable, tirx.call_intrin("int32", op, axis))
         for axis, variable in enumerate(variables)
     ]
-    return flatten([*indices, _annotated(body, extents)])
+    return flatten([*indices, _with_extents(body, extents)])
 
 
 def _is_thread_loop(stmt: tirx.Stmt) -> bool:
@@ -87,14 +87,14 @@ def _is_thread_loop(stmt: tirx.Stmt) -> bool:
     return stmt.thread_binding.thread_tag in _AXES
 
 
-def _looped(stmt: tirx.Stmt) -> tirx.Stmt:
+def _with_thread_loops(stmt: tirx.Stmt) -> tirx.Stmt:
     parts = statements_of(stmt)
     indices = [s for s in parts if op_name(getattr(s, "value", None)) == _INDEX]
     if not indices:
-        return rewrite_children(stmt, _looped)
+        return rewrite_children(stmt, _with_thread_loops)
     (block,) = [s for s in parts if isinstance(s, tirx.SBlockRealize)]
     extents = list(block.block.annotations[_EXTENTS])
-    body = flatten([_annotated(s, None) if s is block else s for s in parts if s not in indices])
+    body = flatten([_with_extents(s, None) if s is block else s for s in parts if s not in indices])
     for index in reversed(indices):
         axis = int(index.value.args[0])
         inner = tirx.Var(_AXES[axis].replace(".", "_"), "int32")
@@ -104,7 +104,7 @@ def _looped(stmt: tirx.Stmt) -> tirx.Stmt:
     return body
 
 
-def _annotated(stmt: tirx.SBlockRealize, extents: list | None) -> tirx.Stmt:
+def _with_extents(stmt: tirx.SBlockRealize, extents: list | None) -> tirx.Stmt:
     """Return the block of a kernel with ``extents`` as its annotation, or without it."""
     block = stmt.block
     annotations = {key: v for key, v in block.annotations.items() if key != _EXTENTS}

@@ -160,13 +160,13 @@ class Block:
             return self.truth(expr.args[0])
         if op_name(expr) == "tl.tl_shuffle_elect":
             group = int(expr.args[0]) or self._linear.size
-            return replace(_decided(self._linear % group == 0), varies=True)
+            return replace(_certain(self._linear % group == 0), varies=True)
         if type(expr) in COMPARISONS:
             value = self._apply(COMPARISONS[type(expr)], expr.a, expr.b)
         else:
             value = self.value(expr)
         if value.values is not None:
-            return _decided(value.values != 0)
+            return _certain(value.values != 0)
         may = np.ones((1, 1, 1), bool)
         return Truth(may, ~may, value.varies)
 
@@ -200,7 +200,7 @@ def _is_function(call: tirx.Call) -> bool:
     return op_name(call).startswith("tirx.") and not has_effect(call)
 
 
-def _decided(holds: np.ndarray) -> Truth:
+def _certain(holds: np.ndarray) -> Truth:
     return Truth(holds, holds)
 
 

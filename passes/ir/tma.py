@@ -7,7 +7,7 @@ from tilelang.transform import PassConfigKey
 from tvm import tirx
 from tvm.target import Target
 
-from .walk import annotated, op_name
+from .walk import op_name, with_annotation
 
 TMA_COPY = "tl.tileop.tma_copy"
 
@@ -30,7 +30,7 @@ def requires_tma(call: tirx.Call) -> bool:
 
 def without_tma(copy: tirx.Call) -> tirx.Call:
     """Return a tile copy that does not use the TMA."""
-    return annotated(copy, "disable_tma", tirx.IntImm("bool", 1))
+    return with_annotation(copy, "disable_tma", tirx.IntImm("bool", 1))
 
 
 def tma_name(call: tirx.Call) -> str:

@@ -190,13 +190,13 @@ class RegisterFlow(ThreadControl):
 
     def enter_loop(self, stmt: tirx.Stmt) -> None:
         """Record that a loop begins: another iteration may have stored what its body stores."""
-        self.join({data: self._anywhere[data] for data in self._stored(stmt)})
+        self.join({data: self._anywhere[data] for data in self._stored_buffers(stmt)})
 
     def leave(self, stmt: tirx.Stmt) -> None:
         """Record that threads may differ in whether, or how often, they executed ``stmt``."""
-        self.join(dict.fromkeys(self._stored(stmt), Divergence.MAYBE_DIVERGENT))
+        self.join(dict.fromkeys(self._stored_buffers(stmt), Divergence.MAYBE_DIVERGENT))
 
-    def _stored(self, stmt: tirx.Stmt) -> set[tirx.Var]:
+    def _stored_buffers(self, stmt: tirx.Stmt) -> set[tirx.Var]:
         leaves = nodes_in(stmt, tirx.BufferStore, tirx.Evaluate)
         return {buffer.data for leaf in leaves for buffer, _ in self._stores(leaf)}
 

@@ -185,7 +185,7 @@ def calls_in(node, match: Callable[[tirx.Call], bool]) -> list[tirx.Call]:
     return [call for call in nodes_in(node, tirx.Call) if match(call)]
 
 
-def annotated(call: tirx.Call, name: str, value: Any) -> tirx.Call:
+def with_annotation(call: tirx.Call, name: str, value: Any) -> tirx.Call:
     """Return ``call`` with another annotation."""
     return tirx.Call(call.dtype, call.op, call.args, {**call.annotations, name: value})
 

@@ -47,13 +47,13 @@ def verify_lowering(func: tirx.PrimFunc, tiles: tirx.PrimFunc) -> tirx.PrimFunc:
         after = lowered.get(number)
         if after is not None and not _is_equal(samples, places, statement, after):
             raise MisloweredError(_message(statement.body))
-    return func.with_body(_unmarked(func.body))
+    return func.with_body(_without_marks(func.body))
 
 
-def _unmarked(stmt: tirx.Stmt) -> tirx.Stmt:
+def _without_marks(stmt: tirx.Stmt) -> tirx.Stmt:
     if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == MARK:
         return stmt.body
-    return rewrite_children(stmt, _unmarked)
+    return rewrite_children(stmt, _without_marks)
 
 
 def _is_equal(samples: Samples, places: Places, statement: Statement, lowered: tirx.Stmt) -> bool:
@@ -63,7 +63,7 @@ def _is_equal(samples: Samples, places: Places, statement: Statement, lowered: t
     regions = list(stmt.value.args[:2]) if is_copy else []
     if any(op_name(region) != "tl.region" for region in regions):
         return True
-    for number in samples.chosen(statement, regions):
+    for number in samples.choose(statement, regions):
         values = samples.values(number)
         try:
             expected = _writes_of_tile(places, stmt, values)

@@ -11,7 +11,7 @@ from tvm import tirx
 from ..ir.walk import ASYNC_COPY, op_name
 from .places import NOWHERE, Unknown, bits_of, flat_index
 from .points import Points
-from .transfers import LoweredTransfers, indices_of, mixed
+from .transfers import LoweredTransfers, indices_of, mix
 
 _SWIZZLES = (0, 32, 64, 128)
 """Bytes of the rows of a swizzle, by the number that cuTensorMapEncodeTiled uses."""
@@ -40,7 +40,7 @@ def _tma_store(transfers: LoweredTransfers, call: tirx.Call, points: Points) -> 
     if op_name(call.args[0]) == _DESCRIPTOR:
         box = _Box(transfers, call.args[0], call.args[2:-2], points)
         shared = box.shared(call.args[1], points)
-        transfers.write(np.where(box.inside, box.places, NOWHERE), mixed(shared))
+        transfers.write(np.where(box.inside, box.places, NOWHERE), mix(shared))
     else:
         target, source, size = call.args[:3]
         _copy_run(transfers, source, target, size, points)
@@ -63,7 +63,7 @@ def _copy_run(
         count = int(points.at_all(size)[0]) * 8 // bits
         steps = np.arange(count) * bits
         places.append(transfers.places.at_bit(data, start[:, None] + steps))
-    transfers.write(places[1], mixed(places[0]))
+    transfers.write(places[1], mix(places[0]))
 
 
 _DESCRIPTOR = "tl.create_tma_descriptor"
@@ -109,7 +109,7 @@ class _Box:
     @property
     def fingerprints(self) -> np.ndarray:
         """Fingerprint of each element; 0 outside of the tensor."""
-        return np.where(self.inside, mixed(self.places), np.uint64(0))
+        return np.where(self.inside, mix(self.places), np.uint64(0))
 
     def shared(self, pointer: tirx.Call, points: Points) -> np.ndarray:
         """Return the place of each element of the box in shared memory."""
@@ -199,7 +199,7 @@ def _ldmatrix(transfers: LoweredTransfers, call: tirx.Call, points: Points) -> N
         for element, source in enumerate(sources):
             register = points.at_all(first.indices[0]) + 2 * matrix + element
             places, _ = transfers.registers(first.buffer, [register], points)
-            transfers.write(_by_warp(places, points), mixed(source))
+            transfers.write(_by_warp(places, points), mix(source))
 
 
 def _stmatrix(transfers: LoweredTransfers, call: tirx.Call, points: Points) -> None:

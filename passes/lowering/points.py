@@ -75,15 +75,15 @@ class Points(Space):
         kept = {v: a if a.size == 1 else a[mask] for v, a in self._evaluated.items()}
         return Points(kept, int(mask.sum()), self._load, self.thread)
 
-    def repeated(self, extent: int) -> Points:
+    def repeat(self, extent: int) -> Points:
         """Return each point ``extent`` times in succession."""
         kept = {v: a if a.size == 1 else np.repeat(a, extent) for v, a in self._evaluated.items()}
         return Points(kept, self.count * extent, self._load, self.thread)
 
-    def iterated(self, loop: tirx.For) -> Points:
+    def iterate(self, loop: tirx.For) -> Points:
         """Return the points of all iterations of ``loop``, in their order at each point."""
         low, extents = self.at_all(loop.min), self.at_all(loop.extent)
         extent = max(0, int(extents.max(initial=0)))
         numbers = np.tile(np.arange(extent), self.count)
-        inner = self.repeated(extent).bound(loop.loop_var, np.repeat(low, extent) + numbers)
+        inner = self.repeat(extent).bound(loop.loop_var, np.repeat(low, extent) + numbers)
         return inner.where(numbers < np.repeat(extents, extent))

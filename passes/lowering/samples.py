@@ -61,7 +61,7 @@ class Samples(Points):
         self.threads = 1
         self._visit(func.body, ())
 
-    def chosen(self, statement: Statement, regions: Sequence[tirx.Call]) -> list[int]:
+    def choose(self, statement: Statement, regions: Sequence[tirx.Call]) -> list[int]:
         """Return the numbers of samples for which ``statement`` runs.
 
         They differ in the places that it accesses in tiles, and ``regions`` are inside of their

@@ -62,7 +62,7 @@ class Transfers:
             for inner in stmt.seq:
                 points = self.run(inner, points)
         elif isinstance(stmt, tirx.For):
-            self.run(stmt.body, points.iterated(stmt))
+            self.run(stmt.body, points.iterate(stmt))
         elif isinstance(stmt, tirx.IfThenElse):
             holds = points.at_all(stmt.condition).astype(bool)
             self.run(stmt.then_case, points.where(holds))
@@ -100,21 +100,21 @@ class Transfers:
 
     def load(self, load: tirx.BufferLoad, points: Points) -> np.ndarray:
         """Return a value of an element that depends only on its place."""
-        return (self._loaded(load, points) % np.uint64(_ELEMENT_VALUES)).astype(np.int64)
+        return (self._load_fingerprint(load, points) % np.uint64(_ELEMENT_VALUES)).astype(np.int64)
 
     def fingerprint(self, expr: tirx.PrimExpr, points: Points) -> np.ndarray:
         """Return numbers that are equal if ``expr`` reads equal elements, and 0 for zeros."""
         if isinstance(expr, tirx.BufferLoad):
-            return self._loaded(expr, points)
+            return self._load_fingerprint(expr, points)
         if isinstance(expr, tirx.Cast):
             return self.fingerprint(expr.value, points)
         if isinstance(expr, tirx.Select):
-            return self._chosen([expr.condition, expr.true_value, expr.false_value], points)
+            return self._choice([expr.condition, expr.true_value, expr.false_value], points)
         if op_name(expr) in _CHOICES:
-            return self._chosen(expr.args, points)
+            return self._choice(expr.args, points)
         if str(expr.dtype).startswith(("int", "uint", "bool")):
             try:
-                return mixed(points.at_all(expr))
+                return mix(points.at_all(expr))
             except NotEvaluable:
                 pass
         is_call = isinstance(expr, tirx.Call)
@@ -125,7 +125,7 @@ class Transfers:
                 total = total + self.fingerprint(part, points)
         return total
 
-    def _chosen(self, args: Sequence[Any], points: Points) -> np.ndarray:
+    def _choice(self, args: Sequence[Any], points: Points) -> np.ndarray:
         condition, *values = args
         fingerprints = [self.fingerprint(value, points) for value in values]
         try:
@@ -133,12 +133,12 @@ class Transfers:
         except NotEvaluable:
             return sum(fingerprints, self.fingerprint(condition, points))
 
-    def _loaded(self, load: tirx.BufferLoad, points: Points) -> np.ndarray:
+    def _load_fingerprint(self, load: tirx.BufferLoad, points: Points) -> np.ndarray:
         if load.predicate is not None:
             raise Unknown("a load with a predicate")
         indices, inside = indices_of(load.buffer, load.indices, points)
         places = self.source(load.buffer, indices, points)
-        return np.where(inside, mixed(places), np.uint64(0))
+        return np.where(inside, mix(places), np.uint64(0))
 
     def _store(self, store: tirx.BufferStore, points: Points) -> None:
         buffer = store.buffer
@@ -165,7 +165,7 @@ class TileTransfers(Transfers):
         """Record the writes of a copy between two regions."""
         values, inside, sizes = self._region(source, points)
         places = self.source(source.args[0].buffer, values, points)
-        fingerprints = np.where(inside, mixed(places), np.uint64(0))
+        fingerprints = np.where(inside, mix(places), np.uint64(0))
         indices, inside, written = self._region(target, points)
         if sizes != written:
             raise Unknown("a copy between regions of different shapes")
@@ -192,7 +192,7 @@ class TileTransfers(Transfers):
             for index, offset in zip(start.indices, offsets, strict=True)
         ]
         buffer = start.buffer
-        return *clipped(buffer, indices, points), [n for n in sizes if n != 1]
+        return *clip_indices(buffer, indices, points), [n for n in sizes if n != 1]
 
 
 class LoweredTransfers(Transfers):
@@ -234,7 +234,7 @@ class LoweredTransfers(Transfers):
         self._calls[op_name(call)](self, call, points)
 
 
-def mixed(places: np.ndarray) -> np.ndarray:
+def mix(places: np.ndarray) -> np.ndarray:
     """Return hash values of integers; that of 0 is 0."""
     bits = np.asarray(places).astype(np.int64).view(np.uint64)
     for factor in _MIX:
@@ -248,10 +248,10 @@ def indices_of(
     """Return the values of ``indices``, clipped to ``buffer``, and a mask of those inside of it."""
     if any(isinstance(index, tirx.Ramp) for index in indices):
         raise Unknown("a vector")
-    return clipped(buffer, [points.at_all(index) for index in indices], points)
+    return clip_indices(buffer, [points.at_all(index) for index in indices], points)
 
 
-def clipped(
+def clip_indices(
     buffer: tirx.Buffer, indices: list[np.ndarray], points: Points
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Return ``indices``, clipped to ``buffer``, and a mask of those inside of it."""

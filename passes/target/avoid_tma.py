@@ -79,7 +79,7 @@ def avoid_tma(func: tirx.PrimFunc, target: Target, is_retry: bool) -> tirx.PrimF
 
 
 def _staged_tiles(func: tirx.PrimFunc) -> set[tirx.Var]:
-    """Return the tiles of which a pipelined loop may have several stages."""
+    """Return the tiles that a pipelined loop may load in several stages."""
     return {
         region.args[0].buffer.data
         for loop in nodes_in(func.body, tirx.For)

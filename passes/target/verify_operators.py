@@ -21,9 +21,9 @@ def verify_operators(func: tirx.PrimFunc) -> tirx.PrimFunc:
     TileLang compiles ``T.gemm`` whose rows are not a multiple of 32 bytes, such as 16 elements of
     fp8, but the instructions load 32 bytes of each row: they overwrite other registers.
 
-    TileLang reduces all elements of a fragment of which a part is named, and writes all results. A
-    part of a tile in shared memory is first copied to a fragment of its size, so only its result
-    may be wrong.
+    If a reduction names a part of a fragment, TileLang reduces all elements, and writes all
+    results. A part of a tile in shared memory is first copied to a fragment of its size, so only
+    its result may be wrong.
 
     Before: ``T.gemm(A, B, C, transpose_B=True)`` with tiles ``A`` and ``B`` of 64 x 16 in fp8;
     ``T.reduce_sum(x[:, 0:16], total, dim=1)`` with a fragment ``x`` of 32 columns

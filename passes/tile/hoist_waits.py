@@ -10,7 +10,6 @@ from ..ir.accesses import REGIONS, accesses_of, name_of
 from ..ir.operators import hold
 from ..ir.pipelined_loops import COPIES, KEPT_BY, guards_in, guards_loads, is_pipelined, loads_in
 from ..ir.walk import (
-    annotated,
     calls_in,
     effects_in,
     flatten,
@@ -18,6 +17,7 @@ from ..ir.walk import (
     location,
     op_name,
     rewrite_children,
+    with_annotation,
 )
 
 
@@ -55,7 +55,7 @@ def _hoist_in(body: tirx.Stmt) -> tirx.Stmt:
     stmts = list(body.seq)
     last = max(i for i, s in enumerate(stmts) if guards_in(s))
     if not all(map(_precedes, stmts[:last])):
-        stmts = _sorted(stmts)
+        stmts = _waits_first(stmts)
     return flatten(_with_hold(stmts))
 
 
@@ -76,7 +76,7 @@ def _computes(stmt: tirx.Stmt) -> bool:
     )
 
 
-def _sorted(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
+def _waits_first(stmts: list[tirx.Stmt]) -> list[tirx.Stmt]:
     """Move statements that compute after the waits and loads that are independent of them."""
     out: list[tirx.Stmt] = []
     for stmt in stmts:
@@ -101,7 +101,7 @@ def _with_reason(wait: tirx.Stmt, obstacle: tirx.Stmt) -> tirx.Stmt:
     text = tirx.StringImm(f"{name_of(obstacle)}\n{alternative}{location(obstacle)}")
 
     def mark(call: tirx.Call) -> tirx.Call | None:
-        return annotated(call, KEPT_BY, text) if guards_loads(call) else None
+        return with_annotation(call, KEPT_BY, text) if guards_loads(call) else None
 
     return ir_transform(wait, None, mark, ["tirx.Call"])
 

@@ -14,7 +14,6 @@ from ..ir.operators import is_placeholder, placeholder
 from ..ir.origin import hint_of, name_of
 from ..ir.pipelined_loops import GUARDS_LOADS, is_pipelined, loads_in, written_loads
 from ..ir.walk import (
-    annotated,
     builtins_in,
     calls_in,
     effects_in,
@@ -23,6 +22,7 @@ from ..ir.walk import (
     location,
     op_name,
     rewrite_children,
+    with_annotation,
 )
 
 _RETURNING = {
@@ -91,7 +91,7 @@ def _refuse_overtaken(
             _refuse_overtaken(inner, loads, loads_follow)
             loads_follow = loads_follow or bool(loads_in(inner))
         return stmt
-    for call in builtins_in(_evaluated(stmt)):
+    for call in builtins_in(_own_expressions(stmt)):
         for written, load in written_loads(call, loads):
             if not _are_of_different_ranks(written, load):
                 raise LanguageError(
@@ -121,7 +121,7 @@ def _refuse_polls(stmt: tirx.Stmt) -> tirx.Stmt:
                 f"{polled[0]}: polled by a while loop in T.Pipelined, so loads overtake it; "
                 f"expected W.wait_ge or another wait before the loads, or T.serial{location(stmt)}"
             )
-    for call in calls_in(_evaluated(stmt), _returns_atomic):
+    for call in calls_in(_own_expressions(stmt), _returns_atomic):
         if any(int(order) in _ACQUIRE_ORDERS for order in call.args[_RETURNING[op_name(call)] :]):
             raise LanguageError(
                 f"{_atomic_name(call)}: acquires in T.Pipelined, so loads overtake it; expected "
@@ -139,7 +139,7 @@ def _atomic_name(call: tirx.Call) -> str:
     return "T." + op_name(call).removeprefix("tl.").removesuffix("_elem_op").removesuffix("_ret")
 
 
-def _evaluated(stmt: tirx.Stmt):
+def _own_expressions(stmt: tirx.Stmt):
     """Return the expressions that ``stmt`` itself evaluates, without its inner statements."""
     if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
         return stmt.condition
@@ -172,14 +172,14 @@ def _is_wait(call: tirx.Call) -> bool:
 
 
 def _only_delays(call: tirx.Call) -> bool:
-    """Return whether ``call`` is a sleep of ``insert_delays``, which belongs to a wait."""
+    """Return whether ``call`` is a sleep of ``instrument``, which belongs to a wait."""
     return builtin_of(call) is declaration_of(delay)
 
 
 def _mark_wait(call: tirx.Call) -> tirx.Call | None:
     if not _is_wait(call):
         return None
-    return annotated(call, GUARDS_LOADS, tirx.IntImm("bool", 1))
+    return with_annotation(call, GUARDS_LOADS, tirx.IntImm("bool", 1))
 
 
 def _refuse_acquires(calls: list[tirx.Call], stmt: tirx.Stmt) -> None:

@@ -19,7 +19,6 @@ from ..ir.pipelined_loops import (
     written_loads,
 )
 from ..ir.walk import (
-    annotated,
     builtins_in,
     calls_in,
     effects_in,
@@ -30,6 +29,7 @@ from ..ir.walk import (
     rewrite_children,
     statements_of,
     variables_and_loads,
+    with_annotation,
 )
 
 
@@ -197,4 +197,4 @@ def _writes(stmt: tirx.Stmt, buffer: tirx.Buffer) -> bool:
 
 
 def _mark_staged(call: tirx.Call) -> tirx.Call | None:
-    return annotated(call, STAGED, tirx.IntImm("bool", 1)) if guards_loads(call) else None
+    return with_annotation(call, STAGED, tirx.IntImm("bool", 1)) if guards_loads(call) else None

@@ -36,13 +36,13 @@ def verify_barriers(func: tirx.PrimFunc) -> tirx.PrimFunc:
     uses.visit(func.body, 0)
     for use in uses.barriers:
         if use.count > use.words_left:
-            raise _too_few(use)
+            raise _count_error(use)
     for first, second in itertools.combinations(uses.barriers, 2):
         if first.buffer.data.same_as(second.buffer.data) and first.overlaps(second):
-            raise _overlap(first, second)
+            raise _overlap_error(first, second)
     for change, barrier in itertools.product(uses.changes, uses.barriers):
         if change.kernel == barrier.kernel and change.touches(barrier):
-            raise _changed(change, barrier)
+            raise _change_error(change, barrier)
     return func
 
 
@@ -126,7 +126,7 @@ class _Uses:
             self._kernels += 1
             kernel = self._kernels
         if isinstance(stmt, tirx.Bind):
-            self._values[stmt.var] = self._simplified(stmt.value)
+            self._values[stmt.var] = self._simplify(stmt.value)
         if isinstance(stmt, tirx.For):
             bounds = tvm.ir.Range.from_min_extent(stmt.min, stmt.extent)
             self._analyzer.bind(stmt.loop_var, bounds, allow_override=True)
@@ -154,7 +154,7 @@ class _Uses:
         buffer, axes = load.buffer, self._axes(load.buffer)
         own = tuple(int(e) if isinstance(e, tirx.IntImm) else 1 << 31 for e in buffer.shape[axes:])
         ranks = buffer.shape[0]
-        indices = [self._simplified(i) for i in load.indices[axes:]]
+        indices = [self._simplify(i) for i in load.indices[axes:]]
         bounds = [self._analyzer.const_int_bound(i) for i in indices]
         strides = packed_strides(own)
         return _Words(
@@ -168,8 +168,8 @@ class _Uses:
     def _change(self, buffer, indices, extents, stmt: tirx.Stmt, kernel: int) -> None:
         """Record a write if its place is constant."""
         axes = self._axes(buffer)
-        starts = [self._simplified(i) for i in list(indices)[axes:]]
-        sizes = [self._simplified(e) for e in list(extents)[axes:]] or [1] * len(starts)
+        starts = [self._simplify(i) for i in list(indices)[axes:]]
+        sizes = [self._simplify(e) for e in list(extents)[axes:]] or [1] * len(starts)
         if all(isinstance(n, (int, tirx.IntImm)) for n in (*starts, *sizes)):
             text = f"{buffer.name}[{', '.join(map(format_expr, indices))}]"
             self.changes.append(_Change(
@@ -181,7 +181,7 @@ class _Uses:
         """Return the number of rank axes of ``buffer``, 0 or 1."""
         return int(buffer.data in self._heap or is_symmetric(buffer))
 
-    def _simplified(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    def _simplify(self, expr: tirx.PrimExpr) -> tirx.PrimExpr:
         return self._analyzer.simplify(substitute(expr, self._values))
 
 
@@ -191,28 +191,29 @@ def _counts(call: tirx.Call) -> bool:
     return spec is not None and bool(spec.participants) and op_name(call.args[0]) == "tl.access_ptr"
 
 
-def _too_few(use: _Words) -> LanguageError:
+def _count_error(use: _Words) -> LanguageError:
     return LanguageError(
         f"{use.op}: barrier={use.text} has {max(0, use.words_left)} words up to the end of "
         f"{use.buffer.name}; expected {use.count}{arrows([('barrier', use.line)])}"
     )
 
 
-def _overlap(first: _Words, second: _Words) -> LanguageError:
+def _overlap_error(first: _Words, second: _Words) -> LanguageError:
     return LanguageError(
-        f"{second.op}: barrier={_sized(second)} overlaps the words of {first.op}, {_sized(first)}; "
+        f"{second.op}: barrier={_text_with_count(second)} overlaps the words of {first.op}, "
+        f"{_text_with_count(first)}; "
         "expected separate words, or the same first word"
         f"{arrows([('barrier', second.line), ('other barrier', first.line)])}"
     )
 
 
-def _changed(change: _Change, barrier: _Words) -> LanguageError:
+def _change_error(change: _Change, barrier: _Words) -> LanguageError:
     return LanguageError(
         f"{change.op}: writes {change.text}, a word of {barrier.op} with "
-        f"barrier={_sized(barrier)}; expected only barriers to change it in this kernel"
+        f"barrier={_text_with_count(barrier)}; expected only barriers to change it in this kernel"
         f"{arrows([('write', change.line), ('barrier', barrier.line)])}"
     )
 
 
-def _sized(use: _Words) -> str:
+def _text_with_count(use: _Words) -> str:
     return f"{use.text} ({use.count} word{'s' if use.count > 1 else ''})"

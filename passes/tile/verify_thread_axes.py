@@ -81,7 +81,7 @@ class _Verifier:
         context = self._inside(stmt, context)
         if context.rows > 1:
             if isinstance(stmt, tirx.For) and is_pipelined(stmt):
-                raise _repeated("T.Pipelined", stmt, context)
+                raise _repetition_error("T.Pipelined", stmt, context)
             if not context.by_row:
                 self._check_own(stmt, context)
         for child in children_of(stmt):
@@ -103,14 +103,14 @@ class _Verifier:
         for call in (call for part in parts for call in nodes_in(part, tirx.Call)):
             is_divided = context.loads is not None or op_name(call) == _TILE_ADD
             if is_divided and _accumulates(call) and not _depends(call, self.names):
-                raise _repeated(_call_name(call), stmt, context)
+                raise _repetition_error(_call_name(call), stmt, context)
             if op_name(call) in _SCANS and _is_in_place(call):
-                raise _repeated(f"{statement_name(stmt)} in place", stmt, context)
+                raise _repetition_error(f"{statement_name(stmt)} in place", stmt, context)
         if context.loads is not None:
             for part in parts:
                 context.loads.extend(nodes_in(part, tirx.BufferLoad))
             if isinstance(stmt, tirx.BufferStore) and self._updates(stmt, context.loads):
-                raise _repeated(f"update of {stmt.buffer.name}", stmt, context)
+                raise _repetition_error(f"update of {stmt.buffer.name}", stmt, context)
 
     def _updates(self, store: tirx.BufferStore, loads: list[tirx.BufferLoad]) -> bool:
         """Return whether all rows store to an element that they have read."""
@@ -186,7 +186,7 @@ def _call_name(call: tirx.Call) -> str:
     return f"T.{name.replace('atomicadd', 'atomic_add')}"
 
 
-def _repeated(name: str, stmt: tirx.Stmt, context: _Context) -> LanguageError:
+def _repetition_error(name: str, stmt: tirx.Stmt, context: _Context) -> LanguageError:
     x, y, z = context.threads
     threads = (x, y) if z == 1 else (x, y, z)
     return LanguageError(

@@ -1,4 +1,4 @@
-"""Atomic operations of TileLang on shared memory, and on symmetric tensors as ``widen_atomics``
+"""Atomic operations of TileLang on shared memory, and on symmetric tensors as ``make_coherent``
 lowers them."""
 
 from __future__ import annotations

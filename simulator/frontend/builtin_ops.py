@@ -240,7 +240,7 @@ def tilelang_atomic(kind: str, returns: bool, lanes: int = 1, widened: bool = Fa
     separately.
 
     Args:
-        widened: whether ``widen_atomics`` has given it system scope.
+        widened: whether ``make_coherent`` has given it system scope.
     """
     combine = {"load": None, "store": lambda old, new: new}.get(kind, REDUCTIONS.get(kind))
     op = f"T.atomic_{kind}" + (f"x{lanes}" if lanes > 1 else "")

@@ -43,7 +43,7 @@ class Statements(Expressions):
     """Compiler of the statements of one program."""
 
     widens = True
-    """True if atomics of TileLang on symmetric tensors have system scope, which ``widen_atomics``
+    """True if atomics of TileLang on symmetric tensors have system scope, which ``make_coherent``
     gives them later."""
 
     def __init__(self) -> None:

@@ -33,8 +33,7 @@ def test_fields(entry):
 
 def test_folders_follow_the_stages():
     for entry in PIPELINE:
-        if entry.name != "make_factors_positive":  # runs in two stages
-            assert file_of(entry).split(".")[1] == FOLDERS.get(entry.stage, entry.stage)
+        assert file_of(entry).split(".")[1] == FOLDERS.get(entry.stage, entry.stage)
 
 
 def test_only_the_pipeline_imports_passes():

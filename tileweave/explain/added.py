@@ -83,7 +83,7 @@ def added_on_device(func: tirx.PrimFunc, kernels: Iterable[tirx.PrimFunc]) -> li
                 kind, pass_name = "bulk_wait", "complete_bulk_stores"
                 served = _first(leaves[index:], releases)
             elif _kind(leaf) == "fence" and _is_inserted(leaf):
-                kind, pass_name = "fence", "fence_after_wait"
+                kind, pass_name = "fence", "insert_proxy_fences"
                 served = _first(reversed(leaves[:index]), acquires)
             else:
                 continue

@@ -1,4 +1,4 @@
-// TileLang's T.atomic_* at system scope, for symmetric tensors. passes/device/widen_atomics.py
+// TileLang's T.atomic_* at system scope, for symmetric tensors. passes/device/make_coherent.py
 // inserts the calls. PTX ISA: atom, red, fence; memory consistency model.
 #pragma once
 #include "atomics.cuh"

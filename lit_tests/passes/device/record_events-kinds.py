@@ -134,7 +134,7 @@ print("begin", off, "end", sep="\n")
 # CHECK-NEXT: trace False: same
 # CHECK-NEXT: trace True: differs
 stock = pipeline.PIPELINE
-pipeline.PIPELINE = [p for p in stock if p.name not in ("begin_trace", "record_events")]
+pipeline.PIPELINE = [p for p in stock if p.name not in ("instrument", "record_events")]
 assert len(pipeline.PIPELINE) == len(stock) - 2
 print("without the passes:", "same" if emitted() == off else "differs")
 pipeline.PIPELINE = stock

@@ -44,6 +44,11 @@ _OPERANDS = (
 _EXITS = ("tl.loop_break", "tirx.break_loop", "tirx.continue_loop", "tirx.thread_return")
 
 
+_SYNC_THREADS = "T.sync_threads"
+REDUCE = "T.reduce or T.finalize_reducer"
+"""Names of operations with barriers, for messages."""
+
+
 @dataclass(frozen=True)
 class Access:
     """An access of shared memory by each thread that executes it.
@@ -97,8 +102,8 @@ class Barrier:
 
     number: int = 0
     count: int | None = None
-    is_ours: bool = False
-    """True if the program or TileWeave has the barrier, and not TileLang alone."""
+    op: str = ""
+    """Name of the operation whose barrier it is; "" if TileLang inserts it."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +223,7 @@ class _Collector:
         elif name == "tirx.tvm_storage_sync":
             self._sync(call)
         elif name in _BLOCK_BARRIERS:
-            self.effects.append(Barrier(is_ours=True))
+            self.effects.append(Barrier(op=_SYNC_THREADS))
         elif name == "tl.sync_warp":
             self.effects.append(SyncWarp())
         elif name in _ARRIVALS:
@@ -247,7 +252,7 @@ class _Collector:
             return
         number = int(call.args[1]) if len(call.args) > 1 else 0
         count = int(call.args[2]) if len(call.args) > 2 else None
-        self.effects.append(Barrier(number, count, scope != "shared.dyn"))
+        self.effects.append(Barrier(number, count, "" if scope == "shared.dyn" else _SYNC_THREADS))
 
     def _copies(self, call: tirx.Call, name: str) -> bool:
         """Add the effects of a copy by the TMA or by ``cp.async``; return whether it is one."""
@@ -304,7 +309,7 @@ class _Collector:
         for argument in call.args:
             self.visit(argument)
         if spec.participants:
-            self.effects += [Barrier(is_ours=True)] if spec.level == "block" else []
+            self.effects += [Barrier(op=_SYNC_THREADS)] if spec.level == "block" else []
         if spec.bulk_group == "commit":
             self.effects.append(Commit(BULK))
         elif spec.bulk_group == "wait":
@@ -339,12 +344,12 @@ class _Collector:
         if threads // 2 < max(32, scale):
             return
         count = int(reduction[3]) if reduction[3] else None
-        self.effects.append(Barrier(1 if count else 0, count, is_ours=True))
+        self.effects.append(Barrier(1 if count else 0, count, op=REDUCE))
         for mode in (WRITE, READ):
             for pointer in pointers:
                 self._pointer(pointer, mode)
             if mode == WRITE:
-                self.effects.append(Barrier(2 if count else 0, count, is_ours=True))
+                self.effects.append(Barrier(2 if count else 0, count, op=REDUCE))
 
     def _pointer(self, pointer: Any, mode: int, **attributes: Any) -> None:
         if _is_shared_pointer(pointer):

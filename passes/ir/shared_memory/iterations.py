@@ -24,7 +24,7 @@ _CASES, _PERIOD = 32, 512
 """Most iterations that are followed because of their conditions, and because of remainders."""
 
 
-def followed(
+def followed_iterations(
     stmt: tirx.For, first: int, extent: int | None, depth: int, values: ThreadValues
 ) -> Iterator[int]:
     """Yield the iterations of a loop that are followed: the first and the last ones, and those in

@@ -21,8 +21,8 @@ class Pending:
         footprint: the bytes; None for an access of global memory.
         place: path of the statement in the function.
         warps: bits of the warps that make it.
-        some: for each warp that makes it, bits of the warps of which a thread knows.
-        all: the same for the warps of which all threads know.
+        some: for each warp that makes it, bits of the warps with a thread that knows.
+        all: like ``some``, for the warps whose threads all know.
         ended: whether it has ended in the threads that made it; false for asynchronous ones.
         groups: number of groups that these threads closed since.
         published: mbarriers with an arrival of a thread that knows.
@@ -77,14 +77,14 @@ def after_end(pending: Pending, warps: int, whole: int) -> Pending:
     """Return an asynchronous access after threads have waited for it.
 
     Args:
-        warps: bits of the warps of which threads waited.
-        whole: bits of those of which all threads waited.
+        warps: bits of the warps with a thread that waited.
+        whole: bits of the warps whose threads all waited.
     """
     some = pending.some | np.uint32(warps)
     return replace(pending, some=some, all=pending.all | np.uint32(whole), ended=True)
 
 
-def joined(a: Pending, b: Pending) -> Pending:
+def join(a: Pending, b: Pending) -> Pending:
     """Return the access after either of two paths."""
     return replace(
         a, some=a.some & b.some, all=a.all & b.all, ended=a.ended and b.ended,
@@ -121,7 +121,7 @@ def conflicts(
         if pending.barrier & barrier or _exclude(before.condition, access.condition):
             return False
     pairs = overlap(pending.footprint, footprint, not pending.ended)
-    return any(_unknown(pending, makers) & warps for makers, warps in pairs)
+    return any(_unaware_warps(pending, makers) & warps for makers, warps in pairs)
 
 
 def _exclude(a: tirx.PrimExpr | None, b: tirx.PrimExpr | None) -> bool:
@@ -131,7 +131,7 @@ def _exclude(a: tirx.PrimExpr | None, b: tirx.PrimExpr | None) -> bool:
     return arith.Analyzer().can_prove(tirx.Not(tirx.And(a, b)))
 
 
-def _unknown(pending: Pending, makers: int) -> int:
-    """Return bits of the warps of which a thread may not know of accesses of warps ``makers``."""
+def _unaware_warps(pending: Pending, makers: int) -> int:
+    """Return bits of the warps with a thread that may not know accesses of warps ``makers``."""
     known = pending.all[rows_of(pending, makers)]
     return int(~np.bitwise_and.reduce(known) & np.uint32(0xFFFFFFFF))

@@ -119,7 +119,7 @@ class ThreadValues:
             is_integer = str(expr.value.dtype).startswith(("int", "uint", "bool"))
             return self.value(expr.value) if is_integer else None
         if isinstance(expr, tirx.BufferLoad):
-            return self._sampled(str(expr), None)
+            return self._samples_of(str(expr), None)
         if type(expr) in ARITHMETIC:
             return self._apply(ARITHMETIC[type(expr)], expr.a, expr.b, type(expr) in DIVISIONS)
         if type(expr) in COMPARISONS or isinstance(expr, tirx.And | tirx.Or | tirx.Not):
@@ -166,9 +166,9 @@ class ThreadValues:
             value = self.value(self._bound[variable])
             if value is not None:
                 return value
-        return self._sampled(variable, self._extents.get(variable))
+        return self._samples_of(variable, self._extents.get(variable))
 
-    def _sampled(self, key: object, extent: int | None) -> Known:
+    def _samples_of(self, key: object, extent: int | None) -> Known:
         """Return samples of an unknown value in the place of an access. Each thread counts with all
         of them, so the value may differ between threads."""
         if self._samples is None:

@@ -41,7 +41,7 @@ from .effects import (
     orders_threads,
 )
 from .footprints import Footprints
-from .iterations import UNKNOWN, followed
+from .iterations import UNKNOWN, followed_iterations
 from .pending import Pending
 from .values import BITWISE_LOGIC, WARP, ThreadValues
 
@@ -57,7 +57,7 @@ class Frame:
         parent, index: the statement, and which of its inner statements contains the place.
         stmt: that inner statement.
         threads: number of threads that reach it.
-        whole_warps: bits of the warps of which all threads reach it.
+        whole_warps: bits of the warps whose threads all reach it.
         is_exact: whether all of these threads reach it if one does.
         is_whole_block: whether they are all threads of the block.
     """
@@ -96,12 +96,12 @@ class Missing:
 
 @dataclass(frozen=True)
 class MisplacedBarrier:
-    """A barrier that not all of its threads reach."""
+    """A barrier that fewer or more threads reach than it counts. ``op`` is that of ``Barrier``."""
 
     path: Path
     threads: int
     expected: int
-    is_ours: bool
+    op: str
 
 
 class _Found(Exception):
@@ -254,7 +254,7 @@ class Walk:
             self._mask, self._exact = else_mask, exact and not varies and covers
             self._inside(stmt, 1, stmt.else_case)
         if not decided:
-            self._state = _joined(after_then, self._state, before if varies else None)
+            self._state = _join(after_then, self._state, before if varies else None)
         self._control.join(then_registers)
         if may_differ:
             for branch in branches:
@@ -305,14 +305,14 @@ class Walk:
         if extent is None and self._may_differ(stmt.extent):
             self._exact = False
         self._exits.append([])
-        for number in followed(stmt, first, extent, len(self._exits) - 2, self._values):
+        for number in followed_iterations(stmt, first, extent, len(self._exits) - 2, self._values):
             if begin is not None:
                 self._values.fix(stmt.loop_var, number)
             if extent is None and (number > first or may_not_run(stmt)):
                 self._leave(stmt, number == first)
             self._inside(stmt, 0, stmt.body)
         self._values.forget(stmt.loop_var)
-        self._state = _joined(self._state, *self._exits.pop())
+        self._state = _join(self._state, *self._exits.pop())
         self._mask, self._exact = mask, exact
 
     def _leave(self, stmt: tirx.For | tirx.While, is_first: bool) -> None:
@@ -371,7 +371,7 @@ class Walk:
             self._apply_all(self._effects_of(stmt.condition))
             self._leave(stmt, number == 0)
             self._inside(stmt, 0, stmt.body)
-        self._state = _joined(self._state, *self._exits.pop())
+        self._state = _join(self._state, *self._exits.pop())
         self._mask, self._exact = mask, exact
 
     # Effects
@@ -385,7 +385,7 @@ class Walk:
         return sum(1 << int(w) for w in np.unique(np.flatnonzero(threads) // WARP))
 
     def _whole(self, threads: np.ndarray) -> int:
-        """Return bits of the warps of which all threads are in ``threads``."""
+        """Return bits of the warps whose threads are all in ``threads``."""
         lacking = self._warps(~threads)
         return self._all_warps & ~lacking
 
@@ -445,7 +445,7 @@ class Walk:
         arrived = waiting | threads
         size = int(arrived.sum())
         if not self._exact or size > count:
-            raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.is_ours))
+            raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.op))
         if size < count:
             self._waiting[barrier.number] = arrived, path, barrier
             return
@@ -459,7 +459,7 @@ class Walk:
         """Refuse barriers that some of their threads do not reach."""
         for arrived, path, barrier in self._waiting.values():
             count = self._values.count if barrier.count is None else barrier.count
-            raise _Found(MisplacedBarrier(path, int(arrived.sum()), count, barrier.is_ours))
+            raise _Found(MisplacedBarrier(path, int(arrived.sum()), count, barrier.op))
 
     def _slots(self, barrier: Any) -> frozenset[tuple[tirx.Var, int]]:
         """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""
@@ -581,10 +581,10 @@ def _name(access: Access) -> str:
     return data_of(access.pointer).name
 
 
-def _joined(*states: _State | None) -> _State:
+def _join(*states: _State | None) -> _State:
     """Return the state after one of several paths."""
     joined: _State = {}
     for state in states:
         for key, p in (state or {}).items():
-            joined[key] = order.joined(joined[key], p) if key in joined else p
+            joined[key] = order.join(joined[key], p) if key in joined else p
     return joined

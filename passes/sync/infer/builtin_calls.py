@@ -11,7 +11,7 @@ from tvm import tirx
 from ....builtins import atomics, ll, memory, ragged, signals
 from ....builtins.implicit import CONTEXT, Loc, register_loc
 from ....builtins.spec import declaration_of
-from ...ir.origin import inserted
+from ...ir.origin import insertion_annotations
 from ..regions.accesses import Access
 
 
@@ -92,7 +92,7 @@ def ll_store(
     """Build ``W.ll_st(word, value, flag)`` for a write of ``tensor``."""
     return _call(
         ll.ll_st, T.access_ptr(word, "w"), value, flag, qualifiers=("sys",),
-        origin=inserted("store of words", "write", tensor),
+        origin=insertion_annotations("store of words", "write", tensor),
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def ll_load(
     return _expression(
         dtype, ll.ll_ld, T.access_ptr(word, "r"), flag, tirx.IntImm("int32", -1),
         tirx.IntImm("int32", words), *watched, qualifiers=("sys",),
-        origin=inserted("poll of words", "read", word.buffer.name),
+        origin=insertion_annotations("poll of words", "read", word.buffer.name),
     )  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def _expression(
 ) -> tirx.PrimExpr:
     strings = [tirx.StringImm(q) for q in qualifiers]
     call = tirx.call_intrin(dtype, declaration_of(builtin).op, *operands, *strings)
-    origin = inserted("count of launches") if origin is None else origin
+    origin = insertion_annotations("count of launches") if origin is None else origin
     return tirx.Call(call.dtype, call.op, call.args, origin)
 
 
@@ -131,8 +131,8 @@ def _call(
 
 def _origin(role: str, access: Access | None) -> dict:
     if access is None:
-        return inserted(role)
-    return inserted(role, access.kind, access.tensor.name)
+        return insertion_annotations(role)
+    return insertion_annotations(role, access.kind, access.tensor.name)
 
 
 def _watched(

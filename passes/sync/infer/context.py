@@ -281,13 +281,13 @@ class SyncContext:
         self, stmt_of: Callable[[tirx.PrimExpr], tirx.Stmt], peers: Sequence[int],
         key: tirx.PrimExpr, pairs: Iterable[tuple[int, int]], *, include_own: bool = False,
     ) -> tirx.Stmt:  # fmt: skip
-        """Build a loop of ``stmt_of(peer)`` over ranks, from the right neighbor to the own rank.
+        """Build a loop of ``stmt_of(peer)`` over ranks, from the right neighbor to this rank.
 
         Args:
             stmt_of: returns the statement for a peer.
             peers: bit mask of the ranks, by ``key``.
             pairs: all (rank, key) that occur.
-            include_own: whether the loop includes the own rank.
+            include_own: whether the loop includes this rank.
         """
         step = tirx.Var("step", "int32")
         peer = tirx.floormod(self.symbols.rank + 1 + step, self.world_size)

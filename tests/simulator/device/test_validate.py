@@ -210,12 +210,12 @@ def test_fault_of_one_level(edit):
             {"tileweave.reuse": "credit"},
             marks=needs_bulk_copies,
         ),
-        ("writes_before_warps", "keep_writes_to_block", "race", {}),
+        ("writes_before_warps", "restrict_threads", "race", {}),
         pytest.param(
             "reuses_tile_in_waves", "sync_shared_memory", "race", {}, marks=needs_nested_pipelines
         ),
-        ("adds_at_the_peer", "widen_atomics", "race", UNVERIFIED),
-        ("loads_what_threads_stored", "fence_after_wait", "race", UNVERIFIED),
+        ("adds_at_the_peer", "make_coherent", "race", UNVERIFIED),
+        ("loads_what_threads_stored", "insert_proxy_fences", "race", UNVERIFIED),
     ],
 )
 def test_without_a_pass(monkeypatch, make, missing, kind, options):
@@ -230,13 +230,13 @@ def test_without_a_pass(monkeypatch, make, missing, kind, options):
 
 @needs_bulk_copies
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_without_keep_to_consumers(monkeypatch, dtype):
+def test_fragments_without_restrict_threads(monkeypatch, dtype):
     program, rng = miscompiled.sends_before_warps(dtype), np.random.default_rng(0)
     given = [{"X": rng.integers(-4, 5, (32, 32)).astype(numpy_dtype(dtype))} for _ in range(2)]
     outputs = tw.validate(program, 2, given)
     for rank in range(2):
         assert np.array_equal(outputs[rank]["Y"], given[rank]["X"] + sum(g["X"] for g in given))
-    switch_off(monkeypatch, "keep_to_consumers")
+    switch_off(monkeypatch, "restrict_threads")
     with pytest.raises(TileWeaveError, match="TileLang accesses other elements of total"):
         tw.validate(program, 2, given)
 

@@ -54,8 +54,8 @@ def change(tile, limit):
 
 # TileLang moved both before the wait, or to the producer warps.
 # CHECK: overwrite: assignment to tile: overwrites tile, whose load may arrive later; expected a statement that reads tile, too, such as tile[i] = T.if_then_else(condition, tile[i], value), or another tile
-# CHECK-NEXT: overwrite --> {{.*}}verify_overwrites-tiles.py:[[# @LINE - 18]]
-# CHECK-NEXT: load --> {{.*}}verify_overwrites-tiles.py:[[# @LINE - 32]]
+# CHECK-NEXT: overwrite --> {{.*}}verify_loop_tiles-overwrites.py:[[# @LINE - 18]]
+# CHECK-NEXT: load --> {{.*}}verify_loop_tiles-overwrites.py:[[# @LINE - 32]]
 show("overwrite", overwrite)
 # CHECK: clear: T.fill: overwrites tile, whose load may arrive later
 show("clear", clear)

@@ -76,8 +76,8 @@ def use(X, Z, tile, total):
 
 
 # CHECK: before: T.fill: uses tile, of which T.Pipelined has a version for each stage, outside of this loop; expected another tile, or T.serial
-# LINE: CHECK-NEXT: use --> {{.*}}verify_versions-uses.py:[[# @LINE - 15]]
-# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_versions-uses.py:[[# @LINE - 49]]
+# LINE: CHECK-NEXT: use --> {{.*}}verify_loop_tiles-versions.py:[[# @LINE - 15]]
+# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_loop_tiles-versions.py:[[# @LINE - 49]]
 show("before", fill, nothing)
 
 # CHECK: after: T.copy: uses tile, of which T.Pipelined has a version for each stage
@@ -118,8 +118,8 @@ def load_again(X, Z, tile, total):
 
 
 # CHECK: two_loops: T.copy: uses tile, of which T.Pipelined has a version for each stage
-# LINE: CHECK-NEXT: use --> {{.*}}verify_versions-uses.py:[[# @LINE - 5]]
-# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_versions-uses.py:[[# @LINE - 91]]
+# LINE: CHECK-NEXT: use --> {{.*}}verify_loop_tiles-versions.py:[[# @LINE - 5]]
+# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_loop_tiles-versions.py:[[# @LINE - 91]]
 show("two_loops", load_again, nothing)
 
 # Without producer warps, loops with the same versions may load one tile.

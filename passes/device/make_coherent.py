@@ -1,4 +1,4 @@
-"""Run TileLang's atomic operations on symmetric tensors at system scope, in the requested order."""
+"""Make accesses of memory that peers write coherent: atomic operations and cached loads."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.declaration.qualifiers import PTX_TYPES
 from ...builtins.errors import LanguageError
+from ...builtins.spec import builtin_of
+from ..ir.memory_order import acquires
 from ..ir.operators import SYSTEM_ATOMIC
-from ..ir.walk import calls_in, location, op_name, rewrite_children
+from ..ir.walk import builtins_in, calls_in, location, op_name, rewrite_children
 
 _TYPES = {dtype: ptx for ptx, (dtype, lanes) in PTX_TYPES.items() if lanes == 1}
 _CALLS = ["tirx.Call"]
@@ -27,11 +29,16 @@ _LEGAL = {
 """Element types that ``system_atomics.cuh`` supports, by kind of operation."""
 
 
-def widen_atomics(func: tirx.PrimFunc, symmetric: Collection[str]) -> tirx.PrimFunc:
-    """Replace TileLang's atomic operations on symmetric tensors by TileWeave's.
+def make_coherent(func: tirx.PrimFunc, symmetric: Collection[str]) -> tirx.PrimFunc:
+    """Run TileLang's atomic operations on symmetric tensors at system scope, and load nothing
+    through the read-only cache in kernels that synchronize.
 
     TileLang's operations are atomic only among the threads of one GPU, and additions of most types
     ignore ``memory_order``. TMA reductions stay, because PTX has no other scope for them.
+
+    TileLang marks parameters that a kernel only reads as ``const __restrict__``, and nvcc then
+    loads them with ``ld.global.nc``, which may return data from before a wait. A kernel that only
+    sends keeps the qualifiers.
 
     Args:
         symmetric: names of the parameters that are symmetric tensors.
@@ -39,31 +46,40 @@ def widen_atomics(func: tirx.PrimFunc, symmetric: Collection[str]) -> tirx.PrimF
     Raises:
         LanguageError: the tensor's type does not support the operation.
 
-    Before: ``AtomicAdd(&S[i], value, 3)``
-    After:  ``tw::system::atomic_add<tw::Type::f32, 3>(&S[i], value)``
+    Before: ``const bfloat16_t* __restrict__ A``; ``AtomicAdd(&S[i], value, 3)``
+    After:  ``bfloat16_t* A``; ``tw::system::atomic_add<tw::Type::f32, 3>(&S[i], value)``
     """
 
-    def is_atomic(call: tirx.Call) -> bool:
+    def is_shared_atomic(call: tirx.Call) -> bool:
         pointer = call.args[0] if len(call.args) else None
         is_pointer = _kind(call) in _LEGAL and op_name(pointer) == "tirx.tvm_access_ptr"
         return is_pointer and pointer.args[1].name in symmetric
 
     def visit(stmt: tirx.Stmt) -> tirx.Stmt:
-        if not calls_in(stmt, is_atomic):
+        if not calls_in(stmt, is_shared_atomic):
             return stmt
         stmt = rewrite_children(stmt, visit)
-        atomics = calls_in(stmt, is_atomic)
+        atomics = calls_in(stmt, is_shared_atomic)
         for call in atomics:
             _require_type(call, stmt)
         if not atomics:
             return stmt
 
         def widen(call: tirx.Call) -> tirx.Call | None:
-            return _at_system_scope(call) if is_atomic(call) else None
+            return _at_system_scope(call) if is_shared_atomic(call) else None
 
         return ir_transform(stmt, None, widen, _CALLS)
 
-    return func.with_body(visit(func.body))
+    body = visit(func.body)
+    is_synchronized = not body.same_as(func.body) or any(map(_observes, builtins_in(body)))
+    func = func.with_body(body)
+    if not is_synchronized:
+        return func
+    return func.without_attr("tl.readonly_param_indices").with_attr("tirx.noalias", False)
+
+
+def _observes(call: tirx.Call) -> bool:
+    return acquires(call) or builtin_of(call).observes
 
 
 def _kind(call: tirx.Call) -> str:

@@ -1,6 +1,8 @@
-"""Verify that lowering keeps each builtin of a program, and executes it in the right threads."""
+"""Verify that lowering keeps each builtin, and executes it and reductions in the right threads."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import tilelang
@@ -18,7 +20,9 @@ from ..ir.marks import (
 )
 from ..ir.memory_order import writes
 from ..ir.thread_sets import Block, ThreadSet, follow_threads
-from ..ir.walk import calls_in
+from ..ir.walk import calls_in, children_of, location, op_name
+
+_REDUCTION = re.compile(r"tl::AllReduce<tl::\w+, (\d+), (\d+), (\d+)")
 
 
 class _Runs:
@@ -67,15 +71,19 @@ class _Runs:
         self.is_duplicated |= bool(differs.any())
 
 
-def verify_builtins(
+def verify_threads(
     lowered: IRModule, calls: dict[int, NumberedCall], program: IRModule
 ) -> IRModule:
-    """Verify the builtins of ``lowered``; return it without the marks of ``number_builtins``.
+    """Verify the threads of ``lowered``; return it without the marks of ``number_builtins``.
 
     Some thread of the block must execute each builtin of the tile program in a device function. The
     program's threads that reach a builtin that writes at tile level must execute it: one leader,
     one warp, the threads of a condition, or all threads. Fewer threads may execute a wait, because
     it moves to the producer. Builtins in code that TileLang proves dead at tile level may vanish.
+
+    The threads of a group exchange values of a reduction by shuffles, so all of them must execute
+    it. TileLang excludes some of them in the reduction of a tile whose size does not divide evenly
+    among the threads.
 
     Args:
         lowered: the module after the device passes.
@@ -83,7 +91,7 @@ def verify_builtins(
         program: the module before TileLang's pipeline.
 
     Raises:
-        LanguageError: a builtin is lost, or other threads execute it.
+        LanguageError: a builtin is lost, or other threads execute it or a reduction.
     """
     runs: dict[int, _Runs] = {}
     functions = {}
@@ -114,7 +122,10 @@ def _record(
     calls: dict[int, NumberedCall],
     runs: dict[int, _Runs],
 ) -> tirx.Stmt:
-    """Record the threads of the builtins that ``stmt`` itself calls, and remove their marks."""
+    """Record the threads of the builtins that ``stmt`` itself calls, and remove their marks. Refuse
+    its reductions in other threads than those of whole groups."""
+    if block is not None and not children_of(stmt) and threads.is_exact:
+        _verify_reductions(stmt, threads)
     marks = [(call, mark) for call in calls_of(stmt) if (mark := mark_of(call)) is not None]
     for call, mark in marks:
         shape = calls[mark.number].threads.members.shape
@@ -122,6 +133,34 @@ def _record(
         if block is not None:
             run.add(threads, mark, block)
     return with_calls(stmt, without_mark) if marks else stmt
+
+
+def _verify_reductions(stmt: tirx.Stmt, threads: ThreadSet) -> None:
+    """Refuse a reduction if a part of the threads of a shuffle is not in ``threads``."""
+    for call in calls_in(stmt, lambda c: op_name(c) == "tirx.call_extern"):
+        match = _REDUCTION.match(call.args[0].value)
+        if match is None:
+            continue
+        count, scale, first = map(int, match.groups())
+        if not _has_whole_groups(threads, first, count, scale):
+            raise LanguageError(
+                f"T.reduce: TileLang lets {threads.size} threads reduce among {count // scale} "
+                "threads each, and a part of them is missing; expected a tile whose size is a "
+                f"multiple or a divisor of the number of threads{location(stmt)}"
+            )
+
+
+def _has_whole_groups(threads: ThreadSet, first: int, count: int, scale: int) -> bool:
+    """Return whether ``threads`` has all threads or no thread of each group.
+
+    Args:
+        first: first thread of the first group.
+        count: number of consecutive threads that contain ``scale`` groups.
+        scale: distance of the threads of a group.
+    """
+    lanes = threads.members.ravel(order="F")[first:]
+    lanes = np.pad(lanes, (0, -lanes.size % count)).reshape(-1, count // scale, scale)
+    return bool((lanes.any(axis=1) == lanes.all(axis=1)).all())
 
 
 def _alive(program: IRModule) -> set[int]:

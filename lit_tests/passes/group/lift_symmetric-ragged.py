@@ -4,12 +4,12 @@
 import tilelang.language as T
 
 from tileweave import language as W
-from tileweave.passes.group.lift_ragged import lift_ragged
+from tileweave.passes.group.lift_symmetric import lift_symmetric
 
 
 def show(program):
     print("TEST:", program.attrs["global_symbol"])
-    print(lift_ragged(program, 4).script())
+    print(lift_symmetric(program, 4).script())
 
 
 @T.prim_func
@@ -23,8 +23,8 @@ def ragged(n: T.Tensor((4,), "int32"), found: T.Tensor((4,), "int32")):
 
 # CHECK-LABEL: TEST: ragged
 # CHECK: inbox_total = T.match_buffer({{.*}}, (4, 3, 1), "uint32"
-# CHECK: inbox_announced = T.alloc_buffer((world_size, 3, 4, 2), "uint32"
-# CHECK: inbox = T.alloc_buffer((world_size, 3, 4, 8, 2, 16), "bfloat16"
+# CHECK: inbox_announced = T.match_buffer({{.*}}, (world_size, 3, 4, 2), "uint32"
+# CHECK: inbox = T.match_buffer({{.*}}, (world_size, 3, 4, 8, 2, 16), "bfloat16"
 # CHECK: T.tileweave.announce(T.access_ptr(inbox_announced[1, 2, me, 0], 2, 2), n[0], T.access_ptr(inbox_total[1, 2, 0], 1, 3), 8, 32, 8,
 # CHECK: found[0] = T.Cast("int32", inbox_announced[me, 2, 1, 0])
 show(ragged)

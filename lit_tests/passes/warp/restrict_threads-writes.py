@@ -105,5 +105,5 @@ def answer(X, Y, N, place):
 
 # CHECK-LABEL: TEST: answer
 # CHECK-NEXT: atomic operation before T.Pipelined: its result is used, and the threads that load tiles would execute it, too; expected it under a condition on the thread index, such as if T.get_thread_binding() == 0, or after the loop
-# LINE: CHECK-NEXT: --> {{.*}}keep_writes_to_block-places.py:[[# @LINE - 7]]
+# LINE: CHECK-NEXT: --> {{.*}}restrict_threads-writes.py:[[# @LINE - 7]]
 show("answer", answer)

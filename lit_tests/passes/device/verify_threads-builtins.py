@@ -82,7 +82,7 @@ check("signal", gemm(128, "signal"))
 
 # Such a guard selects none of the consumers, or half of them.
 # CHECK: signal_below: signal: after TileLang's lowering no thread executes it; expected thread 0 of the program, as with tl.disable_warp_specialized
-# LINE: CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
+# LINE: CHECK-NEXT: --> {{.*}}verify_threads-builtins.py:
 check("signal_below", gemm(128, "signal"), below(128))
 
 # CHECK: red_below: red_add: after TileLang's lowering threads 0 to 127 of the program execute it; expected threads 0 to 255 of the program
@@ -107,7 +107,7 @@ def plain(F: W.Symmetric((8,), "uint32")):
 
 
 # CHECK: removed: wait_ge: after TileLang's lowering no thread executes it; expected threads 0 to 127 of the program
-# LINE: CHECK-NEXT: --> {{.*}}verify_builtins-threads.py:
+# LINE: CHECK-NEXT: --> {{.*}}verify_threads-builtins.py:
 check("removed", plain, on_builtins(lambda stmt, tx: tirx.Evaluate(0)))
 
 # Fewer threads may execute a wait.

@@ -1,9 +1,10 @@
-"""Make data that a wait acquired visible to the TMA."""
+"""Make data visible to the TMA and to wgmma."""
 
 from __future__ import annotations
 
 import re
 
+from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.memory import fence_proxy_async
@@ -11,15 +12,19 @@ from ...builtins.spec import declaration_of
 from ..ir.memory_order import acquires
 from ..ir.origin import tensor_of
 from ..ir.walk import (
+    ASYNC_COPY,
     calls_in,
     flatten,
     is_async_load,
     is_async_store,
     is_leaf,
     nodes_in,
+    op_name,
     rewrite_children,
+    uses_op,
     variables_in,
 )
+from ..ir.warp_roles import roles_of
 
 _ANY = "*"
 """Name of a bulk access that any wait may be for."""
@@ -27,23 +32,36 @@ _DESCRIPTOR = re.compile(r"_desc(_\d+)?$")
 """End of the name of the parameter with the TMA descriptor of a tensor."""
 
 
-def fence_after_wait(func: tirx.PrimFunc, symmetric: set[str]) -> tirx.PrimFunc:
-    """Insert one ``fence.proxy.async`` after each acquire that a TMA or bulk access may need.
+_PRODUCT = "tl.warpgroup_arrive"
+"""First operation of each product by wgmma."""
 
-    The acquire orders the generic proxy, but the TMA reads and writes by the async proxy. The TMA
-    must see the published data, and must not overwrite data that a peer still reads. Each wait has
-    one fence. Pipeline stages have none, because a fence in each stage slows down a GEMM by several
-    percent. Barriers acquire like waits.
+
+def insert_proxy_fences(func: tirx.PrimFunc, symmetric: set[str]) -> tirx.PrimFunc:
+    """Insert a ``fence.proxy.async`` where the async proxy reads or writes what the generic proxy
+    has accessed: after waits, and before products.
+
+    The acquire of a wait orders the generic proxy, but the TMA reads and writes by the async proxy.
+    The TMA must see the published data, and must not overwrite data that a peer still reads. Each
+    wait that a TMA or bulk access may need has one fence. Pipeline stages have none, because a
+    fence in each stage slows down a GEMM by several percent. Barriers acquire like waits.
 
     A wait that the compiler inserts for the read or write of a tensor concerns later bulk accesses
     to this tensor. It also proves that symmetric memory is free, so it concerns bulk stores to all
     tensors that others may read. The other waits concern all bulk accesses.
 
+    ``cp.async`` and stores write shared memory by the generic proxy, and wgmma reads it by the
+    async proxy. Pipelined loops without warp specialization copy by ``cp.async`` on sm_90, and
+    producer warps store what the TMA cannot load. TileLang fences tiles that threads store, but not
+    all tiles that ``cp.async`` has completed since the last fence. In producer warps its fence
+    follows the arrival at the barrier on which the consumers wait. So each product of a kernel
+    whose threads load tiles has a fence.
+
     Args:
         symmetric: names of the symmetric tensors.
 
-    Before: ``T.tileweave.wait_ge(...); ... T.tma_load(...)``
-    After:  ``T.tileweave.wait_ge(...); T.tileweave.fence_proxy_async(); ... T.tma_load(...)``
+    Before: ``T.tileweave.wait_ge(...); ... T.tma_load(...); ... T.warpgroup_arrive()``
+    After:  ``T.tileweave.wait_ge(...); T.tileweave.fence_proxy_async(); ... T.tma_load(...); ...
+    T.fence_proxy_async(); T.warpgroup_arrive()``
     """
     return func.with_body(_Fences(func, symmetric).insert(func.body, frozenset())[0])
 
@@ -54,6 +72,7 @@ class _Fences:
     def __init__(self, func: tirx.PrimFunc, symmetric: set[str]) -> None:
         self._parameters = {_name(param) for param in func.params}
         self._observed = symmetric | self._read_tensors(func)
+        self._threads_load = uses_op(func.body, ASYNC_COPY) or _producers_store(func)
 
     def insert(self, stmt: tirx.Stmt, follows: frozenset[str]) -> tuple[tirx.Stmt, frozenset[str]]:
         """Insert fences.
@@ -72,7 +91,7 @@ class _Fences:
             return flatten(out[::-1]), follows
         before = follows | self._bulk_accesses(stmt)
         if is_leaf(stmt):
-            return flatten([stmt, _fence()]) if _needs_fence(stmt, follows) else stmt, before
+            return self._leaf(stmt, follows), before
         inner_follows = before if isinstance(stmt, (tirx.For, tirx.While)) else follows
         has_condition = isinstance(stmt, (tirx.IfThenElse, tirx.While))
         condition = stmt.condition if has_condition else tirx.const(True)
@@ -88,6 +107,12 @@ class _Fences:
         if leaves and _needs_fence(condition, follows):
             new = flatten([new, _fence()])
         return new, before
+
+    def _leaf(self, stmt: tirx.Stmt, follows: frozenset[str]) -> tirx.Stmt:
+        if self._threads_load and op_name(getattr(stmt, "value", None)) == _PRODUCT:
+            fence = tirx.call_intrin("handle", tvm.ir.Op.get("tl.fence_proxy_async"))
+            return flatten([tirx.Evaluate(fence), stmt])
+        return flatten([stmt, _fence()]) if _needs_fence(stmt, follows) else stmt
 
     def _bulk_accesses(self, stmt: tirx.Stmt) -> frozenset[str]:
         """Return the names of the tensors that bulk accesses in ``stmt`` access."""
@@ -110,6 +135,16 @@ class _Fences:
             for node in [call] if is_async_load(call) else pointers:
                 names |= self._tensors_of(node)
         return names
+
+
+def _producers_store(func: tirx.PrimFunc) -> bool:
+    """Return whether producer warps store to shared memory."""
+    roles = roles_of(func)
+    if roles is None:
+        return False
+    producers = [split.then_case for split in roles.splits_in(func.body)]
+    stores = [store for part in producers for store in nodes_in(part, tirx.BufferStore)]
+    return any(store.buffer.scope().startswith("shared") for store in stores)
 
 
 def _needs_fence(node: tirx.Stmt | tirx.PrimExpr, follows: frozenset[str]) -> bool:

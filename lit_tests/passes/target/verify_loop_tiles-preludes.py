@@ -94,15 +94,15 @@ def load_by_threads_and_convert(X, z, tile, total):
 
 # The loop waits for the load, where it first reads the tile.
 # CHECK: load: T.copy: uses tile before T.Pipelined, whose producer warps may load tile at the same time; expected another tile, or T.serial
-# LINE: CHECK-NEXT: use --> {{.*}}verify_preludes-uses.py:[[# @LINE - 45]]
-# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_preludes-uses.py:[[# @LINE - 59]]
+# LINE: CHECK-NEXT: use --> {{.*}}verify_loop_tiles-preludes.py:[[# @LINE - 45]]
+# LINE: CHECK-NEXT: T.Pipelined --> {{.*}}verify_loop_tiles-preludes.py:[[# @LINE - 59]]
 show("load", load)
 
 # CHECK: loaded_before: accepted
 show("loaded_before", load, loads_tile=False)
 
 # CHECK: stored: T.copy: uses tile before T.Pipelined
-# LINE: CHECK-NEXT: use --> {{.*}}verify_preludes-uses.py:[[# @LINE - 47]]
+# LINE: CHECK-NEXT: use --> {{.*}}verify_loop_tiles-preludes.py:[[# @LINE - 47]]
 show("stored", load_and_store, loads_tile=False)
 
 # CHECK: added: assignment to total: uses tile before T.Pipelined
