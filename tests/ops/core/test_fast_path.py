@@ -44,7 +44,7 @@ class StandIn(MatmulReduceScatter):
     def __init__(self, problem, choice, session):
         self.kernel = Kernel(None, None, {"counter": torch.zeros(1)})
 
-    def __call__(self, *tensors):
+    def enqueue(self, inputs, out):
         self.said.append("whole")
 
     def declared(self, a, b, *tensors):
@@ -263,7 +263,7 @@ class StandInExchange(Collective):
     def declared(self, x, out):
         return [x.view(-1)], out.view(-1)
 
-    enqueue = StandIn.__call__
+    enqueue = StandIn.enqueue
     recorded_call = StandIn.recorded_call
     free = StandIn.free
 
