@@ -303,7 +303,7 @@ def test_a_collective_decides_once(exchanges, monkeypatch):
     monkeypatch.setattr(OPERATORS["all_gather"], "decide", count)
     monkeypatch.setattr(call, "library", lambda: None)
     x = bf16(4, 8)
-    for by in ("ldst", "ldst", "tma"):
+    for by in ("ldst", "ldst", "copy_engine"):
         ops.all_gather(x, transport=by)
     assert exchanges == ["whole"] * 3 and decided == ["all_gather"] * 2
 
