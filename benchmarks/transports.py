@@ -26,7 +26,7 @@ from tileweave.bench.case import Buffers, Checker, Implementation, Missing
 from tileweave.bench.command import INPUTS
 from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_program
 from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_shot_program
-from tileweave.ops.collectives.all_to_all import Parts, all_to_all_plan, all_to_all_program
+from tileweave.ops.collectives.all_to_all import Parts, all_to_all_program
 from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.vectors import Lines, words_of
@@ -47,7 +47,7 @@ PERSISTENT_PIECES = (5, 1)
 """Pieces of the variants whose kernel has ``BLOCKS`` persistent blocks, not one for each tile.
 Waiting blocks read the same word, so many of them may delay data that arrives."""
 BLOCKS = (131, 262, 524)
-TRANSPORTS = ("copy_engine", "ldst", "tma")
+TRANSPORTS = ("copy_engine", "ldst")
 TILES = (1 << 13, 1 << 14, 1 << 15)
 """Bytes of the tile that a block moves."""
 HEAP_BYTES = 24 << 30
@@ -95,22 +95,19 @@ def copy_engine_plan(
     pieces: Sequence[int], problem: CollectiveProblem, blocks: int | None = None
 ) -> Any:
     options = {} if blocks is None else {"blocks": blocks}
-    if problem.op == "all_to_all":
-        parts = Parts.of(problem)
-        return all_to_all_plan(parts, split_rows(parts.rows, parts.height, pieces), **options)
     plan_of = {"all_gather": all_gather_plan, "reduce_scatter": reduce_scatter_plan,
                "all_reduce": all_reduce_plan}[problem.op]  # fmt: skip
     lines = lines_of(problem, is_split=problem.op != "all_gather")
     return plan_of(lines, problem.ranks, split_rows(lines.rows, lines.height, pieces), **options)
 
 
-def tile_program(transport: str, tile: int, problem: CollectiveProblem) -> Any:
+def tile_program(tile: int, problem: CollectiveProblem) -> Any:
     if problem.op == "all_to_all":
-        return all_to_all_program(Parts.of(problem, tile), transport)
+        return all_to_all_program(Parts.of(problem, tile))
     program = {"all_gather": all_gather_program, "reduce_scatter": reduce_scatter_program,
                "all_reduce": two_shot_program}[problem.op]  # fmt: skip
     lines = lines_of(problem, tile, is_split=problem.op == "reduce_scatter")
-    return program(lines, problem.ranks, transport)
+    return program(lines, problem.ranks)
 
 
 def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
@@ -123,15 +120,13 @@ def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
             partial(copy_engine_plan, PERSISTENT_PIECES, blocks=blocks),
         )
         for blocks in BLOCKS
-        if op in ("all_gather", "all_to_all")
+        if op == "all_gather"
     ]
-    engines = engines if "copy_engine" in transports else []
-    return engines + [
-        Variant(f"{transport}, tiles of {tile >> 10} KiB", partial(tile_program, transport, tile))
-        for transport in transports
-        if transport != "copy_engine"
-        for tile in TILES
+    by_threads = [
+        Variant(f"ldst, tiles of {tile >> 10} KiB", partial(tile_program, tile)) for tile in TILES
     ]
+    has_engines = OPERATORS[op].copy_engine_min_ranks is not None and "copy_engine" in transports
+    return engines * has_engines + by_threads * ("ldst" in transports)
 
 
 def implementation_of(buffers: Buffers, steps: Any) -> Implementation:

@@ -34,7 +34,7 @@ from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.host.measure import interleaved
 
 GPU = torch.cuda.is_available()
-TRANSPORTS = ("auto", "copy_engine", "nccl") if GPU else ("auto",)
+TRANSPORTS = ("auto", "nccl") if GPU else ("auto",)
 BACKENDS = {
     "any": None,
     "flash": SDPBackend.FLASH_ATTENTION,

@@ -43,7 +43,7 @@ FFI = {"0.1.12": "0.1.11"}
 """apache-tvm-ffi of a TileLang; by default the newest that is supported."""
 NEWEST_TILELANG, NEWEST_FFI = "0.1.15", "0.1.12"
 TEST_TOOLS = ("pytest", "pytest-xdist", "hypothesis", "filecheck", "matplotlib")
-PTX = ("MatmulReduceScatter:stores:wgmma", "all_gather:tma", "sp_attention:zigzag:causal")
+PTX = ("MatmulReduceScatter:stores:wgmma", "all_gather:ldst", "sp_attention:zigzag:causal")
 IMPORT = "import sys, tileweave as t; sys.exit(t.__file__ if t.__file__ != sys.argv[1] else 0)"
 """Program that exits with a message unless it imports the package at its argument."""
 

@@ -18,7 +18,7 @@ from tileweave.ops.collectives.all_gather import all_gather_plan, all_gather_pro
 from tileweave.ops.collectives.all_reduce import add_and_share, all_reduce_plan
 from tileweave.ops.collectives.all_reduce import one_shot_program as all_reduce_one_shot
 from tileweave.ops.collectives.all_reduce import two_shot_program as all_reduce_two_phase
-from tileweave.ops.collectives.all_to_all import all_to_all_plan, all_to_all_program, collect_parts
+from tileweave.ops.collectives.all_to_all import all_to_all_program
 from tileweave.ops.collectives.reduce_scatter import (
     add_parts,
     reduce_scatter_plan,
@@ -59,7 +59,7 @@ for make in (
     matmul_all_reduce_plan, tile_macros, partial_sums, gemm_persistent, pull_tail, push,
     all_gather_program, collect_shares, all_gather_plan, reduce_scatter_program, add_parts,
     reduce_scatter_plan, all_reduce_one_shot, all_reduce_two_phase, add_and_share, all_reduce_plan,
-    all_to_all_program, collect_parts, all_to_all_plan, flash_attention, flash_kernel,
+    all_to_all_program, flash_attention, flash_kernel,
     sp_attention_plan,
 ):  # fmt: skip
     if found := WORDS.findall(inspect.getsource(make)):
@@ -295,15 +295,6 @@ show(
     launched(matmul_all_reduce_plan(GemmConfig(4096, 8192, 7168, 4, "bfloat16", True, two_chunks)))
 )
 
-# TMA stores tiles at the peers; the stores are complete before the signals.
-# CHECK-LABEL: TEST: reduce_scatter
-# CHECK: tl::tma_store(parts_desc
-# CHECK: tw::complete_bulk_stores();
-# CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::sys, tw::Sem::release>((&(parts_arrived[
-# CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(parts_arrived[
-# CHECK: tl::tma_store(out_desc
-show(reduce_scatter_program(Lines.of(100 * 256, "bfloat16"), 4, "tma"))
-
 # Threads move 16 bytes at a time through registers.
 # CHECK-LABEL: TEST: all_gather
 # CHECK-NOT: extern __shared__
@@ -313,7 +304,7 @@ show(reduce_scatter_program(Lines.of(100 * 256, "bfloat16"), 4, "tma"))
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(arrived_arrived[
 # CHECK: *(int4*)(tile_regs{{.*}} = *(int4*)(arrived
 # CHECK: *(int4*)(out{{.*}} = *(int4*)(tile_regs
-show(all_gather_program(Lines.of(96 * 256, "int32"), 4, "ldst"))
+show(all_gather_program(Lines.of(96 * 256, "int32"), 4))
 
 # The warp that loads a tile of keys waits for its owner's copies, in each iteration, but not for local
 # keys. Three warp groups attend.

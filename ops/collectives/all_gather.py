@@ -26,7 +26,6 @@ from .vectors import (
     COLLECT_BLOCKS,
     LL_TILE,
     Lines,
-    alloc_of,
     copies_to,
     locate_collected_tile,
     with_ll_protocol,
@@ -45,16 +44,16 @@ def collect(tile_regs, arrived, out, me, first, ranks):
         T.copy(tile_regs, out[source, first, 0])
 
 
-def all_gather_program(lines: Lines, ranks: int, transport: str):
+def all_gather_program(lines: Lines, ranks: int):
     """Return the program for SMs: each rank stores x (rows, columns) to all others, which copy it
     to out (ranks, rows, columns)."""
-    alloc, dtype = alloc_of(transport), lines.dtype
+    dtype = lines.dtype
 
     @T.prim_func
     def all_gather(x: T.Tensor(lines.shape, dtype), out: T.Tensor((ranks, *lines.shape), dtype)):
         with T.Kernel(lines.tiles, threads=256) as block:
             arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
-            tile_regs = alloc(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
             me, first = W.rank(), block * lines.height
             T.copy(x[first, 0], tile_regs)
             for step in T.serial(ranks - 1):
@@ -152,7 +151,7 @@ class AllGather(Collective, op=NAME):
         result="the `x` of all ranks, (W x N, ...)",
         gradient="`reduce_scatter` by the same transport, `auto` for `ll`; for types that it does "
         "not add `nccl`",
-        memory="`copy_engine` W; `tma`, `ldst` 2 W; `ll` 4 W",
+        memory="`copy_engine` W; `ldst` 2 W; `ll` 4 W",
         sent="(W - 1) x S",
     )
     copy_engine_min_ranks = 3
@@ -170,7 +169,7 @@ class AllGather(Collective, op=NAME):
             return all_gather_ll_program(Lines.of(count, dtype, tile=LL_TILE), problem.ranks)
         lines = Lines.of(count, dtype)
         if transport != "copy_engine":
-            return all_gather_program(lines, problem.ranks, transport)
+            return all_gather_program(lines, problem.ranks)
         return all_gather_plan(lines, problem.ranks, lines.pieces(), COLLECT_BLOCKS)
 
     @staticmethod
@@ -238,8 +237,8 @@ def all_gather(
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: (ranks * N, ...), contiguous; receives the result. ``x`` may be this rank's part of it.
             Not differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl``
-            (``torch.distributed``), or ``auto``; see ``transport_of``.
+        transport: ``copy_engine``, ``ldst``, ``ll``, ``nccl`` (``torch.distributed``), or
+            ``auto``; see ``transport_of``.
 
     Returns:
         (ranks * N, ...), in the type of ``x``.

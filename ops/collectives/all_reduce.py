@@ -23,26 +23,26 @@ from .all_gather import AllGather, collect
 from .collective import Collective, Move, sum_of
 from .reduce_scatter import ReduceScatter, add_up
 from .transport import ROW_BYTES, SUMMED
-from .vectors import LL_TILE, Lines, alloc_of, copies_to, tile_bytes, with_ll_protocol
+from .vectors import LL_TILE, Lines, copies_to, tile_bytes, with_ll_protocol
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
 """Maximum number of bytes that each rank sends in the one-shot program. Estimated, not measured."""
 
 
-def one_shot_program(lines: Lines, ranks: int, transport: str):
+def one_shot_program(lines: Lines, ranks: int):
     """Return the one-shot program for SMs: each rank stores x (rows, columns) to all, and every
     rank adds all of them in fp32.
 
     All ranks add in the same order: that of the ranks, beginning at another rank for each tile.
     """
-    alloc, dtype = alloc_of(transport), lines.dtype
+    dtype = lines.dtype
 
     @T.prim_func
     def all_reduce_one_shot(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
         with T.Kernel(lines.tiles, threads=256) as block:
             arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
-            tile_regs = alloc(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
             T.copy(x[first, 0], tile_regs)
@@ -59,13 +59,13 @@ def one_shot_program(lines: Lines, ranks: int, transport: str):
     return all_reduce_one_shot
 
 
-def two_shot_program(lines: Lines, ranks: int, transport: str):
+def two_shot_program(lines: Lines, ranks: int):
     """Return the two-shot program for SMs: the owner of a tile adds it up and stores the sum to the
     others.
 
     All ranks own the same number of tiles; the last tiles may be past the end of the tensor.
     """
-    alloc, dtype = alloc_of(transport), lines.dtype
+    dtype = lines.dtype
     share = T.ceildiv(lines.tiles, ranks) * lines.height
     stride = share.astype("int64")  # TileLang multiplies it by the columns in its type
 
@@ -75,7 +75,7 @@ def two_shot_program(lines: Lines, ranks: int, transport: str):
             # Contributions of the others to own tiles, and the sums of their tiles.
             parts = W.alloc_symmetric((ranks, share, lines.columns), dtype)
             sums = W.alloc_symmetric((ranks, share, lines.columns), dtype)
-            tile_regs = alloc(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
             for step in T.serial(ranks - 1):
@@ -227,7 +227,7 @@ class AllReduce(Collective, op=NAME):
         inputs="any shape, bf16, fp16, fp32",
         result="their sum",
         gradient="nothing is communicated, as in `matmul_all_reduce`",
-        memory="`copy_engine` 2; `tma`, `ldst` 2 W (one-shot) or 4 (two-shot); `ll` twice that",
+        memory="`copy_engine` 2; `ldst` 2 W (one-shot) or 4 (two-shot); `ll` twice that",
         sent="2 x (W - 1) / W x S",
     )
     dtypes = SUMMED
@@ -251,7 +251,7 @@ class AllReduce(Collective, op=NAME):
             tile = tile_bytes(problem.nbytes // ranks)  # the blocks of a rank share these bytes
             lines = Lines.of(problem.elements, dtype, tile=tile)
             program = one_shot_program if is_one_shot(problem) else two_shot_program
-            return program(lines, ranks, transport)
+            return program(lines, ranks)
         lines = Lines.of(problem.elements // ranks, dtype)
         return all_reduce_plan(lines, ranks, lines.pieces(moved=ranks + 1))
 
@@ -330,8 +330,8 @@ def all_reduce(
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: of the same shape, contiguous; receives the result, and may be ``x``. Not
             differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl``
-            (``torch.distributed``), or ``auto``; see ``transport_of``.
+        transport: ``copy_engine``, ``ldst``, ``ll``, ``nccl`` (``torch.distributed``), or
+            ``auto``; see ``transport_of``.
 
     Returns:
         The sum, in the shape and type of ``x``.

@@ -1,7 +1,6 @@
 """All-to-all: every rank receives its part of each rank's input; axes may be exchanged.
 
-Contains the tile program for SMs, the plan for copy engines with its kernel, and the torch operator
-with its gradient.
+Contains the tile programs, one of them for small inputs, and the torch operator with its gradient.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from tvm import tirx
 
 from ...builtins import language as W
 from ...builtins.errors import brief_errors
-from ...runtime import Plan, PlanBuilder, plan
+from ...runtime import PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes
 from ..core.collective_problem import (
@@ -26,19 +25,12 @@ from ..core.collective_problem import (
 from ..core.groups import TwoLevels
 from ..core.library import call_pair
 from ..core.registry import TableRow
-from ..core.tiles import PersistentSchedule
 from .collective import Collective, Move
 from .transport import LL_BYTES
 from .vectors import (
-    COLLECT_BLOCKS,
     COLUMNS,
     LL_TILE,
-    alloc_of,
-    copies_to,
     height_of,
-    itemsize_of,
-    locate_collected_tile,
-    pieces_of,
     tile_bytes,
     with_ll_protocol,
     words_of,
@@ -110,14 +102,6 @@ class Parts:
         height, columns = self.height, self.columns
         return tile * height, tile // tiles, tile % tiles * height, block % wide * columns
 
-    @property
-    def pieces(self) -> list[slice]:
-        """Row slices of a part, each one copy to the last peer. With several ``outer``, the rows
-        are not equally spaced, as copy engines require, so there is one slice."""
-        if self.outer > 1:
-            return [slice(0, self.rows)]
-        return pieces_of(self.rows, self.height, self.width * itemsize_of(self.dtype))
-
     def shape(self, ranks_last: bool) -> tuple[int, ...]:
         """Return the shape of the input or the result, with an axis of extent 1 where the ranks'
         axis could be."""
@@ -126,14 +110,14 @@ class Parts:
         return self.outer, self.ranks, self.rows, 1, self.width
 
 
-def all_to_all_program(parts: Parts, transport: str):
+def all_to_all_program(parts: Parts):
     """Return the program for SMs: each rank stores its parts to the others, which copy them to
     their positions."""
     ranks, outer, width, height, columns, dtype = (
         parts.ranks, parts.outer, parts.width, parts.height, parts.columns, parts.dtype,
     )  # fmt: skip
     x_ranks_last, out_ranks_last = parts.x_ranks_last, parts.out_ranks_last
-    alloc, (tiles, wide) = alloc_of(transport), parts.tiles
+    tiles, wide = parts.tiles
 
     @T.prim_func
     def all_to_all(
@@ -141,9 +125,9 @@ def all_to_all_program(parts: Parts, transport: str):
         out: T.Tensor(parts.shape(out_ranks_last), dtype),
     ):
         with T.Kernel(outer * tiles * wide, threads=256) as block:
-            # Whole tiles, ordered by rank, in one axis: the TMA has at most 5 axes.
+            # Whole tiles, ordered by rank, in one axis.
             arrived = W.alloc_symmetric((ranks * outer * tiles * height, 1, width), dtype)
-            tile_regs = alloc((height, 1, columns), dtype)
+            tile_regs = T.alloc_fragment((height, 1, columns), dtype)
             me, rows_per_rank = W.rank(), outer * tiles * height
             position, o, m, n = parts.place_of(block)
             for step in T.serial(ranks - 1):
@@ -200,73 +184,6 @@ def all_to_all_ll_program(parts: Parts):
     return with_ll_protocol(all_to_all_ll, "arrived")
 
 
-def collect_parts(parts: Parts, blocks: int | None = None):
-    """Return the kernel that copies the own part and the parts that copy engines write to their
-    positions, tile by tile, in the order in which the ranks' parts arrive.
-
-    Args:
-        blocks: number of blocks that share the tiles; None for one block per tile.
-    """
-    ranks, outer, rows, width, height, columns, dtype = (
-        parts.ranks, parts.outer, parts.rows, parts.width, parts.height, parts.columns, parts.dtype,
-    )  # fmt: skip
-    x_ranks_last, out_ranks_last = parts.x_ranks_last, parts.out_ranks_last
-    tiles_per_rank = outer * prod(parts.tiles)
-    schedule = PersistentSchedule.with_blocks(ranks * tiles_per_rank, blocks)
-
-    @T.prim_func
-    def collect_parts(
-        x: T.Tensor(parts.shape(x_ranks_last), dtype),
-        arrived: W.Symmetric((ranks, outer, rows, 1, width), dtype),
-        out: T.Tensor(parts.shape(out_ranks_last), dtype),
-    ):
-        with T.Kernel(schedule.blocks, threads=256) as block:
-            tile_regs = T.alloc_fragment((height, 1, columns), dtype)
-            me = W.rank()
-            for wave in T.serial(schedule.waves):
-                number = wave * schedule.blocks + block
-                if number < schedule.tiles:
-                    before, source, tile = locate_collected_tile(number, me, tiles_per_rank, ranks)
-                    o, m, n = parts.place_of(tile)[1:]
-                    if before == 0:
-                        T.copy(x[o, m, me, n] if x_ranks_last else x[o, me, m, 0, n], tile_regs)
-                    else:
-                        T.copy(arrived[me, source, o, m, 0, n], tile_regs)
-                    T.copy(
-                        tile_regs,
-                        out[o, m, source, n] if out_ranks_last else out[o, source, m, 0, n],
-                    )
-
-    return collect_parts
-
-
-def all_to_all_plan(parts: Parts, pieces: list[slice], blocks: int | None = None) -> Plan:
-    """Return the plan for copy engines: they copy parts to the others, that of the last peer in
-    pieces. A kernel copies what has arrived to its position while the rest is in flight.
-
-    Args:
-        pieces: row slices of the part for the last peer.
-        blocks: number of the kernel's blocks, as in ``collect_parts``.
-    """
-    kernel = collect_parts(parts, blocks)
-
-    def part(x, rank, piece):
-        return x[:, piece, rank] if parts.x_ranks_last else x[:, rank, piece, 0]
-
-    @plan
-    def all_to_all(
-        p: PlanBuilder,
-        x: T.Tensor(parts.shape(parts.x_ranks_last), parts.dtype),
-        arrived: W.Symmetric((parts.ranks, parts.outer, parts.rows, 1, parts.width), parts.dtype),
-        out: T.Tensor(parts.shape(parts.out_ranks_last), parts.dtype),
-    ):
-        for peer, piece in copies_to(p.peers(), pieces):
-            p.copy(arrived[peer, p.rank, :, piece, 0], part(x, peer, piece), stream="copies")
-        p.launch(kernel, x, arrived, out)
-
-    return all_to_all
-
-
 class AllToAll(Collective, op=NAME):
     """All-to-all from one axis to another."""
 
@@ -275,7 +192,7 @@ class AllToAll(Collective, op=NAME):
         result="`x.shape[scatter_dim]` is divided by W, `x.shape[gather_dim]` multiplied by W: "
         "part `r` of each rank's `x` is sent to rank `r`, which concatenates the parts",
         gradient="the reverse `all_to_all`",
-        memory="`copy_engine` 1; `tma`, `ldst` 2, `ll` 4, and rows fill whole tiles of up to 256",
+        memory="`ldst` 2, `ll` 4, and rows fill whole tiles of up to 256",
         sent="(W - 1) / W x S",
     )
     options = ("scatter_dim", "gather_dim")
@@ -297,15 +214,7 @@ class AllToAll(Collective, op=NAME):
     def steps(problem: CollectiveProblem, transport: str):
         if transport == "ll":
             return all_to_all_ll_program(Parts.of(problem, LL_TILE))
-        parts = Parts.of(problem)
-        if transport != "copy_engine":
-            return all_to_all_program(parts, transport)
-        return all_to_all_plan(parts, parts.pieces, COLLECT_BLOCKS)
-
-    @staticmethod
-    def run_bytes(problem):
-        parts = Parts.of(problem)
-        return parts.width * getattr(torch, parts.dtype).itemsize
+        return all_to_all_program(Parts.of(problem))
 
     @staticmethod
     def reference(x, out, group, *axes):
@@ -331,7 +240,7 @@ class AllToAll(Collective, op=NAME):
 
     @staticmethod
     def symmetric_inputs(problem):
-        return 1, 2
+        return 0, 2
 
     @staticmethod
     def unfused(x, out, group, scatter, gather):
@@ -390,8 +299,8 @@ def all_to_all(
         group: None for the default group, a ``ProcessGroup``, its name, or a ``DeviceMesh``
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: contiguous, does not overlap ``x``; receives the result. Not differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``ll``, ``nccl`` (``torch.distributed``), or
-            ``auto``; see ``transport_of``.
+        transport: ``ldst``, ``ll``, ``nccl`` (``torch.distributed``), or ``auto``; see
+            ``transport_of``.
 
     Returns:
         The result, in the type of ``x``.

@@ -1,7 +1,6 @@
 """Broadcast: every rank receives the input of one rank, the root.
 
-Contains the tile program for SMs, the plan for copy engines with its kernel, and the torch operator
-with its gradient.
+Contains the tile program and the torch operator with its gradient.
 """
 
 from typing import Any
@@ -12,7 +11,7 @@ from torch.nn.functional import pad
 
 from ...builtins import language as W
 from ...builtins.errors import brief_errors
-from ...runtime import Plan, PlanBuilder, plan
+from ...runtime import PlanBuilder, plan
 from ..core import nccl
 from ..core.across_nodes import Mesh
 from ..core.checks import refused
@@ -20,30 +19,29 @@ from ..core.collective_problem import CollectiveProblem, require_exchangeable
 from ..core.groups import TwoLevels, ranks_of
 from ..core.library import call_pair
 from ..core.registry import TableRow
-from ..core.tiles import PersistentSchedule
 from .all_gather import AllGather
 from .collective import Collective, Move
 from .transport import ROW_BYTES
-from .vectors import COLLECT_BLOCKS, Lines, alloc_of, copies_to, words_of
+from .vectors import Lines, words_of
 
 NAME = "broadcast"
 
 
-def broadcast_program(lines: Lines, ranks: int, root: int, transport: str):
-    """Return the program for SMs: the root stores each tile of x (rows, columns) to one other rank,
+def broadcast_program(lines: Lines, ranks: int, root: int):
+    """Return the tile program: the root stores each tile of x (rows, columns) to one other rank,
     its relay, which stores it to the rest.
 
     The other ranks are relays of equally many tiles, so the root sends x once, and no rank sends
     more.
     """
-    alloc, dtype = alloc_of(transport), lines.dtype
+    dtype = lines.dtype
     relays = max(ranks - 1, 1)
 
     @T.prim_func
     def broadcast(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
         with T.Kernel(lines.tiles, threads=256) as block:
             arrived = W.alloc_symmetric(lines.shape, dtype)
-            tile_regs = alloc(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
             me, first = W.rank(), block * lines.height
             relay = (root + 1 + block % relays) % ranks
             if me == root:
@@ -62,64 +60,13 @@ def broadcast_program(lines: Lines, ranks: int, root: int, transport: str):
     return broadcast
 
 
-def collect_pieces(lines: Lines, root: int, blocks: int | None = None):
-    """Return the kernel that copies the root's x, and elsewhere what copy engines write, to
-    ``out``, tile by tile.
-
-    Args:
-        blocks: number of blocks that share the tiles; None for one block per tile.
-    """
-    dtype, schedule = lines.dtype, PersistentSchedule.with_blocks(lines.tiles, blocks)
-
-    @T.prim_func
-    def collect_pieces(
-        x: T.Tensor(lines.shape, dtype),
-        arrived: W.Symmetric(lines.shape, dtype),
-        out: T.Tensor(lines.shape, dtype),
-    ):
-        with T.Kernel(schedule.blocks, threads=256) as block:
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            me = W.rank()
-            for wave in T.serial(schedule.waves):
-                tile = wave * schedule.blocks + block
-                if tile < schedule.tiles:
-                    first = tile * lines.height
-                    if me == root:
-                        T.copy(x[first, 0], tile_regs)
-                    else:
-                        T.copy(arrived[me, first, 0], tile_regs)
-                    T.copy(tile_regs, out[first, 0])
-
-    return collect_pieces
-
-
-def broadcast_plan(lines: Lines, root: int, pieces: list[slice], blocks: int | None = None) -> Plan:
-    """Return the plan for copy engines: those of the root copy x (rows, columns) to one rank after
-    the other, to the last one in pieces. A kernel of ``blocks`` blocks copies what has arrived to
-    ``out`` while the rest is in flight."""
-    kernel, dtype = collect_pieces(lines, root, blocks), lines.dtype
-
-    @plan
-    def broadcast(
-        p: PlanBuilder,
-        x: T.Tensor(lines.shape, dtype),
-        arrived: W.Symmetric(lines.shape, dtype),
-        out: T.Tensor(lines.shape, dtype),
-    ):
-        for peer, piece in copies_to(p.peers() if p.rank == root else [], pieces):
-            p.copy(arrived[peer, piece], x[piece], stream="copies")
-        p.launch(kernel, x, arrived, out)
-
-    return broadcast
-
-
 class Broadcast(Collective, op=NAME):
     """Broadcast from one rank."""
 
     row = TableRow(
         inputs="any shape and type; only that of rank `root` is read",
-        result="the `x` of rank `root`. By SMs, rank `root` stores each tile to one other rank, "
-        "which stores it to the rest; copy engines push `x` to one rank after the other",
+        result="the `x` of rank `root`. It stores each tile to one other rank, which stores it to "
+        "the rest",
         gradient="the sum over ranks for the root's `x`, by `all_reduce`; zero for the others",
         sent="S",
         memory="1",
@@ -139,9 +86,7 @@ class Broadcast(Collective, op=NAME):
     def steps(problem: CollectiveProblem, transport: str):
         dtype, count = words_of(problem.nbytes)
         lines, (root,) = Lines.of(count, dtype), problem.options
-        if transport != "copy_engine":
-            return broadcast_program(lines, problem.ranks, root, transport)
-        return broadcast_plan(lines, root, lines.pieces(), COLLECT_BLOCKS)
+        return broadcast_program(lines, problem.ranks, root)
 
     @staticmethod
     def reference(x, out, group, root):
@@ -172,7 +117,7 @@ class Broadcast(Collective, op=NAME):
 
     @staticmethod
     def symmetric_inputs(problem):
-        return 1, 1
+        return 0, 1
 
     @staticmethod
     def within(problem: CollectiveProblem, ranks: TwoLevels):
@@ -227,8 +172,7 @@ def broadcast(
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: of the same shape, contiguous; receives the result, and may be ``x``. Not
             differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl`` (``torch.distributed``), or
-            ``auto``; see ``transport_of``.
+        transport: ``ldst``, ``nccl`` (``torch.distributed``), or ``auto``; see ``transport_of``.
 
     Returns:
         The root's tensor, in the shape and type of ``x``.

@@ -31,7 +31,7 @@ from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_gradients
 from ..core.registry import OPERATORS, operators_of
-from .transport import OWN, ROW_BYTES, Transport, choose_transport
+from .transport import OWN, Transport, choose_transport
 
 Move: TypeAlias = Callable[..., None]
 """Function ``(collective, x, out, *options)``: all ranks of a node compute ``out`` by a
@@ -52,9 +52,8 @@ class Collective(CallableOp, ABC):
         reference_in_place: whether ``reference`` computes in the memory of the result, which then
             holds the input.
         copy_engine_min_ranks: least number of ranks for which copy engines are the fastest
-            transport of large tensors; None if they are not the fastest for any.
-        transports: those for which ``steps`` has a program, without ``ll``, for which see
-            ``ll_bytes``. Without ``ldst``, ``auto`` is ``nccl``.
+            transport of large tensors; None if they are not the fastest for any, and ``steps`` has
+            no program for them.
         across: function ``(move, x, out, mesh, *options)`` that computes ``out`` on the ranks of
             several nodes, where ``move`` calls a collective of the ranks of a node. None: the group
             of all ranks makes the call, as any other group on several nodes.
@@ -70,7 +69,6 @@ class Collective(CallableOp, ABC):
     adds: ClassVar[bool] = False
     reference_in_place: ClassVar[bool] = False
     copy_engine_min_ranks: ClassVar[int | None] = None
-    transports: ClassVar[tuple[str, ...]] = ("copy_engine", "tma", "ldst")
     across: ClassVar[Callable[..., None] | None] = None
     ll_bytes: ClassVar[int] = 0
 
@@ -93,10 +91,12 @@ class Collective(CallableOp, ABC):
     def steps(problem: CollectiveProblem, transport: str) -> Any:
         """Return the plan or the tile program of a transport."""
 
-    @staticmethod
-    def run_bytes(problem: CollectiveProblem) -> int:
-        """Return the bytes of a contiguous run; all tensors consist of such runs."""
-        return problem.nbytes
+    @classmethod
+    def transports(cls) -> list[str]:
+        """Return the transports of ``OWN`` for which ``steps`` has a program. Each collective has
+        ``ldst``."""
+        served = {"copy_engine": cls.copy_engine_min_ranks, "ldst": True, "ll": cls.ll_bytes}
+        return [name for name in OWN if served[name]]
 
     @classmethod
     def obstacle(cls, problem: CollectiveProblem, transport: str) -> str | None:
@@ -104,12 +104,11 @@ class Collective(CallableOp, ABC):
         None."""
         if cls.dtypes is not None and problem.dtype not in cls.dtypes:
             return f"x is of {problem.dtype}; expected {', '.join(map(str, cls.dtypes))}"
-        if not (cls.ll_bytes if transport == "ll" else transport in cls.transports):
-            return f"{cls.op} has no program by {OWN[transport]}; expected another transport"
+        if transport not in (legal := cls.transports()):
+            expected = ", ".join(map(repr, [*legal, "nccl"]))
+            return f"{cls.op} has no program by {OWN[transport]}; expected {expected}"
         if transport == "ll" and (reason := cls._ll_obstacle(problem)):
             return reason
-        if transport == "tma" and (run := cls.run_bytes(problem)) % ROW_BYTES:
-            return f"a part has {run} bytes without a gap; expected a multiple of {ROW_BYTES}"
         return None
 
     @classmethod
@@ -231,8 +230,8 @@ class Collective(CallableOp, ABC):
     @staticmethod
     @abstractmethod
     def symmetric_inputs(problem: CollectiveProblem) -> tuple[int, int]:
-        """Return the symmetric memory by copy engines, and by SMs, in units of a rank's input,
-        without counters and tails."""
+        """Return the symmetric memory by copy engines, 0 without a program for them, and by SMs, in
+        units of a rank's input, without counters and tails."""
 
     @classmethod
     def symmetric_bytes(cls, problem: CollectiveProblem, transport: str) -> int:

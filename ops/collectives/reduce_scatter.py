@@ -20,7 +20,7 @@ from ..core.library import call_pair
 from ..core.registry import TableRow
 from .collective import Collective, Move, sum_of
 from .transport import SUMMED
-from .vectors import Lines, alloc_of, copies_to
+from .vectors import Lines, copies_to
 
 NAME = "reduce_scatter"
 
@@ -39,10 +39,10 @@ def add_up(total, tile_regs, parts, me, first, ranks):
     T.copy(total, tile_regs)
 
 
-def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
+def reduce_scatter_program(lines: Lines, ranks: int):
     """Return the program for SMs: each rank stores the parts of x (ranks, rows, columns) to their
     owners, which add them."""
-    alloc, dtype = alloc_of(transport), lines.dtype
+    dtype = lines.dtype
 
     @T.prim_func
     def reduce_scatter(
@@ -50,7 +50,7 @@ def reduce_scatter_program(lines: Lines, ranks: int, transport: str):
     ):
         with T.Kernel(lines.tiles, threads=256) as block:
             parts = W.alloc_symmetric((ranks, *lines.shape), dtype)  # contributions of the others
-            tile_regs = alloc(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(lines.tile, dtype)
             total = T.alloc_fragment(lines.tile, "float32")
             me, first = W.rank(), block * lines.height
             for step in T.serial(ranks - 1):
@@ -112,7 +112,7 @@ class ReduceScatter(Collective, op=NAME):
         inputs="(W x N, ...), bf16, fp16, fp32",
         result="its part of their sum, (N, ...)",
         gradient="`all_gather`, by the same transport",
-        memory="`copy_engine` 1; `tma`, `ldst` 2",
+        memory="`copy_engine` 1; `ldst` 2",
         sent="(W - 1) / W x S",
     )
     dtypes = SUMMED
@@ -129,12 +129,8 @@ class ReduceScatter(Collective, op=NAME):
         ranks = problem.ranks
         lines = Lines.of(problem.elements // ranks, problem.tile_dtype)
         if transport != "copy_engine":
-            return reduce_scatter_program(lines, ranks, transport)
+            return reduce_scatter_program(lines, ranks)
         return reduce_scatter_plan(lines, ranks, lines.pieces(moved=ranks + 1))
-
-    @staticmethod
-    def run_bytes(problem):
-        return problem.nbytes // problem.ranks
 
     @staticmethod
     def reference(x, out, group):
@@ -183,8 +179,8 @@ def reduce_scatter(
             with one axis; or with two, nodes and ranks of a node, in that order.
         out: (N, ...), contiguous; receives the result, and may be this rank's part of ``x``. Not
             differentiable.
-        transport: ``copy_engine``, ``tma``, ``ldst``, ``nccl``
-            (``torch.distributed``), or ``auto``; see ``transport_of``.
+        transport: ``copy_engine``, ``ldst``, ``nccl`` (``torch.distributed``), or ``auto``; see
+            ``transport_of``.
 
     Returns:
         (N, ...), in the type of ``x``.

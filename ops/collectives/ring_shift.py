@@ -68,7 +68,6 @@ class RingShift(Collective, op=NAME):
     )
     options = ("steps",)
     options_format = ", by {} steps"
-    transports = ("ldst",)
     ll_bytes = LL_BYTES
 
     @staticmethod
@@ -103,7 +102,7 @@ class RingShift(Collective, op=NAME):
 
     @staticmethod
     def symmetric_inputs(problem):
-        return 1, 1
+        return 0, 1
 
     @staticmethod
     def gradient(grad, group, transport, steps):

@@ -1,5 +1,5 @@
-"""Transport of a collective: copy engines, the TMA, threads, words with flags (NCCL's protocol LL),
-or NCCL itself."""
+"""Transport of a collective: copy engines, threads, words with flags (NCCL's protocol LL), or NCCL
+itself."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from ..core.strategy import Transport, first_possible, obstacle_of_ranks
 if TYPE_CHECKING:
     from .collective import Collective
 
-OWN = {
-    "copy_engine": "copy engines", "tma": "the TMA", "ldst": "loads and stores",
-    "ll": "words with flags",
-}  # fmt: skip
+OWN = {"copy_engine": "copy engines", "ldst": "loads and stores", "ll": "words with flags"}
 """What moves the data in each transport with programs of our own."""
 COPY_ENGINE_MIN_BYTES = 256 << 20
-"""Least bytes per rank from which copy engines are the fastest transport, if a collective declares
-``copy_engine_min_ranks``; at 64 MiB they are not."""
+"""Least bytes per rank from which copy engines are the fastest transport of a collective that
+declares ``copy_engine_min_ranks``; at 64 MiB they are not."""
 LL_BYTES = 64 << 10
 """Largest input of a rank, in bytes, for which LL is fastest, where each rank sends its input once.
 A collective names its own limit in ``ll_bytes``. On 2 H200 LL was the fastest up to these limits
@@ -31,7 +28,8 @@ KiB."""
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)
 """Types of values that collectives add, in fp32."""
 ROW_BYTES = 16
-"""The TMA moves multiples of this number of bytes."""
+"""Bytes of a vector that a thread loads or stores; parts for ranks are padded to multiples of
+it."""
 
 
 def auto_transports(problem: CollectiveProblem, collective: type[Collective]) -> tuple[str, ...]:

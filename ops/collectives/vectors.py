@@ -6,9 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, gcd
-from typing import Any
 
-import tilelang.language as T
 import torch
 from tvm import tirx
 
@@ -19,8 +17,8 @@ TILE, _BLOCKS = 1 << 15, 256
 """Bytes of a tile: 128 for each of 256 threads, if ``_BLOCKS`` blocks have one each, about two per
 SM; else half of that. Measured at 8 times this size and more."""
 COLUMNS, _MAX_HEIGHT = 256, 256
-"""Maximum numbers of columns and rows of a TMA box. Powers of two, because only then TileLang
-shares a tile evenly among threads and moves 16 bytes at a time."""
+"""Maximum numbers of columns and rows of a tile. Powers of two, because only then TileLang shares a
+tile evenly among threads and moves 16 bytes at a time."""
 COLLECT_BLOCKS = 2 * (DEVICE.sm_count - 1)
 """Blocks of the kernel that copies to the result what copy engines write. All waiting blocks poll
 one flag: a thousand of them delay the data that arrives, and fewer blocks copy more slowly
@@ -55,8 +53,8 @@ def itemsize_of(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Lines:
-    """Contiguous elements viewed as lines of one length, a shape that suits all transports: threads
-    move 16-byte vectors, and the TMA moves boxes.
+    """Contiguous elements viewed as lines of one length, so that threads move 16-byte
+    vectors.
 
     Attributes:
         rows, columns: number of lines, and elements of a line.
@@ -109,12 +107,6 @@ def height_of(columns: int, dtype: str, tile: int) -> int:
     """Return the number of rows in a tile of at most ``tile`` bytes, at least 1, for rows of
     ``columns`` elements."""
     return max(1, min(tile // (columns * itemsize_of(dtype)), _MAX_HEIGHT))
-
-
-def alloc_of(transport: str) -> Any:
-    """Return TileLang's allocator of a tile in flight: of shared memory for the TMA, of registers
-    for threads."""
-    return {"tma": T.alloc_shared, "ldst": T.alloc_fragment}[transport]
 
 
 def pieces_of(rows: int, height: int, nbytes: int, moved: int = 2) -> list[slice]:

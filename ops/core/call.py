@@ -299,12 +299,15 @@ def _run_and_record(call: Call, decision: Decision) -> torch.Tensor:
     inputs, out = operator.prepared(call, decision)
     cache = op_cache_of(decision.group)
     compiled = cache.operator(decision.problem, decision.choice, operator)
-    compiled(*inputs, *others, out)
-    if not capturing():
-        originals = [*(x for x in call.inputs if x is not None), *others]
-        decision.fast_path = record_fast_path(
-            originals, cache, compiled, *compiled.declared(*inputs, *others, out), out,
-            call.inputs[: operator.guarded], operator.in_place_at(decision),
-        )  # fmt: skip
-        recorded_calls().put(cache.session, call.key, decision)  # the session may be new
+    if capturing():
+        compiled(*inputs, *others, out)
+        return out
+    declared = compiled.declared(*inputs, *others, out)
+    compiled.enqueue(*declared)
+    originals = [*(x for x in call.inputs if x is not None), *others]
+    decision.fast_path = record_fast_path(
+        originals, cache, compiled, *declared, out,
+        call.inputs[: operator.guarded], operator.in_place_at(decision),
+    )  # fmt: skip
+    recorded_calls().put(cache.session, call.key, decision)  # the session may be new
     return out

@@ -54,9 +54,9 @@ class Transport(Selection):
     """Transport of a call.
 
     Attributes:
-        name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``tma``: the TMA moves
-            tiles through shared memory; ``ldst``: loads and stores of threads; ``ll``: the same, by
-            words of data and a flag; ``nccl``: ``torch.distributed``.
+        name: ``copy_engine``: copy engines move data between GPUs, not SMs; ``ldst``: loads and
+            stores of threads; ``ll``: the same, by words of data and a flag; ``nccl``:
+            ``torch.distributed``.
         reason: why this transport was chosen.
     """
 

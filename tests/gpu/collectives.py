@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.gpu_calls import Call, back_to_back, replayed, values
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, transports_here
 
-TRANSPORTS = ["copy_engine", "tma", "ldst", "ll"]
+TRANSPORTS = ["copy_engine", "ldst", "ll"]
 HEAP_BYTES = 6 << 30
 LAYOUTS: list[tuple[str, tuple[int, ...], list[tuple[int, ...]]]] = [
     ("all_gather", (), [(1024, 256), (3, 5, 8), (7, 8), (5 << 20, 4)]),

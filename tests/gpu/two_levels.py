@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.gpu_calls import Call, back_to_back, relative_error, replayed, values
 from tests.on_gpus import GPU, runs_here, transports_here
 
-TRANSPORTS, STRATEGIES = ["copy_engine", "tma", "ldst", "nccl"], ["fused", "nccl"]
+TRANSPORTS, STRATEGIES = ["copy_engine", "ldst", "nccl"], ["fused", "nccl"]
 DEVICE = "cuda" if GPU else "cpu"
 HEAP_BYTES = 4 << 30
 SETS = 3

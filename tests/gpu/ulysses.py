@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.gpu_calls import Call, back_to_back, relative_error, replayed, values
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here, transports_here
 
-TRANSPORTS = ["auto", "copy_engine", "tma", "ldst", "nccl"] if GPU else ["auto"]
+TRANSPORTS = ["auto", "ldst", "nccl"] if GPU else ["auto"]
 HEAP_BYTES = 6 << 30
 VALUE_ERROR, GRADIENT_ERROR = 2e-2, 2e-2
 """Largest absolute error of results, and relative norm of gradients, for inputs from N(0, 1)."""

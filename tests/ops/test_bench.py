@@ -338,7 +338,7 @@ def test_all_collectives(three, tmp_path):
     lines = said.splitlines()
     rows = [line for line in lines if line.endswith("nccl: the tensors are on cpu; expected cuda")]
     assert [row.split()[:3] for row in rows] == [[op, "1", "MiB"] for op in COLLECTIVES]
-    for name in ("copy_engine", "tma", "ldst", "ll"):
+    for name in ("copy_engine", "ldst", "ll"):
         assert lines.count(f"  transport/{name}: -: the tensors are on cpu; expected cuda") == 1
     machine, loaded = results.load(str(file))
     assert machine["ranks"] == 3 and [r.op for r in loaded] == list(COLLECTIVES)
@@ -362,17 +362,17 @@ def test_one_wrong_element_of_a_collective(three, tmp_path, wrong):
 )
 def test_bus_bandwidth(op, factor, tmp_path, capsys):
     """1 GB in 1 ms is 1000 GB/s; of four ranks, three are peers."""
-    ms = {"ours": 2.0, "transport/tma": 1.0, "nccl": 3.0, "exchange/copies": 1.5}
-    r = Result(op, Size(10**9, 4), "tma", "asked for", ms, dict.fromkeys(ms, 0.0), 1)
+    ms = {"ours": 2.0, "transport/ldst": 1.0, "nccl": 3.0, "exchange/copies": 1.5}
+    r = Result(op, Size(10**9, 4), "ldst", "asked for", ms, dict.fromkeys(ms, 0.0), 1)
     assert r.rate("ours") == pytest.approx(500 * factor)
-    assert (r.ideal, r.best_other, r.rate("transport/ldst")) == (1.5, 3, None)
+    assert (r.ideal, r.best_other, r.rate("transport/ll")) == (1.5, 3, None)
     file = str(tmp_path / "bench.json")
     results.save(file, {"ranks": 4}, [r])
     assert main(["bench", "--from", file]) == 0
     rates = [f"{1000 * factor / t:.1f}" for t in (2, 1, 3, 1.5)]
-    ours, tma, nccl, copies = rates
-    row = ["2.000", ours, "-", tma, "-", "-", nccl, copies, "1.333", "-", "1.500"]
-    assert row == capsys.readouterr().out.splitlines()[1].split()[3:14]
+    ours, ldst, nccl, copies = rates
+    row = ["2.000", ours, "-", ldst, "-", nccl, copies, "1.333", "-", "1.500"]
+    assert row == capsys.readouterr().out.splitlines()[1].split()[3:13]
 
 
 @pytest.mark.parametrize("op", COLLECTIVES)
@@ -381,7 +381,7 @@ def test_every_transport_is_compiled_ahead(op, monkeypatch):
     assert size.bytes >= 1 << 20 and size.bytes % (3 * 16) == 0
     problem = collectives.problem_of(op, size, torch.bfloat16)
     group = types.SimpleNamespace(device=torch.device("cuda"), world_size=3)
-    possible = set(OPERATORS[op].transports)
+    possible = set(OPERATORS[op].transports()) - {"ll"}
     monkeypatch.setattr(collectives, "obstacle", lambda name, *_: name not in possible)
     names = [program.__class__.__name__ for program in collectives.programs(problem, group)]
     by_engines = ["Plan"] if "copy_engine" in possible else []
@@ -490,7 +490,7 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
         def free(self):
             freed.append(self.transport)
 
-        obstacle = staticmethod(lambda problem, name: {"tma": "it is odd", "ll": "so"}.get(name))
+        obstacle = staticmethod(lambda problem, name: {"ll": "so"}.get(name))
 
     size = collectives.size_of(1, 1)
     problem = collectives.problem_of("all_reduce", size, torch.bfloat16)
@@ -505,7 +505,6 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
     implementations, missing = case.implementations_of(buffers, inputs, 1, others)
     assert list(implementations) == ["transport/copy_engine", "nccl"]
     assert missing == {
-        "transport/tma": "it is odd",
         "transport/ldst": "RuntimeError: no memory",
         "transport/ll": "so",
         "exchange/copies": "copy engines do not add",
@@ -520,13 +519,13 @@ def test_what_is_made_for_one_size_is_freed_behind_it(monkeypatch):
 
 
 def test_words_with_flags_count_twice():
-    """In symmetric memory of 1 MiB on each of 4 ranks, by four transports and the largest again."""
+    """In symmetric memory of 1 MiB on each of 4 ranks, by all transports and the largest again."""
     words, limit = collectives.symmetric_bytes("all_reduce", Size(1 << 20, 4)), 1 << 20
-    assert words == limit * (2 + 4 + 4 + 8 + 8)
+    assert words == limit * (2 + 4 + 8 + 8)
     more = collectives.symmetric_bytes("all_reduce", Size(2 << 20, 4))
-    assert more == 2 * limit * (2 + 4 + 4 + 4)
+    assert more == 2 * limit * (2 + 4 + 4)
     few = collectives.symmetric_bytes("all_gather", Size(64 << 10, 4))
-    assert few == (64 << 10) * 4 * (1 + 2 + 2 + 4 + 4)
+    assert few == (64 << 10) * 4 * (1 + 2 + 4 + 4)
 
 
 def test_each_size_finds_the_heap_empty(monkeypatch):
@@ -547,7 +546,7 @@ def test_each_size_finds_the_heap_empty(monkeypatch):
     def ours(buffers):
         return buffers.into(
             "result",
-            lambda inputs, out: cache.operator(buffers.problem, "tma", AllGather)(inputs.x, out),
+            lambda inputs, out: cache.operator(buffers.problem, "ldst", AllGather)(inputs.x, out),
         )
 
     monkeypatch.setattr(AllGather, "__init__", take)

@@ -137,7 +137,7 @@ OPTIONS = {name: EXCHANGES[name].options for name in SHAPES} | {"broadcast": (3,
     [
         (op, transport)
         for op in SHAPES
-        for transport in ("copy_engine", "tma", "ldst")
+        for transport in ("copy_engine", "ldst")
         if op in ("all_gather", "reduce_scatter") or transport == "ldst"
     ],
 )

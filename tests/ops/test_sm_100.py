@@ -16,7 +16,6 @@ import tileweave as tw
 from tests.ops.collectives.exchanges import EXCHANGES
 from tests.ops.decode.test_programs import LATENT, LLAMA, MLA, QUANTIZED, SMALL
 from tileweave.ops.collectives.collective import Collective, checked_problem
-from tileweave.ops.collectives.transport import OWN as TRANSPORTS
 from tileweave.ops.core import strategy
 from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.decode.decode_attention import program as decode_program
@@ -71,8 +70,7 @@ PROGRAMS: dict[str, Callable[[], Built]] = {
     **{
         f"{op} by {transport}": partial(collective, op, transport)
         for op, kind in operators_of(Collective).items()
-        for transport in TRANSPORTS
-        if (kind.ll_bytes if transport == "ll" else transport in kind.transports)
+        for transport in kind.transports()
     },
     **{
         f"all_reduce_rms_norm by {name}, {quant}": partial(norm, name, quant)

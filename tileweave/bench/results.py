@@ -286,7 +286,6 @@ COLUMNS: dict[type, tuple[Column, ...]] = {
         ("ours, ms", 10, 3, lambda r: r.ours),
         ("GB/s: ours", 12, 1, lambda r: r.rate(OURS)),
         ("copy_engine", 13, 1, lambda r: r.rate(f"{TRANSPORT}copy_engine")),
-        ("tma", 8, 1, lambda r: r.rate(f"{TRANSPORT}tma")),
         ("ldst", 8, 1, lambda r: r.rate(f"{TRANSPORT}ldst")),
         ("ll", 8, 1, lambda r: r.rate(f"{TRANSPORT}ll")),
         ("nccl", 8, 1, lambda r: r.rate(NCCL)),

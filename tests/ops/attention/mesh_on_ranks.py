@@ -132,7 +132,7 @@ def refusals() -> list[str]:
         ),
         lambda: ops.sp_attention(q, q, q, causal=True, strategy="fused", group=mesh),
         lambda: ops.ulysses_attention(
-            *[torch.ones(1, 4, 4, 8)] * 3, causal=True, transport="tma", group=mesh
+            *[torch.ones(1, 4, 4, 8)] * 3, causal=True, transport="ldst", group=mesh
         ),
     ):
         try:

@@ -66,7 +66,7 @@ def test_refusals(four):
         assert packed == "sp_attention: cu_seqlens_q is given on several nodes; expected None"
         assert fused == "sp_attention: strategy='fused', but the tensors are on cpu; expected cuda"
         assert ulysses == (
-            "ulysses_attention: transport='tma', but the tensors are on cpu; expected cuda"
+            "ulysses_attention: transport='ldst', but the tensors are on cpu; expected cuda"
         )
 
 

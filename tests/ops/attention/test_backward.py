@@ -72,7 +72,7 @@ def test_what_flash_attention_gets(monkeypatch, width, v_width, common):
         ({"grad_out": torch.ones(1, 4, 2, 8).half()}, "grad_out is of torch.float16; expected"),
         ({"k": torch.ones(1, 4, 2, 7)}, "k has shape (1, 4, 2, 7); expected (1, 4, 2, 8) for q"),
         ({"layout": "ring"}, "layout='ring'; expected 'contiguous' or 'zigzag'"),
-        ({"transport": "fast"}, "transport='fast'; expected 'auto', 'copy_engine', 'tma'"),
+        ({"transport": "fast"}, "transport='fast'; expected 'auto', 'copy_engine', 'ldst'"),
         ({"transport": "ldst"}, "transport='ldst', but the tensors are on cpu; expected cuda"),
     ],
 )

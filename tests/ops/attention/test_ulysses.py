@@ -107,8 +107,8 @@ REFUSED = [
     ((Q, Q, Q), {"softmax_scale": float("nan")}, "softmax_scale=nan; expected a positive float32"),
     ((Q, Q, Q), {"softmax_scale": "1"}, "softmax_scale='1'; expected a positive float32, or None"),
     ((Q.to(torch.float8_e5m2),) * 3, {}, "q is of torch.float8_e5m2; expected a floating-point ty"),
-    ((Q, Q, Q), {"transport": "fast"}, "transport='fast'; expected 'auto', 'copy_engine', 'tma', "),
-    ((Q, Q, Q), {"transport": "tma"}, "transport='tma', but the tensors are on cpu; expected cuda"),
+    ((Q, Q, Q), {"transport": "fast"}, "transport='fast'; expected 'auto', 'copy_engine', 'ldst'"),
+    ((Q, Q, Q), {"transport": "ldst"}, "transport='ldst', but the tensors are on cpu; expected cu"),
 ]  # fmt: skip
 
 
@@ -145,11 +145,11 @@ def test_heads_that_several_ranks_get(kv_heads, copies):
 
 
 def test_all_exchanges_are_looked_at_before_the_first(monkeypatch):
-    """The TMA moves at least 16 bytes: q has enough, k has not."""
+    """Small tensors are sent as words with flags: q is small enough, k is not."""
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     monkeypatch.setattr(ulysses, "ranks_of", lambda _: Group(0, 2, 0, CPU, None, None))
-    q, k = ones(1, 4, 8, 2), ones(1, 4, 2, 2)
+    q, k = ones(1, 4, 8, 2), ones(1, 8192, 2, 2)
     with pytest.raises(tw.TileWeaveError) as error:
-        ops.ulysses_attention(q, k, k, causal=True, transport="tma")
-    message = "transport='tma', but a part has 8 bytes without a gap; expected a multiple of 16"
+        ops.ulysses_attention(q, k, k, causal=True, transport="ll")
+    message = "transport='ll', but x has 131072 bytes; expected at most 65536"
     assert str(error.value) == f"ulysses_attention: {message}"

@@ -148,7 +148,7 @@ def refusals() -> list[str]:
         lambda: ops.reduce_scatter(torch.ones(6, 2), mesh),
         lambda: ops.all_gather(torch.ones(2), cube),
         lambda: ops.all_gather(torch.ones(2), mesh, transport="ldst"),
-        lambda: ops.all_reduce(torch.ones(2), mesh, transport="tma"),
+        lambda: ops.all_reduce(torch.ones(2), mesh, transport="copy_engine"),
         lambda: ops.all_gather(torch.ones(2), mesh, out=torch.ones(4)),
         lambda: ops.broadcast(torch.ones(2), 4, mesh),
         lambda: tw.tune(ops.matmul_all_reduce, [(8, 8, 8)], group=mesh),

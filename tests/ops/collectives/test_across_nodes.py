@@ -91,13 +91,16 @@ def test_ranks_of_all_nodes_that_differ_are_told(four):
 
 @pytest.mark.long
 def test_refusals(four):
-    for shape, axes, ldst, tma, out, root, tuned in four.run(mesh_on_ranks.refusals):
+    for shape, axes, ldst, engine, out, root, tuned in four.run(mesh_on_ranks.refusals):
         assert shape == (
             "reduce_scatter: x has shape (6, 2); expected a multiple of 4 along axis 0 for 4 ranks"
         )
         assert axes.endswith("or a DeviceMesh with one or two axes")
         assert ldst == "all_gather: transport='ldst', but the tensors are on cpu; expected cuda"
-        assert tma == "all_reduce: transport='tma', but the tensors are on cpu; expected cuda"
+        assert (
+            engine
+            == "all_reduce: transport='copy_engine', but the tensors are on cpu; expected cuda"
+        )
         assert out == "all_gather: out has shape (4,); expected (8,)"
         assert root == "broadcast: root=4; expected a rank from 0 to 3"
         assert tuned.endswith("or a DeviceMesh with one axis")

@@ -22,7 +22,6 @@ from tileweave.ops.collectives.all_reduce import (
 from tileweave.ops.collectives.all_to_all import (
     AllToAll,
     Parts,
-    all_to_all_plan,
     all_to_all_program,
 )
 from tileweave.ops.collectives.collective import checked_problem
@@ -32,7 +31,7 @@ from tileweave.ops.collectives.vectors import Lines, copies_to
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.registry import OPERATORS
 
-TRANSPORTS = ["copy_engine", "tma", "ldst"]
+TRANSPORTS = ["copy_engine", "ldst"]
 PERSISTENT_TILES = "copy_engine, blocks that walk"
 BY_ENGINES = {"copy_engine": None, PERSISTENT_TILES: 2}
 """How many blocks collect what copy engines bring; None for one a tile."""
@@ -68,7 +67,7 @@ def test_all_gather(ranks, count, transport):
         pieces = in_pieces(lines.rows, lines.height)
         program = all_gather_plan(lines, ranks, pieces, BY_ENGINES[transport])
     else:
-        program = all_gather_program(lines, ranks, transport)
+        program = all_gather_program(lines, ranks)
     rng = np.random.default_rng(ranks)
     x = [rng.integers(0, 1 << 30, count).astype(np.int32) for _ in range(ranks)]
     for actual in simulated(program, [given.reshape(lines.shape) for given in x]):
@@ -93,19 +92,18 @@ def test_reduce_scatter(ranks, dtype, count, transport):
     if transport == "copy_engine":
         program = reduce_scatter_plan(lines, ranks, in_pieces(lines.rows, lines.height))
     else:
-        program = reduce_scatter_program(lines, ranks, transport)
+        program = reduce_scatter_program(lines, ranks)
     x, total = numbers(ranks, (ranks, *lines.shape), dtype)
     for rank, actual in enumerate(simulated(program, x)):
         assert np.array_equal(actual, total[rank]), rank
 
 
-@pytest.mark.parametrize("transport", ["tma", "ldst"])
 @pytest.mark.parametrize("make", [one_shot_program, two_shot_program])
 @pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
-def test_all_reduce(make, ranks, dtype, count, transport):
+def test_all_reduce(make, ranks, dtype, count):
     lines = lines_of(count, dtype)
     x, total = numbers(ranks, lines.shape, dtype)
-    for actual in simulated(make(lines, ranks, transport), x):
+    for actual in simulated(make(lines, ranks), x):
         assert np.array_equal(actual, total)
 
 
@@ -123,7 +121,7 @@ def test_all_ranks_get_the_same_bits(make):
     """The sum of these numbers depends on the order."""
     rng, ranks, lines = np.random.default_rng(0), 4, lines_of(320, "bfloat16")
     x = [rng.normal(size=lines.shape).astype(DTYPES["bfloat16"]) for _ in range(ranks)]
-    first, *others = simulated(make(lines, ranks, "ldst"), x, schedules=1)
+    first, *others = simulated(make(lines, ranks), x, schedules=1)
     assert all(np.array_equal(first, other) for other in others)
     right = sum(given.astype(np.float32) for given in x)
     assert np.linalg.norm(first.astype(np.float32) - right) < 1e-2 * np.linalg.norm(right)
@@ -147,20 +145,14 @@ AXES = [((6, 6, 8), 1, 0), ((6, 4, 8), 0, 1), ((12, 2, 4), 0, 0), ((2, 3, 6, 4),
 """Of heads to sequence and back; parts without gaps; axes before, between and behind."""
 
 
-@pytest.mark.parametrize("transport", [*TRANSPORTS, PERSISTENT_TILES])
 @pytest.mark.parametrize(("shape", "scatter", "gather"), AXES)
-def test_all_to_all(shape, scatter, gather, transport):
+def test_all_to_all(shape, scatter, gather):
     ranks = 2 + scatter % 2
     parts, result = parts_of(shape, scatter, gather, ranks, tile=64)
-    if transport in BY_ENGINES:
-        whole = [slice(0, parts.rows)]
-        pieces = in_pieces(parts.rows, parts.height) if parts.outer == 1 else whole
-        program = all_to_all_plan(parts, pieces, BY_ENGINES[transport])
-    else:
-        program = all_to_all_program(parts, transport)
     rng = np.random.default_rng(ranks)
     x = [rng.integers(0, 1 << 30, shape).astype(np.int32) for _ in range(ranks)]
-    actual = simulated(program, [given.reshape(parts.shape(parts.x_ranks_last)) for given in x])
+    arguments = [given.reshape(parts.shape(parts.x_ranks_last)) for given in x]
+    actual = simulated(all_to_all_program(parts), arguments)
     for out, right in zip(actual, expected_all_to_all(x, scatter, gather), strict=True):
         assert np.array_equal(out.reshape(result), right)
 
@@ -174,12 +166,10 @@ def test_all_to_all(shape, scatter, gather, transport):
         ((4, 2, 1040), 1, 0, 4, 520),
     ],
 )
-def test_the_tma_moves_what_is_a_multiple_of_16_bytes(shape, scatter, gather, rows, width):
+def test_parts_are_words_where_they_can_be(shape, scatter, gather, rows, width):
     """bf16 on two ranks; words have 4 bytes."""
     parts, _ = parts_of(shape, scatter, gather, 2, torch.bfloat16)
     assert (parts.rows, parts.width) == (rows, width)
-    source = tw.emit(all_to_all_program(parts, "tma"), world_size=2)
-    assert source.count("tma_store(") == (3 if width % 4 == 0 else 0)
 
 
 ANY_SHAPES = [
@@ -236,20 +226,6 @@ def test_the_last_peer_gets_pieces():
         (2, slice(0, 8)), (0, slice(0, 8)), (1, slice(0, 6)), (1, slice(6, 8)),
     ]  # fmt: skip
     assert not [*copies_to([], pieces)]
-
-
-@pytest.mark.parametrize(
-    ("shape", "scatter", "gather", "pieces"),
-    [
-        ((64 << 20,), 0, 0, 2),  # no gap
-        ((16384, 16, 128), 1, 0, 2),
-        ((2, 4096, 16, 128), 2, 1, 1),
-    ],
-)
-def test_pieces_of_parts(shape, scatter, gather, pieces):
-    """With two ranks."""
-    parts, _ = parts_of(shape, scatter, gather, 2, torch.bfloat16)
-    assert len(parts.pieces) == pieces and parts.pieces[-1].stop == parts.rows
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def reduced(name: str, ranks: int, count: int, dtype: str = "bfloat16") -> Small
         total = total + given.astype(np.float32)
     if ranks == 1:
         make = {"one_shot": one_shot_program, "two_shot": two_shot_program}[name]
-        return Small(make(lines, ranks, "ldst"), x, x)
+        return Small(make(lines, ranks), x, x)
     make = {"one_shot": one_shot_ll_program, "two_shot": two_shot_ll_program}[name]
     return Small(make(lines, ranks), x, [total.astype(DTYPES[dtype])] * ranks)
 
@@ -63,7 +63,7 @@ def gathered(ranks: int, count: int, dtype: str = "int32") -> Small:
     lines = Lines.of(count, dtype, 16, TILE)
     rng = np.random.default_rng(count)
     x = [rng.integers(0, 128, lines.shape).astype(dtype) for _ in range(ranks)]
-    by_threads = all_gather_program(lines, ranks, "ldst")
+    by_threads = all_gather_program(lines, ranks)
     program = by_threads if ranks == 1 else all_gather_ll_program(lines, ranks)
     return Small(program, x, [np.stack(x)] * ranks)
 
@@ -77,7 +77,7 @@ def exchanged(
     x = [rng.integers(0, 128, shape).astype(parts.dtype) for _ in range(ranks)]
     split = [np.split(given, ranks, scatter) for given in x]
     results = [np.concatenate([p[rank] for p in split], gather) for rank in range(ranks)]
-    by_threads = all_to_all_program(parts, "ldst")
+    by_threads = all_to_all_program(parts)
     program = by_threads if ranks == 1 else all_to_all_ll_program(parts)
     given, got = parts.shape(parts.x_ranks_last), parts.shape(parts.out_ranks_last)
     return Small(program, [a.reshape(given) for a in x], [a.reshape(got) for a in results])
@@ -257,7 +257,7 @@ def test_registers_suffice(ptxas, op, shape, axes):
             "reduce_scatter",
             8,
             4,
-            "reduce_scatter has no program by words with flags; expected anot",
+            "reduce_scatter has no program by words with flags; expected 'copy_engine', 'ldst', ",
         ),
     ],
 )

@@ -220,11 +220,10 @@ def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
         (ops.all_gather, (), "copy_engine", torch.float64, ["collect_shares"]),
         (ops.all_gather, (), "ldst", torch.uint8, ["all_gather"]),
         (ops.reduce_scatter, (), "copy_engine", torch.bfloat16, ["add_parts"]),
-        (ops.reduce_scatter, (), "tma", torch.float16, ["reduce_scatter"]),
+        (ops.reduce_scatter, (), "ldst", torch.float16, ["reduce_scatter"]),
         (ops.all_reduce, (), "copy_engine", torch.float32, ["add_and_share"]),
         (ops.all_reduce, (), "ldst", torch.bfloat16, ["all_reduce_one_shot"]),
-        (ops.all_to_all, (1, 0), "copy_engine", torch.int64, ["collect_parts"]),
-        (ops.all_to_all, (0, 1), "tma", torch.bool, ["all_to_all"]),
+        (ops.all_to_all, (0, 1), "ldst", torch.bool, ["all_to_all"]),
     ],
 )
 def test_exchange(on_rank, op, axes, by, dtype, ran):

@@ -23,10 +23,9 @@ from tileweave.ops.collectives.all_reduce import all_reduce_plan, one_shot_progr
 from tileweave.ops.collectives.all_to_all import (
     AllToAll,
     Parts,
-    all_to_all_plan,
     all_to_all_program,
 )
-from tileweave.ops.collectives.broadcast import broadcast_plan, broadcast_program
+from tileweave.ops.collectives.broadcast import broadcast_program
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.vectors import Lines
 from tileweave.ops.core.collective_problem import CollectiveProblem
@@ -168,44 +167,41 @@ def collective(name: str, transport: str) -> Instance:
     """Lines of 16 elements, two in a tile, of all ranks; by copy engines in two pieces."""
     lines = Lines.of(96, "float32", 16, 128)
     if name == "all_to_all":
-        return Instance(_all_to_all(transport), RANKS, None)
+        return Instance(_all_to_all(), RANKS, None)
     if transport != "copy_engine":
-        return Instance(_program(name, lines, RANKS, transport), RANKS, None)
+        return Instance(_program(name, lines, RANKS), RANKS, None)
     half = lines.rows // 2 // lines.height * lines.height
     pieces = [slice(0, half), slice(half, lines.rows)]
     plans = {
         "all_gather": lambda: all_gather_plan(lines, RANKS, pieces, None),
         "reduce_scatter": lambda: reduce_scatter_plan(lines, RANKS, pieces),
         "one_shot": lambda: all_reduce_plan(lines, RANKS, pieces),
-        "broadcast": lambda: broadcast_plan(lines, 1, pieces, None),
     }
     return Instance(plans[name](), RANKS, None)
 
 
 def one_word(name: str) -> Instance:
     """One element of each of three ranks: indices without threads, whose steps go backward."""
-    return Instance(_program(name, Lines.of(1, "float32"), 3, "ldst"), 3, None)
+    return Instance(_program(name, Lines.of(1, "float32"), 3), 3, None)
 
 
-def _program(name: str, lines: Lines, ranks: int, transport: str) -> Any:
+def _program(name: str, lines: Lines, ranks: int) -> Any:
     programs = {
-        "all_gather": lambda: all_gather_program(lines, ranks, transport),
-        "reduce_scatter": lambda: reduce_scatter_program(lines, ranks, transport),
-        "one_shot": lambda: one_shot_program(lines, ranks, transport),
-        "two_shot": lambda: two_shot_program(lines, ranks, transport),
-        "broadcast": lambda: broadcast_program(lines, ranks, 1, transport),
+        "all_gather": lambda: all_gather_program(lines, ranks),
+        "reduce_scatter": lambda: reduce_scatter_program(lines, ranks),
+        "one_shot": lambda: one_shot_program(lines, ranks),
+        "two_shot": lambda: two_shot_program(lines, ranks),
+        "broadcast": lambda: broadcast_program(lines, ranks, 1),
     }
     return programs[name]()
 
 
-def _all_to_all(transport: str) -> Any:
+def _all_to_all() -> Any:
     x = torch.empty((6, 6, 8), device="meta")
     result, axes = AllToAll.result(x, RANKS, 1, 0)
     problem = CollectiveProblem("all_to_all", (6, 6, 8), result, axes, RANKS, torch.float32)
     parts = Parts.of(problem, 64)
-    if transport == "copy_engine":
-        return all_to_all_plan(parts, [slice(0, parts.rows)], None)
-    return all_to_all_program(parts, transport)
+    return all_to_all_program(parts)
 
 
 def attention(causal: bool, layout: str) -> Instance:
@@ -264,8 +260,8 @@ INSTANCES: dict[str, Make] = {
         for name in (
             "all_gather", "reduce_scatter", "one_shot", "two_shot", "broadcast", "all_to_all",
         )
-        for transport in ("tma", "ldst", "copy_engine")
-        if (name, transport) != ("two_shot", "copy_engine")
+        for transport in ("ldst", "copy_engine")
+        if transport == "ldst" or name in ("all_gather", "reduce_scatter", "one_shot")
     },
     **{
         f"{name}:one_word": lambda name=name: one_word(name)

@@ -23,7 +23,7 @@ WRONG = ("tutorial/04_simulate_a_bug.py",)
 """Programs that have a fault on purpose, which the compiler refuses."""
 SHORT = (
     "corpus:ring_shift", "corpus:gemm_reduce_scatter", "corpus:bulk_transfers",
-    "corpus:data_decides", "patterns/pipeline_parallel.py:example", "all_to_all:tma",
+    "corpus:data_decides", "patterns/pipeline_parallel.py:example", "all_to_all:ldst",
     "corpus:ragged_halves", "all_gather:one_word",
 )  # fmt: skip
 """Programs of ``make test``; ``make test-long`` validates all others."""
