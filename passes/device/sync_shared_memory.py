@@ -72,7 +72,10 @@ def _without(func: tirx.PrimFunc, finding: MisplacedBarrier) -> tirx.PrimFunc:
         what = f"only {finding.threads} threads reach a barrier of {finding.expected}"
         legal = "all threads to reach it, or none"
         if finding.threads == finding.expected:
-            what = "a condition or a number of iterations around it may differ between threads"
+            what = (
+                "a condition, a break, a continue or a number of iterations around it may differ "
+                "between threads"
+            )
         elif finding.op == REDUCE and finding.threads > finding.expected:
             what = (
                 f"{finding.threads} threads meet at barriers that count {finding.expected} "

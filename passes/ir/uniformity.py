@@ -12,7 +12,7 @@ from ...builtins.ranks import HOST_VALUES
 from ...builtins.spec import builtin_of
 from .accesses import is_private
 from .origin import ORIGIN
-from .walk import calls_in, has_effect, nodes_in, op_name, rewrite_children
+from .walk import calls_in, children_of, has_effect, nodes_in, op_name, rewrite_children
 
 THREAD_INDICES = frozenset(
     {
@@ -26,6 +26,8 @@ THREAD_INDICES = frozenset(
     }
 )
 """TileLang's operators whose result depends on the index of the thread."""
+BREAKS = frozenset({"tl.loop_break", "tirx.break_loop"})
+CONTINUE = frozenset({"tirx.continue_loop"})
 _VOTES = frozenset({"tl.syncthreads_and", "tl.syncthreads_or", "tl.syncthreads_count"})
 _REDUCTION = re.compile(r"tl::AllReduce<[^>]*?, (\d+), 1,")
 
@@ -53,6 +55,7 @@ class ThreadControl:
         self.threads: list[tirx.Var] = []
         self._divergence: dict[tirx.Var, Divergence] = {}
         self._registers: dict[tirx.Var, Divergence] = {}
+        self._jumps: dict[tuple[tirx.Stmt, frozenset[str]], list[tirx.PrimExpr]] = {}
         self._follow_registers(func.body)
 
     def bind(self, stmt: tirx.Bind) -> None:
@@ -63,8 +66,10 @@ class ThreadControl:
 
     def enter(self, stmt: tirx.Stmt) -> Divergence:
         """Return the divergence that ``stmt`` itself causes for the statements inside it."""
-        if isinstance(stmt, (tirx.IfThenElse, tirx.While)):
+        if isinstance(stmt, tirx.IfThenElse):
             return self.divergence_of(stmt.condition)
+        if isinstance(stmt, tirx.While):
+            return max(self.divergence_of(stmt.condition), self.of_breaks(stmt))
         if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
             self._index(stmt.node.thread_tag, stmt.node.var)
         if not isinstance(stmt, tirx.For):
@@ -76,7 +81,23 @@ class ThreadControl:
             self._divergence[stmt.loop_var] = Divergence.DIVERGENT
             return Divergence.DIVERGENT
         self._divergence[stmt.loop_var] = self.divergence_of(stmt.min)
-        return max(self.divergence_of(stmt.min), self.divergence_of(stmt.extent))
+        bounds = max(self.divergence_of(stmt.min), self.divergence_of(stmt.extent))
+        return max(bounds, self.of_breaks(stmt))
+
+    def of_breaks(self, loop: tirx.For | tirx.While) -> Divergence:
+        """Return the divergence of the conditions under which ``loop`` ends by a break."""
+        return self._of_jumps(loop.body, BREAKS)
+
+    def after(self, stmt: tirx.Stmt) -> Divergence:
+        """Return the divergence that ``stmt`` causes for the statements after it in an iteration:
+        that of the conditions under which it continues with the next one."""
+        return self._of_jumps(stmt, CONTINUE)
+
+    def _of_jumps(self, stmt: tirx.Stmt, names: frozenset[str]) -> Divergence:
+        if (stmt, names) not in self._jumps:
+            self._jumps[stmt, names] = list(_jump_conditions(stmt, names))
+        divergences = map(self.divergence_of, self._jumps[stmt, names])
+        return min(max(divergences, default=Divergence.UNIFORM), Divergence.MAYBE_DIVERGENT)
 
     def _index(self, tag: str, variable: tirx.Var) -> bool:
         """Record a block or thread index; return whether it is a thread index."""
@@ -116,7 +137,14 @@ class ThreadControl:
         for buffer, stored in self._stores(stmt):
             self._differs(buffer, max(divergence, stored))
         divergence = max(divergence, self.enter(stmt))
-        return rewrite_children(stmt, lambda s: self._follow(s, divergence))
+
+        def follow(inner: tirx.Stmt) -> tirx.Stmt:
+            nonlocal divergence
+            self._follow(inner, divergence)
+            divergence = max(divergence, self.after(inner))
+            return inner
+
+        return rewrite_children(stmt, follow)
 
     def _stores(self, stmt: tirx.Stmt) -> Iterator[tuple[tirx.Buffer, Divergence]]:
         """Yield the registers that a leaf statement stores, and the divergence of the values."""
@@ -199,6 +227,27 @@ class RegisterFlow(ThreadControl):
     def _stored_buffers(self, stmt: tirx.Stmt) -> set[tirx.Var]:
         leaves = nodes_in(stmt, tirx.BufferStore, tirx.Evaluate)
         return {buffer.data for leaf in leaves for buffer, _ in self._stores(leaf)}
+
+
+def _jump_conditions(stmt: tirx.Stmt, names: frozenset[str]) -> Iterator[tirx.PrimExpr]:
+    """Yield the conditions in ``stmt`` around jumps of these names that leave an iteration of the
+    loop around ``stmt``."""
+    if isinstance(stmt, tirx.For | tirx.While):
+        return
+    for child in children_of(stmt):
+        if isinstance(stmt, tirx.IfThenElse) and has_jump(child, names):
+            yield stmt.condition
+        yield from _jump_conditions(child, names)
+
+
+def has_jump(stmt: tirx.Stmt, names: frozenset[str]) -> bool:
+    """Return whether one of these jumps leaves an iteration of the loop around ``stmt``."""
+    if isinstance(stmt, tirx.For | tirx.While):
+        return False
+    inner = children_of(stmt)
+    if inner:
+        return any(has_jump(child, names) for child in inner)
+    return op_name(getattr(stmt, "value", None)) in names
 
 
 def _is_fixed(call: tirx.Call) -> bool:

@@ -13,11 +13,21 @@ from ...builtins.errors import LanguageError
 from ..ir.accesses import accesses_of, is_private, name_of
 from ..ir.pipelined_loops import is_pipelined, iteration_of, may_use_tma, tiles_loaded_in, uses_tma
 from ..ir.tma import TMA_SM, may_have_producer, sm_of
-from ..ir.walk import arrows, children_of, headers_of, line_of, nodes_in, op_name, variables_in
+from ..ir.uniformity import BREAKS, CONTINUE, has_jump
+from ..ir.walk import (
+    arrows,
+    children_of,
+    headers_of,
+    line_of,
+    location,
+    nodes_in,
+    op_name,
+    variables_in,
+)
 
 
 def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Refuse three uses of a tile that ``T.Pipelined`` loads.
+    """Refuse jumps out of an iteration of ``T.Pipelined``, and three uses of a tile that it loads.
 
     - A use of a multi-buffered tile outside of its loop. A tile that one stage of the loop loads
       and a later stage reads has a version for each stage. TileLang gives it an axis for the
@@ -50,6 +60,7 @@ def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     if has_producer and program.prelude is not None:
         _verify_prelude(program.prelude)
     for loop in filter(is_pipelined, nodes_in(func.body, tirx.For)):
+        _verify_jumps(loop)
         _verify_overwrites(loop)
     return func
 
@@ -234,6 +245,16 @@ def _verify_prelude(prelude: _Prelude) -> None:
                 )
                 raise _error(stmt, problem, ("use", stmt), ("T.Pipelined", loop))
         awaited_in_loop |= early
+
+
+def _verify_jumps(loop: tirx.For) -> None:
+    """Refuse a break or continue: TileLang loads for iterations that are then not computed."""
+    if has_jump(loop.body, BREAKS | CONTINUE):
+        raise LanguageError(
+            "T.Pipelined: the loop has a break or continue, and loads of later iterations are in "
+            "flight; expected T.serial, num_stages=0, or a condition around the statements"
+            f"{location(loop)}"
+        )
 
 
 def _verify_overwrites(loop: tirx.For) -> None:

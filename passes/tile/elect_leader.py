@@ -15,7 +15,9 @@ from ..ir.uniformity import Divergence, ThreadControl
 from ..ir.walk import flatten, location, rewrite_children
 
 _UNDER = {
-    Divergence.MAYBE_DIVERGENT: "a condition on a register, which may differ between threads",
+    Divergence.MAYBE_DIVERGENT: (
+        "a condition on a register, a break or a continue, which may differ between threads"
+    ),
     Divergence.DIVERGENT: "a condition on the thread index",
 }
 
@@ -56,7 +58,14 @@ def elect_leader(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 else stmt
             )
         divergence = max(divergence, control.enter(stmt))
-        return rewrite_children(stmt, lambda s: elect(s, divergence))
+
+        def inside(inner: tirx.Stmt) -> tirx.Stmt:
+            nonlocal divergence
+            new = elect(inner, divergence)
+            divergence = max(divergence, control.after(inner))
+            return new
+
+        return rewrite_children(stmt, inside)
 
     return func.with_body(elect(func.body, Divergence.UNIFORM))
 

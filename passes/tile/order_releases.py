@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tvm import tirx
 from tvm.ir import structural_equal
 
@@ -45,8 +47,10 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
     def order(stmt: tirx.Stmt) -> list[tirx.Stmt]:
         if isinstance(stmt, tirx.SeqStmt):
             out: list[tirx.Stmt] = []
-            for inner in stmt.seq:
+            for number, inner in enumerate(stmt.seq):
                 _append(out, order(inner))
+                if control.after(inner):
+                    _require_no_release(stmt.seq[number + 1 :])
             return out
         if isinstance(stmt, tirx.Bind):
             control.bind(stmt)
@@ -70,6 +74,18 @@ def order_releases(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return [placeholder(), *barrier, _Branch().order(stmt) if guarded else stmt]
 
     return func.with_body(flatten(order(func.body)))
+
+
+def _require_no_release(stmts: Iterable[tirx.Stmt]) -> None:
+    """Refuse releases that a ``continue`` skips in some threads: no barrier can precede them."""
+    for stmt in stmts:
+        for call in _releases_in(stmt):
+            if not builtin_of(call).is_fence:
+                raise LanguageError(
+                    f"{name_of(call)}: releases after a continue that some threads may execute; "
+                    f"expected a condition around the rest of the iteration instead of continue"
+                    f"{hint_of(call)}{location(stmt)}"
+                )
 
 
 class _Branch:

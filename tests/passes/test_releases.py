@@ -160,7 +160,7 @@ def test_a_failure_of_an_old_release_names_the_newest(monkeypatch, release, hint
     expected = (
         rf"^name: TileLang [0-9.]+ fails: first; expected another form of this statement{hint}$"
     )
-    refused = refusals.explained(error, tvm.IRModule({"name": program}), fail, SM_90)
+    refused = refusals.explain_failure(error, tvm.IRModule({"name": program}), fail, SM_90)
     assert re.match(expected, str(refused))
 
 

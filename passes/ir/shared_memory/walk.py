@@ -144,7 +144,7 @@ class Walk:
 
     def finding(self) -> Missing | MisplacedBarrier | None:
         """Return the first fault of the function, or None."""
-        if not self._footprints.sizes:
+        if not self._footprints.sizes and not self._orders(self._func.body):
             return None
         try:
             self._statement(self._func.body)
@@ -207,7 +207,7 @@ class Walk:
     def _sequence(self, stmt: tirx.SeqStmt) -> None:
         """Follow the statements of a sequence. Branches in a row with one condition are one branch:
         TileLang gives each statement of a pipelined loop the conditions around it."""
-        at = 0
+        at, exact = 0, self._exact
         while at < len(stmt.seq):
             end = at + 1
             while end < len(stmt.seq) and _is_same_branch(stmt.seq[at], stmt.seq[end]):
@@ -217,7 +217,10 @@ class Walk:
             else:
                 branches = list(stmt.seq[at:end])
                 self._branch(branches, lambda at=at, end=end: self._cases(stmt, at, end))
+            if any(map(self._control.after, stmt.seq[at:end])):
+                self._exact = False
             at = end
+        self._exact = exact
 
     def _cases(self, stmt: tirx.SeqStmt, at: int, end: int) -> None:
         for index in range(at, end):
@@ -302,7 +305,7 @@ class Walk:
             self._together(stmt, first, extent)
             return
         mask, exact = self._mask, self._exact
-        if extent is None and self._may_differ(stmt.extent):
+        if (extent is None and self._may_differ(stmt.extent)) or self._control.of_breaks(stmt):
             self._exact = False
         self._exits.append([])
         for number in followed_iterations(stmt, first, extent, len(self._exits) - 2, self._values):
@@ -365,7 +368,7 @@ class Walk:
     def _while(self, stmt: tirx.While) -> None:
         mask, exact = self._mask, self._exact
         self._exits.append([])
-        if self._may_differ(stmt.condition):
+        if self._may_differ(stmt.condition) or self._control.of_breaks(stmt):
             self._exact = False
         for number in range(UNKNOWN):
             self._apply_all(self._effects_of(stmt.condition))

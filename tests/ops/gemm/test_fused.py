@@ -14,6 +14,7 @@ from tileweave import ops
 from tileweave.ops.autotune import tuner
 from tileweave.ops.collectives import transport
 from tileweave.ops.core import cache as op_cache
+from tileweave.ops.core import call as op_call
 from tileweave.ops.core import compiled as made
 from tileweave.ops.core import operator as operators
 from tileweave.ops.core import registry, strategy
@@ -305,7 +306,7 @@ def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
     def calls():
         results = [call()]
         with monkeypatch.context() as captured:
-            for module in (operators, op_cache):
+            for module in (operators, op_cache, op_call):
                 captured.setattr(module, "capturing", lambda: True)
             results.append(call())
         return [*results, call()]

@@ -1,0 +1,177 @@
+"""Breaks and continues that only some threads of a block execute."""
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tests.factory import factory
+from tileweave import language as W
+
+X, Y = T.Tensor((256,), "int32"), T.Tensor((256,), "int32")
+ARCHITECTURES = pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+VALUES = np.random.default_rng(0).integers(0, 4, 256).astype(np.int32)
+
+
+@T.prim_func
+def ended_by_thread(x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        a, tx = T.alloc_shared((128,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        for k in T.serial(16):
+            if k > tx:
+                break
+            a[tx] = x[tx] + k
+        y[tx] = a[127 - tx]
+
+
+@T.prim_func
+def ended_by_value(x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((256,), "int32"), T.alloc_shared((128,), "int32")
+        W.fence("gpu")
+        T.copy(x, a)
+        for i in T.Parallel(128):
+            b[i] = 0
+            for k in T.serial(8):
+                if a[i + k] > 2:
+                    break
+                b[i] = b[i] + a[i + k]
+        for i in T.Parallel(128):
+            y[i] = b[127 - i]
+
+
+@T.prim_func
+def skipped_by_value(x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((256,), "int32"), T.alloc_shared((128,), "int32")
+        W.fence("gpu")
+        T.copy(x, a)
+        for i in T.Parallel(128):
+            b[i] = 0
+            for k in T.serial(8):
+                if a[i + k] > 2:
+                    continue
+                b[i] = b[i] + a[i + k]
+        for i in T.Parallel(128):
+            y[i] = b[127 - i]
+
+
+@T.prim_func
+def skipped_after_barrier(x: X, y: Y):
+    """All threads reach the barriers before the continue, in each iteration."""
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((128,), "int32"), T.alloc_fragment((128,), "int32")
+        tx, total = T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        total = 0
+        for k in T.serial(2):
+            T.copy(x[k * 128], b)
+            T.copy(b, a)
+            T.sync_threads()
+            if a[127 - tx] > 2:
+                continue
+            total = total + a[127 - tx]
+        y[tx] = total
+
+
+def expected(program):
+    sums = []
+    for t in range(128):
+        window = VALUES[t : t + 8].tolist()
+        ends = next((k for k, v in enumerate(window) if v > 2), 8)
+        sums.append({
+            ended_by_thread: VALUES[t] + min(t, 15),
+            ended_by_value: sum(window[:ends]),
+            skipped_by_value: sum(v for v in window if v <= 2),
+            skipped_after_barrier: sum(v for v in VALUES[t::128] if v <= 2),
+        }[program])  # fmt: skip
+    return np.array(sums[::-1], np.int32)
+
+
+@pytest.mark.parametrize(
+    "program", [ended_by_thread, ended_by_value, skipped_by_value, skipped_after_barrier]
+)
+@ARCHITECTURES
+def test_threads_meet_after_the_loop(program, arch):
+    for level in ("tile", "device"):
+        (out,) = tw.simulate(program, 1, [{"x": VALUES}], level=level, arch=arch)
+        np.testing.assert_array_equal(out["y"][:128], expected(program))
+
+
+@factory
+def explicit(sync, jumps, x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        flags, tx = W.alloc_symmetric((1,), "uint32"), T.get_thread_binding()
+        W.fence("gpu")
+        for k in T.serial(4):
+            if jumps == "break":
+                if x[tx] > k:
+                    break
+            else:
+                if x[tx] > k:
+                    continue
+            if sync == "T.sync_threads":
+                T.sync_threads()
+            elif sync == "signal":
+                W.signal(flags[W.rank(), 0])
+            elif sync == "red_add":
+                W.red_add(flags[W.rank(), 0], 1, sem="release")
+            else:
+                W.sync_grid()
+            y[tx] = k
+
+
+REFUSALS = {
+    "T.sync_threads": "T.sync_threads: a condition, a break, a continue or a number of iterations",
+    "signal": "signal: called under a condition on a register, a break or a continue",
+    "sync_grid": "sync_grid: called under a condition on a register, a break or a continue",
+}
+
+
+@pytest.mark.parametrize("jumps", ["break", "continue"])
+@pytest.mark.parametrize("sync", REFUSALS)
+@ARCHITECTURES
+def test_synchronization_that_some_threads_skip(sync, jumps, arch):
+    with pytest.raises(tw.TileWeaveError, match=REFUSALS[sync]):
+        tw.emit(explicit(sync, jumps), arch=arch, world_size=1)
+
+
+def test_release_that_some_threads_skip():
+    with pytest.raises(tw.TileWeaveError, match=r"releases after a continue that some threads"):
+        tw.emit(explicit("red_add", "continue"), world_size=1)
+
+
+@factory
+def pipelined(stages, jumps, x: T.Tensor((4, 256), "int32"), y: Y):
+    with T.Kernel(1, threads=128):
+        a, total = T.alloc_shared((256,), "int32"), T.alloc_fragment((256,), "int32")
+        W.fence("gpu")
+        T.clear(total)
+        for k in T.Pipelined(4, num_stages=stages):
+            T.copy(x[k, 0], a)
+            if jumps == "break":
+                if k == 2:
+                    break
+            else:
+                if k == 2:
+                    continue
+            for i in T.Parallel(256):
+                total[i] = total[i] + a[i]
+        T.copy(total, y)
+
+
+@pytest.mark.parametrize("jumps", ["break", "continue"])
+@pytest.mark.parametrize("stages", [1, 2])
+@ARCHITECTURES
+def test_jumps_out_of_pipelined_loops(stages, jumps, arch):
+    with pytest.raises(tw.TileWeaveError, match=r"T\.Pipelined: the loop has a break or continue"):
+        tw.emit(pipelined(stages, jumps), arch=arch, world_size=1)
+
+
+@pytest.mark.parametrize(("jumps", "rows"), [("break", [0, 1]), ("continue", [0, 1, 3])])
+@ARCHITECTURES
+def test_jumps_without_stages(jumps, rows, arch):
+    x = np.arange(1024, dtype=np.int32).reshape(4, 256)
+    (out,) = tw.simulate(pipelined(0, jumps), 1, [{"x": x}], level="device", arch=arch)
+    np.testing.assert_array_equal(out["y"], x[rows].sum(0))
