@@ -13,6 +13,7 @@ from ..ir.walk import (
     arrows,
     flatten,
     line_of,
+    nodes_in,
     rewrite_children,
     statements_of,
     with_span_of,
@@ -101,16 +102,49 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
     level = min(shared, len(after) - 1)
     if finding.publishes and _are_of_both_roles(func, before, after, level):
         return _join_roles(func, after, level)
-    places = (
-        at
-        for at in range(level, -1, -1)
-        if after[at].is_exact and finding.warps & ~after[at].whole_warps == 0
-    )
-    at = next(places, None)
-    if at is None:
+    places = [at for at in range(level, -1, -1) if _may_meet(after[at], finding.warps)]
+    if level not in places:
+        divided = _with_divided_branch(func, finding, level, walk)
+        if divided is not None or not places:
+            return divided
+    barrier = _barrier(after[places[0]], walk)
+    return _replace_at(func, after, places[0], lambda stmt: flatten([barrier, stmt]))
+
+
+def _may_meet(frame: Frame, warps: int) -> bool:
+    """Return whether all threads of these warps reach a place if one of them does."""
+    return frame.is_exact and warps & ~frame.whole_warps == 0
+
+
+def _with_divided_branch(
+    func: tirx.PrimFunc, finding: Missing, level: int, walk: Walk
+) -> tirx.PrimFunc | None:
+    """Divide the branch that makes both accesses, with the barrier between its parts; None if
+    a part depends on the other one.
+
+    Before: ``if tx < 100: a[tx] = 0; a[99 - tx] = 1``
+    After:  ``if tx < 100: a[tx] = 0``, ``sync()``, ``if tx < 100: a[99 - tx] = 1``
+    """
+    frame, branch = finding.after[level], finding.after[level - 1].parent
+    if level < 2 or level >= len(finding.before) or not isinstance(frame.parent, tirx.SeqStmt):
         return None
-    barrier = _barrier(after[at], walk)
-    return _replace_at(func, after, at, lambda stmt: flatten([barrier, stmt]))
+    if finding.before[level].index >= frame.index:
+        return None
+    if not isinstance(branch, tirx.IfThenElse) or branch.else_case is not None:
+        return None
+    first, second = frame.parent.seq[: frame.index], frame.parent.seq[frame.index :]
+    around = finding.after[level - 2]
+    is_fixed = not nodes_in(branch.condition, tirx.BufferLoad, tirx.Call)
+    if not is_fixed or any(isinstance(stmt, tirx.Bind) for stmt in first):
+        return None
+    if not _may_meet(around, finding.warps):
+        return None
+    parts = [
+        with_span_of(branch, tirx.IfThenElse(branch.condition, flatten([*part]), None))
+        for part in (first, second)
+    ]
+    new = flatten([parts[0], _barrier(around, walk), parts[1]])
+    return _replace_at(func, finding.after, level - 2, lambda _: new)
 
 
 def _are_of_both_roles(func: tirx.PrimFunc, before: Path, after: Path, level: int) -> bool:

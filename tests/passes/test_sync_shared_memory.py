@@ -256,3 +256,28 @@ def test_uniform_register(program, arch):
     inputs = [{"x": np.arange(512, dtype=np.int32), "n": 2}]
     (actual,) = tw.validate(program, 1, inputs, arch)
     assert actual["y"][:256].tolist() == list(range(255, -1, -1))
+
+
+@factory
+def same_threads(shift, x: X, n: T.int32, y: O):
+    """TVM joins loops of which only a part of the threads executes an iteration."""
+    with T.Kernel(1, threads=128):
+        a = T.alloc_shared((128,), "int32")
+        W.fence("gpu")
+        for i in T.Parallel(100):
+            a[i] = x[i]
+        for i in T.Parallel(100):
+            a[(i + shift) % 100 if shift else 99 - i] = x[i + 1]
+        for i in T.Parallel(100):
+            y[i] = a[i]
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_a_barrier_divides_a_branch(shift, arch):
+    x, index = np.arange(512, dtype=np.int32), np.arange(100)
+    expected = np.empty(100, np.int32)
+    expected[(index + shift) % 100 if shift else 99 - index] = x[1:101]
+    program = same_threads(shift)
+    (out,) = tw.simulate(program, 1, [{"x": x, "n": 0}], level="device", arch=arch)
+    np.testing.assert_array_equal(out["y"][:100], expected)
