@@ -37,8 +37,9 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
     The pass follows all threads of the block through the function, and each access by address: with
     tiles that share memory, in each warp role, through loops and both cases of a branch. Before an
     access that is unordered it inserts a barrier where all threads pass that make both accesses:
-    of the block, or of the warps of a specialized part. It moves no access. A barrier of TileLang
-    that only a part of its threads would pass is removed first.
+    of the block, or of the warps of a specialized part. It moves no access, but divides a branch
+    that makes both. A barrier of TileLang that only a part of its threads would pass, such as one
+    after a ``break`` of single threads, is removed first.
 
     In a kernel with specialized warps it also orders accesses of global memory by producers before
     what consumers publish.
