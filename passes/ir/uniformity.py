@@ -93,10 +93,14 @@ class ThreadControl:
         that of the conditions under which it continues with the next one."""
         return self._of_jumps(stmt, CONTINUE)
 
-    def _of_jumps(self, stmt: tirx.Stmt, names: frozenset[str]) -> Divergence:
+    def jump_conditions(self, stmt: tirx.Stmt, names: frozenset[str]) -> list[tirx.PrimExpr]:
+        """Return the conditions in ``stmt`` around jumps out of an iteration of its loop."""
         if (stmt, names) not in self._jumps:
             self._jumps[stmt, names] = list(_jump_conditions(stmt, names))
-        divergences = map(self.divergence_of, self._jumps[stmt, names])
+        return self._jumps[stmt, names]
+
+    def _of_jumps(self, stmt: tirx.Stmt, names: frozenset[str]) -> Divergence:
+        divergences = map(self.divergence_of, self.jump_conditions(stmt, names))
         return min(max(divergences, default=Divergence.UNIFORM), Divergence.MAYBE_DIVERGENT)
 
     def _index(self, tag: str, variable: tirx.Var) -> bool:

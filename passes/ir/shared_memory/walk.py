@@ -10,7 +10,7 @@ import numpy as np
 from tilelang import tvm
 from tvm import tirx
 
-from ..uniformity import Divergence, RegisterFlow
+from ..uniformity import BREAKS, CONTINUE, Divergence, RegisterFlow
 from ..walk import (
     children_of,
     headers_of,
@@ -217,7 +217,7 @@ class Walk:
             else:
                 branches = list(stmt.seq[at:end])
                 self._branch(branches, lambda at=at, end=end: self._cases(stmt, at, end))
-            if any(map(self._control.after, stmt.seq[at:end])):
+            if any(self._jumps_vary(inner, CONTINUE) for inner in stmt.seq[at:end]):
                 self._exact = False
             at = end
         self._exact = exact
@@ -279,6 +279,11 @@ class Walk:
             return False
         return self._may_differ(condition)
 
+    def _jumps_vary(self, stmt: tirx.Stmt, names: frozenset[str]) -> bool:
+        """Return whether threads may differ in whether they leave an iteration in ``stmt``, other
+        than by known conditions on the thread index, which divide the block by themselves."""
+        return any(map(self._varies, self._control.jump_conditions(stmt, names)))
+
     def _may_differ(self, expr: tirx.PrimExpr) -> bool:
         return self._control.divergence_of(expr) is not Divergence.UNIFORM
 
@@ -305,7 +310,9 @@ class Walk:
             self._together(stmt, first, extent)
             return
         mask, exact = self._mask, self._exact
-        if (extent is None and self._may_differ(stmt.extent)) or self._control.of_breaks(stmt):
+        if (extent is None and self._may_differ(stmt.extent)) or self._jumps_vary(
+            stmt.body, BREAKS
+        ):
             self._exact = False
         self._exits.append([])
         for number in followed_iterations(stmt, first, extent, len(self._exits) - 2, self._values):
@@ -368,7 +375,7 @@ class Walk:
     def _while(self, stmt: tirx.While) -> None:
         mask, exact = self._mask, self._exact
         self._exits.append([])
-        if self._may_differ(stmt.condition) or self._control.of_breaks(stmt):
+        if self._may_differ(stmt.condition) or self._jumps_vary(stmt.body, BREAKS):
             self._exact = False
         for number in range(UNKNOWN):
             self._apply_all(self._effects_of(stmt.condition))
