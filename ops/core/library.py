@@ -37,7 +37,6 @@ def define(
     gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
     check: Callable[..., None] | None = None,
     casts: Casts = NO_CASTS,
-    parameters: Sequence[Parameter] | None = None,
 ) -> Callable[..., Any]:
     """Register an operator with torch.
 
@@ -50,14 +49,12 @@ def define(
             message, and gradients that it does not refuse.
         casts: arguments that ``torch.autocast`` casts. Operators that write to an argument have
             none, as in torch.
-        parameters: those of ``schema``, if the caller has parsed it.
 
     Returns:
         The operator for calls from Python. It skips torch's dispatcher, which costs as much time
         as the rest of a call, where the dispatcher would only find ``eager``.
     """
-    name = schema.partition("(")[0]
-    parameters = parameters_of(schema) if parameters is None else parameters
+    name, parameters = schema.partition("(")[0], parameters_of(schema)
     # torch.compile keeps a transposed b transposed: no copy, and the kernel made for it.
     _LIBRARY.define(schema, tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag))
     _LIBRARY.impl(name, eager, "CompositeExplicitAutograd")
@@ -177,41 +174,32 @@ def define_pair(
     """
     schema = f"{name}({inputs}, {new_only}{options}) -> {returns}"
     schema_out = f"{name}_out({inputs}, {written}, {options}) -> ()"
-    functions = compute, fake, check
+    new, out = (
+        (_split(compute, s, writes=True), _split(fake, s), _split(check, s, is_traced=True))
+        for s in (schema, schema_out)
+    )
     _DEFINED[name] = (
-        _define_split(schema, *functions, gradient, casts), _define_split(schema_out, *functions)
-    )  # fmt: skip
+        define(schema, *new[:2], gradient, new[2], casts),
+        define(schema_out, *out[:2], check=out[2]),
+    )
     return _DEFINED[name]
 
 
-def _define_split(
-    schema: str, compute: Callable[..., Any], fake: Callable[..., Any], check: Callable[..., None],
-    gradient: Any = None, casts: Casts = NO_CASTS,
-) -> Callable[..., Any]:  # fmt: skip
-    """Register one operator of ``define_pair``."""
-    parameters = parameters_of(schema)
-    return define(
-        schema, _split(compute, parameters, writes=True), _split(fake, parameters), gradient,
-        _split(check, parameters, is_traced=True), casts, parameters,
-    )  # fmt: skip
-
-
 def _split(
-    function: Callable[..., Any], parameters: Sequence[Parameter], is_traced: bool = False,
-    writes: bool = False,
-) -> Callable[..., Any]:  # fmt: skip
-    """Return a function of the parameters of a schema, given one of the tensors that it reads, the
-    results that it writes, and the others.
+    function: Callable[..., Any], schema: str, is_traced: bool = False, writes: bool = False
+) -> Callable[..., Any]:
+    """Return a function of the parameters of ``schema``, given one of the tensors that it reads,
+    the results that it writes, and the others.
 
     Args:
         is_traced: whether ``torch.compile`` traces it, which supports no ``itemgetter``.
         writes: whether ``function`` writes the results.
     """
-    places = list(enumerate(parameters))
-    written = [n for n, p in places if p.is_written]
+    parameters = list(enumerate(parameters_of(schema)))
+    written = [n for n, p in parameters if p.is_written]
     getter = _traceable_getter if is_traced else _getter
-    inputs = getter([n for n, p in places if torch.Tensor in p.types and not p.is_written])
-    options = getter([n for n, p in places if torch.Tensor not in p.types])
+    inputs = getter([n for n, p in parameters if torch.Tensor in p.types and not p.is_written])
+    options = getter([n for n, p in parameters if torch.Tensor not in p.types])
     if not written:
         return lambda *args: function(inputs(args), None, options(args))
     results, has_one = getter(written), len(written) == 1

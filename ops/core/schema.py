@@ -5,6 +5,7 @@ from __future__ import annotations
 import numbers
 import reprlib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -40,6 +41,7 @@ class Parameter(NamedTuple):
     is_written: bool
 
 
+@cache
 def parameters_of(schema: str) -> tuple[Parameter, ...]:
     """Return the parameters of an operator's schema."""
     parameters = []
