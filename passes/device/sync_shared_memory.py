@@ -126,26 +126,24 @@ def _with_divided_branch(
     Before: ``if tx < 100: a[tx] = 0; a[99 - tx] = 1``
     After:  ``if tx < 100: a[tx] = 0``, ``sync()``, ``if tx < 100: a[99 - tx] = 1``
     """
-    frame, branch = finding.after[level], finding.after[level - 1].parent
-    if level < 2 or level >= len(finding.before) or not isinstance(frame.parent, tirx.SeqStmt):
+    before, after = finding.before, finding.after
+    if not 2 <= level < len(before) or before[level].index >= after[level].index:
         return None
-    if finding.before[level].index >= frame.index:
+    body, branch, around = after[level].parent, after[level - 1].parent, after[level - 2]
+    if not isinstance(body, tirx.SeqStmt) or not isinstance(branch, tirx.IfThenElse):
         return None
-    if not isinstance(branch, tirx.IfThenElse) or branch.else_case is not None:
-        return None
-    first, second = frame.parent.seq[: frame.index], frame.parent.seq[frame.index :]
-    around = finding.after[level - 2]
-    is_fixed = not nodes_in(branch.condition, tirx.BufferLoad, tirx.Call)
-    if not is_fixed or any(isinstance(stmt, tirx.Bind) for stmt in first):
-        return None
-    if not _may_meet(around, finding.warps):
+    first, second = body.seq[: after[level].index], body.seq[after[level].index :]
+    depends = nodes_in(branch.condition, tirx.BufferLoad, tirx.Call) or any(
+        isinstance(stmt, tirx.Bind) for stmt in first
+    )
+    if depends or branch.else_case is not None or not _may_meet(around, finding.warps):
         return None
     parts = [
         with_span_of(branch, tirx.IfThenElse(branch.condition, flatten([*part]), None))
         for part in (first, second)
     ]
     new = flatten([parts[0], _barrier(around, walk), parts[1]])
-    return _replace_at(func, finding.after, level - 2, lambda _: new)
+    return _replace_at(func, after, level - 2, lambda _: new)
 
 
 def _are_of_both_roles(func: tirx.PrimFunc, before: Path, after: Path, level: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import chain
 
 from tvm import tirx
 
@@ -96,7 +97,7 @@ class ThreadControl:
     def jump_conditions(self, stmt: tirx.Stmt, names: frozenset[str]) -> list[tirx.PrimExpr]:
         """Return the conditions in ``stmt`` around jumps out of an iteration of its loop."""
         if (stmt, names) not in self._jumps:
-            self._jumps[stmt, names] = list(_jump_conditions(stmt, names))
+            self._jumps[stmt, names] = list(chain(*jumps_in(stmt, names)))
         return self._jumps[stmt, names]
 
     def _of_jumps(self, stmt: tirx.Stmt, names: frozenset[str]) -> Divergence:
@@ -233,25 +234,19 @@ class RegisterFlow(ThreadControl):
         return {buffer.data for leaf in leaves for buffer, _ in self._stores(leaf)}
 
 
-def _jump_conditions(stmt: tirx.Stmt, names: frozenset[str]) -> Iterator[tirx.PrimExpr]:
-    """Yield the conditions in ``stmt`` around jumps of these names that leave an iteration of the
-    loop around ``stmt``."""
+def jumps_in(
+    stmt: tirx.Stmt, names: frozenset[str], conditions: tuple[tirx.PrimExpr, ...] = ()
+) -> Iterator[tuple[tirx.PrimExpr, ...]]:
+    """Yield the conditions in ``stmt`` around each jump of these names that leaves an iteration of
+    the loop around ``stmt``."""
     if isinstance(stmt, tirx.For | tirx.While):
         return
+    if isinstance(stmt, tirx.IfThenElse):
+        conditions = *conditions, stmt.condition
     for child in children_of(stmt):
-        if isinstance(stmt, tirx.IfThenElse) and has_jump(child, names):
-            yield stmt.condition
-        yield from _jump_conditions(child, names)
-
-
-def has_jump(stmt: tirx.Stmt, names: frozenset[str]) -> bool:
-    """Return whether one of these jumps leaves an iteration of the loop around ``stmt``."""
-    if isinstance(stmt, tirx.For | tirx.While):
-        return False
-    inner = children_of(stmt)
-    if inner:
-        return any(has_jump(child, names) for child in inner)
-    return op_name(getattr(stmt, "value", None)) in names
+        yield from jumps_in(child, names, conditions)
+    if op_name(getattr(stmt, "value", None)) in names:
+        yield conditions
 
 
 def _is_fixed(call: tirx.Call) -> bool:

@@ -13,7 +13,7 @@ from ...builtins.errors import LanguageError
 from ..ir.accesses import accesses_of, is_private, name_of
 from ..ir.pipelined_loops import is_pipelined, iteration_of, may_use_tma, tiles_loaded_in, uses_tma
 from ..ir.tma import TMA_SM, may_have_producer, sm_of
-from ..ir.uniformity import BREAKS, CONTINUE, has_jump
+from ..ir.uniformity import BREAKS, CONTINUE, jumps_in
 from ..ir.walk import (
     arrows,
     children_of,
@@ -249,7 +249,7 @@ def _verify_prelude(prelude: _Prelude) -> None:
 
 def _verify_jumps(loop: tirx.For) -> None:
     """Refuse a break or continue: TileLang loads for iterations that are then not computed."""
-    if has_jump(loop.body, BREAKS | CONTINUE):
+    if any(True for _ in jumps_in(loop.body, BREAKS | CONTINUE)):
         raise LanguageError(
             "T.Pipelined: the loop has a break or continue, and loads of later iterations are in "
             "flight; expected T.serial, num_stages=0, or a condition around the statements"
