@@ -25,7 +25,11 @@ __all__ = [
 ]
 
 
+_REMOVED = {"random_inputs": "described_inputs(...)[0]"}
+"""Removed names, and what to use instead. They are listed until the next release."""
+
+
 def __getattr__(name: str):
-    """Name what replaces a removed function; until the next release."""
-    instead = "; expected described_inputs(...)[0]" if name == "random_inputs" else ""
+    """Refuse a removed name."""
+    instead = f"; expected {_REMOVED[name]}" if name in _REMOVED else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
