@@ -53,8 +53,7 @@ def itemsize_of(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Lines:
-    """Contiguous elements viewed as lines of one length, so that threads move 16-byte
-    vectors.
+    """Contiguous elements viewed as lines of one length, so that threads move 16-byte vectors.
 
     Attributes:
         rows, columns: number of lines, and elements of a line.

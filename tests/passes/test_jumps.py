@@ -25,8 +25,8 @@ def ended_by_thread(x: X, y: Y):
         y[tx] = a[127 - tx]
 
 
-@T.prim_func
-def ended_by_value(x: X, y: Y):
+@factory
+def left_by_value(jump, x: X, y: Y):
     with T.Kernel(1, threads=128):
         a, b = T.alloc_shared((256,), "int32"), T.alloc_shared((128,), "int32")
         W.fence("gpu")
@@ -35,26 +35,16 @@ def ended_by_value(x: X, y: Y):
             b[i] = 0
             for k in T.serial(8):
                 if a[i + k] > 2:
-                    break
+                    if jump == "break":
+                        break
+                    else:
+                        continue
                 b[i] = b[i] + a[i + k]
         for i in T.Parallel(128):
             y[i] = b[127 - i]
 
 
-@T.prim_func
-def skipped_by_value(x: X, y: Y):
-    with T.Kernel(1, threads=128):
-        a, b = T.alloc_shared((256,), "int32"), T.alloc_shared((128,), "int32")
-        W.fence("gpu")
-        T.copy(x, a)
-        for i in T.Parallel(128):
-            b[i] = 0
-            for k in T.serial(8):
-                if a[i + k] > 2:
-                    continue
-                b[i] = b[i] + a[i + k]
-        for i in T.Parallel(128):
-            y[i] = b[127 - i]
+ended_by_value, skipped_by_value = left_by_value("break"), left_by_value("continue")
 
 
 @T.prim_func
