@@ -127,6 +127,31 @@ def test_synchronization_that_some_threads_skip(sync, jumps, arch):
         tw.emit(explicit(sync, jumps), arch=arch, world_size=1)
 
 
+@factory
+def set_unless_left(jump, x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        tx, n = T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        n = 0
+        for k in T.serial(2):
+            if x[tx] > k:
+                if jump == "break":
+                    break
+                else:
+                    continue
+            n = 5
+        if n == 5:
+            T.sync_threads()
+        y[tx] = n
+
+
+@pytest.mark.parametrize("jump", ["break", "continue"])
+@ARCHITECTURES
+def test_barrier_under_a_register_that_some_threads_set(jump, arch):
+    with pytest.raises(tw.TileWeaveError, match=REFUSALS["T.sync_threads"]):
+        tw.emit(set_unless_left(jump), arch=arch, world_size=1)
+
+
 def test_release_that_some_threads_skip():
     with pytest.raises(tw.TileWeaveError, match=r"releases after a continue that some threads"):
         tw.emit(explicit("red_add", "continue"), world_size=1)

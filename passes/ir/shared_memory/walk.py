@@ -208,6 +208,7 @@ class Walk:
         """Follow the statements of a sequence. Branches in a row with one condition are one branch:
         TileLang gives each statement of a pipelined loop the conditions around it."""
         at, exact = 0, self._exact
+        skipped: list[tirx.Stmt] = []
         while at < len(stmt.seq):
             end = at + 1
             while end < len(stmt.seq) and _is_same_branch(stmt.seq[at], stmt.seq[end]):
@@ -219,8 +220,12 @@ class Walk:
                 self._branch(branches, lambda at=at, end=end: self._cases(stmt, at, end))
             if any(self._jumps_vary(inner, CONTINUE) for inner in stmt.seq[at:end]):
                 self._exact = False
+            if not skipped and any(map(self._control.after, stmt.seq[at:end])):
+                skipped = [*stmt.seq[end:]]
             at = end
         self._exact = exact
+        for inner in skipped:
+            self._control.leave(inner)
 
     def _cases(self, stmt: tirx.SeqStmt, at: int, end: int) -> None:
         for index in range(at, end):
@@ -291,6 +296,7 @@ class Walk:
         registers = self._control.state
         self._control.enter_loop(stmt)
         may_differ = any(map(self._may_differ, headers_of(stmt)))
+        may_differ |= bool(self._control.of_breaks(stmt))
         if isinstance(stmt, tirx.For):
             self._for(stmt)
         else:
