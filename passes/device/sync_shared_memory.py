@@ -120,8 +120,8 @@ def _may_meet(frame: Frame, warps: int) -> bool:
 def _with_divided_branch(
     func: tirx.PrimFunc, finding: Missing, level: int, walk: Walk
 ) -> tirx.PrimFunc | None:
-    """Divide the branch that makes both accesses, with the barrier between its parts; None if
-    a part depends on the other one.
+    """Divide the branch that makes both accesses, with the barrier between its parts; None if the
+    threads of the branch are not known, or a part depends on the other one.
 
     Before: ``if tx < 100: a[tx] = 0; a[99 - tx] = 1``
     After:  ``if tx < 100: a[tx] = 0``, ``sync()``, ``if tx < 100: a[99 - tx] = 1``
@@ -136,7 +136,9 @@ def _with_divided_branch(
     depends = nodes_in(branch.condition, tirx.BufferLoad, tirx.Call) or any(
         isinstance(stmt, tirx.Bind) for stmt in first
     )
-    if depends or branch.else_case is not None or not _may_meet(around, finding.warps):
+    if depends or branch.else_case is not None or not after[level].is_exact:
+        return None
+    if not _may_meet(around, finding.warps):
         return None
     parts = [
         with_span_of(branch, tirx.IfThenElse(branch.condition, flatten([*part]), None))
