@@ -12,7 +12,6 @@ from tvm.tirx.stmt_functor import ir_transform, post_order_visit
 
 from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
-from ...builtins.symmetric import is_symmetric
 from .spans import get_stmt_span, set_stmt_span
 
 TMA_LOADS = frozenset(
@@ -230,12 +229,6 @@ def has_effect(call: tirx.Call) -> bool:
 def uses_tileweave(func: tirx.PrimFunc) -> bool:
     """Return whether ``func`` calls a TileWeave operator; other functions are not changed."""
     return bool(calls_in(func.body, lambda c: op_name(c).startswith("tileweave.")))
-
-
-def communicates(func: tirx.PrimFunc) -> bool:
-    """Return whether launches of ``func`` may access memory that they share with other launches or
-    ranks, or wait for others. Tensors of the caller do not count."""
-    return uses_tileweave(func) or any(is_symmetric(b) for b in func.buffer_map.values())
 
 
 def uses_op(node, name: str) -> bool:

@@ -17,10 +17,11 @@ from tvm.runtime import Executable
 
 from ... import passes
 from ...builtins.errors import TileWeaveError, brief_errors
+from ...builtins.symmetric import is_symmetric
 from ...codegen.compile import compile_by_tilelang
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
-from ...passes.ir.walk import communicates, uses_multicast
+from ...passes.ir.walk import uses_multicast
 from ..host import session as sessions
 from ..host.heap import HeapExhausted, SymmetricTensor
 from ..host.session import Session, current, require_open
@@ -109,7 +110,7 @@ class Kernel:
     def communicates(self) -> bool:
         """True if its launches share memory with each other or with other ranks, besides tensors of
         the caller."""
-        return bool(self.implicit) or communicates(self.program)
+        return bool(self.implicit) or any(map(is_symmetric, self.program.buffer_map.values()))
 
     @cached_property
     def _inputs(self) -> list[Parameter]:

@@ -152,6 +152,71 @@ def test_barrier_under_a_register_that_some_threads_set(jump, arch):
         tw.emit(set_unless_left(jump), arch=arch, world_size=1)
 
 
+@factory
+def left_by_known_threads(jump, place, x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        a, tx = T.alloc_shared((128,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        a[tx] = 0
+        for k in T.serial(3):
+            if place == "before":
+                T.sync_threads()
+            if place == "value":
+                if x[0] > k:
+                    if tx < 64:
+                        if jump == "break":
+                            break
+                        else:
+                            continue
+            elif place == "iteration":
+                if k >= 1:
+                    if jump == "break":
+                        break
+                    else:
+                        continue
+            else:
+                if tx < 64:
+                    if jump == "break":
+                        break
+                    else:
+                        continue
+            if place != "before" and place != "none":
+                T.sync_threads()
+            a[tx] = a[tx] + x[tx] + k
+        y[tx] = a[127 - tx]
+
+
+@pytest.mark.parametrize(
+    ("jump", "place"),
+    [(jump, place) for jump in ("break", "continue") for place in ("after", "value")]
+    + [("break", "before")],
+)
+@ARCHITECTURES
+def test_barrier_that_known_threads_skip(jump, place, arch):
+    with pytest.raises(tw.TileWeaveError, match="T.sync_threads: "):
+        tw.emit(left_by_known_threads(jump, place), arch=arch, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("jump", "place", "iterations"),
+    [
+        ("break", "none", (0, 3)),
+        ("continue", "none", (0, 3)),
+        ("continue", "before", (0, 3)),
+        ("break", "iteration", (1, 1)),
+        ("continue", "iteration", (1, 1)),
+    ],
+)
+@ARCHITECTURES
+def test_barriers_that_all_threads_reach(jump, place, iterations, arch):
+    """``iterations`` are those that the first and the second half of the threads end."""
+    program = left_by_known_threads(jump, place)
+    sums = [VALUES[t] * (n := iterations[t // 64]) + sum(range(n)) for t in range(127, -1, -1)]
+    for level in ("tile", "device"):
+        (out,) = tw.simulate(program, 1, [{"x": VALUES}], level=level, arch=arch)
+        assert out["y"][:128].tolist() == sums
+
+
 def test_release_that_some_threads_skip():
     with pytest.raises(tw.TileWeaveError, match=r"releases after a continue that some threads"):
         tw.emit(explicit("red_add", "continue"), world_size=1)

@@ -150,7 +150,13 @@ class Describe:
 
 @dataclass(frozen=True)
 class Exit:
-    """The end of a loop or of the function for the threads that execute it."""
+    """The end of an iteration, a loop or the function for the threads that execute it.
+
+    Attributes:
+        name: the operator.
+    """
+
+    name: str
 
 
 @dataclass(frozen=True)
@@ -241,7 +247,7 @@ class _Collector:
             self.effects += [Commit(BULK)] if name == _COMPLETE else []
             self.effects.append(Complete(BULK, pending))
         elif name in _EXITS:
-            self.effects.append(Exit())
+            self.effects.append(Exit(name))
         elif not self._copies(call, name) and not self._tensor_core(call, name):
             self._other(call, name)
 

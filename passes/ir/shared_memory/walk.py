@@ -104,6 +104,23 @@ class MisplacedBarrier:
     op: str
 
 
+@dataclass
+class _Loop:
+    """The innermost loop around a place.
+
+    Attributes:
+        mask: its threads at the begin of the current iteration.
+        ended, continued: threads that have left it, and that have left its current iteration.
+        knows_ended, knows_continued: whether these are all.
+    """
+
+    mask: np.ndarray
+    ended: np.ndarray | np.bool_ = np.False_
+    continued: np.ndarray | np.bool_ = np.False_
+    knows_ended: bool = True
+    knows_continued: bool = True
+
+
 class _Found(Exception):
     def __init__(self, finding: Missing | MisplacedBarrier) -> None:
         self.finding = finding
@@ -135,6 +152,9 @@ class Walk:
         self._mask = np.ones((self._values.count,) + (1,) * 11, bool)
         self._all_warps = (1 << self._values.warps) - 1
         self._exact = True
+        self._is_certain = True
+        """Whether the conditions around the place, inside its loop, are known in each thread."""
+        self._loops = [_Loop(self._mask)]
         self._exits: list[list[_State]] = [[]]
         self._number = 0
         """Number of the current statement, of those executed so far."""
@@ -172,6 +192,8 @@ class Walk:
         return Frame(parent, index, stmt, count, whole, self._exact, bool(threads.all()))
 
     def _statement(self, stmt: tirx.Stmt) -> None:
+        if not self._mask.any():
+            return
         if is_leaf(stmt):
             self._apply_all(self._effects_of(stmt))
             self._control.store(stmt)
@@ -207,7 +229,7 @@ class Walk:
     def _sequence(self, stmt: tirx.SeqStmt) -> None:
         """Follow the statements of a sequence. Branches in a row with one condition are one branch:
         TileLang gives each statement of a pipelined loop the conditions around it."""
-        at, exact = 0, self._exact
+        at = 0
         skipped: list[tirx.Stmt] = []
         while at < len(stmt.seq):
             end = at + 1
@@ -218,12 +240,9 @@ class Walk:
             else:
                 branches = list(stmt.seq[at:end])
                 self._branch(branches, lambda at=at, end=end: self._cases(stmt, at, end))
-            if any(self._jumps_vary(inner, CONTINUE) for inner in stmt.seq[at:end]):
-                self._exact = False
             if not skipped and any(map(self._control.after, stmt.seq[at:end])):
                 skipped = [*stmt.seq[end:]]
             at = end
-        self._exact = exact
         for inner in skipped:
             self._control.leave(inner)
 
@@ -244,11 +263,12 @@ class Walk:
         stmt = branches[0]
         self._apply_all(self._effects_of(stmt.condition))
         may, must = self._values.truth(stmt.condition)
-        mask, exact = self._mask, self._exact
+        mask, exact, certain = self._mask, self._exact, self._is_certain
         then_mask, else_mask = mask & may, mask & ~must
         decided = not (then_mask & else_mask).any()
         varies = not decided and self._varies(stmt.condition)
         may_differ = self._may_differ(stmt.condition)
+        self._is_certain = certain and decided
         before, registers = self._state, self._control.state
         if then_mask.any():
             self._mask, self._exact = then_mask, exact and not varies
@@ -267,9 +287,16 @@ class Walk:
         if may_differ:
             for branch in branches:
                 self._control.leave(branch)
-        self._mask, self._exact = mask, exact
+        self._is_certain = certain
+        self._remain(mask, exact)
         if exact and mask.all():
             self._require_complete()
+
+    def _remain(self, mask: np.ndarray, exact: bool) -> None:
+        """Continue with those threads of ``mask`` that have not left the iteration."""
+        loop = self._loops[-1]
+        self._mask = mask & ~(loop.ended | loop.continued)
+        self._exact = exact and loop.knows_ended and loop.knows_continued
 
     def _varies(self, condition: tirx.PrimExpr) -> bool:
         """Return whether the unknown parts of a condition may differ between threads."""
@@ -284,23 +311,23 @@ class Walk:
             return False
         return self._may_differ(condition)
 
-    def _jumps_vary(self, stmt: tirx.Stmt, names: frozenset[str]) -> bool:
-        """Return whether threads may differ in whether they leave an iteration in ``stmt``, other
-        than by known conditions on the thread index, which divide the block by themselves."""
-        return any(map(self._varies, self._control.jump_conditions(stmt, names)))
-
     def _may_differ(self, expr: tirx.PrimExpr) -> bool:
         return self._control.divergence_of(expr) is not Divergence.UNIFORM
 
     def _loop(self, stmt: tirx.For | tirx.While) -> None:
         registers = self._control.state
+        mask, exact, certain = self._mask, self._exact, self._is_certain
         self._control.enter_loop(stmt)
         may_differ = any(map(self._may_differ, headers_of(stmt)))
         may_differ |= bool(self._control.of_breaks(stmt))
+        self._is_certain = True
+        self._loops.append(_Loop(mask))
         if isinstance(stmt, tirx.For):
             self._for(stmt)
         else:
             self._while(stmt)
+        self._loops.pop()
+        self._mask, self._exact, self._is_certain = mask, exact, certain
         if may_not_run(stmt):
             self._control.join(registers)
         if may_differ:
@@ -315,21 +342,25 @@ class Walk:
         if not self._orders(stmt):
             self._together(stmt, first, extent)
             return
-        mask, exact = self._mask, self._exact
-        if (extent is None and self._may_differ(stmt.extent)) or self._jumps_vary(
-            stmt.body, BREAKS
-        ):
-            self._exact = False
+        mask = self._mask
+        exact = self._exact and not (extent is None and self._may_differ(stmt.extent))
         self._exits.append([])
         for number in followed_iterations(stmt, first, extent, len(self._exits) - 2, self._values):
             if begin is not None:
                 self._values.fix(stmt.loop_var, number)
             if extent is None and (number > first or may_not_run(stmt)):
                 self._leave(stmt, number == first)
-            self._inside(stmt, 0, stmt.body)
+            self._iteration(stmt, mask, exact)
         self._values.forget(stmt.loop_var)
         self._state = _join(self._state, *self._exits.pop())
-        self._mask, self._exact = mask, exact
+
+    def _iteration(self, stmt: tirx.For | tirx.While, mask: np.ndarray, exact: bool) -> None:
+        """Follow an iteration by those threads of ``mask`` that have not left the loop."""
+        loop = self._loops[-1]
+        loop.continued, loop.knows_continued = np.False_, True
+        self._remain(mask, exact)
+        loop.mask = self._mask
+        self._inside(stmt, 0, stmt.body)
 
     def _leave(self, stmt: tirx.For | tirx.While, is_first: bool) -> None:
         """Record that a loop may end before its next iteration."""
@@ -379,16 +410,14 @@ class Walk:
         self._mask = mask
 
     def _while(self, stmt: tirx.While) -> None:
-        mask, exact = self._mask, self._exact
+        mask = self._mask
+        exact = self._exact and not self._may_differ(stmt.condition)
         self._exits.append([])
-        if self._may_differ(stmt.condition) or self._jumps_vary(stmt.body, BREAKS):
-            self._exact = False
         for number in range(UNKNOWN):
             self._apply_all(self._effects_of(stmt.condition))
             self._leave(stmt, number == 0)
-            self._inside(stmt, 0, stmt.body)
+            self._iteration(stmt, mask, exact)
         self._state = _join(self._state, *self._exits.pop())
-        self._mask, self._exact = mask, exact
 
     # Effects
 
@@ -429,7 +458,7 @@ class Walk:
             case Describe():
                 self._footprints.describe(effect)
             case Exit():
-                self._exits[-1].append(self._state)
+                self._jump(effect.name)
             case Use():
                 self._use(threads)
             case Publish():
@@ -460,7 +489,7 @@ class Walk:
         waiting, _, _ = self._waiting.pop(barrier.number, (np.zeros_like(threads), path, barrier))
         arrived = waiting | threads
         size = int(arrived.sum())
-        if not self._exact or size > count:
+        if not self._exact or size > count or (waiting & threads).any():
             raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.op))
         if size < count:
             self._waiting[barrier.number] = arrived, path, barrier
@@ -520,6 +549,24 @@ class Walk:
             return replace(p, some=p.some | own, ended=True)
 
         self._change(change)
+
+    def _jump(self, name: str) -> None:
+        """Follow threads that leave an iteration. Where the conditions around the jump are known in
+        each thread, the threads of the mask leave. Elsewhere all threads or none of them leave, or
+        it is unknown which ones remain."""
+        loop = self._loops[-1]
+        if name not in BREAKS | CONTINUE or not self._is_certain:
+            self._exits[-1].append(self._state)
+        if name not in BREAKS | CONTINUE:
+            return
+        is_known = self._is_certain or (self._exact and bool((self._mask == loop.mask).all()))
+        leave = self._mask if self._is_certain else np.False_
+        if name in BREAKS:
+            loop.ended, loop.knows_ended = loop.ended | leave, loop.knows_ended and is_known
+        else:
+            loop.continued = loop.continued | leave
+            loop.knows_continued = loop.knows_continued and is_known
+        self._remain(self._mask, self._exact)
 
     def _use(self, threads: np.ndarray) -> None:
         warps = self._warps(threads) & self._producers
