@@ -193,7 +193,7 @@ def left_by_known_threads(jump, place, x: X, y: Y):
 )
 @ARCHITECTURES
 def test_barrier_that_known_threads_skip(jump, place, arch):
-    with pytest.raises(tw.TileWeaveError, match="T.sync_threads: "):
+    with pytest.raises(tw.TileWeaveError, match=r"T\.sync_threads: "):
         tw.emit(left_by_known_threads(jump, place), arch=arch, world_size=1)
 
 
@@ -255,3 +255,68 @@ def test_jumps_without_stages(jumps, rows, arch):
     x = np.arange(1024, dtype=np.int32).reshape(4, 256)
     (out,) = tw.simulate(pipelined(0, jumps), 1, [{"x": x}], level="device", arch=arch)
     np.testing.assert_array_equal(out["y"], x[rows].sum(0))
+
+
+@T.prim_func
+def left_in_last_iteration(x: X, y: Y):
+    """TileLang inserts a barrier after the break, and one before the read of the other threads."""
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((128,), "int32"), T.alloc_shared((256,), "int32")
+        tx, s = T.get_thread_binding(), W.alloc_symmetric((256,), "int32")
+        a[tx] = 0
+        for k in T.serial(2):
+            if k > tx:
+                break
+            a[tx] = a[tx] + x[tx]
+        y[tx] = a[127 - tx]
+        T.copy(x, b)
+        T.copy(b, s[(W.rank() + 1) % 2, 0:256])
+
+
+@ARCHITECTURES
+def test_only_the_barrier_in_the_loop_is_removed(arch):
+    sums = [VALUES[t] * min(t + 1, 2) for t in range(127, -1, -1)]
+    for out in tw.simulate(
+        left_in_last_iteration, 2, [{"x": VALUES}] * 2, level="device", arch=arch
+    ):
+        assert out["y"][:128].tolist() == sums
+
+
+@factory
+def left_after_skip(case, x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        a, tx = T.alloc_shared((128,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        a[tx] = 0
+        for k in T.serial(2):
+            if case == "threads":
+                T.sync_threads()
+                if x[tx] > k:
+                    continue
+                if tx >= 0:
+                    break
+            else:
+                a[tx] = x[tx + k]
+                T.sync_threads()
+                y[tx + 128] = a[127 - tx]
+                if x[0] >= 0:
+                    continue
+                if case == "break":
+                    if k == 0:
+                        break
+                T.sync_threads()
+        y[tx] = a[127 - tx]
+
+
+@pytest.mark.parametrize("case", ["break", "barrier"])
+@ARCHITECTURES
+def test_continue_skips_breaks_and_barriers(case, arch):
+    """The device level finds a race if the next iteration misses a barrier."""
+    (out,) = tw.simulate(left_after_skip(case), 1, [{"x": VALUES}], level="device", arch=arch)
+    assert out["y"].tolist() == VALUES[128:0:-1].tolist() * 2
+
+
+@ARCHITECTURES
+def test_threads_that_skip_a_break_reach_the_next_iteration(arch):
+    with pytest.raises(tw.TileWeaveError, match=REFUSALS["T.sync_threads"]):
+        tw.emit(left_after_skip("threads"), arch=arch, world_size=1)

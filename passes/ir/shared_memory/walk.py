@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,9 @@ class MisplacedBarrier:
     op: str
 
 
+_State = dict[Any, Pending]
+
+
 @dataclass
 class _Loop:
     """The innermost loop around a place.
@@ -112,6 +115,7 @@ class _Loop:
         mask: its threads at the begin of the current iteration.
         ended, continued: threads that have left it, and that have left its current iteration.
         knows_ended, knows_continued: whether these are all.
+        skips: states where threads may continue, under conditions that are not known.
     """
 
     mask: np.ndarray
@@ -119,14 +123,12 @@ class _Loop:
     continued: np.ndarray | np.bool_ = np.False_
     knows_ended: bool = True
     knows_continued: bool = True
+    skips: list[_State] = field(default_factory=list)
 
 
 class _Found(Exception):
     def __init__(self, finding: Missing | MisplacedBarrier) -> None:
         self.finding = finding
-
-
-_State = dict[Any, Pending]
 
 
 class Walk:
@@ -357,10 +359,11 @@ class Walk:
     def _iteration(self, stmt: tirx.For | tirx.While, mask: np.ndarray, exact: bool) -> None:
         """Follow an iteration by those threads of ``mask`` that have not left the loop."""
         loop = self._loops[-1]
-        loop.continued, loop.knows_continued = np.False_, True
+        loop.continued, loop.knows_continued, loop.skips = np.False_, True, []
         self._remain(mask, exact)
         loop.mask = self._mask
         self._inside(stmt, 0, stmt.body)
+        self._state = _join(self._state, *loop.skips)
 
     def _leave(self, stmt: tirx.For | tirx.While, is_first: bool) -> None:
         """Record that a loop may end before its next iteration."""
@@ -486,11 +489,15 @@ class Walk:
     def _barrier(self, barrier: Barrier, threads: np.ndarray) -> None:
         path = tuple(self._path)
         count = self._values.count if barrier.count is None else barrier.count
-        waiting, _, _ = self._waiting.pop(barrier.number, (np.zeros_like(threads), path, barrier))
+        waiting, place, former = self._waiting.pop(
+            barrier.number, (np.zeros_like(threads), path, barrier)
+        )
         arrived = waiting | threads
         size = int(arrived.sum())
-        if not self._exact or size > count or (waiting & threads).any():
+        if not self._exact or size > count:
             raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.op))
+        if (waiting & threads).any():
+            raise _Found(MisplacedBarrier(place, int(waiting.sum()), count, former.op))
         if size < count:
             self._waiting[barrier.number] = arrived, path, barrier
             return
@@ -553,14 +560,16 @@ class Walk:
     def _jump(self, name: str) -> None:
         """Follow threads that leave an iteration. Where the conditions around the jump are known in
         each thread, the threads of the mask leave. Elsewhere all threads or none of them leave, or
-        it is unknown which ones remain."""
+        it is unknown which ones remain. A thread that may have continued before a break remains."""
         loop = self._loops[-1]
-        if name not in BREAKS | CONTINUE or not self._is_certain:
-            self._exits[-1].append(self._state)
         if name not in BREAKS | CONTINUE:
+            self._exits[-1].append(self._state)
             return
-        is_known = self._is_certain or (self._exact and bool((self._mask == loop.mask).all()))
-        leave = self._mask if self._is_certain else np.False_
+        is_certain = self._is_certain and not (name in BREAKS and loop.skips)
+        if not is_certain:
+            (self._exits[-1] if name in BREAKS else loop.skips).append(self._state)
+        is_known = is_certain or (self._exact and bool((self._mask == loop.mask).all()))
+        leave = self._mask if is_certain else np.False_
         if name in BREAKS:
             loop.ended, loop.knows_ended = loop.ended | leave, loop.knows_ended and is_known
         else:
