@@ -14,6 +14,8 @@ from .statements import (
     defined,
     exchange,
     iterate,
+    leave_by_elements,
+    leave_by_threads,
     move,
     pipeline,
     product,
@@ -171,8 +173,20 @@ def mixed(w: Writer) -> None:
     finish(w)
 
 
+def jumps(w: Writer) -> None:
+    """Serial loops that all or some threads leave by a break or a continue."""
+    w.threads, w.shape = w.choice((128, 128, 256)), (16, w.choice((32, 64)))
+    statements = (
+        lambda w: iterate(w, defined(w)), leave_by_threads, leave_by_threads,
+        lambda w: leave_by_elements(w, defined(w)), pipeline,
+    )  # fmt: skip
+    while not any(line.endswith(("break", "continue")) for line in w.lines):
+        w.choice(statements)(w)
+    finish(w)
+
+
 FAMILIES: dict[str, Callable[[Writer], None]] = {
-    f.__name__: f for f in (halos, producers, operands, columns, fragments, mixed)
+    f.__name__: f for f in (halos, producers, operands, columns, fragments, mixed, jumps)
 }
 
 

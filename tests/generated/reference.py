@@ -25,6 +25,8 @@ _NARROW = {
     "float8_e5m2": ml_dtypes.float8_e5m2,
 }
 _LANE = "$lane"
+_JUMPS = ("$break", "$continue")
+"""Variables of a loop: the lanes that have left it, and those that have left its iteration."""
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
@@ -187,11 +189,18 @@ class Reference:
 
     def _block(self, body: Sequence[ast.stmt], envs: list[Env]) -> None:
         for statement in body:
+            envs = _remaining(envs)
             if envs:
                 getattr(self, f"_{type(statement).__name__.lower()}")(statement, envs)
 
     def _pass(self, statement: ast.Pass, envs: list[Env]) -> None:
         pass
+
+    def _break(self, statement: ast.Break | ast.Continue, envs: list[Env]) -> None:
+        for env in envs:
+            env[f"${type(statement).__name__.lower()}"].update(_lanes_of(env))
+
+    _continue = _break
 
     def _if(self, statement: ast.If, envs: list[Env]) -> None:
         sides: tuple[list[Env], list[Env]] = [], []
@@ -202,9 +211,7 @@ class Reference:
                     if holds:
                         side.append(env)
                 elif holds.any():
-                    side.append(
-                        {n: v[holds] if isinstance(v, np.ndarray) else v for n, v in env.items()}
-                    )
+                    side.append(_selected(env, holds))
         self._block(statement.body, sides[0])
         self._block(statement.orelse, sides[1])
 
@@ -218,12 +225,17 @@ class Reference:
             return
         variables = _names(statement.target)
         extents = [int(self._value(call.args[0], env)) for env in envs]
+        envs = [env | {name: set() for name in _JUMPS} for env in envs]
         for i in range(max(extents)):
             running = [env for env, extent in zip(envs, extents, strict=True) if i < extent]
+            for env in running:
+                env["$continue"].clear()
             self._block(statement.body, [env | dict.fromkeys(variables, i) for env in running])
 
     def _parallel(self, statement: ast.For, env: Env, extents: list[int]) -> None:
+        _require_whole(env)
         inner = {n: v for n, v in env.items() if not isinstance(v, np.ndarray)}
+        inner |= {name: set() for name in _JUMPS}
         inner |= zip(
             _names(statement.target), np.indices(extents).reshape(len(extents), -1), strict=True
         )
@@ -283,7 +295,7 @@ class Reference:
             tile.data[index] = tile.exact(v)
 
     def _access(self, tile: Tile, index: tuple, env: Env, is_write: bool) -> None:
-        lanes = env.get(_LANE, np.zeros(1, int))
+        lanes = _lanes_of(env)
         places = np.ravel_multi_index(index, tile.data.shape)
         if self.accesses is not None:
             self.accesses.add(tile, lanes, np.asarray(places), is_write)
@@ -336,6 +348,7 @@ class Reference:
         options = {k.arg: k.value for k in call.keywords}
         arguments = [*call.args, *(options.pop(n) for n in ("src", "dst") if n in options)]
         for env in envs:
+            _require_whole(env)
             regions = list(self._regions(arguments, env))
             literals = {n: ast.literal_eval(v) for n, v in options.items() if n != "policy"}
             self._operation(function, regions, [*arguments], literals, env)
@@ -401,6 +414,31 @@ class Reference:
         if not options.get("clear_accum"):
             total = total + c.load().reshape(c.shape)
         c.store(total)
+
+
+def _lanes_of(env: Env) -> np.ndarray:
+    return env.get(_LANE, np.zeros(1, int))
+
+
+def _selected(env: Env, lanes: np.ndarray) -> Env:
+    return {n: v[lanes] if isinstance(v, np.ndarray) else v for n, v in env.items()}
+
+
+def _remaining(envs: list[Env]) -> list[Env]:
+    """Return the lanes that have not left the iteration of their loop."""
+    remaining = []
+    for env in envs:
+        left = set().union(*(env.get(name, ()) for name in _JUMPS))
+        remain = ~np.isin(_lanes_of(env), list(left))
+        if remain.any():
+            remaining.append(env if remain.all() else _selected(env, remain))
+    return remaining
+
+
+def _require_whole(env: Env) -> None:
+    """Refuse a statement of all threads that some threads do not reach."""
+    if _LANE in env and len(env[_LANE]) < env["$threads"]:
+        raise Unsuitable("a tile statement of some threads")
 
 
 def program_of(text: str) -> ast.FunctionDef:

@@ -4,6 +4,25 @@ from __future__ import annotations
 
 from .writer import FLOATS, Box, Buffer, Writer, cast
 
+# Jumps out of serial loops.
+
+
+def jump(w: Writer, loop: str, *conditions: str) -> None:
+    """Leave a loop or its iteration under one of ``conditions``, or one that all threads share."""
+    shared = (f"{loop} == 1", f"{loop} > {w.count_of('2')}", f"{w.count_of('3')} > {loop}")
+    condition = w.choice(conditions) if conditions and w.chance(0.7) else w.choice(shared)
+    name = w.choice(("break", "continue"))
+    if w.chance(0.2):
+        w.nest(f"if {w.condition()}:", lambda: w.add(f"if {condition}:", f"    {name}"))
+    else:
+        w.add(f"if {condition}:", f"    {name}")
+
+
+def maybe_jump(w: Writer, loop: str, *conditions: str) -> None:
+    if w.chance(0.25):
+        jump(w, loop, *conditions)
+
+
 # Statements that define a whole tile.
 
 
@@ -158,16 +177,19 @@ def copy_rows(w: Writer, tile: Buffer) -> None:
     source, (rows, columns) = w.source(tile.shape), tile.shape
     n, extent = w.choice((2, 3)), ""
     if w.chance(0.3):
-        w.tensors["n"] = counts = Buffer("n", (4,), "int32", w.block)
-        n, extent = 3, counts.at("1")
+        n, extent = 3, w.count_of("1")
     target = f"s + {w.choice((0, 1, rows - n))}"
     line = f"T.copy({source.at('s', f'0:{columns}')}, {tile.at(target, f'0:{columns}')})"
-    loop = f"for s in T.serial({extent or n}):"
-    if w.chance(0.5):
-        w.add(loop, f"    {line}")
-    else:
-        write = f"{tile.at(target, 'i')} = {source.at('s', 'i')}"
-        w.nest(loop, lambda: w.parallel((columns,), write))
+
+    def body() -> None:
+        maybe_jump(w, "s")
+        if w.chance(0.5):
+            w.add(line)
+        else:
+            w.parallel((columns,), f"{tile.at(target, 'i')} = {source.at('s', 'i')}")
+        maybe_jump(w, "s")
+
+    w.nest(f"for s in T.serial({extent or n}):", body)
 
 
 def update(w: Writer, tile: Buffer) -> None:
@@ -245,16 +267,84 @@ def iterate(w: Writer, tile: Buffer) -> None:
     source, target = x.at("s", *whole), out.at("s", *whole)
 
     def body() -> None:
+        maybe_jump(w, "s")
         w.add(f"T.copy({source}, {tile.name})")
+        maybe_jump(w, "s", f"{x.at('s', '0', '1')} > 0")
         if w.chance(0.5):
             w.choice((fill_part, write_part, update, write_by_threads))(w, tile)
+            maybe_jump(w, "s")
         if w.chance(0.5):
             w.add(f"T.copy({tile.name}, {target})")
         else:
             element = tile.at(f"{rows - 1} - i", "j")
             w.parallel(tile.shape, f"{out.at('s', 'i', 'j')} = {element}")
+        maybe_jump(w, "s")
 
     w.nest(f"for s in T.serial({n}):", body)
+
+
+def leave_by_threads(w: Writer) -> None:
+    """Exchange words among threads in or after a serial loop that single threads leave."""
+    tx, n, steps = w.thread(), w.shared((w.threads,), "int32"), w.choice((2, 3, 5))
+    x, out = w.tensor("X", (steps, w.threads), "int32"), w.result((steps, w.threads), "int32")
+    other = n.at(f"({tx} + {w.rng.randrange(1, w.threads)}) % {w.threads}")
+    word, is_exchange = n.at(tx), w.chance(0.4)
+    conditions = (
+        f"{tx} < {w.choice((32, 40, 64))}", f"s > {tx}", f"{tx} >= s * 32", f"{x.at('s', tx)} > 0",
+        f"{x.at('s', tx)} > s", f"{x.at('s', '0')} > 0", f"{word} > {w.value()}",
+    )  # fmt: skip
+
+    def body() -> None:
+        places = w.choice(((0,), (1,), (2,), (2,), (0, 1), (1, 2)))
+        lines = (
+            f"{word} = {word} + {x.at('s', tx)} + s",
+            f"{out.at('s', tx)} = {other if is_exchange else word}",
+        )
+        for place in range(3):
+            if place in places:
+                jump(w, "s", *conditions)
+            w.add(*lines[place : place + 1])
+
+    w.add(f"{word} = {tx} % 4")
+    w.nest(f"for s in T.serial({steps}):", body)
+    if not is_exchange or w.chance(0.5):
+        last = w.result((w.threads,), "int32")
+        w.add(f"{last.at(tx)} = {other}")
+
+
+def leave_by_elements(w: Writer, tile: Buffer) -> None:
+    """Add elements of each row in a serial loop that the threads of a parallel loop leave."""
+    rows, steps = tile.shape[0], w.choice((2, 4, 8))
+    out, element = w.result((rows,), tile.dtype), tile.at("i", "s")
+    total = w.choice((out, w.shared((rows,), tile.dtype), w.fragment((rows,), tile.dtype)))
+    conditions = (
+        f"{element} > {w.value()}", f"{element} > 0", "s > i", f"i < {rows // 2}", "i % 2 == 0",
+        f"{tile.at('0', '0')} > 0",
+    )  # fmt: skip
+
+    def loop() -> None:
+        if w.chance(0.5):
+            jump(w, "s", *conditions)
+        w.add(f"{total.at('i')} = {total.at('i')} + {element}")
+        if w.chance(0.5):
+            jump(w, "s", *conditions)
+
+    def rows_loop() -> None:
+        head = f"for i in T.Parallel({rows}):"
+        w.nest(head, lambda: w.nest(f"for s in T.serial({steps}):", loop))
+
+    def loops() -> None:
+        maybe_jump(w, "p")
+        rows_loop()
+        maybe_jump(w, "p")
+
+    w.parallel((rows,), f"{total.at('i')} = {w.choice((0, 1))}")
+    if w.chance(0.4):
+        w.nest("for p in T.serial(3):", loops)
+    else:
+        rows_loop()
+    if total is not out:
+        w.parallel((rows,), f"{out.at('i')} = {total.at('i')}")
 
 
 def words(w: Writer) -> None:
@@ -294,7 +384,11 @@ def pipeline(w: Writer) -> None:
         w.parallel(w.shape, f"{f.at('i', 'j')} += {cast(t.at('i', 'j'), t.dtype, dtype)}")
 
     def loops() -> None:
+        if outer:
+            maybe_jump(w, "p")
         w.nest(f"for k in T.Pipelined({steps}, num_stages={w.choice((0, 1, 2, 2, 3))}):", loop)
+        if outer:
+            maybe_jump(w, "p")
 
     w.add(f"T.clear({f.name})")
     if outer:

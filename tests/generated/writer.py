@@ -156,12 +156,15 @@ class Writer:
         self.needs_threads = True
         return "tx"
 
+    def count_of(self, index: str) -> str:
+        """Return a number from memory."""
+        self.tensors["n"] = counts = Buffer("n", (4,), "int32", self.block)
+        return counts.at(index)
+
     def condition(self) -> str:
         """Return a condition on the rank, the block or a number from memory."""
         if self.chance(0.2):
-            counts = Buffer("n", (4,), "int32", self.block)
-            self.tensors["n"] = counts
-            return f"{counts.at('0')} > {self.choice((0, 1))}"
+            return f"{self.count_of('0')} > {self.choice((0, 1))}"
         return self.choice((
             "me == 0", f"me < {self.ranks - 1}", f"{self.axes[0]} == 0", f"me == {self.axes[-1]}",
             f"{self.axes[-1]} >= 1", "(me + 1) % 2 == 0",
