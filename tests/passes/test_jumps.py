@@ -320,3 +320,24 @@ def test_continue_skips_breaks_and_barriers(case, arch):
 def test_threads_that_skip_a_break_reach_the_next_iteration(arch):
     with pytest.raises(tw.TileWeaveError, match=REFUSALS["T.sync_threads"]):
         tw.emit(left_after_skip("threads"), arch=arch, world_size=1)
+
+
+@factory
+def left_parallel(jump, x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        W.fence("gpu")
+        for k in T.serial(2):
+            for i in T.Parallel(128):
+                if x[k * 128 + i] > 2:
+                    if jump == "break":
+                        break
+                    else:
+                        continue
+                y[k * 128 + i] = 1
+
+
+@pytest.mark.parametrize("jump", ["break", "continue"])
+@ARCHITECTURES
+def test_jumps_out_of_parallel_loops(jump, arch):
+    with pytest.raises(tw.TileWeaveError, match=r"T\.Parallel: a break or continue, with which"):
+        tw.emit(left_parallel(jump), arch=arch, world_size=1)
