@@ -8,6 +8,7 @@ from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
 from ..ir.shared_memory.effects import REDUCE
 from ..ir.shared_memory.walk import Frame, MisplacedBarrier, Missing, Path, Walk
+from ..ir.uniformity import BREAKS, CONTINUE, jumps_in
 from ..ir.walk import (
     Rewrite,
     arrows,
@@ -24,6 +25,9 @@ _FIRST_FREE, _END = 3, 16
 """Numbers of named barriers that TileLang's templates do not use."""
 _ATTEMPTS = 3
 """Number of barriers after which two accesses that are still unordered are refused."""
+
+_INSERTED = "shared.dyn"
+"""Scope of barriers that the program does not contain; also of those that TileLang inserts."""
 
 
 def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -105,6 +109,10 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
         return _join_roles(func, after, level)
     places = [at for at in range(level, -1, -1) if _may_meet(after[at], finding.warps)]
     if level not in places:
+        if level < len(before) and _may_meet(before[level], finding.warps):
+            if not any(True for _ in jumps_in(before[level].stmt, BREAKS | CONTINUE)):
+                barrier = _barrier(before[level], walk)
+                return _replace_at(func, before, level, lambda stmt: flatten([stmt, barrier]))
         divided = _with_divided_branch(func, finding, level, walk)
         if divided is not None or not places:
             return divided
@@ -169,8 +177,8 @@ def _join_roles(func: tirx.PrimFunc, after: Path, level: int) -> tirx.PrimFunc |
     at = inner.index if inner.parent.same_as(branch.else_case) else 0
     if any(map(Walk.arrives, statements[at:])):
         return None
-    consumers = flatten([*statements[:at], sync_threads(), *statements[at:]])
-    producers = flatten([branch.then_case, sync_threads()])
+    consumers = flatten([*statements[:at], sync_threads(_INSERTED), *statements[at:]])
+    producers = flatten([branch.then_case, sync_threads(_INSERTED)])
     new = with_span_of(branch, tirx.IfThenElse(branch.condition, producers, consumers))
     return _replace_at(func, after, level - 1, lambda _: new)
 
@@ -178,7 +186,7 @@ def _join_roles(func: tirx.PrimFunc, after: Path, level: int) -> tirx.PrimFunc |
 def _barrier(frame: Frame, walk: Walk) -> tirx.Stmt:
     """Return a barrier of all threads that reach a place."""
     if frame.is_whole_block:
-        return sync_threads()
+        return sync_threads(_INSERTED)
     numbers = [n for n, masks in walk.numbers.items() if masks == {frame.whole_warps}]
     used = set(walk.numbers)
     free = [n for n in range(_FIRST_FREE, _END) if n in numbers or n not in used]
@@ -187,7 +195,7 @@ def _barrier(frame: Frame, walk: Walk) -> tirx.Stmt:
             f"T.Kernel: {len(used)} groups of threads synchronize; expected at most "
             f"{_END - _FIRST_FREE}"
         )
-    (barrier,) = statements_of(sync_threads())
+    (barrier,) = statements_of(sync_threads(_INSERTED))
     call = barrier.value
     arguments = [*call.args, free[0], frame.threads]
     return tirx.Evaluate(tirx.call_intrin("int32", call.op, *arguments))

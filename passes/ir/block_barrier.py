@@ -8,13 +8,16 @@ from tvm import tirx
 from .walk import op_name
 
 
-def sync_threads() -> tirx.Stmt:
+def sync_threads(scope: str = "shared") -> tirx.Stmt:
     """Return ``T.sync_threads()``.
 
     TileLang makes it a partial barrier inside a specialized warp group.
+
+    Args:
+        scope: ``shared.dyn`` for a barrier that the program does not contain: it may be removed.
     """
     op = tvm.ir.Op.get("tirx.tvm_storage_sync")
-    return tirx.Evaluate(tirx.call_intrin("int32", op, tirx.StringImm("shared")))
+    return tirx.Evaluate(tirx.call_intrin("int32", op, tirx.StringImm(scope)))
 
 
 def is_barrier(stmt: tirx.Stmt) -> bool:

@@ -341,3 +341,24 @@ def left_parallel(jump, x: X, y: Y):
 def test_jumps_out_of_parallel_loops(jump, arch):
     with pytest.raises(tw.TileWeaveError, match=r"T\.Parallel: a break or continue, with which"):
         tw.emit(left_parallel(jump), arch=arch, world_size=1)
+
+
+@T.prim_func
+def read_unless_skipped(x: X, y: Y):
+    """Only the place before the condition is reached by all threads in each iteration."""
+    with T.Kernel(1, threads=128):
+        a, tx = T.alloc_shared((2, 128), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        y[tx] = -1
+        for k in T.serial(2):
+            a[k, tx] = x[tx] + k
+            if x[tx] > k + 1:
+                continue
+            y[tx] = a[k, 127 - tx]
+
+
+@ARCHITECTURES
+def test_a_barrier_precedes_the_condition(arch):
+    expected = np.where(VALUES[:128] <= 2, VALUES[127::-1] + 1, -1)
+    (out,) = tw.simulate(read_unless_skipped, 1, [{"x": VALUES}], level="device", arch=arch)
+    np.testing.assert_array_equal(out["y"][:128], expected)
