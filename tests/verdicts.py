@@ -20,10 +20,8 @@ def print_verdict(name: str) -> Iterator[None]:
 
 def show(program: Any, name: str = "", **options: Any) -> None:
     """Print ``TEST: NAME``, with the architecture if it is given, and what ``tw.emit`` returns."""
-    program = program.with_attr("global_symbol", name) if name else program
-    print(
-        "TEST:", program.attrs["global_symbol"], *([options["arch"]] if "arch" in options else ())
-    )
+    arch = (options["arch"],) if "arch" in options else ()
+    print("TEST:", name or program.attrs["global_symbol"], *arch)
     print(tw.emit(program, **options))
 
 
