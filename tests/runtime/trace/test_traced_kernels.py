@@ -139,9 +139,7 @@ def test_a_kernel_runs_as_its_twin_only_in_a_trace_of_its_group(active, monkeypa
     assert kernel_to_launch(kernel, active.session) is twin
     assert kernel_to_launch(kernel, SimpleNamespace()) is kernel
     monkeypatch.setattr("tileweave.runtime.kernel.kernel.capturing", lambda: True)
-    with pytest.raises(
-        TileWeaveError, match=r"^reduce_scatter: a CUDA graph is captured inside"
-    ):
+    with pytest.raises(TileWeaveError, match=r"^reduce_scatter: a CUDA graph is captured inside"):
         kernel_to_launch(kernel, active.session)
     tracer.activate(None)
     assert kernel_to_launch(kernel, active.session) is kernel
