@@ -111,6 +111,28 @@ def never_launches() -> None:
     call()
 
 
+def never_signals() -> None:
+    """An explicit wait of rank 0 names its flag and its peer."""
+    import tilelang.language as T
+
+    import tileweave as tw
+    from tileweave import language as W
+
+    @T.prim_func
+    def wait_for_peer(flags: W.Symmetric((8,), "uint32")):
+        with T.Kernel(4, threads=128) as _:
+            W.wait_reached(flags[W.rank(), 5], 7, peer=1)
+
+    kernel, flags = tw.compile(wait_for_peer), tw.symmetric((8,), torch.uint32)
+    tw.barrier()
+    torch.cuda.synchronize()
+    inject()
+    if rank() == 1:
+        time.sleep(120)
+    kernel(flags)
+    torch.cuda.synchronize()
+
+
 def never_launches_in_group() -> None:
     """A later call of one group of two waits on the GPU only; the report names the group."""
     from tileweave import ops
@@ -489,7 +511,7 @@ PROGRAMS = {
     f.__name__: f
     for f in (
         killed_before, killed_in, killed_after, never_calls, never_launches,
-        never_launches_in_group, overfull_segment, row_twice, row_too_many,
+        never_launches_in_group, never_signals, overfull_segment, row_twice, row_too_many,
         other_shapes, other_version, other_heap, other_environment, heap_exhausted,
         compile_failure, disk_full, read_only_cache, truncated_kernel, interrupted,
         exception_between, graph_after_finalize, forked_loader, forked_call, two_jobs,

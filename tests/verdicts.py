@@ -18,12 +18,14 @@ def print_verdict(name: str) -> Iterator[None]:
         print(f"{name}: accepted")
 
 
-def show(program: Any, **options: Any) -> None:
-    """Print ``TEST: NAME`` and what ``tw.emit`` returns."""
-    print("TEST:", program.attrs["global_symbol"])
+def show(program: Any, name: str = "", **options: Any) -> None:
+    """Print ``TEST: NAME``, with the architecture if it is given, and what ``tw.emit`` returns."""
+    arch = (options["arch"],) if "arch" in options else ()
+    print("TEST:", name or program.attrs["global_symbol"], *arch)
     print(tw.emit(program, **options))
 
 
-def show_unordered(program: Any, **options: Any) -> None:
+def show_unordered(program: Any, name: str = "", **options: Any) -> None:
     """``show`` a program whose accesses nothing orders."""
-    show(program, **options, pass_configs={"tileweave.verify": "off"})
+    configs = {"tileweave.verify": "off", **options.pop("pass_configs", {})}
+    show(program, name, **options, pass_configs=configs)

@@ -36,12 +36,11 @@ def write_page(name: str, introduction: str, sections: Iterable[str]) -> None:
     print(f"{page} written")
 
 
-def example_section(number: int) -> str:
-    from tests.simulator.mutation.example_programs import instances
+def example_section(title: str) -> str:
+    from tests.simulator.mutation.test_example_mutants import mutants
 
-    instance = list(instances())[number]
-    results = instance.mutants()
-    head = f"## {instance.title}\n\n{instance.ranks} ranks, 3 launches: {_counts(results)}.\n"
+    ranks, results = mutants(title)
+    head = f"## {title}\n\n{ranks} ranks, 3 launches: {_counts(results)}.\n"
     return head + _table(results, ("op", "line", "change", "verdict", "why"))
 
 
@@ -70,10 +69,9 @@ def _table(results: list[Mutant], columns: tuple[str, ...]) -> str:
 
 def main(run_each: Callable[..., Iterable[str]]) -> None:
     from tests.corpus import PROGRAMS
-    from tests.simulator.mutation.example_programs import instances
+    from tests.simulator.mutation.test_example_mutants import CASES
 
-    numbers = range(len(list(instances())))
-    write_page("mutants.md", EXAMPLES, run_each(example_section, numbers))
+    write_page("mutants.md", EXAMPLES, run_each(example_section, CASES))
     write_page("mutants-inferred.md", INFERRED, run_each(inferred_section, PROGRAMS))
 
 

@@ -4,13 +4,8 @@
 import tilelang
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
-
-
-def show(name, program, **options):
-    print("TEST:", name)
-    print(tw.emit(program, **options))
 
 
 @T.macro
@@ -54,7 +49,7 @@ def gemm(
 # CHECK-NEXT: old[0] = tw::atom_add<tw::Type::u32, tw::Scope::gpu, tw::Sem::relaxed>((&(F[[[K]]])), (uint)1);
 # CHECK-NEXT: tw::st<tw::Scope::gpu, tw::Sem::relaxed>((&(G[old[0]])), old[0]);
 # CHECK-NOT: tw::
-show("specialized", gemm)
+show(gemm, "specialized")
 
 # Seven stages are in the loop; the last one is after it.
 # CHECK-LABEL: TEST: unspecialized
@@ -66,10 +61,10 @@ show("specialized", gemm)
 # CHECK: tw::atom_add<{{.*}}>((&(F[7])), (uint)1);
 # CHECK-NOT: tw::atom_add
 with tilelang.transform.PassContext(config={"tl.disable_warp_specialized": True}):
-    show("unspecialized", gemm)
+    show(gemm, "unspecialized")
 
 # CHECK-LABEL: TEST: ampere
 # CHECK: for (int k = 0; k < 7; ++k) {
 # CHECK: tl::cp_async
 # CHECK: tw::atom_add<{{.*}}>((&(F[k])), (uint)1);
-show("ampere", gemm, arch="sm_80")
+show(gemm, "ampere", arch="sm_80")

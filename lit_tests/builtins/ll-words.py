@@ -3,16 +3,10 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show_unordered as show
 from tileweave import language as W
 
-UNORDERED = {"tileweave.verify": "off"}  # this test checks emitted code only
 N = 64
-
-
-def show(program, **options):
-    print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program, world_size=2, pass_configs=UNORDERED, **options))
 
 
 @T.prim_func
@@ -40,7 +34,7 @@ def calls(
 # CHECK-NEXT: X[{{.*}}] = [[VALUE]];
 # CHECK: float2 {{.*}} = tl::load_global_64(tw::bits(tw::ll_ld<tw::Scope::gpu, 2>((&(S[{{.*}}])), epoch, -1,
 # CHECK: uint2 {{.*}} = tl::load_global_64(tw::bits(tw::ll_ld<tw::Scope::sys, 2>((&(S[{{.*}}])), epoch, -1,
-show(calls)
+show(calls, world_size=2)
 
 
 @T.prim_func
@@ -69,4 +63,4 @@ def exchange(
 # CHECK: mov.u64 %rd{{[0-9]+}}, %globaltimer;
 # CHECK-NOT: {{fence|membar|bar.sync}}
 # CHECK: ret;
-show(exchange, stage="ptx")
+show(exchange, world_size=2, stage="ptx")

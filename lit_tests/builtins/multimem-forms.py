@@ -3,13 +3,8 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
-
-
-def show(name, program, **options):
-    print("TEST:", name)
-    print(tw.emit(program, **options))
 
 
 @T.prim_func
@@ -29,7 +24,7 @@ def reduce(
 # CHECK-LABEL: TEST: host
 # CHECK: "tileweave.require_multicast"
 # CHECK: T.tileweave.multimem_ld_reduce(
-show("host", reduce, stage="tile")
+show(reduce, "host", stage="tile")
 
 # CHECK-LABEL: TEST: cuda
 # CHECK: tw::multimem_ld_reduce<tw::Type::bf16x2, tw::Op::add, tw::Scope::sys, tw::Sem::relaxed, 8>((&(M[0])))
@@ -39,7 +34,7 @@ show("host", reduce, stage="tile")
 # CHECK: U[0] = tw::multimem_ld_reduce<tw::Type::u64, tw::Op::max, tw::Scope::gpu, tw::Sem::relaxed, 1>((&(U[1])));
 # CHECK: __syncthreads();
 # CHECK-NEXT: tw::multimem_red<tw::Type::u64, tw::Op::xor_, tw::Scope::sys, tw::Sem::release>((&(U[2])), (uint64_t)6);
-show("cuda", reduce)
+show(reduce, "cuda")
 
 # Sums of half precision accumulate in single precision.
 # CHECK-LABEL: TEST: instructions
@@ -49,4 +44,4 @@ show("cuda", reduce)
 # CHECK: multimem.ld_reduce.acquire.sys.global.add.f32
 # CHECK: multimem.ld_reduce.relaxed.gpu.global.max.u64
 # CHECK: multimem.red.release.sys.global.xor.b64
-show("instructions", reduce, stage="ptx")
+show(reduce, "instructions", stage="ptx")

@@ -5,7 +5,7 @@ import tilelang
 import tilelang.language as T
 from tilelang import tvm
 
-import tileweave as tw
+from tests.verdicts import show_unordered
 from tileweave import language as W
 from tileweave import passes
 
@@ -78,8 +78,7 @@ def elements(S: W.Symmetric((8, 16), "float32"), B: W.Symmetric((16,), "uint8"),
 # CHECK-NEXT: }
 # CHECK-NOT: if
 # CHECK: S[(((int64_t)rank) * (int64_t)268435456)] =
-print("TEST: elements")
-print(tw.emit(elements, pass_configs=UNORDERED))
+show_unordered(elements)
 
 
 ROWS, COLUMNS = T.dynamic("rows"), T.dynamic("columns")
@@ -95,5 +94,4 @@ def last_row(A: T.Tensor((128,), "int8"), S: W.Symmetric((ROWS, COLUMNS), "int8"
 # Rows of dynamic extents can also be after more than 2^31 elements.
 # CHECK-LABEL: TEST: last_row
 # CHECK: (((int64_t)rows) - (int64_t)1) * ((int64_t)columns)
-print("TEST: last_row")
-print(tw.emit(last_row, "cuda", pass_configs=UNORDERED))
+show_unordered(last_row, stage="cuda")

@@ -4,10 +4,10 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import show_unordered
 from tileweave import language as W
 
 N = 256
-UNORDERED = {"tileweave.verify": "off"}
 
 
 @T.prim_func
@@ -45,8 +45,7 @@ def everything(X: T.Tensor((N,), "float32"), Y: T.Tensor((N,), "float32")):
 # CHECK: tw::st<{{.*}}(&(F[
 # CHECK: tw::bulk_load((&(tile[0])), (&(S[(((int64_t)rank) * (int64_t)268435456)])), 256
 # CHECK: tw::bulk_store((&(S[{{.*}}(&(tile[0])), 256)
-print("TEST: everything")
-print(tw.emit(everything, pass_configs=UNORDERED))
+show_unordered(everything)
 
 
 def refused(name, use):

@@ -3,10 +3,8 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show_unordered
 from tileweave import language as W
-
-UNORDERED = {"tileweave.verify": "off"}
 
 
 @T.prim_func
@@ -19,16 +17,13 @@ def program(A: T.Tensor((64,), "float32"), S: W.Symmetric((64,), "float32")):
 # CHECK-LABEL: TEST: tile
 # CHECK: T.match_buffer({{.*}}, (4, 64), strides=(T.int64(268435456), 1))
 # CHECK: T.parallel(64)
-print("TEST: tile")
-print(tw.emit(program, stage="tile", pass_configs=UNORDERED))
+show_unordered(program, "tile", stage="tile")
 
 # CHECK-LABEL: TEST: device
 # CHECK: "calling_conv": 2
 # CHECK: T.launch_thread("blockIdx.x", 1)
-print("TEST: device")
-print(tw.emit(program, stage="device", pass_configs=UNORDERED))
+show_unordered(program, "device", stage="device")
 
 # CHECK-LABEL: TEST: cuda
 # CHECK: __global__ void __launch_bounds__(64, 1) program_kernel
-print("TEST: cuda")
-print(tw.emit(program, stage="cuda", pass_configs=UNORDERED))
+show_unordered(program, "cuda", stage="cuda")

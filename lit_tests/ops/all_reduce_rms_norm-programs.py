@@ -8,7 +8,7 @@ The programs contain no synchronization; their kernels do.
 import inspect
 import re
 
-import tileweave as tw
+from tests.verdicts import show
 from tileweave.ops.norm.kernels import all_reduce_rms_norm
 from tileweave.ops.norm.kernels.all_reduce_rms_norm import (
     NormConfig,
@@ -16,12 +16,6 @@ from tileweave.ops.norm.kernels.all_reduce_rms_norm import (
     one_shot_program,
     two_shot_program,
 )
-
-
-def show(program, ranks=4):
-    print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program, world_size=ranks))
-
 
 # CHECK-LABEL: TEST: synchronization in the source
 # CHECK-NEXT: none
@@ -51,7 +45,7 @@ print(re.findall(r"W\.(?:signal|wait|fence|barrier)\w*|sync_threads", source) or
 # CHECK: rsqrtf(
 # CHECK: *(uint4*)(out +
 # CHECK-NOT: tw::
-show(one_shot_program(NormConfig(6, 6144, 4, "bfloat16", 1e-6)))
+show(one_shot_program(NormConfig(6, 6144, 4, "bfloat16", 1e-6)), world_size=4)
 
 # The owner of a row sends its sum to all ranks, before it waits for anything else.
 # CHECK-LABEL: TEST: all_reduce_rms_norm_two_shot
@@ -71,7 +65,7 @@ show(one_shot_program(NormConfig(6, 6144, 4, "bfloat16", 1e-6)))
 # CHECK: tl::AllReduce<tl::SumOp
 # CHECK: *(uint4*)(out +
 # CHECK-NOT: tw::
-show(two_shot_program(NormConfig(64, 4096, 4, "bfloat16", 1e-6)))
+show(two_shot_program(NormConfig(64, 4096, 4, "bfloat16", 1e-6)), world_size=4)
 
 # One rank exchanges nothing. Each 128 columns, in 16 threads, have a scale.
 # CHECK-LABEL: TEST: all_reduce_rms_norm_local
@@ -83,4 +77,4 @@ show(two_shot_program(NormConfig(64, 4096, 4, "bfloat16", 1e-6)))
 # CHECK: tl::AllReduce<tl::MaxOp, 16,
 # CHECK: scales[
 # CHECK: fp8_e4
-show(local_program(NormConfig(64, 4096, 1, "bfloat16", 1e-6, quant="fp8_1x128")), ranks=1)
+show(local_program(NormConfig(64, 4096, 1, "bfloat16", 1e-6, quant="fp8_1x128")), world_size=1)

@@ -4,14 +4,13 @@
 group loads by TMA, the others multiply and store vectors. Rows after the end of an expert are zeros.
 No barrier of all warps is in the loop over tiles."""
 
-import tileweave as tw
+from tests import verdicts
 from tileweave.ops.moe.kernels.grouped_gemm import GROUPED_FP8, GroupedConfig, grouped_gemm
 from tileweave.ops.moe.kernels.grouped_wgrad import grouped_wgrad
 
 
 def show(name, program):
-    print("TEST:", name)
-    print(tw.emit(program, world_size=1))
+    verdicts.show(program, name, world_size=1)
 
 
 # CHECK-LABEL: TEST: grouped_gemm (E, N, K)

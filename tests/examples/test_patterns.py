@@ -2,8 +2,6 @@
 
 import re
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -13,9 +11,10 @@ import tileweave as tw
 from tileweave import passes
 from tileweave.runtime import Plan
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-FOLDER = CHECKOUT / "examples" / "patterns"
-PAGE = CHECKOUT / "docs" / "guides" / "patterns.md"
+from .programs import EXAMPLES, example
+
+FOLDER = EXAMPLES / "patterns"
+PAGE = EXAMPLES.parent / "docs" / "guides" / "patterns.md"
 NAMES = sorted(file.stem for file in FOLDER.glob("*.py"))
 SCHEDULES = 3
 MUTATED = ("one_shot_all_reduce", "cross_entropy")
@@ -24,17 +23,10 @@ EXPLICIT = ("pull_rows",)
 """Patterns with explicit barriers."""
 
 
-@cache
 def load(name: str, ranks: int | None = None) -> ModuleType:
     """Run the file of a pattern, with ``ranks`` in place of its number of ranks."""
-    file = FOLDER / f"{name}.py"
-    source = file.read_text()
-    if ranks is not None:
-        source, count = re.subn(r"^(RANKS\b.*?= )\d+", rf"\g<1>{ranks}", source, flags=re.M)
-        assert count == 1
-    module = ModuleType(name)
-    module.__file__ = str(file)
-    exec(compile(source, file, "exec"), vars(module))
+    module = example(f"patterns/{name}.py", ranks)
+    assert ranks in (None, module.RANKS)
     return module
 
 

@@ -1,20 +1,26 @@
 """Effects of the builtins between real GPUs.
 
-    torchrun --nproc-per-node=2 tests/gpu/builtins.py
+    torchrun --nproc-per-node=2 tests/gpu/builtins.py [CHECK ...]
 
 Also with more ranks, with one, and with several ranks on one GPU (in time slices).
 """
 
+import argparse
 import operator
 import sys
+from collections.abc import Iterator
 from functools import reduce
+from pathlib import Path
 
 import tilelang
 import tilelang.language as T
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import tileweave as tw
+from tests.on_gpus import Verdicts, main, parser_of
 from tileweave import language as W
 
 THREADS = 64
@@ -73,8 +79,7 @@ def atomics_program(ranks: int, dtype: str):
     return atomics, names
 
 
-def check_atomics() -> bool:
-    right = True
+def check_atomics() -> Iterator[str]:
     for dtype, torch_dtype in {
         **INTEGERS,
         "float32": torch.float32,
@@ -97,9 +102,7 @@ def check_atomics() -> bool:
         for tensor in (atom, red):
             got = [int(v) for v in signed(tensor.local)]
             if got != expected:
-                print(f"rank {tw.rank()} {dtype} {names}: {got}, expected {expected}")
-                right = False
-    return right
+                yield f"{dtype} {names}: {got}, expected {expected}"
 
 
 def pairs_program(dtype: str):
@@ -115,8 +118,7 @@ def pairs_program(dtype: str):
     return pairs
 
 
-def check_pairs() -> bool:
-    right = True
+def check_pairs() -> Iterator[str]:
     for dtype, torch_dtype in (("float16", torch.float16), ("bfloat16", torch.bfloat16)):
         target = tw.symmetric((4,), torch_dtype)
         kernel = tw.compile(pairs_program(dtype))
@@ -125,9 +127,7 @@ def check_pairs() -> bool:
         tw.barrier()
         got, expected = target.local.tolist(), [0, 0, 32 * tw.world_size(), 64 * tw.world_size()]
         if got != expected:
-            print(f"rank {tw.rank()} {dtype}x2: {got}, expected {expected}")
-            right = False
-    return right
+            yield f"{dtype}x2: {got}, expected {expected}"
 
 
 @T.prim_func
@@ -145,7 +145,7 @@ def old_values(
         won[thread] = W.atom_cas(counter[0, 2], 0, number, scope="sys")
 
 
-def check_old_values() -> bool:
+def check_old_values() -> Iterator[str]:
     counter = tw.symmetric((4,), torch.uint32)
     kernel = tw.compile(old_values)
     tickets, exchanged, won = (
@@ -159,13 +159,12 @@ def check_old_values() -> bool:
     )
     total = THREADS * tw.world_size()
     final = signed(counter.all[0]).tolist()
-    return all(
-        [
-            sorted(tickets) == list(range(total)),
-            sorted([*exchanged, final[1]]) == list(range(total + 1)),
-            won.count(0) == 1 and won[final[2] - 1] == 0 and set(won) <= {0, final[2]},
-        ]
-    )
+    if sorted(tickets) != list(range(total)):
+        yield f"atom_add: {sorted(tickets)}"
+    if sorted([*exchanged, final[1]]) != list(range(total + 1)):
+        yield f"atom_exch: {sorted(exchanged)}, at the end {final[1]}"
+    if won.count(0) != 1 or won[final[2] - 1] != 0 or not set(won) <= {0, final[2]}:
+        yield f"atom_cas: {won}, at the end {final[2]}"
 
 
 @T.prim_func
@@ -193,7 +192,7 @@ def wide_accesses(
             out_bytes[0] = W.ld(octets[me, 3], scope="sys", sem="volatile")
 
 
-def check_wide_accesses() -> bool:
+def check_wide_accesses() -> Iterator[str]:
     cells, bytes_, flags = (
         tw.symmetric((n,), d)
         for n, d in ((16, torch.float32), (16, torch.uint8), (1, torch.uint64))
@@ -204,7 +203,8 @@ def check_wide_accesses() -> bool:
     kernel(cells, bytes_, out, out_bytes, flags)
     torch.cuda.synchronize()
     left = (tw.rank() - 1) % tw.world_size()
-    return out.tolist() == [left * 10.0 + i for i in range(4)] and out_bytes.item() == left + 1
+    if out.tolist() != [left * 10.0 + i for i in range(4)] or out_bytes.item() != left + 1:
+        yield f"{out.tolist()} and {out_bytes.item()} from rank {left}"
 
 
 @T.prim_func
@@ -232,7 +232,7 @@ def relations(flags: W.Symmetric((8,), "int32"), reached: T.Tensor((1,), "int32"
             W.signal(flags[peer, 6], 2)
 
 
-def check_relations() -> bool:
+def check_relations() -> Iterator[str]:
     flags = tw.symmetric((8,), torch.int32)
     flags.local[6] = 2147483647
     kernel = tw.compile(relations)
@@ -240,7 +240,8 @@ def check_relations() -> bool:
     tw.barrier()
     kernel(flags, reached)
     torch.cuda.synchronize()
-    return reached.item() == 1
+    if reached.item() != 1:
+        yield "not reached"
 
 
 BLOCKS = 32
@@ -269,8 +270,7 @@ def barrier_program(kind: str, blocks: int, rounds: int):
     return meet
 
 
-def check_barriers() -> bool:
-    right = True
+def check_barriers() -> Iterator[str]:
     for kind, blocks, rounds in (
         ("sync_grid", BLOCKS, 500),
         ("sync_ranks", 1, 500),
@@ -286,9 +286,7 @@ def check_barriers() -> bool:
             kernel(board, missing)
         torch.cuda.synchronize()
         if missing.item():
-            print(f"rank {tw.rank()} {kind}: {missing.item()} stale reads")
-            right = False
-    return right
+            yield f"{kind}: {missing.item()} stale reads"
 
 
 def transfer_program(kind: str):
@@ -317,8 +315,7 @@ def transfer_program(kind: str):
     return transfer
 
 
-def check_transfers() -> bool:
-    right = True
+def check_transfers() -> Iterator[str]:
     remote = tw.symmetric((1 << 20,), torch.uint8)
     generator = torch.Generator().manual_seed(7)
     for kind in ("put_block", "put_warp", "get_block", "get_warp"):
@@ -353,11 +350,9 @@ def check_transfers() -> bool:
                 torch.equal(local.cpu(), expected_local)
                 and torch.equal(remote.local[: start + size + 64].cpu(), expected_remote)
             ):
-                print(f"rank {me} {kind}: size {size} from {first} to {start} is wrong")
-                right = False
+                yield f"{kind}: size {size} from {first} to {start} is wrong"
             tw.barrier()
             torch.cuda.synchronize()
-    return right
 
 
 @T.prim_func
@@ -375,7 +370,7 @@ def bulk_reduction(total: W.Symmetric((4096,), "float32"), part: T.Tensor((4096,
         W.sync_ranks()
 
 
-def check_bulk_reduction() -> bool:
+def check_bulk_reduction() -> Iterator[str]:
     total = tw.symmetric((4096,), torch.float32)
     kernel = tw.compile(bulk_reduction)
     part = torch.randn(4096, device="cuda")
@@ -383,7 +378,8 @@ def check_bulk_reduction() -> bool:
         kernel(total, part)
     torch.cuda.synchronize()
     left = gather(part)[(tw.rank() - 1) % tw.world_size()]
-    return torch.allclose(total.local.cpu(), left * 6.0, rtol=1e-5, atol=1e-5)
+    if not torch.allclose(total.local.cpu(), left * 6.0, rtol=1e-5, atol=1e-5):
+        yield "wrong sums"
 
 
 @T.prim_func
@@ -410,7 +406,7 @@ def ring_shift(
             W.st(state[0], epoch + 1)
 
 
-def check_graph() -> bool:
+def check_graph() -> Iterator[str]:
     """A kernel that synchronizes, and the stream barrier, captured once and replayed."""
     mail, flags = tw.symmetric((2, 1024), torch.int32), tw.symmetric((2,), torch.uint32)
     state = torch.zeros(1, dtype=torch.uint32, device="cuda")
@@ -424,12 +420,11 @@ def check_graph() -> bool:
         kernel(mail, flags, state, out)
         tw.barrier()
     left = (tw.rank() - 1) % tw.world_size()
-    right = True
     for epoch in range(20):
         graph.replay()
         torch.cuda.synchronize()
-        right &= bool((out == epoch * 1000 + left).all())
-    return right
+        if not (out == epoch * 1000 + left).all():
+            yield f"wrong in replay {epoch}"
 
 
 @tw.jit
@@ -466,7 +461,7 @@ def stock_scatter(n):
     return scatter
 
 
-def check_jit_styles() -> bool:
+def check_jit_styles() -> Iterator[str]:
     """tw.jit in eager and lazy style, and stock tilelang.jit, run programs with builtins."""
     ranks, left, right_of_me = tw.world_size(), (tw.rank() - 1), (tw.rank() + 1)
     Y = tw.symmetric((64,), torch.float32)
@@ -484,26 +479,26 @@ def check_jit_styles() -> bool:
     tw.barrier()
     stock = bool((Z.local == (left % ranks) * ranks).all())
     if not (eager and lazy and stock):
-        print(f"rank {tw.rank()}: eager {eager}, lazy {lazy}, stock {stock}")
-    return eager and lazy and stock
+        yield f"eager {eager}, lazy {lazy}, stock {stock}"
 
 
-def check_heap() -> bool:
+def check_heap() -> Iterator[str]:
     """Freed memory is used again, zeroed; arguments that differ between ranks are refused."""
     first = tw.symmetric((1000,), torch.float32)
     offset = first.offset
     first.local.fill_(7)
     first.free()
     second = tw.symmetric((500,), torch.float64)
-    right = second.offset == offset and not second.local.any()
+    if second.offset != offset or second.local.any():
+        yield "freed memory is not used again, or not zeroed"
     second.free()
     if tw.world_size() > 1:
         try:
             tw.symmetric((8 + tw.rank(),), torch.int32)
-            right = False
+            yield "different arguments were accepted"
         except tw.TileWeaveError as error:
-            right &= "expected the same calls in the same order" in str(error)
-    return right
+            if "expected the same calls in the same order" not in str(error):
+                yield f"refused with {error!r}"
 
 
 @T.prim_func
@@ -518,7 +513,7 @@ def release(flag: T.Tensor((1,), "uint32")):
         W.signal(flag[0], 1, op="set")
 
 
-def check_first_launch_beside_a_standing_kernel() -> bool:
+def check_first_launch_beside_a_standing_kernel() -> Iterator[str]:
     """Compiled programs are loaded: the first launch of one passes a kernel that waits."""
     flag = torch.zeros(1, dtype=torch.uint32, device="cuda")
     waiting, releasing = tw.compile(stand), tw.compile(release)
@@ -528,12 +523,12 @@ def check_first_launch_beside_a_standing_kernel() -> bool:
     with torch.cuda.stream(side):
         releasing(flag)
     torch.cuda.synchronize()
-    return signed(flag).item() == 1
+    if signed(flag).item() != 1:
+        yield "not released"
 
 
-def check_refusals() -> bool:
+def check_refusals() -> Iterator[str]:
     """Illegal calls raise errors before anything runs."""
-    refused = 0
     for attempt, words in (
         (lambda: tw.symmetric((1 << 40,), torch.uint8), "larger TILEWEAVE_HEAP_BYTES"),
         (lambda: tw.symmetric((0, 3), torch.uint8), "expected positive integers"),
@@ -542,11 +537,10 @@ def check_refusals() -> bool:
     ):
         try:
             attempt()
+            yield f"accepted; expected {words!r}"
         except Exception as error:
-            refused += words in str(error)
             if words not in str(error):
-                print(f"refused with {error!r}, expected {words!r}")
-    return refused == 4
+                yield f"refused with {error!r}, expected {words!r}"
 
 
 @T.prim_func
@@ -555,25 +549,17 @@ def multimem_program(x: T.Tensor((4,), "float32")):
         W.multimem_red(x[0], T.float32(1), op="add")
 
 
-def main() -> int:
-    tw.init(heap_bytes=32 << 20)
-    tw.finalize()
-    tw.init(heap_bytes=64 << 20)
-    failed = 0
-    for name, check in list(globals().items()):
-        if not name.startswith("check_"):
-            continue
-        right = torch.tensor([int(check())])
-        if tw.world_size() > 1:
-            dist.all_reduce(right, op=dist.ReduceOp.MIN)
-        if tw.rank() == 0:
-            print(
-                f"{'ok' if right.item() else 'FAILED'}: {name.removeprefix('check_')}", flush=True
-            )
-        failed += not right.item()
-    tw.finalize()
-    return 1 if failed else 0
+CHECKS = {n.removeprefix("check_"): f for n, f in globals().items() if n.startswith("check_")}
+
+
+def verdicts(options: argparse.Namespace) -> Verdicts:
+    for name in options.checks or CHECKS:
+        yield name, "; ".join(CHECKS[name]())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parser_of(__doc__, CHECKS)
+    parser.parse_args()
+    tw.init(heap_bytes=32 << 20)
+    tw.finalize()
+    sys.exit(main(verdicts, parser, heap_bytes=64 << 20))

@@ -74,6 +74,13 @@ FAULTS = {
         r"rank 0 of group 'pair' \(global rank 0\) waited 3 s for a signal( from rank 1)? and gave",
         needs_gpu=True,
     ),
+    "never signals": Fault(
+        "never_signals",
+        r"DeadlockError: tileweave: rank 0 waited 3 s for a signal from rank 1 and gave up: "
+        r"wait_reached\(.*\) at .*; flag \[0, 5\] of SymmetricTensor.*seen 0, expected 7",
+        TIMEOUT_S + 5,
+        needs_gpu=True,
+    ),
     "count above the capacity": Fault(
         "overfull_segment",
         r"rank 1 announced 4 rows of a segment; expected 0 to 3: announce\(.*fault_ranks.py:\d+",

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.corpus import PROGRAMS
 from tests.corpus.programs import Case
+from tests.on_gpus import Verdicts, main, parser_of
 
 SEED = 11
 """Seed of the random sleeps."""
@@ -137,13 +138,8 @@ def configs_of(delays: int | None) -> dict[str, Any]:
     return {} if delays is None else {"tileweave.delays": delays}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--launches", type=int, default=200)
-    options = parser.parse_args()
-    tw.init()
-    ranks, failed = tw.world_size(), 0
+def verdicts(options: argparse.Namespace) -> Verdicts:
+    ranks = tw.world_size()
     names = [name for name in options.names or PROGRAMS if ranks in PROGRAMS[name].ranks]
     compile_ahead(
         configured(name, PROGRAMS[name].make(ranks), configs_of(delays))
@@ -152,24 +148,19 @@ def main() -> int:
         if not PROGRAMS[name].sizes
     )
     for name in names:
-        case = PROGRAMS[name]
-        results = []
-        for delays in (None, SEED):
-            run = Run(case, options.launches, delays)
-            results.append(back_to_back(run, options.launches))
+        wrong = {}
+        for what, delays in (("back to back", None), ("delays", SEED)):
+            run = Run(PROGRAMS[name], options.launches, delays)
+            wrong[what] = back_to_back(run, options.launches)
             if delays is None:
-                results.append(replayed(run, min(8, options.launches)))
+                wrong["graph"] = replayed(run, min(8, options.launches))
             run.free()
-        failed += any(results)
-        shown = ", ".join(
-            f"{what} {'right' if not bad else f'wrong in launches {bad[:5]}'}"
-            for what, bad in zip(("back to back", "graph", "delays"), results, strict=True)
-        )
-        print(f"rank {tw.rank()}: {name}: {shown}", flush=True)
-    print(f"rank {tw.rank()}: {'right' if not failed else f'{failed} programs wrong'}", flush=True)
-    tw.finalize()
-    return 1 if failed else 0
+        faults = [f"{what} wrong in launches {bad[:5]}" for what, bad in wrong.items() if bad]
+        yield name, ", ".join(faults), *wrong
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    parser = parser_of(__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--launches", type=int, default=200)
+    sys.exit(main(verdicts, parser))

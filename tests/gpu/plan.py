@@ -6,16 +6,20 @@ Enqueued by C++ and by Python. Also with more ranks, with one, and with several 
 time slices).
 """
 
-import itertools
+import argparse
 import os
 import sys
 import threading
+from pathlib import Path
 
 import tilelang.language as T
 import torch
 import torch.distributed as dist
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 import tileweave as tw
+from tests.on_gpus import Verdicts, main, parser_of
 from tileweave import language as W
 
 ROWS, COLUMNS, PARTS = 48, 512, 4
@@ -292,35 +296,26 @@ def check_refusals() -> str:
     return f"{count} kernels ran" if count else ""
 
 
-def main() -> int:
-    tw.init()
-    failed = []
-    checks = (
-        ("calls, write_value", lambda: check_calls(Exchange("write_value"))),
-        ("calls, copy_value", lambda: check_calls(Exchange("copy_value"))),
-        ("calls, strided", lambda: check_calls(Exchange("strided"))),
-        ("graph", lambda: check_graph(Exchange("copy_value"))),
-        ("calls, wait_value", lambda: check_calls(Overlapped(2))),
-        ("calls, wait_value in one kernel", lambda: check_calls(Overlapped(1))),
-        ("graph, wait_value", lambda: check_graph(Overlapped(2))),
-        ("graph, wait_value in one kernel", lambda: check_graph(Overlapped(1))),
-        ("threads", check_threads),
-        ("refusals", check_refusals),
-    )
-    for (by, native), (name, check) in itertools.product((("C++", "1"), ("Python", "0")), checks):
+CHECKS = {
+    "calls, write_value": lambda: check_calls(Exchange("write_value")),
+    "calls, copy_value": lambda: check_calls(Exchange("copy_value")),
+    "calls, strided": lambda: check_calls(Exchange("strided")),
+    "graph": lambda: check_graph(Exchange("copy_value")),
+    "calls, wait_value": lambda: check_calls(Overlapped(2)),
+    "calls, wait_value in one kernel": lambda: check_calls(Overlapped(1)),
+    "graph, wait_value": lambda: check_graph(Overlapped(2)),
+    "graph, wait_value in one kernel": lambda: check_graph(Overlapped(1)),
+    "threads": check_threads,
+    "refusals": check_refusals,
+}
+
+
+def verdicts(options: argparse.Namespace) -> Verdicts:
+    for by, native in (("C++", "1"), ("Python", "0")):
         os.environ["TILEWEAVE_NATIVE"] = native
-        name = f"{name}, by {by}"
-        problem = check()
-        tw.barrier()
-        torch.cuda.synchronize()
-        if problem:
-            failed.append(name)
-            print(f"rank {tw.rank()}: {name}: {problem}")
-        elif tw.rank() == 0:
-            print(f"{name}: right")
-    tw.finalize()
-    return 1 if failed else 0
+        for name, check in CHECKS.items():
+            yield f"{name}, by {by}", check()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(verdicts, parser_of(__doc__)))

@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import tileweave as tw
+from tests.examples.programs import example
 from tests.on_gpus import Verdicts, main, parser_of, runs_here, transports_here
 from tileweave import language as W
 from tileweave.builtins.errors import TileWeaveError
@@ -46,46 +47,6 @@ def ring(
         W.wait_reached(flags[me, half, block], T.Cast("uint32", epoch // 2 + 1))
         for i in T.Parallel(64):
             out[block, i] = inbox[me, half, block, i]
-
-
-def gemm_reduce_scatter(ranks: int):
-    """Return a program with pipelined loops, TMA stores and inferred signals and waits."""
-    rows = M // TILE
-    tiles = rows * (N // TILE)
-
-    @T.prim_func
-    def gemm(
-        A: T.Tensor((M * ranks, K), "float16"),
-        B: T.Tensor((N, K), "float16"),
-        C: T.Tensor((M, N), "float16"),
-    ):
-        with T.Kernel(tiles * ranks, threads=128) as block:
-            parts = W.alloc_symmetric((M * ranks, N), "float16")
-            A_tile = T.alloc_shared((TILE, 32), "float16")
-            B_tile = T.alloc_shared((TILE, 32), "float16")
-            C_tile = T.alloc_shared((TILE, TILE), "float16")
-            total = T.alloc_fragment((TILE, TILE), "float32")
-            me = W.rank()
-            owner, tile = W.swizzle_ranks(block, tiles, me, ranks)
-            row, column = W.swizzle_2d(tile, rows, N // TILE)
-            T.clear(total)
-            for k in T.Pipelined(K // 32, num_stages=2):
-                T.copy(A[owner * M + row * TILE, k * 32], A_tile)
-                T.copy(B[column * TILE, k * 32], B_tile)
-                T.gemm(A_tile, B_tile, total, transpose_B=True)
-            if owner != me:
-                T.copy(total, C_tile)
-                T.copy(C_tile, parts[owner, me * M + row * TILE, column * TILE])
-            else:
-                for step in T.serial(ranks - 1):
-                    source = (me + ranks - 1 - step) % ranks
-                    T.copy(parts[me, source * M + row * TILE, column * TILE], C_tile)
-                    for i, j in T.Parallel(TILE, TILE):
-                        total[i, j] += C_tile[i, j]
-                T.copy(total, C_tile)
-                T.copy(C_tile, C[row * TILE, column * TILE])
-
-    return gemm
 
 
 def push(ranks: int):
@@ -269,10 +230,11 @@ def check_gemm() -> Iterator[tuple[str, ...]]:
     """Pipelined loops, TMA stores and inferred waits, in a warp-specialized kernel on Hopper."""
     rank, ranks = group_of("").rank, group_of("").world_size
     torch.manual_seed(rank)
-    A = torch.randint(-2, 3, (M * ranks, K), device="cuda").half()
-    B = torch.randint(-2, 3, (N, K), device="cuda").half()
-    C = torch.zeros((M, N), dtype=torch.float16, device="cuda")
-    kernel = tw.compile(gemm_reduce_scatter(ranks))
+    A = torch.randint(-2, 3, (M * ranks, K), device="cuda").bfloat16()
+    B = torch.randint(-2, 3, (N, K), device="cuda").bfloat16()
+    C = torch.zeros((M, N), dtype=torch.bfloat16, device="cuda")
+    make = example("inferred.py").gemm_reduce_scatter
+    kernel = tw.compile(make(M * ranks, N, K, ranks, TILE, TILE, 32, stages=2))
     kernel(A, B, C)
     torch.cuda.synchronize()
     before = C.clone()
@@ -288,10 +250,10 @@ def check_gemm() -> Iterator[tuple[str, ...]]:
     yield "gemm: nesting, flows, clocks", symmetric, f"{len(trace.flows)} flows"
     loops = [p for p in trace.phases if p.name == "loop k" and p.rank == rank]
     kernels = {p.kernel for p in loops}
-    least = LAUNCHES * len({s.block for s in trace.spans if s.kernel == "gemm"})
+    least = LAUNCHES * len({s.block for s in trace.spans if s.kernel == "reduce_scatter"})
     yield "gemm: loops", "" if len(loops) >= least > 0 else f"{len(loops)}, expected {least}"
     is_hopper = torch.cuda.get_device_capability()[0] >= 9
-    specialized = "gemm (producer)" in kernels
+    specialized = "reduce_scatter (producer)" in kernels
     yield "gemm: producers", "" if specialized == is_hopper else f"{kernels}"
     stores = [t for t in trace.transfers if t.op == "T.copy" and t.tensor == "parts"]
     expected = LAUNCHES * ranks * (ranks - 1) * (M // TILE) * (N // TILE)

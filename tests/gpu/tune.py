@@ -1,9 +1,9 @@
 """Tuning on real GPUs: equal choices on all ranks, never a wrong program, stored, right afterwards.
 
-    torchrun --nproc-per-node=2 tests/gpu/tune.py [OPERATOR ...]
+    torchrun --nproc-per-node=2 tests/gpu/tune.py [CHECK ...]
 
-Two small shapes of each operator, of few candidates: among them one that is made wrong here, one
-that does not fit into shared memory, and one that does not compile.
+Each check is an operator: two small shapes, of few candidates. Among them are one that is made
+wrong here, one that does not fit into shared memory, and one that does not compile.
 """
 
 import argparse
@@ -16,7 +16,9 @@ from typing import ClassVar
 
 import torch
 
-import tileweave as tw
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.on_gpus import GPU, Verdicts, main, parser_of, say
 from tileweave import ops
 from tileweave.ops.autotune import store as measured
 from tileweave.ops.autotune import tuner
@@ -33,6 +35,7 @@ from tileweave.runtime.host.session import current
 SHAPES = [(512, 1024, 1024), (2048, 2048, 4096)]
 NEW = (1024, 1024, 2048)
 """Problems that a first call tunes."""
+NAMES = list(operators_of(Operator))
 TOO_LARGE, ODD = Tiles(256, 256, 128, stages=4), Tiles(100, 100, 64, stages=2)
 
 
@@ -164,34 +167,20 @@ def check_first_call(name: str) -> str:
     return "" if error <= TOLERANCE else f"a graph of it: relative error {error:.1e}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    every = list(operators_of(Operator))
-    parser.add_argument("operators", nargs="*", metavar="OPERATOR", help=", ".join(every))
-    names = parser.parse_args().operators or every
-    if not torch.cuda.is_available():
-        print("tune: not run: no GPU")
-        return 1
-    tw.init(heap_bytes=1 << 28)
+def verdicts(options: argparse.Namespace) -> Verdicts:
     group = group_of("")
     # Not the user's file.
     folder = group.exchange("folder", tempfile.mkdtemp() if group.rank == 0 else "")[0]
     measured.file_of = lambda group: Path(folder) / "tuned.json"
-    failed = 0
-    for name in names:
+    for name in options.checks or NAMES:
         tamper(name)
-        for what, check, given in (
-            *((f"tuned {s}", check_tuned, (name, s)) for s in SHAPES),
-            ("first call", check_first_call, (name,)),
-        ):
-            fault = check(*given)
-            failed += bool(fault)
-            group.synchronize()
-            group.meet("check")
-            print(f"rank {group.rank}: {name}: {what}: {fault or 'right'}", flush=True)
-    tw.finalize()
-    return 1 if failed else 0
+        for shape in SHAPES:
+            yield f"{name}: tuned {shape}", check_tuned(name, shape)
+        yield f"{name}: first call", check_first_call(name)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if not GPU:
+        say("tune: not run: no GPU")
+        sys.exit(1)
+    sys.exit(main(verdicts, parser_of(__doc__, NAMES), heap_bytes=1 << 28))

@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 M, N, K = 512, 512, 512
@@ -36,10 +36,7 @@ def show(name, by_threads=False, waits_inside=False):
                 T.gemm(A_tile, B_tile, total, transpose_B=True)
             T.copy(total, C[by * 128, bx * 128])
 
-    print("TEST:", name)
-    print(
-        tw.emit(program.with_attr("global_symbol", name), pass_configs={"tileweave.verify": "off"})
-    )
+    verdicts.show_unordered(program, name)
 
 
 # All threads of the group release registers; one warp continues.

@@ -3,13 +3,13 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 M, N, K = 512, 512, 512
 
 
-def show(name, more):
+def show(name, after):
     @T.prim_func
     def program(
         A: W.Symmetric((M, K), "bfloat16"),
@@ -27,16 +27,16 @@ def show(name, more):
                 T.copy(B[bx * 128, k * 64], B_tile)
                 T.gemm(A_tile, B_tile, total, transpose_B=True)
             T.copy(total, C[by * 128, bx * 128])
-            if by == 3:
-                for flag in T.serial(8):
-                    W.wait_ge(F[W.rank(), flag], 1)
-            if more:
-                W.signal(F[W.rank(), by], 1)
+            after(F, by)
 
-    print("TEST:", name)
-    print(
-        tw.emit(program.with_attr("global_symbol", name), pass_configs={"tileweave.verify": "off"})
-    )
+    verdicts.show_unordered(program, name)
+
+
+@T.macro
+def wait(F, by):
+    if by == 3:
+        for flag in T.serial(8):
+            W.wait_ge(F[W.rank(), flag], 1)
 
 
 # CHECK-LABEL: TEST: last
@@ -48,7 +48,14 @@ def show(name, more):
 # CHECK: tl::wgmma_ss
 # CHECK-NOT: tw::wait_ge
 # CHECK: TEST: followed
-show("last", more=False)
+show("last", wait)
+
+
+@T.macro
+def wait_and_signal(F, by):
+    wait(F, by)
+    W.signal(F[W.rank(), by], 1)
+
 
 # A wait before another statement stays there.
 # CHECK: if (((int)threadIdx.x) < 128) {
@@ -56,7 +63,7 @@ show("last", more=False)
 # CHECK: tl::wgmma_ss
 # CHECK: tw::wait_ge
 # CHECK: tw::signal
-show("followed", more=True)
+show("followed", wait_and_signal)
 
 
 @T.prim_func
@@ -85,28 +92,13 @@ def repeated(
 # CHECK-NOT: tw::wait_ge
 # CHECK: tl::wgmma_ss
 # CHECK: tw::wait_ge
-print("TEST: repeated")
-print(tw.emit(repeated, pass_configs={"tileweave.verify": "off"}))
+verdicts.show_unordered(repeated)
 
 
-@T.prim_func
-def chosen(
-    A: T.Tensor((M, K), "bfloat16"),
-    F: W.Symmetric((8,), "uint32"),
-    C: T.Tensor((M, N), "bfloat16"),
-):
-    with T.Kernel(4, 4, threads=256) as (bx, by):
-        A_tile = T.alloc_shared((128, 64), "bfloat16")
-        B_tile = T.alloc_shared((128, 64), "bfloat16")
-        total = T.alloc_fragment((128, 128), "float32")
-        T.clear(total)
-        for k in T.Pipelined(K // 64, num_stages=3):
-            T.copy(A[by * 128, k * 64], A_tile)
-            T.copy(A[bx * 128, k * 64], B_tile)
-            T.gemm(A_tile, B_tile, total, transpose_B=True)
-        T.copy(total, C[by * 128, bx * 128])
-        if T.get_thread_binding() == 0:
-            W.wait_ge(F[W.rank(), 0], 1)
+@T.macro
+def wait_by_one_thread(F, by):
+    if T.get_thread_binding() == 0:
+        W.wait_ge(F[W.rank(), 0], 1)
 
 
 # Thread 0 of the program is a consumer: no producer would meet the condition.
@@ -116,5 +108,4 @@ def chosen(
 # CHECK: tl::wgmma_ss
 # CHECK: if (((int)threadIdx.x) == 128) {
 # CHECK-NEXT: tw::wait_ge
-print("TEST: chosen")
-print(tw.emit(chosen, pass_configs={"tileweave.verify": "off"}))
+show("chosen", wait_by_one_thread)

@@ -4,7 +4,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 
@@ -16,8 +16,7 @@ def show(threads, name):
             T.copy(X, tile)
             T.copy(tile, S[W.rank(), 0, 0])
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name)))
+    verdicts.show(program, name)
 
 
 # CHECK-LABEL: TEST: two_axes

@@ -3,18 +3,9 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import print_verdict
+from tests.verdicts import show_unordered as show
 from tileweave import language as W
-
-UNORDERED = {"tileweave.verify": "off"}
-
-
-def show(program, **options):
-    print("TEST:", program.attrs["global_symbol"], options.get("arch", ""))
-    try:
-        print(tw.emit(program, **options, pass_configs=UNORDERED))
-    except tw.LanguageError as error:
-        print(error)
 
 
 def gemm(before, name):
@@ -48,7 +39,7 @@ def send(S, B, F):
 
 
 # In the specialized part, the consumers execute the builtins.
-# CHECK-LABEL: TEST: send{{ $}}
+# CHECK-LABEL: TEST: send{{$}}
 # CHECK: __launch_bounds__(384
 # CHECK: if (((int)threadIdx.x) < 256) {
 # CHECK-NEXT: tw::put_block({{.*}}, ((int)threadIdx.x), 256);
@@ -106,4 +97,5 @@ def answer(S, B, F):
 
 # CHECK-LABEL: TEST: answer
 # CHECK: atom_add: its result is used outside of warp specialization, where more than the program's 256 threads run; expected a call under a condition on the thread index, such as if T.get_thread_binding() == 0
-show(gemm(answer, "answer"))
+with print_verdict("answer"):
+    show(gemm(answer, "answer"))

@@ -4,10 +4,8 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
-
-UNORDERED = {"tileweave.verify": "off"}
 
 
 @T.macro
@@ -38,8 +36,7 @@ def show(name, before=nothing, after=nothing, behind=nothing, threads=256, **opt
                 after(S, F, u)
             behind(S, F, 0)
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name), pass_configs=UNORDERED, **options))
+    verdicts.show_unordered(program, name, **options)
 
 
 @T.macro
@@ -83,7 +80,7 @@ show("behind_128", behind=send, threads=128)
 show("behind_256", behind=send)
 
 # Without warp specialization there are no guards.
-# CHECK-LABEL: TEST: unspecialized{{$}}
+# CHECK-LABEL: TEST: unspecialized sm_80
 # CHECK: __launch_bounds__(256
 # CHECK: mma
 # CHECK-NOT: threadIdx.x) < 256
@@ -149,8 +146,7 @@ def infer(name, threads, blocks):
                 T.copy(mail[W.rank(), u, 0, b * 64], C)
                 T.copy(C, y[u, 0, b * 64])
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name)))
+    verdicts.show(program, name)
 
 
 # An inferred program keeps the end of its launch: the credit and the next epoch.

@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 
@@ -27,8 +27,7 @@ def show(before, beside, name):
             else:
                 beside(counts)
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name), arch="sm_90a"))
+    verdicts.show(program, name, arch="sm_90a")
 
 
 @T.macro

@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 M, N, K = 512, 512, 512
@@ -33,8 +33,7 @@ def show(name, columns, chooses=True):
                 T.gemm(A_tile, B_tile, total, transpose_B=True)
             T.copy(total, C[by * 128, bx * 128])
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name)))
+    verdicts.show(program, name)
 
 
 # A and B are needed at different times, so each load has a barrier, at which all iterations arrive.

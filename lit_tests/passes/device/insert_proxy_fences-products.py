@@ -5,7 +5,7 @@ import warnings
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 CONFIGS = {"tileweave.verify": "off", "tl.disable_warp_specialized": True}
@@ -34,8 +34,7 @@ def products(
 
 
 def show(name, arch):
-    print("TEST:", name)
-    print(tw.emit(products, arch=arch, world_size=2, pass_configs=CONFIGS))
+    verdicts.show(products, name, arch=arch, world_size=2, pass_configs=CONFIGS)
 
 
 # CHECK-LABEL: TEST: wgmma
@@ -85,5 +84,4 @@ def stored(
 # CHECK: mbarrier[0].wait(
 # CHECK: tl::fence_proxy_async();
 # CHECK-NEXT: tl::warpgroup_arrive();
-print("TEST: stores")
-print(tw.emit(stored, arch="sm_90a", world_size=2, pass_configs={"tileweave.verify": "off"}))
+verdicts.show_unordered(stored, "stores", arch="sm_90a", world_size=2)

@@ -5,14 +5,10 @@ import tilelang.language as T
 
 import tileweave as tw
 from tests.verdicts import print_verdict
+from tests.verdicts import show_unordered as show
 from tileweave import language as W
 
 OFF = {"tileweave.verify": "off"}
-
-
-def show(program):
-    print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program, world_size=2, pass_configs=OFF))
 
 
 @T.prim_func
@@ -41,7 +37,7 @@ def elements(
 # CHECK: tw::system::atomic_store<tw::Type::s32, 5>((&(S[{{.*}}])), A[{{.*}}]);
 # CHECK: A[{{.*}}] = tw::system::atomic_load<tw::Type::s32, 2>((&(S[{{.*}}])));
 # CHECK: {{^ *}}AtomicAdd((&(L[{{.*}}])), 1);
-show(elements)
+show(elements, world_size=2)
 
 
 @T.prim_func
@@ -60,7 +56,7 @@ def tiles(S: W.Symmetric((128, 64), "bfloat16"), A: T.Tensor((128, 64), "bfloat1
 # CHECK-LABEL: TEST: tiles
 # CHECK: tw::system::atomic_addx2<tw::Type::bf16, 0>((&(S[{{.*}}])), *(uint1*)(tile
 # CHECK: tl::tma_store_add
-show(tiles)
+show(tiles, world_size=2)
 
 
 @T.prim_func
@@ -71,7 +67,7 @@ def without_builtins(S: W.Symmetric((128,), "float32")):
 
 # CHECK-LABEL: TEST: without_builtins
 # CHECK: tw::system::atomic_add<tw::Type::f32, 0>(
-show(without_builtins)
+show(without_builtins, world_size=2)
 
 
 def refused(name, dtype, operation):

@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 from tileweave.passes import pipeline
 
@@ -11,8 +12,7 @@ TRACE = {"tileweave.verify": "off", "tileweave.trace": True}
 
 
 def show(program, name, arch="sm_90a"):
-    print("TEST:", name)
-    print(tw.emit(program, arch=arch, world_size=2, pass_configs=TRACE))
+    verdicts.show(program, name, arch=arch, world_size=2, pass_configs=TRACE)
 
 
 @T.prim_func

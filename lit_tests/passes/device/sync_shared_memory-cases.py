@@ -6,17 +6,11 @@ Missing and misplaced barriers: tests/generated/known.
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
 from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.tiles import SMALL
 from tileweave.ops.gemm.kernels.gemm_reduce_scatter import gemm_rs_store
-
-
-def show(program):
-    print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program, world_size=2))
-
 
 # Tiles share memory: neither case writes a tile before all warp groups have multiplied.
 # CHECK-LABEL: TEST: gemm_rs_store
@@ -32,7 +26,7 @@ def show(program):
 # CHECK: } else {
 # CHECK-NEXT: tw::wait_reached<
 # CHECK: *(uint4*)(((bfloat16_t*)C_tile)
-show(gemm_rs_store(GemmConfig(2048, 2048, 2048, 2, "bfloat16", True, SMALL)))
+show(gemm_rs_store(GemmConfig(2048, 2048, 2048, 2, "bfloat16", True, SMALL)), world_size=2)
 
 
 @T.prim_func
@@ -53,4 +47,4 @@ def same_threads(x: T.Tensor((256,), "float32"), y: T.Tensor((256,), "float32"))
 # CHECK: fence
 # CHECK-NOT: __syncthreads();
 # CHECK: y[
-show(same_threads)
+show(same_threads, world_size=2)

@@ -4,7 +4,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tests.simulator.device.miscompiled import reads_in_producers
 from tileweave import language as W
 
@@ -47,8 +47,7 @@ def make(reads_before: bool, branches: bool):
 
 
 def show(name, **options):
-    print("TEST:", name)
-    print(tw.emit(make(**options), world_size=2, pass_configs={"tileweave.reuse": "credit"}))
+    verdicts.show(make(**options), name, world_size=2, pass_configs={"tileweave.reuse": "credit"})
 
 
 # All 256 threads meet after the reads: thread 128 counts the end of the launch.
@@ -77,8 +76,9 @@ show("beside", reads_before=False, branches=True)
 # CHECK-NEXT: if (128 <= ((int)threadIdx.x)) {
 # CHECK-NEXT: tl::__sync_thread_partial(
 # CHECK: tw::atom_add<
-print("TEST: inside")
-print(tw.emit(reads_in_producers(), world_size=2, pass_configs={"tileweave.reuse": "credit"}))
+verdicts.show(
+    reads_in_producers(), "inside", world_size=2, pass_configs={"tileweave.reuse": "credit"}
+)
 
 
 def loop(reads_in_loop: bool):
@@ -116,8 +116,7 @@ def loop(reads_in_loop: bool):
 
 
 def show_loop(name, **options):
-    print("TEST:", name)
-    print(tw.emit(loop(**options), world_size=2, pass_configs={"tileweave.reuse": "credit"}))
+    verdicts.show(loop(**options), name, world_size=2, pass_configs={"tileweave.reuse": "credit"})
 
 
 # One barrier after the loop orders what all its iterations read.

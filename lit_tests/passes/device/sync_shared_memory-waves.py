@@ -2,13 +2,12 @@
 # RUN: %python %s | %filecheck %s
 """The first threads overwrite a tile of the last wave after a barrier of the block."""
 
-import tileweave as tw
+from tests import verdicts
 from tests.simulator.device.miscompiled import reuses_tile_in_waves
 
 
 def show(name, **options):
-    print("TEST:", name)
-    print(tw.emit(reuses_tile_in_waves(**options), world_size=1))
+    verdicts.show(reuses_tile_in_waves(**options), name, world_size=1)
 
 
 # The barrier at the end of a wave is one of the consumers.

@@ -5,20 +5,12 @@ iteration, because warp specialization moves them next to the pipelined loop."""
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import print_verdict
+from tests.verdicts import show_unordered as show
 from tileweave import language as W
 
-UNORDERED = {"tileweave.verify": "off"}
 D, S, STEPS = 64, 256, 4
 LOWEST = -T.infinity("float32")
-
-
-def show(program, arch="sm_90a"):
-    print("TEST:", program.attrs["global_symbol"], arch)
-    try:
-        print(tw.emit(program, arch=arch, pass_configs=UNORDERED))
-    except tw.TileWeaveError as error:
-        print(error)
 
 
 def attention(before, loops, name, threads=256, B=128):
@@ -82,7 +74,7 @@ def serial(counts):
 
 
 # The accumulators are initialized before the first tile, or after the loop if there is none.
-# CHECK-LABEL: TEST: one_loop sm_90a
+# CHECK-LABEL: TEST: one_loop{{$}}
 # CHECK: [[DONE:done_[0-9]+]] = 0;
 # CHECK: for (int step = 0; step < 4
 # CHECK: < 128) {
@@ -104,7 +96,7 @@ def serial(counts):
 # CHECK-NEXT: if ([[NEVER]]) {
 show(attention(nothing, serial, "one_loop"))
 
-# CHECK-LABEL: TEST: one_loop_128 sm_90a
+# CHECK-LABEL: TEST: one_loop_128
 # CHECK: for (int step = 0; step < 4
 # CHECK: } else {
 # CHECK-NEXT: bool [[FIRST:[a-z_0-9]+]] = (done_0 == 0);
@@ -119,7 +111,7 @@ show(attention(nothing, serial, "one_loop"), arch="sm_80")
 
 
 # Local variables are set at their place in the program, for all threads.
-# CHECK-LABEL: TEST: single_value sm_90a
+# CHECK-LABEL: TEST: single_value
 # CHECK: steps = counts[0];
 # CHECK: for (int step = 0; step < counts[1]
 # CHECK-NOT: steps = counts
@@ -132,11 +124,12 @@ def read_overwritten(q, k, flags, Q, acc):
     T.copy(q[0, 0], Q)
 
 
-# CHECK-LABEL: TEST: overwritten sm_90a
+# CHECK-LABEL: TEST: overwritten
 # CHECK-NEXT: T.copy: reads Q before T.Pipelined, but warp specialization moves it after T.copy
 # CHECK-SAME: which writes Q; expected another buffer for one of them
 # LINE: CHECK-NEXT: --> {{.*}}defer_initializations-outer_loop.py:[[#]]
-show(attention(read_overwritten, serial, "overwritten"))
+with print_verdict("overwritten"):
+    show(attention(read_overwritten, serial, "overwritten"))
 
 
 @T.macro
@@ -145,10 +138,11 @@ def read_released(q, k, flags, Q, acc):
     W.signal(flags[1, 0])
 
 
-# CHECK-LABEL: TEST: released sm_90a
+# CHECK-LABEL: TEST: released
 # CHECK-NEXT: T.copy: reads k before T.Pipelined, but warp specialization moves it after signal,
 # CHECK-SAME: which releases it; expected signal after the loop, or k copied to shared memory
-show(attention(read_released, serial, "released"))
+with print_verdict("released"):
+    show(attention(read_released, serial, "released"))
 
 
 @T.macro
@@ -158,7 +152,7 @@ def read_tile(q, k, flags, Q, acc):
 
 
 # No other block can overwrite a tile in shared memory after a signal.
-# CHECK-LABEL: TEST: tile sm_90a
+# CHECK-LABEL: TEST: tile
 # CHECK-NOT: which releases it
 # CHECK: tw::signal
 # CHECK: for (int step = 0; step < 4
@@ -189,7 +183,7 @@ def conditions(
 
 
 # The flag is reset at the place of the initialization.
-# CHECK-LABEL: TEST: conditions sm_90a
+# CHECK-LABEL: TEST: conditions
 # CHECK: for (int tile = 0; tile < 3
 # CHECK: done_0 = 0;
 # CHECK: for (int step = 0; step < 4
@@ -222,7 +216,7 @@ def directly_before(
             T.copy(acc, o[block * 128, 0])
 
 
-# CHECK-LABEL: TEST: directly_before sm_90a
+# CHECK-LABEL: TEST: directly_before
 # CHECK: for (int tile = 0; tile < 3
 # CHECK-NOT: done_
 show(directly_before)

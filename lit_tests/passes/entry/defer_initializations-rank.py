@@ -4,7 +4,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 
@@ -42,8 +42,7 @@ def show(initialize, name):
                         f[i, j] += tile[i, j]
             T.copy(f, Y)
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name), world_size=2, arch="sm_90a"))
+    verdicts.show(program, name, world_size=2, arch="sm_90a")
 
 
 # CHECK-LABEL: TEST: fill_with_rank

@@ -4,6 +4,7 @@
 import tilelang.language as T
 
 import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
 
 
@@ -36,5 +37,4 @@ print("TEST: 1000 columns", tw.emit(first_of_row(1000), world_size=2))
 
 # CHECK-LABEL: TEST: from_the_peer
 # CHECK: y[0] = S[(((((int64_t)rank) * (int64_t)268435451) + ((int64_t)(rank | 0))) + (int64_t)4)];
-print("TEST: from_the_peer")
-print(tw.emit(from_the_peer, world_size=2, pass_configs={"tileweave.reuse": "credit"}))
+show(from_the_peer, world_size=2, pass_configs={"tileweave.reuse": "credit"})

@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
 
 
@@ -31,25 +31,20 @@ def program(condition, name, dtype="uint32"):
     return program.with_attr("global_symbol", name)
 
 
-def show(program):
-    print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program, arch="sm_80"))
-
-
 # CHECK-LABEL: TEST: equal
 # CHECK: if (({{before|tw::atom_add.*}} | (uint)0) == (uint)15) {
 # CHECK-NEXT: tw::st
-show(program(lambda before: before == 15, "equal"))
+show(program(lambda before: before == 15, "equal"), arch="sm_80")
 
 # CHECK-LABEL: TEST: above
 # CHECK: if ((uint64_t)15 < ({{before|tw::atom_add.*}} | (uint64_t)0)) {
-show(program(lambda before: before > 15, "above", "uint64"))
+show(program(lambda before: before > 15, "above", "uint64"), arch="sm_80")
 
 # Signed values, and conditions that the solver skips, do not change.
 # CHECK-LABEL: TEST: signed
 # CHECK: if ({{before|tw::atom_add.*}} == 15) {
-show(program(lambda before: before == 15, "signed", "int32"))
+show(program(lambda before: before == 15, "signed", "int32"), arch="sm_80")
 
 # CHECK-LABEL: TEST: masked
 # CHECK: if (({{before|tw::atom_add.*}} & (uint)7) == (uint)3) {
-show(program(lambda before: before & 7 == 3, "masked"))
+show(program(lambda before: before & 7 == 3, "masked"), arch="sm_80")

@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tests.simulator.device.miscompiled import row_of_a_tile
 from tileweave import language as W
 
@@ -16,15 +16,13 @@ def show(index, name):
             for j in T.Parallel(64):
                 y[j] = x[index(j)]
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name)))
+    verdicts.show(program, name)
 
 
 # In row 3 the last two bits of the numbers of vectors are inverted.
 # CHECK-LABEL: TEST: row
 # CHECK: row[0] = ((half_t*)A_tile)[({{.*}} >> 4) + 1) & 1) * 16)){{.*}} >> 3) + 1) & 1) * 8)) + {{.*}} + 192) | 0)];
-print("TEST: row")
-print(tw.emit(row_of_a_tile(), world_size=1))
+verdicts.show(row_of_a_tile(), "row", world_size=1)
 
 # CHECK-LABEL: TEST: offsets
 # CHECK: y[((int)threadIdx.x)] = x[({{.*}} >> 3) + 1) & 7) * 8) + ({{.*}} & 7) + 1) & 7)) | 0)];
@@ -48,8 +46,7 @@ def backward(index, name):
             for i in T.serial(4):
                 y[i] = x[index(me, i)]
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name)))
+    verdicts.show(program, name)
 
 
 # CHECK-LABEL: TEST: of_rank

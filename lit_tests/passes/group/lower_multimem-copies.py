@@ -5,7 +5,7 @@ import tilelang.language as T
 from tilelang import tvm
 from tvm import tirx
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 from tileweave.passes import run_group
 
@@ -170,9 +170,7 @@ def all_reduce(X: T.Tensor((N, N), "bfloat16"), Y: T.Tensor((N, N), "bfloat16"))
 # CHECK: uint4 {{.*}} = *(uint4*)(S + {{.*}} + (int64_t)536870912));
 # CHECK: __float22bfloat162_rn
 # CHECK: *(uint4*)(Y +
-print("TEST: inferred")
-print(tw.emit(all_reduce, world_size=RANKS))
+verdicts.show(all_reduce, "inferred", world_size=RANKS)
 # CHECK-LABEL: TEST: host
 # CHECK-NOT: require_multicast
-print("TEST: host")
-print(tw.emit(all_reduce, world_size=RANKS, stage="tile"))
+verdicts.show(all_reduce, "host", world_size=RANKS, stage="tile")

@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 
@@ -15,8 +15,7 @@ def show(index, name):
             for i in T.serial(8):
                 y[i] = x[index(me, i)]
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name), world_size=8))
+    verdicts.show(program, name, world_size=8)
 
 
 # CHECK-LABEL: TEST: quotient

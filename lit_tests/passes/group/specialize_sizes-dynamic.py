@@ -3,14 +3,8 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
-
-
-def show(program, **options):
-    print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program, stage="tile", world_size=4, **options))
-
 
 M, N, B = T.dynamic("M"), 64, 16
 
@@ -33,12 +27,12 @@ def shift(X: T.Tensor((M, N), "float32"), S: W.Symmetric((M, N), "float32")):
 # CHECK: for bx in T.thread_binding(2, thread="blockIdx.x")
 # CHECK: T.tileweave.signal(T.access_ptr(S_arrived[(rank + 1) % 4, bx], 1, 3), T.Cast("uint32", T.min(16, 20 - bx * 16) {{.*}}, "u32", "add"
 # CHECK: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, bx]
-show(shift, sizes={"M": 20})
+show(shift, sizes={"M": 20}, stage="tile", world_size=4)
 
 # Another size has another number of counters.
 # CHECK-LABEL: TEST: shift
 # CHECK: S_arrived = T.match_buffer({{.*}}, (4, 64), "uint32"
-show(shift, sizes={"M": 1024})
+show(shift, sizes={"M": 1024}, stage="tile", world_size=4)
 
 
 @T.prim_func
@@ -52,7 +46,7 @@ def scratch(X: T.Tensor((M, N), "float32")):
 # The program's own memory may depend on them.
 # CHECK-LABEL: TEST: scratch
 # CHECK: S = T.match_buffer({{.*}}, (4, 48, 64)
-show(scratch, sizes={"M": 24})
+show(scratch, sizes={"M": 24}, stage="tile", world_size=4)
 
 
 @T.prim_func
@@ -72,7 +66,7 @@ def explicit(
 # CHECK: M = T.int32()
 # CHECK: X = T.match_buffer(X_handle, (M, 64)
 # CHECK: S = T.match_buffer(S_handle, (4, M, 64)
-show(explicit)
+show(explicit, stage="tile", world_size=4)
 
 
 @T.prim_func
@@ -86,4 +80,4 @@ def elsewhere(X: T.Tensor((M, N), "float32"), S: W.Symmetric((4, N), "float32"))
 # CHECK: X = T.match_buffer(X_handle, (M, 64)
 # CHECK: T.tileweave.signal(
 # CHECK: T.tileweave.wait_reached(
-show(elsewhere)
+show(elsewhere, stage="tile", world_size=4)

@@ -5,7 +5,7 @@
 import tilelang.language as T
 
 import tileweave as tw
-from tests.verdicts import print_verdict
+from tests.verdicts import print_verdict, show
 from tileweave import language as W
 
 
@@ -22,8 +22,7 @@ def columns(X: T.Tensor((32, 80), "float32"), Y: T.Tensor((32, 64), "float32")):
 # CHECK-LABEL: TEST: columns
 # CHECK-NOT: tma_store
 # CHECK: *(float4*)(Y
-print("TEST: columns")
-print(tw.emit(columns, arch="sm_90a"))
+show(columns, arch="sm_90a")
 
 
 @T.prim_func
@@ -37,8 +36,7 @@ def rows(X: T.Tensor((32, 64), "float32"), Y: T.Tensor((16, 64), "float32")):
 
 # CHECK-LABEL: TEST: rows
 # CHECK: tl::tma_store(
-print("TEST: rows")
-print(tw.emit(rows, arch="sm_90a"))
+show(rows, arch="sm_90a")
 
 
 @T.prim_func

@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
 
 ROWS, N = 4, 64
@@ -33,5 +33,4 @@ def rows_to_next(
 # CHECK-NEXT: S_arrived[{{.*}}] = (uint)0;
 # CHECK: tw::signal<{{.*}}>((&(finished[
 # CHECK-NOT: tw::signal
-print("TEST: rows_to_next")
-print(tw.emit(rows_to_next, world_size=2))
+show(rows_to_next, world_size=2)

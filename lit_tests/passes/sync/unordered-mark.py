@@ -6,6 +6,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 import tileweave as tw
+from tests.verdicts import show
 from tileweave import language as W
 
 
@@ -28,14 +29,12 @@ def scatter(marked):
 # CHECK-LABEL: TEST: inferred
 # CHECK: T.tileweave.signal(
 # CHECK: T.tileweave.wait_reached(
-print("TEST: inferred")
-print(tw.emit(scatter(False), stage="tile"))
+show(scatter(False), "inferred", stage="tile")
 
 # CHECK-LABEL: TEST: marked
 # CHECK-NOT: tileweave.{{signal|wait|unordered}}
 # CHECK: T.copy(
-print("TEST: marked")
-print(tw.emit(scatter(True), stage="tile"))
+show(scatter(True), "marked", stage="tile")
 
 # CHECK-LABEL: TEST: cuda
 # CHECK: as without marks: True

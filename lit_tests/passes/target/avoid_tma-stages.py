@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 
@@ -18,8 +18,7 @@ def show(columns, name, rows=1, first=0):
                 for r, j in T.Parallel(rows, columns):
                     y[i, r, j] = tile[first + r, j]
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name), arch="sm_90a"))
+    verdicts.show(program, name, arch="sm_90a")
 
 
 # CHECK-LABEL: TEST: of_32_bytes

@@ -3,7 +3,7 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests import verdicts
 from tileweave import language as W
 
 M, N = 512, 512
@@ -87,8 +87,7 @@ def show(name, load, K=512, **options):
                 T.gemm(A_tile, B_tile, total, transpose_B=True)
             T.copy(total, C[by * 128, bx * 128])
 
-    print("TEST:", name)
-    print(tw.emit(program.with_attr("global_symbol", name), **options))
+    verdicts.show(program, name, **options)
 
 
 # The elected thread executes one of the loads, and the barrier expects the bytes of one.

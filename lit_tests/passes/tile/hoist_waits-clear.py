@@ -5,19 +5,11 @@ before its load, the clear in the consumers, in each iteration."""
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import print_verdict
+from tests.verdicts import show_unordered as show
 from tileweave import language as W
 
-UNORDERED = {"tileweave.verify": "off"}
 S, B, D = 256, 64, 64
-
-
-def show(program, arch="sm_90a"):
-    print("TEST:", program.attrs["global_symbol"], arch)
-    try:
-        print(tw.emit(program, arch=arch, pass_configs=UNORDERED))
-    except tw.TileWeaveError as error:
-        print(error)
 
 
 def attention(head, middle, name):
@@ -62,7 +54,7 @@ def clear(flags, scores, block, j):
     T.clear(scores)
 
 
-# CHECK-LABEL: TEST: clear_after sm_90a
+# CHECK-LABEL: TEST: clear_after
 # CHECK: < 128) {
 # CHECK: for (int j = 0; j < 4
 # CHECK: tw::wait_ge
@@ -81,7 +73,7 @@ def clear_then_wait(q, k, flags, scores, j):
     W.wait_ge(flags[W.rank(), j], 1)
 
 
-# CHECK-LABEL: TEST: clear_before sm_90a
+# CHECK-LABEL: TEST: clear_before{{$}}
 # CHECK: < 128) {
 # CHECK: for (int j = 0; j < 4
 # CHECK: tw::wait_ge
@@ -112,7 +104,7 @@ def mask(flags, scores, block, j):
 
 
 # This is the causal mask of TileLang's flash attention.
-# CHECK-LABEL: TEST: masked sm_90a
+# CHECK-LABEL: TEST: masked
 # CHECK: < 128) {
 # CHECK: tw::wait_ge
 # CHECK: tl::tma_load(k_desc
@@ -130,7 +122,7 @@ def put(flags, scores, block, j):
 
 
 # A builtin between the wait and the first use also stays with the consumers.
-# CHECK-LABEL: TEST: builtin_after sm_90a
+# CHECK-LABEL: TEST: builtin_after
 # CHECK: < 128) {
 # CHECK: tw::wait_ge
 # CHECK: tl::tma_load(k_desc
@@ -147,11 +139,12 @@ def put_then_wait(q, k, flags, scores, j):
 
 
 # No wait passes a builtin, because another rank may need its effect.
-# CHECK-LABEL: TEST: builtin_before sm_90a
+# CHECK-LABEL: TEST: builtin_before
 # CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, because st before it keeps it in the consumer
 # CHECK-SAME: warps; expected st after the loads
 # LINE: CHECK-NEXT: --> {{.*}}hoist_waits-clear.py:[[#]]
-show(attention(put_then_wait, nothing, "builtin_before"))
+with print_verdict("builtin_before"):
+    show(attention(put_then_wait, nothing, "builtin_before"))
 
 
 @T.macro
@@ -160,9 +153,10 @@ def read_then_wait(q, k, flags, scores, j):
     W.wait_ge(flags[W.rank(), j], 1)
 
 
-# CHECK-LABEL: TEST: read_before sm_90a
+# CHECK-LABEL: TEST: read_before
 # CHECK-NEXT: wait_ge: loads of T.Pipelined overtake it, because T.copy before it keeps it in the
-show(attention(read_then_wait, nothing, "read_before"))
+with print_verdict("read_before"):
+    show(attention(read_then_wait, nothing, "read_before"))
 
 
 @T.macro
@@ -171,10 +165,9 @@ def no_wait(q, k, flags, scores, j):
 
 
 # A loop without a wait does not change.
-# CHECK-LABEL: TEST: no_wait tile
+# CHECK-LABEL: TEST: no_wait
 # CHECK: for j in T.serial(4
 # CHECK-NEXT: T.fill(
 # CHECK-NEXT: T.copy(
 # CHECK-NEXT: T.gemm(
-print("TEST: no_wait tile")
-print(tw.emit(attention(no_wait, nothing, "no_wait"), stage="tile", pass_configs=UNORDERED))
+show(attention(no_wait, nothing, "no_wait"), stage="tile")

@@ -3,18 +3,9 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import print_verdict
+from tests.verdicts import show_unordered as show
 from tileweave import language as W
-
-UNORDERED = {"tileweave.verify": "off"}
-
-
-def show(program):
-    print("TEST:", program.attrs["global_symbol"])
-    try:
-        print(tw.emit(program, pass_configs=UNORDERED))
-    except tw.LanguageError as error:
-        print(error)
 
 
 # The second tile is written during the store of the first one.
@@ -108,4 +99,5 @@ def operand(A: T.Tensor((128, 64), "bfloat16"), S: W.Symmetric((128, 128), "bflo
 # CHECK-LABEL: TEST: operand
 # CHECK-NEXT: bulk copy: A_tile is also an operand of T.gemm, which needs a swizzled layout, but a bulk copy needs a row-major one; expected T.copy instead of the bulk copy, or separate tiles
 # LINE: CHECK-NEXT: --> {{.*}}isolate_bulk_copies-layout.py:
-show(operand)
+with print_verdict("operand"):
+    show(operand)

@@ -3,16 +3,8 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show_unordered as show
 from tileweave import language as W
-
-UNORDERED = {"tileweave.verify": "off"}
-
-
-def show(program, delays=None, **options):
-    more = {} if delays is None else {"tileweave.delays": delays}
-    print("TEST:", program.attrs["global_symbol"])
-    print(tw.emit(program, **options, pass_configs=UNORDERED | more))
 
 
 def gemm(head, tail, name, stages=3):
@@ -109,7 +101,7 @@ show(gemm(wait_for_all, nothing, "loop_of_waits"))
 # CHECK: tl::tma_load
 # CHECK: } else {
 # CHECK-NOT: tw::
-show(gemm(wait_for_all, nothing, "delayed_waits"), delays=3)
+show(gemm(wait_for_all, nothing, "delayed_waits"), pass_configs={"tileweave.delays": 3})
 
 # A loop that is not pipelined does not change.
 # CHECK-LABEL: TEST: serial

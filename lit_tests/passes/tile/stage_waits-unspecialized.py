@@ -3,15 +3,8 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show_unordered as show
 from tileweave import language as W
-
-UNORDERED = {"tileweave.verify": "off"}
-
-
-def show(program, **options):
-    print("TEST:", program.attrs["global_symbol"], options["arch"])
-    print(tw.emit(program, **options, pass_configs=UNORDERED))
 
 
 def gemm(between, name):

@@ -4,16 +4,10 @@
 
 import tilelang.language as T
 
-import tileweave as tw
+from tests.verdicts import show_unordered as show
 from tileweave import language as W
 
-UNORDERED = {"tileweave.verify": "off"}
 D, S = 128, 256
-
-
-def show(program, **options):
-    print("TEST:", program.attrs["global_symbol"], options.get("arch", ""))
-    print(tw.emit(program, **options, pass_configs=UNORDERED))
 
 
 def two_uses(dtype, name):
@@ -39,7 +33,7 @@ def two_uses(dtype, name):
 
 
 # stmatrix has no guard of its own.
-# CHECK-LABEL: TEST: two_uses{{ $}}
+# CHECK-LABEL: TEST: two_uses{{$}}
 # CHECK: if (128 <= ((int)threadIdx.x)) {
 # CHECK: tl::ptx_stmatrix
 # CHECK: for (int j = 0; j < 2

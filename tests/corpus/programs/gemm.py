@@ -62,9 +62,7 @@ class gemm_reduce_scatter:
     inputs = gemm_inputs(16, 32, 16)
 
     def expected(inputs):
-        m = gemm_reduce_scatter.m
-        total = total_of(inputs)
-        return [{"C": total[r * m : (r + 1) * m]} for r in range(len(inputs))]
+        return [{"C": part} for part in np.split(total_of(inputs), len(inputs))]
 
 
 @case()
@@ -201,10 +199,7 @@ class persistent_reduce_scatter:
 
     inputs = gemm_inputs(16, 48, 32)
 
-    def expected(inputs):
-        m = persistent_reduce_scatter.m
-        total = total_of(inputs)
-        return [{"C": total[r * m : (r + 1) * m]} for r in range(len(inputs))]
+    expected = gemm_reduce_scatter.expected
 
 
 @case()
@@ -242,14 +237,9 @@ class ring_gemm_reduce_scatter:
 
         return program
 
-    def inputs(rng, ranks):
-        m, n, k = (getattr(ring_gemm_reduce_scatter, name) for name in "mnk")
-        return [{"A": integers(rng, ranks * m, k), "B": integers(rng, n, k)} for _ in range(ranks)]
+    inputs = gemm_inputs(16, 32, 16)
 
-    def expected(inputs):
-        m = ring_gemm_reduce_scatter.m
-        total = total_of(inputs)
-        return [{"C": total[r * m : (r + 1) * m]} for r in range(len(inputs))]
+    expected = gemm_reduce_scatter.expected
 
 
 @case()

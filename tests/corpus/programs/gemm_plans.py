@@ -6,7 +6,7 @@ import tilelang.language as T
 import tileweave as tw
 from tileweave import language as W
 
-from .case import F32, case, integers
+from .case import F32, case, given, integers
 
 
 @case()
@@ -51,9 +51,7 @@ class all_gather_gemm:
 
         return plan
 
-    def inputs(rng, ranks):
-        m, n, K = all_gather_gemm.m, all_gather_gemm.n, all_gather_gemm.K
-        return [{"A": integers(rng, m, K), "B": integers(rng, n, K)} for _ in range(ranks)]
+    inputs = given(A=(16, 32), B=(16, 32))
 
     def expected(inputs):
         A = np.concatenate([i["A"] for i in inputs])
@@ -185,9 +183,7 @@ class persistent_in_place:
 
         return plan
 
-    def inputs(rng, ranks):
-        m, n, K = persistent_in_place.m, persistent_in_place.n, persistent_in_place.K
-        return [{"A": integers(rng, m, K), "B": integers(rng, n, K)} for _ in range(ranks)]
+    inputs = given(A=(16, 32), B=(16, 32))
 
     def expected(inputs):
         return [{"C": np.stack([o["A"] @ i["B"].T for o in inputs])} for i in inputs]

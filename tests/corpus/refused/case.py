@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import tilelang.language as T
 
 from tests.factory import factory
 from tests.lines import lines_of, named_lines
 from tests.releases import RECORDS_LINES
+from tileweave import language as W
 
 F32 = "float32"
 N = 8
+Row, Shared = partial(T.Tensor, (N,), F32), partial(W.Symmetric, (N,), F32)
+"""Types of parameters."""
 
 
 @dataclass(frozen=True)

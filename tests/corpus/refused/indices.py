@@ -5,7 +5,7 @@ import tilelang.language as T
 from tests.factory import factory
 from tileweave import language as W
 
-from .case import F32, N, refused
+from .case import F32, N, Row, Shared, refused
 
 
 @refused(
@@ -27,9 +27,7 @@ def destination_from_memory(
 @refused(
     "T.copy writes S[1 - W.rank(), 0], which depends on go[0], which is known only at run time"
 )
-def condition_from_memory(
-    go: T.Tensor((1,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)
-):
+def condition_from_memory(go: T.Tensor((1,), "int32"), S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         if go[0] > 0:
             T.copy(Y, S[1 - W.rank(), 0])  # HERE
@@ -37,9 +35,7 @@ def condition_from_memory(
 
 
 @refused("a load reads S[at[i], i], which depends on at[i], which is known only at run time")
-def rank_from_memory_for_each_thread(
-    at: T.Tensor((N,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)
-):
+def rank_from_memory_for_each_thread(at: T.Tensor((N,), "int32"), S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         T.copy(Y, S[W.rank(), 0])
         for i in T.Parallel(N):  # HERE
@@ -47,9 +43,7 @@ def rank_from_memory_for_each_thread(
 
 
 @refused("which depends on rank[0], which is known only at run time")
-def rank_from_a_register(
-    at: T.Tensor((N,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)
-):
+def rank_from_a_register(at: T.Tensor((N,), "int32"), S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         rank = T.alloc_local((1,), "int32")
         i = T.get_thread_binding()
@@ -59,9 +53,7 @@ def rank_from_a_register(
 
 
 @refused("T.copy reads S[1 - W.rank(), 0], which depends on n, which is known only at run time")
-def blocks_of_the_launch_from_the_caller(
-    n: T.int32, S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)
-):
+def blocks_of_the_launch_from_the_caller(n: T.int32, S: Shared, Y: Row):
     with T.Kernel(n, threads=32):
         T.copy(S[1 - W.rank(), 0], Y)  # HERE
 
@@ -70,9 +62,7 @@ def blocks_of_the_launch_from_the_caller(
     "T.copy reads S[me, place, 0]: S[0, 1, 0:8] receives 16 elements in a launch, S[0, 0, 0:8] 8; "
     "expected an equal number in each granule of 1 x 8 elements that it reads"
 )
-def indices_with_different_counts(
-    at: T.Tensor((1,), "int32"), S: W.Symmetric((2, N), F32), Y: T.Tensor((N,), F32)
-):
+def indices_with_different_counts(at: T.Tensor((1,), "int32"), S: W.Symmetric((2, N), F32), Y: Row):
     with T.Kernel(1, threads=32):
         tile = T.alloc_shared((2, N), F32)
         me, place = W.rank(), at[0]
@@ -102,7 +92,7 @@ refused(
 
 
 @refused("T.copy writes S[W.rank() + 1, 0], which has rank index 2; expected 0 to 1")
-def after_the_last_rank(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def after_the_last_rank(S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         T.copy(Y, S[W.rank() + 1, 0])  # HERE
         T.copy(S[W.rank(), 0], Y)
@@ -135,7 +125,7 @@ def loop_bound_from_the_caller(n: T.int32, S: W.Symmetric((4, N), F32), Y: T.Ten
 
 
 @refused("S[1 - W.rank(), i * 2], which touches elements that do not fill a box; expected")
-def every_second_element(S: W.Symmetric((2 * N,), F32), Y: T.Tensor((N,), F32)):
+def every_second_element(S: W.Symmetric((2 * N,), F32), Y: Row):
     with T.Kernel(1, threads=32):
         for i in T.Parallel(N):  # HERE
             S[1 - W.rank(), i * 2] = Y[i]
@@ -144,9 +134,7 @@ def every_second_element(S: W.Symmetric((2 * N,), F32), Y: T.Tensor((N,), F32)):
 
 
 @refused("W.put_block writes S[1 - W.rank(), 0, 4], which extends past the end of a row; expected")
-def over_the_end_of_a_row(
-    X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)
-):
+def over_the_end_of_a_row(X: Row, S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
     with T.Kernel(1, threads=32):
         W.put_block(X[0], S[1 - W.rank(), 0, 4], N)  # HERE
         T.copy(S[W.rank(), 0, 0], Y)
@@ -172,9 +160,7 @@ def an_extent_from_the_caller():
     "expected one rank in each (a T.serial loop over the ranks around it, instead of T.Parallel or "
     "a slice of the rank axis)"
 )
-def all_ranks_in_one_loop(
-    X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((N,), F32)
-):
+def all_ranks_in_one_loop(X: Row, S: W.Symmetric((2, N), F32), Y: Row):
     with T.Kernel(1, threads=32):
         me = W.rank()
         for r, i in T.Parallel(2, N):  # HERE

@@ -1,5 +1,7 @@
 """Ragged tensors: segments of other ranks, without an announcement or with several."""
 
+from functools import wraps
+
 import tilelang.language as T
 
 from tests.factory import factory
@@ -44,39 +46,41 @@ def to_all(inbox, tile, at):
             T.copy(tile, inbox[peer, W.rank(), i, 0])
 
 
-@refused(
+def refused_send(message):
+    """Register a macro: a program that sends by it is refused."""
+    return lambda send: refused(message)(wraps(send)(lambda: sending(T.macro(send))))
+
+
+def refused_announce(message):
+    """Register a macro: a program that announces by it is refused."""
+    return lambda announce: refused(message)(
+        wraps(announce)(lambda: sending(to_all, T.macro(announce)))
+    )
+
+
+@refused_send(
     "T.copy writes inbox[peer, 1 - W.rank(), 0, 0], which has source index 1 - W.rank(); expected "
     "W.rank(), because only the source writes a segment"
 )
-def segment_of_another_rank():
-    @T.macro
-    def send(inbox, tile, at):
-        for peer in T.serial(2):
-            for i in T.serial(at[peer]):
-                T.copy(tile, inbox[peer, 1 - W.rank(), i, 0])  # HERE
-
-    return sending(send)
+def segment_of_another_rank(inbox, tile, at):
+    for peer in T.serial(2):
+        for i in T.serial(at[peer]):
+            T.copy(tile, inbox[peer, 1 - W.rank(), i, 0])  # HERE
 
 
-@refused("which has source index at[0]; expected W.rank(), because only the source writes a")
-def source_is_data():
-    @T.macro
-    def send(inbox, tile, at):
-        for peer in T.serial(2):
-            for i in T.serial(at[peer]):
-                T.copy(tile, inbox[peer, at[0], i, 0])  # HERE
-
-    return sending(send)
+@refused_send("which has source index at[0]; expected W.rank(), because only the source writes a")
+def source_is_data(inbox, tile, at):
+    for peer in T.serial(2):
+        for i in T.serial(at[peer]):
+            T.copy(tile, inbox[peer, at[0], i, 0])  # HERE
 
 
-@refused("W.announce writes inbox_announced[peer, 1 - W.rank(), 0], which has source index")
-def announced_for_another_rank():
-    @T.macro
-    def announce(inbox, at):
-        for peer in T.serial(2):
-            W.announce(inbox[peer, 1 - W.rank(), 0, 0], at[peer])  # HERE
-
-    return sending(to_all, announce)
+@refused_announce(
+    "W.announce writes inbox_announced[peer, 1 - W.rank(), 0], which has source index"
+)
+def announced_for_another_rank(inbox, at):
+    for peer in T.serial(2):
+        W.announce(inbox[peer, 1 - W.rank(), 0, 0], at[peer])  # HERE
 
 
 @refused(
@@ -120,15 +124,13 @@ def written_without_an_announcement(
         T.copy(tile, Y[0, 0])
 
 
-@refused("inbox_announced[0, 0] is announced 2 times in one launch, by rank 0; expected once")
-def announced_twice():
-    @T.macro
-    def announce(inbox, at):
-        for peer in T.serial(2):
-            W.announce(inbox[peer, W.rank(), 0, 0], at[peer])  # HERE
-            W.announce(inbox[peer, W.rank(), 0, 0], at[peer])  # HERE
-
-    return sending(to_all, announce)
+@refused_announce(
+    "inbox_announced[0, 0] is announced 2 times in one launch, by rank 0; expected once"
+)
+def announced_twice(inbox, at):
+    for peer in T.serial(2):
+        W.announce(inbox[peer, W.rank(), 0, 0], at[peer])  # HERE
+        W.announce(inbox[peer, W.rank(), 0, 0], at[peer])  # HERE
 
 
 @refused(
@@ -148,36 +150,24 @@ def announced_late(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 1, N), F32)):
             T.copy(tile, inbox[peer, me, 0, 0])
 
 
-@refused("which depends on at[0], which is known only at run time; expected indices")
-def announced_at_a_place_that_is_data():
-    @T.macro
-    def announce(inbox, at):
-        W.announce(inbox[at[0], W.rank(), 0, 0], 1)  # HERE
-
-    return sending(to_all, announce)
+@refused_announce("which depends on at[0], which is known only at run time; expected indices")
+def announced_at_a_place_that_is_data(inbox, at):
+    W.announce(inbox[at[0], W.rank(), 0, 0], 1)  # HERE
 
 
-@refused("inbox[peer, W.rank(), at[0], 0], a ragged tensor; expected writes, each row once")
-def added_to():
-    @T.macro
-    def send(inbox, tile, at):
-        for peer in T.serial(2):
-            T.atomic_add(inbox[peer, W.rank(), at[0], 0], tile)  # HERE
-
-    return sending(send)
+@refused_send("inbox[peer, W.rank(), at[0], 0], a ragged tensor; expected writes, each row once")
+def added_to(inbox, tile, at):
+    for peer in T.serial(2):
+        T.atomic_add(inbox[peer, W.rank(), at[0], 0], tile)  # HERE
 
 
-@refused(
+@refused_send(
     "a store writes inbox[0, W.rank(), at[j], j], and the number of elements that it stores "
     "depends on at[j], which is known only at run time; expected one row for all threads, columns"
 )
-def a_row_for_each_thread():
-    @T.macro
-    def send(inbox, tile, at):
-        for j in T.Parallel(2):  # HERE
-            inbox[0, W.rank(), at[j], j] = tile[0, j]
-
-    return sending(send)
+def a_row_for_each_thread(inbox, tile, at):
+    for j in T.Parallel(2):  # HERE
+        inbox[0, W.rank(), at[j], j] = tile[0, j]
 
 
 @refused("which accesses several segments at once; expected one segment at a time")
@@ -190,15 +180,11 @@ def several_segments(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, N), F32)):
             Y[s, j] = inbox[W.rank(), s, 0, j]
 
 
-@refused("alloc_ragged: inbox, and W.signal synchronizes explicitly; expected a program whose")
-def explicit_signal():
-    @T.macro
-    def send(inbox, tile, at):
-        to_all(inbox, tile, at)
-        flags = W.alloc_symmetric((1,), "uint32")
-        W.signal(flags[1 - W.rank(), 0])  # HERE
-
-    return sending(send)
+@refused_send("alloc_ragged: inbox, and W.signal synchronizes explicitly; expected a program whose")
+def explicit_signal(inbox, tile, at):
+    to_all(inbox, tile, at)
+    flags = W.alloc_symmetric((1,), "uint32")
+    W.signal(flags[1 - W.rank(), 0])  # HERE
 
 
 @refused("alloc_ragged: inbox, and tileweave.verify=off; expected a program whose", verify="off")
@@ -238,81 +224,57 @@ def granule_that_divides_a_read(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, 
             T.copy(two, Y[s, 0, 0])
 
 
-@refused(
+@refused_send(
     "T.copy writes inbox[0, W.rank(), 0, at[0]], and the number of elements that it stores "
     "depends on at[0], which is known only at run time; expected one row for all threads, columns "
     "that are inside of the row for all data"
 )
-def columns_that_are_data():
-    @T.macro
-    def send(inbox, tile, at):
-        T.copy(tile[0, 0:4], inbox[0, W.rank(), 0, at[0]])  # HERE
-
-    return sending(send)
+def columns_that_are_data(inbox, tile, at):
+    T.copy(tile[0, 0:4], inbox[0, W.rank(), 0, at[0]])  # HERE
 
 
-@refused("depends on at[0], which is known only at run time; expected one row for all threads")
-def number_of_columns_that_is_data():
-    @T.macro
-    def send(inbox, tile, at):
-        for j in T.Parallel(N):  # HERE
-            if j < at[0]:
-                inbox[0, W.rank(), 0, j] = tile[0, j]
-
-    return sending(send)
+@refused_send("depends on at[0], which is known only at run time; expected one row for all threads")
+def number_of_columns_that_is_data(inbox, tile, at):
+    for j in T.Parallel(N):  # HERE
+        if j < at[0]:
+            inbox[0, W.rank(), 0, j] = tile[0, j]
 
 
-@refused(
+@refused_send(
     "which stores 2 rows, and data decides whether all of them are below row 4, the capacity; "
     "expected a first row that is a multiple of 2"
 )
-def rows_past_the_end():
-    @T.macro
-    def send(inbox, tile, at):
-        for i, j in T.Parallel(2, N):  # HERE
-            inbox[0, W.rank(), at[0] + i, j] = tile[0, j]
-
-    return sending(send)
+def rows_past_the_end(inbox, tile, at):
+    for i, j in T.Parallel(2, N):  # HERE
+        inbox[0, W.rank(), at[0] + i, j] = tile[0, j]
 
 
-@refused("which stores 3 to 5 elements in a segment; expected an equal number each time")
-def uneven_parts_of_a_row():
-    @T.macro
-    def send(inbox, tile, at):
-        for part in T.serial(2):
-            for j in T.Parallel(5):  # HERE
-                if part * 5 + j < N:
-                    inbox[0, W.rank(), at[0], part * 5 + j] = tile[0, part * 5 + j]
-
-    return sending(send)
+@refused_send("which stores 3 to 5 elements in a segment; expected an equal number each time")
+def uneven_parts_of_a_row(inbox, tile, at):
+    for part in T.serial(2):
+        for j in T.Parallel(5):  # HERE
+            if part * 5 + j < N:
+                inbox[0, W.rank(), at[0], part * 5 + j] = tile[0, part * 5 + j]
 
 
-@refused(
+@refused_send(
     "a store writes inbox[peer, W.rank(), i, j], under T.tl_shuffle_elect(32), which differs "
     "between threads; expected conditions and loops that are the same for the whole block"
 )
-def by_elected_threads():
-    @T.macro
-    def send(inbox, tile, at):
-        for peer in T.serial(2):
-            for i in T.serial(at[peer]):
-                if T.shuffle_elect(32):
-                    for j in T.serial(N):
-                        inbox[peer, W.rank(), i, j] = tile[0, j]  # HERE
-
-    return sending(send)
-
-
-@refused("which differs between threads; expected conditions and loops that are the same")
-def rows_by_thread():
-    @T.macro
-    def send(inbox, tile, at):
-        for peer in T.serial(2):
-            for i in T.serial(T.get_thread_binding()):
+def by_elected_threads(inbox, tile, at):
+    for peer in T.serial(2):
+        for i in T.serial(at[peer]):
+            if T.shuffle_elect(32):
                 for j in T.serial(N):
                     inbox[peer, W.rank(), i, j] = tile[0, j]  # HERE
 
-    return sending(send)
+
+@refused_send("which differs between threads; expected conditions and loops that are the same")
+def rows_by_thread(inbox, tile, at):
+    for peer in T.serial(2):
+        for i in T.serial(T.get_thread_binding()):
+            for j in T.serial(N):
+                inbox[peer, W.rank(), i, j] = tile[0, j]  # HERE
 
 
 @refused(

@@ -5,16 +5,14 @@ import tilelang.language as T
 from tests.factory import factory
 from tileweave import language as W
 
-from .case import F32, N, refused
+from .case import F32, N, Row, Shared, refused
 
 
 @refused(
     "T.copy writes S[1 - W.rank(), 0]: S[0, 0:8] is written 4 times in one launch, by rank 1; "
     "expected once, or a read of each before the next"
 )
-def written_again_unread(
-    X: T.Tensor((4, N), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((4, N), F32)
-):
+def written_again_unread(X: T.Tensor((4, N), F32), S: Shared, Y: T.Tensor((4, N), F32)):
     with T.Kernel(2, threads=32) as block:
         for r in T.serial(4):
             if block == 0:
@@ -29,9 +27,7 @@ def written_again_unread(
     "0], in others what T.copy writes S[1 - W.rank(), 0], in versions that no loop counts; "
     "expected another tensor for it, or explicit signals and waits"
 )
-def reads_of_either_version(
-    X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((4, N), F32)
-):
+def reads_of_either_version(X: Row, S: Shared, Y: T.Tensor((4, N), F32)):
     with T.Kernel(1, threads=32):
         T.copy(X, S[1 - W.rank(), 0])  # HERE
         for r in T.serial(4):
@@ -44,7 +40,7 @@ def reads_of_either_version(
     "T.copy reads S[W.rank(), 0]: S[0, 0:8] is written 4 times in one launch, all of them after "
     "this access; expected a write before it"
 )
-def reads_before_all_versions(S: W.Symmetric((N,), F32)):
+def reads_before_all_versions(S: Shared):
     with T.Kernel(1, threads=32):
         tile = T.alloc_shared((N,), F32)
         for _ in T.serial(4):
@@ -56,9 +52,7 @@ def reads_before_all_versions(S: W.Symmetric((N,), F32)):
     "a load reads S[W.rank(), i], and a store writes S[1 - W.rank(), i] in one statement of all "
     "threads, and S[0, 0:8] is written 4 times in one launch: the read may see either version"
 )
-def two_versions_in_one_statement(
-    X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)
-):
+def two_versions_in_one_statement(X: Row, S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         T.copy(X, S[1 - W.rank(), 0])
         for _ in T.serial(3):
@@ -71,7 +65,7 @@ def two_versions_in_one_statement(
     "T.copy reads S[W.rank(), 0], and T.atomic_add adds to S[1 - W.rank(), 0] after that, and "
     "S[0, 0:8] is written 4 times in one launch: the read may see either version"
 )
-def adds_to_what_is_read(S: W.Symmetric((N,), F32), Y: T.Tensor((4, N), F32)):
+def adds_to_what_is_read(S: Shared, Y: T.Tensor((4, N), F32)):
     with T.Kernel(1, threads=32):
         tile = T.alloc_shared((N,), F32)
         for r in T.serial(4):
@@ -82,7 +76,7 @@ def adds_to_what_is_read(S: W.Symmetric((N,), F32), Y: T.Tensor((4, N), F32)):
 
 
 @factory
-def hundred_versions(X: T.Tensor((N,), F32), Y: T.Tensor((N,), F32)):
+def hundred_versions(X: Row, Y: Row):
     with T.Kernel(1, threads=32):
         S = W.alloc_symmetric((N,), F32)
         tile = T.alloc_shared((N,), F32)
@@ -104,9 +98,7 @@ refused(
     "T.copy writes S[1 - W.rank(), 0] again in the same launch, and the version of S[W.rank(), "
     "0], which is not synchronized, is unknown; expected W.alloc_symmetric, another tensor"
 )
-def versions_and_unordered(
-    X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)
-):
+def versions_and_unordered(X: Row, S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         for _ in T.serial(2):
             T.copy(X, S[1 - W.rank(), 0])  # HERE
@@ -119,7 +111,7 @@ def versions_and_unordered(
     "T.copy writes S[1 - W.rank(), r % 3, 0], and one part of it is the last version, for the "
     "caller, and another part is written again; expected W.alloc_symmetric, another tensor for it"
 )
-def last_in_no_order(X: T.Tensor((N,), F32), S: W.Symmetric((3, N), F32), Y: T.Tensor((N,), F32)):
+def last_in_no_order(X: Row, S: W.Symmetric((3, N), F32), Y: Row):
     with T.Kernel(1, threads=32):
         for r in T.serial(6):
             if r != 4:
@@ -128,9 +120,7 @@ def last_in_no_order(X: T.Tensor((N,), F32), S: W.Symmetric((3, N), F32), Y: T.T
 
 
 @refused("T.call_extern writes S[1 - W.rank(), 0], and reads the previous version there")
-def two_versions_of_one_region(
-    X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)
-):
+def two_versions_of_one_region(X: Row, S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         T.copy(X, S[1 - W.rank(), 0])
         for _ in T.serial(2):
@@ -142,7 +132,7 @@ def two_versions_of_one_region(
     "T.copy writes S[1 - W.rank(), 0], which repeats while the condition i < n[0] of its "
     "loop holds; expected a loop over a range"
 )
-def while_loop(n: T.Tensor((1,), "int32"), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def while_loop(n: T.Tensor((1,), "int32"), S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         i = T.alloc_var("int32")
         i = 0

@@ -5,20 +5,20 @@ import tilelang.language as T
 from tests.factory import factory
 from tileweave import language as W
 
-from .case import F32, N, refused
+from .case import F32, N, Row, Shared, refused
 
 
 @refused(
     "T.copy reads S[1 - W.rank(), 0]: S[0, 0:8] is read, but no rank writes it in this launch; "
     "expected a write of it in the same program, or W.unordered"
 )
-def not_written(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def not_written(S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         T.copy(S[1 - W.rank(), 0], Y)  # HERE
 
 
 @refused("T.copy reads S[me, 0]: S[0, 4:8] is read, but no rank writes it in this launch")
-def half_is_written(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def half_is_written(S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         me = W.rank()
         for i in T.Parallel(N // 2):
@@ -27,7 +27,7 @@ def half_is_written(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
 
 
 @refused("S[0, 0:8] is written 2 times in one launch, by rank 1; expected once")
-def two_blocks_write(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def two_blocks_write(X: Row, S: Shared, Y: Row):
     with T.Kernel(2, threads=32):
         other = 1 - W.rank()
         T.copy(X, S[other, 0])  # HERE
@@ -35,7 +35,7 @@ def two_blocks_write(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Ten
 
 
 @refused("S[0, 0:8] is written 2 times in one launch, by rank 0 and 1; expected once")
-def two_ranks_write(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def two_ranks_write(X: Row, S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         if W.rank() == 0:
             T.copy(X, S[0, 0])  # HERE
@@ -49,9 +49,7 @@ def two_ranks_write(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tens
     "T.copy reads S[W.rank(), owner, 0]: S[0, 0, 0:8] may be read, but no rank writes it in this "
     "launch; expected a write of it in the same program, or W.unordered"
 )
-def one_index_not_written(
-    at: T.Tensor((1,), "int32"), S: W.Symmetric((2, N), F32), Y: T.Tensor((N,), F32)
-):
+def one_index_not_written(at: T.Tensor((1,), "int32"), S: W.Symmetric((2, N), F32), Y: Row):
     with T.Kernel(1, threads=32):
         owner = at[0]
         T.copy(Y, S[1 - W.rank(), W.rank(), 0])
@@ -67,7 +65,7 @@ def element_added_but_not_cleared(S: W.Symmetric((8,), F32), Y: T.Tensor((8,), F
 
 
 @refused("T.atomic_add adds to S[0, 0]: S[0, 0:8] is added to, but no rank clears it first")
-def added_but_not_cleared(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def added_but_not_cleared(S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         tile = T.alloc_shared((N,), F32)
         T.copy(Y, tile)
@@ -104,7 +102,7 @@ refused(
     ranks=3,
     reuse="double_buffer",
 )
-def two_buffers_in_a_ring(Y: T.Tensor((N,), F32)):
+def two_buffers_in_a_ring(Y: Row):
     with T.Kernel(1, threads=32):
         S = W.alloc_symmetric((N,), F32)
         T.copy(Y, S[(W.rank() + 1) % 3, 0])  # HERE
@@ -115,7 +113,7 @@ def two_buffers_in_a_ring(Y: T.Tensor((N,), F32)):
     "T.copy writes S[1 - W.rank(), 0], and a second kernel of the program begins; expected one "
     "T.Kernel in a program that accesses symmetric tensors"
 )
-def two_kernels(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def two_kernels(S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         T.copy(Y, S[1 - W.rank(), 0])  # HERE
     with T.Kernel(1, threads=32):  # HERE
@@ -127,9 +125,7 @@ def two_kernels(S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
     "waits for block 0 of rank 0; expected each block to write what others wait for before it "
     "reads what they write"
 )
-def reads_before_it_writes(
-    X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)
-):
+def reads_before_it_writes(X: Row, S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         me = W.rank()
         T.copy(S[me, 0], Y)  # HERE
@@ -140,9 +136,7 @@ def reads_before_it_writes(
     "T.copy reads S[me, 1, 0]: a circular wait: block 0 of rank 0 waits for block 1 of rank 1, "
     "which waits for block 0 of rank 0"
 )
-def two_blocks_wait_for_each_other(
-    X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)
-):
+def two_blocks_wait_for_each_other(X: Row, S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
     with T.Kernel(2, threads=32) as block:
         me = W.rank()
         if block == 0:
@@ -157,9 +151,7 @@ def two_blocks_wait_for_each_other(
     "T.copy reads S[me, k, 0]: S[0, 0, 0:8] receives 8 added elements in a launch, S[0, 1, 0:8] is "
     "only written; expected additions to both, another tensor for what is only written"
 )
-def adds_to_some_of_what_is_read(
-    X: T.Tensor((N,), F32), S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)
-):
+def adds_to_some_of_what_is_read(X: Row, S: W.Symmetric((2, N), F32), Y: T.Tensor((2, N), F32)):
     with T.Kernel(1, threads=32):
         me = W.rank()
         tile = T.alloc_shared((N,), F32)
@@ -175,7 +167,7 @@ def adds_to_some_of_what_is_read(
     "T.atomic_max writes S[1 - me, 0], and S[0, 0:8] is written 2 times in one launch; expected "
     "T.atomic_add, the only combination of several writes whose order is inferred"
 )
-def maximum_of_a_tile(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def maximum_of_a_tile(X: Row, S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         me = W.rank()
         tile = T.alloc_shared((N,), F32)
@@ -189,7 +181,7 @@ def maximum_of_a_tile(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Te
     "T.atomic_min writes S[1 - W.rank(), i], and S[0, 0:8] is written 2 times in one launch; "
     "expected T.atomic_add, the only combination of several writes whose order is inferred"
 )
-def minimum_of_elements(X: T.Tensor((N,), F32), S: W.Symmetric((N,), F32), Y: T.Tensor((N,), F32)):
+def minimum_of_elements(X: Row, S: Shared, Y: Row):
     with T.Kernel(1, threads=32):
         T.copy(X, S[W.rank(), 0])
         for i in T.Parallel(N):  # HERE

@@ -23,13 +23,6 @@ def problem_of(causal: bool, layout: str, ranks: int):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("causal", "layout"), MASKS[:2], ids=NAMES[:2])
-def test_values_and_gradients(four, causal, layout):
-    nodes = NODES["2 x 2"]
-    assert_right(four.run(mesh_on_ranks.attend, nodes, causal, layout, False, False))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize(("causal", "layout"), MASKS, ids=NAMES)
 def test_four_ranks(four, causal, layout, nodes):

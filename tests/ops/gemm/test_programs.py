@@ -139,53 +139,55 @@ def exact(a, b):
     return a.astype(np.float32) @ b.astype(np.float32)
 
 
-@pytest.mark.parametrize("way", MatmulReduceScatter.programs)
-@pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
-def test_matmul_reduce_scatter(way, ranks, sizes, transposed, dtype, biased):
-    rows_per_rank, N, K = sizes
-    M = ranks * rows_per_rank
-    config = GemmConfig(M, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype))
-    program = MatmulReduceScatter.programs[way](config)
+def assert_values(
+    operator, way, ranks, sizes, transposed, dtype, biased=False, tiles=TILES, owned=None
+):
+    """Compare each rank's result with the exact one.
+
+    Args:
+        sizes: M, N and K.
+        owned: rows to which a rank adds its bias, once; None for an equal part of M.
+    """
+    M, N, K = sizes
+    config = GemmConfig(M, N, K, ranks, dtype, transposed, tiles, biased, rounded_to(dtype))
+    rows = M // ranks if operator is AllGatherMatmul else M
     a, b, bias, c = simulated(
-        program, ranks, (ranks * rows_per_rank, K), (K, N), transposed, dtype, biased
+        operator.programs[way](config), ranks, (rows, K), (K, N), transposed, dtype, biased
     )
-    total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
-    for rank, actual in enumerate(c):
-        # Each adds its own bias, once.
-        right = total.reshape(ranks, rows_per_rank, N)[rank] + bias[rank]
-        assert np.array_equal(actual, right.astype(DTYPES[rounded_to(dtype)])), rank
-
-
-@pytest.mark.parametrize("way", AllGatherMatmul.programs)
-@pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
-def test_all_gather_matmul(way, ranks, sizes, transposed, dtype, biased):
-    rows_per_rank, N, K = sizes
-    M = ranks * rows_per_rank
-    config = GemmConfig(M, N, K, ranks, dtype, transposed, TILES, biased, rounded_to(dtype))
-    program = AllGatherMatmul.programs[way](config)
-    a, b, bias, c = simulated(program, ranks, (rows_per_rank, K), (K, N), transposed, dtype, biased)
-    for rank, actual in enumerate(c):
-        right = exact(np.concatenate(a), b[rank]) + bias[rank]
+    if operator is AllGatherMatmul:
+        rights = [exact(np.concatenate(a), y) + z for y, z in zip(b, bias, strict=True)]
+    else:
+        total, owned = sum(map(exact, a, b)), owned or -(-M // ranks)
+        rights = [total[r * owned :][:owned] + z for r, z in enumerate(bias)]
+        if operator is MatmulAllReduce:
+            rights = [np.concatenate(rights)] * ranks
+    for rank, (actual, right) in enumerate(zip(c, rights, strict=True)):
         right = right.astype(DTYPES[rounded_to(dtype)])
         assert np.array_equal(actual.reshape(right.shape), right), rank
+
+
+@pytest.mark.parametrize(
+    ("operator", "way"),
+    [(kind, way) for kind in (MatmulReduceScatter, AllGatherMatmul) for way in kind.programs],
+)
+@pytest.mark.parametrize(("ranks", "sizes", "transposed", "dtype", "biased"), CASES)
+def test_rows_of_ranks(operator, way, ranks, sizes, transposed, dtype, biased):
+    rows_per_rank, N, K = sizes
+    assert_values(operator, way, ranks, (ranks * rows_per_rank, N, K), transposed, dtype, biased)
 
 
 @pytest.mark.parametrize(
     ("ranks", "K", "num_chunks"), [(2, 64, 3), (2, 136, 4), (3, 56, 2), (4, 128, 4)]
 )
 def test_rows_come_in_pieces(ranks, K, num_chunks):
-    rows_per_rank, N, tiles = 24, 40, replace(TILES, num_chunks=num_chunks)
+    tiles = replace(TILES, num_chunks=num_chunks)
     whole, first = range(K), tiles.widening(K)
     assert len(first) == num_chunks and [k for piece in first for k in whole[piece]] == [*whole]
-    config = GemmConfig(ranks * rows_per_rank, N, K, ranks, "float16", True, tiles)
-    program = AllGatherMatmul.programs["copy_engines"](config)
-    a, b, _, c = simulated(program, ranks, (rows_per_rank, K), (K, N), True, "float16", False)
-    for rank, actual in enumerate(c):
-        right = exact(np.concatenate(a), b[rank]).astype(np.float16)
-        assert np.array_equal(actual.reshape(right.shape), right), rank
+    sizes = ranks * 24, 40, K
+    assert_values(AllGatherMatmul, "copy_engines", ranks, sizes, True, "float16", tiles=tiles)
 
 
-@pytest.mark.parametrize("make", MatmulAllReduce.programs.values())
+@pytest.mark.parametrize("way", MatmulAllReduce.programs)
 @pytest.mark.parametrize(
     ("ranks", "sizes", "transposed", "dtype"),
     [
@@ -197,15 +199,9 @@ def test_rows_come_in_pieces(ranks, K, num_chunks):
         (2, (24, 48, 16), True, FP8),
     ],
 )
-def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
+def test_matmul_all_reduce(way, ranks, sizes, transposed, dtype):
     """M, N, K: whole tiles; tails; fewer tiles than ranks; tiles that ranks cannot share evenly."""
-    M, N, K = sizes
-    config = GemmConfig(M, N, K, ranks, dtype, transposed, TILES, result=rounded_to(dtype))
-    program = make(config)
-    a, b, _, c = simulated(program, ranks, (M, K), (K, N), transposed, dtype, False)
-    total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
-    for rank, actual in enumerate(c):
-        assert np.array_equal(actual, total.astype(DTYPES[rounded_to(dtype)])), rank
+    assert_values(MatmulAllReduce, way, ranks, sizes, transposed, dtype)
 
 
 @pytest.mark.parametrize(
@@ -225,36 +221,19 @@ def test_walks_of_many_turns(
     assert tiles.has_whole_chunks(rows_per_rank, N) and not stores_last_peer(
         rows_per_rank, N, ranks, tiles
     )
-    scatters = operator is MatmulReduceScatter
-    M = ranks * rows_per_rank - (0 if scatters else 8)
-    config = GemmConfig(M, N, K, ranks, dtype, True, tiles, True, rounded_to(dtype))
-    program = operator.programs["copy_engines"](config)
-    a, b, bias, c = simulated(program, ranks, (M, K), (K, N), True, dtype, True)
-    total = sum(exact(x, y) for x, y in zip(a, b, strict=True))
-    # Each adds its own bias to what it owns.
-    summed = [
-        (total[r * rows_per_rank : (r + 1) * rows_per_rank] + bias[r]).astype(
-            DTYPES[rounded_to(dtype)]
-        )
-        for r in range(ranks)
-    ]
-    for rank, actual in enumerate(c):
-        assert np.array_equal(actual, summed[rank] if scatters else np.concatenate(summed)), rank
+    M = ranks * rows_per_rank - (0 if operator is MatmulReduceScatter else 8)
+    assert_values(
+        operator, "copy_engines", ranks, (M, N, K), True, dtype, True, tiles, rows_per_rank
+    )
 
 
 @pytest.mark.parametrize(("ranks", "N"), [(2, 72), (3, 88), (4, 48)])
 def test_steps_that_add_cross_tiles(ranks, N):
     """With tiles of 224 columns, the last peer's part must have arrived for both tiles."""
-    rows_per_rank, K, tiles = 32, 24, Tiles(16, 24, 16, stages=2, threads=32)
-    assert stores_last_peer(rows_per_rank, N, ranks, tiles)
-    config = GemmConfig(ranks * rows_per_rank, N, K, ranks, "bfloat16", True, tiles)
-    program = MatmulReduceScatter.programs["copy_engines"](config)
-    a, b, _, c = simulated(
-        program, ranks, (ranks * rows_per_rank, K), (K, N), True, "bfloat16", False
-    )
-    total = sum(exact(x, y) for x, y in zip(a, b, strict=True)).reshape(ranks, rows_per_rank, N)
-    for rank, actual in enumerate(c):
-        assert np.array_equal(actual, total[rank].astype(DTYPES["bfloat16"])), rank
+    tiles = Tiles(16, 24, 16, stages=2, threads=32)
+    assert stores_last_peer(32, N, ranks, tiles)
+    sizes = ranks * 32, N, 24
+    assert_values(MatmulReduceScatter, "copy_engines", ranks, sizes, True, "bfloat16", tiles=tiles)
 
 
 @pytest.mark.parametrize("tiles", [*PERSISTENT_TILES, FP8_TILES])

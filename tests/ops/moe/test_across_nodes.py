@@ -15,11 +15,6 @@ TWO_BY_TWO = NODES["2 x 2"]
 
 
 @pytest.mark.long
-def test_values_and_gradients(four):
-    assert_right(four.run(moe_on_ranks.apply, Layer(), TWO_BY_TWO, False))
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("nodes", NODES)
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_four_ranks(four, layer, nodes):

@@ -145,6 +145,14 @@ def integers(rng, *shape):
     return rng.integers(-4, 5, shape).astype(BF16)
 
 
+def products_of(x, w, counts):
+    """Return the exact products of the rows of experts; other rows are 0."""
+    products = np.zeros((len(x), w.shape[1]))
+    for weight, (begin, end) in zip(w, pairwise([0, *offsets_of(counts)]), strict=True):
+        products[begin:end] = x[begin:end].astype(float) @ weight.astype(float).T
+    return products
+
+
 @cache
 def gemm(transposed, dtype="bfloat16"):
     return grouped_gemm(GroupedConfig(3, N, K, dtype, transposed, SMALL, blocks=3))
@@ -159,9 +167,7 @@ def operands(counts, transposed):
     """Return x, w and the product. Rows that no expert has are NaN."""
     rng = np.random.default_rng(0)
     x, w = integers(rng, ROWS, K), integers(rng, 3, N, K)
-    expected = np.zeros((ROWS, N))
-    for weight, (begin, end) in zip(w, pairwise([0, *offsets_of(counts)]), strict=True):
-        expected[begin:end] = x[begin:end].astype(float) @ weight.astype(float).T
+    expected = products_of(x, w, counts)
     x[sum(counts) :] = np.nan
     return x, w if transposed else w.swapaxes(1, 2).copy(), expected.astype(BF16)
 
@@ -225,9 +231,7 @@ def test_gemm_of_fp8(scales):
         w_wide = w.astype(float) * scale_w.repeat(128, 1)[:, :n].repeat(128, 2)[..., :k]
     else:
         x_wide, w_wide = x.astype(float) * scale_x, w.astype(float) * scale_w[:, None, None]
-    expected = np.zeros((ROWS, n))
-    for weight, (begin, end) in zip(w_wide, pairwise([0, *offsets_of(counts)]), strict=True):
-        expected[begin:end] = x_wide[begin:end] @ weight.T
+    expected = products_of(x_wide, w_wide, counts)
     inputs = {"X": x, "W": w, "offsets": offsets_of(counts)}
     inputs |= {"scale_x": scale_x.astype(np.float32), "scale_w": scale_w.astype(np.float32)}
     (outputs,) = tw.validate(grouped_gemm(config), 1, [inputs])
@@ -276,9 +280,7 @@ def test_epilogues(transposed, options):
     tiles = SMALL if transposed else replace(SMALL, N=128)
     config = GroupedConfig(3, n, K, "bfloat16", transposed, tiles, blocks=3, **options)
     x, w = (rng.integers(-2, 3, shape) / 4 for shape in ((ROWS, K), (3, n, K)))
-    products, offsets = np.zeros((ROWS, n)), offsets_of(counts)
-    for weight, (begin, end) in zip(w, pairwise([0, *offsets]), strict=True):
-        products[begin:end] = x[begin:end] @ weight.T
+    products, offsets = products_of(x, w, counts), offsets_of(counts)
     inputs, expected = of_epilogue(rng, products, offsets, options)
     x[sum(counts) :] = np.nan
     inputs |= {"X": x.astype(BF16), "offsets": offsets}
@@ -301,9 +303,7 @@ def test_fp8_epilogue(scales):
     scale_w = 2.0 ** rng.integers(-4, -1, (3, 2, 2) if is_block else (3,))
     x_wide = x * (scale_x.repeat(128, 1)[:, :k] if is_block else scale_x)
     by_row = scale_w.repeat(128, 1).repeat(128, 2)[..., :k] if is_block else scale_w[:, None, None]
-    products, offsets = np.zeros((ROWS, n)), offsets_of(counts)
-    for weight, (begin, end) in zip(w * by_row, pairwise([0, *offsets]), strict=True):
-        products[begin:end] = x_wide[begin:end] @ weight.T
+    products, offsets = products_of(x_wide, w * by_row, counts), offsets_of(counts)
     inputs, expected = of_epilogue(rng, products, offsets, options, np.float16)
     inputs |= {name: a.astype(ml_dtypes.float8_e4m3fn) for name, a in (("X", x), ("W", w))}
     inputs |= {"scale_x": scale_x.astype(np.float32), "scale_w": scale_w.astype(np.float32)}

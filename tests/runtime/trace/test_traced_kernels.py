@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-import tilelang.language as T
 
 import tileweave as tw
-from tests.factory import factory
-from tileweave import language as W
+from tests.examples.programs import inferred
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.passes import with_trace
 from tileweave.passes.device import record_events
@@ -19,41 +17,12 @@ from tileweave.runtime.host import tracer
 from tileweave.runtime.kernel import host_functions
 from tileweave.runtime.kernel.kernel import Kernel, kernel_to_launch
 
-RANKS, M, N, K, TILE = 2, 64, 64, 64, 32
+RANKS, M, N, K = 2, 64, 64, 64
 
 
-@factory
-def gemm_reduce_scatter(
-    A: T.Tensor((RANKS * M, K), "bfloat16"),
-    B: T.Tensor((N, K), "bfloat16"),
-    C: T.Tensor((M, N), "bfloat16"),
-):
-    tiles = (M // TILE) * (N // TILE)
-    with T.Kernel(tiles * RANKS, threads=128) as block:
-        parts = W.alloc_symmetric((RANKS * M, N), "bfloat16")
-        A_tile = T.alloc_shared((TILE, 16), "bfloat16")
-        B_tile = T.alloc_shared((TILE, 16), "bfloat16")
-        C_tile = T.alloc_shared((TILE, TILE), "bfloat16")
-        total = T.alloc_fragment((TILE, TILE), "float32")
-        me = W.rank()
-        owner, tile = W.swizzle_ranks(block, tiles, me, RANKS)
-        row, column = tile // (N // TILE), tile % (N // TILE)
-        T.clear(total)
-        for k in T.Pipelined(K // 16, num_stages=2):
-            T.copy(A[owner * M + row * TILE, k * 16], A_tile)
-            T.copy(B[column * TILE, k * 16], B_tile)
-            T.gemm(A_tile, B_tile, total, transpose_B=True)
-        T.copy(total, C_tile)
-        if owner != me:
-            T.copy(C_tile, parts[owner, me * M + row * TILE, column * TILE])
-        else:
-            for step in T.serial(RANKS - 1):
-                source = (me + 1 + step) % RANKS
-                T.copy(parts[me, source * M + row * TILE, column * TILE], C_tile)
-                for i, j in T.Parallel(TILE, TILE):
-                    total[i, j] += C_tile[i, j]
-            T.copy(total, C_tile)
-            T.copy(C_tile, C[row * TILE, column * TILE])
+def gemm_reduce_scatter():
+    """Return a program with a pipelined loop, TMA stores, and an inferred signal and wait."""
+    return inferred("gemm_reduce_scatter", RANKS, RANKS * M, N, K, 64, 64, 16).program
 
 
 def inputs():
@@ -95,7 +64,7 @@ def test_the_table_of_events(arch, roles, monkeypatch):
     assert signal["tensor"] == wait["tensor"] == "parts_arrived"
     assert (signal["change"], wait["relation"]) == ("add", "reached")
     lines = [e["loc"] for e in table if e["kind"] in ("loop_begin", "signal", "wait", "transfer")]
-    assert all("test_traced_kernels.py:" in line for line in lines)
+    assert all("inferred.py:" in line for line in lines)
 
 
 def test_ptx_of_a_traced_kernel(ptxas, monkeypatch):
@@ -170,9 +139,7 @@ def test_a_kernel_runs_as_its_twin_only_in_a_trace_of_its_group(active, monkeypa
     assert kernel_to_launch(kernel, active.session) is twin
     assert kernel_to_launch(kernel, SimpleNamespace()) is kernel
     monkeypatch.setattr("tileweave.runtime.kernel.kernel.capturing", lambda: True)
-    with pytest.raises(
-        TileWeaveError, match=r"gemm_reduce_scatter: a CUDA graph is captured inside"
-    ):
+    with pytest.raises(TileWeaveError, match=r"^reduce_scatter: a CUDA graph is captured inside"):
         kernel_to_launch(kernel, active.session)
     tracer.activate(None)
     assert kernel_to_launch(kernel, active.session) is kernel

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 import torch
 
 from tests.corpus import PROGRAMS
+from tests.examples import programs as examples
+from tests.examples.programs import EXAMPLES, Instance, example
 from tileweave.ops.attention.flash import FlashTiles
 from tileweave.ops.attention.problem import AttentionProblem
 from tileweave.ops.attention.sp_attention import sp_attention_plan
@@ -36,33 +32,12 @@ from tileweave.ops.gemm.matmul_all_reduce import MatmulAllReduce
 from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
 
 RANKS = 2
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 TILES = {
     "mma": Tiles(16, 16, 16, stages=2, threads=32, group_m=1),
     "wgmma": Tiles(64, 64, 32, stages=2, threads=128, group_m=1),
 }
 """Tiles of one warp, and of one warp group with warp specialization."""
 GEMMS = AllGatherMatmul, MatmulReduceScatter, MatmulAllReduce
-
-
-class Instance(NamedTuple):
-    """A program, its number of ranks, and the inputs of all ranks; None for random inputs."""
-
-    program: Any
-    ranks: int
-    inputs: list[dict[str, Any]] | None
-
-
-@cache
-def module_of(path: str) -> ModuleType:
-    """Run a file of ``examples/``, for two ranks where it has a constant for their number."""
-    file = EXAMPLES / path
-    source = re.sub(r"^(RANKS\b.*?= )\d+", rf"\g<1>{RANKS}", file.read_text(), flags=re.M)
-    module = ModuleType(f"example_{file.stem}")
-    module.__file__ = str(file)
-    sys.modules[module.__name__] = module
-    exec(compile(source, file, "exec", dont_inherit=True), vars(module))
-    return module
 
 
 def corpus(name: str) -> Instance:
@@ -74,7 +49,7 @@ def corpus(name: str) -> Instance:
 
 
 def pattern(path: str, name: str) -> Instance:
-    module = module_of(path)
+    module = example(path, RANKS)
     sizes = getattr(module, "SIZES", [{}])[0]
     return Instance(
         getattr(module, name),
@@ -84,11 +59,11 @@ def pattern(path: str, name: str) -> Instance:
 
 
 def tutorial(path: str, name: str) -> Instance:
-    return Instance(getattr(module_of(path), name), RANKS, None)
+    return Instance(getattr(example(path, RANKS), name), RANKS, None)
 
 
 def tutorial_with_a_bug() -> Instance:
-    module = module_of("tutorial/04_simulate_a_bug.py")
+    module = example("tutorial/04_simulate_a_bug.py", RANKS)
     inputs = [
         {
             "shard": np.full((module.ROWS, module.COLUMNS), rank, np.float32),
@@ -101,57 +76,13 @@ def tutorial_with_a_bug() -> Instance:
 
 
 def tutorial_with_a_routing() -> Instance:
-    module, rng = module_of("tutorial/07_dispatch.py"), np.random.default_rng(0)
+    module, rng = example("tutorial/07_dispatch.py", RANKS), np.random.default_rng(0)
     inputs = []
     for _ in range(RANKS):
         tokens = rng.standard_normal((module.TOKENS, module.HIDDEN)).astype(np.float32)
         out = np.zeros(module.OUT, np.float32)
         inputs.append({"tokens": tokens, "out": out, **module.routing(rng)})
     return Instance(module.dispatch, RANKS, inputs)
-
-
-def _matrices(**shapes: tuple[int, int]) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {n: rng.standard_normal(s).astype(ml_dtypes.bfloat16) for n, s in shapes.items()}
-
-
-def explicit_gemm_reduce_scatter() -> Instance:
-    M, N, K, block = 128, 64, 64, 64
-    program = module_of("gemm_reduce_scatter.py").gemm_reduce_scatter(
-        M, N, K, RANKS, block, block, 32
-    )
-    inputs = {"arrived": np.zeros((2, 1), np.uint32), "state": np.zeros(2, np.uint32)}
-    matrices = _matrices(A=(M, K), B=(N, K))
-    return Instance(program, RANKS, [matrices | inputs for _ in range(RANKS)])
-
-
-def explicit_all_gather_gemm() -> Instance:
-    M, N, K, block = 128, 64, 64, 64
-    plan, _ = module_of("all_gather_gemm.py").all_gather_gemm(M, N, K, RANKS, block, block, 32)
-    inputs = {"ready": np.zeros((2, RANKS), np.uint32), "epoch": lambda epoch: epoch}
-    matrices = _matrices(A=(M // RANKS, K), B=(N, K))
-    return Instance(plan, RANKS, [matrices | inputs for _ in range(RANKS)])
-
-
-def inferred(name: str) -> Instance:
-    make = getattr(module_of("inferred.py"), name)
-    return Instance(make(128, 64, 64, RANKS, 64, 64, 32), RANKS, None)
-
-
-def ping_pong() -> Instance:
-    inputs = {"flags": np.zeros(1, np.uint32), "start": lambda epoch: 3 * epoch, "iterations": 3}
-    return Instance(module_of("signal_ping_pong.py").ping_pong, RANKS, [inputs] * RANKS)
-
-
-def bulk_copy(name: str) -> Instance:
-    module = module_of("bulk_copy.py")
-    if name == "multicast_program":
-        sent = np.arange(5, dtype=np.float32)
-        inputs = {"src": sent, "dst": np.zeros(5, np.float32), "blocks": 1}
-        return Instance(module.multicast_program, 1, [inputs])
-    program = module.bulk_copy_with(4, 64, 2) if name == "bulk_copy" else module.load_store_program
-    src = np.random.default_rng(0).integers(0, 256, 901).astype(np.uint8)
-    return Instance(program, 1, [{"src": src, "dst": np.zeros(901, np.uint8), "blocks": 2}])
 
 
 def gemm(operator: type, program: str, tiles: str) -> Instance:
@@ -221,13 +152,15 @@ def _patterns() -> dict[str, Make]:
     results: dict[str, Make] = {}
     for file in sorted((EXAMPLES / "patterns").glob("*.py")):
         path = f"patterns/{file.name}"
-        examples = getattr(module_of(path), "examples", None)
-        for label, program in (examples or {"example": module_of(path).example}).items():
-            name = next(n for n, value in vars(module_of(path)).items() if value is program)
+        examples = getattr(example(path, RANKS), "examples", None)
+        for label, program in (examples or {"example": example(path, RANKS).example}).items():
+            name = next(n for n, value in vars(example(path, RANKS)).items() if value is program)
             results[f"{path}:{label}"] = lambda path=path, name=name: pattern(path, name)
     return results
 
 
+_SIZES = 128, 64, 64, 64, 64, 32
+"""M, N, K of one rank, and the tile of the examples with a GEMM."""
 _TUTORIALS = {
     "01_first_program": "shift", "02_all_gather": "all_gather",
     "03_gemm_reduce_scatter": "example", "05_copy_engines": "all_gather_gemm",
@@ -241,15 +174,16 @@ INSTANCES: dict[str, Make] = {
     },
     "tutorial/04_simulate_a_bug.py": tutorial_with_a_bug,
     "tutorial/07_dispatch.py": tutorial_with_a_routing,
-    "gemm_reduce_scatter.py": explicit_gemm_reduce_scatter,
-    "all_gather_gemm.py": explicit_all_gather_gemm,
-    "inferred.py:gemm_reduce_scatter": lambda: inferred("gemm_reduce_scatter"),
-    "inferred.py:all_gather_gemm": lambda: inferred("all_gather_gemm"),
-    "signal_ping_pong.py": ping_pong,
+    "gemm_reduce_scatter.py": lambda: examples.gemm_reduce_scatter(RANKS, *_SIZES),
+    "all_gather_gemm.py": lambda: examples.all_gather_gemm(RANKS, *_SIZES),
     **{
-        f"bulk_copy.py:{name}": lambda name=name: bulk_copy(name)
-        for name in ("bulk_copy", "load_store_program", "multicast_program")
+        f"inferred.py:{name}": lambda name=name: examples.inferred(name, RANKS, *_SIZES)
+        for name in ("gemm_reduce_scatter", "all_gather_gemm")
     },
+    "signal_ping_pong.py": lambda: examples.ping_pong(3),
+    "bulk_copy.py:bulk_copy": lambda: examples.bulk_copy("small_ring", 901, 2),
+    "bulk_copy.py:load_store_program": lambda: examples.bulk_copy("load_store_program", 901, 2),
+    "bulk_copy.py:multicast_program": lambda: examples.bulk_copy("multicast_program", 5, 1),
     **{
         f"{operator.__name__}:{program}:{tiles}": lambda operator=operator, program=program,
         tiles=tiles: gemm(operator, program, tiles)
