@@ -49,7 +49,8 @@ def ll_st(ref: Write, value: Data, flag: Uint32, *, scope: Scope = "sys") -> Non
         ref: the first word, an element of a uint64 tensor in global memory of this rank or a peer;
             two words are aligned to 16 bytes.
         value: 4 bytes for one word, or 8 bytes for two: a scalar or a vector of any type.
-        flag: differs from the flag that the word has, such as the number of the launch.
+        flag: a value that the word does not hold yet, such as the number of the launch; with the
+            old value, the reader returns old data.
         scope: threads that load the word; ``sys`` includes other GPUs and the host.
 
     Source: PTX ISA, ``st.relaxed`` with ``v2.b64``; memory consistency model, Atomicity and Memory

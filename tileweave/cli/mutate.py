@@ -15,13 +15,11 @@ from .reports import relative_paths
 from .simulation import (
     ARCH,
     Outcome,
-    add_force,
-    add_json,
-    add_level,
+    add_run_options,
     add_simulation,
     fault_of,
-    most_seconds,
     run_each,
+    time_limit_s,
 )
 
 
@@ -32,9 +30,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help="break the synchronization of simulated programs; list the undetected mutants",
     )
     add_simulation(parser)
-    add_level(parser)
-    add_json(parser)
-    add_force(parser)
+    add_run_options(parser)
     return parser
 
 
@@ -59,7 +55,7 @@ def _mutate(
         inputs, origins = inputs_of(name, program, scalars, options)
         mutants = mutate(
             program.plan, options.ranks, inputs, options.schedules, options.seed, progress=True,
-            level=options.level, arch=ARCH, most_seconds=most_seconds(options),
+            level=options.level, arch=ARCH, most_seconds=time_limit_s(options),
         )  # fmt: skip
     except SimulationError as error:
         fault = fault_of(error)

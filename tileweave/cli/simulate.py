@@ -18,13 +18,11 @@ from .reports import ranks_hint, relative_paths
 from .simulation import (
     ARCH,
     Outcome,
-    add_force,
-    add_json,
-    add_level,
+    add_run_options,
     add_simulation,
     fault_of,
-    most_seconds,
     run_each,
+    time_limit_s,
 )
 
 
@@ -47,9 +45,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         metavar="N",
         help="blocks of a rank that fit on its GPU; default: tileweave.resident_blocks, 132",
     )
-    add_level(parser)
-    add_json(parser)
-    add_force(parser)
+    add_run_options(parser)
     parser.add_argument(
         "--timeline",
         metavar="OUT",
@@ -114,7 +110,7 @@ def _simulate(
                     program, options.ranks, inputs, options.schedules, options.seed,
                     options.epochs, options.resident_blocks, progress=True,
                     timeline=options.timeline,
-                    most_seconds=most_seconds(options), jobs=options.jobs, arch=ARCH,
+                    most_seconds=time_limit_s(options), jobs=options.jobs, arch=ARCH,
                 )  # fmt: skip
         except SimulationError as error:
             fault = fault_of(error)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..builtins.errors import TileWeaveError
 from ..runtime.kernel.configured import configured
 from .compile_options import add_ranks, add_values, values_of
 from .program_files import PLANS_AND_KERNELS, add_program
+
+if TYPE_CHECKING:
+    from ..simulator import SimulationError
 
 _MAX_SECONDS = 600
 """Longest estimated time without ``--force``."""
@@ -41,34 +44,27 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
     add_values(parser)
 
 
-def add_level(parser: argparse.ArgumentParser) -> None:
-    """Add the level of the simulation."""
-    parser.add_argument(
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the level of the simulation, JSON as output, and the option that lifts the time limit."""
+    add = parser.add_argument
+    add(
         "--level",
         choices=("tile", "device"),
         default="tile",
         help="simulate the program, or the device functions that it is lowered to; "
         "default: %(default)s",
     )
-
-
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """Add the option that lifts the time limit."""
-    parser.add_argument(
+    add("--json", action="store_true", help="print one JSON object per program")
+    add(
         "--force",
         action="store_true",
         help=f"run even if the estimated time exceeds {_MAX_SECONDS // 60} minutes",
     )
 
 
-def most_seconds(options: argparse.Namespace) -> float | None:
-    """Return the time limit."""
+def time_limit_s(options: argparse.Namespace) -> float | None:
+    """Return the largest estimated time of a run, in seconds; None if there is no limit."""
     return None if options.force else _MAX_SECONDS
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option that prints outcomes as JSON."""
-    parser.add_argument("--json", action="store_true", help="print one JSON object per program")
 
 
 def run_each(
@@ -103,6 +99,6 @@ def run_each(
     return outcomes
 
 
-def fault_of(error: Any) -> Outcome:
-    """Return the fault of a ``SimulationError`` as ``--json`` prints it."""
+def fault_of(error: SimulationError) -> Outcome:
+    """Return the fault of a simulation as ``--json`` prints it."""
     return {"kind": error.kind, "report": error.report, "seed": error.seed}
