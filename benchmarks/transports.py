@@ -30,9 +30,8 @@ from tileweave.ops.collectives.all_to_all import Parts, all_to_all_program
 from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.vectors import Lines, words_of
-from tileweave.ops.core.cache import op_cache_of
 from tileweave.ops.core.collective_problem import CollectiveProblem
-from tileweave.ops.core.compiled import CompiledOp
+from tileweave.ops.core.compiled import CompiledOp, op_cache_of
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead

@@ -109,6 +109,22 @@ class Tiles:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Program and tiles of a fused kernel.
+
+    Attributes:
+        program: one of the names in ``GemmOperator.programs``.
+        tiles: tiles for which the program is instantiated.
+    """
+
+    program: str
+    tiles: Tiles
+
+    def __str__(self) -> str:
+        return f"{self.program}, {self.tiles}"
+
+
+@dataclass(frozen=True)
 class PersistentSchedule:
     """Schedule of a persistent kernel: a block computes tile ``wave * blocks + block`` in each
     wave.

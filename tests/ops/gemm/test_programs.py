@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import tileweave as tw
-from tileweave.ops.core import operator as operators
 from tileweave.ops.core import tiles as tiles_module
 from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.problem import Problem
@@ -24,12 +23,14 @@ from tileweave.ops.core.tiles import (
     LARGE,
     PERSISTENT_TILES,
     SMALL,
+    Choice,
     PersistentSchedule,
     Tiles,
     stores_last_peer,
     tiles_for,
 )
 from tileweave.ops.core.tiles import FP8 as FP8_TILES
+from tileweave.ops.gemm import gemm_operator
 from tileweave.ops.gemm.all_gather_matmul import AllGatherMatmul, _choice_keeping_rows
 from tileweave.ops.gemm.kernels.all_gather_gemm import (
     ag_gemm_comm_blocks,
@@ -435,9 +436,9 @@ def test_what_another_version_may_have_chosen(kind):
     problem = Problem(name, 1024, 4096, 4096, 4, torch.bfloat16, False)
     for program in kind.programs:
         for tiles in kind.tuning_tiles(problem):
-            assert kind.has_choice(problem, operators.Choice(program, tiles))
-    assert not kind.has_choice(problem, operators.Choice("three_phase", LARGE))
-    assert not kind.has_choice(problem, operators.Choice("copy_engines", replace(LARGE, K=48)))
+            assert kind.has_choice(problem, Choice(program, tiles))
+    assert not kind.has_choice(problem, Choice("three_phase", LARGE))
+    assert not kind.has_choice(problem, Choice("copy_engines", replace(LARGE, K=48)))
 
 
 EVERY_SHAPE = {(t.M, t.N): t for t in (*CANDIDATES, *PERSISTENT_TILES)}
@@ -543,6 +544,6 @@ def test_all_sms_walk_where_nothing_waits_beside_them():
 def test_small_gpus_get_programs_whose_blocks_need_not_run_at_a_time(operator, monkeypatch):
     problem = Problem("matmul_reduce_scatter", 4096, 8192, 1024, 4, torch.bfloat16, False)
     walks = {c.program for c in [operator.table(problem), *operator.candidates(problem)]}
-    monkeypatch.setattr(operators, "has_room_for_persistent_blocks", lambda: False)
+    monkeypatch.setattr(gemm_operator, "has_room_for_persistent_blocks", lambda: False)
     small = {c.program for c in [operator.table(problem), *operator.candidates(problem)]}
     assert walks - small == {"copy_engines"}

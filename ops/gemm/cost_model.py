@@ -2,7 +2,7 @@
 
 Times are in us, for H200s that are fully connected by NVLink. The costs of a copy, a flag and a
 wait were measured separately. The rate of an SM and the constants of stores are fitted, so that the
-totals match measured operators. tests/ops/autotune/test_cost_model.py states how close they are.
+totals match measured operators. tests/ops/gemm/test_cost_model.py states how close they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from ...builtins.tile_order import swizzle_ranks
 from ..core.tiles import DEVICE, PersistentSchedule, Tiles, store_tiles, stores_last_peer
-from ..gemm.kernels.comm_blocks import CommBlocks
+from .kernels.comm_blocks import CommBlocks
 
 _FLOPS_PER_US = 6.05e6
 """Floating-point operations on 16-bit operands of an SM per us, in tiles of 128 x 256; fp8 is

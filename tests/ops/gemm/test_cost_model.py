@@ -10,16 +10,7 @@ import pytest
 import torch
 
 from tileweave import language as W
-from tileweave.ops.autotune.cost_model import (
-    estimate_ag_gemm_comm_blocks_us,
-    estimate_ag_gemm_copy_engine_us,
-    estimate_gemm_rs_persistent_us,
-    estimate_gemm_rs_store_us,
-    estimate_tile_us,
-)
 from tileweave.ops.autotune.trial import problem_of
-from tileweave.ops.core import strategy
-from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import (
     FP8,
@@ -30,6 +21,15 @@ from tileweave.ops.core.tiles import (
     Tiles,
     stores_last_peer,
 )
+from tileweave.ops.gemm import gemm_operator
+from tileweave.ops.gemm.cost_model import (
+    estimate_ag_gemm_comm_blocks_us,
+    estimate_ag_gemm_copy_engine_us,
+    estimate_gemm_rs_persistent_us,
+    estimate_gemm_rs_store_us,
+    estimate_tile_us,
+)
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 
 ROWS = 1024, 2048, 4096, 8192, 16384
 GATHERED = {
@@ -243,11 +243,11 @@ def test_few_rows(op, M, N, K, fused, nccl):
     """The model chooses the faster program."""
     problem = problem_of(op, M, N, K, 2, torch.bfloat16)
     assert OPERATORS[op].predicted(problem) == pytest.approx((fused, nccl), rel=0.2)
-    taken = {"fused": fused, "nccl": nccl}[strategy.predicted_strategy(problem).name]
+    taken = {"fused": fused, "nccl": nccl}[gemm_operator.predicted_strategy(problem).name]
     assert taken == min(fused, nccl)
 
 
-@pytest.mark.parametrize("op", operators_of(Operator))
+@pytest.mark.parametrize("op", operators_of(GemmOperator))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("ranks", "shape"), [(1, (8, 8, 8)), (3, (3, 24, 48)), (8, (8000, 8, 16))])
 def test_something_is_taken_of_all(op, dtype, ranks, shape):
