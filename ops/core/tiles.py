@@ -101,7 +101,7 @@ class Tiles:
         return [slice(*pair) for pair in pairwise([0, *(b * self.K for b in bounds), columns])]
 
     def __str__(self) -> str:
-        chunks = f", {self.num_chunks} pieces" if self.num_chunks > 1 else ""
+        chunks = f", {self.num_chunks} chunks" if self.num_chunks > 1 else ""
         return (
             f"tiles of {self.M} x {self.N} x {self.K}, {self.stages} stages, {self.threads} "
             f"threads, bands of {self.group_m}{chunks}"

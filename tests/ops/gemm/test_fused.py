@@ -219,7 +219,7 @@ def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
     [
         (ops.all_gather, (), "copy_engine", torch.float64, ["collect_shares"]),
         (ops.all_gather, (), "ldst", torch.uint8, ["all_gather"]),
-        (ops.reduce_scatter, (), "copy_engine", torch.bfloat16, ["add_parts"]),
+        (ops.reduce_scatter, (), "copy_engine", torch.bfloat16, ["add_partials"]),
         (ops.reduce_scatter, (), "ldst", torch.float16, ["reduce_scatter"]),
         (ops.all_reduce, (), "copy_engine", torch.float32, ["add_and_share"]),
         (ops.all_reduce, (), "ldst", torch.bfloat16, ["all_reduce_one_shot"]),

@@ -177,7 +177,7 @@ def test_all_gather_matmul(way, ranks, sizes, transposed, dtype, biased):
 def test_rows_come_in_pieces(ranks, K, num_chunks):
     rows_per_rank, N, tiles = 24, 40, replace(TILES, num_chunks=num_chunks)
     whole, first = range(K), tiles.widening(K)
-    assert len(first) == num_chunks and [k for piece in first for k in whole[piece]] == [*whole]
+    assert len(first) == num_chunks and [k for chunk in first for k in whole[chunk]] == [*whole]
     config = GemmConfig(ranks * rows_per_rank, N, K, ranks, "float16", True, tiles)
     program = AllGatherMatmul.programs["copy_engines"](config)
     a, b, _, c = simulated(program, ranks, (rows_per_rank, K), (K, N), True, "float16", False)
@@ -220,7 +220,7 @@ def test_matmul_all_reduce(make, ranks, sizes, transposed, dtype):
 def test_walks_of_many_turns(
     operator, ranks, rows_per_rank, group_m, num_chunks, dtype, monkeypatch
 ):
-    """Few SMs: copy engines deliver all tiles in time, piece by piece."""
+    """Few SMs: copy engines deliver all tiles in time, chunk by chunk."""
     monkeypatch.setattr(tiles_module, "DEVICE", tiles_module.DeviceSpec(6))
     tiles, N, K = replace(TILES, group_m=group_m, num_chunks=num_chunks), 88, 24
     assert tiles.has_whole_chunks(rows_per_rank, N) and not stores_last_peer(
@@ -260,7 +260,7 @@ def test_steps_that_add_cross_tiles(ranks, N):
 
 @pytest.mark.parametrize("tiles", [*PERSISTENT_TILES, FP8_TILES])
 def test_pieces_are_of_whole_steps(tiles):
-    """A step that adds a part would otherwise read two pieces."""
+    """A step that adds a part would otherwise read two chunks."""
     rows_per_rank, N, fp8 = 1024, 20 * tiles.N - 8, tiles == FP8_TILES
     tiles = replace(tiles, num_chunks=2)
     assert tiles.has_whole_chunks(rows_per_rank, N) == (tiles.N != 224)
@@ -388,14 +388,14 @@ def test_strips_are_sent_16_bytes_at_a_time(ranks, rows_per_rank, N, K, tiles):
     ],
 )  # fmt: skip
 def test_strips_that_blocks_send(rows_per_rank, N, K, ranks, tiles, itemsize):
-    """All rows go once to each other rank, one piece to all ranks before the next one."""
+    """All rows go once to each other rank, one chunk to all ranks before the next one."""
     sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, itemsize)
-    assert sent.strips == sent.pieces * sent.strips_per_piece * sent.peers
-    assert (sent.pieces - 1) * sent.width < K <= sent.pieces * sent.width
+    assert sent.strips == sent.num_chunks * sent.strips_per_chunk * sent.peers
+    assert (sent.num_chunks - 1) * sent.width < K <= sent.num_chunks * sent.width
     assert (
-        (sent.strips_per_piece - 1) * sent.height
+        (sent.strips_per_chunk - 1) * sent.height
         < rows_per_rank
-        <= sent.strips_per_piece * sent.height
+        <= sent.strips_per_chunk * sent.height
     )
     assert sent.width * itemsize % 256 == 0
     assert sent.height * sent.width * itemsize % ((tiles.threads + 128) * 16) == 0
