@@ -174,7 +174,7 @@ def test_all_gather_matmul(way, ranks, sizes, transposed, dtype, biased):
 @pytest.mark.parametrize(
     ("ranks", "K", "num_chunks"), [(2, 64, 3), (2, 136, 4), (3, 56, 2), (4, 128, 4)]
 )
-def test_rows_come_in_pieces(ranks, K, num_chunks):
+def test_rows_come_in_chunks(ranks, K, num_chunks):
     rows_per_rank, N, tiles = 24, 40, replace(TILES, num_chunks=num_chunks)
     whole, first = range(K), tiles.widening(K)
     assert len(first) == num_chunks and [k for chunk in first for k in whole[chunk]] == [*whole]
@@ -259,7 +259,7 @@ def test_steps_that_add_cross_tiles(ranks, N):
 
 
 @pytest.mark.parametrize("tiles", [*PERSISTENT_TILES, FP8_TILES])
-def test_pieces_are_of_whole_steps(tiles):
+def test_chunks_are_of_whole_steps(tiles):
     """A step that adds a part would otherwise read two chunks."""
     rows_per_rank, N, fp8 = 1024, 20 * tiles.N - 8, tiles == FP8_TILES
     tiles = replace(tiles, num_chunks=2)
