@@ -29,9 +29,8 @@ from tileweave.ops.attention.flash import tiles_for
 from tileweave.ops.attention.problem import AttentionProblem
 from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.autotune.trial import problem_of
-from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS
-from tileweave.ops.core.tiles import LARGE
+from tileweave.ops.core.tiles import LARGE, Choice
 from tileweave.passes import run_group
 from tileweave.passes.sync.infer.infer_sync import infer_sync
 from tileweave.runtime.plans import sync_push as plan_sync

@@ -40,13 +40,12 @@ from tilelang import tvm
 import tileweave as tw
 from tileweave import ops, passes
 from tileweave.ops.collectives import transport
-from tileweave.ops.core import call, strategy
+from tileweave.ops.core import call
 from tileweave.ops.core import compiled as compiled_ops
-from tileweave.ops.core.cache import op_cache_of
+from tileweave.ops.core.compiled import op_cache_of
 from tileweave.ops.core.gemm_config import GemmConfig
-from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.registry import OPERATORS as OPERATORS_BY_NAME
-from tileweave.ops.core.tiles import LARGE, SMALL
+from tileweave.ops.core.tiles import LARGE, SMALL, Choice
 from tileweave.ops.decode import decode_attention
 from tileweave.ops.gemm import gemm_operator
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
@@ -141,7 +140,7 @@ def enter_stand_in_session(ranks: int) -> None:
     session.enter(stand_in)
     plan_streams.compile = compile_nothing
     compiled_ops.compile_program = compile_nothing
-    strategy.obstacle = transport.obstacle = _nothing
+    gemm_operator.obstacle = transport.obstacle = _nothing
     torch.cuda.device = lambda _: Nothing()
     for module in (row_exchange, decode_attention):
         module.obstacle_of_ranks = _nothing

@@ -29,22 +29,21 @@ from tileweave.ops.collectives.all_reduce import all_reduce_plan, two_shot_progr
 from tileweave.ops.collectives.all_to_all import Parts, all_to_all_program
 from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
-from tileweave.ops.collectives.vectors import Lines, words_of
-from tileweave.ops.core.cache import op_cache_of
+from tileweave.ops.collectives.vectors import TiledView, words_of
 from tileweave.ops.core.collective_problem import CollectiveProblem
-from tileweave.ops.core.compiled import CompiledOp
+from tileweave.ops.core.compiled import CompiledOp, op_cache_of
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.host.measure import interleaved, largest
 from tileweave.runtime.plans.parameters import parameters_of
 
-PIECES = (
+CHUNKS = (
     (1,), (1, 1), (3, 1), (5, 1), (12, 3, 1), (30, 5, 1), (4, 2, 1, 1), (1, 1, 1, 1), (1,) * 8,
 )  # fmt: skip
 """Relative lengths of the copies to the last peer."""
-PERSISTENT_PIECES = (5, 1)
-"""Pieces of the variants whose kernel has ``BLOCKS`` persistent blocks, not one for each tile.
+PERSISTENT_CHUNKS = (5, 1)
+"""Chunks of the variants whose kernel has ``BLOCKS`` persistent blocks, not one for each tile.
 Waiting blocks read the same word, so many of them may delay data that arrives."""
 BLOCKS = (131, 262, 524)
 TRANSPORTS = ("copy_engine", "ldst")
@@ -68,37 +67,39 @@ class Variant(NamedTuple):
     make: Callable[[CollectiveProblem], Any]
 
 
-def split_rows(rows: int, height: int, pieces: Sequence[int]) -> list[slice]:
-    """Split rows in the ratio of ``pieces``, each a multiple of ``height`` rows.
+def split_rows(rows: int, height: int, chunks: Sequence[int]) -> list[slice]:
+    """Split rows in the ratio of ``chunks``, each a multiple of ``height`` rows.
 
-    The last piece may be shorter. Pieces after the last row are omitted.
+    The last chunk may be shorter. Chunks after the last row are omitted.
     """
-    unit = height * -(-rows // (height * sum(pieces)))
-    starts = [start for n in accumulate(pieces[:-1], initial=0) if (start := n * unit) < rows]
+    unit = height * -(-rows // (height * sum(chunks)))
+    starts = [start for n in accumulate(chunks[:-1], initial=0) if (start := n * unit) < rows]
     return [slice(*ends) for ends in pairwise([*starts, rows])]
 
 
-def lines_of(problem: CollectiveProblem, tile: int | None = None, is_split: bool = False) -> Lines:
-    """Return the elements of a collective as lines.
+def view_of(
+    problem: CollectiveProblem, tile: int | None = None, is_split: bool = False
+) -> TiledView:
+    """Return the elements of a collective in tiles.
 
     Args:
         is_split: whether each rank has a part of them.
     """
     if problem.op == "all_gather":
         dtype, count = words_of(problem.nbytes)
-        return Lines.of(count, dtype, tile=tile)
+        return TiledView.of(count, dtype, tile=tile)
     count = problem.elements // problem.ranks if is_split else problem.elements
-    return Lines.of(count, problem.tile_dtype, tile=tile)
+    return TiledView.of(count, problem.tile_dtype, tile=tile)
 
 
 def copy_engine_plan(
-    pieces: Sequence[int], problem: CollectiveProblem, blocks: int | None = None
+    chunks: Sequence[int], problem: CollectiveProblem, blocks: int | None = None
 ) -> Any:
     options = {} if blocks is None else {"blocks": blocks}
     plan_of = {"all_gather": all_gather_plan, "reduce_scatter": reduce_scatter_plan,
                "all_reduce": all_reduce_plan}[problem.op]  # fmt: skip
-    lines = lines_of(problem, is_split=problem.op != "all_gather")
-    return plan_of(lines, problem.ranks, split_rows(lines.rows, lines.height, pieces), **options)
+    view = view_of(problem, is_split=problem.op != "all_gather")
+    return plan_of(view, problem.ranks, split_rows(view.rows, view.height, chunks), **options)
 
 
 def tile_program(tile: int, problem: CollectiveProblem) -> Any:
@@ -106,18 +107,18 @@ def tile_program(tile: int, problem: CollectiveProblem) -> Any:
         return all_to_all_program(Parts.of(problem, tile))
     program = {"all_gather": all_gather_program, "reduce_scatter": reduce_scatter_program,
                "all_reduce": two_shot_program}[problem.op]  # fmt: skip
-    lines = lines_of(problem, tile, is_split=problem.op == "reduce_scatter")
-    return program(lines, problem.ranks)
+    view = view_of(problem, tile, is_split=problem.op == "reduce_scatter")
+    return program(view, problem.ranks)
 
 
 def variants_of(transports: Sequence[str], op: str) -> list[Variant]:
     engines = [
-        Variant(f"copy_engine, {':'.join(map(str, pieces))}", partial(copy_engine_plan, pieces))
-        for pieces in PIECES
+        Variant(f"copy_engine, {':'.join(map(str, chunks))}", partial(copy_engine_plan, chunks))
+        for chunks in CHUNKS
     ] + [
         Variant(
             f"copy_engine, {blocks} blocks",
-            partial(copy_engine_plan, PERSISTENT_PIECES, blocks=blocks),
+            partial(copy_engine_plan, PERSISTENT_CHUNKS, blocks=blocks),
         )
         for blocks in BLOCKS
         if op == "all_gather"

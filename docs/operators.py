@@ -14,9 +14,9 @@ from tileweave import ops
 from tileweave.ops.attention.sp_attention import SpAttention
 from tileweave.ops.attention.ulysses import Ulysses
 from tileweave.ops.collectives.collective import Collective
-from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import RegisteredOp, operators_of
 from tileweave.ops.decode.decode_attention import DecodeAttention
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 from tileweave.ops.moe.expert_mlp import ExpertMlp
 from tileweave.ops.moe.grouped_matmul import GroupedMatmul
 from tileweave.ops.moe.row_exchange import RowExchange
@@ -47,7 +47,7 @@ def name_of(operator: type[RegisteredOp]) -> str:
 
 def schemas_of(operator: type[RegisteredOp]) -> str:
     """Return the schemas of an operator and of its variants in ``torch.ops.tileweave``."""
-    gathered = ("_rows", "_rows_out") if issubclass(operator, Operator) else ()
+    gathered = ("_rows", "_rows_out") if issubclass(operator, GemmOperator) else ()
     names = (operator.op + variant for variant in ("", "_out", *gathered))
     functions = (getattr(torch.ops.tileweave, name, None) for name in names)
     schemas = (str(f.default._schema) for f in functions if f is not None)
@@ -75,9 +75,9 @@ SENT: list[Column] = [
 ]
 SCHEMAS: list[Column] = [("operator", name_of), ("schemas", schemas_of)]
 TABLES: dict[str, tuple[tuple[type[RegisteredOp], ...], list[Column]]] = {
-    "GEMM operators": ((Operator,), CALLS),
-    "gradients of GEMM operators": ((Operator,), GRADIENTS),
-    "memory of GEMM operators": ((Operator,), MEMORY),
+    "GEMM operators": ((GemmOperator,), CALLS),
+    "gradients of GEMM operators": ((GemmOperator,), GRADIENTS),
+    "memory of GEMM operators": ((GemmOperator,), MEMORY),
     "mixtures of experts": ((RowExchange, ExpertMlp), CALLS),
     "gradients of mixtures of experts": ((RowExchange, ExpertMlp), GRADIENTS),
     "memory of mixtures of experts": ((RowExchange, ExpertMlp), MEMORY),
@@ -91,7 +91,7 @@ TABLES: dict[str, tuple[tuple[type[RegisteredOp], ...], list[Column]]] = {
     "operators of one GPU": ((GroupedMatmul,), LOCAL_CALLS),
     "schemas of torch.ops.tileweave": (
         (
-            Operator, Collective, SpAttention, Ulysses, AllReduceRmsNorm, DecodeAttention,
+            GemmOperator, Collective, SpAttention, Ulysses, AllReduceRmsNorm, DecodeAttention,
             RowExchange, ExpertMlp, GroupedMatmul,
         ),
         SCHEMAS,

@@ -8,7 +8,7 @@ from .attention.module import SequenceParallelAttention
 from .attention.sequence import attention_schedule, shard_sequence, unshard_sequence
 from .attention.sp_attention import sp_attention
 from .attention.ulysses import ulysses_attention
-from .autotune.tuner import Tuned, tune
+from .autotune.tuner import Tuned
 from .collectives.all_gather import all_gather
 from .collectives.all_reduce import all_reduce
 from .collectives.all_to_all import all_to_all
@@ -17,14 +17,14 @@ from .collectives.collective import Collective, define_collective, transport_of
 from .collectives.reduce_scatter import reduce_scatter
 from .collectives.ring_shift import ring_shift
 from .collectives.transport import Transport
-from .core.operator import Operator
 from .core.registry import operators_of
 from .core.strategy import Strategy
 from .decode.decode_attention import decode_attention
 from .gemm.all_gather_matmul import all_gather_matmul
-from .gemm.gemm_operator import define_gemm, strategy_of
+from .gemm.gemm_operator import GemmOperator, define_gemm
 from .gemm.matmul_all_reduce import matmul_all_reduce
 from .gemm.matmul_reduce_scatter import matmul_reduce_scatter
+from .gemm.strategy import strategy_of, tune
 from .moe.combine import combine
 from .moe.dispatch import DispatchHandle, dispatch
 from .moe.expert_mlp import expert_mlp
@@ -62,7 +62,7 @@ __all__ = [
     "unshard_sequence",
 ]
 
-for _operator in operators_of(Operator).values():
+for _operator in operators_of(GemmOperator).values():
     define_gemm(_operator)
 for _collective in operators_of(Collective).values():
     define_collective(_collective)

@@ -25,9 +25,9 @@ from tileweave.ops.collectives.collective import checked_problem as checked_coll
 from tileweave.ops.collectives.transport import OWN, SUMMED
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.problem import checked_problem
 from tileweave.ops.core.registry import OPERATORS, operators_of
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 from tileweave.runtime.executor.recorded_calls import invalidate
 from tileweave.runtime.kernel.configured import configured
 from tileweave.runtime.plans.parameters import parameters_of, shapes_of
@@ -120,7 +120,7 @@ class Gemm(Draw):
 
     @staticmethod
     def draw(rng: random.Random) -> Gemm:
-        op = rng.choice(sorted(operators_of(Operator)))
+        op = rng.choice(sorted(operators_of(GemmOperator)))
         most = 1200 if GPU else 40
         dtype = rng.choice([torch.bfloat16, torch.float16, FP8] if GPU else [torch.float32])
         multiple = 16 if dtype == FP8 else 8

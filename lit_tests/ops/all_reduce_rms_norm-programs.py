@@ -50,11 +50,11 @@ show(one_shot_program(NormConfig(6, 6144, 4, "bfloat16", 1e-6)), world_size=4)
 # The owner of a row sends its sum to all ranks, before it waits for anything else.
 # CHECK-LABEL: TEST: all_reduce_rms_norm_two_shot
 # CHECK: if (((int)blockIdx.x) < 64) {
-# CHECK: *(uint4*)(parts +
+# CHECK: *(uint4*)(partials +
 # CHECK: tw::signal<
 # CHECK: if (((int)blockIdx.x) < 80) {
 # CHECK: tw::wait_reached<
-# CHECK: = *(uint4*)(parts +
+# CHECK: = *(uint4*)(partials +
 # CHECK: for (int step = 0; step < 4; ++step) {
 # CHECK: *(uint4*)(sums +
 # CHECK: tw::signal<

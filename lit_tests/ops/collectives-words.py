@@ -37,8 +37,8 @@ show("all_reduce", (32768,), torch.bfloat16, stage="ptx")
 
 # The owner of a tile adds it, and stores the sum to all.
 # CHECK-LABEL: TEST: all_reduce_ll cuda
-# CHECK: tw::ll_st<tw::Scope::sys>((&(parts[{{.*}}])), tw::bits(*(uint2*)(x + {{.*}})), epoch);
-# CHECK: tw::ll_ld<tw::Scope::sys, 2>((&(parts[
+# CHECK: tw::ll_st<tw::Scope::sys>((&(partials[{{.*}}])), tw::bits(*(uint2*)(x + {{.*}})), epoch);
+# CHECK: tw::ll_ld<tw::Scope::sys, 2>((&(partials[
 # CHECK: tw::ll_st<tw::Scope::sys>((&(sums[{{.*}}])), tw::bits(*(uint2*)({{.*}}sum_shared{{.*}})), epoch);
 # CHECK-NOT: __syncthreads
 # CHECK: tw::ll_ld<tw::Scope::sys, 2>((&(sums[

@@ -49,13 +49,13 @@ print(re.findall(r"W\.(?:signal|wait|fence|barrier|ll_)\w*|sync_threads", source
 # CHECK-NEXT: for (int step_1 = 0; step_1 < steps; ++step_1) {
 # CHECK: tl::wgmma_ss<
 # CHECK: tl::wgmma_rs<
-# CHECK: *(float2*)(parts +
-# CHECK: *(float2*)(parts +
+# CHECK: *(float2*)(partials +
+# CHECK: *(float2*)(partials +
 # CHECK: tw::signal<tw::Type::u32, tw::Op::add, tw::Scope::gpu, tw::Sem::release>(
 # CHECK-NOT: tw::signal<
 # CHECK: if (56 <= (((int)blockIdx.x) & 63)) {
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::gpu, tw::Sem::acquire>(
-# CHECK: parts[
+# CHECK: partials[
 # CHECK-NOT: tw::{{signal|wait}}
 # CHECK: tw::ll_st<tw::Scope::sys>((&(sums[
 # CHECK-NOT: tw::{{signal|wait}}
@@ -66,7 +66,7 @@ print(re.findall(r"W\.(?:signal|wait|fence|barrier|ll_)\w*|sync_threads", source
 # CHECK: (out +
 show(4)
 
-# One split has no parts: its block stores words to all ranks.
+# One split has no partials: its block stores words to all ranks.
 # CHECK-LABEL: TEST: ranks: 2
 # CHECK-NOT: tw::{{signal|wait}}
 # CHECK: tw::ll_st<tw::Scope::sys>((&(sums[

@@ -20,11 +20,11 @@ from tileweave.ops.collectives.all_reduce import one_shot_program as all_reduce_
 from tileweave.ops.collectives.all_reduce import two_shot_program as all_reduce_two_phase
 from tileweave.ops.collectives.all_to_all import all_to_all_program
 from tileweave.ops.collectives.reduce_scatter import (
-    add_parts,
+    add_partials,
     reduce_scatter_plan,
     reduce_scatter_program,
 )
-from tileweave.ops.collectives.vectors import Lines
+from tileweave.ops.collectives.vectors import TiledView
 from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.tiles import FEW_ROWS, FP8, LARGE, PERSISTENT_TILES, SMALL
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
@@ -57,7 +57,7 @@ for make in (
     ag_gemm_copy_engine, all_gather_matmul_plan, ag_gemm_comm_blocks, ag_gemm_push,
     gemm_ar_one_shot, gemm_ar_two_shot, gemm_ar_persistent,
     matmul_all_reduce_plan, tile_macros, partial_sums, gemm_persistent, pull_tail, push,
-    all_gather_program, collect_shares, all_gather_plan, reduce_scatter_program, add_parts,
+    all_gather_program, collect_shares, all_gather_plan, reduce_scatter_program, add_partials,
     reduce_scatter_plan, all_reduce_one_shot, all_reduce_two_phase, add_and_share, all_reduce_plan,
     all_to_all_program, flash_attention, flash_kernel,
     sp_attention_plan,
@@ -304,7 +304,7 @@ show(
 # CHECK: tw::wait_reached<tw::Type::u32, tw::Scope::sys, tw::Sem::acquire>((&(arrived_arrived[
 # CHECK: *(int4*)(tile_regs{{.*}} = *(int4*)(arrived
 # CHECK: *(int4*)(out{{.*}} = *(int4*)(tile_regs
-show(all_gather_program(Lines.of(96 * 256, "int32"), 4))
+show(all_gather_program(TiledView.of(96 * 256, "int32"), 4))
 
 # The warp that loads a tile of keys waits for its owner's copies, in each iteration, but not for local
 # keys. Three warp groups attend.

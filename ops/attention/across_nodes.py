@@ -29,7 +29,7 @@ Attend: TypeAlias = Callable[
 """Function ``(q, k, v, causal)``: the result of the ranks of a node, and the log-sum-exps."""
 
 
-class Visible(NamedTuple):
+class VisibleSlices(NamedTuple):
     """Queries of each rank of a node that see keys of another node, and these keys of each of its
     ranks."""
 
@@ -37,21 +37,21 @@ class Visible(NamedTuple):
     keys: slice
 
 
-def visible_slices(problem: AttentionProblem, node: int, owner: int) -> Visible | None:
+def visible_slices(problem: AttentionProblem, node: int, owner: int) -> VisibleSlices | None:
     """Return what the ranks of a node see of another node's keys; None if that is nothing.
 
     A rank of a zigzag holds a chunk from the front and one from the back of the sequence. The
     chunks of the front are ordered by node, those of the back in reverse.
     """
     if not problem.causal:
-        return Visible(slice(0, problem.q_rows), slice(0, problem.k_rows))
+        return VisibleSlices(slice(0, problem.q_rows), slice(0, problem.k_rows))
     parts = problem.sharding.parts
     if owner < node:  # the keys of the front come before all queries, those of the back after them
-        return Visible(slice(0, problem.q_rows), slice(0, problem.k_rows // parts))
+        return VisibleSlices(slice(0, problem.q_rows), slice(0, problem.k_rows // parts))
     if parts == 1:
         return None
     # All keys come before the queries of the back, and after those of the front.
-    return Visible(slice(problem.q_rows // parts, problem.q_rows), slice(0, problem.k_rows))
+    return VisibleSlices(slice(problem.q_rows // parts, problem.q_rows), slice(0, problem.k_rows))
 
 
 def require_supported(problem: AttentionProblem) -> None:
@@ -71,7 +71,7 @@ def require_supported(problem: AttentionProblem) -> None:
 class _Arriving(NamedTuple):
     """Keys and values in transfer from a node, those that it receives, and the transfers."""
 
-    seen: Visible | None
+    seen: VisibleSlices | None
     received: list[torch.Tensor]
     sent: list[torch.Tensor]
     works: list[Any]

@@ -28,9 +28,8 @@ from ...runtime.kernel.kernel import capturing
 from ..core.across_nodes import Mesh
 from ..core.agreement import agree
 from ..core.autocast import lowers
-from ..core.cache import op_cache_of
 from ..core.checks import as_kernel_operand, require_bools, require_dense, require_dense_or_none
-from ..core.compiled import CompiledOp
+from ..core.compiled import CompiledOp, op_cache_of
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
 from ..core.registry import RegisteredOp, TableRow

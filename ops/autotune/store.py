@@ -21,11 +21,10 @@ from ...builtins.errors import TileWeaveError
 from ...builtins.versions import __version__
 from ...runtime.host.cache_folder import cache_folder, locked, writable_folder
 from ...runtime.host.group import Group
-from ..core.operator import Choice
 from ..core.problem import Problem
 from ..core.registry import OPERATORS
 from ..core.strategy import Strategy
-from ..core.tiles import Tiles
+from ..core.tiles import Choice, Tiles
 
 _results: WeakKeyDictionary[Group, dict[Problem, Measurement | None]] = WeakKeyDictionary()
 

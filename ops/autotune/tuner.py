@@ -9,37 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
 
-from ...builtins.errors import TileWeaveError, brief_errors
+from ...builtins.errors import TileWeaveError
 from ...runtime.executor.compile_ahead import compile_ahead
 from ...runtime.executor.recorded_calls import invalidate
 from ...runtime.host.group import Group
-from ...runtime.host.group_argument import name_of
 from ...runtime.host.heap import HeapExhausted
 from ...runtime.host.measure import interleaved, largest
 from ...runtime.host.watchdog import DeadlockError
-from ...runtime.kernel.kernel import capturing
-from ..core.cache import OpCache, op_cache_of
-from ..core.checks import operator_name, require_bools
-from ..core.groups import group_of
-from ..core.operator import Choice, Operator
+from ..core.compiled import CompiledOp, OpCache, op_cache_of
 from ..core.problem import Problem
-from ..core.registry import OPERATORS, operators_of
-from ..core.strategy import obstacle, preferred_strategy
-from ..core.tiles import SHARED_BYTES
-from .store import Measurement, agree_on_result, save, table_for, tuning_key
-from .trial import TOLERANCE, Trial, error_number, problem_of
+from ..core.registry import OPERATORS
+from ..core.tiles import SHARED_BYTES, Choice
+from .store import Measurement, save, table_for
+from .trial import TOLERANCE, Trial, error_number
 
-_VARIABLE = "TILEWEAVE_TUNE"
 _INPUTS = 3
 """Number of input sets used in turn, so that memory that is reused between calls held other
 values."""
@@ -77,81 +69,6 @@ class Tuned:
         choice = "" if self.measured.choice is None else f" ({self.measured.choice})"
         left_out = [f"\n  left out: {a.choice}: {a.reason}" for a in self.attempts if a.reason]
         return f"{self.problem}: {self.measured.strategy}{choice}{''.join(left_out)}"
-
-
-@brief_errors
-def tune(
-    op: Any,
-    shapes: Iterable[Sequence[int]],
-    dtype: torch.dtype = torch.bfloat16,
-    group: Any = None,
-    *,
-    transposed: bool = True,
-) -> list[Tuned]:
-    """Measure the implementations of GEMMs; use the fastest correct one for ``strategy="auto"``.
-
-    Every rank calls it with the same arguments. Later calls use the results. They are also stored
-    on disk for later processes, and replace older results.
-
-    Args:
-        op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
-        shapes: (M, N, K) of the whole group, as in ``tileweave bench``.
-        dtype: type of the operands.
-        group: as for the operator; for a mesh of nodes pass the axis within a node.
-        transposed: whether b is the transpose of a row-major (N, K), as weights are.
-
-    Raises:
-        TileWeaveError: there is no such operator, or the problem cannot be fused, or the ranks
-            pass different arguments.
-    """
-    require_bools("tune", transposed=transposed)
-    name = operator_name("tune", op, operators_of(Operator))
-    if not isinstance(dtype, torch.dtype):
-        raise TileWeaveError(f"tune: dtype={dtype!r}; expected a torch.dtype")
-    ranks = group_of(name_of(group))
-    problems = []
-    for shape in shapes:
-        if not (
-            isinstance(shape, Sequence)
-            and len(shape) == 3
-            and all(isinstance(n, int) and n > 0 for n in shape)
-        ):
-            raise TileWeaveError(f"tune: shape={shape!r}; expected (M, N, K)")
-        M, N, K = shape
-        problems.append(problem_of(name, M, N, K, ranks.world_size, dtype, transposed))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for problem in problems:
-        if reason := obstacle(problem, device, ranks):
-            raise TileWeaveError(f"tune: {problem}: {reason}")
-    return [tune_problem(problem, ranks) for problem in problems]
-
-
-def choice_of(requested: str, problem: Problem, group: Group) -> Choice | None:
-    """Return how a problem that can be fused is computed; None for NCCL and cuBLAS.
-
-    Collective for each new problem, which is tuned first if ``TILEWEAVE_TUNE`` is 1.
-
-    Args:
-        requested: ``auto`` or ``fused``.
-    """
-    operator = OPERATORS[problem.op]
-    problem, results = tuning_key(problem), table_for(group)
-    if problem not in results and not capturing():  # a capture compiles nothing
-        tune = partial(tune_problem, problem, group)
-        results[problem] = agree_on_result(
-            problem, group, (lambda: tune().measured) if _tuning_enabled() else None
-        )
-    return _choice_of_measured(requested, problem, results.get(problem), operator)
-
-
-@lru_cache(maxsize=1024)
-def _choice_of_measured(
-    requested: str, problem: Problem, measured: Measurement | None, operator: type[Operator]
-) -> Choice | None:
-    """Return the result of ``choice_of``. Calls that a CUDA graph captures decide each time."""
-    if preferred_strategy(requested, problem, measured).name == "nccl":
-        return None
-    return operator.table(problem) if measured is None else measured.choice
 
 
 def tune_problem(problem: Problem, group: Group) -> Tuned:
@@ -194,7 +111,7 @@ class Candidate(NamedTuple):
     """Compiled candidate whose results were correct so far."""
 
     choice: Choice
-    operator: Operator
+    operator: CompiledOp
 
 
 class Autotuner:
@@ -281,7 +198,7 @@ class Autotuner:
         nbytes = self._shared_bytes(choice)
         if nbytes > SHARED_BYTES:
             return f"{nbytes} bytes of shared memory; expected at most {SHARED_BYTES}"
-        operators: list[Operator] = []
+        operators: list[CompiledOp] = []
         make = partial(self.cache.create, self.problem, choice, self.operator)
         if reason := self._failure(lambda: operators.append(make())):
             return reason
@@ -308,7 +225,7 @@ class Autotuner:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         return next(filter(None, self.group.exchange("tune: tried", reason)), "")
 
-    def _call_errors(self, operator: Operator) -> list[float]:
+    def _call_errors(self, operator: CompiledOp) -> list[float]:
         """Return the error of a call for each set of inputs."""
         errors = []
         for number in range(_INPUTS):
@@ -347,10 +264,3 @@ def _why_wrong(error: float) -> str:
     if error <= TOLERANCE:
         return ""
     return f"relative error {error:.1e}; expected at most {TOLERANCE:g}"
-
-
-def _tuning_enabled() -> bool:
-    value = os.environ.get(_VARIABLE, "0")
-    if value not in ("0", "1"):
-        raise TileWeaveError(f"{_VARIABLE}={value!r}; expected 0 or 1")
-    return value == "1"

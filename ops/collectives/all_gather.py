@@ -25,7 +25,7 @@ from .transport import LL_BYTES, SUMMED
 from .vectors import (
     COLLECT_BLOCKS,
     LL_TILE,
-    Lines,
+    TiledView,
     copies_to,
     locate_collected_tile,
     with_ll_protocol,
@@ -44,17 +44,17 @@ def collect(tile_regs, arrived, out, me, first, ranks):
         T.copy(tile_regs, out[source, first, 0])
 
 
-def all_gather_program(lines: Lines, ranks: int):
+def all_gather_program(view: TiledView, ranks: int):
     """Return the program for SMs: each rank stores x (rows, columns) to all others, which copy it
     to out (ranks, rows, columns)."""
-    dtype = lines.dtype
+    dtype = view.dtype
 
     @T.prim_func
-    def all_gather(x: T.Tensor(lines.shape, dtype), out: T.Tensor((ranks, *lines.shape), dtype)):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            me, first = W.rank(), block * lines.height
+    def all_gather(x: T.Tensor(view.shape, dtype), out: T.Tensor((ranks, *view.shape), dtype)):
+        with T.Kernel(view.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *view.shape), dtype)
+            tile_regs = T.alloc_fragment(view.tile, dtype)
+            me, first = W.rank(), block * view.height
             T.copy(x[first, 0], tile_regs)
             for step in T.serial(ranks - 1):
                 T.copy(tile_regs, arrived[(me + 1 + step) % ranks, me, first, 0])
@@ -64,15 +64,15 @@ def all_gather_program(lines: Lines, ranks: int):
     return all_gather
 
 
-def all_gather_ll_program(lines: Lines, ranks: int):
+def all_gather_ll_program(view: TiledView, ranks: int):
     """Return the program for small inputs: each rank stores x (rows, columns) as words with flags
     to all, itself included, which copy them to out (ranks, rows, columns)."""
-    height, columns, dtype = lines.height, lines.columns, lines.dtype
+    height, columns, dtype = view.height, view.columns, view.dtype
 
     @T.prim_func
-    def all_gather_ll(x: T.Tensor(lines.shape, dtype), out: T.Tensor((ranks, *lines.shape), dtype)):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
+    def all_gather_ll(x: T.Tensor(view.shape, dtype), out: T.Tensor((ranks, *view.shape), dtype)):
+        with T.Kernel(view.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *view.shape), dtype)
             me, m = W.rank(), block * height
             for step in T.serial(ranks):
                 T.copy(
@@ -89,29 +89,29 @@ def all_gather_ll_program(lines: Lines, ranks: int):
     return with_ll_protocol(all_gather_ll, "arrived")
 
 
-def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
+def collect_shares(view: TiledView, ranks: int, blocks: int | None = None):
     """Return the kernel that copies the own input and the tiles that copy engines write to their
     positions in ``out``, tile by tile, in the order in which the ranks' inputs arrive.
 
     Args:
         blocks: number of blocks that share the tiles; None for one block per tile.
     """
-    dtype, schedule = lines.dtype, PersistentSchedule.with_blocks(ranks * lines.tiles, blocks)
+    dtype, schedule = view.dtype, PersistentSchedule.with_blocks(ranks * view.tiles, blocks)
 
     @T.prim_func
     def collect_shares(
-        x: T.Tensor(lines.shape, dtype),
-        arrived: W.Symmetric((ranks, *lines.shape), dtype),
-        out: T.Tensor((ranks, *lines.shape), dtype),
+        x: T.Tensor(view.shape, dtype),
+        arrived: W.Symmetric((ranks, *view.shape), dtype),
+        out: T.Tensor((ranks, *view.shape), dtype),
     ):
         with T.Kernel(schedule.blocks, threads=256) as block:
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
+            tile_regs = T.alloc_fragment(view.tile, dtype)
             me = W.rank()
             for wave in T.serial(schedule.waves):
                 number = wave * schedule.blocks + block
                 if number < schedule.tiles:
-                    before, source, tile = locate_collected_tile(number, me, lines.tiles, ranks)
-                    first = tile * lines.height
+                    before, source, tile = locate_collected_tile(number, me, view.tiles, ranks)
+                    first = tile * view.height
                     if before == 0:
                         T.copy(x[first, 0], tile_regs)
                     else:
@@ -122,22 +122,22 @@ def collect_shares(lines: Lines, ranks: int, blocks: int | None = None):
 
 
 def all_gather_plan(
-    lines: Lines, ranks: int, pieces: list[slice], blocks: int | None = None
+    view: TiledView, ranks: int, chunks: list[slice], blocks: int | None = None
 ) -> Plan:
     """Return the plan for copy engines: they copy x (rows, columns) to all others, to the last peer
-    in pieces. A kernel of ``blocks`` blocks copies what has arrived to out (ranks, rows, columns)
+    in chunks. A kernel of ``blocks`` blocks copies what has arrived to out (ranks, rows, columns)
     while the rest is in flight."""
-    kernel, dtype = collect_shares(lines, ranks, blocks), lines.dtype
+    kernel, dtype = collect_shares(view, ranks, blocks), view.dtype
 
     @plan
     def all_gather(
         p: PlanBuilder,
-        x: T.Tensor(lines.shape, dtype),
-        arrived: W.Symmetric((ranks, *lines.shape), dtype),
-        out: T.Tensor((ranks, *lines.shape), dtype),
+        x: T.Tensor(view.shape, dtype),
+        arrived: W.Symmetric((ranks, *view.shape), dtype),
+        out: T.Tensor((ranks, *view.shape), dtype),
     ):
-        for peer, piece in copies_to(p.peers(), pieces):
-            p.copy(arrived[peer, p.rank, piece], x[piece], stream="copies")
+        for peer, chunk in copies_to(p.peers(), chunks):
+            p.copy(arrived[peer, p.rank, chunk], x[chunk], stream="copies")
         p.launch(kernel, x, arrived, out)
 
     return all_gather
@@ -166,11 +166,11 @@ class AllGather(Collective, op=NAME):
     def steps(problem: CollectiveProblem, transport: str):
         dtype, count = words_of(problem.nbytes)
         if transport == "ll":
-            return all_gather_ll_program(Lines.of(count, dtype, tile=LL_TILE), problem.ranks)
-        lines = Lines.of(count, dtype)
+            return all_gather_ll_program(TiledView.of(count, dtype, tile=LL_TILE), problem.ranks)
+        view = TiledView.of(count, dtype)
         if transport != "copy_engine":
-            return all_gather_program(lines, problem.ranks)
-        return all_gather_plan(lines, problem.ranks, lines.pieces(), COLLECT_BLOCKS)
+            return all_gather_program(view, problem.ranks)
+        return all_gather_plan(view, problem.ranks, view.chunks(), COLLECT_BLOCKS)
 
     @staticmethod
     def reference(x, out, group):

@@ -23,35 +23,35 @@ from .all_gather import AllGather, collect
 from .collective import Collective, Move, sum_of
 from .reduce_scatter import ReduceScatter, add_up
 from .transport import ROW_BYTES, SUMMED
-from .vectors import LL_TILE, Lines, copies_to, tile_bytes, with_ll_protocol
+from .vectors import LL_TILE, TiledView, copies_to, tile_bytes, with_ll_protocol
 
 NAME = "all_reduce"
 ONE_SHOT_BYTES = 1 << 19
 """Maximum number of bytes that each rank sends in the one-shot program. Estimated, not measured."""
 
 
-def one_shot_program(lines: Lines, ranks: int):
+def one_shot_program(view: TiledView, ranks: int):
     """Return the one-shot program for SMs: each rank stores x (rows, columns) to all, and every
     rank adds all of them in fp32.
 
     All ranks add in the same order: that of the ranks, beginning at another rank for each tile.
     """
-    dtype = lines.dtype
+    dtype = view.dtype
 
     @T.prim_func
-    def all_reduce_one_shot(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            total = T.alloc_fragment(lines.tile, "float32")
-            me, first = W.rank(), block * lines.height
+    def all_reduce_one_shot(x: T.Tensor(view.shape, dtype), out: T.Tensor(view.shape, dtype)):
+        with T.Kernel(view.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *view.shape), dtype)
+            tile_regs = T.alloc_fragment(view.tile, dtype)
+            total = T.alloc_fragment(view.tile, "float32")
+            me, first = W.rank(), block * view.height
             T.copy(x[first, 0], tile_regs)
             for step in T.serial(ranks):
                 T.copy(tile_regs, arrived[(me + 1 + step) % ranks, me, first, 0])
             T.clear(total)
             for step in T.serial(ranks):
                 T.copy(arrived[me, (block + step) % ranks, first, 0], tile_regs)
-                for i, j in T.Parallel(lines.height, lines.columns):
+                for i, j in T.Parallel(view.height, view.columns):
                     total[i, j] += tile_regs[i, j]
             T.copy(total, tile_regs)
             T.copy(tile_regs, out[first, 0])
@@ -59,31 +59,31 @@ def one_shot_program(lines: Lines, ranks: int):
     return all_reduce_one_shot
 
 
-def two_shot_program(lines: Lines, ranks: int):
+def two_shot_program(view: TiledView, ranks: int):
     """Return the two-shot program for SMs: the owner of a tile adds it up and stores the sum to the
     others.
 
     All ranks own the same number of tiles; the last tiles may be past the end of the tensor.
     """
-    dtype = lines.dtype
-    share = T.ceildiv(lines.tiles, ranks) * lines.height
-    stride = share.astype("int64")  # TileLang multiplies it by the columns in its type
+    dtype = view.dtype
+    rows_per_rank = T.ceildiv(view.tiles, ranks) * view.height
+    stride = rows_per_rank.astype("int64")  # TileLang multiplies it by the columns in its type
 
     @T.prim_func
-    def all_reduce(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
-        with T.Kernel(share // lines.height, threads=256) as block:
+    def all_reduce(x: T.Tensor(view.shape, dtype), out: T.Tensor(view.shape, dtype)):
+        with T.Kernel(rows_per_rank // view.height, threads=256) as block:
             # Contributions of the others to own tiles, and the sums of their tiles.
-            parts = W.alloc_symmetric((ranks, share, lines.columns), dtype)
-            sums = W.alloc_symmetric((ranks, share, lines.columns), dtype)
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            total = T.alloc_fragment(lines.tile, "float32")
-            me, first = W.rank(), block * lines.height
+            partials = W.alloc_symmetric((ranks, rows_per_rank, view.columns), dtype)
+            sums = W.alloc_symmetric((ranks, rows_per_rank, view.columns), dtype)
+            tile_regs = T.alloc_fragment(view.tile, dtype)
+            total = T.alloc_fragment(view.tile, "float32")
+            me, first = W.rank(), block * view.height
             for step in T.serial(ranks - 1):
                 owner = (me + ranks - 1 - step) % ranks  # in the order in which the owners add
                 T.copy(x[owner * stride + first, 0], tile_regs)
-                T.copy(tile_regs, parts[owner, me, first, 0])
+                T.copy(tile_regs, partials[owner, me, first, 0])
             T.copy(x[me * stride + first, 0], tile_regs)
-            add_up(total, tile_regs, parts, me, first, ranks)
+            add_up(total, tile_regs, partials, me, first, ranks)
             for step in T.serial(ranks - 1):
                 T.copy(tile_regs, sums[(me + 1 + step) % ranks, me, first, 0])
             T.copy(tile_regs, out[me * stride + first, 0])
@@ -96,96 +96,96 @@ def two_shot_program(lines: Lines, ranks: int):
 
 
 @T.macro
-def add_in_order(parts_shared, total, ranks):
+def add_in_order(partials_shared, total, ranks):
     """Add the tiles of all ranks in fp32, in the order of the ranks."""
     T.clear(total)
     for rank in T.serial(ranks):
         for i, j in T.Parallel(*total.shape):
-            total[i, j] += parts_shared[rank, i, j]
+            total[i, j] += partials_shared[rank, i, j]
 
 
-def one_shot_ll_program(lines: Lines, ranks: int):
+def one_shot_ll_program(view: TiledView, ranks: int):
     """Return the one-shot program for small tensors: each rank stores x (rows, columns) as words
     with flags to all, itself included, and every rank adds all of them, in the order of the
     ranks."""
-    height, columns, dtype = lines.height, lines.columns, lines.dtype
+    height, columns, dtype = view.height, view.columns, view.dtype
 
     @T.prim_func
-    def all_reduce_one_shot_ll(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            arrived = W.alloc_symmetric((ranks, *lines.shape), dtype)
-            parts_shared = T.alloc_shared((ranks, *lines.tile), dtype)
-            total = T.alloc_fragment(lines.tile, "float32")
+    def all_reduce_one_shot_ll(x: T.Tensor(view.shape, dtype), out: T.Tensor(view.shape, dtype)):
+        with T.Kernel(view.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric((ranks, *view.shape), dtype)
+            partials_shared = T.alloc_shared((ranks, *view.tile), dtype)
+            total = T.alloc_fragment(view.tile, "float32")
             me, m = W.rank(), block * height
             for step in T.serial(ranks):
                 T.copy(
                     x[m : m + height, 0:columns],
                     arrived[(me + 1 + step) % ranks, me, m : m + height, 0:columns],
                 )
-            T.copy(arrived[me, 0:ranks, m : m + height, 0:columns], parts_shared)
-            add_in_order(parts_shared, total, ranks)
+            T.copy(arrived[me, 0:ranks, m : m + height, 0:columns], partials_shared)
+            add_in_order(partials_shared, total, ranks)
             T.copy(total, out[m, 0])
 
     return with_ll_protocol(all_reduce_one_shot_ll, "arrived")
 
 
-def two_shot_ll_program(lines: Lines, ranks: int):
+def two_shot_ll_program(view: TiledView, ranks: int):
     """Return the two-shot program for small tensors: each rank stores the tiles of x as words with
     flags to their owners, which add them in the order of the ranks and store the sums to all. The
     result has the bits of ``one_shot_ll_program``."""
-    height, columns, dtype = lines.height, lines.columns, lines.dtype
-    share = ceil(lines.tiles / ranks) * height
+    height, columns, dtype = view.height, view.columns, view.dtype
+    rows_per_rank = ceil(view.tiles / ranks) * height
 
     @T.prim_func
-    def all_reduce_ll(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
-        with T.Kernel(share // height, threads=256) as block:
-            parts = W.alloc_symmetric((ranks, share, columns), dtype)
-            sums = W.alloc_symmetric((ranks, share, columns), dtype)
-            parts_shared = T.alloc_shared((ranks, *lines.tile), dtype)
-            sum_shared = T.alloc_shared(lines.tile, dtype)
-            total = T.alloc_fragment(lines.tile, "float32")
+    def all_reduce_ll(x: T.Tensor(view.shape, dtype), out: T.Tensor(view.shape, dtype)):
+        with T.Kernel(rows_per_rank // height, threads=256) as block:
+            partials = W.alloc_symmetric((ranks, rows_per_rank, columns), dtype)
+            sums = W.alloc_symmetric((ranks, rows_per_rank, columns), dtype)
+            partials_shared = T.alloc_shared((ranks, *view.tile), dtype)
+            sum_shared = T.alloc_shared(view.tile, dtype)
+            total = T.alloc_fragment(view.tile, "float32")
             me, m = W.rank(), block * height
             for step in T.serial(ranks):
                 owner = (me + 1 + step) % ranks
-                first = owner * share + m
+                first = owner * rows_per_rank + m
                 T.copy(
                     x[first : first + height, 0:columns],
-                    parts[owner, me, m : m + height, 0:columns],
+                    partials[owner, me, m : m + height, 0:columns],
                 )
-            T.copy(parts[me, 0:ranks, m : m + height, 0:columns], parts_shared)
-            add_in_order(parts_shared, total, ranks)
+            T.copy(partials[me, 0:ranks, m : m + height, 0:columns], partials_shared)
+            add_in_order(partials_shared, total, ranks)
             T.copy(total, sum_shared)
             for step in T.serial(ranks):
                 T.copy(sum_shared, sums[(me + 1 + step) % ranks, me, m : m + height, 0:columns])
             for step in T.serial(ranks):
                 source = (me + ranks - step) % ranks
-                first = source * share + m
+                first = source * rows_per_rank + m
                 T.copy(
                     sums[me, source, m : m + height, 0:columns],
                     out[first : first + height, 0:columns],
                 )
 
-    return with_ll_protocol(all_reduce_ll, "parts", "sums")
+    return with_ll_protocol(all_reduce_ll, "partials", "sums")
 
 
-def add_and_share(lines: Lines, ranks: int):
-    """Return the kernel that adds the parts which copy engines write, stores the sums to the
+def add_and_share(view: TiledView, ranks: int):
+    """Return the kernel that adds the partials which copy engines write, stores the sums to the
     others, and collects theirs: the second half of ``two_shot_program``."""
-    dtype = lines.dtype
+    dtype = view.dtype
 
     @T.prim_func
     def add_and_share(
-        x: T.Tensor((ranks, *lines.shape), dtype),
-        parts: W.Symmetric((ranks, *lines.shape), dtype),
-        sums: W.Symmetric((ranks, *lines.shape), dtype),
-        out: T.Tensor((ranks, *lines.shape), dtype),
+        x: T.Tensor((ranks, *view.shape), dtype),
+        partials: W.Symmetric((ranks, *view.shape), dtype),
+        sums: W.Symmetric((ranks, *view.shape), dtype),
+        out: T.Tensor((ranks, *view.shape), dtype),
     ):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            total = T.alloc_fragment(lines.tile, "float32")
-            me, first = W.rank(), block * lines.height
+        with T.Kernel(view.tiles, threads=256) as block:
+            tile_regs = T.alloc_fragment(view.tile, dtype)
+            total = T.alloc_fragment(view.tile, "float32")
+            me, first = W.rank(), block * view.height
             T.copy(x[me, first, 0], tile_regs)
-            add_up(total, tile_regs, parts, me, first, ranks)
+            add_up(total, tile_regs, partials, me, first, ranks)
             for step in T.serial(ranks - 1):
                 T.copy(tile_regs, sums[(me + 1 + step) % ranks, me, first, 0])
             T.copy(tile_regs, out[me, first, 0])
@@ -194,23 +194,23 @@ def add_and_share(lines: Lines, ranks: int):
     return add_and_share
 
 
-def all_reduce_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
+def all_reduce_plan(view: TiledView, ranks: int, chunks: list[slice]) -> Plan:
     """Return the plan for copy engines: they copy the parts of x (ranks, rows, columns) to their
-    owners, those of the last peer in pieces. A kernel adds the parts that have arrived, and stores
-    the sums to the others, while the rest is in flight."""
-    kernel, dtype = add_and_share(lines, ranks), lines.dtype
+    owners, those of the last peer in chunks. A kernel adds the partials that have arrived, and
+    stores the sums to the others, while the rest is in flight."""
+    kernel, dtype = add_and_share(view, ranks), view.dtype
 
     @plan
     def all_reduce(
         p: PlanBuilder,
-        x: T.Tensor((ranks, *lines.shape), dtype),
-        parts: W.Symmetric((ranks, *lines.shape), dtype),
-        sums: W.Symmetric((ranks, *lines.shape), dtype),
-        out: T.Tensor((ranks, *lines.shape), dtype),
+        x: T.Tensor((ranks, *view.shape), dtype),
+        partials: W.Symmetric((ranks, *view.shape), dtype),
+        sums: W.Symmetric((ranks, *view.shape), dtype),
+        out: T.Tensor((ranks, *view.shape), dtype),
     ):
-        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # in the order of addition
-            p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
-        p.launch(kernel, x, parts, sums, out)
+        for peer, chunk in copies_to(reversed([*p.peers()]), chunks):  # in the order of addition
+            p.copy(partials[peer, p.rank, chunk], x[peer, chunk], stream="copies")
+        p.launch(kernel, x, partials, sums, out)
 
     return all_reduce
 
@@ -246,14 +246,14 @@ class AllReduce(Collective, op=NAME):
         ranks, dtype = problem.ranks, problem.tile_dtype
         if transport == "ll":
             program = one_shot_ll_program if is_one_shot(problem) else two_shot_ll_program
-            return program(Lines.of(problem.elements, dtype, tile=LL_TILE), ranks)
+            return program(TiledView.of(problem.elements, dtype, tile=LL_TILE), ranks)
         if transport != "copy_engine":
             tile = tile_bytes(problem.nbytes // ranks)  # the blocks of a rank share these bytes
-            lines = Lines.of(problem.elements, dtype, tile=tile)
+            view = TiledView.of(problem.elements, dtype, tile=tile)
             program = one_shot_program if is_one_shot(problem) else two_shot_program
-            return program(lines, ranks)
-        lines = Lines.of(problem.elements // ranks, dtype)
-        return all_reduce_plan(lines, ranks, lines.pieces(moved=ranks + 1))
+            return program(view, ranks)
+        view = TiledView.of(problem.elements // ranks, dtype)
+        return all_reduce_plan(view, ranks, view.chunks(moved=ranks + 1))
 
     @classmethod
     def obstacle(cls, problem, transport):

@@ -22,27 +22,27 @@ from ..core.registry import TableRow
 from .all_gather import AllGather
 from .collective import Collective, Move
 from .transport import ROW_BYTES
-from .vectors import Lines, words_of
+from .vectors import TiledView, words_of
 
 NAME = "broadcast"
 
 
-def broadcast_program(lines: Lines, ranks: int, root: int):
+def broadcast_program(view: TiledView, ranks: int, root: int):
     """Return the tile program: the root stores each tile of x (rows, columns) to one other rank,
     its relay, which stores it to the rest.
 
     The other ranks are relays of equally many tiles, so the root sends x once, and no rank sends
     more.
     """
-    dtype = lines.dtype
+    dtype = view.dtype
     relays = max(ranks - 1, 1)
 
     @T.prim_func
-    def broadcast(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            arrived = W.alloc_symmetric(lines.shape, dtype)
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            me, first = W.rank(), block * lines.height
+    def broadcast(x: T.Tensor(view.shape, dtype), out: T.Tensor(view.shape, dtype)):
+        with T.Kernel(view.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric(view.shape, dtype)
+            tile_regs = T.alloc_fragment(view.tile, dtype)
+            me, first = W.rank(), block * view.height
             relay = (root + 1 + block % relays) % ranks
             if me == root:
                 T.copy(x[first, 0], tile_regs)
@@ -85,8 +85,8 @@ class Broadcast(Collective, op=NAME):
     @staticmethod
     def steps(problem: CollectiveProblem, transport: str):
         dtype, count = words_of(problem.nbytes)
-        lines, (root,) = Lines.of(count, dtype), problem.options
-        return broadcast_program(lines, problem.ranks, root)
+        view, (root,) = TiledView.of(count, dtype), problem.options
+        return broadcast_program(view, problem.ranks, root)
 
     @staticmethod
     def reference(x, out, group, root):

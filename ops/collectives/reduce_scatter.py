@@ -20,87 +20,85 @@ from ..core.library import call_pair
 from ..core.registry import TableRow
 from .collective import Collective, Move, sum_of
 from .transport import SUMMED
-from .vectors import Lines, copies_to
+from .vectors import TiledView, copies_to
 
 NAME = "reduce_scatter"
 
 
 @T.macro
-def add_up(total, tile_regs, parts, me, first, ranks):
+def add_up(total, tile_regs, partials, me, first, ranks):
     """Add the contributions of the other ranks to ``tile_regs``, this rank's tile, in fp32: the
     right neighbor's first, then its right neighbor's, and so on."""
     rows, columns = total.shape
     for i, j in T.Parallel(rows, columns):
         total[i, j] = tile_regs[i, j]
     for step in T.serial(ranks - 1):
-        T.copy(parts[me, (me + 1 + step) % ranks, first, 0], tile_regs)
+        T.copy(partials[me, (me + 1 + step) % ranks, first, 0], tile_regs)
         for i, j in T.Parallel(rows, columns):
             total[i, j] += tile_regs[i, j]
     T.copy(total, tile_regs)
 
 
-def reduce_scatter_program(lines: Lines, ranks: int):
+def reduce_scatter_program(view: TiledView, ranks: int):
     """Return the program for SMs: each rank stores the parts of x (ranks, rows, columns) to their
     owners, which add them."""
-    dtype = lines.dtype
+    dtype = view.dtype
 
     @T.prim_func
-    def reduce_scatter(
-        x: T.Tensor((ranks, *lines.shape), dtype), out: T.Tensor(lines.shape, dtype)
-    ):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            parts = W.alloc_symmetric((ranks, *lines.shape), dtype)  # contributions of the others
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            total = T.alloc_fragment(lines.tile, "float32")
-            me, first = W.rank(), block * lines.height
+    def reduce_scatter(x: T.Tensor((ranks, *view.shape), dtype), out: T.Tensor(view.shape, dtype)):
+        with T.Kernel(view.tiles, threads=256) as block:
+            partials = W.alloc_symmetric((ranks, *view.shape), dtype)  # contributions of the others
+            tile_regs = T.alloc_fragment(view.tile, dtype)
+            total = T.alloc_fragment(view.tile, "float32")
+            me, first = W.rank(), block * view.height
             for step in T.serial(ranks - 1):
                 owner = (me + ranks - 1 - step) % ranks  # in the order in which the owners add
                 T.copy(x[owner, first, 0], tile_regs)
-                T.copy(tile_regs, parts[owner, me, first, 0])
+                T.copy(tile_regs, partials[owner, me, first, 0])
             T.copy(x[me, first, 0], tile_regs)
-            add_up(total, tile_regs, parts, me, first, ranks)
+            add_up(total, tile_regs, partials, me, first, ranks)
             T.copy(tile_regs, out[first, 0])
 
     return reduce_scatter
 
 
-def add_parts(lines: Lines, ranks: int):
-    """Return the kernel that adds the parts which copy engines write."""
-    dtype = lines.dtype
+def add_partials(view: TiledView, ranks: int):
+    """Return the kernel that adds the partials which copy engines write."""
+    dtype = view.dtype
 
     @T.prim_func
-    def add_parts(
-        x: T.Tensor((ranks, *lines.shape), dtype),
-        parts: W.Symmetric((ranks, *lines.shape), dtype),
-        out: T.Tensor(lines.shape, dtype),
+    def add_partials(
+        x: T.Tensor((ranks, *view.shape), dtype),
+        partials: W.Symmetric((ranks, *view.shape), dtype),
+        out: T.Tensor(view.shape, dtype),
     ):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            total = T.alloc_fragment(lines.tile, "float32")
-            me, first = W.rank(), block * lines.height
+        with T.Kernel(view.tiles, threads=256) as block:
+            tile_regs = T.alloc_fragment(view.tile, dtype)
+            total = T.alloc_fragment(view.tile, "float32")
+            me, first = W.rank(), block * view.height
             T.copy(x[me, first, 0], tile_regs)
-            add_up(total, tile_regs, parts, me, first, ranks)
+            add_up(total, tile_regs, partials, me, first, ranks)
             T.copy(tile_regs, out[first, 0])
 
-    return add_parts
+    return add_partials
 
 
-def reduce_scatter_plan(lines: Lines, ranks: int, pieces: list[slice]) -> Plan:
+def reduce_scatter_plan(view: TiledView, ranks: int, chunks: list[slice]) -> Plan:
     """Return the plan for copy engines: they copy the parts of x (ranks, rows, columns) to their
-    owners, those of the last peer in pieces. A kernel adds the parts that have arrived while others
-    are in flight."""
-    kernel, dtype = add_parts(lines, ranks), lines.dtype
+    owners, those of the last peer in chunks. A kernel adds the partials that have arrived while
+    others are in flight."""
+    kernel, dtype = add_partials(view, ranks), view.dtype
 
     @plan
     def reduce_scatter(
         p: PlanBuilder,
-        x: T.Tensor((ranks, *lines.shape), dtype),
-        parts: W.Symmetric((ranks, *lines.shape), dtype),
-        out: T.Tensor(lines.shape, dtype),
+        x: T.Tensor((ranks, *view.shape), dtype),
+        partials: W.Symmetric((ranks, *view.shape), dtype),
+        out: T.Tensor(view.shape, dtype),
     ):
-        for peer, piece in copies_to(reversed([*p.peers()]), pieces):  # in the order of addition
-            p.copy(parts[peer, p.rank, piece], x[peer, piece], stream="copies")
-        p.launch(kernel, x, parts, out)
+        for peer, chunk in copies_to(reversed([*p.peers()]), chunks):  # in the order of addition
+            p.copy(partials[peer, p.rank, chunk], x[peer, chunk], stream="copies")
+        p.launch(kernel, x, partials, out)
 
     return reduce_scatter
 
@@ -127,10 +125,10 @@ class ReduceScatter(Collective, op=NAME):
     @staticmethod
     def steps(problem: CollectiveProblem, transport: str):
         ranks = problem.ranks
-        lines = Lines.of(problem.elements // ranks, problem.tile_dtype)
+        view = TiledView.of(problem.elements // ranks, problem.tile_dtype)
         if transport != "copy_engine":
-            return reduce_scatter_program(lines, ranks)
-        return reduce_scatter_plan(lines, ranks, lines.pieces(moved=ranks + 1))
+            return reduce_scatter_program(view, ranks)
+        return reduce_scatter_plan(view, ranks, view.chunks(moved=ranks + 1))
 
     @staticmethod
     def reference(x, out, group):

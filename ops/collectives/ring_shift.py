@@ -14,21 +14,21 @@ from ..core.library import call_pair
 from ..core.registry import TableRow
 from .collective import Collective
 from .transport import LL_BYTES
-from .vectors import LL_TILE, Lines, with_ll_protocol, words_of
+from .vectors import LL_TILE, TiledView, with_ll_protocol, words_of
 
 NAME = "ring_shift"
 
 
-def ring_shift_program(lines: Lines, ranks: int, steps: int):
+def ring_shift_program(view: TiledView, ranks: int, steps: int):
     """Return the program: each rank stores x (rows, columns) to the rank ``steps`` after it."""
-    dtype = lines.dtype
+    dtype = view.dtype
 
     @T.prim_func
-    def ring_shift(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            arrived = W.alloc_symmetric(lines.shape, dtype)
-            tile_regs = T.alloc_fragment(lines.tile, dtype)
-            me, first = W.rank(), block * lines.height
+    def ring_shift(x: T.Tensor(view.shape, dtype), out: T.Tensor(view.shape, dtype)):
+        with T.Kernel(view.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric(view.shape, dtype)
+            tile_regs = T.alloc_fragment(view.tile, dtype)
+            me, first = W.rank(), block * view.height
             T.copy(x[first, 0], tile_regs)
             T.copy(tile_regs, arrived[(me + steps) % ranks, first, 0])
             T.copy(arrived[me, first, 0], tile_regs)
@@ -37,15 +37,15 @@ def ring_shift_program(lines: Lines, ranks: int, steps: int):
     return ring_shift
 
 
-def ring_shift_ll_program(lines: Lines, ranks: int, steps: int):
+def ring_shift_ll_program(view: TiledView, ranks: int, steps: int):
     """Return the program for small inputs: each rank stores x (rows, columns) as words with flags
     to the rank ``steps`` after it."""
-    height, columns, dtype = lines.height, lines.columns, lines.dtype
+    height, columns, dtype = view.height, view.columns, view.dtype
 
     @T.prim_func
-    def ring_shift_ll(x: T.Tensor(lines.shape, dtype), out: T.Tensor(lines.shape, dtype)):
-        with T.Kernel(lines.tiles, threads=256) as block:
-            arrived = W.alloc_symmetric(lines.shape, dtype)
+    def ring_shift_ll(x: T.Tensor(view.shape, dtype), out: T.Tensor(view.shape, dtype)):
+        with T.Kernel(view.tiles, threads=256) as block:
+            arrived = W.alloc_symmetric(view.shape, dtype)
             me, m = W.rank(), block * height
             T.copy(
                 x[m : m + height, 0:columns],
@@ -82,8 +82,9 @@ class RingShift(Collective, op=NAME):
         dtype, count = words_of(problem.nbytes)
         (steps,) = problem.options
         if transport == "ll":
-            return ring_shift_ll_program(Lines.of(count, dtype, tile=LL_TILE), problem.ranks, steps)
-        return ring_shift_program(Lines.of(count, dtype), problem.ranks, steps)
+            view = TiledView.of(count, dtype, tile=LL_TILE)
+            return ring_shift_ll_program(view, problem.ranks, steps)
+        return ring_shift_program(TiledView.of(count, dtype), problem.ranks, steps)
 
     @staticmethod
     def reference(x, out, group, steps):

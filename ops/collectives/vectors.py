@@ -29,9 +29,9 @@ words, one access. So a block waits for the latency of one access of each peer."
 _KERNEL_TO_COPY_RATE = 10
 """Bytes that a kernel reads or writes in local memory while copy engines transfer one byte: 4 TB/s
 against 0.38 TB/s."""
-_PIECE_BYTES, _MAX_PIECES = 24 << 20, 4
+_CHUNK_BYTES, _MAX_CHUNKS = 24 << 20, 4
 """Bytes that a kernel reads or writes in 5 to 6 us, the time that copy engines need for one more
-piece and its flag; and the most pieces."""
+chunk and its flag; and the most chunks."""
 
 
 def words_of(nbytes: int) -> tuple[str, int]:
@@ -52,12 +52,13 @@ def itemsize_of(dtype: str) -> int:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Contiguous elements viewed as lines of one length, so that threads move 16-byte vectors.
+class TiledView:
+    """View of contiguous elements as rows of one length, in tiles of whole rows, so that threads
+    move 16-byte vectors.
 
     Attributes:
-        rows, columns: number of lines, and elements of a line.
-        height: lines of a tile.
+        rows, columns: number of rows, and elements of a row.
+        height: rows of a tile.
         dtype: TileLang's name of the type.
     """
 
@@ -67,15 +68,15 @@ class Lines:
     dtype: str
 
     @staticmethod
-    def of(count: int, dtype: str, columns: int = COLUMNS, tile: int | None = None) -> Lines:
-        """Return the lines of ``count`` elements.
+    def of(count: int, dtype: str, columns: int = COLUMNS, tile: int | None = None) -> TiledView:
+        """Return the view of ``count`` elements.
 
         Args:
-            columns: most elements of a line, a power of two.
+            columns: most elements of a row, a power of two.
             tile: bytes of a tile, a power of two; by default ``tile_bytes``.
         """
         columns, tile = gcd(count, columns), tile or tile_bytes(count * itemsize_of(dtype))
-        return Lines(count // columns, columns, height_of(columns, dtype, tile), dtype)
+        return TiledView(count // columns, columns, height_of(columns, dtype, tile), dtype)
 
     @property
     def tiles(self) -> int:
@@ -91,10 +92,10 @@ class Lines:
         """Shape of a tile."""
         return self.height, self.columns
 
-    def pieces(self, moved: int = 2) -> list[slice]:
-        """Return the slices of lines that copy engines write to the last peer; see
-        ``pieces_of``."""
-        return pieces_of(self.rows, self.height, self.columns * itemsize_of(self.dtype), moved)
+    def chunks(self, moved: int = 2) -> list[slice]:
+        """Return the slices of rows that copy engines write to the last peer; see
+        ``chunks_of``."""
+        return chunks_of(self.rows, self.height, self.columns * itemsize_of(self.dtype), moved)
 
 
 def tile_bytes(nbytes: int) -> int:
@@ -108,14 +109,14 @@ def height_of(columns: int, dtype: str, tile: int) -> int:
     return max(1, min(tile // (columns * itemsize_of(dtype)), _MAX_HEIGHT))
 
 
-def pieces_of(rows: int, height: int, nbytes: int, moved: int = 2) -> list[slice]:
+def chunks_of(rows: int, height: int, nbytes: int, moved: int = 2) -> list[slice]:
     """Return the slices of rows that copy engines write to the last peer: few, and shorter towards
     the end.
 
-    The kernel should finish a piece when the rest has arrived. So each piece is longer than the
+    The kernel should finish a chunk when the rest has arrived. So each chunk is longer than the
     rest by the factor by which the kernel is faster than copy engines. The rest is split again
-    while the kernel needs longer for it than a piece costs. All pieces begin at multiples of the
-    last one's length, so that flags of equal row counts serve all pieces.
+    while the kernel needs longer for it than a chunk costs. All chunks begin at multiples of the
+    last one's length, so that flags of equal row counts serve all chunks.
 
     Args:
         height: rows of a tile.
@@ -124,7 +125,7 @@ def pieces_of(rows: int, height: int, nbytes: int, moved: int = 2) -> list[slice
     """
     ratio = max(2, round(_KERNEL_TO_COPY_RATE / moved) + 1)
     cuts = 0
-    while cuts < _MAX_PIECES - 1 and rows * nbytes * moved > _PIECE_BYTES * ratio**cuts:
+    while cuts < _MAX_CHUNKS - 1 and rows * nbytes * moved > _CHUNK_BYTES * ratio**cuts:
         cuts += 1
     length = height * ceil(rows / (height * ratio**cuts))
     units = ceil(rows / length)
@@ -133,17 +134,17 @@ def pieces_of(rows: int, height: int, nbytes: int, moved: int = 2) -> list[slice
     return [slice(*ends) for ends in pairwise([*starts, rows])]
 
 
-def copies_to(peers: Iterable[int], pieces: Sequence[slice]) -> Iterator[tuple[int, slice]]:
-    """Yield (peer, rows) of each copy, in order: all rows at once to each peer, but in pieces to
+def copies_to(peers: Iterable[int], chunks: Sequence[slice]) -> Iterator[tuple[int, slice]]:
+    """Yield (peer, rows) of each copy, in order: all rows at once to each peer, but in chunks to
     the last.
 
     On 4 H200 a further copy costs 3 us, its flag 2, and a change of the peer 6. The kernel finishes
-    what other ranks wrote while the pieces from the last one are in flight.
+    what other ranks wrote while the chunks from the last one are in flight.
     """
-    peers, all_rows = list(peers), slice(pieces[0].start, pieces[-1].stop)
+    peers, all_rows = list(peers), slice(chunks[0].start, chunks[-1].stop)
     for peer in peers:
-        for piece in pieces if peer == peers[-1] else [all_rows]:
-            yield peer, piece
+        for chunk in chunks if peer == peers[-1] else [all_rows]:
+            yield peer, chunk
 
 
 def locate_collected_tile(

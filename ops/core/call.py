@@ -14,9 +14,8 @@ from ...runtime.executor.recorded_calls import current_stream, has_driver, recor
 from ...runtime.host.native import library
 from ...runtime.host.session import find_named
 from ...runtime.kernel.kernel import capturing
-from .cache import OpCache, op_cache_of
 from .checks import ALIGNMENT, as_kernel_operand
-from .compiled import CompiledOp
+from .compiled import CompiledOp, OpCache, op_cache_of
 from .groups import TwoLevels
 from .registry import OPERATORS, RegisteredOp
 

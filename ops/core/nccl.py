@@ -79,22 +79,22 @@ def require_capturable(op: str, group: Group, device: torch.device) -> None:
         )  # fmt: skip
 
 
-def all_gather(share: torch.Tensor, group: Group) -> torch.Tensor:
+def all_gather(shard: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the rows of all ranks, in rank order."""
     if group.process_group is None:
-        return share
-    rows = share.new_empty(group.world_size * share.shape[0], *share.shape[1:])
-    all_gather_into(share, rows, group)
+        return shard
+    rows = shard.new_empty(group.world_size * shard.shape[0], *shard.shape[1:])
+    all_gather_into(shard, rows, group)
     return rows
 
 
-def all_gather_into(share: torch.Tensor, rows: torch.Tensor, group: Group) -> None:
+def all_gather_into(shard: torch.Tensor, rows: torch.Tensor, group: Group) -> None:
     """Write the rows of all ranks, in rank order, into ``rows``."""
     if group.process_group is None:
-        rows.copy_(share)
+        rows.copy_(shard)
     else:
-        rows, share = _bytes(rows), _bytes(share)
-        _complete(all_gather_single, [rows, share], group)
+        rows, shard = _bytes(rows), _bytes(shard)
+        _complete(all_gather_single, [rows, shard], group)
 
 
 def reduce_scatter(rows: torch.Tensor, out: torch.Tensor, group: Group) -> None:

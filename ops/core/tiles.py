@@ -101,11 +101,27 @@ class Tiles:
         return [slice(*pair) for pair in pairwise([0, *(b * self.K for b in bounds), columns])]
 
     def __str__(self) -> str:
-        chunks = f", {self.num_chunks} pieces" if self.num_chunks > 1 else ""
+        chunks = f", {self.num_chunks} chunks" if self.num_chunks > 1 else ""
         return (
             f"tiles of {self.M} x {self.N} x {self.K}, {self.stages} stages, {self.threads} "
             f"threads, bands of {self.group_m}{chunks}"
         )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Program and tiles of a fused kernel.
+
+    Attributes:
+        program: one of the names in ``GemmOperator.programs``.
+        tiles: tiles for which the program is instantiated.
+    """
+
+    program: str
+    tiles: Tiles
+
+    def __str__(self) -> str:
+        return f"{self.program}, {self.tiles}"
 
 
 @dataclass(frozen=True)

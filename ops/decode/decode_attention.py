@@ -90,11 +90,11 @@ class DecodeAttention(CallableOp, op=NAME):
     def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
         """Compute the results by torch on each rank, and a collective."""
         problem, ranks, results = decision.problem, decision.group, results_of(call)
-        parts = part_of(Inputs(*call.inputs), problem, ranks.rank)[None]
+        partials = part_of(Inputs(*call.inputs), problem, ranks.rank)[None]
         levels = (ranks.node, ranks.nodes) if isinstance(ranks, TwoLevels) else (ranks,)
         for level in levels:
-            parts = nccl.all_gather(parts, level)
-        for result, value in zip(results, merged(parts, problem), strict=True):
+            partials = nccl.all_gather(partials, level)
+        for result, value in zip(results, merged(partials, problem), strict=True):
             if result is not None:
                 result.copy_(value)
         return results.out

@@ -12,8 +12,8 @@ from .problem import DecodeProblem, Inputs, Results
 
 def reference(every: Sequence[Inputs], problem: DecodeProblem) -> Results:
     """Return what every rank receives, given the inputs of all ranks."""
-    parts = [part_of(inputs, problem, rank) for rank, inputs in enumerate(every)]
-    return merged(torch.stack(parts), problem)
+    partials = [part_of(inputs, problem, rank) for rank, inputs in enumerate(every)]
+    return merged(torch.stack(partials), problem)
 
 
 def part_of(inputs: Inputs, problem: DecodeProblem, rank: int) -> torch.Tensor:
@@ -60,9 +60,9 @@ def _sequence(inputs: Inputs, problem: DecodeProblem, b: int, length: torch.Tens
     return part.view(problem.heads, -1)
 
 
-def merged(parts: torch.Tensor, problem: DecodeProblem) -> Results:
-    """Return the results, given the parts of all ranks, (ranks, batch, heads, v_dim + 1)."""
-    out, lses = parts[..., :-1], parts[..., -1]
+def merged(partials: torch.Tensor, problem: DecodeProblem) -> Results:
+    """Return the results, given the partials of all ranks, (ranks, batch, heads, v_dim + 1)."""
+    out, lses = partials[..., :-1], partials[..., -1]
     lse = lses.logsumexp(0)
     weights = torch.where(lses == -torch.inf, 0.0, torch.exp(lses - lse))
     out = (weights[..., None] * out).sum(0).to(problem.dtype)

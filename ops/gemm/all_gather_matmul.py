@@ -24,28 +24,27 @@ from ...builtins import language as W
 from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
-from ..autotune.cost_model import (
-    estimate_ag_gemm_comm_blocks_us,
-    estimate_ag_gemm_copy_engine_us,
-    estimate_ag_gemm_push_us,
-)
 from ..collectives.all_gather import AllGather
 from ..collectives.collective import Move
 from ..core import nccl
 from ..core.across_nodes import Mesh, pieces_of_nodes, readable, writable
 from ..core.autocast import lowers
-from ..core.cache import op_cache_of
 from ..core.call import decided
 from ..core.checks import require_bools
+from ..core.compiled import op_cache_of
 from ..core.epilogue import EPILOGUE_SCHEMA, NO_EPILOGUE, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import call_pair, define, mark_written, refuse_gradients
-from ..core.operator import Choice, Multiply
 from ..core.problem import Problem, checked_problem, require_operands
 from ..core.registry import TableRow
-from ..core.tiles import persistent_tiles, store_tiles
-from .gemm_operator import GemmOperator, operands_of
+from ..core.tiles import Choice, persistent_tiles, store_tiles
+from .cost_model import (
+    estimate_ag_gemm_comm_blocks_us,
+    estimate_ag_gemm_copy_engine_us,
+    estimate_ag_gemm_push_us,
+)
+from .gemm_operator import GemmOperator, Multiply, operands_of
 from .kernels.all_gather_gemm import ag_gemm_comm_blocks, ag_gemm_copy_engine, ag_gemm_push
 
 NAME = "all_gather_matmul"

@@ -1,49 +1,244 @@
-"""Calls of GEMM operators, and their functions in ``torch.ops.tileweave``."""
+"""Base class and calls of GEMM operators, and their functions in ``torch.ops.tileweave``."""
 
 from __future__ import annotations
 
-from abc import ABC
-from collections.abc import Sequence
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, ClassVar, TypeAlias
 
 import torch
+from tvm import tirx
 
-from ...builtins.errors import brief_errors
-from ..autotune.cost_model import estimate_unfused_us
-from ..autotune.store import lookup
-from ..autotune.tuner import choice_of
+from ...builtins.errors import TileWeaveError
+from ...runtime import Plan
+from ...runtime.host.group import Group
+from ...runtime.host.session import Session
+from ...runtime.kernel.kernel import capturing
+from ..autotune.store import Measurement, agree_on_result, table_for, tuning_key
+from ..autotune.tuner import tune_problem
+from ..collectives.collective import Collective, Move
 from ..core.across_nodes import Mesh, readable, writable
 from ..core.agreement import agree
-from ..core.autocast import as_autocast, lowers
-from ..core.call import Call, Decision, compute
-from ..core.checks import check_layout, operator_name, require_no_overlap, with_packed_strides
-from ..core.epilogue import EPILOGUE_SCHEMA, Epilogue
-from ..core.groups import TwoLevels, name_of, ranks_of
+from ..core.autocast import lowers
+from ..core.call import Call, CallableOp, Decision, compute
+from ..core.checks import check_layout, require_no_overlap, with_packed_strides
+from ..core.epilogue import EPILOGUE_SCHEMA, FP8, Epilogue
+from ..core.gemm_config import GemmConfig
+from ..core.groups import TwoLevels, ranks_of
 from ..core.library import define_pair, refuse_gradients
-from ..core.operator import Multiply, Operator
 from ..core.problem import (
     Problem,
     as_kernel_operands,
     checked_problem,
+    fp8_obstacle,
     require_operands,
 )
-from ..core.registry import OPERATORS, operators_of
-from ..core.strategy import Strategy, choose_strategy, unfused_gemm_strategy
+from ..core.registry import OPERATORS
+from ..core.strategy import FUSED, Strategy, first_possible, obstacle_of_ranks
+from ..core.tiles import (
+    CANDIDATES,
+    FP8_CANDIDATES,
+    Choice,
+    Tiles,
+    has_room_for_persistent_blocks,
+    tiles_for,
+)
+from .cost_model import estimate_unfused_us
+
+_DTYPES = (torch.bfloat16, torch.float16, FP8)
+_ROW = 8
+"""Alignment of rows in 16-bit elements: the TMA needs multiples of 16 bytes. For the alignment of
+fp8 rows see ``fp8_obstacle``."""
+_VARIABLE = "TILEWEAVE_TUNE"
+Multiply: TypeAlias = Callable[..., None]
+"""Function ``(operator, a, b, out, epilogue)``: all ranks of a node compute ``out`` by an
+operator."""
 
 
-class GemmOperator(Operator, ABC):
-    """Calls of a GEMM operator. Their inputs are a, b, bias, scale_a and scale_b, and their
-    options group, strategy and type of the result."""
+class GemmOperator(CallableOp, ABC):
+    """GEMM operator compiled for one problem.
 
+    The inputs of a call are a, b, bias, scale_a and scale_b; its options are the group, the
+    strategy, and the type of the result.
+
+    Attributes:
+        collective: collective that the operator fuses with its product.
+        gathers: whether the collective precedes the product and gathers its rows; else it follows
+            the product and adds.
+        scatters: whether each rank receives some rows of the sum; else all of them.
+        programs: tile programs or plans by ``Choice.program``.
+        graph_fallback: by the name of a program whose kernel and copies wait for each other, and
+            so must run concurrently: the program that replaces it where they may not.
+        extra_inputs: by the name of a program, a function that returns the inputs that no caller
+            passes, on a device.
+        problem, choice: the problem, and how it is computed.
+        graph_operator: operator that CUDA graphs record instead; None if they record this one.
+    """
+
+    collective: ClassVar[type[Collective]]
+    gathers: ClassVar[bool] = False
+    scatters: ClassVar[bool] = False
+    arguments = ("a", "b")
     group_at, guarded = 0, 3
+    programs: ClassVar[Mapping[str, Callable[..., Any]]]
+    graph_fallback: ClassVar[Mapping[str, str]] = {}
+    extra_inputs: ClassVar[
+        Mapping[str, Callable[[Problem, Choice, torch.device], tuple[torch.Tensor, ...]]]
+    ] = {}
+    graph_operator: GemmOperator | None = None
+
+    @classmethod
+    def program(cls, problem: Problem, choice: Choice) -> tirx.PrimFunc | Plan:
+        """Return one of ``programs``, instantiated for a problem."""
+        return cls.programs[choice.program](GemmConfig.of(problem, choice.tiles))
+
+    def __init__(self, problem: Problem, choice: Choice, session: Session) -> None:
+        """Compile, and allocate symmetric memory. Collective.
+
+        Raises:
+            HeapExhausted: the heap is too small; nothing stays allocated.
+        """
+        super().__init__(self.program(problem, choice), session)
+        self.problem, self.choice = problem, choice
+        extra_inputs = self.extra_inputs.get(choice.program)
+        device = session.group.device
+        self.fixed_inputs = extra_inputs(problem, choice, device) if extra_inputs else ()
+        with ExitStack() as failed:
+            failed.callback(self.free)
+            if (graph_choice := self.graph_choice(problem, choice)) != choice:
+                self.graph_operator = type(self)(problem, graph_choice, session)
+            failed.pop_all()
+
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Compute c from a, b and ``Epilogue.tensors``; c is the last of ``tensors``. Every rank
+        calls it."""
+        operator = self.graph_operator if self.graph_operator is not None and capturing() else self
+        operator.enqueue(*operator.declared(*tensors))
+
+    def declared(self, *tensors: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+        a, b, *epilogue, c = tensors
+        return [a, self.problem.stored(b), *epilogue], c
+
+    def free(self) -> None:
+        """Free its symmetric memory. Collective."""
+        if self.graph_operator is not None:
+            self.graph_operator.free()
+        super().free()
+
+    @staticmethod
+    @abstractmethod
+    def unfused(
+        a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, group: Group, epilogue: Epilogue
+    ) -> Any:
+        """Compute ``c`` by ``torch.distributed`` and ``torch.mm``, on any device."""
+
+    @staticmethod
+    @abstractmethod
+    def within(problem: Problem, ranks: TwoLevels) -> Problem:
+        """Return the problem of the calls within the node that ``across`` makes."""
+
+    @staticmethod
+    @abstractmethod
+    def across(
+        multiply: Multiply, move: Move, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
+        epilogue: Epilogue, mesh: Mesh,
+    ) -> None:  # fmt: skip
+        """Compute ``c`` on the ranks of several nodes.
+
+        Args:
+            multiply: calls an operator of the ranks of a node.
+            move: calls a collective of the ranks of a node.
+        """
+
+    @classmethod
+    def graph_choice(cls, problem: Problem, choice: Choice) -> Choice:
+        """Return what CUDA graphs record where calls run ``choice``: the ``graph_fallback`` of its
+        program. A graph edge cannot let a kernel begin before copies that wait for it, and such
+        copies may delay the kernel."""
+        if choice.program not in cls.graph_fallback:
+            return choice
+        return cls.default_choice(problem, cls.graph_fallback[choice.program])
+
+    @staticmethod
+    def default_choice(problem: Problem, program: str) -> Choice:
+        """Return a program with the tiles that it has without a prediction and a measurement."""
+        return Choice(program, tiles_for(*problem.shards, problem.itemsize))
+
+    @classmethod
+    def compiled_programs(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
+        """Return all programs that are compiled for ``choice``."""
+        choices = dict.fromkeys((choice, cls.graph_choice(problem, choice)))
+        return [cls.program(problem, option) for option in choices]
+
+    @staticmethod
+    @abstractmethod
+    def gradients(ctx: Any, grad_c: torch.Tensor) -> tuple:
+        """Return the gradients of the arguments of ``torch.ops.tileweave``, given that of the
+        result.
+
+        Args:
+            ctx: has saved a and b, and holds ``group`` and ``strategy``.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def symmetric_elements(M: int, N: int, K: int) -> int:
+        """Return the most elements of symmetric memory that a rank needs for a GEMM of the whole
+        group, without counters and tails."""
+
+    @staticmethod
+    @abstractmethod
+    def estimates(problem: Problem) -> Mapping[Choice, float]:
+        """Return the estimated time in us of each choice that is legal without tuning, see
+        ``cost_model``."""
+
+    @classmethod
+    def suits(cls, problem: Problem, program: str) -> bool:
+        """Return whether ``fused`` may choose a program for a problem, and the GPU has enough SMs
+        for it."""
+        return program not in cls.graph_fallback or has_room_for_persistent_blocks()
+
+    @classmethod
+    def options(cls, problem: Problem) -> dict[Choice, float]:
+        """Return the ``estimates`` of the choices that suit the problem."""
+        estimates = cls.estimates(problem).items()
+        return {choice: us for choice, us in estimates if cls.suits(problem, choice.program)}
 
     @classmethod
     def predicted(cls, problem: Problem) -> tuple[float, float]:
         """Return the estimated times in us of ``table`` and ``unfused``."""
         sizes = problem.M, problem.N, problem.K, problem.moved_bytes
         return min(cls.options(problem).values()), estimate_unfused_us(*sizes, problem.itemsize)
+
+    @classmethod
+    def table(cls, problem: Problem) -> Choice:
+        """Return the choice without tuning: the fastest of ``options``. It depends only on the
+        problem and the kind of GPU."""
+        options = cls.options(problem)
+        return min(options, key=lambda choice: options[choice])
+
+    @classmethod
+    def tuning_tiles(cls, problem: Problem) -> tuple[Tiles, ...]:
+        """Return the tiles with which tuning measures each program."""
+        return FP8_CANDIDATES if problem.scaled else CANDIDATES
+
+    @classmethod
+    def has_choice(cls, problem: Problem, choice: Choice) -> bool:
+        """Return whether this version has ``choice``, which another version may have stored."""
+        is_tried = choice.program in cls.programs and choice.tiles in cls.tuning_tiles(problem)
+        return is_tried or choice in cls.options(problem)
+
+    @classmethod
+    def candidates(cls, problem: Problem) -> list[Choice]:
+        """Return the choices that tuning measures: ``options``, and every program with all of
+        ``tuning_tiles``."""
+        programs = [p for p in cls.programs if cls.suits(problem, p)]
+        choices = [Choice(p, tiles) for p in programs for tiles in cls.tuning_tiles(problem)]
+        return list(dict.fromkeys([*cls.options(problem), *choices]))
 
     @classmethod
     def decide(cls, call: Call) -> Decision:
@@ -94,6 +289,91 @@ class GemmOperator(Operator, ABC):
         return (a, b, *epilogue.tensors), c
 
 
+def unfused_gemm_strategy(
+    requested: str, problem: Problem, device: torch.device, group: Group
+) -> Strategy | None:
+    """Return ``nccl``, with the reason, if it is requested or the problem cannot be fused; else
+    None."""
+    strategy = first_possible(
+        requested, problem.op, device, group, FUSED, FUSED,
+        lambda _: obstacle(problem, device, group), Strategy,
+    )  # fmt: skip
+    return strategy if strategy.name == "nccl" else None
+
+
+def obstacle(problem: Problem, device: torch.device, group: Group) -> str | None:
+    """Return why a problem cannot be fused, with what is expected; else None."""
+    reason = obstacle_of_ranks(device, group, uses_wgmma=True)
+    if reason is not None:
+        return reason
+    if problem.dtype not in _DTYPES:
+        return f"the tensors are of {problem.dtype}; expected {' or '.join(map(str, _DTYPES))}"
+    for name, extent in (("N", problem.N), ("K", problem.K)):
+        if extent % _ROW:
+            return f"{name}={extent}; expected a multiple of {_ROW}"
+    return fp8_obstacle(problem) if problem.scaled else None
+
+
+def choice_of(requested: str, problem: Problem, group: Group) -> Choice | None:
+    """Return how a problem that can be fused is computed; None for NCCL and cuBLAS.
+
+    Collective for each new problem, which is tuned first if ``TILEWEAVE_TUNE`` is 1.
+
+    Args:
+        requested: ``auto`` or ``fused``.
+    """
+    operator = OPERATORS[problem.op]
+    problem, results = tuning_key(problem), table_for(group)
+    if problem not in results and not capturing():  # a capture compiles nothing
+        tune = (lambda: tune_problem(problem, group).measured) if _tuning_enabled() else None
+        results[problem] = agree_on_result(problem, group, tune)
+    return _choice_of_measured(requested, problem, results.get(problem), operator)
+
+
+@lru_cache(maxsize=1024)
+def _choice_of_measured(
+    requested: str, problem: Problem, measured: Measurement | None, operator: type[GemmOperator]
+) -> Choice | None:
+    """Return the result of ``choice_of``. Calls that a CUDA graph captures decide each time."""
+    if preferred_strategy(requested, problem, measured).name == "nccl":
+        return None
+    return operator.table(problem) if measured is None else measured.choice
+
+
+def preferred_strategy(requested: str, problem: Problem, measured: Measurement | None) -> Strategy:
+    """Return the strategy for a problem that can be fused.
+
+    Args:
+        requested: ``auto`` or ``fused``.
+        measured: result of tuning, if there is one.
+
+    Raises:
+        TileWeaveError: every fused program gave wrong results in tuning.
+    """
+    if requested == "auto":
+        return predicted_strategy(problem) if measured is None else measured.strategy
+    if requested == "fused" and measured is not None and measured.choice is None:
+        raise TileWeaveError(
+            f"{problem.op}: strategy='fused', but {measured.strategy.reason}; expected 'auto' or "
+            "'nccl'"
+        )
+    return Strategy(requested, "asked for")
+
+
+def predicted_strategy(problem: Problem) -> Strategy:
+    """Return the strategy that the cost model predicts to be faster."""
+    fused, nccl = OPERATORS[problem.op].predicted(problem)
+    name = "fused" if fused <= nccl else "nccl"
+    return Strategy(name, f"predicted: fused {fused / 1e3:.3f} ms, nccl {nccl / 1e3:.3f} ms")
+
+
+def _tuning_enabled() -> bool:
+    value = os.environ.get(_VARIABLE, "0")
+    if value not in ("0", "1"):
+        raise TileWeaveError(f"{_VARIABLE}={value!r}; expected 0 or 1")
+    return value == "1"
+
+
 def arguments_of(call: Call) -> tuple[torch.Tensor, torch.Tensor, Epilogue]:
     """Return the arguments of a GEMM."""
     a, b, *tensors = call.inputs
@@ -115,7 +395,7 @@ def _in_node(ranks: TwoLevels, requested: str) -> Multiply:
     """Return the function that calls operators of the ranks of this node, on tensors of any
     alignment."""
 
-    def multiply(operator: type[Operator], a, b, out, epilogue: Epilogue) -> None:
+    def multiply(operator: type[GemmOperator], a, b, out, epilogue: Epilogue) -> None:
         *tensors, out_dtype = epilogue
         options = ranks.node_name, requested, out_dtype
         with writable(out) as memory:
@@ -124,32 +404,7 @@ def _in_node(ranks: TwoLevels, requested: str) -> Multiply:
     return multiply
 
 
-@brief_errors
-def strategy_of(
-    op: Any, a: torch.Tensor, b: torch.Tensor, group: Any = None, strategy: str = "auto",
-    *, bias: torch.Tensor | None = None, scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
-) -> Strategy:  # fmt: skip
-    """Return the strategy that a call would use, and the reason. Nothing is computed.
-
-    Args:
-        op: the operator, such as ``ops.matmul_reduce_scatter``, or its name.
-        a, b, group, strategy, bias, scale_a, scale_b, out_dtype: arguments of the operator.
-
-    Returns:
-        The strategy; on several nodes, the one within a node.
-    """
-    name, ranks = operator_name("strategy_of", op, operators_of(Operator)), ranks_of(name_of(group))
-    require_operands(name, a, b, None, Epilogue(bias, scale_a, scale_b, out_dtype))
-    a, b, bias = as_autocast(a, b, bias)
-    epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
-    problem = checked_problem(name, a, b, ranks.world_size, None, epilogue)
-    if isinstance(ranks, TwoLevels):
-        problem, ranks = OPERATORS[name].within(problem, ranks), ranks.node
-    return choose_strategy(strategy, problem, a.device, ranks, lookup(problem, ranks))
-
-
-def define_gemm(operator: type[Operator]) -> None:
+def define_gemm(operator: type[GemmOperator]) -> None:
     """Register ``torch.ops.tileweave.name``, which returns one result of ``a @ b`` on each rank,
     and ``name_out``, which has no gradient."""
     name = operator.op

@@ -5,8 +5,8 @@ from functools import cache
 import torch
 
 from ..core.gemm_config import GemmConfig
-from ..core.operator import Choice
 from ..core.problem import Problem
+from ..core.tiles import Choice
 from .kernels.partial_sums import identity_extent
 
 

@@ -26,11 +26,6 @@ from ...builtins.errors import brief_errors
 from ...passes.ir.sizes import LARGEST
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
-from ..autotune.cost_model import (
-    estimate_gemm_rs_persistent_us,
-    estimate_one_shot_us,
-    estimate_two_shot_us,
-)
 from ..collectives.all_gather import AllGather
 from ..collectives.all_reduce import AllReduce
 from ..collectives.collective import Move
@@ -40,11 +35,15 @@ from ..core.epilogue import Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels
 from ..core.library import call_pair
-from ..core.operator import Choice, Multiply
 from ..core.problem import Problem
 from ..core.registry import TableRow
-from ..core.tiles import Tiles, persistent_tiles, store_tiles
-from .gemm_operator import GemmOperator
+from ..core.tiles import Choice, Tiles, persistent_tiles, store_tiles
+from .cost_model import (
+    estimate_gemm_rs_persistent_us,
+    estimate_one_shot_us,
+    estimate_two_shot_us,
+)
+from .gemm_operator import GemmOperator, Multiply
 from .identity import identities
 from .kernels.gemm_all_reduce import gemm_ar_one_shot, gemm_ar_two_shot
 from .kernels.gemm_persistent import copied_sums_of, gemm_ar_persistent

@@ -22,11 +22,6 @@ import torch
 from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
 from ...runtime.host.group import Group
-from ..autotune.cost_model import (
-    estimate_gemm_rs_persistent_us,
-    estimate_gemm_rs_store_us,
-    estimate_one_shot_us,
-)
 from ..collectives.collective import Move
 from ..collectives.reduce_scatter import ReduceScatter
 from ..core import nccl
@@ -35,11 +30,15 @@ from ..core.epilogue import NO_EPILOGUE, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels
 from ..core.library import call_pair
-from ..core.operator import Choice, Multiply
 from ..core.problem import Problem
 from ..core.registry import TableRow
-from ..core.tiles import persistent_tiles, store_tiles
-from .gemm_operator import GemmOperator
+from ..core.tiles import Choice, persistent_tiles, store_tiles
+from .cost_model import (
+    estimate_gemm_rs_persistent_us,
+    estimate_gemm_rs_store_us,
+    estimate_one_shot_us,
+)
+from .gemm_operator import GemmOperator, Multiply
 from .identity import identities
 from .kernels.gemm_persistent import gemm_rs_persistent
 from .kernels.gemm_reduce_scatter import gemm_rs_one_shot, gemm_rs_store

@@ -17,13 +17,13 @@ import torch
 import tileweave as tw
 from tileweave import ops
 from tileweave.ops.autotune.store import Measurement, table_for, tuning_key
-from tileweave.ops.autotune.tuner import choice_of
 from tileweave.ops.core import nccl
-from tileweave.ops.core.cache import op_cache_of
+from tileweave.ops.core.compiled import op_cache_of
 from tileweave.ops.core.epilogue import Epilogue
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.problem import Problem, checked_problem
 from tileweave.ops.core.registry import OPERATORS as OPERATOR_OF
+from tileweave.ops.gemm.gemm_operator import choice_of
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.executor.recorded_calls import invalidate
 

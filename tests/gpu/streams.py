@@ -48,8 +48,8 @@ from tests.soak_problems import (
 from tileweave import ops
 from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 from tileweave.runtime.executor.recorded_calls import invalidate
 from tileweave.runtime.host.driver import call as call_driver
@@ -135,7 +135,7 @@ class AloneData(Data):
 
 def gemms() -> Iterator[Draw]:
     """Yield a small and a large problem of each GEMM operator, by different programs."""
-    for op in sorted(operators_of(Operator)):
+    for op in sorted(operators_of(GemmOperator)):
         for pick, share in enumerate((48, 1024) if GPU else (8,)):
             N, K = (512, 512) if GPU else (16, 16)
             dtype = torch.bfloat16 if GPU else torch.float32

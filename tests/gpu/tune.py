@@ -21,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.on_gpus import GPU, Verdicts, main, parser_of, say
 from tileweave import ops
 from tileweave.ops.autotune import store as measured
-from tileweave.ops.autotune import tuner
 from tileweave.ops.autotune.store import table_for
 from tileweave.ops.autotune.trial import TOLERANCE, Trial, problem_of
-from tileweave.ops.core.cache import op_cache_of
+from tileweave.ops.core.compiled import op_cache_of
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.operator import Choice, Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
-from tileweave.ops.core.tiles import LARGE, SMALL, Tiles
+from tileweave.ops.core.tiles import LARGE, SMALL, Choice, Tiles
+from tileweave.ops.gemm import gemm_operator
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 from tileweave.runtime.executor.recorded_calls import invalidate
 from tileweave.runtime.host.session import current
 
@@ -121,13 +121,13 @@ def check_kept(name: str, actual: ops.Tuned) -> str:
     del table_for(group)[actual.problem]
     invalidate()
     os.environ["TILEWEAVE_TUNE"] = "1"
-    tune_problem, tuner.tune_problem = tuner.tune_problem, _never
+    tune_problem, gemm_operator.tune_problem = gemm_operator.tune_problem, _never
     try:
         trial = Trial(actual.problem, group)
         a, b = trial.inputs()
         getattr(ops, name)(a, b, out=trial.c)
     finally:
-        tuner.tune_problem = tune_problem
+        gemm_operator.tune_problem = tune_problem
         del os.environ["TILEWEAVE_TUNE"]
     if table_for(group)[actual.problem] != actual.measured:
         return f"{table_for(group)[actual.problem]} is on disk; expected {actual.measured}"

@@ -28,7 +28,6 @@ from tileweave.ops.attention.across_nodes import attend_across
 from tileweave.ops.attention.flash import tiles_for
 from tileweave.ops.attention.problem import checked_attention
 from tileweave.ops.attention.sp_attention import sp_attention_plan
-from tileweave.ops.autotune.tuner import choice_of
 from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core import nccl
 from tileweave.ops.core.across_nodes import Mesh
@@ -36,6 +35,7 @@ from tileweave.ops.core.epilogue import NO_EPILOGUE
 from tileweave.ops.core.groups import TwoLevels, name_of, ranks_of
 from tileweave.ops.core.problem import checked_problem as checked_product
 from tileweave.ops.core.registry import OPERATORS
+from tileweave.ops.gemm.gemm_operator import choice_of
 from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))

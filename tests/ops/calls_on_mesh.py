@@ -13,21 +13,21 @@ from tests.ops.meshes import Nodes, in_order, mesh_of
 from tileweave import ops
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.ops.core import nccl
-from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import operators_of
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 
 MASKS = {
     "causal": (True, "contiguous"), "zigzag": (True, "zigzag"), "full": (False, "contiguous")
 }  # fmt: skip
 ROWS = "all_gather_matmul and rows"
-EVERY = [*COMPOSED, *operators_of(Operator), *MASKS]
+EVERY = [*COMPOSED, *operators_of(GemmOperator), *MASKS]
 
 
 def inputs_of(name: str, ranks: int) -> list[torch.Tensor]:
     """Return the inputs of a rank."""
     if name in MASKS:
         return [torch.ones(1, 8, 2, 16)] * 3
-    if name in operators_of(Operator):
+    if name in operators_of(GemmOperator):
         rows = 16 if name == "all_gather_matmul" else 16 * ranks
         return [torch.ones(rows, 16, dtype=torch.float16), torch.ones(16, 16, dtype=torch.float16)]
     return [torch.ones(4 * ranks, 24)]
@@ -45,7 +45,7 @@ def public(name: str, ranks: int, mesh) -> Callable[[], object]:
         return lambda: ops.sp_attention(*inputs, causal=causal, layout=layout, group=mesh)
     if name == ROWS:
         return lambda: ops.all_gather_matmul(*inputs, mesh, return_gathered=True)
-    options = () if name in operators_of(Operator) else options_of(name, ranks)
+    options = () if name in operators_of(GemmOperator) else options_of(name, ranks)
     return lambda: getattr(ops, name)(*inputs, *options, mesh)
 
 

@@ -30,8 +30,8 @@ from tileweave.builtins.errors import TileWeaveError
 from tileweave.cli.program_files import load_function
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 
 SHARE, N, K = 6, 10, 8
 FP8 = torch.float8_e4m3fn
@@ -252,7 +252,7 @@ def benchmark(json: str, figure: str | None, wrong: tuple[str, ...] = ()) -> tup
         wrong: strategies with which operators return zeros.
     """
     said = io.StringIO()
-    operators = {name: getattr(ops, name) for name in operators_of(Operator)}
+    operators = {name: getattr(ops, name) for name in operators_of(GemmOperator)}
     for name, operator in operators.items():
         setattr(ops, name, _zeros_if(wrong, operator))
     wanted = bench.BenchOptions(

@@ -13,8 +13,7 @@ import torch
 import tileweave as tw
 from tests.groups import one_rank, open_sessions
 from tileweave.ops.core import call
-from tileweave.ops.core.cache import OpCache
-from tileweave.ops.core.compiled import CompiledOp
+from tileweave.ops.core.compiled import CompiledOp, OpCache
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.kernel.kernel import Kernel

@@ -16,8 +16,8 @@ from ..builtins.errors import TileWeaveError
 from ..ops.collectives.collective import Collective, checked_problem
 from ..ops.collectives.transport import OWN, Transport, obstacle
 from ..ops.core import nccl
-from ..ops.core.cache import op_cache_of
 from ..ops.core.collective_problem import CollectiveProblem
+from ..ops.core.compiled import op_cache_of
 from ..ops.core.registry import OPERATORS
 from ..runtime import Plan
 from ..runtime.host.group import Group

@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from .. import __version__
 from ..builtins.errors import TileWeaveError
-from ..ops.core.cache import free_caches
+from ..ops.core.compiled import free_caches
 from ..ops.core.groups import group_of
 from ..runtime import SymmetricTensor, finalize, init, symmetric
 from ..runtime.executor.compile_ahead import compile_ahead

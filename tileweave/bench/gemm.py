@@ -13,13 +13,12 @@ from torch import Tensor
 from .. import ops
 from ..builtins.errors import TileWeaveError
 from ..ops.autotune.trial import Trial, problem_of
-from ..ops.autotune.tuner import choice_of
 from ..ops.core import nccl
-from ..ops.core.operator import Operator
 from ..ops.core.problem import Problem
 from ..ops.core.registry import OPERATORS
-from ..ops.core.strategy import Strategy, unfused_gemm_strategy
+from ..ops.core.strategy import Strategy
 from ..ops.core.tiles import tiles_for
+from ..ops.gemm.gemm_operator import GemmOperator, choice_of, unfused_gemm_strategy
 from ..passes.ir.sizes import LARGEST
 from ..runtime import compile
 from ..runtime.host.group import Group
@@ -58,7 +57,7 @@ ROWS = 1024, 2048, 4096, 8192, 16384
 """Default rows of a model."""
 
 
-def cases(operator: type[Operator], options: BenchOptions, ranks: int) -> list[Case]:
+def cases(operator: type[GemmOperator], options: BenchOptions, ranks: int) -> list[Case]:
     """Return a case for each shape of the command line."""
     shapes = shapes_of(operator, options.shapes, options.sizes, options.command)
     return [
@@ -76,7 +75,7 @@ def cases(operator: type[Operator], options: BenchOptions, ranks: int) -> list[C
 
 
 def shapes_of(
-    operator: type[Operator], names: Iterable[str], rows: Iterable[int], command: str = "bench"
+    operator: type[GemmOperator], names: Iterable[str], rows: Iterable[int], command: str = "bench"
 ) -> list[Shape]:
     """Return the shapes of the command line: names of models, each combined with all ``rows``, or
     ``MxNxK``. The defaults are one model and ``ROWS``.
@@ -232,7 +231,7 @@ IMPLEMENTATIONS: dict[str, Constructor] = {
 
 
 FAMILY = Family(
-    base=Operator,
+    base=GemmOperator,
     kind=Shape,
     name="gemm",
     example="--shapes 256x512x512",

@@ -31,8 +31,8 @@ def decode_attention(config: DecodeConfig) -> Any:
     options: dict[str, Any] = {"tl.enable_fast_math": True}
     if config.splits > 1:
         # One counter for each item, and one signal for each block.
-        parts = 1, config.splits, config.part_rows, config.columns
-        options["tileweave.granule"] = {"parts": parts}
+        granule = 1, config.splits, config.part_rows, config.columns
+        options["tileweave.granule"] = {"partials": granule}
     if config.ranks > 1:
         options["tileweave.protocol"] = {"sums": "ll"}
     return with_options(program, options)
@@ -41,7 +41,7 @@ def decode_attention(config: DecodeConfig) -> Any:
 def _program(config):
     batch, heads, splits, ranks = config.batch, config.heads, config.splits, config.ranks
     attend_blocks = config.items * splits
-    parts_shape = config.items, splits, config.part_rows, config.columns
+    partials_shape = config.items, splits, config.part_rows, config.columns
     sums_shape = config.items, ranks, config.part_rows, config.columns
     cache = config.pages * config.page_size, config.kv_heads * config.dim
 
@@ -60,9 +60,9 @@ def _program(config):
         with T.Kernel(attend_blocks + config.rank_blocks, threads=config.threads) as block:
             T.annotate_min_blocks_per_sm(1 if config.is_latent else 2)
             me = W.rank()
-            parts = W.alloc_symmetric(parts_shape, "float32") if splits > 1 else None
+            partials = W.alloc_symmetric(partials_shape, "float32") if splits > 1 else None
             sums = W.alloc_symmetric(sums_shape, "float32") if ranks > 1 else None
-            results = Results(parts, sums, lse, out)
+            results = Results(partials, sums, lse, out)
             inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
             if ranks == 1:
                 attend(config, inputs, results, me, block // splits, block % splits)
@@ -84,11 +84,11 @@ def attend(config, inputs, results, me, item, split):
         finish(config, results, me, item, 0, config.rows, softmax)
     else:
         place = me, item, split
-        store_part(config, results.parts, place, 0, config.rows, softmax.out, softmax.lse)
+        store_part(config, results.partials, place, 0, config.rows, softmax.out, softmax.lse)
         first = config.splits - config.mergers
         if split >= first:
             row = (split - first) * config.merge_rows
-            rows = merge_splits(config, results.parts, me, item, row)
+            rows = merge_splits(config, results.partials, me, item, row)
             finish(config, results, me, item, row, config.merge_rows, rows)
 
 
@@ -104,7 +104,7 @@ def finish(config, results, me, item, row, count, part):
 
 @T.macro
 def combine(config, results, me, first):
-    """Merge the parts of ranks of rows, beginning with section ``first`` of those of all
+    """Merge the results of ranks of rows, beginning with section ``first`` of those of all
     sequences."""
     item, row = first // config.part_rows, first % config.part_rows
     rows = merge_ranks(config, results.sums, me, item, row)

@@ -19,7 +19,7 @@ result alone uses 128 of the latter."""
 
 
 @dataclass(frozen=True)
-class Latent:
+class LatentBuffers:
     """Memory of a block.
 
     Attributes:
@@ -37,7 +37,8 @@ class Latent:
 
 @T.macro
 def alloc(config):
-    """Allocate ``Latent``, and move registers from the producer to the warp groups that compute."""
+    """Allocate ``LatentBuffers``, and move registers from the producer to the warp groups that
+    compute."""
     T.annotate_producer_reg_dealloc(PRODUCER_REGISTERS)
     T.annotate_consumer_reg_alloc(REGISTERS)
     rest = config.dim - config.v_dim
@@ -45,7 +46,7 @@ def alloc(config):
     Q_rest = T.alloc_shared((config.M, rest), config.dtype)
     V, K_rest = alloc_tile(config, config.v_dim), alloc_tile(config, rest)
     P = T.alloc_shared((config.M, config.N), config.dtype)
-    return Latent(Q, Q_rest, V, K_rest, P)
+    return LatentBuffers(Q, Q_rest, V, K_rest, P)
 
 
 @T.macro

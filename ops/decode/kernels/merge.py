@@ -1,4 +1,4 @@
-"""Merge parts of results, and send them to all ranks."""
+"""Merge partial results, and send them to all ranks."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +17,14 @@ class Results:
     """Tensors that a program writes.
 
     Attributes:
-        parts: parts of the splits of this rank, (items, splits, rows * sections, columns); None for
-            one split.
-        sums: parts of all ranks, (items, ranks, rows * sections, columns); None for one rank.
+        partials: results of the splits of this rank, (items, splits, rows * sections, columns);
+            None for one split.
+        sums: results of all ranks, (items, ranks, rows * sections, columns); None for one rank.
         lse: logarithms, (batch, heads), or None.
         out: (batch, heads * sections, width).
     """
 
-    parts: Any
+    partials: Any
     sums: Any
     lse: Any
     out: Any
@@ -35,9 +35,9 @@ class Rows:
     """Rows that a block merges, in registers.
 
     Attributes:
-        out: weighted sum of the results of parts, then the result.
-        weight: sum of the weights of parts.
-        lse: largest logarithm to base 2 of the parts so far, then that of the result.
+        out: weighted sum of the partial results, then the result.
+        weight: sum of the weights of partials.
+        lse: largest logarithm to base 2 of the partials so far, then that of the result.
     """
 
     out: Any
@@ -58,32 +58,32 @@ def alloc_rows(config, count):
 
 
 @T.macro
-def merge_splits(config, parts, me, item, row):
-    """Merge the parts of an item on this rank, and return ``config.merge_rows`` rows of the result,
-    beginning with row ``row`` of the item."""
+def merge_splits(config, partials, me, item, row):
+    """Merge the partials of an item on this rank, and return ``config.merge_rows`` rows of the
+    result, beginning with row ``row`` of the item."""
     R, per_load, width = config.merge_rows, config.splits_per_load, config.width
     rows = alloc_rows(config, R)
     for step in T.serial(config.splits // per_load):
         for s in T.unroll(per_load):
             for i in T.Parallel(R):
-                lse = parts[me, item, step * per_load + s, row + i, width]
+                lse = partials[me, item, step * per_load + s, row + i, width]
                 rows.lse[i] = T.max(rows.lse[i], lse)
     for step in T.serial(config.splits // per_load):
         for s in T.unroll(per_load):
             split = step * per_load + s
             for i, j in T.Parallel(R, width):
-                weight = T.exp2(parts[me, item, split, row + i, width] - rows.lse[i])
-                rows.out[i, j] += parts[me, item, split, row + i, j] * weight
+                weight = T.exp2(partials[me, item, split, row + i, width] - rows.lse[i])
+                rows.out[i, j] += partials[me, item, split, row + i, j] * weight
             for i in T.Parallel(R):
-                rows.weight[i] += T.exp2(parts[me, item, split, row + i, width] - rows.lse[i])
+                rows.weight[i] += T.exp2(partials[me, item, split, row + i, width] - rows.lse[i])
     divide(config, R, rows)
     return rows
 
 
 @T.macro
 def merge_ranks(config, sums, me, item, row):
-    """Merge the parts of all ranks, and return ``config.rank_rows`` rows of the result, beginning
-    with row ``row`` of the item. Each word is polled once, so the threads share parts in shared
+    """Merge the results of all ranks, and return ``config.rank_rows`` rows of the result, beginning
+    with row ``row`` of the item. Each word is polled once, so the threads share them in shared
     memory."""
     R, per_load, width = config.rank_rows, config.ranks_per_load, config.width
     rows = alloc_rows(config, R)
@@ -127,16 +127,16 @@ def send(config, sums, me, item, row, rows, out, lse):
 
 
 @T.macro
-def store_part(config, parts, place, row, rows, out, lse):
+def store_part(config, partials, place, row, rows, out, lse):
     """Store ``rows`` heads or sections of heads and their logarithms at index ``place`` of
-    ``parts``, beginning with section ``row``."""
+    ``partials``, beginning with section ``row``."""
     columns, width = out.shape[1], config.width
     for i, j in T.Parallel(*out.shape):
         if i < rows:
             section = row + (i * columns + j) // width
-            parts[(*place, section, j % width)] = out[i, j]
+            partials[(*place, section, j % width)] = out[i, j]
             if j % width < config.columns - width:
-                parts[(*place, section, width + j % width)] = lse[i]
+                partials[(*place, section, width + j % width)] = lse[i]
 
 
 @T.macro

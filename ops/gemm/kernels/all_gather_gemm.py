@@ -52,7 +52,7 @@ def ag_gemm_comm_blocks(config: GemmConfig):
     """Build the kernel, which computes what ``ag_gemm_copy_engine`` does; some of its blocks only
     store the own rows at other ranks.
 
-    They store one piece of the rows at all ranks before they store the next piece. This program is
+    They store one chunk of the rows at all ranks before they store the next chunk. This program is
     for few rows and many ranks, where copies need more time to start than to transfer.
     """
     ranks, rows_per_rank = config.ranks, config.rows_per_rank
@@ -73,7 +73,7 @@ def ag_gemm_comm_blocks(config: GemmConfig):
             gathered = None
             if ranks > 1:
                 gathered = W.alloc_symmetric(
-                    (ranks, rows_per_rank, senders.pieces * senders.width), config.dtype
+                    (ranks, rows_per_rank, senders.num_chunks * senders.width), config.dtype
                 )
                 send(A, gathered, senders, block, ranks)
             ag_gemm_tiles(config, operands, gathered, C, schedule, senders.schedule_index(block))
@@ -90,7 +90,7 @@ def ag_gemm_push(config: GemmConfig):
     """
     tiles, (rows, columns) = config.tiles, config.grid(config.M)
     senders = PushBlocks.of(config)
-    gathered_shape = config.M, senders.pieces * senders.width
+    gathered_shape = config.M, senders.num_chunks * senders.width
 
     @T.prim_func
     def ag_gemm_push(

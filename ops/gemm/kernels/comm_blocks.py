@@ -16,10 +16,10 @@ from ...core.tiles import DEVICE, PersistentSchedule, Tiles
 _MIN_BLOCKS, _MAX_BLOCKS = 16, 32
 """Bounds of the blocks that communicate. Fewer blocks delay those that need the rows of all ranks;
 more saturate the links."""
-_PIECES = 8
-"""Pieces of a row: a tile is multiplied as soon as the first piece of its rows has arrived."""
+_CHUNKS = 8
+"""Chunks of a row: a tile is multiplied as soon as the first chunk of its rows has arrived."""
 _LINE = 256
-"""Bytes: a piece of a row is a multiple of this, so that it is stored without gaps."""
+"""Bytes: a chunk of a row is a multiple of this, so that it is stored without gaps."""
 _STRIP_BYTES = 48 << 10
 """Bytes that a block sends at a time: its threads hold them in registers."""
 
@@ -33,19 +33,19 @@ class CommBlocks:
         blocks: number of blocks that communicate. They are the first ones of the grid, because no
             block may wait for a later one.
         peers: number of ranks that receive the rows, the right neighbor first.
-        pieces, width: pieces of a row, and elements of a piece.
+        num_chunks, width: chunks of a row, and elements of a chunk.
         height: rows of a strip, see ``Tiles.rows_at_once``.
-        strips_per_piece: strips of a piece that one peer receives.
+        strips_per_chunk: strips of a chunk that one peer receives.
         strips: strips that a rank sends in all.
     """
 
     schedule: PersistentSchedule
     blocks: int
     peers: int
-    pieces: int
+    num_chunks: int
     width: int
     height: int
-    strips_per_piece: int
+    strips_per_chunk: int
     strips: int
 
     @staticmethod
@@ -72,14 +72,14 @@ class CommBlocks:
             ranks * ceil(rows_per_rank / tiles.M) * ceil(N / tiles.N), DEVICE.sm_count - reserved
         )
         line = _LINE // itemsize
-        width = ceil(K / _PIECES / line) * line
+        width = ceil(K / _CHUNKS / line) * line
         min_rows = tiles.rows_at_once(width * itemsize)
         height = min_rows * max(1, _STRIP_BYTES // (width * itemsize) // min_rows)
-        pieces, strips_per_piece = ceil(K / width), ceil(rows_per_rank / height)
-        strips = pieces * strips_per_piece * (ranks - 1)
+        num_chunks, strips_per_chunk = ceil(K / width), ceil(rows_per_rank / height)
+        strips = num_chunks * strips_per_chunk * (ranks - 1)
         blocks = min(_MAX_BLOCKS, DEVICE.sm_count - schedule.blocks, strips)
         return CommBlocks(
-            schedule, blocks, ranks - 1, pieces, width, height, strips_per_piece, strips
+            schedule, blocks, ranks - 1, num_chunks, width, height, strips_per_chunk, strips
         )
 
     def schedule_index(self, block: tirx.PrimExpr) -> tirx.PrimExpr:
@@ -91,7 +91,7 @@ class CommBlocks:
 def send(A, gathered, senders, block, ranks):
     """Store A (rows_per_rank, K) at the other ranks, in their ``gathered`` of this rank.
 
-    All strips of a piece go to one rank, then to the next rank; then follows the next piece. Blocks
+    All strips of a chunk go to one rank, then to the next rank; then follows the next chunk. Blocks
     send strips in turn. ``gathered`` may have more than K columns: those after K become 0.
     """
     rows_per_rank, K = A.shape
@@ -100,10 +100,10 @@ def send(A, gathered, senders, block, ranks):
         for wave in T.serial(T.ceildiv(senders.strips, senders.blocks)):
             strip = wave * senders.blocks + block
             if strip < senders.strips:
-                piece_of_peer = strip // senders.strips_per_piece
-                peer = (W.rank() + 1 + piece_of_peer % senders.peers) % ranks
-                m = strip % senders.strips_per_piece * senders.height
-                k = piece_of_peer // senders.peers * senders.width
+                chunk_of_peer = strip // senders.strips_per_chunk
+                peer = (W.rank() + 1 + chunk_of_peer % senders.peers) % ranks
+                m = strip % senders.strips_per_chunk * senders.height
+                k = chunk_of_peer // senders.peers * senders.width
                 for i, j in T.Parallel(*strip_regs.shape):
                     in_bounds = tirx.And(m + i < rows_per_rank, k + j < K)
                     strip_regs[i, j] = T.if_then_else(in_bounds, A[m + i, k + j], 0)

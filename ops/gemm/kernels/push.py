@@ -13,7 +13,7 @@ from ...core.gemm_config import GemmConfig
 from ...core.tiles import max_push_blocks
 
 _LINE = 128
-"""Bytes: a piece of a row is a multiple of this, so that it is stored without gaps."""
+"""Bytes: a chunk of a row is a multiple of this, so that it is stored without gaps."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class PushBlocks:
     Attributes:
         peers_at_once: number of ranks to which blocks store at the same time: all of them, unless
             there are fewer blocks.
-        pieces, width: pieces of a row, and elements of a piece; a block stores one piece.
+        num_chunks, width: chunks of a row, and elements of a chunk; a block stores one chunk.
         height: rows that the threads of a block store, see ``Tiles.rows_at_once``.
     """
 
     peers_at_once: int
-    pieces: int
+    num_chunks: int
     width: int
     height: int
 
@@ -53,11 +53,11 @@ def push(A, gathered, senders, block, ranks):
     """
     rows_per_rank, K = A.shape
     me = W.rank()
-    first, piece = block % senders.peers_at_once, block // senders.peers_at_once
-    if piece < senders.pieces:
+    first, chunk = block % senders.peers_at_once, block // senders.peers_at_once
+    if chunk < senders.num_chunks:
         for step in T.serial(T.ceildiv(ranks - first, senders.peers_at_once)):
             peer = (me + 1 + first + step * senders.peers_at_once) % ranks
             for i, j in T.Parallel(senders.height, senders.width):
-                k = piece * senders.width + j
+                k = chunk * senders.width + j
                 if i < rows_per_rank:
                     gathered[peer, me * rows_per_rank + i, k] = T.if_then_else(k < K, A[i, k], 0)

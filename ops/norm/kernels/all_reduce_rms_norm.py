@@ -31,7 +31,7 @@ _LANES = GROUP // WIDTH
 _THREADS = 64, 512
 """Least and most threads of a block, powers of two."""
 _HELD = 16
-"""Maximum number of vectors of parts that a thread holds between a wait and their addition."""
+"""Maximum number of vectors of partials that a thread holds between a wait and their addition."""
 STATIC, GROUPED = QUANTIZATIONS = ("fp8", "fp8_1x128")
 """Values of ``quant``: one given scale, or one scale for each group."""
 FP8 = "float8_e4m3fn"
@@ -93,7 +93,7 @@ class NormConfig:
 
     @property
     def held(self) -> int:
-        """Ranks whose parts a block loads at once."""
+        """Ranks whose partials a block loads at once."""
         return min(self.ranks, max(1, _HELD * self.block // (self.groups * _LANES)))
 
     @property
@@ -158,13 +158,13 @@ class RowBuffers(NamedTuple):
     Attributes:
         row: the row, in the type of the tensors.
         total: a sum or a normalized row, in fp32.
-        parts: the row of some ranks.
+        partials: the row of some ranks.
         weight, bias: weight, and bias or None.
     """
 
     row: Any
     total: Any
-    parts: Any
+    partials: Any
     weight: Any
     bias: Any
 
@@ -179,9 +179,9 @@ def _alloc(config):
     row = T.alloc_fragment(config.tile, config.dtype)
     weight = T.alloc_fragment(config.tile, config.dtype)
     total = T.alloc_fragment(config.tile, "float32")
-    parts = T.alloc_fragment((config.held, *config.tile), config.dtype)
+    partials = T.alloc_fragment((config.held, *config.tile), config.dtype)
     bias = T.alloc_fragment(config.tile, config.dtype) if config.biased else None
-    return row, total, parts, weight, bias
+    return row, total, partials, weight, bias
 
 
 @T.macro
@@ -211,18 +211,18 @@ def load_parameters(config, weight, bias, buffers):
 
 
 @T.macro
-def add_parts(config, parts, place, residual, token, buffers):
-    """Add the residual and the parts at a place, in the order of the ranks, and round the sum.
+def add_partials(config, partials, place, residual, token, buffers):
+    """Add the residual and the partials at a place, in the order of the ranks, and round the sum.
 
-    The parts of ``config.held`` ranks are loaded by one statement. So they have one counter, and
+    The partials of ``config.held`` ranks are loaded by one statement. So they have one counter, and
     their loads are in flight together.
     """
-    held, total, row = buffers.parts, buffers.total, buffers.row
+    held, total, row = buffers.partials, buffers.total, buffers.row
     load(config, residual, (token,), total)
     for first in T.unroll(ceil(config.ranks / config.held)):
         for r, g, v, j in T.Parallel(config.held, *config.tile):
             if first * config.held + r < config.ranks and g * _LANES + v < config.vectors:
-                held[r, g, v, j] = parts[(*place, first * config.held + r, g * _LANES + v, j)]
+                held[r, g, v, j] = partials[(*place, first * config.held + r, g * _LANES + v, j)]
         for r in T.unroll(config.held):
             if first * config.held + r < config.ranks:
                 for g, v, j in T.Parallel(*config.tile):
@@ -354,7 +354,7 @@ def one_shot_program(config: NormConfig):
                 token = block - sends
                 if is_valid(config, num_tokens, token):
                     load_parameters(config, weight, bias, buffers)
-                    add_parts(config, arrived, (me, token), residual, token, buffers)
+                    add_partials(config, arrived, (me, token), residual, token, buffers)
                     finish(config, token, scale, buffers, residual_out, scales, out)
 
     return all_reduce_rms_norm_one_shot
@@ -384,20 +384,20 @@ def two_shot_program(config: NormConfig):
         out: out,
     ):
         with T.Kernel(2 * tokens + owned, threads=config.block) as block:
-            parts = W.alloc_symmetric((owned, ranks, *shape), config.dtype)
+            partials = W.alloc_symmetric((owned, ranks, *shape), config.dtype)
             sums = W.alloc_symmetric((tokens, *shape), config.dtype)
             buffers = RowBuffers.alloc(config)
             me = W.rank()
             if block < tokens:
                 if is_valid(config, num_tokens, block):
                     load(config, x, (block,), buffers.row)
-                    store(config, buffers.row, parts, (block % ranks, block // ranks, me))
+                    store(config, buffers.row, partials, (block % ranks, block // ranks, me))
             elif block < tokens + owned:
                 number = block - tokens
                 token = number * ranks + me
                 if token < tokens:
                     if is_valid(config, num_tokens, token):
-                        add_parts(config, parts, (me, number), residual, token, buffers)
+                        add_partials(config, partials, (me, number), residual, token, buffers)
                         for step in T.serial(ranks):
                             store(config, buffers.row, sums, ((me + 1 + step) % ranks, token))
             else:

@@ -26,12 +26,11 @@ from tileweave.cli.main import main
 from tileweave.ops.autotune import store as measured
 from tileweave.ops.autotune import tuner
 from tileweave.ops.autotune.store import Measurement, file_of, save, saved, table_for
-from tileweave.ops.core import strategy
-from tileweave.ops.core.cache import OpCache
-from tileweave.ops.core.operator import Choice
+from tileweave.ops.core.compiled import OpCache
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import OPERATORS
-from tileweave.ops.core.tiles import CANDIDATES, LARGE, SHARED_BYTES, SMALL, Tiles
+from tileweave.ops.core.tiles import CANDIDATES, LARGE, SHARED_BYTES, SMALL, Choice, Tiles
+from tileweave.ops.gemm import gemm_operator
 from tileweave.ops.gemm.matmul_all_reduce import MatmulAllReduce
 from tileweave.runtime.host.group import Group
 
@@ -235,7 +234,7 @@ def test_nothing_fused_is_right(contest, monkeypatch):
     assert measured == Measurement(None, None, 1.5) and StandIn.alive == []
     assert measured.strategy == ("nccl", "measured: nccl 1.500 ms, fused never right")
     with pytest.raises(tw.TileWeaveError, match=r"strategy='fused', but measured: nccl 1\.500"):
-        strategy.preferred_strategy("fused", ASKED, measured)
+        gemm_operator.preferred_strategy("fused", ASKED, measured)
 
 
 def test_ranks_whose_times_differ_take_those_of_rank_0(contest):
@@ -260,8 +259,8 @@ def test_only_rank_0_writes(contest, monkeypatch):
 
 def choices(requested="auto"):
     def choose(group):
-        first = tuner.choice_of(requested, ASKED, group)
-        assert tuner.choice_of(requested, ASKED, group) == first
+        first = gemm_operator.choice_of(requested, ASKED, group)
+        assert gemm_operator.choice_of(requested, ASKED, group) == first
         return first
 
     return choose
@@ -270,13 +269,13 @@ def choices(requested="auto"):
 def test_calls_take_what_was_measured(contest):
     def tune_and_call(group):
         tuner.tune_problem(ASKED, group)
-        return tuner.choice_of("auto", ASKED, group)
+        return gemm_operator.choice_of("auto", ASKED, group)
 
     assert alike(contest("quick", function=tune_and_call)) == Choice("quick", LARGE)
     # A process that comes later: another group, the same disk.
     assert alike(contest("slow", function=choices())) == Choice("quick", LARGE)
     biased = replace(ASKED, biased=True)
-    choose = lambda group: tuner.choice_of("auto", biased, group)  # noqa: E731
+    choose = lambda group: gemm_operator.choice_of("auto", biased, group)  # noqa: E731
     assert alike(contest("slow", function=choose)) == Choice("quick", LARGE)
 
 
@@ -308,9 +307,9 @@ def test_the_first_call_tunes_if_asked_to(contest, monkeypatch):
 
 def test_nothing_is_tuned_while_a_graph_is_captured(contest, monkeypatch):
     monkeypatch.setenv("TILEWEAVE_TUNE", "1")
-    monkeypatch.setattr(tuner, "capturing", lambda: True)
+    monkeypatch.setattr(gemm_operator, "capturing", lambda: True)
     assert alike(contest("quick", function=choices())) == StandIn.table(ASKED)
-    monkeypatch.setattr(tuner, "capturing", lambda: False)
+    monkeypatch.setattr(gemm_operator, "capturing", lambda: False)
     assert alike(contest("quick", function=choices())) == Choice("quick", LARGE)
 
 
@@ -323,7 +322,7 @@ def test_the_variable_is_0_or_1(contest, monkeypatch):
 def test_either_all_ranks_may_tune_or_none(contest, monkeypatch):
     """Nothing was measured before."""
     may = iter([True, False])
-    monkeypatch.setattr(tuner, "_tuning_enabled", lambda: next(may))
+    monkeypatch.setattr(gemm_operator, "_tuning_enabled", lambda: next(may))
     for error in contest("quick", function=choices()):
         assert re.search("TILEWEAVE_TUNE is 1 on rank [01] only; expected the same", str(error))
 
@@ -405,7 +404,7 @@ def test_no_place_to_write(disk):
 
 
 def test_strategy_of_says_what_was_measured(disk, monkeypatch):
-    monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
+    monkeypatch.setattr(gemm_operator, "obstacle", lambda *_: None)
     a, b = torch.ones(24, 8).bfloat16(), torch.ones(16, 8).bfloat16().t()
     problem = replace(ASKED, ranks=1)
     said = lambda: ops.strategy_of(ops.matmul_all_reduce, a, b)  # noqa: E731

@@ -11,12 +11,13 @@ import torch
 
 from tileweave.ops.autotune import tuner
 from tileweave.ops.autotune.trial import Trial, problem_of
-from tileweave.ops.core.cache import OpCache
+from tileweave.ops.core.compiled import OpCache
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import OPERATORS
-from tileweave.ops.core.tiles import LARGE
+from tileweave.ops.core.tiles import LARGE, Choice
+from tileweave.ops.gemm import strategy
+from tileweave.ops.gemm.gemm_operator import choice_of
 
 
 def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -51,15 +52,15 @@ def tune(op: str, dtype: torch.dtype) -> dict[str, Any]:
     patches = [
         patch.object(tuner, "save", lambda *_: None),
         patch.object(tuner, "op_cache_of", lambda _: cache),
-        patch.object(tuner, "obstacle", lambda *_: None),
+        patch.object(strategy, "obstacle", lambda *_: None),
         patch.object(tuner, "compile_ahead", lambda programs, group: None),
     ]
     try:
         with contextlib.ExitStack() as stack:
             for each in patches:
                 stack.enter_context(each)
-            (tuned,) = tuner.tune(op, [(66, 48, 48)], dtype)
-            choice = tuner.choice_of("fused", trial.problem, group)
+            (tuned,) = strategy.tune(op, [(66, 48, 48)], dtype)
+            choice = choice_of("fused", trial.problem, group)
         a, b = trial.inputs()
         cache.operators[trial.problem, choice](a, b, trial.c)
         return {

@@ -13,7 +13,7 @@ from tileweave import ops
 from tileweave.ops.collectives import transport as transports
 from tileweave.ops.collectives.broadcast import Broadcast, broadcast_program
 from tileweave.ops.collectives.collective import checked_problem
-from tileweave.ops.collectives.vectors import Lines
+from tileweave.ops.collectives.vectors import TiledView
 from tileweave.runtime.host.group import Group
 
 
@@ -22,24 +22,24 @@ from tileweave.runtime.host.group import Group
 )
 def test_every_rank_receives_the_tensor_of_the_root(ranks, root, count):
     """Also after calls before it: three launches in different orders, without a race."""
-    lines = Lines.of(count, "int32", 16, 128)
+    view = TiledView.of(count, "int32", 16, 128)
     rng = np.random.default_rng(ranks)
-    x = [rng.integers(0, 1 << 30, lines.shape).astype(np.int32) for _ in range(ranks)]
-    program = broadcast_program(lines, ranks, root)
+    x = [rng.integers(0, 1 << 30, view.shape).astype(np.int32) for _ in range(ranks)]
+    program = broadcast_program(view, ranks, root)
     outputs = tw.simulate(program, ranks, [{"x": own} for own in x], schedules=3, epochs=3)
     assert all(np.array_equal(output["out"], x[root]) for output in outputs)
 
 
 def test_synchronization_is_inferred():
-    explanation = str(tw.explain(broadcast_program(Lines.of(208, "int32", 16, 128), 3, 1), 3))
+    explanation = str(tw.explain(broadcast_program(TiledView.of(208, "int32", 16, 128), 3, 1), 3))
     assert "arrived" in explanation and "nothing is inserted" not in explanation
 
 
 def test_every_mutant_is_accounted_for():
     """No synchronization is superfluous, and the simulator finds each fault."""
-    lines = Lines.of(96, "int32", 16, 128)
-    inputs = [{"x": np.full(lines.shape, rank, np.int32)} for rank in range(3)]
-    mutants = tw.mutate(broadcast_program(lines, 3, 0), 3, inputs, schedules=5)
+    view = TiledView.of(96, "int32", 16, 128)
+    inputs = [{"x": np.full(view.shape, rank, np.int32)} for rank in range(3)]
+    mutants = tw.mutate(broadcast_program(view, 3, 0), 3, inputs, schedules=5)
     assert [(m.line, m.name, m.why) for m in mutants if not m.is_accounted_for] == []
     assert [m.verdict for m in mutants].count("killed") >= 25
 

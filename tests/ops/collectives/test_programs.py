@@ -27,7 +27,7 @@ from tileweave.ops.collectives.all_to_all import (
 from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
 from tileweave.ops.collectives.transport import auto_transports
-from tileweave.ops.collectives.vectors import Lines, copies_to
+from tileweave.ops.collectives.vectors import TiledView, copies_to
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.registry import OPERATORS
 
@@ -38,9 +38,9 @@ BY_ENGINES = {"copy_engine": None, PERSISTENT_TILES: 2}
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
 
 
-def lines_of(count, dtype):
-    """Return lines of at most 16 elements, two in a tile, of 4 bytes each."""
-    return Lines.of(count, dtype, 16, 128)
+def view_of(count, dtype):
+    """Return a view in rows of at most 16 elements, two in a tile, of 4 bytes each."""
+    return TiledView.of(count, dtype, 16, 128)
 
 
 def simulated(program, x, schedules=2):
@@ -52,7 +52,7 @@ def simulated(program, x, schedules=2):
     ]
 
 
-def in_pieces(count, height):
+def in_chunks(count, height):
     """Split tiles: half of them in the first piece, then one at a time."""
     tiles = -(-count // height)
     starts = [0, *(tile * height for tile in range(max(1, tiles // 2), tiles))]
@@ -62,15 +62,15 @@ def in_pieces(count, height):
 @pytest.mark.parametrize("transport", [*TRANSPORTS, PERSISTENT_TILES])
 @pytest.mark.parametrize(("ranks", "count"), [(1, 64), (2, 96), (3, 112), (5, 12)])
 def test_all_gather(ranks, count, transport):
-    lines = lines_of(count, "int32")
+    view = view_of(count, "int32")
     if transport in BY_ENGINES:
-        pieces = in_pieces(lines.rows, lines.height)
-        program = all_gather_plan(lines, ranks, pieces, BY_ENGINES[transport])
+        chunks = in_chunks(view.rows, view.height)
+        program = all_gather_plan(view, ranks, chunks, BY_ENGINES[transport])
     else:
-        program = all_gather_program(lines, ranks)
+        program = all_gather_program(view, ranks)
     rng = np.random.default_rng(ranks)
     x = [rng.integers(0, 1 << 30, count).astype(np.int32) for _ in range(ranks)]
-    for actual in simulated(program, [given.reshape(lines.shape) for given in x]):
+    for actual in simulated(program, [given.reshape(view.shape) for given in x]):
         assert np.array_equal(actual.reshape(ranks, count), np.stack(x))
 
 
@@ -88,12 +88,12 @@ CASES = [(1, "float32", 100), (2, "bfloat16", 256), (3, "float16", 328), (5, "fl
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
 def test_reduce_scatter(ranks, dtype, count, transport):
-    lines = lines_of(count, dtype)
+    view = view_of(count, dtype)
     if transport == "copy_engine":
-        program = reduce_scatter_plan(lines, ranks, in_pieces(lines.rows, lines.height))
+        program = reduce_scatter_plan(view, ranks, in_chunks(view.rows, view.height))
     else:
-        program = reduce_scatter_program(lines, ranks)
-    x, total = numbers(ranks, (ranks, *lines.shape), dtype)
+        program = reduce_scatter_program(view, ranks)
+    x, total = numbers(ranks, (ranks, *view.shape), dtype)
     for rank, actual in enumerate(simulated(program, x)):
         assert np.array_equal(actual, total[rank]), rank
 
@@ -101,17 +101,17 @@ def test_reduce_scatter(ranks, dtype, count, transport):
 @pytest.mark.parametrize("make", [one_shot_program, two_shot_program])
 @pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
 def test_all_reduce(make, ranks, dtype, count):
-    lines = lines_of(count, dtype)
-    x, total = numbers(ranks, lines.shape, dtype)
-    for actual in simulated(make(lines, ranks), x):
+    view = view_of(count, dtype)
+    x, total = numbers(ranks, view.shape, dtype)
+    for actual in simulated(make(view, ranks), x):
         assert np.array_equal(actual, total)
 
 
 @pytest.mark.parametrize(("ranks", "dtype", "count"), CASES)
 def test_all_reduce_by_copy_engines(ranks, dtype, count):
-    lines = lines_of(count, dtype)
-    x, total = numbers(ranks, (ranks, *lines.shape), dtype)
-    program = all_reduce_plan(lines, ranks, in_pieces(lines.rows, lines.height))
+    view = view_of(count, dtype)
+    x, total = numbers(ranks, (ranks, *view.shape), dtype)
+    program = all_reduce_plan(view, ranks, in_chunks(view.rows, view.height))
     for actual in simulated(program, x):
         assert np.array_equal(actual, total)
 
@@ -119,9 +119,9 @@ def test_all_reduce_by_copy_engines(ranks, dtype, count):
 @pytest.mark.parametrize("make", [one_shot_program, two_shot_program])
 def test_all_ranks_get_the_same_bits(make):
     """The sum of these numbers depends on the order."""
-    rng, ranks, lines = np.random.default_rng(0), 4, lines_of(320, "bfloat16")
-    x = [rng.normal(size=lines.shape).astype(DTYPES["bfloat16"]) for _ in range(ranks)]
-    first, *others = simulated(make(lines, ranks), x, schedules=1)
+    rng, ranks, view = np.random.default_rng(0), 4, view_of(320, "bfloat16")
+    x = [rng.normal(size=view.shape).astype(DTYPES["bfloat16"]) for _ in range(ranks)]
+    first, *others = simulated(make(view, ranks), x, schedules=1)
     assert all(np.array_equal(first, other) for other in others)
     right = sum(given.astype(np.float32) for given in x)
     assert np.linalg.norm(first.astype(np.float32) - right) < 1e-2 * np.linalg.norm(right)
@@ -203,29 +203,29 @@ def test_any_shape_compiles(op, axes, shape, dtype):
 
 @pytest.mark.parametrize("moved", [2, 3, 5, 9])
 @pytest.mark.parametrize("rows", [100, 40_000, (1 << 18) + 1, 1 << 24])
-def test_pieces_become_smaller(rows, moved):
-    lines = Lines.of(rows * 256, "bfloat16")
-    pieces = lines.pieces(moved)
-    assert pieces[0].start == 0 and pieces[-1].stop == rows
-    assert all(one.stop == other.start for one, other in itertools.pairwise(pieces))
-    *before, last = [p.stop - p.start for p in pieces]
+def test_chunks_become_smaller(rows, moved):
+    view = TiledView.of(rows * 256, "bfloat16")
+    chunks = view.chunks(moved)
+    assert chunks[0].start == 0 and chunks[-1].stop == rows
+    assert all(one.stop == other.start for one, other in itertools.pairwise(chunks))
+    *before, last = [p.stop - p.start for p in chunks]
     assert before == sorted(before, reverse=True) and (not before or last <= before[-1])
-    flag = math.gcd(*(p.start for p in pieces)) or rows  # rows of one
-    assert last <= flag and (not before or flag % lines.height == 0)
+    flag = math.gcd(*(p.start for p in chunks)) or rows  # rows of one
+    assert last <= flag and (not before or flag % view.height == 0)
 
 
-def test_as_many_pieces_as_pay():
-    lines = [Lines.of(mib << 19, "bfloat16") for mib in (8, 64, 256, 4096)]
-    assert [len(of.pieces()) for of in lines] == [1, 2, 3, 4]
-    assert [len(of.pieces(moved=5)) for of in lines] == [2, 4, 4, 4]
+def test_as_many_chunks_as_pay():
+    views = [TiledView.of(mib << 19, "bfloat16") for mib in (8, 64, 256, 4096)]
+    assert [len(of.chunks()) for of in views] == [1, 2, 3, 4]
+    assert [len(of.chunks(moved=5)) for of in views] == [2, 4, 4, 4]
 
 
-def test_the_last_peer_gets_pieces():
-    pieces = [slice(0, 6), slice(6, 8)]
-    assert [*copies_to([2, 0, 1], pieces)] == [
+def test_the_last_peer_gets_chunks():
+    chunks = [slice(0, 6), slice(6, 8)]
+    assert [*copies_to([2, 0, 1], chunks)] == [
         (2, slice(0, 8)), (0, slice(0, 8)), (1, slice(0, 6)), (1, slice(6, 8)),
     ]  # fmt: skip
-    assert not [*copies_to([], pieces)]
+    assert not [*copies_to([], chunks)]
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ def test_the_last_peer_gets_pieces():
     ],
 )
 def test_lines(count, dtype, shape, tile):
-    lines = Lines.of(count, dtype)
-    assert (lines.shape, lines.tile) == (shape, tile)
+    view = TiledView.of(count, dtype)
+    assert (view.shape, view.tile) == (shape, tile)
 
 
 @pytest.mark.parametrize(("ranks", "count", "one_shot"), [(2, 1 << 18, True), (3, 1 << 18, False)])

@@ -15,7 +15,7 @@ from tileweave.ops.collectives.ring_shift import (
     ring_shift_ll_program,
     ring_shift_program,
 )
-from tileweave.ops.collectives.vectors import Lines
+from tileweave.ops.collectives.vectors import TiledView
 
 PROGRAMS = {"ldst": ring_shift_program, "ll": ring_shift_ll_program}
 
@@ -26,9 +26,9 @@ PROGRAMS = {"ldst": ring_shift_program, "ll": ring_shift_ll_program}
 )
 def test_every_rank_receives_the_tensor_of_the_rank_before(ranks, steps, count, transport):
     """Also after calls before it: three launches in different orders, without a race."""
-    lines = Lines.of(count, "int32", 16, 128)
-    x = np.arange(ranks * count, dtype=np.int32).reshape(ranks, *lines.shape)
-    program = PROGRAMS[transport](lines, ranks, steps)
+    view = TiledView.of(count, "int32", 16, 128)
+    x = np.arange(ranks * count, dtype=np.int32).reshape(ranks, *view.shape)
+    program = PROGRAMS[transport](view, ranks, steps)
     outputs = tw.simulate(program, ranks, [{"x": own} for own in x], schedules=3, epochs=3)
     for rank, output in enumerate(outputs):
         np.testing.assert_array_equal(output["out"], x[(rank - steps) % ranks])
@@ -37,9 +37,9 @@ def test_every_rank_receives_the_tensor_of_the_rank_before(ranks, steps, count, 
 @pytest.mark.parametrize("transport", PROGRAMS)
 def test_every_mutant_is_accounted_for(transport):
     """No synchronization is superfluous, and the simulator finds each fault."""
-    lines = Lines.of(96, "int32", 16, 128)
-    inputs = [{"x": np.full(lines.shape, rank, np.int32)} for rank in range(3)]
-    mutants = tw.mutate(PROGRAMS[transport](lines, 3, 1), 3, inputs, schedules=5)
+    view = TiledView.of(96, "int32", 16, 128)
+    inputs = [{"x": np.full(view.shape, rank, np.int32)} for rank in range(3)]
+    mutants = tw.mutate(PROGRAMS[transport](view, 3, 1), 3, inputs, schedules=5)
     assert [(m.line, m.name, m.why) for m in mutants if not m.is_accounted_for] == []
     assert "killed" in {m.verdict for m in mutants}
 

@@ -26,7 +26,7 @@ from tileweave.ops.collectives.all_to_all import (
 )
 from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.collectives.transport import auto_transports
-from tileweave.ops.collectives.vectors import Lines
+from tileweave.ops.collectives.vectors import TiledView
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.registry import OPERATORS
 
@@ -46,25 +46,25 @@ class Small(NamedTuple):
 
 
 def reduced(name: str, ranks: int, count: int, dtype: str = "bfloat16") -> Small:
-    lines = Lines.of(count, dtype, 16, TILE)
+    view = TiledView.of(count, dtype, 16, TILE)
     rng = np.random.default_rng(count)
-    x = [rng.normal(size=lines.shape).astype(DTYPES[dtype]) for _ in range(ranks)]
+    x = [rng.normal(size=view.shape).astype(DTYPES[dtype]) for _ in range(ranks)]
     total = x[0].astype(np.float32)
     for given in x[1:]:
         total = total + given.astype(np.float32)
     if ranks == 1:
         make = {"one_shot": one_shot_program, "two_shot": two_shot_program}[name]
-        return Small(make(lines, ranks), x, x)
+        return Small(make(view, ranks), x, x)
     make = {"one_shot": one_shot_ll_program, "two_shot": two_shot_ll_program}[name]
-    return Small(make(lines, ranks), x, [total.astype(DTYPES[dtype])] * ranks)
+    return Small(make(view, ranks), x, [total.astype(DTYPES[dtype])] * ranks)
 
 
 def gathered(ranks: int, count: int, dtype: str = "int32") -> Small:
-    lines = Lines.of(count, dtype, 16, TILE)
+    view = TiledView.of(count, dtype, 16, TILE)
     rng = np.random.default_rng(count)
-    x = [rng.integers(0, 128, lines.shape).astype(dtype) for _ in range(ranks)]
-    by_threads = all_gather_program(lines, ranks)
-    program = by_threads if ranks == 1 else all_gather_ll_program(lines, ranks)
+    x = [rng.integers(0, 128, view.shape).astype(dtype) for _ in range(ranks)]
+    by_threads = all_gather_program(view, ranks)
+    program = by_threads if ranks == 1 else all_gather_ll_program(view, ranks)
     return Small(program, x, [np.stack(x)] * ranks)
 
 

@@ -17,14 +17,14 @@ from tileweave.ops.attention.backward import sp_attention_backward
 from tileweave.ops.autotune.trial import Trial, problem_of
 from tileweave.ops.collectives import collective as exchange
 from tileweave.ops.collectives import transport
-from tileweave.ops.core import cache as op_cache
-from tileweave.ops.core import checks, groups, strategy
-from tileweave.ops.core.cache import OpCache
+from tileweave.ops.core import checks, groups
+from tileweave.ops.core import compiled as op_cache
+from tileweave.ops.core.compiled import OpCache
 from tileweave.ops.core.epilogue import Epilogue
-from tileweave.ops.core.operator import Choice
 from tileweave.ops.core.problem import Problem, checked_problem
 from tileweave.ops.core.registry import OPERATORS
-from tileweave.ops.core.tiles import LARGE
+from tileweave.ops.core.tiles import LARGE, Choice
+from tileweave.ops.gemm import gemm_operator
 from tileweave.ops.gemm.all_gather_matmul import AllGatherMatmul
 from tileweave.ops.gemm.matmul_all_reduce import MatmulAllReduce
 from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
@@ -341,7 +341,9 @@ def obstacle(monkeypatch, N=8, K=8, ranks=4, dtype=BF16, capability=(9, 0), grou
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     joined = Group(0, ranks, 0, torch.device("cuda", 0), None, None)
     problem = Problem("matmul_reduce_scatter", 7, N, K, ranks, dtype, dtype == FP8)
-    return strategy.choose_strategy("auto", problem, torch.device("cuda", 0), group or joined)
+    gpu = torch.device("cuda", 0)
+    unfused = gemm_operator.unfused_gemm_strategy("auto", problem, gpu, group or joined)
+    return unfused or gemm_operator.preferred_strategy("auto", problem, None)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +370,7 @@ def test_the_gpu_of_another_rank():
     group = Group(0, 2, 0, torch.device("cuda", 0), None, None)
     problem = Problem("matmul_reduce_scatter", 8, 8, 8, 2, BF16, False)
     with pytest.raises(tw.TileWeaveError, match="the tensors are on cuda:1; expected cuda:0, whic"):
-        strategy.choose_strategy("auto", problem, torch.device("cuda", 1), group)
+        gemm_operator.unfused_gemm_strategy("auto", problem, torch.device("cuda", 1), group)
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP8])

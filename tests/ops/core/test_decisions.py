@@ -9,9 +9,8 @@ import torch
 
 import tileweave as tw
 from tests.groups import one_rank, open_sessions
-from tileweave.ops.core import call, checks, strategy
-from tileweave.ops.core.operator import Choice
-from tileweave.ops.core.tiles import LARGE
+from tileweave.ops.core import call, checks
+from tileweave.ops.core.tiles import LARGE, Choice
 from tileweave.ops.gemm import gemm_operator
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import CallCache
@@ -23,7 +22,7 @@ ALONE = one_rank()
 @pytest.fixture
 def join(monkeypatch):
     """Begin a session."""
-    monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
+    monkeypatch.setattr(gemm_operator, "obstacle", lambda *_: None)
     monkeypatch.setattr(checks, "_warned", set())
     recorded_calls.invalidate()
     yield lambda: open_sessions(monkeypatch, types.SimpleNamespace(group=ALONE, name=""))
@@ -72,7 +71,7 @@ def test_that_nccl_is_faster_is_remembered(decided, monkeypatch):
 
 def test_what_keeps_it_from_being_fused_is_asked_for_again(decided, monkeypatch):
     requests = []
-    monkeypatch.setattr(strategy, "obstacle", lambda *_: requests.append(1) or "it rains")
+    monkeypatch.setattr(gemm_operator, "obstacle", lambda *_: requests.append(1) or "it rains")
     for _ in range(2):
         assert made(bf16(16, 8), bf16(8, 24))[1].choice is None
     assert len(requests) == 2 and not decided

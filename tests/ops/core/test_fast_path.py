@@ -15,11 +15,10 @@ from tests.groups import one_rank, open_sessions
 from tileweave import ops
 from tileweave.ops.collectives import transport
 from tileweave.ops.collectives.collective import Collective
-from tileweave.ops.core import call, strategy
-from tileweave.ops.core.cache import op_cache_of
-from tileweave.ops.core.operator import Choice
+from tileweave.ops.core import call
+from tileweave.ops.core.compiled import op_cache_of
 from tileweave.ops.core.registry import OPERATORS, operators_of
-from tileweave.ops.core.tiles import LARGE
+from tileweave.ops.core.tiles import LARGE, Choice
 from tileweave.ops.gemm import gemm_operator
 from tileweave.ops.gemm.matmul_reduce_scatter import MatmulReduceScatter
 from tileweave.runtime.executor import recorded_calls
@@ -80,7 +79,7 @@ def said(monkeypatch):
     monkeypatch.setattr(call, "has_driver", lambda device: True)
     monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
     monkeypatch.setattr(call, "library", lambda: "native")
-    monkeypatch.setattr(strategy, "obstacle", lambda *_: None)
+    monkeypatch.setattr(gemm_operator, "obstacle", lambda *_: None)
     monkeypatch.setattr(gemm_operator, "choice_of", lambda *_: Choice("stores", LARGE))
     monkeypatch.setitem(OPERATORS, "matmul_reduce_scatter", StandIn)
     recorded_calls.invalidate()

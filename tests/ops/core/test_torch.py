@@ -17,12 +17,12 @@ from tests.ops import on_ranks
 from tests.ops.autotune import tuned_on_ranks
 from tests.ops.collectives.exchanges import EXCHANGES
 from tileweave.ops.core import groups
-from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import operators_of
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 
 pytestmark = pytest.mark.long
 
-OPERATORS = [*operators_of(Operator)]
+OPERATORS = [*operators_of(GemmOperator)]
 
 
 def assert_right(outcomes):

@@ -9,10 +9,10 @@ from tests.ops.core.test_torch import assert_right
 from tests.ops.gemm import mesh_on_ranks
 from tests.ops.meshes import NODES, THREE, recorded_mesh
 from tileweave.ops.core.epilogue import NO_EPILOGUE
-from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 
-GEMMS = list(operators_of(Operator))
+GEMMS = list(operators_of(GemmOperator))
 
 
 @pytest.mark.parametrize("op", GEMMS)

@@ -13,13 +13,12 @@ from tests.runtime.plans.fakes import FakeKernel, Ranks
 from tileweave import ops
 from tileweave.ops.autotune import tuner
 from tileweave.ops.collectives import transport
-from tileweave.ops.core import cache as op_cache
 from tileweave.ops.core import call as op_call
-from tileweave.ops.core import compiled as made
-from tileweave.ops.core import operator as operators
-from tileweave.ops.core import registry, strategy
+from tileweave.ops.core import compiled as op_cache
+from tileweave.ops.core import registry
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.tiles import LARGE, SMALL, store_tiles
+from tileweave.ops.core.tiles import LARGE, SMALL, Choice, store_tiles
+from tileweave.ops.gemm import gemm_operator, strategy
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.host import session
 from tileweave.runtime.host.heap import HeapExhausted
@@ -74,9 +73,9 @@ def on_rank(every_rank, monkeypatch):
         return Multiplier(program, world.here.log)
 
     monkeypatch.setattr(plan_streams, "compile", compiled)
-    monkeypatch.setattr(made, "compile_program", compiled)
+    monkeypatch.setattr(op_cache, "compile_program", compiled)
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
-    for module in (strategy, tuner):
+    for module in (gemm_operator, strategy):
         monkeypatch.setattr(module, "obstacle", lambda *_: None)
 
     def run(function):
@@ -103,13 +102,13 @@ def taking(monkeypatch):
 
         def of_program(problem):
             choices = {c: us for c, us in options(problem).items() if c.program == program}
-            return choices or {operators.Choice(program, store_tiles(problem.itemsize)[0]): 1.0}
+            return choices or {Choice(program, store_tiles(problem.itemsize)[0]): 1.0}
 
         monkeypatch.setattr(kind, "options", staticmethod(of_program))
 
-    tuner._choice_of_measured.cache_clear()
+    gemm_operator._choice_of_measured.cache_clear()
     yield take
-    tuner._choice_of_measured.cache_clear()
+    gemm_operator._choice_of_measured.cache_clear()
 
 
 @pytest.mark.parametrize("given_out", [False, True], ids=["new", "out"])
@@ -170,7 +169,7 @@ def test_gathered_rows_are_a_copy(on_rank, taking, program):
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_tuning_keeps_the_winner_alone(on_rank, monkeypatch, operator):
     """Kernels have real programs and a real heap; a fake multiplies."""
-    monkeypatch.setattr(operators, "CANDIDATES", (LARGE, SMALL))
+    monkeypatch.setattr(gemm_operator, "CANDIDATES", (LARGE, SMALL))
     monkeypatch.setattr(tuner, "compile_ahead", lambda programs, group: None)
     monkeypatch.setattr(tuner, "save", lambda *_: None)
     a, b = torch.randn(40, 16).bfloat16(), torch.randn(24, 16).bfloat16().t()
@@ -220,7 +219,7 @@ def test_each_problem_is_prepared_once_and_makes_room(on_rank, taking):
     [
         (ops.all_gather, (), "copy_engine", torch.float64, ["collect_shares"]),
         (ops.all_gather, (), "ldst", torch.uint8, ["all_gather"]),
-        (ops.reduce_scatter, (), "copy_engine", torch.bfloat16, ["add_parts"]),
+        (ops.reduce_scatter, (), "copy_engine", torch.bfloat16, ["add_partials"]),
         (ops.reduce_scatter, (), "ldst", torch.float16, ["reduce_scatter"]),
         (ops.all_reduce, (), "copy_engine", torch.float32, ["add_and_share"]),
         (ops.all_reduce, (), "ldst", torch.bfloat16, ["all_reduce_one_shot"]),
@@ -306,7 +305,7 @@ def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
     def calls():
         results = [call()]
         with monkeypatch.context() as captured:
-            for module in (operators, op_cache, op_call):
+            for module in (gemm_operator, op_cache, op_call):
                 captured.setattr(module, "capturing", lambda: True)
             results.append(call())
         return [*results, call()]

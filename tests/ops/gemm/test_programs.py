@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import tileweave as tw
-from tileweave.ops.core import operator as operators
 from tileweave.ops.core import tiles as tiles_module
 from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.problem import Problem
@@ -24,12 +23,14 @@ from tileweave.ops.core.tiles import (
     LARGE,
     PERSISTENT_TILES,
     SMALL,
+    Choice,
     PersistentSchedule,
     Tiles,
     stores_last_peer,
     tiles_for,
 )
 from tileweave.ops.core.tiles import FP8 as FP8_TILES
+from tileweave.ops.gemm import gemm_operator
 from tileweave.ops.gemm.all_gather_matmul import AllGatherMatmul, _choice_keeping_rows
 from tileweave.ops.gemm.kernels.all_gather_gemm import (
     ag_gemm_comm_blocks,
@@ -179,10 +180,10 @@ def test_rows_of_ranks(operator, way, ranks, sizes, transposed, dtype, biased):
 @pytest.mark.parametrize(
     ("ranks", "K", "num_chunks"), [(2, 64, 3), (2, 136, 4), (3, 56, 2), (4, 128, 4)]
 )
-def test_rows_come_in_pieces(ranks, K, num_chunks):
+def test_rows_come_in_chunks(ranks, K, num_chunks):
     tiles = replace(TILES, num_chunks=num_chunks)
     whole, first = range(K), tiles.widening(K)
-    assert len(first) == num_chunks and [k for piece in first for k in whole[piece]] == [*whole]
+    assert len(first) == num_chunks and [k for chunk in first for k in whole[chunk]] == [*whole]
     sizes = ranks * 24, 40, K
     assert_values(AllGatherMatmul, "copy_engines", ranks, sizes, True, "float16", tiles=tiles)
 
@@ -215,7 +216,7 @@ def test_matmul_all_reduce(way, ranks, sizes, transposed, dtype):
 def test_walks_of_many_turns(
     operator, ranks, rows_per_rank, group_m, num_chunks, dtype, monkeypatch
 ):
-    """Few SMs: copy engines deliver all tiles in time, piece by piece."""
+    """Few SMs: copy engines deliver all tiles in time, chunk by chunk."""
     monkeypatch.setattr(tiles_module, "DEVICE", tiles_module.DeviceSpec(6))
     tiles, N, K = replace(TILES, group_m=group_m, num_chunks=num_chunks), 88, 24
     assert tiles.has_whole_chunks(rows_per_rank, N) and not stores_last_peer(
@@ -237,8 +238,8 @@ def test_steps_that_add_cross_tiles(ranks, N):
 
 
 @pytest.mark.parametrize("tiles", [*PERSISTENT_TILES, FP8_TILES])
-def test_pieces_are_of_whole_steps(tiles):
-    """A step that adds a part would otherwise read two pieces."""
+def test_chunks_are_of_whole_steps(tiles):
+    """A step that adds a part would otherwise read two chunks."""
     rows_per_rank, N, fp8 = 1024, 20 * tiles.N - 8, tiles == FP8_TILES
     tiles = replace(tiles, num_chunks=2)
     assert tiles.has_whole_chunks(rows_per_rank, N) == (tiles.N != 224)
@@ -366,14 +367,14 @@ def test_strips_are_sent_16_bytes_at_a_time(ranks, rows_per_rank, N, K, tiles):
     ],
 )  # fmt: skip
 def test_strips_that_blocks_send(rows_per_rank, N, K, ranks, tiles, itemsize):
-    """All rows go once to each other rank, one piece to all ranks before the next one."""
+    """All rows go once to each other rank, one chunk to all ranks before the next one."""
     sent = CommBlocks.dedicated(rows_per_rank, N, K, ranks, tiles, itemsize)
-    assert sent.strips == sent.pieces * sent.strips_per_piece * sent.peers
-    assert (sent.pieces - 1) * sent.width < K <= sent.pieces * sent.width
+    assert sent.strips == sent.num_chunks * sent.strips_per_chunk * sent.peers
+    assert (sent.num_chunks - 1) * sent.width < K <= sent.num_chunks * sent.width
     assert (
-        (sent.strips_per_piece - 1) * sent.height
+        (sent.strips_per_chunk - 1) * sent.height
         < rows_per_rank
-        <= sent.strips_per_piece * sent.height
+        <= sent.strips_per_chunk * sent.height
     )
     assert sent.width * itemsize % 256 == 0
     assert sent.height * sent.width * itemsize % ((tiles.threads + 128) * 16) == 0
@@ -414,9 +415,9 @@ def test_what_another_version_may_have_chosen(kind):
     problem = Problem(name, 1024, 4096, 4096, 4, torch.bfloat16, False)
     for program in kind.programs:
         for tiles in kind.tuning_tiles(problem):
-            assert kind.has_choice(problem, operators.Choice(program, tiles))
-    assert not kind.has_choice(problem, operators.Choice("three_phase", LARGE))
-    assert not kind.has_choice(problem, operators.Choice("copy_engines", replace(LARGE, K=48)))
+            assert kind.has_choice(problem, Choice(program, tiles))
+    assert not kind.has_choice(problem, Choice("three_phase", LARGE))
+    assert not kind.has_choice(problem, Choice("copy_engines", replace(LARGE, K=48)))
 
 
 EVERY_SHAPE = {(t.M, t.N): t for t in (*CANDIDATES, *PERSISTENT_TILES)}
@@ -522,6 +523,6 @@ def test_all_sms_walk_where_nothing_waits_beside_them():
 def test_small_gpus_get_programs_whose_blocks_need_not_run_at_a_time(operator, monkeypatch):
     problem = Problem("matmul_reduce_scatter", 4096, 8192, 1024, 4, torch.bfloat16, False)
     walks = {c.program for c in [operator.table(problem), *operator.candidates(problem)]}
-    monkeypatch.setattr(operators, "has_room_for_persistent_blocks", lambda: False)
+    monkeypatch.setattr(gemm_operator, "has_room_for_persistent_blocks", lambda: False)
     small = {c.program for c in [operator.table(problem), *operator.candidates(problem)]}
     assert walks - small == {"copy_engines"}

@@ -26,7 +26,7 @@ def last_chunk(rows_per_rank, N, tiles):
         (100, 50, replace(TINY, group_m=2)),
     ],
 )  # fmt: skip
-def test_strips_cover_the_last_piece_once(rows_per_rank, N, tiles):
+def test_strips_cover_the_last_chunk_once(rows_per_rank, N, tiles):
     tail = last_chunk(rows_per_rank, N, tiles)
     rows, columns = tiles.chunks(rows_per_rank, N)[-1]
     assert (tail.m, tail.n) == (rows.start, columns.start)
@@ -50,7 +50,7 @@ def test_each_thread_has_as_many_bytes_of_a_strip(tiles):
 def test_its_first_tile_is_the_first_of_the_last_piece():
     tiles = replace(PERSISTENT_TILES[0], num_chunks=2)
     tail = last_chunk(2048, 8192, tiles)
-    pieces = tiles.chunks(2048, 8192)
-    assert len(pieces) == 4 and tail.first == 3 * 8 * 16
+    chunks = tiles.chunks(2048, 8192)
+    assert len(chunks) == 4 and tail.first == 3 * 8 * 16
     assert (tail.m, tail.n) == (1024, 4096)
     assert last_chunk(512, 8192, PERSISTENT_TILES[0]).first == 0

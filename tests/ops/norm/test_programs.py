@@ -376,9 +376,9 @@ def test_sizes_compile(name, tokens, hidden, ranks, quant):
     problem = NormProblem("", tokens, hidden, ranks, torch.bfloat16, 1e-6, True, quant)
     assert problem.obstacle() is None
     source = tw.emit(AllReduceRmsNorm.program(problem, name), world_size=ranks)
-    parts = "arrived" if name == ONE_SHOT else "parts"
-    assert re.search(rf"\*\(uint4\*\)\({parts} \+ .*\) = ", source)
-    assert re.search(rf"= \*\(uint4\*\)\({parts} ", source)
+    partials = "arrived" if name == ONE_SHOT else "partials"
+    assert re.search(rf"\*\(uint4\*\)\({partials} \+ .*\) = ", source)
+    assert re.search(rf"= \*\(uint4\*\)\({partials} ", source)
     assert source.count("tw::wait_reached") == (1 if name == ONE_SHOT else 2)
     assert source.count("tw::signal<") == (1 if name == ONE_SHOT else 2)
 

@@ -23,7 +23,7 @@ from tileweave.ops.collectives.all_to_all import (
 )
 from tileweave.ops.collectives.broadcast import broadcast_program
 from tileweave.ops.collectives.reduce_scatter import reduce_scatter_plan, reduce_scatter_program
-from tileweave.ops.collectives.vectors import Lines
+from tileweave.ops.collectives.vectors import TiledView
 from tileweave.ops.core.collective_problem import CollectiveProblem
 from tileweave.ops.core.gemm_config import GemmConfig
 from tileweave.ops.core.tiles import Tiles
@@ -95,34 +95,34 @@ def gemm(operator: type, program: str, tiles: str) -> Instance:
 
 
 def collective(name: str, transport: str) -> Instance:
-    """Lines of 16 elements, two in a tile, of all ranks; by copy engines in two pieces."""
-    lines = Lines.of(96, "float32", 16, 128)
+    """Rows of 16 elements, two in a tile, of all ranks; by copy engines in two chunks."""
+    view = TiledView.of(96, "float32", 16, 128)
     if name == "all_to_all":
         return Instance(_all_to_all(), RANKS, None)
     if transport != "copy_engine":
-        return Instance(_program(name, lines, RANKS), RANKS, None)
-    half = lines.rows // 2 // lines.height * lines.height
-    pieces = [slice(0, half), slice(half, lines.rows)]
+        return Instance(_program(name, view, RANKS), RANKS, None)
+    half = view.rows // 2 // view.height * view.height
+    chunks = [slice(0, half), slice(half, view.rows)]
     plans = {
-        "all_gather": lambda: all_gather_plan(lines, RANKS, pieces, None),
-        "reduce_scatter": lambda: reduce_scatter_plan(lines, RANKS, pieces),
-        "one_shot": lambda: all_reduce_plan(lines, RANKS, pieces),
+        "all_gather": lambda: all_gather_plan(view, RANKS, chunks, None),
+        "reduce_scatter": lambda: reduce_scatter_plan(view, RANKS, chunks),
+        "one_shot": lambda: all_reduce_plan(view, RANKS, chunks),
     }
     return Instance(plans[name](), RANKS, None)
 
 
 def one_word(name: str) -> Instance:
     """One element of each of three ranks: indices without threads, whose steps go backward."""
-    return Instance(_program(name, Lines.of(1, "float32"), 3), 3, None)
+    return Instance(_program(name, TiledView.of(1, "float32"), 3), 3, None)
 
 
-def _program(name: str, lines: Lines, ranks: int) -> Any:
+def _program(name: str, view: TiledView, ranks: int) -> Any:
     programs = {
-        "all_gather": lambda: all_gather_program(lines, ranks),
-        "reduce_scatter": lambda: reduce_scatter_program(lines, ranks),
-        "one_shot": lambda: one_shot_program(lines, ranks),
-        "two_shot": lambda: two_shot_program(lines, ranks),
-        "broadcast": lambda: broadcast_program(lines, ranks, 1),
+        "all_gather": lambda: all_gather_program(view, ranks),
+        "reduce_scatter": lambda: reduce_scatter_program(view, ranks),
+        "one_shot": lambda: one_shot_program(view, ranks),
+        "two_shot": lambda: two_shot_program(view, ranks),
+        "broadcast": lambda: broadcast_program(view, ranks, 1),
     }
     return programs[name]()
 

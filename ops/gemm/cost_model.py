@@ -2,7 +2,7 @@
 
 Times are in us, for H200s that are fully connected by NVLink. The costs of a copy, a flag and a
 wait were measured separately. The rate of an SM and the constants of stores are fitted, so that the
-totals match measured operators. tests/ops/autotune/test_cost_model.py states how close they are.
+totals match measured operators. tests/ops/gemm/test_cost_model.py states how close they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from ...builtins.tile_order import swizzle_ranks
 from ..core.tiles import DEVICE, PersistentSchedule, Tiles, store_tiles, stores_last_peer
-from ..gemm.kernels.comm_blocks import CommBlocks
+from .kernels.comm_blocks import CommBlocks
 
 _FLOPS_PER_US = 6.05e6
 """Floating-point operations on 16-bit operands of an SM per us, in tiles of 128 x 256; fp8 is
@@ -56,8 +56,8 @@ _COPY_AFTER_COPY_US, _COPY_AFTER_FLAG_US = 6.0, 7.0
 last flag is written. The later time applies."""
 _JOIN_US = 11.0
 """Time from the end of the last copy to the end of the call, which joins both streams."""
-_PIECE_US, _PARTIAL_WAVE_US = 4.0, 8.0
-"""Extra time of the kernel for each piece after the first, and if a piece has fewer tiles than a
+_CHUNK_US, _PARTIAL_WAVE_US = 4.0, 8.0
+"""Extra time of the kernel for each chunk after the first, and if a chunk has fewer tiles than a
 wave."""
 _LAST_SIGNAL_US, _SM_PULL_BYTES_PER_US = 8.0, 340e3
 """Time until blocks may pull the last tiles from peers, and bytes per us that all blocks together
@@ -107,11 +107,11 @@ def estimate_ag_gemm_copy_engine_us(
     arrival = np.zeros(ranks)
     sent_us, column_bytes = _FIRST_COPY_US - _NEXT_PEER_US, rows_per_rank * itemsize
     for peer in range(1, ranks):
-        pieces, rate = [slice(0, K)], _PUSH_BYTES_PER_US
+        chunks, rate = [slice(0, K)], _PUSH_BYTES_PER_US
         if peer == 1 and tiles.num_chunks > 1:
-            pieces, rate = tiles.widening(K), _PUSH_ROW_PARTS_BYTES_PER_US
+            chunks, rate = tiles.widening(K), _PUSH_ROW_PARTS_BYTES_PER_US
         sent_us += _NEXT_PEER_US - _NEXT_COPY_US
-        for k in pieces:
+        for k in chunks:
             sent_us += _NEXT_COPY_US + column_bytes * (k.stop - k.start) / rate + _FLAG_COPY_US
             arrival[peer] = max(
                 arrival[peer], sent_us + _FLAG_OBSERVED_US + tile_us * (1 - k.start / K)
@@ -143,8 +143,8 @@ def estimate_ag_gemm_comm_blocks_us(
     strip_us = max(
         strip_bytes / _BLOCK_PUSH_BYTES_PER_US, senders.blocks * strip_bytes / _PULL_BYTES_PER_US
     )
-    # Arrival of each piece from all ranks; only tiles of other ranks' rows wait for it.
-    num_strips = np.arange(1, senders.pieces + 1) * senders.strips_per_piece * (ranks - 1)
+    # Arrival of each chunk from all ranks; only tiles of other ranks' rows wait for it.
+    num_strips = np.arange(1, senders.num_chunks + 1) * senders.strips_per_chunk * (ranks - 1)
     arrival = (
         _KERNEL_BEGIN_US
         + np.ceil(num_strips / max(senders.blocks, 1)) * strip_us
@@ -154,9 +154,9 @@ def estimate_ag_gemm_comm_blocks_us(
     for numbers in _waves(senders.schedule):
         wave_ends = ends[: len(numbers)]
         is_remote = numbers >= tiles_per_rank
-        for piece in arrival:
+        for chunk in arrival:
             wave_ends[is_remote] = (
-                np.maximum(wave_ends[is_remote], piece) + tile_us / senders.pieces
+                np.maximum(wave_ends[is_remote], chunk) + tile_us / senders.num_chunks
             )
         wave_ends[~is_remote] += tile_us
     return float(ends.max()) + _KERNEL_END_US
@@ -170,7 +170,7 @@ def estimate_gemm_rs_persistent_us(
     """Estimate ``gemm_rs_persistent`` with the copies of its products.
 
     If every rank receives all sums (``shared``), copy engines transfer them too, except the last
-    piece, which the blocks of the kernel pull from peers.
+    chunk, which the blocks of the kernel pull from peers.
 
     Args:
         rows_per_rank, N, K, ranks, tiles: arguments of the program.
@@ -199,18 +199,18 @@ def estimate_gemm_rs_persistent_us(
         owners, places = swizzle_ranks(
             numbers, tiles_per_rank, 0, ranks, tiles_per_chunk if shared else None
         )
-        pieces = places // tiles_per_chunk
+        chunks = places // tiles_per_chunk
         wave_ends += tile_us
         is_remote = owners > 0
-        copies.finish(owners[is_remote], pieces[is_remote], wave_ends[is_remote])
-        for piece in np.unique(pieces[~is_remote]):
-            is_own = ~is_remote & (pieces == piece)
-            for arrival in copies.arrivals(piece):
+        copies.finish(owners[is_remote], chunks[is_remote], wave_ends[is_remote])
+        for chunk in np.unique(chunks[~is_remote]):
+            is_own = ~is_remote & (chunks == chunk)
+            for arrival in copies.arrivals(chunk):
                 wave_ends[is_own] = np.maximum(wave_ends[is_own], arrival) + adding_us
-            copies.finish(owners[is_own], pieces[is_own], wave_ends[is_own])
+            copies.finish(owners[is_own], chunks[is_own], wave_ends[is_own])
     end = float(ends.max()) + _KERNEL_END_US
     if shared and ranks > 1:
-        end += _PIECE_US * (len(extents) - 1) + _PARTIAL_WAVE_US * (
+        end += _CHUNK_US * (len(extents) - 1) + _PARTIAL_WAVE_US * (
             tiles_per_chunk < schedule.blocks
         )
         end += _LAST_SIGNAL_US + (ranks - 1) * nbytes[-1] / _SM_PULL_BYTES_PER_US
@@ -300,9 +300,9 @@ class Copies:
     """Simulated copies of one rank while its kernel computes. All ranks behave the same.
 
     Args:
-        nbytes: bytes of each piece of an owner.
-        tiles: number of tiles of each piece.
-        shared: whether copy engines also pull the peers' sums, except those of the last piece.
+        nbytes: bytes of each chunk of an owner.
+        tiles: number of tiles of each chunk.
+        shared: whether copy engines also pull the peers' sums, except those of the last chunk.
         stores_last_peer: whether the kernel stores the products for the last peer itself.
     """
 
@@ -315,51 +315,51 @@ class Copies:
         stores_last_peer: bool,
     ) -> None:
         self._nbytes, self._ranks, self._stores_last_peer = nbytes, ranks, stores_last_peer
-        pieces, peers = range(len(nbytes)), range(1, ranks - stores_last_peer)
-        self._left = {(owner, piece): tiles[piece] for owner in range(ranks) for piece in pieces}
+        chunks, peers = range(len(nbytes)), range(1, ranks - stores_last_peer)
+        self._left = {(owner, chunk): tiles[chunk] for owner in range(ranks) for chunk in chunks}
         self._ready = dict.fromkeys(self._left, 0.0)
-        self._arrived: dict[int, list[float]] = {piece: [] for piece in pieces}
+        self._arrived: dict[int, list[float]] = {chunk: [] for chunk in chunks}
         self._next: deque[tuple[int, int]] = deque()
-        """Pending copies as (owner, piece), in the order of the plan; owner 0 is this rank."""
+        """Pending copies as (owner, chunk), in the order of the plan; owner 0 is this rank."""
         if not shared:
-            self._next.extend((peer, piece) for peer in peers for piece in pieces)
+            self._next.extend((peer, chunk) for peer in peers for chunk in chunks)
         elif ranks > 1:
-            for piece in pieces:
-                self._next.extend((peer, piece) for peer in peers)
-                if piece:
-                    self._next.append((0, piece - 1))
+            for chunk in chunks:
+                self._next.extend((peer, chunk) for peer in peers)
+                if chunk:
+                    self._next.append((0, chunk - 1))
         self.end = _FIRST_COPY_US - _COPY_AFTER_COPY_US
         """Time at which all copies that could begin so far are complete."""
 
-    def finish(self, owners: np.ndarray, pieces: np.ndarray, ends: np.ndarray) -> None:
+    def finish(self, owners: np.ndarray, chunks: np.ndarray, ends: np.ndarray) -> None:
         """Record computed tiles; start the copies that they complete."""
-        for owner, piece in np.unique(np.stack([owners, pieces]), axis=1).T.tolist():
-            tile_ends = ends[(owners == owner) & (pieces == piece)]
-            self._left[owner, piece] -= len(tile_ends)
-            self._ready[owner, piece] = max(self._ready[owner, piece], float(tile_ends.max()))
-            if self._stores_last_peer and owner == self._ranks - 1 and not self._left[owner, piece]:
-                stored = self._ready[owner, piece] + self._nbytes[piece] / _PUSH_BYTES_PER_US
-                self._arrived[piece].append(stored + _FLAG_OBSERVED_US)
+        for owner, chunk in np.unique(np.stack([owners, chunks]), axis=1).T.tolist():
+            tile_ends = ends[(owners == owner) & (chunks == chunk)]
+            self._left[owner, chunk] -= len(tile_ends)
+            self._ready[owner, chunk] = max(self._ready[owner, chunk], float(tile_ends.max()))
+            if self._stores_last_peer and owner == self._ranks - 1 and not self._left[owner, chunk]:
+                stored = self._ready[owner, chunk] + self._nbytes[chunk] / _PUSH_BYTES_PER_US
+                self._arrived[chunk].append(stored + _FLAG_OBSERVED_US)
         while self._next and not self._left[self._next[0]]:
             self._copy(*self._next.popleft())
 
-    def _copy(self, owner: int, piece: int) -> None:
-        nbytes = self._nbytes[piece]
+    def _copy(self, owner: int, chunk: int) -> None:
+        nbytes = self._nbytes[chunk]
         begins = max(
-            self.end + _COPY_AFTER_COPY_US, self._ready[owner, piece] + _COPY_AFTER_FLAG_US
+            self.end + _COPY_AFTER_COPY_US, self._ready[owner, chunk] + _COPY_AFTER_FLAG_US
         )
         if owner:
             self.end = begins + nbytes / _PUSH_BYTES_PER_US + _FLAG_COPY_US
-            self._arrived[piece].append(self.end + _FLAG_OBSERVED_US)
+            self._arrived[chunk].append(self.end + _FLAG_OBSERVED_US)
         else:
             peers = self._ranks - 1
             self.end = (
                 begins + peers * (nbytes / _PULL_BYTES_PER_US + _NEXT_COPY_US) - _NEXT_COPY_US
             )
 
-    def arrivals(self, piece: int) -> list[float]:
-        """Return when the others' products for an own piece arrive. All of them must be
+    def arrivals(self, chunk: int) -> list[float]:
+        """Return when the others' products for an own chunk arrive. All of them must be
         computed."""
-        arrived = self._arrived[piece]
+        arrived = self._arrived[chunk]
         assert len(arrived) == self._ranks - 1
         return sorted(arrived)

@@ -10,16 +10,7 @@ import pytest
 import torch
 
 from tileweave import language as W
-from tileweave.ops.autotune.cost_model import (
-    estimate_ag_gemm_comm_blocks_us,
-    estimate_ag_gemm_copy_engine_us,
-    estimate_gemm_rs_persistent_us,
-    estimate_gemm_rs_store_us,
-    estimate_tile_us,
-)
 from tileweave.ops.autotune.trial import problem_of
-from tileweave.ops.core import strategy
-from tileweave.ops.core.operator import Operator
 from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import (
     FP8,
@@ -30,6 +21,15 @@ from tileweave.ops.core.tiles import (
     Tiles,
     stores_last_peer,
 )
+from tileweave.ops.gemm import gemm_operator
+from tileweave.ops.gemm.cost_model import (
+    estimate_ag_gemm_comm_blocks_us,
+    estimate_ag_gemm_copy_engine_us,
+    estimate_gemm_rs_persistent_us,
+    estimate_gemm_rs_store_us,
+    estimate_tile_us,
+)
+from tileweave.ops.gemm.gemm_operator import GemmOperator
 
 ROWS = 1024, 2048, 4096, 8192, 16384
 GATHERED = {
@@ -57,14 +57,14 @@ FETCHED = {
     (4096, 8192, 7168): 680, (1024, 4096, 3584): 82, (2048, 4096, 3584): 122,
     (4096, 4096, 3584): 207, (8192, 4096, 3584): 375,
 }  # fmt: skip
-"""us of 2 ranks, what is summed for all as the table cuts it, the last piece fetched by blocks; by
+"""us of 2 ranks, what is summed for all as the table cuts it, the last chunk fetched by blocks; by
 M, N and a rank's K."""
 BETWEEN_TWO = {
     (2048, 8192, 7168): (317, {(4, 1): 358, (8, 1): 370, (8, 2): 353, (8, 4): 362, (16, 1): 370}),
     (4096, 8192, 7168): (634, {(4, 1): 689, (8, 1): 697, (8, 2): 679, (8, 4): 696, (16, 1): 760}),
 }
 """us of 2 ranks, what is summed, and what is summed for all in bands of so many rows of tiles in so
-many pieces; by M, N and a rank's K."""
+many chunks; by M, N and a rank's K."""
 COMMUNICATED = [
     (4, 256, 3584, 4096, 72, 55), (4, 512, 3584, 4096, 109, 106), (4, 128, 3584, 4096, 60, 42),
     (4, 256, 7168, 8192, 191, 189), (4, 256, 7392, 8192, 192, 191), (4, 128, 7168, 8192, 148, 107),
@@ -95,17 +95,17 @@ def test_what_is_gathered(M, N, K, us):
 
 
 @pytest.mark.parametrize(
-    ("M", "N", "K", "columns", "whole", "pieces", "taken"),
+    ("M", "N", "K", "columns", "whole", "chunks", "taken"),
     [(512, 7168, 8192, 224, 118, 109, 4), (1024, 7168, 8192, 224, 167, 167, 1)],
 )
-def test_rows_in_pieces(M, N, K, columns, whole, pieces, taken):
+def test_rows_in_chunks(M, N, K, columns, whole, chunks, taken):
     """Between 2 ranks, blocks start with a peer's rows if there are too few own ones."""
     tiles = next(tiles for tiles in PERSISTENT_TILES if tiles.N == columns)
     actual = [
         estimate_ag_gemm_copy_engine_us(M // 2, N, K, 2, replace(tiles, num_chunks=cut))
         for cut in (1, 4)
     ]
-    assert actual == pytest.approx((whole, pieces), rel=0.05)
+    assert actual == pytest.approx((whole, chunks), rel=0.05)
     problem = problem_of("all_gather_matmul", M, 2 * N, K, 2, torch.bfloat16)
     options = OPERATORS["all_gather_matmul"].options(problem).items()
     copied = {choice: us for choice, us in options if choice.program == "copy_engines"}
@@ -148,8 +148,8 @@ def test_streams_wait_sooner_than_kernels(M, us):
 
 
 @pytest.mark.parametrize(("M", "N", "K"), BETWEEN_TWO)
-def test_pieces(M, N, K):
-    """The model predicts the fastest number of pieces, too."""
+def test_chunks(M, N, K):
+    """The model predicts the fastest number of chunks, too."""
     summed, shared = BETWEEN_TWO[M, N, K]
     share, tiles = M // 2, PERSISTENT_TILES[0]
     alone = estimate_gemm_rs_persistent_us(share, N, K, 2, tiles)
@@ -243,11 +243,11 @@ def test_few_rows(op, M, N, K, fused, nccl):
     """The model chooses the faster program."""
     problem = problem_of(op, M, N, K, 2, torch.bfloat16)
     assert OPERATORS[op].predicted(problem) == pytest.approx((fused, nccl), rel=0.2)
-    taken = {"fused": fused, "nccl": nccl}[strategy.predicted_strategy(problem).name]
+    taken = {"fused": fused, "nccl": nccl}[gemm_operator.predicted_strategy(problem).name]
     assert taken == min(fused, nccl)
 
 
-@pytest.mark.parametrize("op", operators_of(Operator))
+@pytest.mark.parametrize("op", operators_of(GemmOperator))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("ranks", "shape"), [(1, (8, 8, 8)), (3, (3, 24, 48)), (8, (8000, 8, 16))])
 def test_something_is_taken_of_all(op, dtype, ranks, shape):
