@@ -35,7 +35,7 @@ from tileweave.runtime.host.session import current
 SHAPES = [(512, 1024, 1024), (2048, 2048, 4096)]
 NEW = (1024, 1024, 2048)
 """Problems that a first call tunes."""
-NAMES = list(operators_of(Operator))
+NAMES = list(operators_of(GemmOperator))
 TOO_LARGE, ODD = Tiles(256, 256, 128, stages=4), Tiles(100, 100, 64, stages=2)
 
 
