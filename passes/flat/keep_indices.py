@@ -15,7 +15,7 @@ from tvm.tirx.stmt_functor import ir_transform
 from ...builtins.errors import LanguageError
 from ...builtins.symmetric import packed_strides
 from ..ir.walk import location, nodes_in, op_name, with_span_of
-from ..sync.regions.space import NotEvaluable, Space
+from ..sync.regions.space import IterationSpace, NotEvaluable
 
 Access = tirx.BufferLoad | tirx.BufferStore
 
@@ -157,7 +157,7 @@ def _conditions(func: tirx.PrimFunc) -> dict[int, list[tirx.PrimExpr]]:
     return conditions
 
 
-class _Samples(Space):
+class _Samples(IterationSpace):
     """Values of expressions of a function, for random values of its variables."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:

@@ -194,6 +194,11 @@ def variables_in(node) -> list[tirx.Var]:
     return list(dict.fromkeys(nodes_in(node, tirx.Var)))
 
 
+def base_of(index: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return the first element of an index, which may be a vector of elements."""
+    return index.base if isinstance(index, tirx.Ramp) else index
+
+
 def variables_and_loads(expr: tirx.PrimExpr) -> list[tirx.Var | tirx.BufferLoad]:
     """Return the variables and the elements of memory that ``expr`` reads."""
     return nodes_in(expr, tirx.Var, tirx.BufferLoad)

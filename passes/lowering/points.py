@@ -10,13 +10,13 @@ from tvm import tirx
 
 from ..ir.operators import ONLY_IF
 from ..ir.walk import op_name
-from ..sync.regions.space import Space
+from ..sync.regions.space import IterationSpace
 
 ELECT = "tl.tl_shuffle_elect"
 """TileLang's condition that holds for one thread of a group."""
 
 
-class Points(Space):
+class Points(IterationSpace):
     """Values of variables at the points where a statement runs.
 
     Args:

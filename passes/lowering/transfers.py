@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from ..ir.integer_ops import CHOICES
 from ..ir.walk import children_of, op_name
 from ..sync.regions.space import NotEvaluable
 from .places import NOWHERE, Places, Unknown, flat_index
 from .points import Points
 
-_CHOICES = ("tirx.if_then_else", "tirx.Select")
 _ELEMENT_VALUES = 1 << 16
 """Upper bound of the values of elements that decide about indices and conditions."""
 _FIELDS = ("a", "b", "value")
@@ -110,7 +110,7 @@ class Transfers:
             return self.fingerprint(expr.value, points)
         if isinstance(expr, tirx.Select):
             return self._choice([expr.condition, expr.true_value, expr.false_value], points)
-        if op_name(expr) in _CHOICES:
+        if op_name(expr) in CHOICES:
             return self._choice(expr.args, points)
         if str(expr.dtype).startswith(("int", "uint", "bool")):
             try:

@@ -3,7 +3,7 @@
 import numpy as np
 from tvm import tirx
 
-from tileweave.passes.sync.regions.space import Loop, Space
+from tileweave.passes.sync.regions.space import IterationSpace, Loop
 
 
 def in_loops(body, extents):
@@ -16,5 +16,5 @@ def in_loops(body, extents):
 def values_of(expr, extents):
     """Return the values of ``expr`` in all iterations of the loops."""
     loops = [Loop(v, tirx.const(0, "int32"), tirx.const(n, "int32")) for v, n in extents.items()]
-    space = Space(1, loops, {})
+    space = IterationSpace(1, loops, {})
     return np.broadcast_to(space.evaluate(expr), space.shape)

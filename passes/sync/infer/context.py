@@ -146,7 +146,7 @@ class SyncContext:
         total: tirx.PrimExpr = tirx.IntImm("int32", 1)
         for loop in self.program.grid:
             total = total * loop.extent
-        return self.symbols.inlined(total)
+        return self.program.inline_bindings(total)
 
     @property
     def block(self) -> tirx.PrimExpr:
@@ -154,7 +154,7 @@ class SyncContext:
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
         for loop in reversed(self.program.grid):
             number = number * loop.extent + loop.var
-        return self.symbols.inlined(number)
+        return self.program.inline_bindings(number)
 
     def epochs_of(self, tensor: tirx.Buffer) -> tirx.PrimExpr:
         """Return how many launches have used the current buffer of ``tensor``, this launch
@@ -173,15 +173,15 @@ class SyncContext:
             exited: loops around the access that ``stmt`` was moved out of.
         """
         access, symbols = footprints.access, self.symbols
-        conditions = [symbols.at_start(c, exited) for c in footprints.inner_conditions]
+        conditions = [symbols.in_first_iteration(c, exited) for c in footprints.inner_conditions]
         for axis in footprints.outside:
-            start = symbols.start(footprints, 1 + axis, [*exited, *access.inner])
+            start = symbols.box_start(footprints, 1 + axis, [*exited, *access.inner])
             conditions.append(tirx.LT(start, access.tensor.shape[1 + axis]))
         for condition in conditions:
-            stmt = tirx.IfThenElse(symbols.simplified(condition, access), stmt, None)
-        if access.row is not None and access.row[0] in footprints.runtime_axes:
-            rows = tirx.Cast("uint32", access.tensor.shape[access.row[0]])
-            row = tirx.Cast("uint32", footprints.runtime_axes[access.row[0]])
+            stmt = tirx.IfThenElse(symbols.simplify(condition, access), stmt, None)
+        if access.ragged is not None and access.ragged.axis in footprints.runtime_axes:
+            rows = tirx.Cast("uint32", access.tensor.shape[access.ragged.axis])
+            row = tirx.Cast("uint32", footprints.runtime_axes[access.ragged.axis])
             stmt = tirx.IfThenElse(tirx.LT(row, rows), stmt, None)
         return stmt
 
@@ -290,7 +290,7 @@ class SyncContext:
             include_own: whether the loop includes this rank.
         """
         step = tirx.Var("step", "int32")
-        peer = tirx.floormod(self.symbols.rank + 1 + step, self.world_size)
+        peer = tirx.floormod(self.symbols.rank_call + 1 + step, self.world_size)
         body = stmt_of(peer)
         all_ranks = (1 << self.world_size) - 1
         if any(peers[k] | (0 if include_own else 1 << r) != all_ranks for r, k in pairs):

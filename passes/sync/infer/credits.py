@@ -14,7 +14,7 @@ def place_credits(context: SyncContext) -> None:
 
     After:  ``if block == 0: for peer in ...: T.tileweave.signal(started[peer, me], 1)``
     """
-    me, one = context.symbols.rank, tirx.const(1, "uint32")
+    me, one = context.symbols.rank_call, tirx.const(1, "uint32")
     for name, (flags, pairs) in context.credit_flags.items():
         if name == "started" and context.has_copies:
             continue

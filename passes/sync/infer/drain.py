@@ -24,7 +24,7 @@ def place_drain(context: SyncContext) -> None:
 
 def _wait(context: SyncContext, counter: Counter, granule: tirx.PrimExpr) -> None:
     """Wait for one granule, or for each granule if ``granule`` is a variable."""
-    rank, peer = context.symbols.rank, tirx.IntImm("int32", -1)
+    rank, peer = context.symbols.rank_call, tirx.IntImm("int32", -1)
     arrivals = by_rank(rank, [int(n) for n in counter.arrivals[:, 0]])
     target = context.epochs_of(counter.accesses.tensor) * arrivals
     access = counter.accesses.in_kernel(counter.kind if counter.at_exit else "read")[-1].access

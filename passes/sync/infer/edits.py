@@ -92,8 +92,9 @@ def enclosing_depth(
     """
     depth = len(access.loops)
     may_guard = guarded and footprints.is_certain and access.branches == len(access.conditions)
-    while depth and access.around[depth - 1] is not None:
-        is_unguarded = access.guards[depth - 1] == len(access.conditions)
+    while depth and access.enclosing[depth - 1].stmt is not None:
+        outer_conditions = access.enclosing[depth - 1].num_outer_conditions
+        is_unguarded = outer_conditions == len(access.conditions)
         if not (is_unguarded or may_guard) or any(
             varies(v, depth, footprints.mask) for v in values
         ):
@@ -123,7 +124,7 @@ def moved_out_of(exited: Sequence[Loop]) -> str:
 
 def anchor_of(access: Access, depth: int) -> tirx.Stmt:
     """Return the statement around ``access`` that is inside the outer ``depth`` loops only."""
-    stmt = access.around[depth] if depth < len(access.loops) else access.anchor
+    stmt = access.enclosing[depth].stmt if depth < len(access.enclosing) else access.anchor
     assert stmt is not None
     return stmt
 

@@ -103,7 +103,7 @@ def _wait(
     if not footprints.runtime_axes:  # else data chooses the owner, at the access
         depth = enclosing_depth(access, footprints, [footprints.owner], clipped=True)
     exited = access.loops[depth:]
-    owner = symbols.simplified(symbols.start(footprints, 0, [*exited, *access.inner]), access)
+    owner = symbols.simplify(symbols.box_start(footprints, 0, [*exited, *access.inner]), access)
     pairs, readers = footprints.ranks_and_owners(), _readers_of(accesses, scratch)
     only_owner = all(
         (int(readers[owner]) ^ 1 << owner) & ~(1 << rank) == 0 for rank, owner in pairs
@@ -120,13 +120,13 @@ def _wait(
     target = context.epoch if started else context.epoch - one
 
     def wait(peer: tirx.PrimExpr) -> tirx.Stmt:
-        flag = tirx.BufferLoad(flags, [symbols.rank, peer])
+        flag = tirx.BufferLoad(flags, [symbols.rank_call, peer])
         return builtin_calls.wait_reached(flag, target, peer, access)
 
     masks = [int(bits) for bits in readers]
     stmt = wait(owner) if only_owner else context.for_each_rank(wait, masks, owner, pairs)
     if only_owner and any(rank == owner for rank, owner in pairs):
-        stmt = tirx.IfThenElse(tirx.NE(owner, symbols.rank), stmt, None)
+        stmt = tirx.IfThenElse(tirx.NE(owner, symbols.rank_call), stmt, None)
     stmt = context.guard(stmt, footprints, exited)
     context.placement.put_before(anchor_of(access, depth), stmt, access)
     event = "its launch has started" if started else "its last launch has finished"
@@ -251,7 +251,7 @@ def clear_limited(context: SyncContext, scratch: set[tirx.Buffer]) -> None:
         _verify_limit(counter, first)
         assert counter.flags is not None
         number = tirx.Var("granule", "int32")
-        indices = [context.symbols.rank, number]
+        indices = [context.symbols.rank_call, number]
         clear = tirx.BufferStore(counter.flags, tirx.const(0, "uint32"), indices)
         total = counter.flags.shape[-1]
         context.at_end.append(tirx.For(number, 0, total, tirx.ForKind.SERIAL, clear))

@@ -8,8 +8,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import substitute
 
 from ...ir.ragged import totals_name
-from ..regions.accesses import base_of
-from ..regions.footprints import Footprints
+from ...ir.walk import base_of
 from ..regions.granules import Counter
 from . import builtin_calls
 from .context import SyncContext
@@ -37,14 +36,15 @@ def _check(context: SyncContext, counter: Counter) -> None:
     written = context.add_implicit(f"{name}_written", segments, "uint32", symmetric=False)
     row_size = math.prod(shape[2 + axes :]) // counter.unit
     for footprints in counter.accesses.in_kernel("write"):
-        access = footprints.access
-        index = [_first(i, footprints) for i in access.node.indices]
-        units = access.stored // access.stored_rows // counter.unit
+        access, ragged = footprints.access, footprints.access.ragged
+        assert ragged is not None
+        index = [substitute(base_of(i), access.first_iteration) for i in access.node.indices]
+        units = ragged.stored // ragged.stored_rows // counter.unit
         stmt = builtin_calls.check_row(
             _element(context, counter, index),
             tirx.BufferLoad(words, [*index[:axes], tirx.IntImm("int32", 0)]),
             tirx.BufferLoad(written, index[:axes]),
-            (index[1 + axes], access.stored_rows, rows, units, row_size, context.epoch), access,
+            (index[1 + axes], ragged.stored_rows, rows, units, row_size, context.epoch), access,
         )  # fmt: skip
         context.placement.put_before(access.anchor, stmt, access)
     _check_total(context, counter, written)
@@ -60,7 +60,7 @@ def _check_total(context: SyncContext, counter: Counter, written: tirx.Buffer) -
     variables = [tirx.Var(f"segment_{axis}", "int32") for axis in range(accesses.segments)]
     zeros = [tirx.IntImm("int32", 0)] * (len(accesses.tensor.shape) - accesses.segments - 1)
     stmt = builtin_calls.check_amount(
-        _element(context, counter, [*variables, context.symbols.rank, *zeros]),
+        _element(context, counter, [*variables, context.symbols.rank_call, *zeros]),
         tirx.BufferLoad(written, variables),
         tirx.BufferLoad(total, [*variables, tirx.IntImm("int32", 0)]), int(total.shape[-1]),
         accesses.in_kernel("write")[-1].access,
@@ -75,9 +75,3 @@ def _element(context: SyncContext, counter: Counter, index: list) -> tirx.Buffer
     tensor = counter.accesses.tensor
     index = [index[0], *context.buffer_index(tensor), *index[1:]]
     return tirx.BufferLoad(context.all_buffers_of(tensor), index)
-
-
-def _first(index: tirx.PrimExpr, footprints: Footprints) -> tirx.PrimExpr:
-    """Return an index of an access in the first iteration of its inner loops."""
-    first = {loop.var: loop.min for loop in footprints.access.inner}
-    return substitute(base_of(index), first)

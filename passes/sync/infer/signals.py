@@ -140,7 +140,7 @@ def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints)
         if _pieces(counter, footprints, depth) is None:
             depth = enclosing_depth(access, footprints, [*numbers, elements_of(footprints)])
     while depth < len(access.loops) and (
-        _waits_in(context, access.around[depth])
+        _waits_in(context, access.enclosing[depth].stmt)
         or not _may_sink(context, counter, footprints, depth)
     ):
         depth += 1
@@ -150,7 +150,7 @@ def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints)
 def _may_sink(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
     """Return whether the data-dependent expressions of a signal have the same value after the loop
     of this number around its access."""
-    loop = footprints.access.around[number]
+    loop = footprints.access.enclosing[number].stmt
     assert loop is not None
     extents = [extent for other, extent in footprints.runtime_loops.items() if other >= number]
     exprs = [*runtime_indices(counter, footprints), *extents]
@@ -196,10 +196,10 @@ def _pieces(counter: Counter, footprints: Footprints, depth: int) -> dict[int, i
 
 def _waits_in(context: SyncContext, loop: tirx.For | None) -> bool:
     return any(
-        enclosing is not None and loop is not None and enclosing.same_as(loop)
+        enclosing.stmt is not None and loop is not None and enclosing.stmt.same_as(loop)
         for counter in context.counters
         for footprints in counter.users
-        for enclosing in footprints.access.around
+        for enclosing in footprints.access.enclosing
     )
 
 
@@ -210,9 +210,9 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints, need
     exited = access.loops[depth:]
 
     def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        return symbols.simplified(expr, access)
+        return symbols.simplify(expr, access)
 
-    owner = simple(symbols.start(footprints, 0, [*exited, *access.inner]))
+    owner = simple(symbols.box_start(footprints, 0, [*exited, *access.inner]))
     granule = simple(counter.granules.index(footprints, symbols, exited))
     count = _rows_count if access.stored else _count
     value = simple(tirx.Cast("uint32", count(counter, footprints, symbols, exited)))
@@ -228,8 +228,8 @@ def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
     access = footprints.access
     stmt = context.signal_to(counter, footprints, signal.owner, signal.granule, signal.value)
     if signal.need is _Need.BY_OTHERS:
-        is_other = tirx.NE(signal.owner, context.symbols.rank)
-        stmt = tirx.IfThenElse(context.symbols.simplified(is_other, access), stmt, None)
+        is_other = tirx.NE(signal.owner, context.symbols.rank_call)
+        stmt = tirx.IfThenElse(context.symbols.simplify(is_other, access), stmt, None)
     stmt = context.guard(stmt, footprints, signal.exited)
     context.placement.put_after(signal.anchor, stmt, access)
     reason = f"{_reason(context, counter, access)}{moved_out_of(signal.exited)}"
@@ -259,7 +259,7 @@ def _rows_count(
         if number in footprints.runtime_loops:
             count = count * tirx.max(footprints.runtime_loops[number], 0)
         else:
-            count = count * symbols.inlined(loop.extent)
+            count = count * symbols.program.inline_bindings(loop.extent)
     return count
 
 
@@ -267,7 +267,7 @@ def _count(
     counter: Counter, footprints: Footprints, symbols: Symbols, exited: Sequence[Loop]
 ) -> tirx.PrimExpr:
     """Return the units that an access writes in all iterations of ``exited``, as an expression."""
-    loops = footprints.access.loops
+    loops, inline = footprints.access.loops, symbols.program.inline_bindings
     depth = len(loops) - len(exited)
     pieces = _pieces(counter, footprints, depth) or {}
     counts = footprints.flat(elements_of(footprints))[-1]
@@ -276,12 +276,12 @@ def _count(
         count = tirx.IntImm("int32", int(counts[0]) // counter.unit)
     else:
         for axis in range(len(footprints.low)):
-            iterations = symbols.inlined(loops[pieces[axis]].extent) if axis in pieces else None
+            iterations = inline(loops[pieces[axis]].extent) if axis in pieces else None
             count = count * _extent(counter, footprints, axis, symbols, exited, iterations)
         count = count // counter.unit
     for number in range(depth, len(loops)):
         if number not in pieces.values():
-            count = count * symbols.inlined(loops[number].extent)
+            count = count * inline(loops[number].extent)
     return count
 
 
@@ -307,11 +307,11 @@ def _extent(
     elif np.array_equal(size, np.minimum(max_size, end - low)):
         full_extent = tirx.IntImm("int32", max_size)
     elif not access.inner:
-        full_extent = symbols.at_start(access.extents[1 + axis], loops)
+        full_extent = symbols.in_first_iteration(access.extents[1 + axis], loops)
         end = counter.granules.shape[axis]
     else:
         raise footprints.refused(
             f"touches {int(size.min())} to {max_size} elements along an axis",
             "an equal number each time, or fewer only before an end that no access crosses",
         )
-    return tirx.min(full_extent, end - symbols.start(footprints, 1 + axis, loops))
+    return tirx.min(full_extent, end - symbols.box_start(footprints, 1 + axis, loops))

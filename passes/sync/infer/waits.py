@@ -57,7 +57,7 @@ def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -
 def _may_hoist(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
     """Return whether the data-dependent expressions of a wait can be evaluated before the loop of
     this number around its access."""
-    loop = footprints.access.around[number]
+    loop = footprints.access.enclosing[number].stmt
     assert loop is not None
     extents = [extent for other, extent in footprints.runtime_loops.items() if other > number]
     indices = runtime_indices(counter, footprints)
@@ -83,7 +83,7 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     depth = wait_depth(context, counter, footprints)
     exited = access.loops[depth:]
     loops = [*exited, *access.inner]
-    first = symbols.simplified(symbols.start(footprints, 0, loops), access)
+    first = symbols.simplify(symbols.box_start(footprints, 0, loops), access)
     key = [first, counter.granules.index(footprints, symbols, exited)]
     for other_key, other, other_depth in placed:
         if structural_equal(key, other_key) and dominates(other, other_depth, access, depth):
@@ -91,15 +91,15 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
             return
     extents = [
         footprints.runtime_loops[number] if number in footprints.runtime_loops
-        else symbols.at_start(loop.extent, exited)
+        else symbols.in_first_iteration(loop.extent, exited)
         for number, loop in enumerate(exited, depth)
         if number in footprints.runtime_loops or number in footprints.skipped
     ]  # fmt: skip
     is_fixed = not any(has_loads(index) for index in runtime_indices(counter, footprints))
     if is_fixed and not footprints.outside and not footprints.inner_conditions and not extents:
         placed.append((key, access, depth))
-    owner = symbols.simplified(symbols.start(footprints, 0, loops, in_place=True), access)
-    granule = counter.granules.index(footprints, symbols, exited, in_place=True)
+    owner = symbols.simplify(symbols.box_start(footprints, 0, loops, keep_bound=True), access)
+    granule = counter.granules.index(footprints, symbols, exited, keep_bound=True)
     if counter.accesses.is_ragged:
         arrivals = tirx.Var("announced", "uint32")  # for explain
         target = _announced_total(context, counter, footprints, loops)
@@ -107,20 +107,21 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
         arrivals = _arrivals(counter, footprints, owner, granule)
         epochs = context.epochs_of(counter.accesses.tensor)
         target = arrivals if counter.accesses.is_limited else epochs * arrivals
-    flag = context.flag(counter, symbols.rank, owner, granule)
+    flag = context.flag(counter, symbols.rank_call, owner, granule)
     peer = tirx.IntImm("int32", -1)
     stmt = builtin_calls.wait_reached(flag, target, peer, access, counter.scope)
-    inner_conditions = access.conditions[access.guards[depth] :] if exited else ()
-    conditions = [symbols.at_start(condition, exited) for condition in inner_conditions]
+    num_outer = access.enclosing[depth].num_outer_conditions if exited else len(access.conditions)
+    inner_conditions = access.conditions[num_outer:]
+    conditions = [symbols.in_first_iteration(condition, exited) for condition in inner_conditions]
     if _reads_own(counter, footprints):
-        conditions.append(tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank))
+        conditions.append(tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank_call))
     if conditions:
-        holds = symbols.simplified(functools.reduce(tirx.And, conditions), access)
+        holds = symbols.simplify(functools.reduce(tirx.And, conditions), access)
         stmt = tirx.IfThenElse(holds, stmt, None)
     stmt = context.guard(stmt, footprints, exited)
     for extent in extents:
         runs = tirx.GT(extent, 0)
-        stmt = tirx.IfThenElse(symbols.simplified(runs, access), stmt, None)
+        stmt = tirx.IfThenElse(symbols.simplify(runs, access), stmt, None)
     context.placement.put_before(anchor_of(access, depth), stmt, access)
     reason = f"{access.op} {_needs(counter, footprints)}{moved_out_of(exited)}"
     context.record_counter_op("wait", access, counter, reason, stmt, arrivals)
@@ -134,13 +135,13 @@ def _announced_total(
     counts = counter.accesses.counts
     assert counts is not None
     owner, *segment, row = (
-        context.symbols.start(footprints, axis, loops, in_place=True)
+        context.symbols.box_start(footprints, axis, loops, keep_bound=True)
         for axis in range(2 + counts.segments)
     )
     is_segment = counter.granules.counts[counts.segments] == 1
     word = tirx.IntImm("int32", 1) if is_segment else 1 + tirx.floordiv(row, counter.accesses.tile)
     owner, *segment = (
-        context.symbols.simplified(index, footprints.access) for index in (owner, *segment, word)
+        context.symbols.simplify(index, footprints.access) for index in (owner, *segment, word)
     )
     index = [owner, *context.buffer_index(counts.tensor), *segment]
     return tirx.BufferLoad(context.all_buffers_of(counts.tensor), index)

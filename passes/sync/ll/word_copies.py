@@ -78,8 +78,8 @@ def _is_aligned(side: Side, lanes: int, symbols: Symbols) -> bool:
         return False
     *outer, step = side.buffer.strides or (tirx.IntImm("int32", 1),)
     multiples = [
-        side.extents[last], side.buffer.shape[last], symbols.inlined(side.start.indices[last]),
-        side.buffer.elem_offset, *outer,
+        side.extents[last], side.buffer.shape[last],
+        symbols.program.inline_bindings(side.start.indices[last]), side.buffer.elem_offset, *outer,
     ]  # fmt: skip
     return _equals(step, 1) and all(_is_multiple(n, lanes) for n in multiples)
 

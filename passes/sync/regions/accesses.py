@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from tvm import tirx
 from tvm.ir import structural_equal
-from tvm.tirx.stmt_functor import ir_transform
+from tvm.tirx.stmt_functor import ir_transform, substitute
 
 from ....builtins.errors import LanguageError
 from ....builtins.spec import Builtin, Pointer, builtin_of
@@ -18,6 +18,7 @@ from ...ir.operators import is_mark
 from ...ir.uniformity import ThreadControl
 from ...ir.walk import (
     arrows,
+    base_of,
     calls_in,
     format_expr,
     line_of,
@@ -65,29 +66,57 @@ class Jump:
 
 
 @dataclass(frozen=True, eq=False)
+class EnclosingLoop:
+    """A loop or block axis around the anchor of an access.
+
+    Attributes:
+        stmt: the statement of the loop; None for a block axis.
+        num_outer_conditions: number of the ``conditions`` of the access that are outside of it.
+        position: position of the loop among the statements around it.
+    """
+
+    loop: Loop
+    stmt: tirx.For | None
+    num_outer_conditions: int
+    position: int
+
+
+@dataclass(frozen=True)
+class RaggedRows:
+    """Rows of a ragged tensor that an access touches, and what it stores there.
+
+    Attributes:
+        stored: number of elements that a write stores in a segment, each time that the block
+            reaches ``anchor``; 0 for a read.
+        stored_rows: number of rows of these elements.
+        axis: the axis of the rows.
+        row: an index of a row as the program writes it: the first row that is accessed or, if loops
+            around ``anchor`` do not leave its tile, the tile's first row. None if the row is known,
+            or all rows are in one tile.
+    """
+
+    stored: int
+    stored_rows: int
+    axis: int
+    row: tirx.PrimExpr | None
+
+
+@dataclass(frozen=True, eq=False)
 class Access:
     """One statement or operand of the program that accesses a box of a symmetric tensor.
 
     Attributes:
         starts, extents: the box; axis 0 is the rank axis.
-        loops: loops around ``anchor``, block axes first.
+        enclosing: loops around ``anchor``, block axes first.
+        position: position of ``anchor`` among the statements of the innermost of these loops.
         inner: loops and thread axes inside ``anchor`` over which the box extends.
         conditions: conditions that all hold when the access happens.
         anchor: the statement that the whole block reaches. Signals and waits go before or after it.
-        around: the statements of ``loops``, by index; None for block axes.
-        guards: for each of ``loops``, the number of ``conditions`` that are outside of it.
-        positions: position of ``anchor`` among the statements of each loop around it.
         branches: number of leading ``conditions`` that come from an ``if`` around ``anchor`` whose
             condition is the same for the whole block.
         node: the part of ``anchor`` that names the first element of the box.
         unknown_count: reason why the number of repetitions is not known, or "".
-        stored: number of elements that a write stores in a segment of a ragged tensor, each time
-            that the block reaches ``anchor``; 0 for other accesses.
-        stored_rows: number of rows of these elements.
-        in_tile: whether the box is a tile of rows of a ragged tensor, which the access touches.
-        row: for such a box, the axis of the rows, and an index of a row of the tile as the program
-            writes it: the first row that is accessed or, if loops around ``anchor`` do not leave
-            the tile, the tile's first row. None if the row is known, or all rows are in one tile.
+        ragged: the rows of a ragged tensor, if the box consists of whole rows or tiles of one.
     """
 
     tensor: tirx.Buffer
@@ -95,20 +124,34 @@ class Access:
     op: str
     starts: tuple[tirx.PrimExpr, ...]
     extents: tuple[tirx.PrimExpr, ...]
-    loops: tuple[Loop, ...]
+    enclosing: tuple[EnclosingLoop, ...]
+    position: int
     inner: tuple[Loop, ...]
     conditions: tuple[tirx.PrimExpr, ...]
     anchor: tirx.Stmt
-    around: tuple[tirx.For | None, ...]
-    guards: tuple[int, ...]
-    positions: tuple[int, ...]
     node: tirx.BufferLoad | tirx.BufferStore
-    branches: int = 0
-    unknown_count: str = ""
-    stored: int = 0
-    stored_rows: int = 0
-    in_tile: bool = False
-    row: tuple[int, tirx.PrimExpr] | None = None
+    branches: int
+    unknown_count: str
+    ragged: RaggedRows | None = None
+
+    @cached_property
+    def loops(self) -> tuple[Loop, ...]:
+        return tuple(enclosing.loop for enclosing in self.enclosing)
+
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """Position of each of ``enclosing`` and of ``anchor``, for the order of accesses."""
+        return (*(enclosing.position for enclosing in self.enclosing), self.position)
+
+    @property
+    def stored(self) -> int:
+        """``RaggedRows.stored``, or 0 for an access to a tensor that is not ragged."""
+        return self.ragged.stored if self.ragged is not None else 0
+
+    @property
+    def first_iteration(self) -> dict[tirx.Var, tirx.PrimExpr]:
+        """Values of the variables of ``inner`` in the first iteration."""
+        return {loop.var: loop.min for loop in self.inner}
 
     @property
     def combines(self) -> bool:
@@ -118,12 +161,12 @@ class Access:
     @property
     def is_contiguous(self) -> bool:
         """True if the elements are contiguous in memory and never clipped at the end of an axis."""
-        return self.op.startswith("W.") and not self.in_tile
+        return self.op.startswith("W.") and self.ragged is None
 
     def written_index(self, axis: int) -> tirx.PrimExpr:
         """Return the index that selects the box on an axis, as the program writes it there."""
-        if self.row is not None and self.row[0] == axis:
-            return self.row[1]
+        if self.ragged is not None and self.ragged.row is not None and axis == self.ragged.axis:
+            return self.ragged.row
         return base_of(self.node.indices[axis])
 
     @property
@@ -188,6 +231,25 @@ class Program:
                     worklist += [self.values[variable]] if variable in self.values else []
         return list(variables)
 
+    def inline_bindings(
+        self, expr: tirx.PrimExpr, variables: Container[tirx.Var] | None = None
+    ) -> tirx.PrimExpr:
+        """Return ``expr`` with the variables that the program binds replaced by their values.
+
+        The index of a thread stays a variable: ``threads`` has its range, its value has none.
+
+        Args:
+            variables: replace only these; by default all.
+        """
+        bound = {
+            v: self.values[v]
+            for v in variables_in(expr)
+            if v in self.values
+            and (variables is None or v in variables)
+            and op_name(self.values[v]) != "tl.launch_thread_idx"
+        }
+        return self.inline_bindings(substitute(expr, bound), variables) if bound else expr
+
     @cached_property
     def thread_control(self) -> ThreadControl:
         """Analysis of the values that may differ between the threads of a block."""
@@ -199,7 +261,7 @@ def collect_accesses(func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]) -> Pro
     """Collect the accesses of ``func`` to ``tensors``.
 
     Raises:
-        LanguageError: two kernels access the tensors, or the box of an access is not known.
+        LanguageError: a kernel begins after an access, or an access has a wrong number of extents.
     """
     collector = AccessCollector({t.data: t for t in tensors})
     collector.program.func = func
@@ -213,19 +275,22 @@ class AccessCollector:
     def __init__(self, tensors: dict[tirx.Var, tirx.Buffer]) -> None:
         self.program = Program()
         self._tensors = tensors
-        self._loops: list[Loop] = []
-        self._around: list[tirx.For | None] = []
-        self._guards: list[int] = []
+        self._enclosing: list[EnclosingLoop] = []
+        self._position = 0
         self._inner: list[Loop] = []
         self._conditions: list[tirx.PrimExpr] = []
         self._anchor: tirx.Stmt | None = None
-        self._positions: list[int] = [0]
         self._branches = 0
         self._unknown_count = ""
         self._registers: dict[tirx.Var, tirx.Var] = {}
         """For each T.alloc_var, the variable of ``values`` that is its value at this statement."""
         self._marks: list[tuple[tirx.BufferLoad, str]] = []
         """Elements marked by ``W.unordered`` whose access comes later."""
+
+    @property
+    def _loops(self) -> tuple[Loop, ...]:
+        """Loops around the current statement, outside and inside its anchor."""
+        return (*(enclosing.loop for enclosing in self._enclosing), *self._inner)
 
     def walk(self, stmt: tirx.Stmt) -> tirx.Stmt:
         if isinstance(stmt, tirx.SeqStmt):
@@ -236,7 +301,7 @@ class AccessCollector:
         if isinstance(stmt, tirx.SeqStmt):
             return self.walk(stmt)
         if self._anchor is None:
-            self._positions[-1] += 1
+            self._position += 1
         if isinstance(stmt, (tirx.SBlockRealize, tirx.AttrStmt)):
             if isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint == "tilelang_root":
                 self.program.body = stmt.block.body
@@ -246,10 +311,10 @@ class AccessCollector:
             self.program.values[stmt.var] = self._resolve(stmt.value)
         if isinstance(stmt, tirx.For):
             self._visit_anchored(stmt, lambda: self._element_loads(stmt.min, stmt.extent))
-            return self._loop(stmt)
+            return self._visit_loop(stmt)
         if isinstance(stmt, tirx.IfThenElse):
             self._visit_anchored(stmt, lambda: self._element_loads(stmt.condition))
-            return self._branch(stmt)
+            return self._visit_branch(stmt)
         if isinstance(stmt, tirx.While):
             outer_reason = self._unknown_count
             self._unknown_count = f"the condition {format_expr(stmt.condition)} of its loop"
@@ -259,7 +324,7 @@ class AccessCollector:
             self._forget_registers(stmt)
             self._unknown_count = outer_reason
             return stmt
-        self._visit_anchored(stmt, lambda: self._leaf(stmt))
+        self._visit_anchored(stmt, lambda: self._visit_leaf(stmt))
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "local.var":
             value = tirx.Var(stmt.buffer.name, stmt.value.dtype)
             self.program.values[value] = self._resolve(stmt.value)
@@ -274,23 +339,23 @@ class AccessCollector:
         visit()
         self._anchor = outer
 
-    def _loop(self, stmt: tirx.For) -> tirx.Stmt:
+    def _visit_loop(self, stmt: tirx.For) -> tirx.Stmt:
         loop = Loop(stmt.loop_var, self._resolve(stmt.min), self._resolve(stmt.extent))
         tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
         if tag.startswith("blockIdx"):
             if tag == "blockIdx.x":
                 self._enter_kernel(stmt)
             self.program.grid.append(loop)
-            self._visit_serial_loop(self._loops, loop, None, stmt)
+            self._visit_serial_loop(loop, stmt)
             return stmt
         self._forget_registers(stmt)
-        if self._anchor is not None or stmt.kind in (
-            tirx.ForKind.PARALLEL,
-            tirx.ForKind.VECTORIZED,
-        ):
-            self._visit_anchored(stmt, lambda: self._visit_body(self._inner, loop, stmt))
+        parallel = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
+        if self._anchor is not None or stmt.kind in parallel:
+            self._inner.append(loop)
+            self._visit_anchored(stmt, lambda: rewrite_children(stmt, self.walk))
+            self._inner.pop()
         else:
-            self._visit_serial_loop(self._loops, loop, stmt, stmt)
+            self._visit_serial_loop(loop, stmt)
         self._forget_registers(stmt)
         return stmt
 
@@ -305,21 +370,13 @@ class AccessCollector:
         self.program.grid, self.program.threads = [], []
         self.program.kernel = stmt
 
-    def _visit_serial_loop(
-        self, loops: list, loop: Loop, around: tirx.For | None, stmt: tirx.Stmt
-    ) -> None:
-        self._around.append(around)
-        self._guards.append(len(self._conditions))
-        self._positions.append(0)
-        self._visit_body(loops, loop, stmt)
-        self._positions.pop()
-        self._guards.pop()
-        self._around.pop()
-
-    def _visit_body(self, loops: list, loop: Loop, stmt: tirx.Stmt) -> None:
-        loops.append(loop)
+    def _visit_serial_loop(self, loop: Loop, stmt: tirx.For) -> None:
+        position, self._position = self._position, 0
+        of_loop = None if loop in self.program.grid else stmt
+        self._enclosing.append(EnclosingLoop(loop, of_loop, len(self._conditions), position))
         rewrite_children(stmt, self.walk)
-        loops.pop()
+        self._enclosing.pop()
+        self._position = position
 
     def _add_threads(self, block: tirx.SBlock) -> None:
         """Record the thread axes of the kernel and their extents."""
@@ -329,7 +386,7 @@ class AccessCollector:
                 extent = tirx.IntImm("int32", int(extents[int(value.args[0])]))
                 self.program.threads.append(Loop(var, tirx.IntImm("int32", 0), extent))
 
-    def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
+    def _visit_branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
         condition = self._resolve(stmt.condition)
 
         def visit() -> None:
@@ -367,7 +424,7 @@ class AccessCollector:
 
         return ir_transform(tirx.Evaluate(expr), None, value, ["tirx.BufferLoad"]).value
 
-    def _leaf(self, stmt: tirx.Stmt) -> None:
+    def _visit_leaf(self, stmt: tirx.Stmt) -> None:
         if is_mark(stmt):
             element, reason = stmt.value.args
             self._marks.append((element, reason.value))
@@ -376,41 +433,40 @@ class AccessCollector:
             ones = [tirx.IntImm("int32", 1)] * len(stmt.indices)
             self._add_access("write", "a store", stmt, ones)
         for call in calls_in(stmt, lambda c: True):
-            spec = builtin_of(call)
-            name = spec.name if spec is not None else op_name(call)
-            if name in JUMPS:
-                self._add_jump(JUMPS[name])
-            if spec is not None:
-                if spec.moves or spec.announces:
-                    self._add_moves(call, spec)
-                continue
-            for argument in call.args:
-                if op_name(argument) == "tl.region":
-                    load, mode, *extents = argument.args
-                    kinds = _kinds(name, int(mode))
-                elif op_name(argument) == "tl.access_ptr" and not name.startswith("tl.tileop"):
-                    load, extent, mode = argument.args
-                    extent = LANES.get(name, extent)
-                    extents = (
-                        _contiguous_extents(load, extent)
-                        if load.buffer.data in self._tensors
-                        else []
-                    )
-                    kinds = _kinds(name, int(mode))
-                else:
-                    continue
-                if load.buffer.data in self._tensors:
-                    for kind in kinds:
-                        self._add_access(kind, _text_of(name), load, extents)
+            spec, operator = builtin_of(call), op_name(call)
+            if operator in JUMPS:
+                self._add_jump(JUMPS[operator])
+            elif spec is None:
+                for argument in call.args:
+                    self._add_accesses_of_argument(operator, argument)
+            elif spec.moves or spec.announces:
+                self._add_moves(call, spec)
         self._element_loads(stmt)
+
+    def _add_accesses_of_argument(self, operator: str, argument) -> None:
+        """Record the accesses of one of TileLang's operators to the memory of an argument."""
+        is_region = op_name(argument) == "tl.region"
+        if not is_region and (
+            op_name(argument) != "tl.access_ptr" or operator.startswith("tl.tileop")
+        ):
+            return
+        load, *box = argument.args
+        if load.buffer.data not in self._tensors:
+            return
+        if is_region:
+            mode, *extents = box
+        else:
+            size, mode = box
+            extents = _contiguous_extents(load, LANES.get(operator, size))
+        for kind in _kinds(operator, int(mode)):
+            self._add_access(kind, _text_of(operator), load, extents)
 
     def _add_jump(self, name: str) -> None:
         """Record a jump that leaves the kernel, or a loop with a known number of iterations."""
-        loops = [*self._loops, *self._inner]
         if name == "T.thread_return":
             self.program.jumps.append(Jump(name, None, location(self._anchor)))
-        elif loops and not self._unknown_count:
-            self.program.jumps.append(Jump(name, loops[-1], location(self._anchor)))
+        elif self._loops and not self._unknown_count:
+            self.program.jumps.append(Jump(name, self._loops[-1], location(self._anchor)))
 
     def _add_moves(self, call: tirx.Call, spec: Builtin) -> None:
         """Record the accesses of a builtin that moves data or announces rows."""
@@ -473,14 +529,22 @@ class AccessCollector:
         if self._is_unordered(op, buffer, starts):
             return
         used = self._threads_in([*starts, *self._conditions])
-        self.program.accesses.append(Access(
-            self._tensors[buffer.data], kind, op,
-            tuple(self._resolve(base_of(i)) for i in starts),
-            tuple(_widened(i, e) for i, e in zip(starts, extents, strict=True)),
-            tuple(self._loops), (*self._inner, *used), tuple(self._conditions), self._anchor,
-            tuple(self._around), tuple(self._guards), tuple(self._positions), node,
-            self._branches, self._unknown_count,
-        ))  # fmt: skip
+        access = Access(
+            tensor=self._tensors[buffer.data],
+            kind=kind,
+            op=op,
+            starts=tuple(self._resolve(base_of(i)) for i in starts),
+            extents=tuple(_vector_extent(i, e) for i, e in zip(starts, extents, strict=True)),
+            enclosing=tuple(self._enclosing),
+            position=self._position,
+            inner=(*self._inner, *used),
+            conditions=tuple(self._conditions),
+            anchor=self._anchor,
+            node=node,
+            branches=self._branches,
+            unknown_count=self._unknown_count,
+        )
+        self.program.accesses.append(access)
 
     def _is_unordered(self, op: str, buffer: tirx.Buffer, starts) -> bool:
         axes = slice(op.startswith("W."), None)  # builtins may take the rank from ``peer``
@@ -507,12 +571,7 @@ def _kinds(op: str, mode: int) -> list[Kind]:
     return [kind for kind, bit in (("read", 1), ("write", 2)) if mode & bit]  # type: ignore[misc]
 
 
-def base_of(index: tirx.PrimExpr) -> tirx.PrimExpr:
-    """Return the first element of an index, which may be a vector of elements."""
-    return index.base if isinstance(index, tirx.Ramp) else index
-
-
-def _widened(index: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimExpr:
+def _vector_extent(index: tirx.PrimExpr, extent: tirx.PrimExpr) -> tirx.PrimExpr:
     return tirx.IntImm("int32", int(index.lanes)) if isinstance(index, tirx.Ramp) else extent
 
 
@@ -535,11 +594,9 @@ def _contiguous_extents(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx
             or remaining % int(extent)
         ):
             extents[axis] = tirx.IntImm("int32", remaining)
-            return extents
+            break
         extents[axis] = extent
         remaining //= int(extent)
-        if remaining == 1:
-            return extents
     return extents
 
 

@@ -17,8 +17,7 @@ from ...ir.accesses import written_tensors
 from ...ir.uniformity import Divergence
 from ...ir.walk import bound_in, effects_in, variables_and_loads
 from .accesses import Access, Program
-from .space import Loop, NotEvaluable, Space
-from .symbols import Symbols
+from .space import IterationSpace, Loop, NotEvaluable
 
 
 @dataclass(frozen=True)
@@ -64,17 +63,23 @@ class Region:
         return cls(access.starts, access.extents, access.conditions)
 
 
+def iteration_space(access: Access, program: Program, world_size: int) -> IterationSpace:
+    """Return the iterations of an access, in which loops may have unknown ranges."""
+    loops = [*access.loops, *access.inner]
+    return IterationSpace(world_size, loops, program.values, allow_unknown_ranges=True)
+
+
 def limited_region(access: Access, program: Program, world_size: int) -> Region | None:
     """Return the region of an access that depends on one limit and is known otherwise, as if the
     condition were true. Return None for other accesses."""
-    space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
+    space = iteration_space(access, program, world_size)
     branches = [p for c in access.conditions[: access.branches] for p in _parts(c)]
     others = [p for c in access.conditions[access.branches :] for p in _parts(c)]
-    unknown = [part for part in branches if not _is_known(space, part)]
+    unknown = [part for part in branches if space.unknown_part(part) is not None]
     if space.runtime_loops or len(unknown) != 1:
         return None
     limit = limit_of(unknown[0], program)
-    if limit is None or not _is_known(space, limit.index):
+    if limit is None or space.unknown_part(limit.index) is not None:
         return None
     known = tuple(part for part in (*branches, *others) if part is not unknown[0])
     return Region(access.starts, access.extents, known, is_certain=False, limit=limit)
@@ -88,7 +93,7 @@ def limit_of(condition: tirx.PrimExpr, program: Program) -> Limit | None:
         index, value = condition.a, condition.b
     else:
         return None
-    value = Symbols(program, 1).inlined(value)
+    value = program.inline_bindings(value)
     spec = builtin_of(value) if isinstance(value, tirx.Call) else None
     return Limit(index, value) if spec is not None and spec.uniform else None
 
@@ -104,9 +109,9 @@ def possible_region(access: Access, program: Program, world_size: int) -> Region
         NotEvaluable: it may touch several ranks' copies at once, or the number of blocks is
             not known.
     """
-    space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
+    space = iteration_space(access, program, world_size)
     parts = [part for condition in access.conditions for part in _parts(condition)]
-    conditions = tuple(part for part in parts if _is_known(space, part))
+    conditions = tuple(part for part in parts if space.unknown_part(part) is None)
     runtime_loops = {n: _extent_of(access, n) for n in space.runtime_loops if n < len(access.loops)}
     is_certain = len(conditions) == len(parts) and not space.runtime_loops
     region = Region(
@@ -117,17 +122,19 @@ def possible_region(access: Access, program: Program, world_size: int) -> Region
         is_certain=is_certain,
     )
     for axis, start in enumerate(access.starts):
-        if not _is_known(space, start):
+        if space.unknown_part(start) is not None:
             region = _extended(region, access, axis, space, program)
     return region
 
 
-def _extended(region: Region, access: Access, axis: int, space: Space, program: Program) -> Region:
+def _extended(
+    region: Region, access: Access, axis: int, space: IterationSpace, program: Program
+) -> Region:
     """Return ``region`` with all places on ``axis``."""
     start, index = access.starts[axis], access.written_index(axis)
     size, extent = int(access.tensor.shape[axis]), int(space.evaluate(access.extents[axis]).max())
     starts, extents = list(region.starts), list(region.extents)
-    step, first = modular_set(Symbols(program, 1).inlined(start))
+    step, first = modular_set(program.inline_bindings(start))
     if size > 1 and extent <= step and _is_uniform(access, index, program):
         place = tirx.Var("place", start.dtype)
         count = tirx.IntImm(start.dtype, max(0, -(-(size - first) // step)))
@@ -164,10 +171,10 @@ def _is_uniform(access: Access, index: tirx.PrimExpr, program: Program) -> bool:
 
 def _extent_of(access: Access, number: int) -> tirx.PrimExpr:
     """Return the extent of loop ``number`` around an access, as the program writes it."""
-    loop = access.around[number]
-    if loop is None:
-        raise NotEvaluable(access.loops[number].extent)
-    return loop.extent
+    enclosing = access.enclosing[number]
+    if enclosing.stmt is None:
+        raise NotEvaluable(enclosing.loop.extent)
+    return enclosing.stmt.extent
 
 
 def modular_set(index: tirx.PrimExpr) -> tuple[int, int]:
@@ -182,11 +189,3 @@ def _parts(condition: tirx.PrimExpr) -> Iterator[tirx.PrimExpr]:
         yield from _parts(condition.b)
     else:
         yield condition
-
-
-def _is_known(space: Space, expr: tirx.PrimExpr) -> bool:
-    try:
-        space.evaluate(expr)
-    except NotEvaluable:
-        return False
-    return True

@@ -15,8 +15,7 @@ from ....builtins.errors import LanguageError
 from ...ir.walk import format_expr
 from .accesses import Access, Program
 from .data_dependent import Limit, Region, limited_region, possible_region
-from .space import NotEvaluable, Space
-from .symbols import Symbols
+from .space import IterationSpace, NotEvaluable
 
 _MAX_INTEGERS = 1 << 28
 """Limit of the integers held at a time for the iterations of one access on all ranks: 2 GiB."""
@@ -281,7 +280,9 @@ def region_footprints(
     """
     outer, end = len(access.loops) + 1, len(access.loops) + 1 + len(access.inner)
     loops = [*access.loops, *access.inner, *region.places]
-    space = Space(world_size, loops, program.values, partly=not region.is_certain)
+    space = IterationSpace(
+        world_size, loops, program.values, allow_unknown_ranges=not region.is_certain
+    )
     inner = tuple(range(outer, end))
     conditions = [space.evaluate(c).astype(np.bool_) for c in region.conditions]
     # The two masks stay separate, because their product would extend over the axes of both.
@@ -289,7 +290,7 @@ def region_footprints(
     skipped = tuple(n for n in range(len(access.loops)) if _skips(space.skipped[n], conditions))
     starts = [space.evaluate(s) for s in region.starts]
     extents = [space.evaluate(e) for e in region.extents]
-    block = space.number_of(program.grid)
+    block = space.block_number(program.grid)
     limited = np.asarray(space.evaluate(region.limit.index if region.limit else 0))
     if any(limited.shape[axis] > 1 for axis in inner):
         raise NotEvaluable(region.limit.value)
@@ -344,7 +345,7 @@ def region_footprints(
 
 
 def _inner_conditions(
-    access: Access, region: Region, program: Program, space: Space,
+    access: Access, region: Region, program: Program, space: IterationSpace,
     masks: tuple[np.ndarray, np.ndarray], happens: np.ndarray,
 ) -> tuple[tirx.PrimExpr, ...]:  # fmt: skip
     """Return ``Footprints.inner_conditions``.
@@ -375,8 +376,7 @@ def _inner_conditions(
             loop.var: loop.min + int(number)
             for loop, number in zip(access.inner, candidate, strict=True)
         }
-        symbols = Symbols(program, space.shape[0])
-        return tuple(substitute(symbols.inlined(condition), iteration) for condition in inner)
+        return tuple(substitute(program.inline_bindings(c), iteration) for c in inner)
     raise _refused(
         access,
         "skips all iterations of a loop where its conditions do not all hold in one of them",

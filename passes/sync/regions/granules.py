@@ -77,21 +77,21 @@ class Granules:
         symbols: Symbols,
         exited: Sequence[Loop],
         *,
-        in_place: bool = False,
+        keep_bound: bool = False,
     ) -> tirx.PrimExpr:
         """Return the granule number as an expression, valid at the access outside ``exited``.
 
         Args:
             exited: loops around the access that do not enclose the use of the expression.
-            in_place: whether the expression may use bound variables; see ``Symbols.start``.
+            keep_bound: whether the expression may use bound variables; see ``Symbols.box_start``.
         """
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
         loops = [*exited, *footprints.access.inner]
         for axis, (size, count) in enumerate(zip(self.size, self.counts, strict=True), 1):
             if count > 1:
-                start = symbols.start(footprints, axis, loops, in_place=in_place)
+                start = symbols.box_start(footprints, axis, loops, keep_bound=keep_bound)
                 number = number * count + start // size
-        return symbols.simplified(number, footprints.access)
+        return symbols.simplify(number, footprints.access)
 
     def numbers_of_cells(self, accesses: TensorAccesses) -> np.ndarray:
         """Return the granule number of each cell of one copy, in the order of the cells."""

@@ -1,6 +1,10 @@
 """Accesses to ragged tensors: each counts as an access to a whole tile of rows of its segment.
 
-The place of a row in its segment may be data, and so may the segment of a write, except its source.
+The row in a segment may be data-dependent, and so may the segment of a write, except its source.
+
+Axis 0 of an access is the rank axis. Axes 1 to ``axes`` select a segment, the last of them by its
+source. Axis ``1 + axes`` is the row, and the columns begin at axis ``2 + axes``. ``Footprints`` do
+not count the rank axis.
 """
 
 from __future__ import annotations
@@ -16,11 +20,11 @@ from tvm.tirx.stmt_functor import ir_transform, substitute
 from ....builtins.errors import LanguageError
 from ...ir.uniformity import Divergence
 from ...ir.walk import format_expr, variables_in
-from .accesses import Access, Program
-from .data_dependent import Region, modular_set
+from .accesses import Access, Program, RaggedRows
+from .data_dependent import Region, iteration_space, modular_set
 from .footprints import Footprints, region_footprints
 from .granules import elements_of
-from .space import NotEvaluable, Space
+from .space import IterationSpace, NotEvaluable
 from .symbols import Symbols
 from .tensor_accesses import TensorAccesses
 
@@ -81,15 +85,15 @@ def _whole_rows(access: Access, axes: int, program: Program, world_size: int) ->
         raise LanguageError(
             f"{access.text}, a ragged tensor; expected writes, each row once{access.location}"
         )
-    stored = rows = 0
+    stored = (0, 0)
     if access.kind == "write":
-        stored, rows = _stored_elements(access, axes, program, world_size)
+        stored = _stored_elements(access, axes, program, world_size)
     columns = [_int(n) for n in access.tensor.shape[2 + axes :]]
     start, extent, row = _rows_of(access, 1 + axes, program, world_size)
     if access.kind == "write" and row is not None and int(extent) > 1:
         _require_uncut(access, start, int(extent), int(access.tensor.shape[1 + axes]), program)
     return dataclasses.replace(
-        access, stored=stored, stored_rows=rows, in_tile=True, row=row,
+        access, ragged=RaggedRows(*stored, 1 + axes, row),
         starts=(*access.starts[: 1 + axes], start, *(_int(0) for _ in columns)),
         extents=(*access.extents[: 1 + axes], extent, *columns),
     )  # fmt: skip
@@ -97,25 +101,27 @@ def _whole_rows(access: Access, axes: int, program: Program, world_size: int) ->
 
 def _rows_of(
     access: Access, axis: int, program: Program, world_size: int
-) -> tuple[tirx.PrimExpr, tirx.PrimExpr, tuple[int, tirx.PrimExpr] | None]:
-    """Return the first row of an access, the number of rows, and ``Access.row``.
+) -> tuple[tirx.PrimExpr, tirx.PrimExpr, tirx.PrimExpr | None]:
+    """Return the first row of an access, the number of rows, and ``RaggedRows.row``.
 
-    If the first row is data, the box contains the rows of all iterations of the inner loops. It
-    contains the whole segment if the first row may differ between the threads.
+    If the first row is data-dependent, the box contains the rows of all iterations of the inner
+    loops. It contains the whole segment if the first row may differ between the threads.
     """
     start, extent = access.starts[axis], access.extents[axis]
-    space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
-    if _unknown_in(start, space) is None:
+    space = iteration_space(access, program, world_size)
+    if space.unknown_part(start) is None:
         return start, extent, None
     try:
         distance = space.evaluate(_distance(start, access, space, program))
         rows = int(distance.max() - distance.min()) + int(space.evaluate(extent).max())
     except NotEvaluable:
         return _int(0), access.tensor.shape[axis], None
-    first, low = _first_iteration(access), int(distance.min())
-    written = substitute(access.written_index(axis), first) + low
-    start = substitute(Symbols(program, 1).inlined(start), first) + low
-    return start, _int(rows), (axis, written)
+    low = int(distance.min())
+    row, start = (
+        substitute(index, access.first_iteration) + low
+        for index in (access.written_index(axis), program.inline_bindings(start))
+    )
+    return start, _int(rows), row
 
 
 def _require_uncut(
@@ -123,7 +129,7 @@ def _require_uncut(
 ) -> None:
     """Refuse a write of several rows that the capacity may cut, because its signal counts all of
     them."""
-    step, first = modular_set(Symbols(program, 1).inlined(start))
+    step, first = modular_set(program.inline_bindings(start))
     last = first if step == 0 else first + (capacity - 1 - first) // step * step
     if last + rows > capacity:
         raise LanguageError(
@@ -134,24 +140,29 @@ def _require_uncut(
 
 
 def _whole_tile(access: Access, axes: int, tile: int, symbols: Symbols) -> Access:
-    axis, row = 1 + axes, access.row
+    axis, ragged = 1 + axes, access.ragged
+    assert ragged is not None
+    row = ragged.row
     starts, extents = list(access.starts), list(access.extents)
-    if tile >= int(access.tensor.shape[axis]):
-        starts[axis], extents[axis] = _int(0), access.tensor.shape[axis]
-        return dataclasses.replace(access, starts=tuple(starts), extents=tuple(extents), row=None)
 
     def first_of_tile(index: tirx.PrimExpr) -> tirx.PrimExpr:
-        return symbols.simplified(tirx.floordiv(index, tile) * tile, access)
+        return symbols.simplify(tirx.floordiv(index, tile) * tile, access)
 
-    starts[axis], extents[axis] = first_of_tile(starts[axis]), _int(tile)
+    if tile >= int(access.tensor.shape[axis]):
+        starts[axis], extents[axis], row = _int(0), access.tensor.shape[axis], None
+    else:
+        starts[axis], extents[axis] = first_of_tile(starts[axis]), _int(tile)
     if row is not None:
-        first = first_of_tile(row[1])
+        first = first_of_tile(row)
         leaves_loops = any(
-            loop.var in variables_in(row[1]) and loop.var not in variables_in(first)
+            loop.var in variables_in(row) and loop.var not in variables_in(first)
             for loop in access.loops
         )
-        row = (axis, first) if leaves_loops else row
-    return dataclasses.replace(access, starts=tuple(starts), extents=tuple(extents), row=row)
+        row = first if leaves_loops else row
+    return dataclasses.replace(
+        access, starts=tuple(starts), extents=tuple(extents),
+        ragged=dataclasses.replace(ragged, row=row),
+    )  # fmt: skip
 
 
 def _stored_elements(
@@ -161,10 +172,10 @@ def _stored_elements(
     reaches it.
 
     Raises:
-        LanguageError: the number varies or is data, or only some threads reach the write.
+        LanguageError: the number varies or is data-dependent, or only some threads reach the write.
     """
     _verify_reached_by_block(access, program)
-    space = Space(world_size, [*access.loops, *access.inner], program.values, partly=True)
+    space = iteration_space(access, program, world_size)
     inner_conditions = access.conditions[access.branches :]
     try:
         if any(number >= len(access.loops) for number in space.runtime_loops):
@@ -173,7 +184,7 @@ def _stored_elements(
             space.evaluate(known)
         for axis in range(2 + axes, len(access.starts)):
             _require_inside(access, axis, space, program)
-        starts = [_without_data(start, access, space, program) for start in access.starts]
+        starts = [_known_index(start, access, space, program) for start in access.starts]
         region = Region(tuple(starts), access.extents, inner_conditions, is_certain=False)
         footprints = region_footprints(access, region, program, world_size)
     except NotEvaluable as error:
@@ -198,7 +209,7 @@ def _verify_reached_by_block(access: Access, program: Program) -> None:
     thread there would signal the rows of the whole block."""
     bounds = [e for loop in access.loops for e in (loop.min, loop.extent)]
     for expr in (*access.conditions[: access.branches], *bounds):
-        whole = Symbols(program, 1).inlined(expr)
+        whole = program.inline_bindings(expr)
         if program.thread_control.divergence_of(whole) is Divergence.DIVERGENT:
             raise LanguageError(
                 f"{access.text}, under {format_expr(expr)}, which differs between threads; "
@@ -207,69 +218,57 @@ def _verify_reached_by_block(access: Access, program: Program) -> None:
             )
 
 
-def _require_inside(access: Access, axis: int, space: Space, program: Program) -> None:
-    """Refuse columns that are data, unless no data moves them past the end of a row. There
+def _require_inside(access: Access, axis: int, space: IterationSpace, program: Program) -> None:
+    """Refuse data-dependent columns, unless no data moves them past the end of a row. There
     ``T.copy`` stores fewer elements, and the signal would count all.
 
     Raises:
-        NotEvaluable: the part that is data.
+        NotEvaluable: the data-dependent part.
     """
     start = access.starts[axis]
-    if (unknown := _unknown_in(start, space)) is None:
+    if (unknown := space.unknown_part(start)) is None:
         return
     analyzer = tvm.arith.Analyzer()
     for loop in (*access.loops, *access.inner):
         analyzer.bind(loop.var, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
-    bound = analyzer.const_int_bound(Symbols(program, 1).inlined(start))
+    bound = analyzer.const_int_bound(program.inline_bindings(start))
     size = int(space.evaluate(access.extents[axis]).max())
     if bound.min_value < 0 or bound.max_value + size > int(access.tensor.shape[axis]):
         raise NotEvaluable(unknown)
 
 
-def _without_data(
-    index: tirx.PrimExpr, access: Access, space: Space, program: Program
+def _known_index(
+    index: tirx.PrimExpr, access: Access, space: IterationSpace, program: Program
 ) -> tirx.PrimExpr:
-    """Return ``index``, or its distance from the first place if a part of it is data.
+    """Return ``index`` or, if a part of it is data-dependent, its distance from the lowest value.
 
     Raises:
         NotEvaluable: such a part may differ between the threads.
     """
-    if _unknown_in(index, space) is None:
+    if space.unknown_part(index) is None:
         return index
     distance = _distance(index, access, space, program)
     return distance - int(space.evaluate(distance).min())
 
 
 def _distance(
-    index: tirx.PrimExpr, access: Access, space: Space, program: Program
+    index: tirx.PrimExpr, access: Access, space: IterationSpace, program: Program
 ) -> tirx.PrimExpr:
-    """Return the distance of ``index``, of which a part is data, from its value in the first
-    iteration of the inner loops.
+    """Return the distance of a data-dependent ``index`` from its value in the first iteration of
+    the inner loops.
 
     Raises:
         NotEvaluable: such a part may differ between the threads.
     """
-    index = Symbols(program, 1).inlined(index)
-    while (unknown := _unknown_in(index, space)) is not None:
+    index = program.inline_bindings(index)
+    while (unknown := space.unknown_part(index)) is not None:
         if program.thread_control.divergence_of(unknown) is not Divergence.UNIFORM:
             raise NotEvaluable(unknown)
-        index = _replaced(index, unknown)
-    return index - substitute(index, _first_iteration(access))
+        index = _replace_by_zero(index, unknown)
+    return index - substitute(index, access.first_iteration)
 
 
-def _first_iteration(access: Access) -> dict[tirx.Var, tirx.PrimExpr]:
-    return {loop.var: loop.min for loop in access.inner}
-
-
-def _unknown_in(index: tirx.PrimExpr, space: Space) -> tirx.PrimExpr | None:
-    try:
-        space.evaluate(index)
-    except NotEvaluable as error:
-        return error.node
-    return None
-
-
-def _replaced(expr: tirx.PrimExpr, unknown: tirx.PrimExpr) -> tirx.PrimExpr:
+def _replace_by_zero(expr: tirx.PrimExpr, unknown: tirx.PrimExpr) -> tirx.PrimExpr:
     def zero(node):
         return tirx.const(0, unknown.dtype) if node.same_as(unknown) else None
 

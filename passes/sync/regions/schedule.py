@@ -9,7 +9,7 @@ import numpy as np
 
 from .accesses import Access, Program
 from .footprints import Footprints
-from .space import Space
+from .space import IterationSpace
 
 
 class Timestamps:
@@ -24,7 +24,8 @@ class Timestamps:
 
     def __init__(self, accesses: Sequence[Access], program: Program, world_size: int) -> None:
         self._spaces = {
-            a: Space(world_size, a.loops, program.values, partly=True) for a in accesses
+            a: IterationSpace(world_size, a.loops, program.values, allow_unknown_ranges=True)
+            for a in accesses
         }
         self._grid = len(program.grid)
         self._positions = 2 * max((max(a.positions) for a in accesses), default=0) + 4

@@ -15,7 +15,7 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.ranks import RANK
-from ...ir.integer_ops import ARITHMETIC, BITWISE, COMPARISONS, DIVISIONS
+from ...ir.integer_ops import ARITHMETIC, BITWISE, CHOICES, COMPARISONS, DIVISIONS
 from ...ir.walk import op_name
 
 
@@ -38,10 +38,9 @@ class NotEvaluable(Exception):
 
 _BINARY = {**ARITHMETIC, **COMPARISONS, tirx.And: np.logical_and, tirx.Or: np.logical_or}
 _CALLS = {**BITWISE, "tirx.abs": np.abs, "tirx.likely": lambda a: a}
-_CHOICES = ("tirx.if_then_else", "tirx.Select")
 
 
-class Space:
+class IterationSpace:
     """Iteration space of a statement on all ranks: one axis for the rank and one for each loop.
 
     Values are arrays that broadcast against ``shape``. An axis that a value does not depend on has
@@ -51,8 +50,8 @@ class Space:
         loops: outermost first; the range of a loop may depend on the loops before it.
         values: values of the variables that the program binds.
         sizes: values of symbolic extents.
-        partly: whether to accept a loop of unknown range. It counts as one iteration, and the value
-            of its variable is unknown.
+        allow_unknown_ranges: whether to accept a loop of unknown range. It counts as one iteration,
+            and the value of its variable is unknown.
 
     Attributes:
         runtime_loops: numbers of the loops of unknown range.
@@ -69,7 +68,7 @@ class Space:
         values: Mapping[tirx.Var, tirx.PrimExpr],
         sizes: Mapping[tirx.Var, int] = MappingProxyType({}),
         *,
-        partly: bool = False,
+        allow_unknown_ranges: bool = False,
     ) -> None:
         self._axes = len(loops) + 1
         self._values = values
@@ -80,26 +79,28 @@ class Space:
         self.runtime_loops: list[int] = []
         self.skipped: list[np.ndarray] = []
         self._iterations: dict[tirx.Var, np.ndarray] = {}
-        extents = [world_size]
-        for axis, loop in enumerate(loops, 1):
+        for number, loop in enumerate(loops):
             try:
                 low, extent = self.evaluate(loop.min), np.asarray(self.evaluate(loop.extent))
             except NotEvaluable:
-                if not partly:
+                if not allow_unknown_ranges:
                     raise
-                self.runtime_loops.append(axis - 1)
-                self.skipped.append(self.inside & False)
+                self.runtime_loops.append(number)
+                self.skipped.append(np.zeros_like(self.inside))
                 self._iterations[loop.var] = self.evaluate(0)
-                extents.append(1)
-                continue
-            self.skipped.append(self.inside & (extent <= 0))
-            # NumPy needs at least one point on each axis, even if the loop has no iteration.
-            iterations = self._along(axis, np.arange(max(1, int(extent.max(initial=0)))))
-            if extent.size > 1 or np.any(extent <= 0):
-                self.inside = self.inside & (iterations < extent)
-            self._evaluated[loop.var], self._iterations[loop.var] = low + iterations, iterations
-            extents.append(iterations.size)
-        self.shape = tuple(extents)
+            else:
+                self._add_axis(loop, low, extent)
+        self.shape = (world_size, *(self._iterations[loop.var].size for loop in loops))
+
+    def _add_axis(self, loop: Loop, low: np.ndarray, extent: np.ndarray) -> None:
+        """Add the iterations of the next loop, which has a known range."""
+        self.skipped.append(self.inside & (extent <= 0))
+        # NumPy needs at least one point on each axis, even if the loop has no iteration.
+        count = max(1, int(extent.max(initial=0)))
+        iterations = self._along(len(self.skipped), np.arange(count))
+        if extent.size > 1 or np.any(extent <= 0):
+            self.inside = self.inside & (iterations < extent)
+        self._evaluated[loop.var], self._iterations[loop.var] = low + iterations, iterations
 
     def _along(self, axis: int, values: np.ndarray) -> np.ndarray:
         shape = [1] * self._axes
@@ -138,13 +139,21 @@ class Space:
         name = op_name(expr)
         if name == RANK:
             return self.rank
-        if name in _CHOICES:
+        if name in CHOICES:
             return np.where(*(self.evaluate(a) for a in expr.args))
         if name in _CALLS:
             return _CALLS[name](*(self.evaluate(a) for a in expr.args))
         raise NotEvaluable(expr)
 
-    def number_of(self, grid: Sequence[Loop]) -> np.ndarray:
+    def unknown_part(self, expr: Any) -> Any:
+        """Return the part of ``expr`` that is known only at run time; None if there is none."""
+        try:
+            self.evaluate(expr)
+        except NotEvaluable as error:
+            return error.node
+        return None
+
+    def block_number(self, grid: Sequence[Loop]) -> np.ndarray:
         """Return the block number, in launch order."""
         number = self.evaluate(0)
         for loop in reversed(grid):

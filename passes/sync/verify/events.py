@@ -126,18 +126,18 @@ class _EventCollector(AccessCollector):
         self._kernel += 1
         self.program.grid, self.program.threads = [], []
 
-    def _loop(self, stmt: tirx.For) -> tirx.Stmt:
+    def _visit_loop(self, stmt: tirx.For) -> tirx.Stmt:
         parallel = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
         serial = stmt.thread_binding is None and stmt.kind not in parallel
         if serial:
             self._serial_loops.append((self._number, stmt.loop_var))
         with self._loads.within(stmt):
-            super()._loop(stmt)
+            super()._visit_loop(stmt)
         if serial:
             self._serial_loops.pop()
         return stmt
 
-    def _branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
+    def _visit_branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
         """Record a wait if the condition tests the result of an acquiring atomic operation.
 
         A block that takes the branch comes after the releases that the atomic operation observes.
@@ -149,7 +149,7 @@ class _EventCollector(AccessCollector):
             name = builtin_of(atomic).text
             self._add_event("wait", name, atomic, stmt, scope=scope, sem="acquire")
             self._conditions.pop()
-        return super()._branch(stmt)
+        return super()._visit_branch(stmt)
 
     def _by_last(self) -> bool:
         return any(
@@ -174,12 +174,12 @@ class _EventCollector(AccessCollector):
                 by_last=self._by_last(),
             ))  # fmt: skip
 
-    def _leaf(self, stmt: tirx.Stmt) -> None:
+    def _visit_leaf(self, stmt: tirx.Stmt) -> None:
         self._leaf_stmt = stmt
         for event, wait_name in self._loads.ended_by(stmt):
             self._add_load_end(event, wait_name, self._line_of(stmt))
         count = len(self.events)
-        super()._leaf(stmt)
+        super()._visit_leaf(stmt)
         self._loads.begin(stmt, [e for e in self.events[count:] if e.kind == "read"])
         for call in builtins_in(stmt):
             self._add_sync(call, BUILTINS[call.op.name], stmt)
@@ -254,7 +254,7 @@ class _EventCollector(AccessCollector):
         self.events.append(Event(
             kind, op, load.buffer if load is not None else None,
             tuple(self._resolve(s) for s in starts), (tirx.IntImm("int32", 1),) * len(starts),
-            (*self._loops, *self._inner, *used), tuple(self._conditions), tuple(self._serial_loops),
+            (*self._loops, *used), tuple(self._conditions), tuple(self._serial_loops),
             self._number, self._line_of(stmt),
             tuple(self.program.grid), self._kernel, by_last=self._by_last(), **more,
         ))  # fmt: skip

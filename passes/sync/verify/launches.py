@@ -14,7 +14,7 @@ from ...ir.accesses import written_tensors
 from ...ir.walk import op_name
 from ..regions.accesses import Program
 from ..regions.footprints import merged_footprints
-from ..regions.space import Loop, NotEvaluable, Space
+from ..regions.space import IterationSpace, Loop, NotEvaluable
 from .events import DATA, Event
 
 _MAX_COUNT = 1 << 21
@@ -23,7 +23,7 @@ _SIZE = 512
 """Value that is assumed for a symbolic extent."""
 
 
-class LaunchSpace(Space):
+class LaunchSpace(IterationSpace):
     """Iteration space of an event in one launch.
 
     Some values are known only at run time but differ only between launches. They are assumed to
@@ -173,7 +173,7 @@ class Launches:
         for condition in event.conditions:
             mask = mask & space.holds(condition)
         starts, extents = self._box(event, space)
-        block = space.number_of(event.grid)
+        block = space.block_number(event.grid)
         value = None
         if event.value is not None:
             try:
