@@ -41,7 +41,7 @@ from ..passes.ir.walk import builtins_in, map_functions, uses_tileweave
 from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
 from .compile import filter_logs
 from .headers import include_headers, stamp
-from .limits import limits, with_config
+from .limits import with_config, work_around_limits
 from .lower import lowered_call
 from .refusals import explain_failure, unequal_copy
 from .reserved_names import rename_reserved
@@ -99,7 +99,7 @@ def _wrap_pipeline() -> None:
     def lower(mod: IRModule, target: Target) -> IRModule:
         if not any(_uses_extension(f) for f in mod.functions.values()):
             return stock(mod, target)
-        with limits(mod, target):
+        with work_around_limits(mod, target):
             return _lower_with_stages(stock, mod, target)
 
     replace_lower_of_cuda(lower)

@@ -34,7 +34,5 @@ BITWISE: dict[str, Callable[[Any, Any], Any]] = {
     "tirx.shift_left": np.left_shift,
     "tirx.shift_right": np.right_shift,
 }
-CHOICES = ("tirx.if_then_else", "tirx.Select")
-"""Operators that return their second operand if the first one holds, else the third one."""
 DIVISIONS = (tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)
 """Operators whose second operand must not be zero."""

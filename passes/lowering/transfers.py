@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..ir.integer_ops import CHOICES
 from ..ir.walk import children_of, op_name
 from ..sync.regions.space import NotEvaluable
 from .places import NOWHERE, Places, Unknown, flat_index
@@ -110,7 +109,7 @@ class Transfers:
             return self.fingerprint(expr.value, points)
         if isinstance(expr, tirx.Select):
             return self._choice([expr.condition, expr.true_value, expr.false_value], points)
-        if op_name(expr) in CHOICES:
+        if op_name(expr) == "tirx.if_then_else":
             return self._choice(expr.args, points)
         if str(expr.dtype).startswith(("int", "uint", "bool")):
             try:

@@ -21,7 +21,7 @@ from ..frontend.expressions import Expr, Value, unraveled
 from ..frontend.statements import THREAD_AXES, Statements
 from ..machine.block import Frame, Tile
 from ..machine.steps import Step
-from ..memory.values import convert, lanes_of, numpy_dtype
+from ..memory.values import convert, numpy_dtype
 from ..report.errors import unsupported
 from .block import TransactionBarrier
 from .lowering import HEAP_STRIDE, TensorMap
@@ -197,7 +197,7 @@ class DeviceStatements(Statements):
             return super()._BufferLoad(load, loc)
         addresses = self.addresses(place, load.buffer, load.indices, loc)
         dtype, node = numpy_dtype(load.buffer.dtype), self.node()
-        lanes, source = lanes_of(load.dtype), Source(f"load of {load.buffer.name}", loc)
+        lanes, source = load.dtype.lanes, Source(f"load of {load.buffer.name}", loc)
 
         def value(frame: Frame):
             values, frame.cache[node] = load_shared(
@@ -209,7 +209,7 @@ class DeviceStatements(Statements):
 
     def address(self, place: SharedPlace, buffer: tirx.Buffer, indices: Any, loc: str) -> Value:
         """Compile the byte address of an access whose lanes are consecutive."""
-        if lanes_of(_begin(indices[0]).dtype) > 1:
+        if _begin(indices[0]).dtype.lanes > 1:
             raise unsupported(f"a vector of {buffer.name} with gaps", loc)
         addresses = self.addresses(place, buffer, indices, loc)
         return lambda frame: addresses(frame)[0]
@@ -219,7 +219,7 @@ class DeviceStatements(Statements):
         otherwise of each lane."""
         itemsize = numpy_dtype(buffer.dtype).itemsize
         index = _begin(indices[0])
-        lanes, places = lanes_of(index.dtype), self.indices([index], buffer.name, loc)
+        lanes, places = index.dtype.lanes, self.indices([index], buffer.name, loc)
 
         def value(frame: Frame):
             address = places(frame)[0] * itemsize + place.offset
@@ -235,7 +235,7 @@ class DeviceStatements(Statements):
         value, poison = expr.value, expr.poison or (lambda frame: None)
         address = self.address(place, buffer, stmt.indices, loc)
         dtype = numpy_dtype(buffer.dtype)
-        lanes, source = lanes_of(stmt.value.dtype), Source(f"store to {buffer.name}", loc)
+        lanes, source = stmt.value.dtype.lanes, Source(f"store to {buffer.name}", loc)
 
         def run(frame: Frame):
             stored = convert(value(frame), dtype)

@@ -16,7 +16,7 @@ from ..frontend.statements import nothing
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..memory.threads import WARP
-from ..memory.values import convert, numpy_dtype, poison_of_product, union
+from ..memory.values import convert, numpy_dtype, poison_of_product, union_of_poison
 from ..report.errors import SimulationError, unsupported
 from .block import PRODUCTS
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
@@ -189,7 +189,7 @@ def mma(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         product, poison = _product(left, right, c_at)
         sums, unwritten = total.read(frame, rows)
         sums = sums + product.astype(sums.dtype)
-        total.write(frame, rows, sums, union(poison, unwritten))
+        total.write(frame, rows, sums, union_of_poison(poison, unwritten))
 
     return Step(run)
 
@@ -366,7 +366,7 @@ def _wgmma(
                 frame.block.registers.multiply(a.slot, groups, time, False, loc)
         if uniform(keep(frame)[0], frame, loc):
             sums, unwritten = total.read(frame, rows)
-            product, poison = product + sums, union(poison, unwritten)
+            product, poison = product + sums, union_of_poison(poison, unwritten)
         total.write(frame, rows, product, poison)
 
     return Step(run)

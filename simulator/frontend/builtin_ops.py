@@ -13,13 +13,13 @@ from ...builtins.debug import globaltimer
 from ...builtins.memory import st
 from ...builtins.spec import BUILTINS, Builtin, builtin_of, declaration_of
 from ...passes.ir.ragged import counts_name
-from ...passes.ir.walk import op_name
+from ...passes.ir.walk import base_of, op_name
 from ..machine.block import Frame
 from ..machine.steps import Step
 from ..machine.word_wait import WordWait
 from ..memory.barrier_words import Barrier
 from ..memory.order import LEVEL, merge
-from ..memory.values import convert, is_float, lanes_of, same
+from ..memory.values import convert, equal_bits, is_float
 from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import element_access, select, store_tile
 from .atomics import Word, accessed_by, gather, places, unwritten_word, words_at
@@ -61,7 +61,7 @@ def store(c: Statements, call: tirx.Call, loc: str) -> Step:
     op, expr = builtin_of(call).text, c.compile(call.args[1], loc)
     pointer = Pointer(c, call.args[0], op, loc)
     word = Word(pointer.ref, call.args[3].value, call.args[2].value)
-    return _store(c, pointer, expr, word, lanes_of(call.args[1].dtype), call)
+    return _store(c, pointer, expr, word, call.args[1].dtype.lanes, call)
 
 
 def _store(c: Statements, pointer: Pointer, expr: Expr, word: Word, lanes: int, call: Any) -> Step:
@@ -124,14 +124,14 @@ def _atomic(spec: Builtin):
         *operands, _, scope, sem = list(call.args[1:])
         word = Word(pointer.ref, sem.value, scope.value)
         exprs = [c.compile(o, loc) for o in operands]
-        return _change(c, pointer, exprs, word, lanes_of(operands[-1].dtype), combine)
+        return _change(c, pointer, exprs, word, operands[-1].dtype.lanes, combine)
 
     return compile
 
 
 _REPLACE = {
     "set": lambda old, new: new,
-    "cas": lambda old, compare, new: new if same(np.asarray(old), np.asarray(compare)) else old,
+    "cas": lambda old, compare, new: new if equal_bits(old, compare) else old,
 }
 """Atomic operations that replace an element."""
 
@@ -341,11 +341,10 @@ def _tile_atomic(
 
 def vector_operand(c: Statements, operand: Any, lanes: int, loc: str) -> Any:
     """Return the vector that an operand is or points to: vectorized loops pass vectors."""
-    if lanes == 1 or lanes_of(operand.dtype) == lanes:
+    if lanes == 1 or operand.dtype.lanes == lanes:
         return operand
     buffer, (*first, last) = c.pointee(operand, loc)
-    base = last.base if isinstance(last, tirx.Ramp) else last
-    return tirx.BufferLoad(buffer, [*first, tirx.Ramp(base, 1, lanes)])
+    return tirx.BufferLoad(buffer, [*first, tirx.Ramp(base_of(last), 1, lanes)])
 
 
 def _any_or_all(f: Any):

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ..machine.block import Frame
-from ..memory.values import convert, is_float, lanes_of, numpy_dtype
+from ..memory.values import convert, is_float, numpy_dtype
 from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, load_global, load_tile
 from .functions import BINARY, FUNCTIONS
@@ -305,7 +305,7 @@ class Expressions:
         If one of them has lanes, all have an axis for the lanes.
         """
         exprs = [self.compile(i, loc) for i in indices]
-        is_scalar = [lanes_of(i.dtype) == 1 for i in indices]
+        is_scalar = [i.dtype.lanes == 1 for i in indices]
         checked = range(len(exprs)) if not all(is_scalar) else ()
         poison = either(*(e.poison for e in exprs))
         of_exprs = [e.value for e in exprs]

@@ -13,7 +13,7 @@ from ..machine.block import Frame
 from ..machine.steps import Step
 from ..machine.word_wait import FlagPoll
 from ..memory.flagged import load_flagged, store_flagged
-from ..memory.values import convert, lanes_of, numpy_dtype
+from ..memory.values import convert, numpy_dtype
 from .atomics import Word, gather, places, unwritten_word, words_at
 from .expressions import Expr
 from .pointer import Pointer, refuse_poison
@@ -25,7 +25,7 @@ def store(c: Statements, call: tirx.Call, loc: str) -> Step:
     order is arbitrary."""
     spec, pointer, word = _operands(c, call, loc)
     value, flag = (c.compile(spec.operand(call, name), loc) for name in ("value", "flag"))
-    lanes, dtype = lanes_of(call.args[1].dtype), numpy_dtype(call.args[1].dtype)
+    lanes, dtype = call.args[1].dtype.lanes, numpy_dtype(call.args[1].dtype)
     c.signals.setdefault(word.ref.name, {})[loc] = spec.text
 
     def run(frame: Frame):
@@ -60,7 +60,7 @@ def load(c: Statements, call: tirx.Call, loc: str) -> Expr:
     spec, pointer, word = _operands(c, call, loc)
     flag, peer = (c.compile(spec.operand(call, name), loc) for name in ("flag", "peer"))
     count, node = int(spec.operand(call, "words")), c.node()
-    lanes, dtype = lanes_of(call.dtype), numpy_dtype(call.dtype)
+    lanes, dtype = call.dtype.lanes, numpy_dtype(call.dtype)
 
     def wait(frame: Frame):
         yield None

@@ -9,9 +9,10 @@ import numpy as np
 from tvm import tirx
 
 from ...builtins.spec import BUILTINS, builtin_of
+from ...passes.ir.walk import base_of
 from ..machine.block import Frame
 from ..machine.steps import Step
-from ..memory.values import convert, lanes_of, numpy_dtype, widened
+from ..memory.values import accumulation_dtype, convert, numpy_dtype
 from ..report.errors import SimulationError
 from .accesses import GlobalRef
 from .atomics import Word, gather, places, words_at
@@ -29,8 +30,7 @@ class MulticastRef:
         spec = builtin_of(call)
         self.op = spec.text
         indices = call.args[0].args[0].indices
-        starts = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
-        self.index = c.indices(starts, self.buffer.name, loc)
+        self.index = c.indices([base_of(i) for i in indices], self.buffer.name, loc)
         ref = GlobalRef(c.multicasts[self.buffer.data], self.op, loc)
         self.word = Word(ref, spec.qualifier(call, "sem"), spec.qualifier(call, "scope"))
 
@@ -51,7 +51,7 @@ def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
     ref, lanes, node = MulticastRef(c, call, loc), int(call.args[1]), c.node()
     combine = REDUCTIONS[builtin_of(call).qualifier(call, "op")]
     dtype = numpy_dtype(ref.buffer.dtype)
-    wide = widened(dtype)
+    wide = accumulation_dtype(dtype)
 
     def value(frame: Frame):
         tensor, results, bad = ref.word.ref.tensor(frame), [], []
@@ -74,7 +74,7 @@ def load_reduce(c: Statements, call: tirx.Call, loc: str) -> Expr:
 def _change(reduces: bool):
     def compile(c: Statements, call: tirx.Call, loc: str) -> Step:
         ref, expr = MulticastRef(c, call, loc), c.compile(call.args[1], loc)
-        lanes, dtype = lanes_of(call.args[1].dtype), numpy_dtype(ref.buffer.dtype)
+        lanes, dtype = call.args[1].dtype.lanes, numpy_dtype(ref.buffer.dtype)
         combine = REDUCTIONS[builtin_of(call).qualifier(call, "op")] if reduces else None
 
         def run(frame: Frame):

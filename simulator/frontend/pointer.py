@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from tvm import tirx
-
+from ...passes.ir.walk import base_of
 from ..machine.block import Frame
 from ..memory.values import numpy_dtype
 from ..report.errors import SimulationError, uninitialized, unsupported
@@ -25,8 +24,7 @@ class Pointer:
         buffer, indices = c.pointee(node, loc)
         self.buffer, self.loc, self.op = buffer, loc, op
         self.dtype = numpy_dtype(buffer.dtype)
-        starts = [i.base if isinstance(i, tirx.Ramp) else i for i in indices]
-        self.index = c.indices(starts, buffer.name, loc)
+        self.index = c.indices([base_of(i) for i in indices], buffer.name, loc)
         self.slot = c.tiles.get(buffer.data, -1)
         if self.slot >= 0 or buffer.data in c.globals:
             self.index = c.in_whole(buffer, self.index, loc)

@@ -9,7 +9,7 @@ from tvm import tirx
 
 from ..machine.block import Frame
 from ..machine.steps import Step
-from ..memory.values import convert, is_float, numpy_dtype, widened
+from ..memory.values import accumulation_dtype, convert, is_float, numpy_dtype
 from ..report.errors import uninitialized, unsupported
 from .accesses import is_poisoned
 from .statements import Statements
@@ -51,7 +51,7 @@ def update(c: Statements, call: tirx.Call, loc: str) -> Step:
             raise uninitialized(use, frame.block, loc)
         active = frame.on
         key = tuple(np.broadcast_to(i, space)[active] for i in indices)
-        wide = tile.data.astype(widened(tile.dtype))
+        wide = tile.data.astype(accumulation_dtype(tile.dtype))
         combine.at(wide, key, np.broadcast_to(convert(values, wide.dtype), space)[active])
         tile.data[...] = convert(wide, tile.dtype)
 

@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import tirx
 
+from ...passes.ir.walk import base_of
 from ..machine.block import Frame, MBarrier
 from ..machine.steps import Step
 from ..memory.memory import Access, Tensor
 from ..memory.order import GPU, SYS
 from ..memory.threads import ElementAccess
 from ..memory.values import (
+    accumulation_dtype,
     convert,
     is_float,
     numpy_dtype,
     poison_of_product,
-    union,
-    widened,
+    union_of_poison,
 )
 from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, out_of_bounds, require_one_value, uniform
@@ -241,12 +242,8 @@ def region(c: Statements, node: Any, loc: str) -> Region:
         (node, []) if isinstance(node, tirx.BufferLoad) else (node.args[0], node.args[2:])
     )
     buffer = load.buffer
-    starts = []
-    for axis, i in enumerate(load.indices):
-        starts.append(i.base if isinstance(i, tirx.Ramp) else i)
-        if isinstance(i, tirx.Ramp) and not extents:
-            extents = [1] * axis + [i.lanes]
-    extents = list(extents) or [1] * len(starts)
+    starts = [base_of(i) for i in load.indices]
+    extents = extents or [i.lanes if isinstance(i, tirx.Ramp) else 1 for i in load.indices]
     extents = [e if isinstance(e, tirx.PrimExpr) else tirx.IntImm("int32", int(e)) for e in extents]
     sizes = _sizes(c, extents, buffer.name, loc)
     origin = c.indices(starts, buffer.name, loc)
@@ -381,7 +378,7 @@ def gemm(c: Statements, call: tirx.Call, loc: str) -> Step:
         if not clear(frame):
             before, bad = out.read(frame, "T.gemm")
             product += before.reshape(product.shape).astype(wide, copy=False)
-            poison = union(poison, None if bad is None else bad.reshape(product.shape))
+            poison = union_of_poison(poison, None if bad is None else bad.reshape(product.shape))
         if poison is not None:
             poison = np.broadcast_to(poison, product.shape)
         out.write(frame, product, poison, "T.gemm")
@@ -413,14 +410,16 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame: Frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, "T.reduce")
-        wide = values.astype(widened(values.dtype), copy=False)
+        wide = values.astype(accumulation_dtype(values.dtype), copy=False)
         wide = np.abs(wide) if kind.startswith("abs") else wide
         reduced = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
         if not clear(frame):
             before, bad_before = dst.read(frame, "T.reduce")
             reduced = combine(before.reshape(reduced.shape).astype(reduced.dtype), reduced)
-            bad = union(bad, None if bad_before is None else bad_before.reshape(reduced.shape))
+            bad = union_of_poison(
+                bad, None if bad_before is None else bad_before.reshape(reduced.shape)
+            )
         dst.write(frame, reduced, bad, "T.reduce")
 
     return c.preempted(run, call)
@@ -435,7 +434,7 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame: Frame):
         frame.block.order.threads.barrier_all()
         values, poison = src.read(frame, f"T.{name}")
-        wide = values.astype(widened(values.dtype), copy=False)
+        wide = values.astype(accumulation_dtype(values.dtype), copy=False)
         if reverse:
             wide = np.flip(wide, axis)
         scanned = accumulate(wide, axis=axis)

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import tirx
 
 from ..machine.block import Frame
-from ..memory.values import convert, numpy_dtype, widened
+from ..memory.values import accumulation_dtype, convert, numpy_dtype
 from ..report.errors import unsupported
 from .expressions import Expr
 from .statements import Statements
@@ -88,7 +88,7 @@ def _reduction(ufunc: np.ufunc):
         dtype = numpy_dtype(call.dtype)
 
         def f(frame: Frame, values, bad):
-            wide = values.astype(widened(values.dtype), copy=False)
+            wide = values.astype(accumulation_dtype(values.dtype), copy=False)
             first = _warps(wide, wide[-1])  # the padding is poison anyway
             reduced = ufunc.reduce(first, axis=1)
             return convert(_each(reduced, len(values)), dtype), _each(

@@ -13,7 +13,7 @@ from ..memory.clock import Clock
 from ..memory.memory import Access
 from ..memory.order import BlockOrder
 from ..memory.threads import WARP, ElementAccess, ParallelLoop, divide
-from ..memory.values import unwritten
+from ..memory.values import uninitialized_array
 from ..report.errors import SimulationError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Tile:
 
     def __init__(self, name: str, shape: tuple, dtype: np.dtype, scope: str) -> None:
         self.name, self.shape, self.dtype, self.scope = name, shape, dtype, scope
-        self.data = unwritten(shape, dtype)
+        self.data = uninitialized_array(shape, dtype)
         self.poison: np.ndarray | None = np.ones(shape, np.bool_)
         self.by_thread = False
         """True if each thread has its own value of these registers, along the first axis."""

@@ -24,7 +24,7 @@ from .history import Change, EndedWait, Entry, make_whole, place_of, region_of
 from .order import GPU, SETS, SYS, Events, Layout, Sync
 from .shadow import ShadowMemory, text_of_region
 from .threads import ElementAccess, Kind, ThreadOrder, ThreadRecord, clash
-from .values import unwritten
+from .values import uninitialized_array
 
 if TYPE_CHECKING:
     from .segments import Segments
@@ -180,7 +180,7 @@ class Tensor:
     def __init__(self, memory: Memory, name: str, shape: tuple, dtype: np.dtype, *, written: bool):
         self.memory, self.name, self.shape, self.dtype = memory, name, shape, dtype
         self._strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-        self.data = unwritten(shape, dtype)
+        self.data = uninitialized_array(shape, dtype)
         self.poison = np.ones(shape, np.bool_)
         self.may_be_poison = True
         self.written = written

@@ -21,7 +21,7 @@ from ...runtime.plans.steps import Step as HostStep
 from ...runtime.plans.traced_plan import TracedPlan
 from ..inputs.arguments import check_numbers
 from ..machine.executable import Executable
-from ..memory.values import close, is_float, same
+from ..memory.values import equal_bits, is_float, nearly_equal
 from ..report.errors import SimulationError, SimulationWarning
 from ..report.progress import duration
 from ..simulate import Level, executable_at, simulate
@@ -237,7 +237,7 @@ class _Runs:
             (rank, name)
             for rank, tensors in enumerate(first)
             for name, values in tensors.items()
-            if all(same(o[rank][name], values) for o in self._outputs.values())
+            if all(equal_bits(o[rank][name], values) for o in self._outputs.values())
         }
 
     def _one(self, program: Executable, seed: int) -> Outputs:
@@ -266,9 +266,9 @@ class _Runs:
                     continue
                 expected = self._outputs[seed][rank][name]
                 if (rank, name) in self._fixed:
-                    right = same(values, expected)
+                    right = equal_bits(values, expected)
                 else:
-                    right = not is_float(values.dtype) or close(values, expected)
+                    right = not is_float(values.dtype) or nearly_equal(values, expected)
                 if not right:
                     return f"output: {name} of rank {rank} differs from that of the program"
         return ""

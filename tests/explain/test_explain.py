@@ -454,7 +454,7 @@ def test_simulate_takes_options():
         (["{file}", "--config", "tileweave.speed=9"], "tileweave.speed; expected tileweave.reuse"),
         (
             ["{file}", "--ranks", "2", "--config", 'tileweave.granule={"S": [3, 3]}'],
-            "tileweave.granule=(3, 3) of S divides what it accesses on axis 0",
+            "tileweave.granule=(3, 3) of S cuts what it accesses on axis 0",
         ),
         (["{file}", "--ranks", "1"], "which has rank index 1; expected 0 to 0"),
     ],

@@ -92,9 +92,8 @@ def enclosing_depth(
     """
     depth = len(access.loops)
     may_guard = guarded and footprints.is_certain and access.branches == len(access.conditions)
-    while depth and access.enclosing[depth - 1].stmt is not None:
-        outer_conditions = access.enclosing[depth - 1].num_outer_conditions
-        is_unguarded = outer_conditions == len(access.conditions)
+    while depth and (loop := access.enclosing[depth - 1]).stmt is not None:
+        is_unguarded = loop.num_outer_conditions == len(access.conditions)
         if not (is_unguarded or may_guard) or any(
             varies(v, depth, footprints.mask) for v in values
         ):

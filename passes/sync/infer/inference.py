@@ -25,9 +25,9 @@ from ..ll.store_words import store_words
 from ..regions.accesses import Program, collect_accesses
 from ..regions.copies import copies_of
 from ..regions.ragged import (
+    access_to_rows,
+    access_to_tile,
     announcement_reads,
-    row_accesses,
-    tile_accesses,
     verify_announcements,
 )
 from ..regions.symbols import Symbols
@@ -228,10 +228,9 @@ def _exchanged_tensors(
         accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
         segments = ragged.get(announced.get(tensor.name, tensor.name), 0)
         if tensor.name in tiles:
-            accesses = row_accesses(accesses, segments, program, world_size)
-            accesses = tile_accesses(
-                accesses, segments, tiles[tensor.name], Symbols(program, world_size)
-            )
+            symbols, tile = Symbols(program, world_size), tiles[tensor.name]
+            rows = [access_to_rows(a, segments, program, world_size) for a in accesses]
+            accesses = [access_to_tile(a, segments, tile, symbols) for a in rows]
         elif segments:
             rows = [a for a in program.accesses if a.tensor.name == announced[tensor.name]]
             accesses += announcement_reads(tensor, rows, segments)
@@ -255,11 +254,13 @@ def _tiles(
     tiles = {}
     for tensor in (t for t in tensors if t.name in ragged):
         axes = ragged[tensor.name]
-        accesses = [a for a in program.accesses if a.tensor.same_as(tensor)]
-        tiles[tensor.name] = choose_tile(
-            tensor, row_accesses(accesses, axes, program, world_size), axes, program, world_size,
-            options.granule.get(tensor.name),
-        )  # fmt: skip
+        accesses = [
+            access_to_rows(a, axes, program, world_size)
+            for a in program.accesses
+            if a.tensor.same_as(tensor)
+        ]
+        requested = options.granule.get(tensor.name)
+        tiles[tensor.name] = choose_tile(tensor, accesses, axes, program, world_size, requested)
     return tiles
 
 

@@ -12,14 +12,13 @@ from tvm import tirx
 from tvm.ir import structural_equal
 
 from ..regions.accesses import Access
-from ..regions.data_dependent import is_invariant
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter, elements_of
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
 from .context import SyncContext
 from .edits import anchor_of, enclosing_depth, moved_out_of, varies
-from .waits import runtime_indices
+from .waits import may_leave_loop
 
 
 def place_signals(context: SyncContext) -> None:
@@ -140,21 +139,11 @@ def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints)
         if _pieces(counter, footprints, depth) is None:
             depth = enclosing_depth(access, footprints, [*numbers, elements_of(footprints)])
     while depth < len(access.loops) and (
-        _waits_in(context, access.enclosing[depth].stmt)
-        or not _may_sink(context, counter, footprints, depth)
+        _waits_in(context, access.loops[depth])
+        or not may_leave_loop(context, counter, footprints, depth, depth)
     ):
         depth += 1
     return depth
-
-
-def _may_sink(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
-    """Return whether the data-dependent expressions of a signal have the same value after the loop
-    of this number around its access."""
-    loop = footprints.access.enclosing[number].stmt
-    assert loop is not None
-    extents = [extent for other, extent in footprints.runtime_loops.items() if other >= number]
-    exprs = [*runtime_indices(counter, footprints), *extents]
-    return all(is_invariant(loop, expr, context.program) for expr in exprs)
 
 
 def _pieces(counter: Counter, footprints: Footprints, depth: int) -> dict[int, int] | None:
@@ -194,13 +183,8 @@ def _pieces(counter: Counter, footprints: Footprints, depth: int) -> dict[int, i
     return {axis: number} if is_consecutive else None
 
 
-def _waits_in(context: SyncContext, loop: tirx.For | None) -> bool:
-    return any(
-        enclosing.stmt is not None and loop is not None and enclosing.stmt.same_as(loop)
-        for counter in context.counters
-        for footprints in counter.users
-        for enclosing in footprints.access.enclosing
-    )
+def _waits_in(context: SyncContext, loop: Loop) -> bool:
+    return any(loop in f.access.loops for counter in context.counters for f in counter.users)
 
 
 def _signal(context: SyncContext, counter: Counter, footprints: Footprints, need: _Need) -> _Signal:

@@ -48,20 +48,26 @@ def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -
     depth = enclosing_depth(access, footprints, values, guarded=True)
     while depth < len(access.loops) and (
         _signals_in(context, access.loops[depth])
-        or not _may_hoist(context, counter, footprints, depth)
+        or not may_leave_loop(context, counter, footprints, depth, depth + 1)
     ):
         depth += 1
     return depth
 
 
-def _may_hoist(context: SyncContext, counter: Counter, footprints: Footprints, number: int) -> bool:
-    """Return whether the data-dependent expressions of a wait can be evaluated before the loop of
-    this number around its access."""
+def may_leave_loop(
+    context: SyncContext, counter: Counter, footprints: Footprints, number: int, first: int
+) -> bool:
+    """Return whether the data-dependent expressions of a wait or signal have the same value before
+    and after the loop of this number around its access.
+
+    Args:
+        first: number of the first loop whose extent is one of these expressions.
+    """
     loop = footprints.access.enclosing[number].stmt
     assert loop is not None
-    extents = [extent for other, extent in footprints.runtime_loops.items() if other > number]
-    indices = runtime_indices(counter, footprints)
-    return all(is_invariant(loop, expr, context.program) for expr in [*indices, *extents])
+    extents = [extent for other, extent in footprints.runtime_loops.items() if other >= first]
+    exprs = [*runtime_indices(counter, footprints), *extents]
+    return all(is_invariant(loop, expr, context.program) for expr in exprs)
 
 
 def runtime_indices(counter: Counter, footprints: Footprints) -> list[tirx.PrimExpr]:

@@ -173,8 +173,7 @@ def _obstacle_of(func: tirx.PrimFunc, access: Access) -> str:
         return "words with flags cannot be added to"
     if access.op not in _OPERATIONS:
         return f"{access.op} is not an access of single threads"
-    statements = [enclosing.stmt for enclosing in access.enclosing]
-    if any(loop is not None and "num_stages" in loop.annotations for loop in statements):
+    if any(loop.stmt and "num_stages" in loop.stmt.annotations for loop in access.enclosing):
         return "the access is in T.Pipelined, which would poll ahead"
     if access.op == WORD_COPY:
         return "" if is_elementwise(access.anchor.value) else "the boxes of the copy differ"

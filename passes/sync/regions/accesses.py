@@ -20,12 +20,12 @@ from ...ir.walk import (
     arrows,
     base_of,
     calls_in,
+    children_of,
     format_expr,
     line_of,
     location,
     nodes_in,
     op_name,
-    rewrite_children,
     variables_in,
 )
 from .space import Loop
@@ -265,7 +265,7 @@ def collect_accesses(func: tirx.PrimFunc, tensors: Iterable[tirx.Buffer]) -> Pro
     """
     collector = AccessCollector({t.data: t for t in tensors})
     collector.program.func = func
-    collector.walk(func.body)
+    collector.visit(func.body)
     return collector.program
 
 
@@ -292,45 +292,41 @@ class AccessCollector:
         """Loops around the current statement, outside and inside its anchor."""
         return (*(enclosing.loop for enclosing in self._enclosing), *self._inner)
 
-    def walk(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.SeqStmt):
-            return rewrite_children(stmt, self._visit)
-        return self._visit(stmt)
-
-    def _visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
-        if isinstance(stmt, tirx.SeqStmt):
-            return self.walk(stmt)
-        if self._anchor is None:
+    def visit(self, stmt: tirx.Stmt) -> None:
+        if self._anchor is None and not isinstance(stmt, tirx.SeqStmt):
             self._position += 1
-        if isinstance(stmt, (tirx.SBlockRealize, tirx.AttrStmt)):
+        if isinstance(stmt, (tirx.SeqStmt, tirx.SBlockRealize, tirx.AttrStmt)):
             if isinstance(stmt, tirx.SBlockRealize) and stmt.block.name_hint == "tilelang_root":
                 self.program.body = stmt.block.body
                 self._add_threads(stmt.block)
-            return rewrite_children(stmt, self.walk)
-        if isinstance(stmt, tirx.Bind):
-            self.program.values[stmt.var] = self._resolve(stmt.value)
-        if isinstance(stmt, tirx.For):
+            self._visit_children(stmt)
+        elif isinstance(stmt, tirx.For):
             self._visit_anchored(stmt, lambda: self._element_loads(stmt.min, stmt.extent))
-            return self._visit_loop(stmt)
-        if isinstance(stmt, tirx.IfThenElse):
+            self._visit_loop(stmt)
+        elif isinstance(stmt, tirx.IfThenElse):
             self._visit_anchored(stmt, lambda: self._element_loads(stmt.condition))
-            return self._visit_branch(stmt)
-        if isinstance(stmt, tirx.While):
+            self._visit_branch(stmt)
+        elif isinstance(stmt, tirx.While):
             outer_reason = self._unknown_count
             self._unknown_count = f"the condition {format_expr(stmt.condition)} of its loop"
             self._visit_anchored(stmt, lambda: self._element_loads(stmt.condition))
             self._forget_registers(stmt)
-            rewrite_children(stmt, self.walk)
+            self._visit_children(stmt)
             self._forget_registers(stmt)
             self._unknown_count = outer_reason
-            return stmt
-        self._visit_anchored(stmt, lambda: self._visit_leaf(stmt))
-        if isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "local.var":
-            value = tirx.Var(stmt.buffer.name, stmt.value.dtype)
-            self.program.values[value] = self._resolve(stmt.value)
-            self.program.registers.add(value)
-            self._registers[stmt.buffer.data] = value
-        return stmt
+        else:
+            if isinstance(stmt, tirx.Bind):
+                self.program.values[stmt.var] = self._resolve(stmt.value)
+            self._visit_anchored(stmt, lambda: self._visit_leaf(stmt))
+            if isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "local.var":
+                value = tirx.Var(stmt.buffer.name, stmt.value.dtype)
+                self.program.values[value] = self._resolve(stmt.value)
+                self.program.registers.add(value)
+                self._registers[stmt.buffer.data] = value
+
+    def _visit_children(self, stmt: tirx.Stmt) -> None:
+        for child in children_of(stmt):
+            self.visit(child)
 
     def _visit_anchored(self, stmt: tirx.Stmt, visit) -> None:
         """Call ``visit`` with ``stmt`` as anchor, unless an anchor encloses it."""
@@ -339,7 +335,7 @@ class AccessCollector:
         visit()
         self._anchor = outer
 
-    def _visit_loop(self, stmt: tirx.For) -> tirx.Stmt:
+    def _visit_loop(self, stmt: tirx.For) -> None:
         loop = Loop(stmt.loop_var, self._resolve(stmt.min), self._resolve(stmt.extent))
         tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
         if tag.startswith("blockIdx"):
@@ -347,17 +343,16 @@ class AccessCollector:
                 self._enter_kernel(stmt)
             self.program.grid.append(loop)
             self._visit_serial_loop(loop, stmt)
-            return stmt
+            return
         self._forget_registers(stmt)
         parallel = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
         if self._anchor is not None or stmt.kind in parallel:
             self._inner.append(loop)
-            self._visit_anchored(stmt, lambda: rewrite_children(stmt, self.walk))
+            self._visit_anchored(stmt, lambda: self._visit_children(stmt))
             self._inner.pop()
         else:
             self._visit_serial_loop(loop, stmt)
         self._forget_registers(stmt)
-        return stmt
 
     def _enter_kernel(self, stmt: tirx.For) -> None:
         if self.program.accesses:
@@ -372,9 +367,9 @@ class AccessCollector:
 
     def _visit_serial_loop(self, loop: Loop, stmt: tirx.For) -> None:
         position, self._position = self._position, 0
-        of_loop = None if loop in self.program.grid else stmt
-        self._enclosing.append(EnclosingLoop(loop, of_loop, len(self._conditions), position))
-        rewrite_children(stmt, self.walk)
+        statement = None if loop in self.program.grid else stmt
+        self._enclosing.append(EnclosingLoop(loop, statement, len(self._conditions), position))
+        self._visit_children(stmt)
         self._enclosing.pop()
         self._position = position
 
@@ -386,7 +381,7 @@ class AccessCollector:
                 extent = tirx.IntImm("int32", int(extents[int(value.args[0])]))
                 self.program.threads.append(Loop(var, tirx.IntImm("int32", 0), extent))
 
-    def _visit_branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
+    def _visit_branch(self, stmt: tirx.IfThenElse) -> None:
         condition = self._resolve(stmt.condition)
 
         def visit() -> None:
@@ -395,7 +390,7 @@ class AccessCollector:
                 if case is not None:
                     self._registers = dict(before)
                     self._conditions.append(holds)
-                    self.walk(case)
+                    self.visit(case)
                     self._conditions.pop()
             self._registers = before
             self._forget_registers(stmt)
@@ -406,7 +401,6 @@ class AccessCollector:
             self._branches += 1
             visit()
             self._branches -= 1
-        return stmt
 
     def _forget_registers(self, stmt: tirx.Stmt) -> None:
         """Drop the values of all registers that ``stmt`` stores to."""
@@ -430,8 +424,7 @@ class AccessCollector:
             self._marks.append((element, reason.value))
             return
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer.data in self._tensors:
-            ones = [tirx.IntImm("int32", 1)] * len(stmt.indices)
-            self._add_access("write", "a store", stmt, ones)
+            self._add_access("write", "a store", stmt)
         for call in calls_in(stmt, lambda c: True):
             spec, operator = builtin_of(call), op_name(call)
             if operator in JUMPS:
@@ -507,8 +500,7 @@ class AccessCollector:
             ir_transform(stmt, visit, None, ["tirx.Call", "tirx.BufferLoad"])
         for load in loads:
             if not any(load.same_as(s) for s in starts):
-                ones = [tirx.IntImm("int32", 1)] * len(load.indices)
-                self._add_access("read", "a load", load, ones)
+                self._add_access("read", "a load", load)
         for choice in choices:
             condition, then, other = choice.args
             self._element_loads(condition)
@@ -518,9 +510,13 @@ class AccessCollector:
                 self._conditions.pop()
 
     def _add_access(
-        self, kind: Kind, op: str, node: tirx.BufferLoad | tirx.BufferStore, extents: Sequence
-    ) -> None:
+        self, kind: Kind, op: str, node: tirx.BufferLoad | tirx.BufferStore,
+        extents: Sequence | None = None,
+    ) -> None:  # fmt: skip
+        """Record an access to the box of ``extents`` from ``node`` on, by default one element."""
         buffer, starts = node.buffer, node.indices
+        if extents is None:
+            extents = [tirx.IntImm("int32", 1)] * len(starts)
         if len(extents) != len(buffer.shape):
             raise LanguageError(
                 f"{op}: accesses {buffer.name} through {len(extents)} extents; expected "
@@ -588,11 +584,8 @@ def _contiguous_extents(load: tirx.BufferLoad, size: tirx.PrimExpr) -> list[tirx
     remaining = int(size)
     for axis in reversed(range(len(load.indices))):
         extent = load.buffer.shape[axis]
-        if (
-            not isinstance(extent, tirx.IntImm)
-            or remaining < int(extent)
-            or remaining % int(extent)
-        ):
+        is_whole = isinstance(extent, tirx.IntImm) and remaining >= int(extent)
+        if not is_whole or remaining % int(extent):
             extents[axis] = tirx.IntImm("int32", remaining)
             break
         extents[axis] = extent

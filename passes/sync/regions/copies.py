@@ -95,6 +95,5 @@ def copies_of(func: tirx.PrimFunc, tensor: tirx.Buffer) -> list[Copies]:
         if fields["tensor"] == tensor.name
     ]
     kinds: tuple[Kind, ...] = ("write", "read")
-    of_kind: dict[Kind, tuple[Copy, ...]]
     of_kind = {k: tuple(c for c in tensor_copies if c.kind == k) for k in kinds}
     return [Copies(tensor, kind, copies) for kind, copies in of_kind.items() if copies]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,9 @@ from .footprints import Footprints
 
 _CHUNK = 1 << 20
 """Cells that are enumerated at a time. The limit keeps temporary arrays small."""
+
+Cells = Iterator[tuple[np.ndarray, np.ndarray]]
+"""Cells of boxes in chunks: flat arrays of box numbers, and of the cell numbers in these boxes."""
 
 
 def volumes(
@@ -31,7 +34,10 @@ def volumes(
 
 
 class CellGrid:
-    """Grid over a tensor's axes without the rank axis: each box begins and ends at cell borders."""
+    """Grid over a tensor's axes without the rank axis: each box begins and ends at cell borders.
+
+    Cells are numbered in row-major order of the axes; the owner of the copy is the first axis.
+    """
 
     def __init__(self, shape: Sequence[int], footprints: Sequence[Footprints]) -> None:
         self.shape = tuple(shape)
@@ -48,10 +54,10 @@ class CellGrid:
             step = int(np.gcd.reduce(ends[ends < extent], initial=step))
         return step or extent
 
-    def cells_of(self, footprints: Footprints, *, repeated: bool = False):
+    def cells_of(
+        self, footprints: Footprints, *, repeated: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, Cells]:
         """Return the flat arrays ``rank, owner`` of all boxes, and the cells of the boxes.
-
-        The cells come in chunks of (box number, cell number).
 
         Args:
             repeated: repeat a box as often as a rank accesses it, instead of listing it once.
@@ -60,10 +66,14 @@ class CellGrid:
         rank, owner, *rest = footprints.flat() if repeated else footprints.unique_boxes
         return rank, owner, self.cells_in(owner, rest[:axes], rest[axes:])
 
-    def cells_in(self, owner, low, high):
-        """Yield, in chunks, (box number, cell number) for all cells of boxes in flat arrays."""
-        first = [a // c for a, c in zip(low, self.cell, strict=True)]
-        count = [-(-b // c) - f for b, c, f in zip(high, self.cell, first, strict=True)]
+    def cells_in(
+        self, owner: np.ndarray, low: Sequence[np.ndarray], high: Sequence[np.ndarray]
+    ) -> Cells:
+        """Yield the cells of the boxes in flat arrays."""
+        first = [begin // size for begin, size in zip(low, self.cell, strict=True)]
+        count = [
+            -(-end // size) - cell for end, size, cell in zip(high, self.cell, first, strict=True)
+        ]
         max_cells = [int(n.max(initial=0)) for n in count]
         total = int(np.prod(max_cells, dtype=np.int64))
         boxes_per_chunk = max(1, _CHUNK // max(1, total))
@@ -86,7 +96,7 @@ class Coverage:
 
     Attributes:
         times: number of accesses to the cell; for reads and possible writes, a lower bound.
-        ranks: ranks that access the cell, one bit each.
+        ranks: ranks that access the cell, one bit each: there are at most ``MAX_INFERRED_RANKS``.
     """
 
     times: np.ndarray

@@ -57,11 +57,6 @@ class Region:
     is_certain: bool = True
     limit: Limit | None = None
 
-    @classmethod
-    def of_access(cls, access: Access) -> Region:
-        """Return the region of an access of which everything is known."""
-        return cls(access.starts, access.extents, access.conditions)
-
 
 def iteration_space(access: Access, program: Program, world_size: int) -> IterationSpace:
     """Return the iterations of an access, in which loops may have unknown ranges."""

@@ -228,8 +228,9 @@ def access_footprints(access: Access, program: Program, world_size: int) -> Foot
     """
     if access.unknown_count:
         raise _refused(access, f"repeats while {access.unknown_count} holds", "a loop over a range")
+    whole = Region(access.starts, access.extents, access.conditions)
     try:
-        return region_footprints(access, Region.of_access(access), program, world_size)
+        return region_footprints(access, whole, program, world_size)
     except NotEvaluable as error:
         unknown = error
     try:

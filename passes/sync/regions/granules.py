@@ -106,17 +106,17 @@ class Granules:
 
 
 def choose_granules(accesses: TensorAccesses, requested: tuple[int, ...] | None = None) -> Granules:
-    """Choose the granules of a tensor: along each axis the smallest size that divides no box.
+    """Choose the granules of a tensor: along each axis the smallest size that cuts no box.
 
     If two copies of a plan would share a granule, a copy may cover several granules instead. The
-    size is then the largest one such that copies begin and end at its multiples, if it divides no
-    box that the kernel accesses.
+    size is then the largest one such that copies begin and end at its multiples, if it cuts no box
+    that the kernel accesses.
 
     Args:
         requested: the user's choice, one size for each axis.
 
     Raises:
-        LanguageError: ``requested`` divides a box or has the wrong number of axes; or a box begins
+        LanguageError: ``requested`` cuts a box or has the wrong number of axes; or a box begins
             before the first element of an axis.
     """
     shape = accesses.grid.shape
@@ -159,7 +159,7 @@ def _verify_choice(accesses: TensorAccesses, requested: tuple[int, ...]) -> None
             if not is_within_granules(low, high, requested[axis]):
                 raise LanguageError(
                     f"{access.text}: tileweave.granule={requested} of {accesses.tensor.name} "
-                    f"divides what it accesses on axis {axis}; expected a multiple of "
+                    f"cuts what it accesses on axis {axis}; expected a multiple of "
                     f"{smallest_size(bounds, extent)} there{access.location}"
                 )
 
@@ -194,7 +194,7 @@ def _refuse_before(footprints: Footprints, granules: Granules) -> None:
 def _size_of_copies(accesses: TensorAccesses, axis: int, minimum: int) -> int:
     """Return the largest size such that copies begin and end at its multiples.
 
-    Return ``minimum`` if that size divides a box that the kernel accesses.
+    Return ``minimum`` if that size cuts a box that the kernel accesses.
     """
     extent, copies = accesses.grid.shape[axis], accesses.copies
     assert copies is not None
@@ -210,7 +210,7 @@ def is_within_granules(low: np.ndarray, high: np.ndarray, size: int) -> bool:
 
 
 def smallest_size(bounds: list, extent: int) -> int:
-    """Return the smallest granule size along an axis that divides no box."""
+    """Return the smallest granule size along an axis that cuts no box."""
     extents = sorted({int(n) for low, high in bounds for n in np.unique(high - low) if n > 0})
     candidates = set(extents[:8])
     for n in (2, len(extents[:8])):

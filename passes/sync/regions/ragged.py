@@ -29,28 +29,6 @@ from .symbols import Symbols
 from .tensor_accesses import TensorAccesses
 
 
-def row_accesses(
-    accesses: Iterable[Access], axes: int, program: Program, world_size: int
-) -> list[Access]:
-    """Return accesses to a ragged tensor as accesses to whole rows.
-
-    Args:
-        axes: number of axes that select a segment.
-
-    Raises:
-        LanguageError: an access adds to the tensor, or the elements that a write stores are not
-            known.
-    """
-    return [_whole_rows(access, axes, program, world_size) for access in accesses]
-
-
-def tile_accesses(
-    accesses: Iterable[Access], axes: int, tile: int, symbols: Symbols
-) -> list[Access]:
-    """Return accesses to whole rows as accesses to the tiles of ``tile`` rows that contain them."""
-    return [_whole_tile(access, axes, tile, symbols) for access in accesses]
-
-
 def announcement_reads(counts: tirx.Buffer, accesses: Iterable[Access], axes: int) -> list[Access]:
     """Return the reads of announcements ``counts`` that come with the reads among ``accesses``: a
     wait for rows needs the announced total."""
@@ -80,7 +58,15 @@ def _verify_segments(footprints: Footprints, axes: int) -> None:
         )
 
 
-def _whole_rows(access: Access, axes: int, program: Program, world_size: int) -> Access:
+def access_to_rows(access: Access, axes: int, program: Program, world_size: int) -> Access:
+    """Return an access to a ragged tensor as an access to whole rows.
+
+    Args:
+        axes: number of axes that select a segment.
+
+    Raises:
+        LanguageError: it adds to the tensor, or the elements that it stores are not known.
+    """
     if access.kind == "add":
         raise LanguageError(
             f"{access.text}, a ragged tensor; expected writes, each row once{access.location}"
@@ -139,7 +125,8 @@ def _require_uncut(
         )
 
 
-def _whole_tile(access: Access, axes: int, tile: int, symbols: Symbols) -> Access:
+def access_to_tile(access: Access, axes: int, tile: int, symbols: Symbols) -> Access:
+    """Return an access to whole rows as an access to the tile of rows that contains them."""
     axis, ragged = 1 + axes, access.ragged
     assert ragged is not None
     row = ragged.row
@@ -286,7 +273,7 @@ def verify_announcements(rows: TensorAccesses) -> None:
     Raises:
         LanguageError: names the access and its line.
     """
-    axes, shape = rows.segments, rows.grid.shape[: rows.segments]
+    axes, shape = rows.segments, (rows.world_size, *rows.grid.shape[: rows.segments])
     counts = [rows.counts] if rows.counts is not None else []
     for accesses in (rows, *counts):
         for footprints in accesses.in_kernel("read", "write"):
@@ -295,8 +282,7 @@ def verify_announcements(rows: TensorAccesses) -> None:
     for footprints in rows.in_kernel("write"):
         missing = np.setdiff1d(_segments_of(footprints, shape), np.concatenate([[], *announced]))
         if missing.size:
-            size = (rows.world_size, *shape)
-            segment = ", ".join(str(int(i)) for i in np.unravel_index(int(missing[0]), size))
+            segment = ", ".join(str(int(i)) for i in np.unravel_index(int(missing[0]), shape))
             access = footprints.access
             raise LanguageError(
                 f"{access.text}: rows of segment {rows.tensor.name}[{segment}] may be written, but "
@@ -306,9 +292,7 @@ def verify_announcements(rows: TensorAccesses) -> None:
 
 
 def _segments_of(footprints: Footprints, shape: Sequence[int]) -> np.ndarray:
-    """Return the numbers of the segments that an access touches."""
-    owner, *low = footprints.distinct(footprints.owner, *footprints.low[: len(shape)])
-    number = owner
-    for index, extent in zip(low, shape, strict=True):
-        number = number * extent + index
-    return np.unique(number)
+    """Return the numbers of the segments that an access touches, in row-major order of ``shape``,
+    whose first axis is the owner."""
+    index = footprints.distinct(footprints.owner, *footprints.low[: len(shape) - 1])
+    return np.unique(np.ravel_multi_index(index, shape))

@@ -15,7 +15,7 @@ import numpy as np
 from tvm import tirx
 
 from ....builtins.ranks import RANK
-from ...ir.integer_ops import ARITHMETIC, BITWISE, CHOICES, COMPARISONS, DIVISIONS
+from ...ir.integer_ops import ARITHMETIC, BITWISE, COMPARISONS, DIVISIONS
 from ...ir.walk import op_name
 
 
@@ -129,7 +129,7 @@ class IterationSpace:
         if operation is not None:
             a, b = self.evaluate(expr.a), self.evaluate(expr.b)
             return operation(a, np.where(b == 0, 1, b) if isinstance(expr, DIVISIONS) else b)
-        if isinstance(expr, tirx.Cast) and _is_integer(expr.dtype):
+        if isinstance(expr, tirx.Cast) and str(expr.dtype).startswith(("int", "uint", "bool")):
             return self.evaluate(expr.value)
         if isinstance(expr, tirx.Not):
             return np.logical_not(self.evaluate(expr.a))
@@ -139,7 +139,7 @@ class IterationSpace:
         name = op_name(expr)
         if name == RANK:
             return self.rank
-        if name in CHOICES:
+        if name == "tirx.if_then_else":
             return np.where(*(self.evaluate(a) for a in expr.args))
         if name in _CALLS:
             return _CALLS[name](*(self.evaluate(a) for a in expr.args))
@@ -159,7 +159,3 @@ class IterationSpace:
         for loop in reversed(grid):
             number = number * int(self.evaluate(loop.extent).max()) + self.evaluate(loop.var)
         return number
-
-
-def _is_integer(dtype: Any) -> bool:
-    return str(dtype).startswith(("int", "uint", "bool"))

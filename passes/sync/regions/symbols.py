@@ -39,22 +39,17 @@ class Symbols:
 
         Args:
             axis: 0 is the rank axis.
-            keep_bound: whether the expression may use variables that the program binds.
+            keep_bound: whether the expression may use variables that the program binds, if there
+                are no ``loops``.
         """
         if axis in footprints.runtime_axes:
             return footprints.runtime_axes[axis]
-        resolve = self.inline_registers if keep_bound else self.in_first_iteration
-        start = resolve(footprints.access.starts[axis], loops)
+        start = footprints.access.starts[axis]
+        if keep_bound and not loops:  # expressions in which all variables are replaced can be long
+            start = self.program.inline_bindings(start, self.program.registers)
+        else:
+            start = self.in_first_iteration(start, loops)
         return start + shift if (shift := footprints.shift(axis)) else start
-
-    def inline_registers(self, expr: tirx.PrimExpr, loops: Sequence[Loop]) -> tirx.PrimExpr:
-        """Return ``in_first_iteration(expr, loops)``; without loops, replace only registers.
-
-        Expressions in which all variables are replaced can be long.
-        """
-        if loops:
-            return self.in_first_iteration(expr, loops)
-        return self.program.inline_bindings(expr, self.program.registers)
 
     def in_first_iteration(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
         """Return ``expr`` in the first iteration of ``loops``, without bound variables."""

@@ -23,7 +23,7 @@ class TensorAccesses:
 
     Attributes:
         footprints: the boxes of each access.
-        grid: cells that no access divides.
+        grid: cells that no access cuts.
         coverage: for each kind of access, the accesses to each cell of each copy.
         missing: reads of the kernel that are completely outside of the tensor in some iteration.
         segments: number of axes that select a segment, if the tensor holds the rows of a ragged

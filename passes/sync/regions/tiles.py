@@ -16,18 +16,19 @@ def choose_tile(
     tensor: tirx.Buffer, accesses: Sequence[Access], axes: int, program: Program, world_size: int,
     requested: tuple[int, ...] | None,
 ) -> int:  # fmt: skip
-    """Return the number of rows of a tile: the smallest one that no access divides.
+    """Return the smallest height of a tile, in rows, whose borders cut no access.
 
-    It is the capacity of a segment if no smaller one fits. It also is if all accesses are of single
-    rows: a wait for each row would cost more than it gains.
+    Return the capacity of a segment if no smaller one fits, or if all accesses are of single rows:
+    a wait for each row would cost more than it gains.
 
     Args:
-        accesses: accesses to whole rows, from ``row_accesses``.
-        axes: number of axes that select a segment.
+        accesses: accesses to whole rows, from ``access_to_rows``.
+        axes: number of axes that select a segment. An access counts the rank axis before them,
+            ``Footprints`` do not.
         requested: the user's choice, one size for each axis after the rank axis.
 
     Raises:
-        LanguageError: ``requested`` divides a row or an access, or has other axes.
+        LanguageError: ``requested`` cuts a row or an access, or has other axes.
     """
     capacity = int(tensor.shape[1 + axes])
     footprints = [access_footprints(access, program, world_size) for access in accesses]
@@ -47,7 +48,7 @@ def choose_tile(
         if not is_within_granules(low, high, requested[axes]):
             access = footprint.access
             raise LanguageError(
-                f"{access.text}: tileweave.granule={requested} of {tensor.name} divides the rows "
+                f"{access.text}: tileweave.granule={requested} of {tensor.name} cuts the rows "
                 f"that it accesses; expected a multiple of {smallest_size(bounds, capacity)} rows"
                 f"{access.location}"
             )

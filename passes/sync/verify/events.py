@@ -102,7 +102,7 @@ def collect_events(
 ) -> tuple[Program, list[Event]]:
     """Return the program, and its events in the order of its statements."""
     collector = _EventCollector({t.data: t for t in tensors})
-    collector.walk(func.body)
+    collector.visit(func.body)
     return collector.program, collector.events
 
 
@@ -115,18 +115,18 @@ class _EventCollector(AccessCollector):
         self._leaf_stmt: tirx.Stmt | None = None
         self._loads = AsyncLoads()
 
-    def _visit(self, stmt: tirx.Stmt) -> tirx.Stmt:
+    def visit(self, stmt: tirx.Stmt) -> None:
         if not isinstance(stmt, tirx.SeqStmt):
             self._number += 1
         if isinstance(stmt, tirx.While):
             self._add_polls(stmt)
-        return super()._visit(stmt)
+        super().visit(stmt)
 
     def _enter_kernel(self, stmt: tirx.For) -> None:
         self._kernel += 1
         self.program.grid, self.program.threads = [], []
 
-    def _visit_loop(self, stmt: tirx.For) -> tirx.Stmt:
+    def _visit_loop(self, stmt: tirx.For) -> None:
         parallel = (tirx.ForKind.PARALLEL, tirx.ForKind.VECTORIZED)
         serial = stmt.thread_binding is None and stmt.kind not in parallel
         if serial:
@@ -135,9 +135,8 @@ class _EventCollector(AccessCollector):
             super()._visit_loop(stmt)
         if serial:
             self._serial_loops.pop()
-        return stmt
 
-    def _visit_branch(self, stmt: tirx.IfThenElse) -> tirx.Stmt:
+    def _visit_branch(self, stmt: tirx.IfThenElse) -> None:
         """Record a wait if the condition tests the result of an acquiring atomic operation.
 
         A block that takes the branch comes after the releases that the atomic operation observes.
@@ -149,7 +148,7 @@ class _EventCollector(AccessCollector):
             name = builtin_of(atomic).text
             self._add_event("wait", name, atomic, stmt, scope=scope, sem="acquire")
             self._conditions.pop()
-        return super()._visit_branch(stmt)
+        super()._visit_branch(stmt)
 
     def _by_last(self) -> bool:
         return any(
@@ -163,7 +162,7 @@ class _EventCollector(AccessCollector):
         calls = (call for expr in (condition, *bound) for call in builtins_in(expr))
         return next((call for call in calls if builtin_of(call).fetches), None)
 
-    def _add_access(self, kind, op, node, extents) -> None:
+    def _add_access(self, kind, op, node, extents=None) -> None:
         count = len(self.program.accesses)
         super()._add_access(kind, op, node, extents)
         for a in self.program.accesses[count:]:

@@ -85,7 +85,7 @@ def tiles(S: W.Symmetric((16, N), F32), Y: T.Tensor((16, N), F32)):
 
 
 refused(
-    "T.copy writes S[1 - W.rank(), bx * 4, 0]: tileweave.granule=(6, 8) of S divides what it "
+    "T.copy writes S[1 - W.rank(), bx * 4, 0]: tileweave.granule=(6, 8) of S cuts what it "
     "accesses on axis 0; expected a multiple of 4 there",
     granule={"S": (6, 8)},
 )(tiles)

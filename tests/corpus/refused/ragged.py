@@ -201,16 +201,16 @@ def granule_without_rows():
 
 
 @refused("tileweave.granule=(1, 2, 4) of inbox, a ragged", granule={"inbox": [1, 2, 4]})
-def granule_that_divides_a_row():
+def granule_that_cuts_a_row():
     return sending(to_all)
 
 
 @refused(
-    "tileweave.granule=(1, 3, 8) of inbox divides the rows that it accesses; expected a multiple "
+    "tileweave.granule=(1, 3, 8) of inbox cuts the rows that it accesses; expected a multiple "
     "of 2 rows",
     granule={"inbox": [1, 3, 8]},
 )
-def granule_that_divides_a_read(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, N), F32)):
+def granule_that_cuts_a_read(at: T.Tensor((2,), "int32"), Y: T.Tensor((2, 2, N), F32)):
     with T.Kernel(1, threads=32):
         inbox = W.alloc_ragged((), rows=ROWS, row=N)
         tile = T.alloc_shared((1, N), F32)
