@@ -140,7 +140,7 @@ def signal_depth(context: SyncContext, counter: Counter, footprints: Footprints)
             depth = enclosing_depth(access, footprints, [*numbers, elements_of(footprints)])
     while depth < len(access.loops) and (
         _waits_in(context, access.loops[depth])
-        or not may_leave_loop(context, counter, footprints, depth, depth)
+        or not may_leave_loop(context, counter, footprints, depth, first=depth)
     ):
         depth += 1
     return depth

@@ -48,7 +48,7 @@ def wait_depth(context: SyncContext, counter: Counter, footprints: Footprints) -
     depth = enclosing_depth(access, footprints, values, guarded=True)
     while depth < len(access.loops) and (
         _signals_in(context, access.loops[depth])
-        or not may_leave_loop(context, counter, footprints, depth, depth + 1)
+        or not may_leave_loop(context, counter, footprints, depth, first=depth + 1)
     ):
         depth += 1
     return depth
