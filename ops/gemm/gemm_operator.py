@@ -15,6 +15,7 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...runtime import Plan
+from ...runtime.executor.compile_ahead import compile_ahead
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
@@ -102,6 +103,8 @@ class GemmOperator(CallableOp, ABC):
         Raises:
             HeapExhausted: the heap is too small; nothing stays allocated.
         """
+        if (graph_choice := self.graph_choice(problem, choice)) != choice:
+            compile_ahead(self.compiled_programs(problem, choice), session.group.process_group)
         super().__init__(self.program(problem, choice), session)
         self.problem, self.choice = problem, choice
         extra_inputs = self.extra_inputs.get(choice.program)
@@ -109,7 +112,7 @@ class GemmOperator(CallableOp, ABC):
         self.fixed_inputs = extra_inputs(problem, choice, device) if extra_inputs else ()
         with ExitStack() as failed:
             failed.callback(self.free)
-            if (graph_choice := self.graph_choice(problem, choice)) != choice:
+            if graph_choice != choice:
                 self.graph_operator = type(self)(problem, graph_choice, session)
             failed.pop_all()
 
