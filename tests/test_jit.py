@@ -155,6 +155,12 @@ def waits(X: T.Tensor((8,), "uint32")):
         W.wait_eq(X[0], 1)
 
 
+@T.prim_func
+def meets(X: T.Tensor((8,), "float32")):
+    with T.Kernel(1, threads=32):
+        W.sync_grid()
+
+
 @pytest.mark.parametrize(
     ("program", "implicit", "communicates"),
     [
@@ -162,6 +168,7 @@ def waits(X: T.Tensor((8,), "uint32")):
         (local, {"counter": torch.zeros(1)}, True),
         (shares, (), True),
         (waits, (), False),
+        (meets, (), True),
     ],
 )
 def test_kernels_that_communicate_are_ordered(monkeypatch, program, implicit, communicates):

@@ -1,4 +1,4 @@
-"""Refuse uses of tiles of pipelined loops that TileLang orders or indexes wrongly."""
+"""Refuse jumps, and uses of tiles of pipelined loops, that TileLang compiles wrongly."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from tvm.target import Target
 
 from ...builtins.errors import LanguageError
 from ..ir.accesses import accesses_of, is_private, name_of
+from ..ir.jumps import verify_jumps
 from ..ir.pipelined_loops import is_pipelined, iteration_of, may_use_tma, tiles_loaded_in, uses_tma
 from ..ir.tma import TMA_SM, may_have_producer, sm_of
-from ..ir.uniformity import BREAKS, CONTINUE, jumps_in
 from ..ir.walk import (
     arrows,
     children_of,
     headers_of,
     line_of,
-    location,
     nodes_in,
     op_name,
     variables_in,
@@ -27,7 +26,7 @@ from ..ir.walk import (
 
 
 def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Refuse jumps out of an iteration of ``T.Pipelined``, and three uses of a tile that it loads.
+    """Refuse jumps out of loops, see ``verify_jumps``, and three uses of a tile of ``T.Pipelined``.
 
     - A use of a multi-buffered tile outside of its loop. A tile that one stage of the loop loads
       and a later stage reads has a version for each stage. TileLang gives it an axis for the
@@ -53,14 +52,14 @@ def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     ``T.copy(tile, B)``
     After:  LanguageError; legal programs stay unchanged
     """
+    has_producer = may_have_producer(target)
+    verify_jumps(func, has_producer)
     program = _Program()
     program.visit(func.body, None, [])
-    has_producer = may_have_producer(target)
     _verify_versions(program, sm_of(target), has_producer)
     if has_producer and program.prelude is not None:
         _verify_prelude(program.prelude)
     for loop in filter(is_pipelined, nodes_in(func.body, tirx.For)):
-        _verify_jumps(loop)
         _verify_overwrites(loop)
     return func
 
@@ -245,16 +244,6 @@ def _verify_prelude(prelude: _Prelude) -> None:
                 )
                 raise _error(stmt, problem, ("use", stmt), ("T.Pipelined", loop))
         awaited_in_loop |= early
-
-
-def _verify_jumps(loop: tirx.For) -> None:
-    """Refuse a break or continue: TileLang loads for iterations that are then not computed."""
-    if any(True for _ in jumps_in(loop.body, BREAKS | CONTINUE)):
-        raise LanguageError(
-            "T.Pipelined: the loop has a break or continue, and loads of later iterations are in "
-            "flight; expected T.serial, num_stages=0, or a condition around the statements"
-            f"{location(loop)}"
-        )
 
 
 def _verify_overwrites(loop: tirx.For) -> None:

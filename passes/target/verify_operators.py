@@ -1,4 +1,4 @@
-"""Refuse operators and loops of TileLang that compute with other elements than they name."""
+"""Refuse operators of TileLang that compute with other elements than they name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from tvm import DataType, tirx
 from tvm.arith import Analyzer
 
 from ...builtins.errors import LanguageError
-from ..ir.uniformity import BREAKS, CONTINUE, jumps_in
-from ..ir.walk import children_of, is_parallel, location, op_name
+from ..ir.walk import children_of, location, op_name
 
 _PRODUCTS = ("tl.tileop.gemm", "tl.tileop.gemm_py")
 _INNER = 7
@@ -17,8 +16,7 @@ _ROW_BYTES = 32
 
 
 def verify_operators(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Refuse ``T.gemm`` of short rows, ``T.reduce_sum`` and similar between parts of fragments, and
-    jumps out of ``T.Parallel``.
+    """Refuse ``T.gemm`` of short rows, and ``T.reduce_sum`` and similar between parts of fragments.
 
     TileLang compiles ``T.gemm`` whose rows are not a multiple of 32 bytes, such as 16 elements of
     fp8, but the instructions load 32 bytes of each row: they overwrite other registers.
@@ -26,9 +24,6 @@ def verify_operators(func: tirx.PrimFunc) -> tirx.PrimFunc:
     If a reduction names a part of a fragment, TileLang reduces all elements, and writes all
     results. A part of a tile in shared memory is first copied to a fragment of its size, so only
     its result may be wrong.
-
-    TileLang divides a loop of ``T.Parallel`` between the threads. A break or continue in it then
-    leaves the loop around it.
 
     Before: ``T.gemm(A, B, C, transpose_B=True)`` with tiles ``A`` and ``B`` of 64 x 16 in fp8;
     ``T.reduce_sum(x[:, 0:16], total, dim=1)`` with a fragment ``x`` of 32 columns
@@ -42,11 +37,6 @@ def verify_operators(func: tirx.PrimFunc) -> tirx.PrimFunc:
             if op_name(stmt.value) == "tl.tileop.reduce":
                 for region in stmt.value.args[:2]:
                     _verify_whole(region, stmt)
-        if is_parallel(stmt) and any(True for _ in jumps_in(stmt.body, BREAKS | CONTINUE)):
-            raise LanguageError(
-                "T.Parallel: a break or continue, with which TileLang leaves the loop around it; "
-                f"expected a condition around the statements{location(stmt)}"
-            )
         for child in children_of(stmt):
             visit(child)
 

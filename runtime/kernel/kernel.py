@@ -17,11 +17,12 @@ from tvm.runtime import Executable
 
 from ... import passes
 from ...builtins.errors import TileWeaveError, brief_errors
+from ...builtins.spec import builtin_of
 from ...builtins.symmetric import is_symmetric
 from ...codegen.compile import compile_by_tilelang
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
-from ...passes.ir.walk import uses_multicast
+from ...passes.ir.walk import builtins_in, uses_multicast
 from ..host import session as sessions
 from ..host.heap import HeapExhausted, SymmetricTensor
 from ..host.session import Session, current, require_open
@@ -110,7 +111,9 @@ class Kernel:
     def communicates(self) -> bool:
         """True if its launches share memory with each other or with other ranks, besides tensors of
         the caller."""
-        return bool(self.implicit) or any(map(is_symmetric, self.program.buffer_map.values()))
+        func = self.program
+        is_shared = bool(self.implicit) or any(map(is_symmetric, func.buffer_map.values()))
+        return is_shared or any(builtin_of(c).participants for c in builtins_in(func.body))
 
     @cached_property
     def _inputs(self) -> list[Parameter]:

@@ -322,25 +322,80 @@ def test_threads_that_skip_a_break_reach_the_next_iteration(arch):
         tw.emit(left_after_skip("threads"), arch=arch, world_size=1)
 
 
+XR, YR = T.Tensor((6, 128), "int32"), T.Tensor((6, 128), "int32")
+
+
 @factory
-def left_parallel(jump, x: X, y: Y):
+def compiled_wrongly(what, x: XR, y: YR):
     with T.Kernel(1, threads=128):
+        a, c = T.alloc_shared((128,), "int32"), T.alloc_fragment((128,), "int32")
+        tx = T.get_thread_binding()
         W.fence("gpu")
         for k in T.serial(2):
-            for i in T.Parallel(128):
-                if x[k * 128 + i] > 2:
-                    if jump == "break":
-                        break
-                    else:
+            if what == "parallel":
+                for i in T.Parallel(128):
+                    if x[k, i] > 2:
                         continue
-                y[k * 128 + i] = 1
+                    y[k, i] = 1
+            elif what == "once":
+                for _ in T.serial(T.min(k + 1, 1)):
+                    if x[k, tx] > 1:
+                        break
+                    y[k, tx] = 1
+            elif what == "copy":
+                T.copy(x[k, 0], c)
+                if tx >= 64:
+                    continue
+                T.copy(c, y[k, 0])
+            else:
+                if what == "condition":
+                    if tx < 64:
+                        T.clear(c)
+                        for j in T.Pipelined(3, num_stages=2):
+                            T.copy(x[j, 0], a)
+                            for i in T.Parallel(128):
+                                c[i] = c[i] + a[i]
+                else:
+                    T.clear(c)
+                    if what == "before":
+                        if x[0, k] > 1:
+                            break
+                    for j in T.Pipelined(3, num_stages=2):
+                        T.copy(x[j, 0], a)
+                        for i in T.Parallel(128):
+                            c[i] = c[i] + a[i]
+                    if what == "after":
+                        if x[0, k] > 1:
+                            break
+                T.copy(c, y[k, 0])
 
 
-@pytest.mark.parametrize("jump", ["break", "continue"])
+REFUSED = {
+    "parallel": r"T\.Parallel or T\.serial: a break or continue in T\.Parallel, which",
+    "once": r"T\.Parallel or T\.serial: a break or continue in a loop of one iteration, which",
+    "copy": r"T\.Parallel, T\.copy or T\.gemm: some threads left the iteration or loop by a break",
+    "after": r"T\.Pipelined: a break follows it in the loop around it",
+    "condition": r"T\.Pipelined: a condition around it differs between threads",
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
 @ARCHITECTURES
-def test_jumps_out_of_parallel_loops(jump, arch):
-    with pytest.raises(tw.TileWeaveError, match=r"T\.Parallel: a break or continue, with which"):
-        tw.emit(left_parallel(jump), arch=arch, world_size=1)
+def test_jumps_that_tilelang_compiles_wrongly(what, arch):
+    has_producer = arch != "sm_80"
+    if what == "after" and not has_producer:
+        tw.emit(compiled_wrongly(what), arch=arch, world_size=1)
+        return
+    message = "T.fill: " if what == "condition" and not has_producer else REFUSED[what]
+    with pytest.raises(tw.TileWeaveError, match=message):
+        tw.emit(compiled_wrongly(what), arch=arch, world_size=1)
+
+
+@ARCHITECTURES
+def test_a_uniform_break_precedes_a_pipelined_loop(arch):
+    x = np.arange(768, dtype=np.int32).reshape(6, 128) % 3
+    (out,) = tw.simulate(compiled_wrongly("before"), 1, [{"x": x}], level="device", arch=arch)
+    np.testing.assert_array_equal(out["y"][:2], [x[:3].sum(0)] * 2)
 
 
 @T.prim_func
@@ -361,4 +416,62 @@ def read_unless_skipped(x: X, y: Y):
 def test_a_barrier_precedes_the_condition(arch):
     expected = np.where(VALUES[:128] <= 2, VALUES[127::-1] + 1, -1)
     (out,) = tw.simulate(read_unless_skipped, 1, [{"x": VALUES}], level="device", arch=arch)
+    np.testing.assert_array_equal(out["y"][:128], expected)
+
+
+@factory
+def mixed_condition(what, x: X, y: Y):
+    """A condition of a value that all threads share, and of the thread index."""
+    with T.Kernel(1, threads=128):
+        a, tx = T.alloc_shared((128,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        a[tx] = x[tx]
+        y[tx] = 7
+        T.sync_threads()
+        if what == "break":
+            for k in T.serial(2):
+                if x[0] > k + 5 or tx < 64:
+                    break
+                a[tx] = k
+                y[tx] = a[191 - tx]
+        elif what == "else":
+            if x[0] >= 0 and tx < 64:
+                y[tx] = a[127 - tx]
+            else:
+                a[tx] = 2
+        else:
+            if x[0] > 5 or tx < 64:
+                T.sync_threads()
+
+
+@pytest.mark.parametrize("what", ["break", "else", "barrier"])
+@ARCHITECTURES
+def test_a_shared_value_and_the_thread_decide(what, arch):
+    """A barrier of 64 threads in a part of them that depends on the value, or between cases that
+    run at the same time."""
+    with pytest.raises(tw.TileWeaveError, match=r"shared memory: |T\.sync_threads: "):
+        tw.emit(mixed_condition(what), arch=arch, world_size=1)
+
+
+@factory
+def met_by_parts(late, x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        a, tx = T.alloc_shared((128,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        a[tx] = x[tx]
+        if tx < 64:
+            T.sync_threads(3, 128)
+            if late:
+                a[tx] = 1
+                a[tx + 64] = 2
+        else:
+            T.sync_threads(3, 128)
+        y[tx] = a[127 - tx]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@ARCHITECTURES
+def test_accesses_after_an_arrival_are_not_ordered_by_it(late, arch):
+    expected = np.repeat([2, 1], 64) if late else VALUES[127::-1]
+    (out,) = tw.simulate(met_by_parts(late), 1, [{"x": VALUES}], level="device", arch=arch)
     np.testing.assert_array_equal(out["y"][:128], expected)

@@ -104,6 +104,16 @@ class MisplacedBarrier:
     op: str
 
 
+@dataclass(frozen=True)
+class _Arrival:
+    """Threads that have arrived at a barrier, in the statement with this number."""
+
+    threads: np.ndarray
+    path: Path
+    barrier: Barrier
+    number: int
+
+
 _State = dict[Any, Pending]
 
 
@@ -160,7 +170,8 @@ class Walk:
         self._exits: list[list[_State]] = [[]]
         self._number = 0
         """Number of the current statement, of those executed so far."""
-        self._waiting: dict[int, tuple[np.ndarray, Path, Barrier]] = {}
+        self._waiting: dict[int, list[_Arrival]] = {}
+        """Arrivals at barriers that other threads have not reached yet, by the barrier's number."""
         self.numbers: dict[int, set[int]] = {}
         """Masks of warps that use each named barrier."""
 
@@ -270,21 +281,24 @@ class Walk:
         decided = not (then_mask & else_mask).any()
         varies = not decided and self._varies(stmt.condition)
         may_differ = self._may_differ(stmt.condition)
+        runs_alone = not (mask & must).any()
+        is_all_or_none = not decided and not varies and runs_alone and not (mask & ~may).any()
         self._is_certain = certain and decided
         before, registers = self._state, self._control.state
         if then_mask.any():
-            self._mask, self._exact = then_mask, exact and not varies
+            self._mask, self._exact = then_mask, exact and (decided or (runs_alone and not varies))
             follow()
         after_then, then_registers = self._state, self._control.state
         self._control.restore(registers)
-        if not decided and not varies:
-            self._state = self._without(stmt.then_case, before)
+        skipped = before if varies else self._without(stmt.then_case, before)
+        if is_all_or_none:
+            self._state = skipped
         if stmt.else_case is not None and else_mask.any():
             covers = decided or bool((may | ~mask).all())
             self._mask, self._exact = else_mask, exact and not varies and covers
             self._inside(stmt, 1, stmt.else_case)
         if not decided:
-            self._state = _join(after_then, self._state, before if varies else None)
+            self._state = _join(after_then, self._state, None if is_all_or_none else skipped)
         self._control.join(then_registers)
         if may_differ:
             for branch in branches:
@@ -489,29 +503,36 @@ class Walk:
     def _barrier(self, barrier: Barrier, threads: np.ndarray) -> None:
         path = tuple(self._path)
         count = self._values.count if barrier.count is None else barrier.count
-        waiting, place, former = self._waiting.pop(
-            barrier.number, (np.zeros_like(threads), path, barrier)
-        )
-        arrived = waiting | threads
-        size = int(arrived.sum())
+        earlier = self._waiting.pop(barrier.number, [])
+        arrivals = [*earlier, _Arrival(threads, path, barrier, self._number)]
+        arrived = sum((a.threads for a in arrivals), np.zeros(self._values.count, int))
+        size = int((arrived > 0).sum())
         if not self._exact or size > count:
             raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.op))
-        if (waiting & threads).any():
-            raise _Found(MisplacedBarrier(place, int(waiting.sum()), count, former.op))
+        if (arrived > 1).any():
+            self._waiting[barrier.number] = earlier
+            self._require_complete()
         if size < count:
-            self._waiting[barrier.number] = arrived, path, barrier
+            self._waiting[barrier.number] = arrivals
             return
-        warps = self._warps(arrived)
+        warps = self._warps(arrived > 0)
         if barrier.number:
             self.numbers.setdefault(barrier.number, set()).add(warps)
-        self._change(lambda p: order.after_barrier(p, warps))
+
+        def pass_barrier(p: Pending) -> Pending:
+            late = (a.number < p.statement for a in earlier if p.warps & self._warps(a.threads))
+            return p if any(late) else order.after_barrier(p, warps)
+
+        self._change(pass_barrier)
         self._drop_known()
 
     def _require_complete(self) -> None:
         """Refuse barriers that some of their threads do not reach."""
-        for arrived, path, barrier in self._waiting.values():
-            count = self._values.count if barrier.count is None else barrier.count
-            raise _Found(MisplacedBarrier(path, int(arrived.sum()), count, barrier.op))
+        for first, *_ in filter(None, self._waiting.values()):
+            count = first.barrier.count
+            count = self._values.count if count is None else count
+            threads = int(first.threads.sum())
+            raise _Found(MisplacedBarrier(first.path, threads, count, first.barrier.op))
 
     def _slots(self, barrier: Any) -> frozenset[tuple[tirx.Var, int]]:
         """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""

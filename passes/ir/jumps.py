@@ -1,0 +1,131 @@
+"""Breaks and continues that TileLang compiles wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tilelang import tvm
+from tvm import tirx
+
+from ...builtins.errors import LanguageError
+from .pipelined_loops import is_pipelined, uses_tma
+from .uniformity import BREAKS, CONTINUE, Divergence, ThreadControl
+from .walk import children_of, is_parallel, location, op_name
+
+_TILE, _PIPELINED = "tile", "pipelined"
+_CONDITION = "expected a condition around the statements"
+Event = tuple[str, tirx.Stmt]
+
+
+def verify_jumps(func: tirx.PrimFunc, has_producer: bool) -> None:
+    """Refuse breaks and continues that TileLang compiles wrongly.
+
+    - In a pipelined loop, TileLang loads for iterations that are then not computed.
+    - It removes loops of one iteration and divides those of ``T.Parallel``; a jump in them then
+      leaves the loop around them.
+    - If some threads leave an iteration, a tile statement after it lacks their elements, which are
+      others than those of the tile program.
+    - A break after a pipelined loop with producer warps does not end the outer loop for these.
+
+    Args:
+        has_producer: whether TileLang may let producer warps load tiles.
+
+    Raises:
+        LanguageError: names the loop or the tile statement, and its line.
+    """
+    control, analyzer = ThreadControl(func), tvm.arith.Analyzer()
+
+    def visit(stmt: tirx.Stmt, is_divergent: bool) -> None:
+        if isinstance(stmt, tirx.For | tirx.While):
+            _verify_loop(stmt, control, analyzer, has_producer)
+        if isinstance(stmt, tirx.For):
+            analyzer.bind(stmt.loop_var, tvm.ir.Range.from_min_extent(stmt.min, stmt.extent))
+            if is_divergent and has_producer and is_pipelined(stmt) and uses_tma(stmt):
+                raise LanguageError(
+                    "T.Pipelined: a condition around it differs between threads, and the producer "
+                    f"warps would not know it; expected T.serial, or num_stages=0{location(stmt)}"
+                )
+        if isinstance(stmt, tirx.IfThenElse):
+            is_divergent |= control.divergence_of(stmt.condition) is Divergence.DIVERGENT
+        if not is_parallel(stmt):
+            for child in children_of(stmt):
+                visit(child, is_divergent)
+        elif (jump := next(_jumps(stmt.body), None)) is not None:
+            raise _left(jump, "T.Parallel, which TileLang divides between threads")
+        else:
+            for child in children_of(stmt):
+                _visit_elements(child)
+
+    def _visit_elements(stmt: tirx.Stmt) -> None:
+        if isinstance(stmt, tirx.For):
+            _verify_number(stmt, analyzer)
+        for child in children_of(stmt):
+            _visit_elements(child)
+
+    visit(func.body, False)
+
+
+def _verify_loop(
+    loop: tirx.For | tirx.While, control: ThreadControl, analyzer: tvm.arith.Analyzer,
+    has_producer: bool,
+) -> None:  # fmt: skip
+    jump = next(_jumps(loop.body), None)
+    if jump is None or is_parallel(loop):
+        return
+    if isinstance(loop, tirx.For):
+        if is_pipelined(loop):
+            raise LanguageError(
+                "T.Pipelined: the loop has a break or continue, and loads of later iterations are "
+                f"in flight; expected T.serial, num_stages=0, or a condition around the statements"
+                f"{location(loop)}"
+            )
+        _verify_number(loop, analyzer)
+    events = list(_events(loop.body))
+    first = next((n for n, (kind, _) in enumerate(events) if kind in CONTINUE), len(events))
+    lacking = events if control.of_breaks(loop) else events[first:]
+    if control.of_breaks(loop) or control.after(loop.body):
+        for kind, stmt in lacking:
+            if kind in (_TILE, _PIPELINED):
+                raise LanguageError(
+                    "T.Parallel, T.copy or T.gemm: some threads left the iteration or loop by a "
+                    f"break or continue; {_CONDITION} of single threads{location(stmt)}"
+                )
+    is_after = False
+    for kind, stmt in events:
+        is_after |= has_producer and kind == _PIPELINED and uses_tma(stmt)
+        if is_after and kind in BREAKS:
+            raise LanguageError(
+                "T.Pipelined: a break follows it in the loop around it, which its producer warps "
+                f"do not leave; {_CONDITION}, or a break before T.Pipelined{location(stmt)}"
+            )
+
+
+def _verify_number(loop: tirx.For, analyzer: tvm.arith.Analyzer) -> None:
+    jump = next(_jumps(loop.body), None)
+    if jump is not None and analyzer.can_prove_equal(loop.extent, 1):
+        raise _left(jump, "a loop of one iteration, which TileLang removes")
+
+
+def _left(jump: tirx.Stmt, loop: str) -> LanguageError:
+    return LanguageError(
+        f"T.Parallel or T.serial: a break or continue in {loop}; {_CONDITION}{location(jump)}"
+    )
+
+
+def _jumps(body: tirx.Stmt) -> Iterator[tirx.Stmt]:
+    """Yield the jumps out of an iteration of the loop with this body."""
+    return (stmt for kind, stmt in _events(body) if kind in BREAKS | CONTINUE)
+
+
+def _events(stmt: tirx.Stmt, is_inner: bool = False) -> Iterator[Event]:
+    """Yield the tile statements and pipelined loops in the body of a loop, and the jumps that leave
+    its iteration, in order."""
+    name = op_name(stmt.value) if isinstance(stmt, tirx.Evaluate) else ""
+    if name.startswith("tl.tileop.") or is_parallel(stmt):
+        yield _TILE, stmt
+    if name in BREAKS | CONTINUE and not is_inner:
+        yield name, stmt
+    if isinstance(stmt, tirx.For) and is_pipelined(stmt):
+        yield _PIPELINED, stmt
+    for child in children_of(stmt):
+        yield from _events(child, is_inner or isinstance(stmt, tirx.For | tirx.While))
