@@ -35,51 +35,35 @@ def verify_jumps(func: tirx.PrimFunc, has_producer: bool) -> None:
     """
     control, analyzer = ThreadControl(func), tvm.arith.Analyzer()
 
-    def visit(stmt: tirx.Stmt, is_divergent: bool) -> None:
-        if isinstance(stmt, tirx.For | tirx.While):
-            _verify_loop(stmt, control, analyzer, has_producer)
+    def visit(stmt: tirx.Stmt, is_divergent: bool, in_parallel: bool) -> None:
         if isinstance(stmt, tirx.For):
+            _verify_removed(stmt, analyzer)
             analyzer.bind(stmt.loop_var, tvm.ir.Range.from_min_extent(stmt.min, stmt.extent))
             if is_divergent and has_producer and is_pipelined(stmt) and uses_tma(stmt):
                 raise LanguageError(
                     "T.Pipelined: a condition around it differs between threads, and the producer "
                     f"warps would not know it; expected T.serial, or num_stages=0{location(stmt)}"
                 )
+            in_parallel |= is_parallel(stmt)
+        if isinstance(stmt, tirx.For | tirx.While) and not in_parallel:
+            _verify_loop(stmt, control, has_producer)
         if isinstance(stmt, tirx.IfThenElse):
             is_divergent |= control.divergence_of(stmt.condition) is Divergence.DIVERGENT
-        if not is_parallel(stmt):
-            for child in children_of(stmt):
-                visit(child, is_divergent)
-        elif (jump := next(_jumps(stmt.body), None)) is not None:
-            raise _left(jump, "T.Parallel, which TileLang divides between threads")
-        else:
-            for child in children_of(stmt):
-                _visit_elements(child)
-
-    def _visit_elements(stmt: tirx.Stmt) -> None:
-        if isinstance(stmt, tirx.For):
-            _verify_number(stmt, analyzer)
         for child in children_of(stmt):
-            _visit_elements(child)
+            visit(child, is_divergent, in_parallel)
 
-    visit(func.body, False)
+    visit(func.body, False, False)
 
 
-def _verify_loop(
-    loop: tirx.For | tirx.While, control: ThreadControl, analyzer: tvm.arith.Analyzer,
-    has_producer: bool,
-) -> None:  # fmt: skip
-    jump = next(_jumps(loop.body), None)
-    if jump is None or is_parallel(loop):
+def _verify_loop(loop: tirx.For | tirx.While, control: ThreadControl, has_producer: bool) -> None:
+    if next(_jumps(loop.body), None) is None:
         return
-    if isinstance(loop, tirx.For):
-        if is_pipelined(loop):
-            raise LanguageError(
-                "T.Pipelined: the loop has a break or continue, and loads of later iterations are "
-                f"in flight; expected T.serial, num_stages=0, or a condition around the statements"
-                f"{location(loop)}"
-            )
-        _verify_number(loop, analyzer)
+    if isinstance(loop, tirx.For) and is_pipelined(loop):
+        raise LanguageError(
+            "T.Pipelined: the loop has a break or continue, and loads of later iterations are in "
+            f"flight; expected T.serial, num_stages=0, or a condition around the statements"
+            f"{location(loop)}"
+        )
     events = list(_events(loop.body))
     first = next((n for n, (kind, _) in enumerate(events) if kind in CONTINUE), len(events))
     lacking = events if control.of_breaks(loop) else events[first:]
@@ -100,9 +84,13 @@ def _verify_loop(
             )
 
 
-def _verify_number(loop: tirx.For, analyzer: tvm.arith.Analyzer) -> None:
+def _verify_removed(loop: tirx.For, analyzer: tvm.arith.Analyzer) -> None:
     jump = next(_jumps(loop.body), None)
-    if jump is not None and analyzer.can_prove_equal(loop.extent, 1):
+    if jump is None:
+        return
+    if is_parallel(loop):
+        raise _left(jump, "T.Parallel, which TileLang divides between threads")
+    if not is_pipelined(loop) and analyzer.can_prove_equal(loop.extent, 1):
         raise _left(jump, "a loop of one iteration, which TileLang removes")
 
 

@@ -326,10 +326,9 @@ XR, YR = T.Tensor((6, 128), "int32"), T.Tensor((6, 128), "int32")
 
 
 @factory
-def compiled_wrongly(what, x: XR, y: YR):
+def lacking_elements(what, x: XR, y: YR):
     with T.Kernel(1, threads=128):
-        a, c = T.alloc_shared((128,), "int32"), T.alloc_fragment((128,), "int32")
-        tx = T.get_thread_binding()
+        c, tx = T.alloc_fragment((128,), "int32"), T.get_thread_binding()
         W.fence("gpu")
         for k in T.serial(2):
             if what == "parallel":
@@ -337,41 +336,47 @@ def compiled_wrongly(what, x: XR, y: YR):
                     if x[k, i] > 2:
                         continue
                     y[k, i] = 1
+            elif what == "axes":
+                for i, j in T.Parallel(16, 8):
+                    if x[k, i * 8 + j] > 2:
+                        break
+                    y[k, i * 8 + j] = 1
             elif what == "once":
                 for _ in T.serial(T.min(k + 1, 1)):
                     if x[k, tx] > 1:
                         break
                     y[k, tx] = 1
-            elif what == "copy":
+            else:
                 T.copy(x[k, 0], c)
                 if tx >= 64:
                     continue
                 T.copy(c, y[k, 0])
-            else:
-                if what == "condition":
-                    if tx < 64:
-                        T.clear(c)
-                        for j in T.Pipelined(3, num_stages=2):
-                            T.copy(x[j, 0], a)
-                            for i in T.Parallel(128):
-                                c[i] = c[i] + a[i]
-                else:
-                    T.clear(c)
-                    if what == "before":
-                        if x[0, k] > 1:
-                            break
-                    for j in T.Pipelined(3, num_stages=2):
-                        T.copy(x[j, 0], a)
-                        for i in T.Parallel(128):
-                            c[i] = c[i] + a[i]
-                    if what == "after":
-                        if x[0, k] > 1:
-                            break
-                T.copy(c, y[k, 0])
+
+
+@factory
+def around_pipelined(what, x: XR, y: YR):
+    with T.Kernel(1, threads=128):
+        a, c = T.alloc_shared((128,), "int32"), T.alloc_fragment((128,), "int32")
+        W.fence("gpu")
+        for k in T.serial(2):
+            if what != "condition" or T.get_thread_binding() < 64:
+                T.clear(c)
+                if what == "before":
+                    if x[0, k] > 1:
+                        break
+                for j in T.Pipelined(3, num_stages=2):
+                    T.copy(x[j, 0], a)
+                    for i in T.Parallel(128):
+                        c[i] = c[i] + a[i]
+                if what == "after":
+                    if x[0, k] > 1:
+                        break
+            T.copy(c, y[k, 0])
 
 
 REFUSED = {
     "parallel": r"T\.Parallel or T\.serial: a break or continue in T\.Parallel, which",
+    "axes": r"T\.Parallel or T\.serial: a break or continue in T\.Parallel, which",
     "once": r"T\.Parallel or T\.serial: a break or continue in a loop of one iteration, which",
     "copy": r"T\.Parallel, T\.copy or T\.gemm: some threads left the iteration or loop by a break",
     "after": r"T\.Pipelined: a break follows it in the loop around it",
@@ -382,19 +387,21 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 @ARCHITECTURES
 def test_jumps_that_tilelang_compiles_wrongly(what, arch):
-    has_producer = arch != "sm_80"
+    make = around_pipelined if what in ("after", "condition") else lacking_elements
+    has_producer, message = arch != "sm_80", REFUSED[what]
     if what == "after" and not has_producer:
-        tw.emit(compiled_wrongly(what), arch=arch, world_size=1)
+        tw.emit(make(what), arch=arch, world_size=1)
         return
-    message = "T.fill: " if what == "condition" and not has_producer else REFUSED[what]
+    if what == "condition" and not has_producer:
+        message = "T.fill: "
     with pytest.raises(tw.TileWeaveError, match=message):
-        tw.emit(compiled_wrongly(what), arch=arch, world_size=1)
+        tw.emit(make(what), arch=arch, world_size=1)
 
 
 @ARCHITECTURES
 def test_a_uniform_break_precedes_a_pipelined_loop(arch):
     x = np.arange(768, dtype=np.int32).reshape(6, 128) % 3
-    (out,) = tw.simulate(compiled_wrongly("before"), 1, [{"x": x}], level="device", arch=arch)
+    (out,) = tw.simulate(around_pipelined("before"), 1, [{"x": x}], level="device", arch=arch)
     np.testing.assert_array_equal(out["y"][:2], [x[:3].sum(0)] * 2)
 
 
@@ -442,6 +449,25 @@ def mixed_condition(what, x: X, y: Y):
         else:
             if x[0] > 5 or tx < 64:
                 T.sync_threads()
+
+
+@T.prim_func
+def changed_condition(x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        tx, n = T.get_thread_binding(), T.alloc_var("int32")
+        W.fence("gpu")
+        n = 0
+        if n == 0:
+            n = x[tx]
+        if n == 0:
+            T.sync_threads()
+        y[tx] = n
+
+
+@ARCHITECTURES
+def test_a_branch_changes_the_condition_of_the_next(arch):
+    with pytest.raises(tw.TileWeaveError, match=REFUSALS["T.sync_threads"]):
+        tw.emit(changed_condition, arch=arch, world_size=1)
 
 
 @pytest.mark.parametrize("what", ["break", "else", "barrier"])

@@ -637,14 +637,15 @@ def _is_ordered(before: Access | None, after: Access) -> bool:
 
 
 def _is_same_branch(a: tirx.Stmt, b: tirx.Stmt) -> bool:
-    """Return whether both statements are branches without a second case and with one condition."""
-    return (
-        isinstance(a, tirx.IfThenElse)
-        and isinstance(b, tirx.IfThenElse)
-        and a.else_case is None
-        and b.else_case is None
-        and tvm.ir.structural_equal(a.condition, b.condition)
-    )
+    """Return whether both statements are branches without a second case and with one condition,
+    which the first one does not change."""
+    if not isinstance(a, tirx.IfThenElse) or not isinstance(b, tirx.IfThenElse):
+        return False
+    if a.else_case is not None or b.else_case is not None:
+        return False
+    loaded = {load.buffer.data for load in nodes_in(a.condition, tirx.BufferLoad)}
+    stored = {store.buffer.data for store in nodes_in(a.then_case, tirx.BufferStore)}
+    return not loaded & stored and tvm.ir.structural_equal(a.condition, b.condition)
 
 
 def _slot(barrier: Any) -> tuple[tirx.Var, tirx.PrimExpr]:
