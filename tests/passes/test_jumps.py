@@ -501,3 +501,27 @@ def test_accesses_after_an_arrival_are_not_ordered_by_it(late, arch):
     expected = np.repeat([2, 1], 64) if late else VALUES[127::-1]
     (out,) = tw.simulate(met_by_parts(late), 1, [{"x": VALUES}], level="device", arch=arch)
     np.testing.assert_array_equal(out["y"][:128], expected)
+
+
+@T.prim_func
+def stored_by_one_thread(
+    x: T.Tensor((2, 32, 64), "float16"), n: T.Tensor((4,), "int32"),
+    y: T.Tensor((2, 32, 64), "float16"),
+):  # fmt: skip
+    with T.Kernel(1, threads=128) as bx:
+        a, tx = T.alloc_shared((32, 64), "float16"), T.get_thread_binding()
+        sent = W.alloc_symmetric((1, 32, 64), "float16")
+        for s in T.serial(2):
+            T.copy(x[s, 0, 0], a)
+            if tx == 0:
+                a[16, 1] = 2
+            if n[0] > s:
+                break
+            T.copy(a, y[s, 0, 0])
+        T.copy(a, sent[(W.rank() + 1) % 2, bx, :, :])
+
+
+@ARCHITECTURES
+def test_another_thread_than_the_first_may_be_elected_for_the_tma(arch):
+    inputs = {"x": np.ones((2, 32, 64), np.float16), "n": np.ones(4, np.int32)}
+    tw.validate(stored_by_one_thread, 2, [inputs] * 2, arch)

@@ -148,8 +148,9 @@ class ThreadValues:
         if name in ("tl.get_warp_idx", "tl.get_warp_idx_sync"):
             return self._linear // WARP
         if name == "tl.tl_shuffle_elect":
-            elected = self._linear % (int(expr.args[0]) or self.count) == 0
-            return elected.astype(np.int64)
+            # Any lane of the first warp; the last one, because programs have others write.
+            every, lane = int(expr.args[0]) or self.count, min(WARP, self.count) - 1
+            return (self._linear % every == lane).astype(np.int64)
         return None
 
     def _choice(self, condition, a, b) -> Known:
