@@ -156,7 +156,6 @@ PIPELINE = (
         avoid_tma, "target", "first: all passes see how copies are lowered",
         scope="all", needs=("target", "is_retry"), until="open",
     ),
-    Pass(verify_operators, "target", "anywhere before TileLang's pipeline", "all", until="open"),
     Pass(
         require_arch, "target", "early: its errors name lines of the program", needs=("target",)
     ),
@@ -167,6 +166,10 @@ PIPELINE = (
     Pass(
         predicate_loads, "target", "before the passes that look for loads of pipelined loops",
         needs=("target",),
+    ),
+    Pass(
+        verify_operators, "target", "after the passes that choose which loads use the TMA",
+        scope="all", needs=("target",), until="open",
     ),
     Pass(
         verify_loop_tiles, "target",

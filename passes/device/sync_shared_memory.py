@@ -8,7 +8,7 @@ from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
 from ..ir.shared_memory.effects import REDUCE
 from ..ir.shared_memory.walk import Frame, MisplacedBarrier, Missing, Path, Walk
-from ..ir.uniformity import BREAKS, CONTINUE, jumps_in
+from ..ir.uniformity import jumps_in
 from ..ir.walk import (
     Rewrite,
     arrows,
@@ -110,7 +110,7 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
     places = [at for at in range(level, -1, -1) if _may_meet(after[at], finding.warps)]
     if level not in places:
         if level < len(before) and _may_meet(before[level], finding.warps):
-            if not any(True for _ in jumps_in(before[level].stmt, BREAKS | CONTINUE)):
+            if next(jumps_in(before[level].stmt), None) is None:
                 barrier = _barrier(before[level], walk)
                 return _replace_at(func, before, level, lambda stmt: flatten([stmt, barrier]))
         divided = _with_divided_branch(func, finding, level, walk)

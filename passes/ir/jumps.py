@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from tilelang import tvm
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from .pipelined_loops import is_pipelined, uses_tma
-from .uniformity import BREAKS, CONTINUE, Divergence, ThreadControl
+from .uniformity import BREAKS, CONTINUE, Divergence, ThreadControl, jumps_in
 from .walk import children_of, is_parallel, location, op_name
 
 _TILE, _PIPELINED = "tile", "pipelined"
@@ -33,31 +34,34 @@ def verify_jumps(func: tirx.PrimFunc, has_producer: bool) -> None:
     Raises:
         LanguageError: names the loop or the tile statement, and its line.
     """
-    control, analyzer = ThreadControl(func), tvm.arith.Analyzer()
+    analyzer = tvm.arith.Analyzer()
+    control = cache(lambda: ThreadControl(func))  # most programs need none
 
-    def visit(stmt: tirx.Stmt, is_divergent: bool, in_parallel: bool) -> None:
+    def visit(stmt: tirx.Stmt, conditions: tuple[tirx.PrimExpr, ...], in_parallel: bool) -> None:
         if isinstance(stmt, tirx.For):
             _verify_removed(stmt, analyzer)
             analyzer.bind(stmt.loop_var, tvm.ir.Range.from_min_extent(stmt.min, stmt.extent))
-            if is_divergent and has_producer and is_pipelined(stmt) and uses_tma(stmt):
+            divergences = (control().divergence_of(condition) for condition in conditions)
+            has_producers = has_producer and is_pipelined(stmt) and uses_tma(stmt)
+            if has_producers and Divergence.DIVERGENT in divergences:
                 raise LanguageError(
                     "T.Pipelined: a condition around it differs between threads, and the producer "
                     f"warps would not know it; expected T.serial, or num_stages=0{location(stmt)}"
                 )
             in_parallel |= is_parallel(stmt)
         if isinstance(stmt, tirx.For | tirx.While) and not in_parallel:
-            _verify_loop(stmt, control, has_producer)
+            if next(jumps_in(stmt.body), None) is not None:
+                _verify_loop(stmt, control(), has_producer)
         if isinstance(stmt, tirx.IfThenElse):
-            is_divergent |= control.divergence_of(stmt.condition) is Divergence.DIVERGENT
+            conditions = *conditions, stmt.condition
         for child in children_of(stmt):
-            visit(child, is_divergent, in_parallel)
+            visit(child, conditions, in_parallel)
 
-    visit(func.body, False, False)
+    visit(func.body, (), False)
 
 
 def _verify_loop(loop: tirx.For | tirx.While, control: ThreadControl, has_producer: bool) -> None:
-    if next(_jumps(loop.body), None) is None:
-        return
+    """Verify a loop with a break or continue."""
     if isinstance(loop, tirx.For) and is_pipelined(loop):
         raise LanguageError(
             "T.Pipelined: the loop has a break or continue, and loads of later iterations are in "
@@ -65,15 +69,17 @@ def _verify_loop(loop: tirx.For | tirx.While, control: ThreadControl, has_produc
             f"{location(loop)}"
         )
     events = list(_events(loop.body))
-    first = next((n for n, (kind, _) in enumerate(events) if kind in CONTINUE), len(events))
-    lacking = events if control.of_breaks(loop) else events[first:]
-    if control.of_breaks(loop) or control.after(loop.body):
-        for kind, stmt in lacking:
-            if kind in (_TILE, _PIPELINED):
-                raise LanguageError(
-                    "T.Parallel, T.copy or T.gemm: some threads left the iteration or loop by a "
-                    f"break or continue; {_CONDITION} of single threads{location(stmt)}"
-                )
+    lacking: list[Event] = []
+    if control.of_breaks(loop):
+        lacking = events
+    elif control.after(loop.body):
+        lacking = events[next(n for n, (kind, _) in enumerate(events) if kind in CONTINUE) :]
+    for kind, stmt in lacking:
+        if kind in (_TILE, _PIPELINED):
+            raise LanguageError(
+                "T.Parallel, T.copy or T.gemm: some threads left the iteration or loop by a break "
+                f"or continue; {_CONDITION} of single threads{location(stmt)}"
+            )
     is_after = False
     for kind, stmt in events:
         is_after |= has_producer and kind == _PIPELINED and uses_tma(stmt)
@@ -85,7 +91,8 @@ def _verify_loop(loop: tirx.For | tirx.While, control: ThreadControl, has_produc
 
 
 def _verify_removed(loop: tirx.For, analyzer: tvm.arith.Analyzer) -> None:
-    jump = next(_jumps(loop.body), None)
+    """Refuse a break or continue in a loop that TileLang removes or divides between threads."""
+    jump, _ = next(jumps_in(loop.body), (None, ()))
     if jump is None:
         return
     if is_parallel(loop):
@@ -98,11 +105,6 @@ def _left(jump: tirx.Stmt, loop: str) -> LanguageError:
     return LanguageError(
         f"T.Parallel or T.serial: a break or continue in {loop}; {_CONDITION}{location(jump)}"
     )
-
-
-def _jumps(body: tirx.Stmt) -> Iterator[tirx.Stmt]:
-    """Yield the jumps out of an iteration of the loop with this body."""
-    return (stmt for kind, stmt in _events(body) if kind in BREAKS | CONTINUE)
 
 
 def _events(stmt: tirx.Stmt, is_inner: bool = False) -> Iterator[Event]:

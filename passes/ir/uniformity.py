@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import IntEnum
-from itertools import chain
 
 from tvm import tirx
 
@@ -56,7 +55,8 @@ class ThreadControl:
         self.threads: list[tirx.Var] = []
         self._divergence: dict[tirx.Var, Divergence] = {}
         self._registers: dict[tirx.Var, Divergence] = {}
-        self._jumps: dict[tuple[tirx.Stmt, frozenset[str]], list[tirx.PrimExpr]] = {}
+        self._conditions: dict[tuple[tirx.Stmt, frozenset[str]], list[tirx.PrimExpr]] = {}
+        """Conditions around the jumps with these names out of an iteration, by statement."""
         self._follow_registers(func.body)
 
     def bind(self, stmt: tirx.Bind) -> None:
@@ -94,14 +94,10 @@ class ThreadControl:
         that of the conditions under which it continues with the next one."""
         return self._of_jumps(stmt, CONTINUE)
 
-    def jump_conditions(self, stmt: tirx.Stmt, names: frozenset[str]) -> list[tirx.PrimExpr]:
-        """Return the conditions in ``stmt`` around jumps out of an iteration of its loop."""
-        if (stmt, names) not in self._jumps:
-            self._jumps[stmt, names] = list(chain(*jumps_in(stmt, names)))
-        return self._jumps[stmt, names]
-
     def _of_jumps(self, stmt: tirx.Stmt, names: frozenset[str]) -> Divergence:
-        divergences = map(self.divergence_of, self.jump_conditions(stmt, names))
+        if (stmt, names) not in self._conditions:
+            self._conditions[stmt, names] = [c for _, each in jumps_in(stmt, names) for c in each]
+        divergences = map(self.divergence_of, self._conditions[stmt, names])
         return min(max(divergences, default=Divergence.UNIFORM), Divergence.MAYBE_DIVERGENT)
 
     def _index(self, tag: str, variable: tirx.Var) -> bool:
@@ -235,10 +231,11 @@ class RegisterFlow(ThreadControl):
 
 
 def jumps_in(
-    stmt: tirx.Stmt, names: frozenset[str], conditions: tuple[tirx.PrimExpr, ...] = ()
-) -> Iterator[tuple[tirx.PrimExpr, ...]]:
-    """Yield the conditions in ``stmt`` around each jump of these names that leaves an iteration of
-    the loop around ``stmt``."""
+    stmt: tirx.Stmt, names: frozenset[str] = BREAKS | CONTINUE,
+    conditions: tuple[tirx.PrimExpr, ...] = (),
+) -> Iterator[tuple[tirx.Stmt, tuple[tirx.PrimExpr, ...]]]:  # fmt: skip
+    """Yield each jump of these names that leaves an iteration of the loop around ``stmt``, and the
+    conditions in ``stmt`` around it."""
     if isinstance(stmt, tirx.For | tirx.While):
         return
     if isinstance(stmt, tirx.IfThenElse):
@@ -246,7 +243,7 @@ def jumps_in(
     for child in children_of(stmt):
         yield from jumps_in(child, names, conditions)
     if op_name(getattr(stmt, "value", None)) in names:
-        yield conditions
+        yield stmt, conditions
 
 
 def _is_fixed(call: tirx.Call) -> bool:

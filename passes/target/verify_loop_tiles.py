@@ -1,4 +1,4 @@
-"""Refuse jumps, and uses of tiles of pipelined loops, that TileLang compiles wrongly."""
+"""Refuse uses of tiles of pipelined loops that TileLang orders or indexes wrongly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tvm.target import Target
 
 from ...builtins.errors import LanguageError
 from ..ir.accesses import accesses_of, is_private, name_of
-from ..ir.jumps import verify_jumps
 from ..ir.pipelined_loops import is_pipelined, iteration_of, may_use_tma, tiles_loaded_in, uses_tma
 from ..ir.tma import TMA_SM, may_have_producer, sm_of
 from ..ir.walk import (
@@ -26,7 +25,7 @@ from ..ir.walk import (
 
 
 def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
-    """Refuse jumps out of loops, see ``verify_jumps``, and three uses of a tile of ``T.Pipelined``.
+    """Refuse three uses of a tile that ``T.Pipelined`` loads.
 
     - A use of a multi-buffered tile outside of its loop. A tile that one stage of the loop loads
       and a later stage reads has a version for each stage. TileLang gives it an axis for the
@@ -52,10 +51,9 @@ def verify_loop_tiles(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     ``T.copy(tile, B)``
     After:  LanguageError; legal programs stay unchanged
     """
-    has_producer = may_have_producer(target)
-    verify_jumps(func, has_producer)
     program = _Program()
     program.visit(func.body, None, [])
+    has_producer = may_have_producer(target)
     _verify_versions(program, sm_of(target), has_producer)
     if has_producer and program.prelude is not None:
         _verify_prelude(program.prelude)

@@ -1,11 +1,14 @@
-"""Refuse operators of TileLang that compute with other elements than they name."""
+"""Refuse operators and jumps that TileLang compiles wrongly, whatever the tiles are."""
 
 from __future__ import annotations
 
 from tvm import DataType, tirx
 from tvm.arith import Analyzer
+from tvm.target import Target
 
 from ...builtins.errors import LanguageError
+from ..ir.jumps import verify_jumps
+from ..ir.tma import may_have_producer
 from ..ir.walk import children_of, location, op_name
 
 _PRODUCTS = ("tl.tileop.gemm", "tl.tileop.gemm_py")
@@ -15,8 +18,9 @@ _ROW_BYTES = 32
 """Bytes of a row of an operand in one instruction, for all types of elements."""
 
 
-def verify_operators(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Refuse ``T.gemm`` of short rows, and ``T.reduce_sum`` and similar between parts of fragments.
+def verify_operators(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
+    """Refuse ``T.gemm`` of short rows, ``T.reduce_sum`` and similar between parts of fragments, and
+    jumps out of loops, see ``verify_jumps``.
 
     TileLang compiles ``T.gemm`` whose rows are not a multiple of 32 bytes, such as 16 elements of
     fp8, but the instructions load 32 bytes of each row: they overwrite other registers.
@@ -40,6 +44,7 @@ def verify_operators(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for child in children_of(stmt):
             visit(child)
 
+    verify_jumps(func, may_have_producer(target))
     visit(func.body)
     return func
 

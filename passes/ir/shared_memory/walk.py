@@ -281,24 +281,25 @@ class Walk:
         decided = not (then_mask & else_mask).any()
         varies = not decided and self._varies(stmt.condition)
         may_differ = self._may_differ(stmt.condition)
-        runs_alone = not (mask & must).any()
-        is_all_or_none = not decided and not varies and runs_alone and not (mask & ~may).any()
+        # Whether each case runs in all threads of its mask or in none of them.
+        then_exact = decided or (not varies and not (mask & must).any())
+        else_exact = decided or (not varies and not (mask & ~may).any())
+        is_one_case = not decided and then_exact and else_exact
         self._is_certain = certain and decided
         before, registers = self._state, self._control.state
         if then_mask.any():
-            self._mask, self._exact = then_mask, exact and (decided or (runs_alone and not varies))
+            self._mask, self._exact = then_mask, exact and then_exact
             follow()
         after_then, then_registers = self._state, self._control.state
         self._control.restore(registers)
-        skipped = before if varies else self._without(stmt.then_case, before)
-        if is_all_or_none:
+        skipped = before if decided or varies else self._without(stmt.then_case, before)
+        if is_one_case:
             self._state = skipped
         if stmt.else_case is not None and else_mask.any():
-            covers = decided or bool((may | ~mask).all())
-            self._mask, self._exact = else_mask, exact and not varies and covers
+            self._mask, self._exact = else_mask, exact and else_exact
             self._inside(stmt, 1, stmt.else_case)
         if not decided:
-            self._state = _join(after_then, self._state, None if is_all_or_none else skipped)
+            self._state = _join(after_then, self._state, None if is_one_case else skipped)
         self._control.join(then_registers)
         if may_differ:
             for branch in branches:
@@ -510,8 +511,7 @@ class Walk:
         if not self._exact or size > count:
             raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.op))
         if (arrived > 1).any():
-            self._waiting[barrier.number] = earlier
-            self._require_complete()
+            raise _Found(self._incomplete(earlier))
         if size < count:
             self._waiting[barrier.number] = arrivals
             return
@@ -528,11 +528,15 @@ class Walk:
 
     def _require_complete(self) -> None:
         """Refuse barriers that some of their threads do not reach."""
-        for first, *_ in filter(None, self._waiting.values()):
-            count = first.barrier.count
-            count = self._values.count if count is None else count
-            threads = int(first.threads.sum())
-            raise _Found(MisplacedBarrier(first.path, threads, count, first.barrier.op))
+        for arrivals in self._waiting.values():
+            raise _Found(self._incomplete(arrivals))
+
+    def _incomplete(self, arrivals: list[_Arrival]) -> MisplacedBarrier:
+        """Return the finding that only these threads reach a barrier."""
+        barrier = arrivals[-1].barrier
+        count = self._values.count if barrier.count is None else barrier.count
+        threads = sum(int(arrival.threads.sum()) for arrival in arrivals)
+        return MisplacedBarrier(arrivals[-1].path, threads, count, barrier.op)
 
     def _slots(self, barrier: Any) -> frozenset[tuple[tirx.Var, int]]:
         """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""
