@@ -24,9 +24,10 @@ def verify_jumps(func: tirx.PrimFunc, has_producer: bool) -> None:
     - In a pipelined loop, TileLang loads for iterations that are then not computed.
     - It removes loops of one iteration and divides those of ``T.Parallel``; a jump in them then
       leaves the loop around them.
-    - If some threads leave an iteration, a tile statement after it lacks their elements, which are
-      others than those of the tile program.
-    - A break after a pipelined loop with producer warps does not end the outer loop for these.
+    - If some threads leave an iteration, a tile statement after the jump leaves out the elements
+      that TileLang gives to these threads. The tile program does not say which elements these are.
+    - A break after a pipelined loop does not end the loop around it for the producer warps. These
+      also run a pipelined loop under a condition that holds only for other threads.
 
     Args:
         has_producer: whether TileLang may let producer warps load tiles.

@@ -148,7 +148,8 @@ class ThreadValues:
         if name in ("tl.get_warp_idx", "tl.get_warp_idx_sync"):
             return self._linear // WARP
         if name == "tl.tl_shuffle_elect":
-            # Any lane of the first warp; the last one, because programs have others write.
+            # elect.sync may choose any lane. Programs that store by one thread choose the first
+            # lane: the last one shows which barriers are missing then.
             every, lane = int(expr.args[0]) or self.count, min(WARP, self.count) - 1
             return (self._linear % every == lane).astype(np.int64)
         return None
