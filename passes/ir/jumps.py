@@ -26,8 +26,8 @@ def verify_jumps(func: tirx.PrimFunc, has_producer: bool) -> None:
       leaves the loop around them.
     - If some threads leave an iteration, a tile statement after the jump leaves out the elements
       that TileLang gives to these threads. The tile program does not say which elements these are.
-    - A break after a pipelined loop does not end the loop around it for the producer warps. These
-      also run a pipelined loop under a condition that holds only for other threads.
+    - A break after a pipelined loop does not end the loop around it for the producer warps. Nor do
+      these know a condition on the index of the thread around a pipelined loop.
 
     Args:
         has_producer: whether TileLang may let producer warps load tiles.
