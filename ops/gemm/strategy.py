@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...builtins.errors import TileWeaveError, brief_errors
+from ...runtime.host import group_argument
 from ..autotune.store import lookup
 from ..autotune.trial import problem_of
 from ..autotune.tuner import Tuned, tune_problem
@@ -77,7 +78,7 @@ def tune(
     name = operator_name("tune", op, operators_of(GemmOperator))
     if not isinstance(dtype, torch.dtype):
         raise TileWeaveError(f"tune: dtype={dtype!r}; expected a torch.dtype")
-    ranks = group_of(name_of(group))
+    ranks = group_of(group_argument.name_of(group))
     problems = []
     for shape in shapes:
         if not (

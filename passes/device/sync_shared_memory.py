@@ -46,7 +46,8 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
     after a ``break`` of single threads, is removed first.
 
     In a kernel with specialized warps it also orders accesses of global memory by producers before
-    what consumers publish.
+    what consumers publish, and accesses of one tensor before and in the specialized part: a thread
+    of the program is a producer in the first and a consumer in the second.
 
     Before: ``a[tx] = 0; if tx < 240: a[tx + 16] = x[tx]``
     After:  ``a[tx] = 0; sync(); if tx < 240: a[tx + 16] = x[tx]``

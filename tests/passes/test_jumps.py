@@ -503,6 +503,50 @@ def test_accesses_after_an_arrival_are_not_ordered_by_it(late, arch):
     np.testing.assert_array_equal(out["y"][:128], expected)
 
 
+@factory
+def met_by_branches(case, x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        a, tx = T.alloc_shared((128,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        a[tx] = x[tx]
+        for _ in T.serial(1 if case == "in sequence" else x[0] + 1):
+            if tx < 64:
+                if case == "unknown condition":
+                    if x[1] > 2:
+                        T.sync_threads(3, 128)
+                else:
+                    T.sync_threads(3, 128)
+            if case == "barrier between":
+                T.sync_threads()
+            if case == "jump between":
+                if x[1] > 2:
+                    break
+            if tx >= 64:
+                if case == "other order":
+                    T.sync_threads(4, 128)
+                T.sync_threads(3, 128)
+            if case == "other order":
+                if tx < 64:
+                    T.sync_threads(4, 128)
+        y[tx] = a[127 - tx]
+
+
+@pytest.mark.parametrize("case", ["in sequence", "in a loop"])
+@ARCHITECTURES
+def test_branches_in_sequence_meet_at_one_barrier(case, arch):
+    (out,) = tw.validate(met_by_branches(case), 1, [{"x": VALUES}], arch)
+    np.testing.assert_array_equal(out["y"][:128], VALUES[127::-1])
+
+
+@pytest.mark.parametrize(
+    "case", ["unknown condition", "barrier between", "jump between", "other order"]
+)
+@ARCHITECTURES
+def test_threads_that_may_wait_forever(case, arch):
+    with pytest.raises(tw.TileWeaveError, match="only 64 threads reach a barrier of 128"):
+        tw.emit(met_by_branches(case), arch=arch, world_size=1)
+
+
 @T.prim_func
 def stored_by_one_thread(
     x: T.Tensor((2, 32, 64), "float16"), n: T.Tensor((4,), "int32"),

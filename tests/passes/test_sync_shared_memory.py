@@ -281,3 +281,29 @@ def test_a_barrier_divides_a_branch(shift, arch):
     program = same_threads(shift)
     (out,) = tw.simulate(program, 1, [{"x": x, "n": 0}], level="device", arch=arch)
     np.testing.assert_array_equal(out["y"][:100], expected)
+
+
+@factory
+def rewritten_element(in_loop, x: T.Tensor((4, 128), "int32"), y: T.Tensor((5, 128), "int32")):
+    """Producers store ``y[4]`` before the specialized part, and consumers store it again in it."""
+    with T.Kernel(1, threads=128):
+        tile, total = T.alloc_shared((128,), "int32"), T.alloc_fragment((128,), "int32")
+        tx = T.get_thread_binding()
+        W.fence("gpu")
+        for k in T.serial(2 if in_loop else 1):
+            y[4, tx] = k
+            T.clear(total)
+            for j in T.Pipelined(3, num_stages=2):
+                T.copy(x[j, 0], tile)
+                for i in T.Parallel(128):
+                    total[i] = total[i] + tile[i]
+            T.copy(total, y[k, 0])
+            y[4, tx] = k + 10
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_one_element_in_both_roles_of_warps(in_loop, arch):
+    x = np.arange(512, dtype=np.int32).reshape(4, 128)
+    (actual,) = tw.validate(rewritten_element(in_loop), 1, [{"x": x}], arch, schedules=2)
+    assert actual["y"][4].tolist() == [11 if in_loop else 10] * 128

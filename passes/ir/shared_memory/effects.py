@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from tvm import DataType, tirx
 
@@ -161,7 +161,17 @@ class Exit:
 
 @dataclass(frozen=True)
 class Use:
-    """An access of global memory, or a wait for a flag that the kernel clears."""
+    """An access of global memory, or a wait for a flag that the kernel clears.
+
+    Attributes:
+        data: the buffer of which each thread accesses elements; None for other accesses.
+        mode: as in ``Access``.
+    """
+
+    end: ClassVar[str] = ""
+
+    data: tirx.Var | None = None
+    mode: int = 0
 
 
 @dataclass(frozen=True)
@@ -218,7 +228,7 @@ class _Collector:
         if scope in SHARED:
             self.effects.append(Access(node, mode))
         elif scope == "global":
-            self.effects.append(Use())
+            self.effects.append(Use(node.buffer.data, mode))
 
     def _call(self, call: tirx.Call) -> None:
         name, spec = op_name(call), builtin_of(call)
@@ -334,15 +344,17 @@ class _Collector:
         callee = call.args[0].value if name.endswith("_extern") else name
         reduction = _REDUCTION.match(callee)
         mode = ATOMIC if "tomic" in callee else READ | WRITE
-        pointers = [a for a in call.args if _is_shared_pointer(a)]
+        pointers = [a for a in call.args if _scope_of(a) in SHARED]
         for argument in call.args:
             self.visit(argument)
         if reduction is not None:
             self._reduce(reduction, pointers)
             return
-        for pointer in pointers:
+        for pointer in call.args:
             own = mode if mode == ATOMIC else _mode_of(pointer)
             self._pointer(pointer, own, in_call=True)
+            if _scope_of(pointer) == "global":
+                self.effects.append(Use(data_of(pointer), own))
 
     def _reduce(self, reduction: re.Match, pointers: list[Any]) -> None:
         """Add the effects of a reduction between warps, whose threads meet before both steps."""
@@ -358,7 +370,7 @@ class _Collector:
                 self.effects.append(Barrier(2 if count else 0, count, op=REDUCE))
 
     def _pointer(self, pointer: Any, mode: int, **attributes: Any) -> None:
-        if _is_shared_pointer(pointer):
+        if _scope_of(pointer) in SHARED:
             self.effects.append(Access(pointer, mode, **attributes))
 
 
@@ -388,15 +400,13 @@ def data_of(pointer: Any) -> tirx.Var | None:
     return pointer.buffer.data if hasattr(pointer, "buffer") else None
 
 
-def _is_shared_pointer(node: Any) -> bool:
-    if not isinstance(node, tirx.Call):
-        return False
-    data = data_of(node)
-    annotation = getattr(data, "type_annotation", None)
-    return getattr(annotation, "storage_scope", "") in SHARED
+def _scope_of(node: Any) -> str:
+    """Return the scope of the memory that a pointer points to, or ""."""
+    data = data_of(node) if isinstance(node, tirx.Call) else None
+    return getattr(getattr(data, "type_annotation", None), "storage_scope", "")
 
 
-def _mode_of(pointer: tirx.Call) -> int:
+def _mode_of(pointer: Any) -> int:
     if op_name(pointer) == "tirx.tvm_access_ptr" and isinstance(pointer.args[4], tirx.IntImm):
         return int(pointer.args[4]) or READ | WRITE
     return READ | WRITE

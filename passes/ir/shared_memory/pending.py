@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import arith, tirx
 
-from .effects import ATOMIC, LOAD, READ, Access
+from .effects import ATOMIC, LOAD, READ, Access, Use
 from .footprints import Footprint, overlap
 
 
@@ -17,7 +17,7 @@ class Pending:
     """An access, and the threads that know that it has happened.
 
     Attributes:
-        access: the access; None for one of global memory.
+        access: the access.
         footprint: the bytes; None for an access of global memory.
         place: path of the statement in the function.
         warps: bits of the warps that make it.
@@ -29,7 +29,7 @@ class Pending:
         statement: number of the executed statement.
     """
 
-    access: Access | None
+    access: Access | Use
     footprint: Footprint | None
     place: Any
     warps: int
@@ -43,13 +43,13 @@ class Pending:
 
 
 def new(
-    access: Access | None, footprint: Footprint | None, place: Any, warps: int, count: int,
+    access: Access | Use, footprint: Footprint | None, place: Any, warps: int, count: int,
     barrier: frozenset[Any] = frozenset(), statement: int = 0,
 ) -> Pending:  # fmt: skip
     """Return an access that only the threads that make it know of."""
     known = np.zeros(count, np.uint32)
     some = known.copy()
-    ended = access is None or not access.end
+    ended = isinstance(access, Use) or not access.end
     if ended:
         some[:] = np.uint32(1) << np.arange(count, dtype=np.uint32)
     return Pending(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,11 +19,13 @@ from ..walk import (
     nodes_in,
     op_name,
 )
-from ..warp_roles import roles_of
+from ..warp_roles import is_specialized, roles_of
 from . import pending as order
 from .effects import (
+    ATOMIC,
     COPY,
     LOAD,
+    READ,
     Access,
     Arrive,
     Await,
@@ -126,9 +128,11 @@ class _Loop:
         ended, continued: threads that have left it, and that have left its current iteration.
         knows_ended, knows_continued: whether these are all.
         skips: states where threads may continue, under conditions that are not known.
+        waiting: arrivals at barriers before the loop, see ``Walk``.
     """
 
     mask: np.ndarray
+    waiting: Mapping[int, list[_Arrival]] = field(default_factory=dict)
     ended: np.ndarray | np.bool_ = np.False_
     continued: np.ndarray | np.bool_ = np.False_
     knows_ended: bool = True
@@ -181,7 +185,7 @@ class Walk:
             return None
         try:
             self._statement(self._func.body)
-            self._require_complete()
+            self._require_same({})
         except _Found as found:
             return found.finding
         return None
@@ -287,9 +291,12 @@ class Walk:
         is_one_case = not decided and then_exact and else_exact
         self._is_certain = certain and decided
         before, registers = self._state, self._control.state
+        waiting = dict(self._waiting)
         if then_mask.any():
             self._mask, self._exact = then_mask, exact and then_exact
             follow()
+            if not decided:
+                self._require_same(waiting)
         after_then, then_registers = self._state, self._control.state
         self._control.restore(registers)
         skipped = before if decided or varies else self._without(stmt.then_case, before)
@@ -299,6 +306,7 @@ class Walk:
             self._mask, self._exact = else_mask, exact and else_exact
             self._inside(stmt, 1, stmt.else_case)
         if not decided:
+            self._require_same(waiting)
             self._state = _join(after_then, self._state, None if is_one_case else skipped)
         self._control.join(then_registers)
         if may_differ:
@@ -306,8 +314,6 @@ class Walk:
                 self._control.leave(branch)
         self._is_certain = certain
         self._remain(mask, exact)
-        if exact and mask.all():
-            self._require_complete()
 
     def _remain(self, mask: np.ndarray, exact: bool) -> None:
         """Continue with those threads of ``mask`` that have not left the iteration."""
@@ -338,7 +344,7 @@ class Walk:
         may_differ = any(map(self._may_differ, headers_of(stmt)))
         may_differ |= bool(self._control.of_breaks(stmt))
         self._is_certain = True
-        self._loops.append(_Loop(mask))
+        self._loops.append(_Loop(mask, dict(self._waiting)))
         if isinstance(stmt, tirx.For):
             self._for(stmt)
         else:
@@ -382,6 +388,7 @@ class Walk:
 
     def _leave(self, stmt: tirx.For | tirx.While, is_first: bool) -> None:
         """Record that a loop may end before its next iteration."""
+        self._require_same(self._loops[-1].waiting)
         self._exits[-1].append(self._without(stmt.body, self._state) if is_first else self._state)
 
     def _without(self, stmt: tirx.Stmt, state: _State) -> _State:
@@ -395,9 +402,7 @@ class Walk:
         threads = self._threads()
         warps, whole = self._warps(threads), self._whole(threads)
         return {
-            key: order.after_end(p, warps, whole)
-            if p.access is not None and p.access.end == LOAD
-            else p
+            key: order.after_end(p, warps, whole) if p.access.end == LOAD else p
             for key, p in state.items()
         }
 
@@ -478,7 +483,7 @@ class Walk:
             case Exit():
                 self._jump(effect.name)
             case Use():
-                self._use(threads)
+                self._use(effect, threads)
             case Publish():
                 self._publish(threads)
 
@@ -491,7 +496,9 @@ class Walk:
         for before in self._state.values():
             if before.statement == self._number and _is_ordered(before.access, access):
                 continue
-            if before.access is not None and order.conflicts(before, access, footprint, slots):
+            if isinstance(before.access, Use):
+                continue
+            if order.conflicts(before, access, footprint, slots):
                 warps, pair = before.warps | footprint.warps, _pair(before.access, access)
                 raise _Found(Missing(before.place, path, warps, pair, is_awaited=before.ended))
         if footprint.repeats:
@@ -504,6 +511,9 @@ class Walk:
     def _barrier(self, barrier: Barrier, threads: np.ndarray) -> None:
         path = tuple(self._path)
         count = self._values.count if barrier.count is None else barrier.count
+        for number, others in self._waiting.items():
+            if number != barrier.number and any((a.threads & threads).any() for a in others):
+                raise _Found(self._incomplete(others))
         earlier = self._waiting.pop(barrier.number, [])
         arrivals = [*earlier, _Arrival(threads, path, barrier, self._number)]
         arrived = sum((a.threads for a in arrivals), np.zeros(self._values.count, int))
@@ -526,10 +536,13 @@ class Walk:
         self._change(pass_barrier)
         self._drop_known()
 
-    def _require_complete(self) -> None:
-        """Refuse barriers that some of their threads do not reach."""
-        for arrivals in self._waiting.values():
-            raise _Found(self._incomplete(arrivals))
+    def _require_same(self, waiting: Mapping[int, list[_Arrival]]) -> None:
+        """Refuse barriers that some of their threads may not reach: ``waiting`` are the arrivals
+        before a part of the function that may not run."""
+        for number in {**waiting, **self._waiting}:
+            arrivals = self._waiting.get(number)
+            if arrivals is not waiting.get(number):
+                raise _Found(self._incomplete(arrivals or waiting[number]))
 
     def _incomplete(self, arrivals: list[_Arrival]) -> MisplacedBarrier:
         """Return the finding that only these threads reach a barrier."""
@@ -561,7 +574,7 @@ class Walk:
         warps, whole = self._warps(threads), self._whole(threads)
 
         def join(p: Pending) -> Pending:
-            loaded = p.access is not None and p.access.end == LOAD and _meet(p.barrier, slots)
+            loaded = p.access.end == LOAD and _meet(p.barrier, slots)
             return order.after_end(p, warps, whole) if loaded or _meet(p.published, slots) else p
 
         self._change(join)
@@ -569,7 +582,7 @@ class Walk:
 
     def _group(self, effect: Commit | Complete, threads: np.ndarray) -> None:
         def change(p: Pending) -> Pending:
-            if p.ended or p.access is None or p.access.end != effect.kind:
+            if p.ended or p.access.end != effect.kind:
                 return p
             if not threads[p.footprint.threads].any():
                 return p
@@ -592,6 +605,7 @@ class Walk:
             return
         is_certain = self._is_certain and not (name in BREAKS and loop.skips)
         if not is_certain:
+            self._require_same(loop.waiting)
             (self._exits[-1] if name in BREAKS else loop.skips).append(self._state)
         is_known = is_certain or (self._exact and bool((self._mask == loop.mask).all()))
         leave = self._mask if is_certain else np.False_
@@ -602,20 +616,37 @@ class Walk:
             loop.knows_continued = loop.knows_continued and is_known
         self._remain(self._mask, self._exact)
 
-    def _use(self, threads: np.ndarray) -> None:
-        warps = self._warps(threads) & self._producers
-        if warps:
-            new = order.new(None, None, tuple(self._path), warps, self._values.warps)
-            self._state = {**self._state, ("global memory", warps): new}
+    def _use(self, use: Use, threads: np.ndarray) -> None:
+        """Follow an access of global memory in a kernel with producers. A thread of the program is
+        one of the producers before the specialized part, and a consumer in it."""
+        if not self._producers:
+            return
+        warps, path = self._warps(threads), tuple(self._path)
+        if not warps & ~self._producers and any(is_specialized(frame.parent) for frame in path):
+            use = Use()  # a load of the pipeline
+        for p in self._state.values():
+            before = p.access
+            if not isinstance(before, Use) or not _is_same_buffer(before, use):
+                continue
+            if before.mode | use.mode not in (READ, ATOMIC) and self._crosses_roles(p, warps):
+                what = f"{_pair(before, use)}, in the other role of warps,"
+                raise _Found(Missing(p.place, path, p.warps | warps, what))
+        new = order.new(use, None, path, warps, self._values.warps)
+        self._state = {**self._state, (use, warps): new}
+
+    def _crosses_roles(self, p: Pending, warps: int) -> bool:
+        """Return whether some of ``warps`` do not know an access of threads of the other role."""
+        for row in order.rows_of(p, p.warps):
+            is_producer = self._producers >> int(row) & 1
+            others = ~self._producers if is_producer else self._producers
+            if warps & others & ~int(p.all[row]):
+                return True
+        return False
 
     def _publish(self, threads: np.ndarray) -> None:
-        warps = self._warps(threads)
-        if not warps & ~self._producers:
-            return
+        warps = self._warps(threads) & ~self._producers
         for p in self._state.values():
-            if p.access is None and any(
-                warps & ~int(p.all[row]) & ~(1 << int(row)) for row in order.rows_of(p, p.warps)
-            ):
+            if isinstance(p.access, Use) and self._crosses_roles(p, warps):
                 what = "an access of global memory by producer threads, and what consumers publish,"
                 raise _Found(Missing(p.place, tuple(self._path), p.warps | warps, what, True))
 
@@ -628,16 +659,20 @@ class Walk:
         }
 
 
-def _is_ordered(before: Access | None, after: Access) -> bool:
+def _is_ordered(before: Access | Use, after: Access) -> bool:
     """Return whether two accesses of one statement need no barrier: a function makes both and
     orders them, or each thread accesses one element twice, as in ``a[i] = a[i] + 1``."""
-    if before is None or after.in_call:
+    if isinstance(before, Use) or after.in_call:
         return True
     first, second = before.pointer, after.pointer
     if not (hasattr(first, "buffer") and hasattr(second, "buffer")):
         return False
     same = first.buffer.same_as(second.buffer)
     return same and tvm.ir.structural_equal(first.indices, second.indices)
+
+
+def _is_same_buffer(a: Use, b: Use) -> bool:
+    return a.data is not None and b.data is not None and a.data.same_as(b.data)
 
 
 def _is_same_branch(a: tirx.Stmt, b: tirx.Stmt) -> bool:
@@ -666,14 +701,16 @@ def _meet(a: frozenset, b: frozenset) -> bool:
     return any(data is other and -1 in (n, m) for data, n in a for other, m in b)
 
 
-def _pair(before: Access, after: Access) -> str:
+def _pair(before: Access | Use, after: Access | Use) -> str:
     names = {1: "read", 2: "write", 3: "access", 4: "atomic access"}
     by = f"by a {before.end}" if before.end else "by another thread"
     first, second = (f"a {names[a.mode]} of {_name(a)}" for a in (before, after))
     return f"{second} after {first} {by}"
 
 
-def _name(access: Access) -> str:
+def _name(access: Access | Use) -> str:
+    if isinstance(access, Use):
+        return "global memory" if access.data is None else access.data.name
     if access.product is not None:
         return "an operand"
     return data_of(access.pointer).name
