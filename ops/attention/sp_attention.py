@@ -29,7 +29,7 @@ from ..core.across_nodes import Mesh
 from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.checks import as_kernel_operand, require_bools, require_dense, require_dense_or_none
-from ..core.compiled import CompiledOp, op_cache_of
+from ..core.compiled import CompiledOp, op_cache_of, shared_by_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
 from ..core.registry import RegisteredOp, TableRow
@@ -113,7 +113,8 @@ class SpAttention(CompiledOp, RegisteredOp, op=OP):
 
     def __init__(self, problem: AttentionProblem, tiles: FlashTiles, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(sp_attention_plan(problem, tiles), session)
+        steps = sp_attention_plan(problem, tiles)
+        super().__init__(shared_by_sizes(steps, problem, batch=0, q_rows=0, k_rows=0), session)
         self.problem, self.tiles = problem, tiles
         self._work: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         """For each cu_seqlens_q and cu_seqlens_k: their versions, copies of both, and the tiles of

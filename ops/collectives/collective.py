@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -28,6 +28,7 @@ from ..core.checks import (
     shares_memory,
 )
 from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
+from ..core.compiled import shared_by_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_gradients
 from ..core.registry import OPERATORS, operators_of
@@ -74,8 +75,28 @@ class Collective(CallableOp, ABC):
 
     def __init__(self, problem: CollectiveProblem, transport: str, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(self.steps(problem, transport), session)
+        super().__init__(
+            self._shared_steps(problem, transport), session,
+            lambda: [
+                self._shared_steps(other, transport) for other in self._similar(problem, transport)
+            ],
+        )  # fmt: skip
         self.problem = problem
+
+    def _shared_steps(self, problem: CollectiveProblem, transport: str) -> Any:
+        steps = self.steps(problem, transport)
+        return shared_by_sizes(steps, problem, shape=(), result=())
+
+    def _similar(self, problem: CollectiveProblem, transport: str) -> Iterator[CollectiveProblem]:
+        """Yield problems of other sizes, which are multiples of the same powers of two."""
+        for factor in (3, 5):
+            extent, *others = problem.shape
+            shape = extent * factor, *others
+            x = torch.empty(shape, dtype=problem.dtype, device="meta")
+            result, _ = self.result(x, problem.ranks, *problem.options)
+            other = replace(problem, shape=shape, result=result)
+            if self.obstacle(other, transport) is None:
+                yield other
 
     @staticmethod
     @abstractmethod

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from typing import Any, TypeVar
@@ -15,10 +16,12 @@ from tvm import tirx
 from ...builtins.errors import SyncWarning, TileWeaveError
 from ...runtime import Plan, SymmetricTensor
 from ...runtime import compile as compile_program
+from ...runtime.executor.compile_ahead import compile_ahead
 from ...runtime.executor.recorded_calls import RecordedCall
 from ...runtime.host.group import Group
 from ...runtime.host.heap import HeapExhausted
 from ...runtime.host.session import Session, opened
+from ...runtime.kernel.configured import configured
 from ...runtime.kernel.kernel import capturing
 from ...runtime.lifecycle import init
 from ...runtime.plans.parameters import Parameter, parameters_of
@@ -39,16 +42,23 @@ class CompiledOp:
     fixed_inputs: tuple[torch.Tensor, ...] = ()
     last_used = 0
 
-    def __init__(self, steps: tirx.PrimFunc | Plan, session: Session) -> None:
+    def __init__(
+        self, steps: tirx.PrimFunc | Plan, session: Session,
+        similar: Callable[[], Iterable[tirx.PrimFunc | Plan]] = tuple,
+        others: Iterable[tirx.PrimFunc | Plan] = (),
+    ) -> None:  # fmt: skip
         """Compile, and allocate symmetric memory, that of kernels included. Collective.
 
         Args:
             session: of the group that runs it.
+            similar: as in ``compile_ahead``.
+            others: programs and plans that are compiled at the same time, for later.
 
         Raises:
             HeapExhausted: the heap is too small; nothing stays allocated.
         """
         self._session = session
+        compile_ahead([steps, *others], session.group.process_group, similar)
         parameters = steps.parameters if isinstance(steps, Plan) else parameters_of(steps)
         *self._inputs, self._out = (p for p in parameters if not p.symmetric)
         self.memory: list[SymmetricTensor] = []
@@ -105,6 +115,16 @@ class CompiledOp:
         self.run.free()
         for memory in self.memory:
             memory.free()
+
+
+def shared_by_sizes(steps: Any, problem: Any, **sizes: Any) -> Any:
+    """Let programs or plans of problems that differ only in ``sizes`` share kernels.
+
+    Args:
+        steps: the program or plan of ``problem``.
+        sizes: any values of the fields of ``problem`` that may differ.
+    """
+    return configured(problem.op, steps, {"tileweave.share": repr(replace(problem, **sizes))})
 
 
 def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:

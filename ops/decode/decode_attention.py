@@ -18,6 +18,7 @@ from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.call import Call, CallableOp, Decision, compute
 from ..core.checks import require_bools
+from ..core.compiled import shared_by_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
 from ..core.registry import TableRow
@@ -61,7 +62,7 @@ class DecodeAttention(CallableOp, op=NAME):
     @staticmethod
     def program(problem: DecodeProblem) -> tirx.PrimFunc:
         """Return the tile program."""
-        return program(problem.config)
+        return shared_by_sizes(program(problem.config), problem, batch=0, pages=0, table=0)
 
     @classmethod
     def decide(cls, call: Call) -> Decision:

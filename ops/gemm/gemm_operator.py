@@ -15,7 +15,6 @@ from tvm import tirx
 
 from ...builtins.errors import TileWeaveError
 from ...runtime import Plan
-from ...runtime.executor.compile_ahead import compile_ahead
 from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
@@ -27,6 +26,7 @@ from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.call import Call, CallableOp, Decision, compute
 from ..core.checks import check_layout, require_no_overlap, with_packed_strides
+from ..core.compiled import shared_by_sizes
 from ..core.epilogue import EPILOGUE_SCHEMA, FP8, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels, ranks_of
@@ -94,8 +94,10 @@ class GemmOperator(CallableOp, ABC):
 
     @classmethod
     def program(cls, problem: Problem, choice: Choice) -> tirx.PrimFunc | Plan:
-        """Return one of ``programs``, instantiated for a problem."""
-        return cls.programs[choice.program](GemmConfig.of(problem, choice.tiles))
+        """Return one of ``programs``, instantiated for a problem. Those for different rows share
+        kernels."""
+        program = cls.programs[choice.program](GemmConfig.of(problem, choice.tiles))
+        return shared_by_sizes(program, problem, rows=0)
 
     def __init__(self, problem: Problem, choice: Choice, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective.
@@ -103,9 +105,9 @@ class GemmOperator(CallableOp, ABC):
         Raises:
             HeapExhausted: the heap is too small; nothing stays allocated.
         """
-        if (graph_choice := self.graph_choice(problem, choice)) != choice:
-            compile_ahead(self.compiled_programs(problem, choice), session.group.process_group)
-        super().__init__(self.program(problem, choice), session)
+        graph_choice = self.graph_choice(problem, choice)
+        steps, *others = self.compiled_programs(problem, choice)
+        super().__init__(steps, session, lambda: self.similar_programs(problem, choice), others)
         self.problem, self.choice = problem, choice
         extra_inputs = self.extra_inputs.get(choice.program)
         device = session.group.device
@@ -176,6 +178,19 @@ class GemmOperator(CallableOp, ABC):
         """Return all programs that are compiled for ``choice``."""
         choices = dict.fromkeys((choice, cls.graph_choice(problem, choice)))
         return [cls.program(problem, option) for option in choices]
+
+    @classmethod
+    def similar_programs(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
+        """Return the programs for other numbers of rows. Kernels that fit these and ``problem`` fit
+        most numbers."""
+        rows, _, _ = problem.shards
+        return [
+            program
+            for n in similar_rows(rows, choice.tiles.M)
+            for program in cls.compiled_programs(
+                replace(problem, rows=problem.rows // rows * n), choice
+            )
+        ]
 
     @staticmethod
     @abstractmethod
@@ -290,6 +305,25 @@ class GemmOperator(CallableOp, ABC):
     ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
         a, b, epilogue, c = operands_of(call, decision)
         return (a, b, *epilogue.tensors), c
+
+
+def similar_rows(rows: int, tile: int) -> list[int]:
+    """Return other numbers of rows of a shard whose programs differ from that for ``rows`` in
+    integers only: like these they fill whole tiles, or do not, or have a single tile.
+
+    The numbers have no simple ratio, so that integers of different meaning differ for some.
+
+    Args:
+        tile: rows of a tile.
+    """
+    whole, rest = divmod(rows, tile)
+    if rows <= tile:
+        others = [tile // 2 + 1, tile // 4, tile - 3]
+    elif rest == 0:
+        others = [(whole + n) * tile for n in (1, 4, whole + 3)]
+    else:
+        others = [(whole + n) * tile + 1 + (rest + 5 * n) % (tile - 1) for n in (1, 4, whole + 3)]
+    return [n for n in others if n not in (0, rows)]
 
 
 def unfused_gemm_strategy(

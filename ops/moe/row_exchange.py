@@ -14,6 +14,7 @@ from ...runtime.host.session import Session
 from ..core.agreement import agree
 from ..core.call import Call, CallableOp, Decision, compute
 from ..core.checks import check_layout, require_no_overlap
+from ..core.compiled import shared_by_sizes
 from ..core.groups import group_of
 from ..core.registry import OPERATORS
 from ..core.strategy import Transport, check_requested, first_possible, obstacle_of_ranks
@@ -35,7 +36,9 @@ class RowExchange(CallableOp, ABC):
 
     def __init__(self, problem: RowProblem, transport: str, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(self.program(problem), session)
+        super().__init__(
+            shared_by_sizes(self.program(problem), problem, tokens=0, capacity=0), session
+        )
 
     @staticmethod
     @abstractmethod

@@ -6,6 +6,7 @@ Contains the choice of a program, and the torch operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -18,6 +19,7 @@ from ..core import nccl
 from ..core.agreement import agree
 from ..core.autocast import widens
 from ..core.call import Call, CallableOp, Decision, compute
+from ..core.compiled import shared_by_sizes
 from ..core.epilogue import FP8
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
@@ -63,15 +65,22 @@ class AllReduceRmsNorm(CallableOp, op=NAME):
 
     def __init__(self, problem: NormProblem, strategy: str, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(self.program(problem, strategy), session)
+        super().__init__(
+            self.program(problem, strategy), session,
+            lambda: [
+                self.program(replace(problem, tokens=problem.tokens * n + 1), strategy)
+                for n in (2, 5)
+            ],
+        )  # fmt: skip
 
     @staticmethod
     def program(problem: NormProblem, strategy: str) -> tirx.PrimFunc:
         """Return the tile program."""
         if problem.ranks == 1:
-            return local_program(problem.config)
-        make = one_shot_program if strategy == ONE_SHOT else two_shot_program
-        return make(problem.config)
+            make = local_program
+        else:
+            make = one_shot_program if strategy == ONE_SHOT else two_shot_program
+        return shared_by_sizes(make(problem.config), problem, tokens=0)
 
     @staticmethod
     def fastest(problem: NormProblem) -> str:

@@ -24,3 +24,12 @@ def heap_tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
     positions = {*json.loads(marked)}
     positions |= {first + n for n, parameter in enumerate(implicit) if parameter.symmetric}
     return [func.buffer_map[func.params[position]] for position in sorted(positions)]
+
+
+def shifted_heap_tensors(func: tirx.PrimFunc, first: int, count: int) -> tirx.PrimFunc:
+    """Return ``func``, of which ``count`` parameters were inserted at position ``first``."""
+    if not func.attrs or _OF_HEAP not in func.attrs:
+        return func
+    positions = json.loads(func.attrs[_OF_HEAP].value)
+    shifted = [p + count if p >= first else p for p in positions]
+    return func.with_attr(_OF_HEAP, tirx.StringImm(json.dumps(shifted)))

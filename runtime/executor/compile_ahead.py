@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,59 +16,86 @@ from ...codegen.compile import compile_by_tilelang
 from ..host.cache_folder import require_private_cache
 from ..host.session import Session, current
 from ..kernel.kernel import for_group
+from ..kernel.shared_kernels import SharedKernel
 from .plan import Plan
 
 
-def compile_ahead(programs: Iterable[tirx.PrimFunc | Plan], group: Any = None) -> int:
+def compile_ahead(
+    programs: Iterable[tirx.PrimFunc | Plan], group: Any = None,
+    similar: Callable[[], Iterable[tirx.PrimFunc | Plan]] = tuple,
+) -> int:  # fmt: skip
     """Fill TileLang's cache with the kernels that ``tw.compile`` and first calls of plans look up.
 
     The ranks of a node divide the programs among themselves, and each rank compiles as many at a
     time as it has cores. A program that does not compile is skipped; its first call raises the
-    error. Collective, with the same programs in the same order on all ranks.
+    error. Collective, with the same programs in the same order on all ranks, unless the session has
+    all kernels.
 
     Args:
         programs: programs, and plans without scalars; all extents are integers. Equal programs are
             compiled once.
         group: ranks that run them; see ``tw.init``.
+        similar: returns such programs of other sizes that the kernels shall fit, too, if they
+            differ only in integers; see ``Options.share``. Called if there is a kernel to compile.
 
     Returns:
-        Number of different kernels.
+        Number of kernels that are compiled.
     """
     session = current(group)
+    own = [*_for_group(programs, session)]
+    if all(session.kernels.has(*program) for program in own):
+        return 0
+    for program in (*own, *_for_group(similar(), session)):
+        session.kernels.add(*program)
     ranks = session.group
     require_private_cache()
-    kernels = _kernels(programs, session)
+    kernels = _kernels(own, session)
     hosts = ranks.exchange("compile ahead", socket.gethostname())
     local_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank]]
     own_kernels = kernels[local_ranks.index(ranks.rank) :: len(local_ranks)]
     workers = max(1, len(os.sched_getaffinity(0)) // len(local_ranks))
     with ThreadPoolExecutor(workers, "compile", _take_gpu, (ranks.device,)) as pool:
-        futures = [pool.submit(compile_by_tilelang, k, **options) for k, options in own_kernels]
+        futures = [
+            pool.submit(compile_by_tilelang, kernel.program, **options)
+            for kernel, options in own_kernels
+        ]
     for future in futures:
         future.exception()  # the next attempt to compile it raises it
     ranks.meet("compiled ahead", timeout_s=3600.0)
+    for shared, _ in kernels:
+        shared.is_cached = True
     return len(kernels)
 
 
+_Program = tuple[tirx.PrimFunc, dict[str, Any]]
+"""A program for a group, and the options of TileLang."""
+
+
 def _kernels(
-    programs: Iterable[tirx.PrimFunc | Plan], session: Session
-) -> list[tuple[tirx.PrimFunc, dict[str, Any]]]:
-    """Return the kernels and options that ``tw.compile`` passes to TileLang."""
-    kernels: dict[str, tuple[tirx.PrimFunc, dict[str, Any]]] = {}
+    programs: Iterable[_Program], session: Session
+) -> list[tuple[SharedKernel, dict[str, Any]]]:
+    """Return the kernels that are not compiled, and the options that ``tw.compile`` passes to
+    TileLang."""
+    kernels: dict[int, tuple[SharedKernel, dict[str, Any]]] = {}
+    for program, options in programs:
+        shared, _ = session.kernels.find(program, options)
+        if not shared.is_cached and shared.kernel is None:
+            kernels[id(shared)] = shared, options
+    return list(kernels.values())
+
+
+def _for_group(programs: Iterable[tirx.PrimFunc | Plan], session: Session) -> Iterator[_Program]:
+    """Yield the programs for the group, and the options of TileLang; those of plans one by one.
+    Programs that cannot be ordered are left out."""
     for program in programs:
         configs = program.pass_configs if isinstance(program, Plan) else {}
-        funcs = (
-            program.kernels(session.group.world_size) if isinstance(program, Plan) else [program]
-        )
-        for func in funcs:
+        ranks = session.group.world_size
+        for func in program.kernels(ranks) if isinstance(program, Plan) else [program]:
             func, stock_configs = passes.split_options(func, configs)
             try:
-                kernel = for_group(func, session)
+                yield for_group(func, session), {"pass_configs": stock_configs, "out_idx": None}
             except Exception:
                 continue
-            options = {"pass_configs": stock_configs, "out_idx": None}
-            kernels.setdefault(f"{kernel.script()}{stock_configs}", (kernel, options))
-    return list(kernels.values())
 
 
 def _take_gpu(device: torch.device) -> None:

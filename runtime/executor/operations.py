@@ -300,7 +300,7 @@ class Operations:
             self._argument(v.parameter.name) if isinstance(v, Region) else v
             for v in step.arguments.values()
         ]
-        args += kernel.implicit_tensors.values()
+        args += kernel.added_arguments
         return KernelLaunch(self._streams[step.stream], self._streams[None], kernel, tuple(args))
 
     def _argument(self, name: str) -> torch.Tensor | Place:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...builtins.errors import TileWeaveError, brief_errors
+from ..kernel.shared_kernels import SharedKernels
 from .context import Context
 from .group import Group
 from .group_argument import is_alive, process_group_named
@@ -27,6 +28,7 @@ class Session:
 
     Attributes:
         name: name of the group; "" for the default group.
+        kernels: compiled kernels, which programs for several sizes share.
     """
 
     group: Group
@@ -34,6 +36,7 @@ class Session:
     context: Context
     watchdog: Watchdog
     name: str = ""
+    kernels: SharedKernels = field(default_factory=SharedKernels)
 
     @property
     def label(self) -> str:

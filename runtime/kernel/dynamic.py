@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
 
 from tvm import tirx
+from tvm.ir import structural_hash
 
 from ...builtins.errors import TileWeaveError, brief_errors
-from ...passes import dynamic_sizes, specialize_sizes, with_sizes
+from ...passes import dynamic_sizes, specialize_sizes, with_options, with_sizes
 from ...passes.ir.sizes import format_sizes, named, sizes_of
+from ...passes.sync.infer.options import options_of
 from ..host.session import Session
 from ..plans.parameters import Shape, parameters_of, shapes_of, shown_sizes
 from .barrier import barrier_in
 from .kernel import Kernel, capturing, compile_kernel, tensors_of
 
+_SMALL = 1 << 10
+"""Largest size for which similar programs are larger: the inference of large ones takes longer."""
+
 
 class DynamicKernel:
     """A program whose inferred synchronization depends on its dynamic extents.
 
-    Call it like a TileLang kernel. Its synchronization is proven for each set of sizes that runs:
-    the first call with a set compiles a kernel, collectively, and keeps it. ``at`` compiles ahead
-    of the call. Each set has its own counters and ``W.alloc_symmetric`` memory. ``W.Symmetric``
-    arguments of different sizes may share memory, so a rank barrier separates calls with different
-    sizes.
+    Call it like a TileLang kernel. Its synchronization is proven for each set of sizes that runs,
+    at the first call with it. Sets whose programs differ only in integers share one compiled
+    kernel, see ``SharedKernels``. ``at`` compiles ahead of the call. Each set has its own counters
+    and ``W.alloc_symmetric`` memory. ``W.Symmetric`` arguments of different sizes may share memory,
+    so a rank barrier separates calls with different sizes.
 
     All ranks make the same calls with the same sizes, in the same order.
 
@@ -80,7 +85,24 @@ class DynamicKernel:
                 f"{named(program)}: the ranks compile for different sizes, {programs}; expected "
                 "the same sizes on every rank"
             )
-        return compile_kernel(program, dict(self._options), session)
+        return compile_kernel(
+            self._shared(program), dict(self._options), session,
+            lambda: map(self._shared, self._similar(sizes_of(program))),
+        )  # fmt: skip
+
+    def _shared(self, program: tirx.PrimFunc) -> tirx.PrimFunc:
+        """Let ``program``, this one for some sizes, share kernels with it for other sizes."""
+        if options_of(program).share:
+            return program
+        number = structural_hash(self.program, map_free_vars=True)
+        return with_options(program, {"tileweave.share": f"{named(self.program)} {number}"})
+
+    def _similar(self, sizes: Mapping[str, int]) -> Iterator[tirx.PrimFunc]:
+        """Yield this program for other sizes, which are multiples of the same powers of two."""
+        divisor = 1 if max(sizes.values()) <= _SMALL else 8
+        for factor in (3, 5):
+            others = {name: max(1, size * factor // divisor) for name, size in sizes.items()}
+            yield specialize_sizes(self.program, others)
 
     @brief_errors
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from contextlib import suppress
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -54,13 +55,15 @@ class Kernel:
         implicit: Mapping[str, torch.Tensor | SymmetricTensor] = MappingProxyType({}),
         session: Session | None = None,
         options: Mapping[str, Any] = MappingProxyType({}),
+        sizes: tuple[int, ...] = (),
     ) -> None:
         """
         Args:
             session: session in which it is compiled; the end of the session frees its memory.
             options: options of ``tilelang.compile``.
+            sizes: integers of this program, with which the compiled function is called.
         """
-        self._session, self._options = session, options
+        self._session, self._options, self._sizes = session, options, sizes
         self.kernel, self.program, self.implicit = kernel, program, implicit
         _, self.implicit_tensors = tensors_of((), dict(implicit))
 
@@ -79,7 +82,7 @@ class Kernel:
             launch = kernel_to_launch(self, session).launch
             stream = current_call_stream(session) if self.communicates else None
             must_end = begin_call(session, stream)
-            result = launch(*positional, *self.implicit_tensors.values())
+            result = launch(*positional, *self.added_arguments)
             if must_end:
                 end_call(stream)
             return result
@@ -126,9 +129,15 @@ class Kernel:
         """Function that launches on torch's current stream: TileLang's compiled function without
         its Python adapter.
 
-        Its arguments are all tensors and numbers of the program, then the implicit ones.
+        Its arguments are all tensors and numbers of the program, then ``added_arguments``.
         """
         return launch_of(self.kernel)
+
+    @property
+    def added_arguments(self) -> tuple[Any, ...]:
+        """Arguments of ``launch`` after those of the program: the integers that it has for the
+        sizes of this program, and the implicit memory."""
+        return (*self._sizes, *self.implicit_tensors.values())
 
     @cached_property
     def traced(self) -> Kernel:
@@ -168,15 +177,46 @@ def launch_of(kernel: JITKernel) -> Callable[..., Any]:
     return (executable.jit() if isinstance(executable, Executable) else executable)["main"]
 
 
-def compile_kernel(func: tirx.PrimFunc, options: Mapping[str, Any], session: Session) -> Kernel:
-    """Compile and load ``func``, which needs no sizes. Collective.
+def compile_kernel(
+    func: tirx.PrimFunc, options: Mapping[str, Any], session: Session,
+    similar: Callable[[], Iterable[tirx.PrimFunc]] = tuple,
+) -> Kernel:  # fmt: skip
+    """Compile and load ``func``, which needs no sizes. Collective, unless the session has a kernel
+    that computes it; see ``SharedKernels``.
 
     Args:
         options: options of ``tilelang.compile``.
+        similar: returns programs that the kernel shall fit, too, if they differ only in integers.
+            Called if there is no kernel.
     """
     program = for_group(func, session)
-    kernel = _compile_and_load(func, program, options, session)
-    return Kernel(kernel, func, _allocate_implicit(implicit_of(program), session), session, options)
+    if not session.kernels.has(program, options):
+        for other in similar():
+            with suppress(TileWeaveError):  # programs that cannot be ordered
+                session.kernels.add(for_group(other, session), options)
+    kernel, sizes = _shared_kernel(func, program, options, session)
+    memory = _allocate_implicit(implicit_of(program), session)
+    return Kernel(kernel, func, memory, session, options, sizes)
+
+
+def _shared_kernel(
+    func: tirx.PrimFunc, program: tirx.PrimFunc, options: Mapping[str, Any], session: Session
+) -> tuple[JITKernel, tuple[int, ...]]:
+    """Return the compiled function of ``program``, which is ``func`` for the group, and the
+    integers with which it computes this program. Collective if it is not yet compiled."""
+    kernels = session.kernels
+    shared, sizes = kernels.find(program, options)
+    if shared.kernel is None:
+        try:
+            shared.kernel = _compile_and_load(func, shared.program, options, session)
+        except Exception:
+            if not sizes:
+                raise
+            # A part of the compiler may need an integer as a constant.
+            kernels.drop(shared)
+            shared, sizes = kernels.alone(program, options), ()
+            shared.kernel = _compile_and_load(func, program, options, session)
+    return shared.kernel, sizes
 
 
 def kernel_to_launch(kernel: Kernel, session: Session) -> Kernel:
@@ -213,8 +253,13 @@ def _compile_and_load(
 def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
     """Return the program that TileLang compiles: ``func`` with the group's size, the heap's stride
     and the inferred synchronization."""
+    return _for_group(func, session.group.world_size, session.heap.stride)
+
+
+@lru_cache(maxsize=64)
+def _for_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
     mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    mod = passes.run_group(mod, session.group.world_size, session.heap.stride)
+    mod = passes.run_group(mod, world_size, heap_stride)
     (program,) = mod.functions.values()
     return program
 

@@ -60,20 +60,28 @@ class DeviceFunctions:
     bound: dict[tirx.Var, str]
 
 
-def lowered(func: tirx.PrimFunc, world_size: int, arch: str) -> DeviceFunctions:
+def for_group(func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
+    """Return ``func`` with the size of the group and the inferred synchronization."""
+    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
+    (program,) = passes.run_group(mod, world_size, HEAP_STRIDE).functions.values()
+    return program
+
+
+def lowered(
+    func: tirx.PrimFunc, world_size: int, arch: str, shared: tirx.PrimFunc | None = None
+) -> DeviceFunctions:
     """Lower ``func`` for a group of ``world_size`` ranks.
 
     Args:
         arch: ``sm_80``, ``sm_90a``.
+        shared: program that is lowered instead; see ``SharedProgram``.
 
     Raises:
         TileWeaveError: ``func`` is not a ``T.prim_func``.
     """
     tiles = tile_level(func, world_size)
     func, stock = passes.split_options(func, {})
-    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    mod = passes.run_group(mod, world_size, HEAP_STRIDE)
-    (program,) = mod.functions.values()
+    program = for_group(func, world_size) if shared is None else shared
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     context = tvm.transform.PassContext(config=dict(stock)) if stock else nullcontext()
     with target, context, names_kept(program):

@@ -8,6 +8,7 @@ from tilelang import tvm
 from tests.corpus import PROGRAMS
 from tileweave import passes
 from tileweave.runtime.kernel import kernel
+from tileweave.runtime.kernel.shared_kernels import SharedKernels
 
 RANKS = 2
 TARGET = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
@@ -33,10 +34,10 @@ def test_a_program_compiled_before_is_called_the_same(monkeypatch):
 
     group = types.SimpleNamespace(world_size=RANKS, local_rank=0, exchange=exchange)
     heap = types.SimpleNamespace(stride=1 << 30)
-    session = types.SimpleNamespace(group=group, heap=heap)
     monkeypatch.setattr(kernel, "warm", lambda *_: None)
     monkeypatch.setattr(kernel, "_allocate", lambda *_: None)
     for prepare in (lower, load):
+        session = types.SimpleNamespace(group=group, heap=heap, kernels=SharedKernels())
         monkeypatch.setattr(tilelang, "compile", prepare)
         program = PROGRAMS["ring_gemm_reduce_scatter"].make(RANKS)
         for configs in ({}, {"tileweave.delays": 11}):

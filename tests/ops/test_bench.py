@@ -38,6 +38,7 @@ from tileweave.ops.core.tiles import LARGE, Tiles
 from tileweave.ops.gemm.gemm_operator import GemmOperator
 from tileweave.runtime.executor import compile_ahead
 from tileweave.runtime.host.heap import FreeList, HeapExhausted
+from tileweave.runtime.kernel.shared_kernels import SharedKernels
 
 pytestmark = pytest.mark.long
 
@@ -402,8 +403,8 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels
     heap = types.SimpleNamespace(stride=1 << 30)
 
     def rank(group):
-        session = types.SimpleNamespace(group=group, heap=heap)
-        programs = gemm.programs(problem, group)
+        session = types.SimpleNamespace(group=group, heap=heap, kernels=SharedKernels())
+        programs = compile_ahead._for_group(gemm.programs(problem, group), session)
         return len(compile_ahead._kernels(programs, session))
 
     assert every_rank(rank) == [1, 1]

@@ -18,6 +18,7 @@ from tileweave.runtime import compiler
 from tileweave.runtime.executor import compile_ahead
 from tileweave.runtime.host.group import Group
 from tileweave.runtime.kernel import kernel
+from tileweave.runtime.kernel.shared_kernels import SharedKernels
 from tileweave.runtime.plans.steps import Launch
 
 CONFIGS = {"tl.disable_warp_specialized": True, "tileweave.verify": "warn"}
@@ -48,7 +49,7 @@ class Compilers:
 
     def join(self, group: Group) -> None:
         heap = types.SimpleNamespace(stride=1 << 30)
-        self._own.session = types.SimpleNamespace(group=group, heap=heap)
+        self._own.session = types.SimpleNamespace(group=group, heap=heap, kernels=SharedKernels())
 
     def session(self, group=None) -> types.SimpleNamespace:
         return self._own.session

@@ -46,7 +46,7 @@ def made(monkeypatch):
     """Record compilations and enqueued barriers in order, as sizes and words."""
     log = []
 
-    def compiled(program, options, session):
+    def compiled(program, options, session, similar):
         log.append(sizes_of(program))
         return Compiled(program)
 

@@ -98,7 +98,7 @@ def staged(X: T.Tensor((4 * B, N), "float32"), Y: T.Tensor((B, N), "float32")):
 # CHECK-NOT: started
 # CHECK: if owner != me:
 # CHECK-NEXT: T.copy({{.*}}T.region(parts[owner, T.Cast("int32", epoch % T.uint32(2)), me * 16, 0]
-# CHECK: T.tileweave.signal(T.access_ptr(parts_arrived[{{.*}}T.Cast("int32", epoch % T.uint32(2)), rank]
+# CHECK: T.tileweave.signal(T.access_ptr(parts_arrived[{{.*}}T.Cast("int32", epoch % T.uint32(2)), me]
 # CHECK: for step in range(3):
 # CHECK-NEXT: source
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(parts_arrived[rank, T.Cast("int32", epoch % T.uint32(2)), source]
@@ -194,7 +194,7 @@ def in_branches(X: T.Tensor((B, N), "float32"), Y: T.Tensor((4, B, N), "float32"
 
 # A wait leaves the loop with the branches around it if they are the same in each iteration.
 # CHECK-LABEL: TEST: in_branches
-# CHECK: if bx + rank % 2 == 1:
+# CHECK: if bx + me % 2 == 1:
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(S_arrived[rank, 0]
 # CHECK-NEXT: for turn in range(4):
 # CHECK: if chosen == 1:

@@ -41,13 +41,13 @@ def rows(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((RA
 # CHECK: inbox_arrived = T.match_buffer({{.*}}, (2, 2), "uint32"
 # CHECK: for peer in range(2):
 # CHECK-NEXT: T.tileweave.announce(T.access_ptr(inbox_announced[peer, {{.*}}, me, 0], 2, 2), at[peer], T.access_ptr(inbox_total[peer, 0], 1, 3), 8, 1, 8,
-# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_announced_posted[peer, {{.*}}, T.tileweave.rank()], 1, 3), T.uint32(1),
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_announced_posted[peer, {{.*}}, me], 1, 3), T.uint32(1),
 # CHECK: T.copy(T.region(tile[0, 0], 1, 1, 16), T.region(inbox[at[t], {{.*}}, me, t, 0], 2,
-# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], T.tileweave.rank()], 1, 3), T.uint32(1),
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], me], 1, 3), T.uint32(1),
 # CHECK: for source in range(2):
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_announced_posted[T.tileweave.rank(), {{.*}}, source], 1, 1), (epoch + T.uint32(2) - T.uint32(1)) // T.uint32(2),
 # CHECK: if 0 < T.Cast("int32", inbox_announced[{{.*}}, source, 0]):
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source], 1, 1), inbox_announced[T.tileweave.rank(), {{.*}}, source, 1],
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source], 1, 1), inbox_announced[me, {{.*}}, source, 1],
 # CHECK: for i in range(T.Cast("int32", inbox_announced[me, {{.*}}, source, 0])):
 # CHECK-NOT: wait_reached
 # CHECK-NOT: check_row
@@ -77,9 +77,9 @@ def halves(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((
 # CHECK-NEXT: if {{.*}}at[3]{{.*}}T.tileweave.rank(){{.*}}:
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(finished[T.tileweave.rank(), at[3]], 1, 1), epoch - T.uint32(1),
 # CHECK: inbox[at[3], me, at[2], bx * 8 + j] = X
-# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[3], T.tileweave.rank()], 1, 3), T.uint32(1),
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[3], me], 1, 3), T.uint32(1),
 # CHECK: T.tileweave.wait_reached(T.access_ptr(inbox_announced_posted[T.tileweave.rank(), source], 1, 1), epoch,
-# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source], 1, 1), inbox_announced[T.tileweave.rank(), source, 1],
+# CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source], 1, 1), inbox_announced[me, source, 1],
 show(halves, reuse="credit")
 
 
@@ -105,7 +105,7 @@ def consecutive(
 # CHECK-LABEL: TEST: consecutive
 # CHECK: for i in range(at[peer]):
 # CHECK: T.copy({{.*}}T.region(inbox[peer, {{.*}}, me, i, 0], 2,
-# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[peer, T.tileweave.rank()], 1, 3), T.Cast("uint32", T.max(at[peer], 0)),
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[peer, me], 1, 3), T.Cast("uint32", T.max(at[peer], 0)),
 show(consecutive)
 
 
@@ -145,7 +145,7 @@ def tiles(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor((R
 # CHECK: T.tileweave.announce(T.access_ptr(inbox_announced[peer, {{.*}}, me, 0], 3, 2), at[peer], T.access_ptr(inbox_total[peer, 0], 2, 3), 6, 1, 4,
 # CHECK: T.copy({{.*}}T.region(inbox[at[t], {{.*}}, me, at[t], 0], 2,
 # CHECK-NEXT: if T.Cast("uint32", at[t]) < T.Cast("uint32", 6):
-# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], T.tileweave.rank() * 2 + at[t] // 4], 1, 3), T.uint32(1),
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], me * 2 + at[t] // 4], 1, 3), T.uint32(1),
 # CHECK: for t in range((n + 3) // 4):
 # CHECK: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source * 2 + t], 1, 1), inbox_announced[me, {{.*}}, source, t + 1],
 # CHECK-NEXT: T.copy(T.region(inbox[
@@ -176,7 +176,7 @@ def results(at: T.Tensor((2,), "int32"), Y: T.Tensor((RANKS, 16), F32)):
 # CHECK-LABEL: TEST: results
 # CHECK: for i in range(T.min(4, n - t * 4)):
 # CHECK: inbox[peer, {{.*}}, me, t * 4 + i, j] = tile[i, j]
-# CHECK: T.tileweave.signal(T.access_ptr(inbox_arrived[peer, T.tileweave.rank() * 2 + t], 1, 3), T.Cast("uint32", T.max(T.min(4, n - t * 4), 0)),
+# CHECK: T.tileweave.signal(T.access_ptr(inbox_arrived[peer, me * 2 + t], 1, 3), T.Cast("uint32", T.max(T.min(4, n - t * 4), 0)),
 # CHECK: if T.Cast("uint32", at[source]) < T.Cast("uint32", 8):
 # CHECK-NEXT: T.tileweave.wait_reached(T.access_ptr(inbox_arrived[T.tileweave.rank(), source * 2 + at[source] // 4], 1, 1), inbox_announced[{{.*}}, source, at[source] // 4 + 1],
 show(results, granule={"inbox": [1, 4, 16]})
@@ -201,7 +201,7 @@ def columns(X: T.Tensor((4, 16), F32), at: T.Tensor((4,), "int32"), Y: T.Tensor(
 # CHECK-LABEL: TEST: columns
 # CHECK: T.tileweave.announce({{.*}}, at[peer], {{.*}}, 8, 2, 8,
 # CHECK: inbox[t % 2, {{.*}}, me, at[2], at[t] % 2 * 8 + j] = X
-# CHECK: T.tileweave.signal(T.access_ptr(inbox_arrived[t % 2, T.tileweave.rank()], 1, 3), T.uint32(1),
+# CHECK: T.tileweave.signal(T.access_ptr(inbox_arrived[t % 2, me], 1, 3), T.uint32(1),
 show(columns)
 
 
@@ -257,5 +257,5 @@ def parts(
 # Data and loops around the write choose columns that are inside of the row. One signal follows all.
 # CHECK-LABEL: TEST: parts
 # CHECK: T.copy(T.region(part[0, 0], 1, 1, 4), T.region(inbox[at[t], {{.*}}, me, t, half[h] % 2 * 8 + j * 4], 2,
-# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], T.tileweave.rank()], 1, 3), T.uint32(4),
+# CHECK-NEXT: T.tileweave.signal(T.access_ptr(inbox_arrived[at[t], me], 1, 3), T.uint32(4),
 show(parts)

@@ -67,6 +67,13 @@ def by_rank(rank: tirx.PrimExpr, values: Sequence[int]) -> tirx.PrimExpr:
     return out
 
 
+def quotient(expr: tirx.PrimExpr, divisor: int) -> tirx.PrimExpr:
+    """Return ``expr // divisor``, in one form for all divisors."""
+    if isinstance(expr, tirx.IntImm):
+        return tirx.IntImm(expr.dtype, int(expr) // divisor)
+    return tirx.FloorDiv(expr, tirx.IntImm(expr.dtype, divisor))
+
+
 def _runs(numbers: Sequence[int]) -> list[slice]:
     """Split ascending numbers into slices of consecutive numbers."""
     cuts = [0, *(np.flatnonzero(np.diff(numbers) != 1) + 1), len(numbers)]

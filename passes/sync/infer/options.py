@@ -42,6 +42,8 @@ class Options:
         delays: seed of random sleeps before signals and after waits, for tests.
         trace: whether the kernel records events; ``tw.trace`` sets it.
         check_rows: whether the kernel checks the rows of ragged tensors, for tests.
+        share: name of programs that share a kernel if they differ only in integers, such as
+            programs for several numbers of rows; "" for none.
     """
 
     reuse: str = "auto"
@@ -53,6 +55,7 @@ class Options:
     delays: int | None = None
     trace: bool = False
     check_rows: bool = False
+    share: str = ""
 
 
 def with_options(func: tirx.PrimFunc, configs: Mapping[str, Any]) -> tirx.PrimFunc:
@@ -77,8 +80,8 @@ def with_options(func: tirx.PrimFunc, configs: Mapping[str, Any]) -> tirx.PrimFu
 def split_options(
     func: tirx.PrimFunc, configs: Mapping[str, Any]
 ) -> tuple[tirx.PrimFunc, dict[str, Any]]:
-    """Attach TileWeave's options to ``func``. Return the other ``pass_configs``, with those that
-    ``with_options`` has attached.
+    """Attach TileWeave's options to ``func``, beside those that it has. Return the other
+    ``pass_configs``, with those that ``with_options`` has attached.
 
     Raises:
         TileWeaveError: an option is unknown, or has an illegal value.
@@ -88,9 +91,14 @@ def split_options(
     if func.attrs and STOCK_OPTIONS in func.attrs:
         others = {**json.loads(func.attrs[STOCK_OPTIONS].value), **others}
         func = func.without_attr(STOCK_OPTIONS)
-    if not own_configs:
-        return func, others
-    return func.with_attr(OPTIONS, tirx.StringImm(json.dumps(own_configs, sort_keys=True))), others
+    return _with_own_options(func, own_configs) if own_configs else func, others
+
+
+def _with_own_options(func: tirx.PrimFunc, options: Mapping[str, Any]) -> tirx.PrimFunc:
+    """Return ``func`` with these options, by names without prefix, beside those that it has."""
+    text = func.attrs[OPTIONS].value if func.attrs and OPTIONS in func.attrs else "{}"
+    fields = json.dumps({**json.loads(text), **options}, sort_keys=True)
+    return func.with_attr(OPTIONS, tirx.StringImm(fields))
 
 
 def _is_json(value: Any) -> bool:
@@ -103,9 +111,7 @@ def _is_json(value: Any) -> bool:
 
 def with_trace(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Return ``func`` with the option ``trace``, beside the options that it has."""
-    text = func.attrs[OPTIONS].value if func.attrs and OPTIONS in func.attrs else "{}"
-    fields = json.dumps({**json.loads(text), "trace": True}, sort_keys=True)
-    return func.with_attr(OPTIONS, tirx.StringImm(fields))
+    return _with_own_options(func, {"trace": True})
 
 
 def own_options(configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,4 +195,5 @@ _LEGAL: dict[str, tuple] = {
     "delays": (lambda value: type(value) is int and value >= 0, "an integer, 0 or more"),
     "trace": (lambda value: type(value) is bool, "True or False"),
     "check_rows": (lambda value: type(value) is bool, "True or False"),
+    "share": (lambda value: isinstance(value, str) and bool(value), "a name"),
 }

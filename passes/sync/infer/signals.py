@@ -16,7 +16,7 @@ from ..regions.footprints import Footprints
 from ..regions.granules import Counter, elements_of
 from ..regions.space import Loop
 from ..regions.symbols import Symbols
-from .context import SyncContext
+from .context import SyncContext, quotient
 from .edits import anchor_of, enclosing_depth, moved_out_of, varies
 from .waits import may_leave_loop
 
@@ -92,6 +92,7 @@ class _Signal:
         anchor: statement that the signal follows.
         exited: loops around the first access that the signal was moved out of.
         owner, granule: owner and number of the counter.
+        counter: both without bound variables, to compare the counters of two signals.
         value: units that the signal adds.
         is_guarded: whether the signal has conditions of its own.
         need: the iterations that need it.
@@ -102,6 +103,7 @@ class _Signal:
     exited: Sequence[Loop]
     owner: tirx.PrimExpr
     granule: tirx.PrimExpr
+    counter: list[tirx.PrimExpr]
     value: tirx.PrimExpr
     is_guarded: bool
     need: _Need
@@ -114,7 +116,7 @@ class _Signal:
             and not other.is_guarded
             and self.need is other.need
             and self.accesses[0].ranks_and_owners() == other.accesses[0].ranks_and_owners()
-            and structural_equal([self.owner, self.granule], [other.owner, other.granule])
+            and structural_equal(self.counter, other.counter)
         )
 
 
@@ -193,17 +195,22 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints, need
     depth = signal_depth(context, counter, footprints)
     exited = access.loops[depth:]
 
-    def simple(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        return symbols.simplify(expr, access)
-
-    owner = simple(symbols.box_start(footprints, 0, [*exited, *access.inner]))
-    granule = simple(counter.granules.index(footprints, symbols, exited))
-    count = _rows_count if access.stored else _count
-    value = simple(tirx.Cast("uint32", count(counter, footprints, symbols, exited)))
+    loops = [*exited, *access.inner]
+    owner = symbols.simplify(symbols.box_start(footprints, 0, loops), access)
+    granule = counter.granules.index(footprints, symbols, exited)
+    key = [symbols.without_bindings(expr, access) for expr in (owner, granule)]
+    if access.stored:
+        value = _rows_count(counter, footprints, symbols, exited)
+    else:
+        value = _count(counter, footprints, symbols, exited, bool(context.options.share))
+    if isinstance(value, tirx.IntImm):
+        value = tirx.const(int(value), "uint32")
+    else:  # not simplified: the form would depend on the sizes
+        value = tirx.Cast("uint32", value)
     unguarded = tirx.Evaluate(tirx.IntImm("int32", 0))
     is_guarded = not context.guard(unguarded, footprints, exited).same_as(unguarded)
     anchor = anchor_of(access, depth)
-    return _Signal([footprints], anchor, exited, owner, granule, value, is_guarded, need)
+    return _Signal([footprints], anchor, exited, owner, granule, key, value, is_guarded, need)
 
 
 def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
@@ -248,21 +255,29 @@ def _rows_count(
 
 
 def _count(
-    counter: Counter, footprints: Footprints, symbols: Symbols, exited: Sequence[Loop]
-) -> tirx.PrimExpr:
-    """Return the units that an access writes in all iterations of ``exited``, as an expression."""
+    counter: Counter, footprints: Footprints, symbols: Symbols, exited: Sequence[Loop],
+    is_shared: bool,
+) -> tirx.PrimExpr:  # fmt: skip
+    """Return the units that an access writes in all iterations of ``exited``, as an expression.
+
+    Args:
+        is_shared: whether programs of other sizes may share the kernel. The expression then has one
+            form, whether tiles end with the tensor or not.
+    """
     loops, inline = footprints.access.loops, symbols.program.inline_bindings
     depth = len(loops) - len(exited)
     pieces = _pieces(counter, footprints, depth) or {}
     counts = footprints.flat(elements_of(footprints))[-1]
     count: tirx.PrimExpr = tirx.IntImm("int32", 1)
-    if np.ptp(counts) == 0 and not pieces:
+    if np.ptp(counts) == 0 and not pieces and not is_shared:
         count = tirx.IntImm("int32", int(counts[0]) // counter.unit)
     else:
         for axis in range(len(footprints.low)):
             iterations = inline(loops[pieces[axis]].extent) if axis in pieces else None
-            count = count * _extent(counter, footprints, axis, symbols, exited, iterations)
-        count = count // counter.unit
+            count = count * _extent(
+                counter, footprints, axis, symbols, exited, iterations, is_shared
+            )
+        count = quotient(count, counter.unit)
     for number in range(depth, len(loops)):
         if number not in pieces.values():
             count = count * inline(loops[number].extent)
@@ -271,12 +286,13 @@ def _count(
 
 def _extent(
     counter: Counter, footprints: Footprints, axis: int, symbols: Symbols, exited: Sequence[Loop],
-    iterations: tirx.PrimExpr | None,
+    iterations: tirx.PrimExpr | None, is_shared: bool,
 ) -> tirx.PrimExpr:  # fmt: skip
     """Return the extent of an access along ``axis`` (after the rank's), as an expression.
 
     Args:
         iterations: number of iterations that access consecutive pieces; None for one access.
+        is_shared: as in ``_count``.
 
     Raises:
         LanguageError: the extent varies for another reason than the end of the tensor.
@@ -284,11 +300,12 @@ def _extent(
     access, loops = footprints.access, [*exited, *footprints.access.inner]
     low, size = footprints.active(footprints.low[axis], footprints.size[axis])
     max_size, end = int(size.max()), int((low + size).max())
+    is_clipped_at_end = np.array_equal(size, np.minimum(max_size, end - low))
     if iterations is not None:
         full_extent, end = max_size * iterations, counter.granules.shape[axis]
-    elif np.ptp(size) == 0:
+    elif np.ptp(size) == 0 and not (is_shared and is_clipped_at_end and max_size > 1):
         return tirx.IntImm("int32", max_size)
-    elif np.array_equal(size, np.minimum(max_size, end - low)):
+    elif is_clipped_at_end:
         full_extent = tirx.IntImm("int32", max_size)
     elif not access.inner:
         full_extent = symbols.in_first_iteration(access.extents[1 + axis], loops)

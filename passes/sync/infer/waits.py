@@ -18,7 +18,7 @@ from ..regions.footprints import Footprints
 from ..regions.granules import Counter
 from ..regions.space import Loop
 from . import builtin_calls
-from .context import SyncContext, by_rank
+from .context import SyncContext, by_rank, quotient
 from .edits import anchor_of, enclosing_depth, moved_out_of
 
 
@@ -89,8 +89,9 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     depth = wait_depth(context, counter, footprints)
     exited = access.loops[depth:]
     loops = [*exited, *access.inner]
-    first = symbols.simplify(symbols.box_start(footprints, 0, loops), access)
-    key = [first, counter.granules.index(footprints, symbols, exited)]
+    owner = symbols.simplify(symbols.box_start(footprints, 0, loops), access)
+    granule = counter.granules.index(footprints, symbols, exited)
+    key = [symbols.without_bindings(expr, access) for expr in (owner, granule)]
     for other_key, other, other_depth in placed:
         if structural_equal(key, other_key) and dominates(other, other_depth, access, depth):
             context.record("wait", access, name, f"the wait at {other.line} covers it, too")
@@ -104,13 +105,11 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     is_fixed = not any(has_loads(index) for index in runtime_indices(counter, footprints))
     if is_fixed and not footprints.outside and not footprints.inner_conditions and not extents:
         placed.append((key, access, depth))
-    owner = symbols.simplify(symbols.box_start(footprints, 0, loops, keep_bound=True), access)
-    granule = counter.granules.index(footprints, symbols, exited, keep_bound=True)
     if counter.accesses.is_ragged:
         arrivals = tirx.Var("announced", "uint32")  # for explain
         target = _announced_total(context, counter, footprints, loops)
     else:
-        arrivals = _arrivals(counter, footprints, owner, granule)
+        arrivals = _arrivals(counter, footprints, owner, granule, bool(context.options.share))
         epochs = context.epochs_of(counter.accesses.tensor)
         target = arrivals if counter.accesses.is_limited else epochs * arrivals
     flag = context.flag(counter, symbols.rank_call, owner, granule)
@@ -141,8 +140,7 @@ def _announced_total(
     counts = counter.accesses.counts
     assert counts is not None
     owner, *segment, row = (
-        context.symbols.box_start(footprints, axis, loops, keep_bound=True)
-        for axis in range(2 + counts.segments)
+        context.symbols.box_start(footprints, axis, loops) for axis in range(2 + counts.segments)
     )
     is_segment = counter.granules.counts[counts.segments] == 1
     word = tirx.IntImm("int32", 1) if is_segment else 1 + tirx.floordiv(row, counter.accesses.tile)
@@ -191,9 +189,14 @@ def dominates(first: Access, first_depth: int, second: Access, second_depth: int
 
 
 def _arrivals(
-    counter: Counter, footprints: Footprints, owner: tirx.PrimExpr, granule: tirx.PrimExpr
-) -> tirx.PrimExpr:
+    counter: Counter, footprints: Footprints, owner: tirx.PrimExpr, granule: tirx.PrimExpr,
+    is_shared: bool,
+) -> tirx.PrimExpr:  # fmt: skip
     """Return the units that arrive in the granule in each launch, as an expression.
+
+    Args:
+        is_shared: whether programs of other sizes may share the kernel. The expression then has one
+            form, whether granules end with the tensor or not.
 
     Raises:
         LanguageError: granules receive different numbers of elements.
@@ -202,16 +205,19 @@ def _arrivals(
     owners, number = footprints.distinct(footprints.owner, granules.numbers_of(footprints))
     units = arrivals[owners, number]
     values = np.unique(units)
+    ends = _ends(counter)
+    elements = volumes(granules.shape, granules.size, ends).ravel()[number]
+    times = np.unique(units * counter.unit // np.maximum(elements, 1))
+    is_whole = len(times) == 1 and np.array_equal(units * counter.unit, elements * times[0])
+    if is_shared and is_whole:
+        return _clipped(counter, granule, int(times[0]), ends, is_shared)
     if len(values) == 1:
         return tirx.const(int(values[0]), "uint32")
     by_owner = [np.unique(units[owners == r]) for r in range(len(arrivals))]
     if all(len(v) <= 1 for v in by_owner):
         return by_rank(owner, [int(v[0]) if len(v) else 0 for v in by_owner])
-    ends = _ends(counter)
-    elements = volumes(granules.shape, granules.size, ends).ravel()[number]
-    times = np.unique(units * counter.unit // np.maximum(elements, 1))
-    if len(times) == 1 and np.array_equal(units * counter.unit, elements * times[0]):
-        return _clipped(counter, granule, int(times[0]), ends)
+    if is_whole:
+        return _clipped(counter, granule, int(times[0]), ends, is_shared)
     raise LanguageError(
         f"{footprints.access.text}: {_unequal(counter, owners, number, units)}, or explicit "
         f"signals and waits{footprints.access.location}"
@@ -253,12 +259,13 @@ def _ends(counter: Counter) -> tuple[int, ...]:
 
 
 def _clipped(
-    counter: Counter, granule: tirx.PrimExpr, times: int, ends: Sequence[int]
+    counter: Counter, granule: tirx.PrimExpr, times: int, ends: Sequence[int], is_shared: bool
 ) -> tirx.PrimExpr:
     """Return the units that arrive in a granule if nothing arrives after ``ends``.
 
     Args:
         times: how many times each element arrives.
+        is_shared: as in ``_arrivals``.
     """
     elements: tirx.PrimExpr = tirx.IntImm("int32", times)
     number = granule
@@ -266,6 +273,8 @@ def _clipped(
     for count, size, extent in reversed(
         list(zip(granules.counts, granules.size, ends, strict=True))
     ):
-        elements = elements * tirx.min(size, extent - tirx.floormod(number, count) * size)
+        is_clipped = extent < count * size or (is_shared and size > 1)
+        start = tirx.floormod(number, count) * size
+        elements = elements * (tirx.min(size, extent - start) if is_clipped else size)
         number = tirx.floordiv(number, count)
-    return tirx.Cast("uint32", elements // counter.unit)
+    return tirx.Cast("uint32", quotient(elements, counter.unit))

@@ -203,6 +203,7 @@ class Program:
         kernel: the statement of the kernel, with the source line of ``T.Kernel``.
         body: the body of the kernel; statements can be inserted before and after it.
         values: values of the variables that the program binds, and of ``registers``.
+        bound_in: for each of these variables, the variables of the loops around its binding.
         registers: variables that represent the value of a T.alloc_var at some place.
         jumps: statements that leave the kernel, or a loop with a known number of iterations.
         unordered: accesses that are not in ``accesses`` because of ``W.unordered``.
@@ -216,6 +217,7 @@ class Program:
     kernel: tirx.Stmt | None = None
     body: tirx.Stmt | None = None
     values: dict[tirx.Var, tirx.PrimExpr] = field(default_factory=dict)
+    bound_in: dict[tirx.Var, frozenset[tirx.Var]] = field(default_factory=dict)
     registers: set[tirx.Var] = field(default_factory=set)
     jumps: list[Jump] = field(default_factory=list)
     func: tirx.PrimFunc | None = None
@@ -317,6 +319,7 @@ class AccessCollector:
         else:
             if isinstance(stmt, tirx.Bind):
                 self.program.values[stmt.var] = self._resolve(stmt.value)
+                self.program.bound_in[stmt.var] = frozenset(loop.var for loop in self._loops)
             self._visit_anchored(stmt, lambda: self._visit_leaf(stmt))
             if isinstance(stmt, tirx.BufferStore) and stmt.buffer.scope() == "local.var":
                 value = tirx.Var(stmt.buffer.name, stmt.value.dtype)

@@ -72,24 +72,18 @@ class Granules:
             yield np.ravel_multi_index(np.ix_(*axes), self.counts).ravel()
 
     def index(
-        self,
-        footprints: Footprints,
-        symbols: Symbols,
-        exited: Sequence[Loop],
-        *,
-        keep_bound: bool = False,
+        self, footprints: Footprints, symbols: Symbols, exited: Sequence[Loop]
     ) -> tirx.PrimExpr:
         """Return the granule number as an expression, valid at the access outside ``exited``.
 
         Args:
             exited: loops around the access that do not enclose the use of the expression.
-            keep_bound: whether the expression may use bound variables; see ``Symbols.box_start``.
         """
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
         loops = [*exited, *footprints.access.inner]
         for axis, (size, count) in enumerate(zip(self.size, self.counts, strict=True), 1):
             if count > 1:
-                start = symbols.box_start(footprints, axis, loops, keep_bound=keep_bound)
+                start = symbols.box_start(footprints, axis, loops)
                 number = number * count + start // size
         return symbols.simplify(number, footprints.access)
 

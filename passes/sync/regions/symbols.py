@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import substitute
 
 from ....builtins.ranks import RANK
-from ...ir.walk import with_rank
+from ...ir.walk import calls_in, has_effect, has_loads, with_rank
 from .accesses import Access, Program
 from .space import Loop
 
@@ -32,31 +32,37 @@ class Symbols:
         self._rank_var = tirx.Var("rank", "int32")
         self._world_size = world_size
 
-    def box_start(
-        self, footprints: Footprints, axis: int, loops: Sequence[Loop], *, keep_bound: bool = False
-    ) -> tirx.PrimExpr:
+    def box_start(self, footprints: Footprints, axis: int, loops: Sequence[Loop]) -> tirx.PrimExpr:
         """Return where the box of an access begins on an axis, for a statement outside ``loops``.
 
         Args:
             axis: 0 is the rank axis.
-            keep_bound: whether the expression may use variables that the program binds, if there
-                are no ``loops``.
         """
         if axis in footprints.runtime_axes:
             return footprints.runtime_axes[axis]
-        start = footprints.access.starts[axis]
-        if keep_bound and not loops:  # expressions in which all variables are replaced can be long
-            start = self.program.inline_bindings(start, self.program.registers)
-        else:
-            start = self.in_first_iteration(start, loops)
+        start = self.in_first_iteration(footprints.access.starts[axis], loops)
         return start + shift if (shift := footprints.shift(axis)) else start
 
     def in_first_iteration(self, expr: tirx.PrimExpr, loops: Iterable[Loop]) -> tirx.PrimExpr:
-        """Return ``expr`` in the first iteration of ``loops``, without bound variables."""
-        expr = self.program.inline_bindings(expr)
-        for loop in reversed(list(loops)):
-            expr = substitute(expr, {loop.var: self.program.inline_bindings(loop.min)})
+        """Return ``expr`` in the first iteration of ``loops``, for a statement outside of them.
+
+        Variables that the program binds outside of the loops are kept: expressions in which all are
+        replaced can be long, and have another form for each size.
+        """
+        loops, program = list(loops), self.program
+        exited = {loop.var for loop in loops}
+        inner = {v for v, around in program.bound_in.items() if around & exited}
+        expr = program.inline_bindings(expr, inner | program.registers)
+        for loop in reversed(loops):
+            low = program.inline_bindings(loop.min, inner | program.registers)
+            expr = substitute(expr, {loop.var: low})
         return expr
+
+    def without_bindings(self, expr: tirx.PrimExpr, access: Access) -> tirx.PrimExpr:
+        """Return ``expr`` without variables that the program binds, to compare it with others.
+        Variables that are read from memory stay: two of them may have different values."""
+        pure = {v for v, value in self.program.values.items() if _is_pure(value)}
+        return self.simplify(self.program.inline_bindings(expr, pure), access)
 
     def simplify(self, expr: tirx.PrimExpr, access: Access) -> tirx.PrimExpr:
         """Simplify ``expr`` by the ranges of the rank and of the loops around ``access``."""
@@ -70,3 +76,8 @@ class Symbols:
             analyzer.bind(loop.var, tvm.ir.Range.from_min_extent(low, extent))
         simple = analyzer.simplify(with_rank(expr, self._rank_var))
         return substitute(simple, {self._rank_var: self.rank_call})
+
+
+def _is_pure(expr: tirx.PrimExpr) -> bool:
+    """Return whether ``expr`` has the same value each time."""
+    return not has_loads(expr) and not calls_in(expr, has_effect)

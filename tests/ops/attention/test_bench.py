@@ -40,6 +40,7 @@ from tileweave.ops.attention.flash import FlashTiles, tiles_for
 from tileweave.ops.attention.sp_attention import sp_attention_plan
 from tileweave.ops.core import nccl
 from tileweave.runtime.executor import compile_ahead
+from tileweave.runtime.kernel.shared_kernels import SharedKernels
 
 pytestmark = pytest.mark.long
 
@@ -275,8 +276,9 @@ def test_what_will_run_is_compiled_ahead(every_rank):
     programs = [alone], attention.programs(problem, None)
 
     def rank(group):
-        session = SimpleNamespace(group=group, heap=heap)
-        return [len(compile_ahead._kernels(each, session)) for each in programs]
+        session = SimpleNamespace(group=group, heap=heap, kernels=SharedKernels())
+        kernels = [compile_ahead._for_group(each, session) for each in programs]
+        return [len(compile_ahead._kernels(each, session)) for each in kernels]
 
     (ours, both), other = every_rank(rank)
     assert other == [ours, both] and ours > 0 and both == ours + 1

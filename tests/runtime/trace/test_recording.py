@@ -16,6 +16,7 @@ from tileweave.runtime.executor import calls as plan_calls
 from tileweave.runtime.executor.recorded_calls import recorded_calls
 from tileweave.runtime.host import tracer
 from tileweave.runtime.host.context import Context, DeviceContext, TraceBuffer
+from tileweave.runtime.kernel.shared_kernels import SharedKernels
 from tileweave.runtime.trace import recording
 from tileweave.runtime.trace.chrome import read
 from tileweave.runtime.trace.clocks import Reading
@@ -102,7 +103,7 @@ def session(monkeypatch):
     )  # fmt: skip
     context = SimpleNamespace(set_trace=lambda address: setattr(context, "trace", address))
     context.trace = 0
-    made = SimpleNamespace(group=group, heap=heap, context=context)
+    made = SimpleNamespace(group=group, heap=heap, context=context, kernels=SharedKernels())
     base = TimedEvent(True)
     base.time = 0
     clocks = SimpleNamespace(

@@ -1,0 +1,304 @@
+"""Integers of programs as arguments, so that programs for several sizes share one kernel.
+
+Programs for different numbers of rows mostly differ in integers: extents, strides, numbers of
+tiles, and the counts that the inference inserts. Each is inferred and proven for its sizes. Where
+only such integers differ, one kernel receives them at each launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from tilelang import tvm
+from tvm import tirx
+from tvm.tirx.stmt_functor import ir_transform
+
+from ...builtins.spec import ConstantBool, ConstantInt, builtin_of
+from ...passes.ir.group import shifted_heap_tensors
+from ...passes.ir.implicit import IMPLICIT, Implicit, implicit_of
+from ...passes.ir.scratch import with_buffers
+from ...passes.ir.sizes import SIZES
+from ...passes.ir.walk import nodes_in, op_name
+from ...passes.sync.infer.options import OPTIONS, options_of
+from ...passes.sync.regions.copies import COPIES
+
+_TYPES = frozenset({"int32", "int64", "uint32"})
+_INT32 = range(-(1 << 31), 1 << 31)
+_LOC = "loc"
+_OF_INFERENCE = (COPIES, IMPLICIT, OPTIONS, SIZES)
+"""Attributes with sizes, which the passes after the inference read at most in part."""
+
+
+@dataclass(frozen=True, eq=False)
+class SizedProgram:
+    """A program for a group, as its form and its integers.
+
+    Attributes:
+        program: the program.
+    """
+
+    program: tirx.PrimFunc
+
+    @cached_property
+    def integers(self) -> tuple[int, ...]:
+        """The integers of the body, then those of the shapes and strides of the parameters."""
+        values: list[int] = []
+
+        def note(node: tirx.IntImm) -> None:
+            values.append(int(node.value))
+
+        _change_integers(_without_locs(self.program.body), note)
+        for buffer in _tensors(self.program):
+            values += (int(n) for n in (*buffer.shape, *buffer.strides) if _is_integer(n))
+        return tuple(values)
+
+    @cached_property
+    def form(self) -> Hashable:
+        """What programs have in common if they differ only in integers that may be arguments."""
+        func = self.program
+        body = _change_integers(_without_locs(func.body), _hidden)
+        shapes = {b.data: list(map(_hidden, b.shape)) for b in _tensors(func)}
+        strides = {b.data: list(map(_hidden, b.strides)) for b in _tensors(func)}
+        func = _with_shapes(func, body, shapes, strides)
+        for name in _OF_INFERENCE:
+            func = func.without_attr(name)
+        implicit = [(i.name, *_structure(i)) for i in implicit_of(self.program)]
+        options = replace(options_of(self.program), granule={})
+        fixed = *map(str, _fixed_integers(self.program.body)), str(options), *map(str, implicit)
+        return tvm.ir.structural_hash(func, map_free_vars=True), fixed
+
+
+def _structure(implicit: Implicit) -> tuple[Any, ...]:
+    """Return what kernels know of an implicit parameter."""
+    return (
+        implicit.symmetric, len(implicit.shape), implicit.dtype, implicit.scratch,
+        implicit.segments, implicit.segment, implicit.tile, implicit.flagged,
+    )  # fmt: skip
+
+
+class SharedProgram:
+    """Program for all sizes of one form, with arguments for the integers that differ.
+
+    The arguments follow those of the program, before the implicit ones.
+
+    Attributes:
+        program: the program.
+        parameters: its parameters for these integers.
+    """
+
+    def __init__(self, instances: Sequence[SizedProgram]) -> None:
+        """
+        Args:
+            instances: programs of one form. Integers that are equal in all of them are constants.
+        """
+        self._integers = instances[0].integers
+        columns = list(zip(*(i.integers for i in instances), strict=True))
+        self._places: dict[tuple[int, ...], list[int]] = {}
+        for place, column in enumerate(columns):
+            if len(set(column)) > 1:
+                self._places.setdefault(column, []).append(place)
+        self.parameters = [
+            tirx.SizeVar(f"size_{n}", _type_of(column)) for n, column in enumerate(self._places)
+        ]
+        self._variables = {
+            place: parameter
+            for parameter, places in zip(self.parameters, self._places.values(), strict=True)
+            for place in places
+        }
+        self.program = self._lifted(instances[0].program) if self._places else instances[0].program
+
+    def arguments(self, instance: SizedProgram) -> tuple[int, ...] | None:
+        """Return the arguments with which it is ``instance``, a program of the same form; None if
+        it has no such arguments."""
+        values = instance.integers
+        for place, (value, constant) in enumerate(zip(values, self._integers, strict=True)):
+            if value != constant and place not in self._variables:
+                return None
+        arguments = []
+        for places, variable in zip(self._places.values(), self.parameters, strict=True):
+            value, *others = {values[place] for place in places}
+            if others or (str(variable.dtype) == "int32" and value not in _INT32):
+                return None
+            arguments.append(value)
+        return tuple(arguments)
+
+    def _lifted(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        places = iter(range(len(self._integers)))
+
+        def argument(node: tirx.PrimExpr) -> tirx.PrimExpr:
+            variable = self._variables.get(next(places)) if _is_integer(node) else None
+            if variable is None:
+                return node
+            return variable if variable.dtype == node.dtype else tirx.Cast(node.dtype, variable)
+
+        locs = _locs(func.body)
+        body = _change_integers(_without_locs(func.body), argument)
+        body = _with_locs(_with_positive_divisors(body, self.parameters), iter(locs))
+        shapes, strides = {}, {}
+        for buffer in _tensors(func):
+            numbers = list(map(argument, (*buffer.shape, *buffer.strides)))
+            shape = shapes[buffer.data] = numbers[: len(buffer.shape)]
+            strides[buffer.data] = _packed(buffer, shape, numbers[len(shape) :])
+        count = len(func.params) - len(implicit_of(func))
+        lifted = _with_shapes(func, body, shapes, strides)
+        params = [*func.params[:count], *self.parameters, *func.params[count:]]
+        lifted = tirx.PrimFunc(
+            params, lifted.body, func.ret_type, lifted.buffer_map, lifted.attrs, func.span
+        )
+        return shifted_heap_tensors(lifted, count, len(self.parameters))
+
+
+def _is_integer(expr: tirx.PrimExpr) -> bool:
+    return isinstance(expr, tirx.IntImm) and str(expr.dtype) in _TYPES
+
+
+def _hidden(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+    """Return an integer as 1, another expression unchanged."""
+    return tirx.IntImm(expr.dtype, 1) if _is_integer(expr) else expr
+
+
+def _type_of(values: Sequence[int]) -> str:
+    return "int32" if all(value in _INT32 for value in values) else "int64"
+
+
+def _packed(buffer: tirx.Buffer, shape: list[Any], strides: list[Any]) -> list[Any]:
+    """Return the strides of a tensor; those of packed axes as products, whose divisors TileLang
+    sees."""
+    out = strides[-1:]
+    for axis in reversed(range(len(strides) - 1)):
+        numbers = buffer.strides[axis], buffer.strides[axis + 1], buffer.shape[axis + 1]
+        if all(map(_is_integer, numbers)):
+            stride, inner, extent = map(int, numbers)
+            is_packed = stride == inner * extent
+        else:
+            is_packed = False
+        out.insert(0, out[0] * shape[axis + 1] if is_packed else strides[axis])
+    return out
+
+
+def _tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
+    return [func.buffer_map[p] for p in func.params if p in func.buffer_map]
+
+
+def _with_shapes(func: tirx.PrimFunc, body: tirx.Stmt, shapes: Any, strides: Any) -> tirx.PrimFunc:
+    """Return ``func`` with this body, and tensors of other shapes and strides, by data pointer."""
+    buffers = {
+        b.data: tirx.decl_buffer(
+            shapes[b.data], b.dtype, b.name, data=b.data, strides=strides[b.data], scope=b.scope(),
+            elem_offset=b.elem_offset, data_alignment=b.data_alignment,
+            offset_factor=b.offset_factor,
+        )
+        for b in _tensors(func)
+    }  # fmt: skip
+    body = with_buffers(body, buffers, lambda allocation: allocation)
+    buffer_map = {p: buffers[b.data] for p, b in func.buffer_map.items()}
+    return tirx.PrimFunc(func.params, body, func.ret_type, buffer_map, func.attrs, func.span)
+
+
+def _change_integers(
+    body: tirx.Stmt, change: Callable[[tirx.IntImm], tirx.PrimExpr | None]
+) -> tirx.Stmt:
+    """Replace the integers of a body, in the order of the traversal."""
+
+    def visit(node: tirx.PrimExpr) -> tirx.PrimExpr | None:
+        return change(node) if _is_integer(node) else None
+
+    def vector(node: tirx.PrimExpr) -> tirx.PrimExpr | None:
+        """Change the operands of a vector, but not its number of elements."""
+        if isinstance(node, tirx.Ramp):
+            return tirx.Ramp(inside(node.base), inside(node.stride), node.lanes)
+        if isinstance(node, tirx.Broadcast):
+            return tirx.Broadcast(inside(node.value), node.lanes)
+        return None
+
+    def inside(expr: tirx.PrimExpr) -> tirx.PrimExpr:
+        return ir_transform(tirx.Evaluate(expr), vector, visit, kinds).value
+
+    kinds = ["ir.IntImm", "tirx.Ramp", "tirx.Broadcast"]
+    return ir_transform(body, vector, visit, kinds)
+
+
+def _with_positive_divisors(body: tirx.Stmt, arguments: Any) -> tirx.Stmt:
+    """Let the compiler know that divisors are positive: it would round towards minus infinity for
+    either sign."""
+    sizes = frozenset(arguments)
+
+    def visit(node: tirx.FloorDiv | tirx.FloorMod) -> tirx.PrimExpr | None:
+        divisor = node.b.value if isinstance(node.b, tirx.Cast) else node.b
+        if divisor not in sizes:
+            return None
+        return type(node)(node.a, tirx.max(node.b, tirx.const(1, node.b.dtype)))
+
+    return ir_transform(body, None, visit, ["tirx.FloorDiv", "tirx.FloorMod"])
+
+
+def _loc_place(call: tirx.Call) -> int | None:
+    """Return which operand of a builtin is its location, a number without a meaning of its own."""
+    spec = builtin_of(call)
+    names = [] if spec is None else [*(n for n, _ in spec.operands), *spec.implicit]
+    return names.index(_LOC) if _LOC in names else None
+
+
+def _with_locs(body: tirx.Stmt, locs: Iterator[tirx.IntImm]) -> tirx.Stmt:
+    def visit(call: tirx.Call) -> tirx.Call | None:
+        place = _loc_place(call)
+        if place is None:
+            return None
+        args = [*call.args[:place], next(locs), *call.args[place + 1 :]]
+        return tirx.Call(call.dtype, call.op, args, call.annotations, call.span)
+
+    return ir_transform(body, None, visit, ["tirx.Call"])
+
+
+def _locs(body: tirx.Stmt) -> list[tirx.IntImm]:
+    locs: list[tirx.IntImm] = []
+
+    def visit(call: tirx.Call) -> None:
+        if (place := _loc_place(call)) is not None:
+            locs.append(call.args[place])
+
+    ir_transform(body, None, visit, ["tirx.Call"])
+    return locs
+
+
+def _without_locs(body: tirx.Stmt) -> tirx.Stmt:
+    """Replace locations by a value that is no integer."""
+
+    def none() -> Iterator[Any]:
+        while True:
+            yield tirx.StringImm("")
+
+    return _with_locs(body, none())
+
+
+def _fixed_integers(body: tirx.Stmt) -> Iterator[Any]:
+    """Yield the integers that must be constants: sizes of tiles, threads and unrolled loops, and
+    what templates or TileLang's tile operators read."""
+    for node in nodes_in(body, tirx.SBlock, tirx.AllocBuffer, tirx.For, tirx.Call):
+        match node:
+            case tirx.SBlock():
+                yield from (tuple(b.shape) for b in node.alloc_buffers)
+            case tirx.AllocBuffer():
+                yield tuple(node.buffer.shape)
+            case tirx.For():
+                if node.kind != tirx.ForKind.SERIAL and not _is_block_axis(node):
+                    yield node.min, node.extent
+            case tirx.Call():
+                yield from _fixed_operands(node)
+
+
+def _is_block_axis(loop: tirx.For) -> bool:
+    binding = loop.thread_binding
+    return binding is not None and binding.thread_tag.startswith("blockIdx.")
+
+
+def _fixed_operands(call: tirx.Call) -> Iterator[Any]:
+    spec = builtin_of(call)
+    if spec is not None:
+        operands = zip(spec.operands, call.args, strict=False)
+        yield from (a for (_, k), a in operands if isinstance(k, ConstantInt | ConstantBool))
+    elif op_name(call).startswith("tl."):
+        yield from (a for a in call.args if isinstance(a, tirx.IntImm))
