@@ -9,6 +9,7 @@ from .host.watchdog import DeadlockError
 from .kernel import host_functions
 from .kernel.barrier import barrier
 from .kernel.kernel import Kernel
+from .kernel.statistics import Stats, stats
 from .lifecycle import finalize, init
 from .plans.builder import PlanBuilder
 
@@ -21,6 +22,7 @@ __all__ = [
     "Kernel",
     "Plan",
     "PlanBuilder",
+    "Stats",
     "SymmetricTensor",
     "barrier",
     "compile",
@@ -29,6 +31,7 @@ __all__ = [
     "init",
     "plan",
     "rank",
+    "stats",
     "symmetric",
     "world_size",
 ]

@@ -35,6 +35,7 @@ from .runtime import (  # noqa: E402
     init,
     plan,
     rank,
+    stats,
     symmetric,
     world_size,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "plan",
     "rank",
     "simulate",
+    "stats",
     "symmetric",
     "trace",
     "tune",

@@ -32,6 +32,7 @@ from ..plans.parameters import Parameter, bound, parameters_of
 from .compile_once import compile_once
 from .host_functions import require_multicast
 from .launch_order import CallStream, begin_call, end_call
+from .statistics import count_kernel
 from .warm import warm
 
 
@@ -247,6 +248,7 @@ def _compile_and_load(
     label = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
     kernel = compile_once(session.group, lambda: compile_by_tilelang(program, **options), label)
     warm(kernel, session)
+    count_kernel()
     return kernel
 
 

@@ -2,21 +2,26 @@
 
 import random
 import re
+import types
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import tilelang.language as T
 import torch
 from tvm import tirx
 from tvm.arith import Analyzer
 from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
 
 import tileweave as tw
+from tileweave import language as W
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import Choice, Tiles
+from tileweave.passes import with_options
 from tileweave.runtime import Plan
-from tileweave.runtime.kernel import shared_program
+from tileweave.runtime.kernel import kernel, shared_program
+from tileweave.runtime.kernel.shared_kernels import SharedKernels
 from tileweave.runtime.kernel.shared_program import SharedProgram, SizedProgram
 from tileweave.simulator.device.lowering import DeviceFunctions, for_group, lowered
 from tileweave.simulator.device.program import DeviceProgram
@@ -194,3 +199,78 @@ def test_shared_kernels_compute_each_size(op, name, arch):
 def test_random_sizes(op, name, arch):
     rng = random.Random(f"{op} {name}")
     check_products(op, name, arch, [rng.randint(1, 120) for _ in range(12)])
+
+
+@pytest.fixture
+def kernels():
+    return SharedKernels()
+
+
+def shift_program(columns, distance=1):
+    @T.prim_func
+    def shift(S: W.Symmetric((columns,), "int32"), C: T.Tensor((columns,), "int32")):
+        with T.Kernel(columns // 32, threads=32) as block:
+            for i in T.Parallel(32):
+                S[(W.rank() + distance) % RANKS, block * 32 + i] = C[block * 32 + i]
+            for i in T.Parallel(32):
+                C[block * 32 + i] = S[W.rank(), block * 32 + i]
+
+    return shift
+
+
+def shift(columns, distance=1, **options):
+    """Return the program for the group."""
+    configs = {f"tileweave.{name}": value for name, value in options.items()}
+    return for_group(with_options(shift_program(columns, distance), configs), RANKS)
+
+
+def test_a_kernel_fits_what_was_known_when_it_was_compiled(kernels):
+    for columns in (96, 160):
+        kernels.add(shift(columns, share="shift"), {})
+    first, sizes = kernels.find(shift(64, share="shift"), {})
+    assert len(first.program.params) == len(shift(64).params) + len(sizes)
+    for columns in (32 * 7, 32 * 1000):
+        assert kernels.find(shift(columns, share="shift"), {})[0] is first
+    other, _ = kernels.find(shift(64, distance=0, share="shift"), {})
+    assert other is not first
+
+
+def test_only_programs_with_one_name_and_equal_options_share(kernels):
+    first, _ = kernels.find(shift(64, share="a"), {})
+    assert kernels.find(shift(64, share="a"), {})[0] is first
+    assert kernels.find(shift(64, share="b"), {})[0] is not first
+    assert kernels.find(shift(64, share="a"), {"pass_configs": {"tl.x": 1}})[0] is not first
+    alone, sizes = kernels.find(shift(64), {})
+    assert sizes == () and kernels.find(shift(96), {})[0] is not alone
+
+
+def test_a_second_size_needs_a_second_kernel_that_fits_all(kernels):
+    first, sizes = kernels.find(shift(64, share="a"), {})
+    assert sizes == ()
+    second, _ = kernels.find(shift(96, share="a"), {})
+    assert second is not first
+    assert kernels.find(shift(32 * 77, share="a"), {})[0] is second
+
+
+def test_a_kernel_that_does_not_compile_is_replaced_by_one_of_constants(monkeypatch):
+    compiled = []
+
+    def compiled_by(func, **options):
+        if any(p.name.startswith("size_") for p in func.params):
+            raise tw.LanguageError("an integer must be a constant")
+        compiled.append(func)
+        return types.SimpleNamespace(prim_func=func)
+
+    group = types.SimpleNamespace(
+        world_size=RANKS, local_rank=0, exchange=lambda topic, value, timeout_s=0: [value]
+    )
+    session = types.SimpleNamespace(
+        group=group, heap=types.SimpleNamespace(stride=1 << 30), kernels=SharedKernels()
+    )
+    monkeypatch.setattr(kernel, "compile_by_tilelang", compiled_by)
+    monkeypatch.setattr(kernel, "warm", lambda *_: True)
+    monkeypatch.setattr(kernel, "_allocate", lambda *_: torch.empty(0))
+    session.kernels.add(shift(96, share="a"), {})
+    program = with_options(shift_program(64), {"tileweave.share": "a"})
+    made = kernel.compile_kernel(program, {}, session)
+    assert len(compiled) == 1 and made.added_arguments == (*made.implicit_tensors.values(),)
