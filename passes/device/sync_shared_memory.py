@@ -6,8 +6,10 @@ from tvm import tirx
 
 from ...builtins.errors import LanguageError
 from ..ir.block_barrier import sync_threads
-from ..ir.shared_memory.effects import REDUCE
-from ..ir.shared_memory.walk import Frame, MisplacedBarrier, Missing, Path, Walk
+from ..ir.shared_memory.barriers import NUMBERS
+from ..ir.shared_memory.findings import Frame, MisplacedBarrier, Missing, Path
+from ..ir.shared_memory.values import WARP
+from ..ir.shared_memory.walk import Walk
 from ..ir.uniformity import jumps_in
 from ..ir.walk import (
     Rewrite,
@@ -21,8 +23,6 @@ from ..ir.walk import (
 )
 from ..ir.warp_roles import roles_of
 
-_FIRST_FREE, _END = 3, 16
-"""Numbers of named barriers that TileLang's templates do not use."""
 _ATTEMPTS = 3
 """Number of barriers after which two accesses that are still unordered are refused."""
 
@@ -47,13 +47,15 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     In a kernel with specialized warps it also orders accesses of global memory by producers before
     what consumers publish, and accesses of one tensor before and in the specialized part: a thread
-    of the program is a producer in the first and a consumer in the second.
+    of the program is in another warp in the second. A named barrier counts the warps that arrive,
+    so two sets of warps with one number are ordered, too.
 
     Before: ``a[tx] = 0; if tx < 240: a[tx + 16] = x[tx]``
     After:  ``a[tx] = 0; sync(); if tx < 240: a[tx + 16] = x[tx]``
 
     Raises:
-        LanguageError: names two accesses that no barrier can order, with their lines.
+        LanguageError: names two accesses that no barrier can order, or a barrier where threads may
+            wait forever, with the lines.
     """
     attempts: dict[tuple[int, int], int] = {}
     while True:
@@ -74,23 +76,10 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def _without(func: tirx.PrimFunc, finding: MisplacedBarrier) -> tirx.PrimFunc:
-    """Remove a barrier that TileLang inserted. The next walk finds what it ordered."""
+    """Remove a barrier that TileLang or this pass inserted. The next walk finds what it ordered."""
     if finding.op:
-        what = f"only {finding.threads} threads reach a barrier of {finding.expected}"
-        legal = "all threads to reach it, or none"
-        if finding.threads == finding.expected:
-            what = (
-                "a condition, a break, a continue or a number of iterations around it may differ "
-                "between threads"
-            )
-        elif finding.op == REDUCE and finding.threads > finding.expected:
-            what = (
-                f"{finding.threads} threads meet at barriers that count {finding.expected} "
-                "threads, because TileLang divides work among the threads of the first axis only"
-            )
-            legal = f"threads={finding.threads}"
-        line = arrows([("", _line(finding.path))])
-        raise LanguageError(f"{finding.op}: {what}; expected {legal}{line}")
+        lines = arrows((label, _line(path)) for label, path in finding.places)
+        raise LanguageError(f"{finding.op}: {finding.what}; expected {finding.legal}{lines}")
     return _replace_at(
         func, finding.path, len(finding.path) - 1, lambda _: tirx.Evaluate(tirx.IntImm("int32", 0))
     )
@@ -122,8 +111,10 @@ def _with_barrier(func: tirx.PrimFunc, finding: Missing, walk: Walk) -> tirx.Pri
 
 
 def _may_meet(frame: Frame, warps: int) -> bool:
-    """Return whether all threads of these warps reach a place if one of them does."""
-    return frame.is_exact and warps & ~frame.whole_warps == 0
+    """Return whether all threads of these warps, and of no part of a warp, reach a place if one of
+    them does."""
+    is_whole = frame.is_whole_block or frame.threads == WARP * frame.whole_warps.bit_count()
+    return frame.is_exact and is_whole and warps & ~frame.whole_warps == 0
 
 
 def _with_divided_branch(
@@ -188,17 +179,15 @@ def _barrier(frame: Frame, walk: Walk) -> tirx.Stmt:
     """Return a barrier of all threads that reach a place."""
     if frame.is_whole_block:
         return sync_threads(_INSERTED)
-    numbers = [n for n, masks in walk.numbers.items() if masks == {frame.whole_warps}]
-    used = set(walk.numbers)
-    free = [n for n in range(_FIRST_FREE, _END) if n in numbers or n not in used]
-    if not free:
+    number = walk.number_for(frame.whole_warps)
+    if number is None:
         raise LanguageError(
-            f"T.Kernel: {len(used)} groups of threads synchronize; expected at most "
-            f"{_END - _FIRST_FREE}"
+            "T.Kernel: its groups of threads synchronize by all named barriers; expected at most "
+            f"{len(NUMBERS) - 1} groups"
         )
     (barrier,) = statements_of(sync_threads(_INSERTED))
     call = barrier.value
-    arguments = [*call.args, free[0], frame.threads]
+    arguments = [*call.args, number, frame.threads]
     return tirx.Evaluate(tirx.call_intrin("int32", call.op, *arguments))
 
 
@@ -222,15 +211,20 @@ def _replace_at(func: tirx.PrimFunc, path: Path, at: int, change: Rewrite) -> ti
 
 def _refusal(finding: Missing) -> LanguageError:
     legal = "both under conditions that all threads share, or in the same threads"
-    why = "and no place between both accesses is reached by all threads that make them"
+    why = "and no place between both is reached by all threads that make them, in whole warps"
     what = f"{finding.what} is not ordered by a barrier, {why}"
     if not finding.is_awaited:
         legal = (
             "a wait between both; T.Pipelined waits for a load before a statement reads its tile"
         )
         what = f"{finding.what} that may not have ended"
-    places = [("before", _line(finding.before)), ("after", _line(finding.after))]
-    return LanguageError(f"shared memory: {what}; expected {legal}{arrows(places)}")
+    lines = arrows([("before", _line(finding.before)), ("after", _line(finding.after))])
+    if finding.number is not None:
+        return LanguageError(
+            f"{finding.what}: different warps may be at barrier {finding.number} at the same time; "
+            f"expected a number of its own for each set of warps{lines}"
+        )
+    return LanguageError(f"shared memory: {what}; expected {legal}{lines}")
 
 
 def _line(path: Path) -> str:

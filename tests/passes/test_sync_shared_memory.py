@@ -1,5 +1,7 @@
 """Barriers of shared memory where places, iterations or their number are unknown."""
 
+import re
+
 import numpy as np
 import pytest
 import tilelang.language as T
@@ -307,3 +309,122 @@ def test_one_element_in_both_roles_of_warps(in_loop, arch):
     x = np.arange(512, dtype=np.int32).reshape(4, 128)
     (actual,) = tw.validate(rewritten_element(in_loop), 1, [{"x": x}], arch, schedules=2)
     assert actual["y"][4].tolist() == [11 if in_loop else 10] * 128
+
+
+@factory
+def moved_threads(x: T.Tensor((3, 128), "int32"), y: T.Tensor((5, 128), "int32")):
+    """Threads from 128 on are consumers before the specialized part, and other consumers in it."""
+    with T.Kernel(1, threads=256):
+        tile, total = T.alloc_shared((128,), "int32"), T.alloc_fragment((128,), "int32")
+        tx = T.get_thread_binding()
+        W.fence("gpu")
+        for k in T.serial(2):
+            if tx >= 128:
+                y[4, tx - 128] = 3
+            T.clear(total)
+            for j in T.Pipelined(3, num_stages=2):
+                T.copy(x[j, 0], tile)
+                for i in T.Parallel(128):
+                    total[i] = total[i] + tile[i]
+            T.copy(total, y[k, 0])
+            if tx >= 128:
+                y[4, tx - 128] += 4
+
+
+@factory
+def accesses_of_both_roles(
+    case, x: T.Tensor((3, 128), "int32"), y: T.Tensor((128,), "int32"),
+    z: T.Tensor((128,), "int32"),
+):  # fmt: skip
+    """Producers access ``y`` before the specialized part, and consumers in it."""
+    S = W.alloc_symmetric((128,), "int32")
+    with T.Kernel(1, threads=128):
+        tile, total = T.alloc_shared((128,), "int32"), T.alloc_fragment((128,), "int32")
+        tx = T.get_thread_binding()
+        W.fence("gpu")
+        y[tx] = 1
+        T.sync_threads()
+        if case == "store":
+            W.st(y[tx], 3)
+        elif case == "reduction":
+            W.red_add(y[tx], 3)
+        elif case == "symmetric store":
+            W.st(S[W.rank(), tx], 3)
+        elif case == "symmetric load":
+            S[W.rank(), tx] = 3
+        elif case == "atomics" or case == "result":
+            T.atomic_add(y[tx], 9)
+        elif case == "atomic stores":
+            T.atomic_store(y[tx], 9)
+        elif case == "equal atomics":
+            W.red_add(y[tx], 9)
+        T.clear(total)
+        for j in T.Pipelined(3, num_stages=2):
+            T.copy(x[j, 0], tile)
+            for i in T.Parallel(128):
+                total[i] = total[i] + tile[i]
+        T.copy(total, z)
+        if case == "symmetric store":
+            S[W.rank(), tx] = 7
+            y[tx] = S[W.rank(), tx]
+        elif case == "symmetric load":
+            y[tx] = W.ld(S[W.rank(), tx]) + 4
+        elif case == "atomics":
+            T.atomic_min(y[tx], 7)
+        elif case == "atomic stores":
+            T.atomic_store(y[tx], 7)
+        elif case == "equal atomics":
+            T.atomic_add(y[tx], -3)
+        elif case == "result":
+            z[tx] = T.atomic_add(y[tx], -3, return_prev=True)
+        else:
+            y[tx] = 7
+
+
+def test_threads_of_the_program_that_are_other_consumers():
+    x = np.arange(384, dtype=np.int32).reshape(3, 128)
+    (actual,) = tw.validate(moved_threads(), 1, [{"x": x}], "sm_90a", schedules=2)
+    assert actual["y"][4].tolist() == [7] * 128
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "store", "reduction", "symmetric store", "symmetric load", "atomics", "atomic stores",
+        "equal atomics", "result",
+    ],
+)  # fmt: skip
+def test_builtins_and_atomics_in_both_roles_of_warps(case):
+    x = np.arange(384, dtype=np.int32).reshape(3, 128)
+    program = accesses_of_both_roles(case)
+    (actual,) = tw.validate(program, 1, [{"x": x}], "sm_90a", schedules=2)
+    assert actual["y"].tolist() == [7] * 128
+    kernel = str(tw.emit(program, arch="sm_90a", world_size=1))
+    after_barrier = kernel[: kernel.index("for (int j")].rsplit("__syncthreads();", 1)[1]
+    assert bool(re.search(r"\b[yS]\[", after_barrier)) == (case == "equal atomics")
+
+
+@factory
+def read_by_a_condition(x: T.Tensor((3, 128), "int32"), y: T.Tensor((6, 128), "int32")):
+    """The condition reads an element that consumers write in the previous iteration."""
+    with T.Kernel(1, threads=128):
+        tile, total = T.alloc_shared((128,), "int32"), T.alloc_fragment((128,), "int32")
+        tx = T.get_thread_binding()
+        y[4, tx] = 1
+        W.fence("gpu")
+        for k in T.serial(2):
+            if y[4, tx] > 0:
+                y[5, tx] = k
+            T.clear(total)
+            for j in T.Pipelined(3, num_stages=2):
+                T.copy(x[j, 0], tile)
+                for i in T.Parallel(128):
+                    total[i] = total[i] + tile[i]
+            T.copy(total, y[k, 0])
+            y[4, tx] = 0
+
+
+def test_a_condition_reads_what_consumers_write():
+    x = np.arange(384, dtype=np.int32).reshape(3, 128)
+    (actual,) = tw.validate(read_by_a_condition(), 1, [{"x": x}], "sm_90a", schedules=2)
+    assert actual["y"][4:].tolist() == [[0] * 128] * 2

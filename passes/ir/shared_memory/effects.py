@@ -11,6 +11,7 @@ from tvm import DataType, tirx
 
 from ....builtins.spec import Builtin, Pointer, builtin_of
 from ..memory_order import releases
+from ..origin import ORIGIN
 from ..walk import MBARRIER_WAIT, TMA_LOADS, TMA_STORES, calls_in, op_name, variables_in
 
 READ, WRITE, ATOMIC = 1, 2, 4
@@ -38,6 +39,7 @@ _BLOCK_BARRIERS = frozenset(
 _REDUCTION = re.compile(
     r"tl::AllReduce<[^>]*?, (\d+), (\d+), \d+(?:, tl::(?:SyncThreadsBarrier|NamedBarrier<(\d+)>))?"
 )
+_ATOMIC = re.compile(r"tomic_?(add|max|min|or|load)?(?:x\d)?(_?ret)?", re.IGNORECASE)
 _OPERANDS = (
     "a", "b", "condition", "true_value", "false_value", "base", "stride", "value", "body",
 )  # fmt: skip
@@ -64,6 +66,7 @@ class Access:
         in_call: whether a function makes the access, which orders all of its own accesses.
         product: shape of an operand of ``wgmma``.
         condition: condition of ``only_if`` under which a bulk load happens.
+        op: operation of an atomic access, if the order of equal ones does not matter.
     """
 
     pointer: Any
@@ -76,6 +79,7 @@ class Access:
     in_call: bool = False
     product: Operand | None = None
     condition: tirx.PrimExpr | None = None
+    op: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,12 +102,18 @@ class Operand:
 
 @dataclass(frozen=True)
 class Barrier:
-    """``bar.sync``: of all threads of the block, or of ``count`` threads at barrier ``number``."""
+    """``bar.sync``: of all threads of the block, or of ``count`` threads at barrier ``number``.
 
-    number: int = 0
+    Attributes:
+        number: None if the number or the count is not a constant.
+        op: name of the operation whose barrier it is; "" if TileLang inserts it.
+    """
+
+    end: ClassVar[str] = ""
+
+    number: int | None = 0
     count: int | None = None
     op: str = ""
-    """Name of the operation whose barrier it is; "" if TileLang inserts it."""
 
 
 @dataclass(frozen=True)
@@ -166,12 +176,15 @@ class Use:
     Attributes:
         data: the buffer of which each thread accesses elements; None for other accesses.
         mode: as in ``Access``.
+        op: operation of an atomic access that returns nothing, if the order of equal ones does not
+            matter.
     """
 
     end: ClassVar[str] = ""
 
     data: tirx.Var | None = None
     mode: int = 0
+    op: str = ""
 
 
 @dataclass(frozen=True)
@@ -199,6 +212,12 @@ def effects_of(node: Any, cleared: set[tirx.Var]) -> list[Effect]:
     elif not isinstance(node, tirx.Stmt):
         collector.visit(node)
     return collector.effects
+
+
+def commute(a: Access | Use, b: Access | Use) -> bool:
+    """Return whether the order of two accesses of one element does not matter."""
+    modes = a.mode | b.mode
+    return modes == READ or (modes == ATOMIC and a.op == b.op != "")
 
 
 def orders_threads(effects: Iterable[Effect]) -> bool:
@@ -266,9 +285,12 @@ class _Collector:
         if scope == "warp":
             self.effects.append(SyncWarp())
             return
-        number = int(call.args[1]) if len(call.args) > 1 else 0
-        count = int(call.args[2]) if len(call.args) > 2 else None
-        self.effects.append(Barrier(number, count, "" if scope == "shared.dyn" else _SYNC_THREADS))
+        op = "" if scope == "shared.dyn" else _SYNC_THREADS
+        operands = call.args[1:]
+        if all(isinstance(operand, tirx.IntImm) for operand in operands):
+            self.effects.append(Barrier(*map(int, operands), op=op))
+        else:
+            self.effects.append(Barrier(None, op=op))
 
     def _copies(self, call: tirx.Call, name: str) -> bool:
         """Add the effects of a copy by the TMA or by ``cp.async``; return whether it is one."""
@@ -333,17 +355,25 @@ class _Collector:
             self.effects.append(
                 Complete(BULK, int(pending) if isinstance(pending, tirx.IntImm) else 0)
             )
-        clears = spec.waits and self._cleared.intersection(variables_in(call))
-        if clears or (spec.moves and spec.level != "leader"):
+        if spec.waits and self._cleared.intersection(variables_in(call)):
             self.effects.append(Use())
         if releases(call):
             self.effects.append(Publish())
+        synchronizes = spec.level == "leader" or spec.waits or spec.flagged
+        if synchronizes or spec.no_effect or spec.checks or ORIGIN in call.annotations:
+            return  # the compiler orders the calls that it inserts
+        op = "" if spec.fetches else spec.combination(call)
+        for kind, argument in pointers:
+            mode = {"r": READ, "w": WRITE, "rw": ATOMIC}[kind.access]
+            if kind.space == "global":
+                self.effects.append(Use(data_of(argument), mode, op if mode == ATOMIC else ""))
 
     def _other(self, call: tirx.Call, name: str) -> None:
         """Add the effects of another call: it may access what its operands point to."""
         callee = call.args[0].value if name.endswith("_extern") else name
         reduction = _REDUCTION.match(callee)
-        mode = ATOMIC if "tomic" in callee else READ | WRITE
+        atomic = _ATOMIC.search(callee)
+        op = (atomic[1] or "").lower() if atomic is not None else ""
         pointers = [a for a in call.args if _scope_of(a) in SHARED]
         for argument in call.args:
             self.visit(argument)
@@ -351,10 +381,11 @@ class _Collector:
             self._reduce(reduction, pointers)
             return
         for pointer in call.args:
-            own = mode if mode == ATOMIC else _mode_of(pointer)
-            self._pointer(pointer, own, in_call=True)
+            mode = ATOMIC if atomic is not None else _mode_of(pointer)
+            self._pointer(pointer, mode, in_call=True, op=op)
             if _scope_of(pointer) == "global":
-                self.effects.append(Use(data_of(pointer), own))
+                order = "" if atomic is not None and atomic[2] else op
+                self.effects.append(Use(data_of(pointer), mode, order))
 
     def _reduce(self, reduction: re.Match, pointers: list[Any]) -> None:
         """Add the effects of a reduction between warps, whose threads meet before both steps."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import arith, tirx
 
-from .effects import ATOMIC, LOAD, READ, Access, Use
+from .effects import LOAD, Access, Barrier, Use, commute
 from .footprints import Footprint, overlap
 
 
@@ -17,8 +17,8 @@ class Pending:
     """An access, and the threads that know that it has happened.
 
     Attributes:
-        access: the access.
-        footprint: the bytes; None for an access of global memory.
+        access: the access; a named barrier is one by the threads that pass it.
+        footprint: the bytes of shared memory, or None.
         place: path of the statement in the function.
         warps: bits of the warps that make it.
         some: for each warp that makes it, bits of the warps with a thread that knows.
@@ -29,7 +29,7 @@ class Pending:
         statement: number of the executed statement.
     """
 
-    access: Access | Use
+    access: Access | Use | Barrier
     footprint: Footprint | None
     place: Any
     warps: int
@@ -43,13 +43,13 @@ class Pending:
 
 
 def new(
-    access: Access | Use, footprint: Footprint | None, place: Any, warps: int, count: int,
+    access: Access | Use | Barrier, footprint: Footprint | None, place: Any, warps: int, count: int,
     barrier: frozenset[Any] = frozenset(), statement: int = 0,
 ) -> Pending:  # fmt: skip
     """Return an access that only the threads that make it know of."""
     known = np.zeros(count, np.uint32)
     some = known.copy()
-    ended = isinstance(access, Use) or not access.end
+    ended = not access.end
     if ended:
         some[:] = np.uint32(1) << np.arange(count, dtype=np.uint32)
     return Pending(
@@ -114,8 +114,7 @@ def conflicts(
         barrier: mbarriers that ``access`` may complete on.
     """
     before = pending.access
-    modes = before.mode | access.mode
-    if modes == READ or modes == ATOMIC:
+    if commute(before, access):
         return False
     if before.end == access.end == LOAD:
         if pending.barrier & barrier or _exclude(before.condition, access.condition):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,11 +21,10 @@ from ..walk import (
 )
 from ..warp_roles import is_specialized, roles_of
 from . import pending as order
+from .barriers import NUMBERS, Arrival, Barriers, Waiting
 from .effects import (
-    ATOMIC,
     COPY,
     LOAD,
-    READ,
     Access,
     Arrive,
     Await,
@@ -38,10 +37,12 @@ from .effects import (
     Publish,
     SyncWarp,
     Use,
+    commute,
     data_of,
     effects_of,
     orders_threads,
 )
+from .findings import Found, Frame, MisplacedBarrier, Missing, Path
 from .footprints import Footprints
 from .iterations import UNKNOWN, followed_iterations
 from .pending import Pending
@@ -49,71 +50,6 @@ from .values import BITWISE_LOGIC, WARP, ThreadValues
 
 _INNER = 64
 """Iterations of a loop without a barrier whose number is unknown."""
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One statement around a place.
-
-    Attributes:
-        parent, index: the statement, and which of its inner statements contains the place.
-        stmt: that inner statement.
-        threads: number of threads that reach it.
-        whole_warps: bits of the warps whose threads all reach it.
-        is_exact: whether all of these threads reach it if one does.
-        is_whole_block: whether they are all threads of the block.
-    """
-
-    parent: tirx.Stmt
-    index: int
-    stmt: tirx.Stmt
-    threads: int
-    whole_warps: int
-    is_exact: bool
-    is_whole_block: bool
-
-
-Path = tuple[Frame, ...]
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Two accesses that nothing orders.
-
-    Attributes:
-        before, after: where they are.
-        warps: bits of the warps that make them.
-        what: both accesses, for a message.
-        publishes: whether the second one is a release.
-        is_awaited: whether the first one has ended, or is asynchronous and may still run.
-    """
-
-    before: Path
-    after: Path
-    warps: int
-    what: str
-    publishes: bool = False
-    is_awaited: bool = True
-
-
-@dataclass(frozen=True)
-class MisplacedBarrier:
-    """A barrier that fewer or more threads reach than it counts. ``op`` is that of ``Barrier``."""
-
-    path: Path
-    threads: int
-    expected: int
-    op: str
-
-
-@dataclass(frozen=True)
-class _Arrival:
-    """Threads that have arrived at a barrier, in the statement with this number."""
-
-    threads: np.ndarray
-    path: Path
-    barrier: Barrier
-    number: int
 
 
 _State = dict[Any, Pending]
@@ -128,21 +64,16 @@ class _Loop:
         ended, continued: threads that have left it, and that have left its current iteration.
         knows_ended, knows_continued: whether these are all.
         skips: states where threads may continue, under conditions that are not known.
-        waiting: arrivals at barriers before the loop, see ``Walk``.
+        waiting: arrivals before the loop, see ``Barriers``.
     """
 
     mask: np.ndarray
-    waiting: Mapping[int, list[_Arrival]] = field(default_factory=dict)
+    waiting: Waiting = field(default_factory=dict)
     ended: np.ndarray | np.bool_ = np.False_
     continued: np.ndarray | np.bool_ = np.False_
     knows_ended: bool = True
     knows_continued: bool = True
     skips: list[_State] = field(default_factory=list)
-
-
-class _Found(Exception):
-    def __init__(self, finding: Missing | MisplacedBarrier) -> None:
-        self.finding = finding
 
 
 class Walk:
@@ -156,8 +87,8 @@ class Walk:
                 extents[attr.node.thread_tag[-1]] = int(attr.value)
         self._values = ThreadValues(tuple(extents.values()))
         self._footprints = Footprints(self._values, func.body)
-        roles = roles_of(func)
-        producers = 0 if roles is None else int(roles.producers)
+        self._roles = roles_of(func)
+        producers = 0 if self._roles is None else int(self._roles.producers)
         self._producers = (1 << producers // WARP) - 1
         self._control = RegisterFlow(func, self._values.count - producers)
         self._cleared = {s.buffer.data for s in nodes_in(func.body, tirx.BufferStore)}
@@ -174,10 +105,8 @@ class Walk:
         self._exits: list[list[_State]] = [[]]
         self._number = 0
         """Number of the current statement, of those executed so far."""
-        self._waiting: dict[int, list[_Arrival]] = {}
-        """Arrivals at barriers that other threads have not reached yet, by the barrier's number."""
-        self.numbers: dict[int, set[int]] = {}
-        """Masks of warps that use each named barrier."""
+        self._barriers = Barriers(self._values.count, producers)
+        self._is_divided: dict[tirx.Stmt, bool] = {}
 
     def finding(self) -> Missing | MisplacedBarrier | None:
         """Return the first fault of the function, or None."""
@@ -185,8 +114,8 @@ class Walk:
             return None
         try:
             self._statement(self._func.body)
-            self._require_same({})
-        except _Found as found:
+            self._barriers.require_none()
+        except Found as found:
             return found.finding
         return None
 
@@ -291,12 +220,12 @@ class Walk:
         is_one_case = not decided and then_exact and else_exact
         self._is_certain = certain and decided
         before, registers = self._state, self._control.state
-        waiting = dict(self._waiting)
+        waiting = dict(self._barriers.waiting)
         if then_mask.any():
             self._mask, self._exact = then_mask, exact and then_exact
             follow()
             if not decided:
-                self._require_same(waiting)
+                self._barriers.require_equal(waiting)
         after_then, then_registers = self._state, self._control.state
         self._control.restore(registers)
         skipped = before if decided or varies else self._without(stmt.then_case, before)
@@ -306,7 +235,7 @@ class Walk:
             self._mask, self._exact = else_mask, exact and else_exact
             self._inside(stmt, 1, stmt.else_case)
         if not decided:
-            self._require_same(waiting)
+            self._barriers.require_equal(waiting)
             self._state = _join(after_then, self._state, None if is_one_case else skipped)
         self._control.join(then_registers)
         if may_differ:
@@ -344,7 +273,7 @@ class Walk:
         may_differ = any(map(self._may_differ, headers_of(stmt)))
         may_differ |= bool(self._control.of_breaks(stmt))
         self._is_certain = True
-        self._loops.append(_Loop(mask, dict(self._waiting)))
+        self._loops.append(_Loop(mask, dict(self._barriers.waiting)))
         if isinstance(stmt, tirx.For):
             self._for(stmt)
         else:
@@ -388,7 +317,7 @@ class Walk:
 
     def _leave(self, stmt: tirx.For | tirx.While, is_first: bool) -> None:
         """Record that a loop may end before its next iteration."""
-        self._require_same(self._loops[-1].waiting)
+        self._barriers.require_equal(self._loops[-1].waiting)
         self._exits[-1].append(self._without(stmt.body, self._state) if is_first else self._state)
 
     def _without(self, stmt: tirx.Stmt, state: _State) -> _State:
@@ -494,62 +423,66 @@ class Walk:
         path = tuple(self._path)
         slots = self._slots(access.barrier) if access.barrier is not None else frozenset()
         for before in self._state.values():
-            if before.statement == self._number and _is_ordered(before.access, access):
+            if not isinstance(before.access, Access):
                 continue
-            if isinstance(before.access, Use):
+            if before.statement == self._number and _is_ordered(before.access, access):
                 continue
             if order.conflicts(before, access, footprint, slots):
                 warps, pair = before.warps | footprint.warps, _pair(before.access, access)
-                raise _Found(Missing(before.place, path, warps, pair, is_awaited=before.ended))
+                raise Found(Missing(before.place, path, warps, pair, is_awaited=before.ended))
         if footprint.repeats:
-            raise _Found(Missing(path, path, footprint.warps, _pair(access, access)))
+            raise Found(Missing(path, path, footprint.warps, _pair(access, access)))
         key = (path[-1].stmt, number, id(footprint))
         warps, count = footprint.warps, self._values.warps
         new = order.new(access, footprint, path, warps, count, slots, self._number)
         self._state = {**self._state, key: new}
 
     def _barrier(self, barrier: Barrier, threads: np.ndarray) -> None:
-        path = tuple(self._path)
-        count = self._values.count if barrier.count is None else barrier.count
-        for number, others in self._waiting.items():
-            if number != barrier.number and any((a.threads & threads).any() for a in others):
-                raise _Found(self._incomplete(others))
-        earlier = self._waiting.pop(barrier.number, [])
-        arrivals = [*earlier, _Arrival(threads, path, barrier, self._number)]
-        arrived = sum((a.threads for a in arrivals), np.zeros(self._values.count, int))
-        size = int((arrived > 0).sum())
-        if not self._exact or size > count:
-            raise _Found(MisplacedBarrier(path, int(threads.sum()), count, barrier.op))
-        if (arrived > 1).any():
-            raise _Found(self._incomplete(earlier))
-        if size < count:
-            self._waiting[barrier.number] = arrivals
+        arrival = Arrival(threads, tuple(self._path), barrier, self._number)
+        arrivals = self._barriers.arrive(arrival, self._exact)
+        if not arrivals:
             return
-        warps = self._warps(arrived > 0)
-        if barrier.number:
-            self.numbers.setdefault(barrier.number, set()).add(warps)
+        warps = self._warps(np.logical_or.reduce([a.threads for a in arrivals]))
+        earlier = arrivals[:-1]
 
         def pass_barrier(p: Pending) -> Pending:
-            late = (a.number < p.statement for a in earlier if p.warps & self._warps(a.threads))
+            late = (a.statement < p.statement for a in earlier if p.warps & self._warps(a.threads))
             return p if any(late) else order.after_barrier(p, warps)
 
+        if barrier.number:
+            self._require_own_number(arrivals, warps)
+            self._barriers.warps.setdefault(barrier.number, set()).add(warps)
         self._change(pass_barrier)
+        if barrier.number:
+            first, key = arrivals[0], (barrier.number, warps)
+            new = order.new(first.barrier, None, first.path, warps, self._values.warps)
+            self._state = {**self._state, key: order.after_barrier(new, warps)}
         self._drop_known()
 
-    def _require_same(self, waiting: Mapping[int, list[_Arrival]]) -> None:
-        """Refuse barriers that some of their threads may not reach: ``waiting`` are the arrivals
-        before a part of the function that may not run."""
-        for number in {**waiting, **self._waiting}:
-            arrivals = self._waiting.get(number)
-            if arrivals is not waiting.get(number):
-                raise _Found(self._incomplete(arrivals or waiting[number]))
+    def _require_own_number(self, arrivals: list[Arrival], warps: int) -> None:
+        """Require that no other warps may still be at a barrier with this number. One that TileLang
+        inserted may be replaced by a barrier with another number."""
+        first, barrier = arrivals[0], arrivals[0].barrier
+        for p in self._state.values():
+            before = p.access
+            if not isinstance(before, Barrier) or before.number != barrier.number:
+                continue
+            if p.warps == warps or not self._are_unaware(p, warps):
+                continue
+            for path, op in ((p.place, before.op), (first.path, barrier.op)):
+                if not op:
+                    raise Found(MisplacedBarrier(path, op, "", "", ()))
+            both = p.warps | warps
+            raise Found(Missing(p.place, first.path, both, barrier.op, number=barrier.number))
 
-    def _incomplete(self, arrivals: list[_Arrival]) -> MisplacedBarrier:
-        """Return the finding that only these threads reach a barrier."""
-        barrier = arrivals[-1].barrier
-        count = self._values.count if barrier.count is None else barrier.count
-        threads = sum(int(arrival.threads.sum()) for arrival in arrivals)
-        return MisplacedBarrier(arrivals[-1].path, threads, count, barrier.op)
+    def number_for(self, warps: int) -> int | None:
+        """Return a number for a barrier of these warps that no others have; None if there is none.
+        TileLang's templates have the numbers below 3."""
+        own = {n for n, sets in self._barriers.warps.items() if sets == {warps}}
+        leaves = nodes_in(self._func.body, tirx.Evaluate, tirx.BufferStore, tirx.Bind)
+        effects = (effect for leaf in leaves for effect in self._effects_of(leaf))
+        used = {effect.number for effect in effects if isinstance(effect, Barrier)}
+        return min(set(NUMBERS[3:]) - (used - own), default=None)
 
     def _slots(self, barrier: Any) -> frozenset[tuple[tirx.Var, int]]:
         """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""
@@ -601,11 +534,12 @@ class Walk:
         it is unknown which ones remain. A thread that may have continued before a break remains."""
         loop = self._loops[-1]
         if name not in BREAKS | CONTINUE:
+            self._barriers.require_equal({})
             self._exits[-1].append(self._state)
             return
         is_certain = self._is_certain and not (name in BREAKS and loop.skips)
         if not is_certain:
-            self._require_same(loop.waiting)
+            self._barriers.require_equal(loop.waiting)
             (self._exits[-1] if name in BREAKS else loop.skips).append(self._state)
         is_known = is_certain or (self._exact and bool((self._mask == loop.mask).all()))
         leave = self._mask if is_certain else np.False_
@@ -618,37 +552,48 @@ class Walk:
 
     def _use(self, use: Use, threads: np.ndarray) -> None:
         """Follow an access of global memory in a kernel with producers. A thread of the program is
-        one of the producers before the specialized part, and a consumer in it."""
+        one of the first threads before the specialized part, and a consumer in it."""
         if not self._producers:
             return
         warps, path = self._warps(threads), tuple(self._path)
         if not warps & ~self._producers and any(is_specialized(frame.parent) for frame in path):
             use = Use()  # a load of the pipeline
+        is_of_consumers = self._is_of_consumers(path)
         for p in self._state.values():
             before = p.access
             if not isinstance(before, Use) or not _is_same_buffer(before, use):
                 continue
-            if before.mode | use.mode not in (READ, ATOMIC) and self._crosses_roles(p, warps):
-                what = f"{_pair(before, use)}, in the other role of warps,"
-                raise _Found(Missing(p.place, path, p.warps | warps, what))
-        new = order.new(use, None, path, warps, self._values.warps)
-        self._state = {**self._state, (use, warps): new}
+            is_moved = self._is_of_consumers(p.place) != is_of_consumers
+            if is_moved and not commute(before, use) and self._are_unaware(p, warps):
+                why = "because T.Pipelined moves the program's threads to other warps,"
+                what = f"{_pair(before, use)}, {why}"
+                raise Found(Missing(p.place, path, p.warps | warps, what))
+        count, key = self._values.warps, (use, warps, is_of_consumers)
+        new = order.new(use, None, path, warps, count, statement=self._number)
+        self._state = {**self._state, key: new}
 
-    def _crosses_roles(self, p: Pending, warps: int) -> bool:
-        """Return whether some of ``warps`` do not know an access of threads of the other role."""
-        for row in order.rows_of(p, p.warps):
-            is_producer = self._producers >> int(row) & 1
-            others = ~self._producers if is_producer else self._producers
-            if warps & others & ~int(p.all[row]):
-                return True
-        return False
+    def _is_of_consumers(self, path: Path) -> bool:
+        """Return whether consumers execute what the program's threads do at a place."""
+        return any(self._divides(frame.parent) for frame in path)
+
+    def _divides(self, stmt: tirx.Stmt) -> bool:
+        if stmt not in self._is_divided:
+            self._is_divided[stmt] = self._roles.is_divided(stmt)
+        return self._is_divided[stmt]
+
+    def _are_unaware(self, p: Pending, warps: int) -> bool:
+        """Return whether some of ``warps`` do not know what other warps did."""
+        rows = order.rows_of(p, p.warps)
+        return any(warps & ~(1 << int(row)) & ~int(p.all[row]) for row in rows)
 
     def _publish(self, threads: np.ndarray) -> None:
+        """Refuse that consumers publish while some do not know what producers did."""
         warps = self._warps(threads) & ~self._producers
         for p in self._state.values():
-            if isinstance(p.access, Use) and self._crosses_roles(p, warps):
+            own = replace(p, warps=p.warps & self._producers)
+            if isinstance(p.access, Use) and self._are_unaware(own, warps):
                 what = "an access of global memory by producer threads, and what consumers publish,"
-                raise _Found(Missing(p.place, tuple(self._path), p.warps | warps, what, True))
+                raise Found(Missing(p.place, tuple(self._path), p.warps | warps, what, True))
 
     def _change(self, change: Callable[[Pending], Pending]) -> None:
         self._state = {key: change(p) for key, p in self._state.items()}
@@ -659,10 +604,10 @@ class Walk:
         }
 
 
-def _is_ordered(before: Access | Use, after: Access) -> bool:
+def _is_ordered(before: Access, after: Access) -> bool:
     """Return whether two accesses of one statement need no barrier: a function makes both and
     orders them, or each thread accesses one element twice, as in ``a[i] = a[i] + 1``."""
-    if isinstance(before, Use) or after.in_call:
+    if after.in_call:
         return True
     first, second = before.pointer, after.pointer
     if not (hasattr(first, "buffer") and hasattr(second, "buffer")):

@@ -1,0 +1,79 @@
+"""Faults in the order of the threads of a block, and the places where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One statement around a place.
+
+    Attributes:
+        parent, index: the statement, and which of its inner statements contains the place.
+        stmt: that inner statement.
+        threads: number of threads that reach it.
+        whole_warps: bits of the warps whose threads all reach it.
+        is_exact: whether all of these threads reach it if one does.
+        is_whole_block: whether they are all threads of the block.
+    """
+
+    parent: tirx.Stmt
+    index: int
+    stmt: tirx.Stmt
+    threads: int
+    whole_warps: int
+    is_exact: bool
+    is_whole_block: bool
+
+
+Path = tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Two accesses that nothing orders, or two barriers of different warps with one number.
+
+    Attributes:
+        before, after: where they are.
+        warps: bits of the warps that make them.
+        what: both accesses, or the operation with the second barrier, for a message.
+        publishes: whether the second one is a release.
+        is_awaited: whether the first one has ended, or is asynchronous and may still run.
+        number: number of both barriers; None for accesses.
+    """
+
+    before: Path
+    after: Path
+    warps: int
+    what: str
+    publishes: bool = False
+    is_awaited: bool = True
+    number: int | None = None
+
+
+@dataclass(frozen=True)
+class MisplacedBarrier:
+    """A barrier where threads may wait forever, or that the hardware does not have.
+
+    Attributes:
+        path: where it is.
+        op: name of its operation, as in ``Barrier``.
+        what, legal: the fault, and what is legal, for a message.
+        places: labels and paths of the places that the message names.
+    """
+
+    path: Path
+    op: str
+    what: str
+    legal: str
+    places: tuple[tuple[str, Path], ...]
+
+
+class Found(Exception):
+    """The first fault of a function."""
+
+    def __init__(self, finding: Missing | MisplacedBarrier) -> None:
+        self.finding = finding
