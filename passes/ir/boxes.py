@@ -16,6 +16,7 @@ from .operators import ONLY_IF
 from .walk import has_effect, op_name, variables_in
 
 LARGEST = (1 << 31) - 1
+_INDEX, _EXTENTS = "tl.launch_thread_idx", "tl.launch_threads"
 
 
 @dataclass(frozen=True)
@@ -25,28 +26,28 @@ class Surroundings:
     Attributes:
         loops: loops, ``tirx.For`` or ``tirx.While``, also those of ``T.Parallel``.
         conditions: conditions that hold.
-        threads, blocks: variables of the thread and block indices, with their extents.
+        threads: extents of the axes of threads.
+        blocks: loops of the block indices.
         values: expressions of the variables that the program binds, shared by all places.
     """
 
     loops: tuple[tirx.Stmt, ...] = ()
     conditions: tuple[tirx.PrimExpr, ...] = ()
-    threads: tuple[tuple[tirx.Var, tirx.PrimExpr], ...] = ()
-    blocks: tuple[tuple[tirx.Var, tirx.PrimExpr], ...] = ()
+    threads: tuple[tirx.PrimExpr, ...] = ()
+    blocks: tuple[tirx.For, ...] = ()
     values: dict[tirx.Var, tirx.PrimExpr] = field(default_factory=dict)
 
     def inside(self, stmt: tirx.Stmt, case: int) -> Surroundings:
         """Return the surroundings of the inner statement of ``stmt`` with this number."""
+        if isinstance(stmt, tirx.For) and stmt.thread_binding is not None:
+            return replace(self, blocks=(*self.blocks, stmt))
         if isinstance(stmt, tirx.For | tirx.While):
             return replace(self, loops=(*self.loops, stmt))
         if isinstance(stmt, tirx.IfThenElse):
             condition = tirx.Not(stmt.condition) if case else stmt.condition
             return replace(self, conditions=(*self.conditions, condition))
-        if isinstance(stmt, tirx.AttrStmt) and stmt.attr_key == "thread_extent":
-            index = (stmt.node.var, stmt.value)
-            if stmt.node.thread_tag.startswith("threadIdx."):
-                return replace(self, threads=(*self.threads, index))
-            return replace(self, blocks=(*self.blocks, index))
+        if isinstance(stmt, tirx.SBlockRealize) and _EXTENTS in stmt.block.annotations:
+            return replace(self, threads=tuple(stmt.block.annotations[_EXTENTS]))
         return self
 
 
@@ -125,11 +126,13 @@ class _Space:
         self._analyzer = Analyzer()
         self._conditions: list[tirx.PrimExpr] = []
         self._rank = tirx.Var("rank", "int32")
+        self._threads: list[tirx.Var] = []
         sizes = {v for size in [*buffer.shape, *buffer.strides] for v in variables_in(size)}
         for variable in (*sizes, self._rank):
             self._analyzer.bind(variable, Range(0, LARGEST))
-        for variable, extent in around.blocks:
-            self._analyzer.bind(variable, Range(0, extent))
+        for loop in around.blocks:
+            block = Range.from_min_extent(loop.min, loop.extent)
+            self._analyzer.bind(loop.loop_var, block)
 
     def enter(self, loop: tirx.Stmt, names: _Names) -> None:
         """Name an iteration of ``loop``."""
@@ -153,9 +156,9 @@ class _Space:
         """Return the axes of ``box`` by these names of the first ``shared`` loops, and new ones for
         the variables of the other loops and of the threads."""
         names = dict(names)
-        for variable, extent in box.around.threads:
-            names[variable] = _renamed(variable)
-            self._analyzer.bind(names[variable], Range(0, extent))
+        self._threads = [tirx.Var("thread", "int32") for _ in box.around.threads]
+        for variable, extent in zip(self._threads, box.around.threads, strict=True):
+            self._analyzer.bind(variable, Range(0, extent))
         for loop in box.around.loops[shared:]:
             self.enter(loop, names)
         self._conditions += [self._named(c, names) for c in box.around.conditions]
@@ -171,6 +174,8 @@ class _Space:
                 return self._rank
             if op_name(node) == ONLY_IF:
                 return node.args[1]
+            if op_name(node) == _INDEX and self._threads:
+                return self._threads[int(node.args[0])]
             is_unknown = isinstance(node, tirx.BufferLoad) or has_effect(node)
             return tirx.Var("value", node.dtype) if is_unknown else None
 

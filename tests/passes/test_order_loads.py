@@ -239,7 +239,18 @@ def test_consumers_read_the_condition_of_a_load(arch):
 
 
 @factory
-def in_place(first, second, x: V, y: U, *, extent=PARTS, repeats=1, num_stages=2, use_tma=True):
+def in_place(
+    first,
+    second,
+    x: V,
+    y: U,
+    *,
+    extent=PARTS,
+    repeats=1,
+    num_stages=2,
+    use_tma=True,
+    by_thread=False,
+):
     """Part ``second(k)`` becomes twice part ``first(k)``, for all ``k``."""
     with T.Kernel(1, threads=128):
         tile, frag = T.alloc_shared((ROW,), "int32"), T.alloc_fragment((ROW,), "int32")
@@ -250,9 +261,13 @@ def in_place(first, second, x: V, y: U, *, extent=PARTS, repeats=1, num_stages=2
         for _ in T.serial(repeats):
             for k in T.Pipelined(extent, num_stages=num_stages):
                 T.copy(y[first(k) * ROW], tile, disable_tma=not use_tma)
-                for i in T.Parallel(ROW):
-                    frag[i] = tile[i] * 2
-                T.copy(frag, y[second(k) * ROW])
+                if by_thread:
+                    tx = T.get_thread_binding()
+                    y[second(k) * ROW + tx] = tile[tx] * 2
+                else:
+                    for i in T.Parallel(ROW):
+                        frag[i] = tile[i] * 2
+                    T.copy(frag, y[second(k) * ROW])
                 T.sync_threads()
 
 
@@ -293,6 +308,7 @@ def one_of_four(k):
     [
         (same, same, {}),
         (same, same, {"num_stages": 1}),
+        (same, same, {"by_thread": True}),
         (same, same, {"repeats": 3, "num_stages": 3}),
         (same, same, {"repeats": 3, "extent": 2}),
         (from_the_end, from_the_end, {}),
