@@ -45,6 +45,7 @@ from .sync.infer.infer_sync import infer_sync
 from .sync.verify.verify_sync import verify_sync
 from .target.avoid_tma import avoid_tma
 from .target.fold_axes import fold_axes
+from .target.order_loads import order_loads
 from .target.predicate_loads import predicate_loads
 from .target.require_arch import require_arch
 from .target.verify_loop_tiles import verify_loop_tiles
@@ -175,6 +176,12 @@ PIPELINE = (
         verify_loop_tiles, "target",
         "after the passes that choose which loads use the TMA; before passes that add statements",
         needs=("target",), until="open",
+    ),
+    Pass(
+        order_loads, "target",
+        "after verify_loop_tiles, which sees the statements of the program; before passes that "
+        "mark statements of pipelined loops",
+        scope="all", needs=("target",), until="open",
     ),
     Pass(drop_unordered, "tile", "first: only passes for a group read these marks", scope="all"),
     Pass(verify_indices, "tile", "early: it verifies the program as written"),
