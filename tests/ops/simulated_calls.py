@@ -35,7 +35,7 @@ class Simulated(CompiledOp):
     enqueued: list
     calls: list
 
-    def __init__(self, steps, session):
+    def __init__(self, steps, session, similar=tuple, others=()):
         self._session, self.memory, self.run = session, [], self._run
         *self._inputs, self._out = parameters = parameters_of(steps)
         self._steps, self._names = steps, [p.name for p in parameters]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -87,8 +88,8 @@ class Walk:
                 extents[attr.node.thread_tag[-1]] = int(attr.value)
         self._values = ThreadValues(tuple(extents.values()))
         self._footprints = Footprints(self._values, func.body)
-        self._roles = roles_of(func)
-        producers = 0 if self._roles is None else int(self._roles.producers)
+        roles = roles_of(func)
+        producers = 0 if roles is None else int(roles.producers)
         self._producers = (1 << producers // WARP) - 1
         self._control = RegisterFlow(func, self._values.count - producers)
         self._cleared = {s.buffer.data for s in nodes_in(func.body, tirx.BufferStore)}
@@ -106,7 +107,7 @@ class Walk:
         self._number = 0
         """Number of the current statement, of those executed so far."""
         self._barriers = Barriers(self._values.count, producers)
-        self._is_divided: dict[tirx.Stmt, bool] = {}
+        self._specialized_at: dict[tirx.Stmt, float] = {}
 
     def finding(self) -> Missing | MisplacedBarrier | None:
         """Return the first fault of the function, or None."""
@@ -573,13 +574,20 @@ class Walk:
         self._state = {**self._state, key: new}
 
     def _is_of_consumers(self, path: Path) -> bool:
-        """Return whether consumers execute what the program's threads do at a place."""
-        return any(self._divides(frame.parent) for frame in path)
+        """Return whether consumers execute what the program's threads do at a place: in a
+        specialized part, and after it in the same iteration."""
+        return any(
+            is_specialized(frame.parent) or frame.index > self._specialized_in(frame.parent)
+            for frame in path
+        )
 
-    def _divides(self, stmt: tirx.Stmt) -> bool:
-        if stmt not in self._is_divided:
-            self._is_divided[stmt] = self._roles.is_divided(stmt)
-        return self._is_divided[stmt]
+    def _specialized_in(self, stmt: tirx.Stmt) -> float:
+        """Return the place of the first specialized part in a sequence; infinity if none is."""
+        if stmt not in self._specialized_at:
+            children = children_of(stmt) if isinstance(stmt, tirx.SeqStmt) else ()
+            parts = (n for n, child in enumerate(children) if _has_specialized_part(child))
+            self._specialized_at[stmt] = next(parts, math.inf)
+        return self._specialized_at[stmt]
 
     def _are_unaware(self, p: Pending, warps: int) -> bool:
         """Return whether some of ``warps`` do not know what other warps did."""
@@ -614,6 +622,10 @@ def _is_ordered(before: Access, after: Access) -> bool:
         return False
     same = first.buffer.same_as(second.buffer)
     return same and tvm.ir.structural_equal(first.indices, second.indices)
+
+
+def _has_specialized_part(stmt: tirx.Stmt) -> bool:
+    return any(map(is_specialized, nodes_in(stmt, tirx.AttrStmt)))
 
 
 def _is_same_buffer(a: Use, b: Use) -> bool:
