@@ -209,7 +209,7 @@ def _shared_kernel(
     shared, sizes = kernels.find(program, options)
     if shared.kernel is None:
         try:
-            shared.kernel = _compile_and_load(func, shared.program, options, session)
+            shared.kernel = _compile_and_load(func, shared.program, options, session, sizes)
         except Exception:
             if not sizes:
                 raise
@@ -238,16 +238,17 @@ def kernel_to_launch(kernel: Kernel, session: Session) -> Kernel:
 
 
 def _compile_and_load(
-    func: tirx.PrimFunc, program: tirx.PrimFunc, options: Mapping[str, Any], session: Session
-) -> JITKernel:
-    """Compile ``program``, which is ``func`` for the group, and load it onto this GPU.
-    Collective."""
+    func: tirx.PrimFunc, program: tirx.PrimFunc, options: Mapping[str, Any], session: Session,
+    sizes: tuple[int, ...] = (),
+) -> JITKernel:  # fmt: skip
+    """Compile ``program``, which with these sizes is ``func`` for the group, and load it onto this
+    GPU. Collective."""
     name = str(func.attrs["global_symbol"])
     if uses_multicast(program.body):
         require_multicast(name)
     label = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
     kernel = compile_once(session.group, lambda: compile_by_tilelang(program, **options), label)
-    warm(kernel, session)
+    warm(kernel, session, sizes)
     count_kernel()
     return kernel
 

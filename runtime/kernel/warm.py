@@ -8,6 +8,7 @@ is discarded: CUDA loads the module, and nothing runs.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,8 +26,11 @@ EXTENT = 128
 """Stand-in for dynamic extents; a TMA descriptor accepts it for each type."""
 
 
-def warm(kernel: JITKernel, session: Session) -> bool:
+def warm(kernel: JITKernel, session: Session, sizes: Sequence[int] = ()) -> bool:
     """Load ``kernel`` on this GPU without running it.
+
+    Args:
+        sizes: integers of a program that the kernel computes; see ``SharedProgram``.
 
     Returns:
         False, with a warning, if the program refuses the stand-ins: call such a kernel once before
@@ -35,7 +39,7 @@ def warm(kernel: JITKernel, session: Session) -> bool:
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, capture_error_mode="relaxed"):
-            kernel(*_stand_ins(kernel, session))
+            kernel(*_stand_ins(kernel, session, sizes))
     except Exception as error:
         name = kernel.prim_func.attrs["global_symbol"]
         warnings.warn(
@@ -47,18 +51,21 @@ def warm(kernel: JITKernel, session: Session) -> bool:
     return True
 
 
-def _stand_ins(kernel: JITKernel, session: Session) -> list[Any]:
+def _stand_ins(kernel: JITKernel, session: Session, sizes: Sequence[int]) -> list[Any]:
     """Return arguments of the right types; the kernel never accesses their memory."""
     func = kernel.prim_func
     outputs = {i % len(func.params) for i in kernel.out_idx or ()}
     scalars = {p: tirx.IntImm(p.dtype, SCALAR) for p in func.params if "int" in str(p.dtype)}
+    if sizes:
+        own = [p for p in func.params if isinstance(p, tirx.SizeVar)]
+        scalars |= {p: tirx.IntImm(p.dtype, n) for p, n in zip(own, sizes, strict=True)}
     arguments: list[Any] = []
     for index, parameter in enumerate(func.params):
         if index in outputs:
             continue
         buffer = func.buffer_map.get(parameter)
         if buffer is None:
-            arguments.append(SCALAR)
+            arguments.append(int(scalars.get(parameter, SCALAR)))
             continue
         tensor = torch.empty(
             0, dtype=kernel.params[index].torch_dtype(), device=session.group.device

@@ -18,6 +18,7 @@ from tileweave import passes
 from tileweave.runtime.host.heap import Heap
 from tileweave.runtime.host.memory import memory_of
 from tileweave.runtime.kernel import warm
+from tileweave.runtime.kernel.shared_program import SharedProgram, SizedProgram
 
 
 @T.prim_func
@@ -137,3 +138,20 @@ def test_symmetric_tensors_once_their_group_is_known(graphs):
     assert warm.warm(kernel, FakeSession())
     (tensor,) = kernel.calls[0]
     assert (tuple(tensor.shape), tensor.stride()) == ((4, 8), (1 << 19, 1))
+
+
+def rows(count):
+    @T.prim_func
+    def rows(A: T.Tensor((count, 32), "float32")):
+        with T.Kernel(count, threads=32) as row:
+            A[row, T.get_thread_binding()] = 1
+
+    return SizedProgram(rows)
+
+
+def test_integers_of_a_shared_program_are_those_of_its_first_size(graphs):
+    program = SharedProgram([rows(48), rows(80)])
+    kernel = FakeKernel(program.program)
+    assert warm.warm(kernel, FakeSession(), program.arguments(rows(48)))
+    ((tensor, size),) = kernel.calls
+    assert (tuple(tensor.shape), size) == ((48, 32), 48)
