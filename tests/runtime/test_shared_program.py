@@ -110,12 +110,14 @@ def with_constants(shared, arguments):
 
 
 def folded(func):
-    """Return ``func`` without casts and maxima of integers, and with simple shapes."""
+    """Return ``func`` without casts and maxima of integers and sums with 0, with simple shapes."""
 
     def fold(node):
         if isinstance(node, tirx.Cast):
             is_number = isinstance(node.value, tirx.IntImm)
             return tirx.IntImm(node.dtype, int(node.value)) if is_number else None
+        if isinstance(node, tirx.Add):
+            return node.a if isinstance(node.b, tirx.IntImm) and int(node.b) == 0 else None
         if isinstance(node.a, tirx.IntImm) and isinstance(node.b, tirx.IntImm):
             return tirx.IntImm(node.dtype, max(int(node.a), int(node.b)))
         return None
@@ -124,7 +126,7 @@ def folded(func):
     simplify = Analyzer().simplify
     shapes = {b.data: list(map(simplify, b.shape)) for b in tensors}
     strides = {b.data: list(map(simplify, b.strides)) for b in tensors}
-    body = ir_transform(func.body, None, fold, ["tirx.Cast", "tirx.Max"])
+    body = ir_transform(func.body, None, fold, ["tirx.Cast", "tirx.Max", "tirx.Add"])
     return shared_program._with_shapes(func, body, shapes, strides)
 
 
