@@ -57,7 +57,8 @@ class SizedProgram:
 
     @cached_property
     def form(self) -> Hashable:
-        """What programs have in common if they differ only in integers that may be arguments."""
+        """Identity of the programs that differ from this one only in integers that may be
+        arguments."""
         func = self.program
         body = _change_integers(_without_locs(func.body), _hidden)
         shapes = {b.data: list(map(_hidden, b.shape)) for b in _tensors(func)}
