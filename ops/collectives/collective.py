@@ -89,7 +89,7 @@ class Collective(CallableOp, ABC):
 
     def _similar(self, problem: CollectiveProblem, transport: str) -> Iterator[CollectiveProblem]:
         """Yield problems of other sizes, which are multiples of the same powers of two."""
-        for factor in (3, 5):
+        for factor in (3, 5) if problem.shape else ():
             extent, *others = problem.shape
             shape = extent * factor, *others
             x = torch.empty(shape, dtype=problem.dtype, device="meta")
