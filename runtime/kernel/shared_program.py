@@ -7,6 +7,7 @@ only such integers differ, one kernel receives them at each launch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +19,7 @@ from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.spec import ConstantBool, ConstantInt, builtin_of
 from ...passes.ir.group import shifted_heap_tensors
-from ...passes.ir.implicit import IMPLICIT, Implicit, implicit_of
+from ...passes.ir.implicit import IMPLICIT, implicit_of
 from ...passes.ir.scratch import with_buffers
 from ...passes.ir.sizes import SIZES
 from ...passes.ir.walk import nodes_in, op_name
@@ -47,37 +48,26 @@ class SizedProgram:
         """The integers of the body, then those of the shapes and strides of the parameters."""
         values: list[int] = []
 
-        def note(node: tirx.IntImm) -> None:
-            values.append(int(node.value))
+        def note(node: tirx.PrimExpr) -> tirx.PrimExpr:
+            if _is_integer(node):
+                values.append(int(node))
+            return node
 
-        _change_integers(_without_locs(self.program.body), note)
-        for buffer in _tensors(self.program):
-            values += (int(n) for n in (*buffer.shape, *buffer.strides) if _is_integer(n))
+        _change(self.program, note)
         return tuple(values)
 
     @cached_property
     def form(self) -> Hashable:
         """Identity of the programs that differ from this one only in integers that may be
         arguments."""
-        func = self.program
-        body = _change_integers(_without_locs(func.body), _hidden)
-        shapes = {b.data: list(map(_hidden, b.shape)) for b in _tensors(func)}
-        strides = {b.data: list(map(_hidden, b.strides)) for b in _tensors(func)}
-        func = _with_shapes(func, body, shapes, strides)
+        func = _change(self.program, _hidden, hides_locs=True)
         for name in _OF_INFERENCE:
             func = func.without_attr(name)
-        implicit = [(i.name, *_structure(i)) for i in implicit_of(self.program)]
+        packed = [[_is_packed(b, n) for n in range(len(b.strides))] for b in _tensors(self.program)]
+        implicit = [replace(i, shape=(len(i.shape),)) for i in implicit_of(self.program)]
         options = replace(options_of(self.program), granule={})
-        fixed = *map(str, _fixed_integers(self.program.body)), str(options), *map(str, implicit)
-        return tvm.ir.structural_hash(func, map_free_vars=True), fixed
-
-
-def _structure(implicit: Implicit) -> tuple[Any, ...]:
-    """Return what kernels know of an implicit parameter."""
-    return (
-        implicit.symmetric, len(implicit.shape), implicit.dtype, implicit.scratch,
-        implicit.segments, implicit.segment, implicit.tile, implicit.flagged,
-    )  # fmt: skip
+        fixed = map(str, (*_fixed_integers(self.program.body), packed, implicit, options))
+        return tvm.ir.structural_hash(func, map_free_vars=True), *fixed
 
 
 class SharedProgram:
@@ -135,20 +125,13 @@ class SharedProgram:
                 return node
             return variable if variable.dtype == node.dtype else tirx.Cast(node.dtype, variable)
 
-        locs = _locs(func.body)
-        body = _change_integers(_without_locs(func.body), argument)
-        body = _with_locs(_with_positive_divisors(body, self.parameters), iter(locs))
-        shapes, strides = {}, {}
-        for buffer in _tensors(func):
-            numbers = list(map(argument, (*buffer.shape, *buffer.strides)))
-            shape = shapes[buffer.data] = numbers[: len(buffer.shape)]
-            strides[buffer.data] = _packed(buffer, shape, numbers[len(shape) :])
+        lifted = _change(func, argument)
         count = len(func.params) - len(implicit_of(func))
-        lifted = _with_shapes(func, body, shapes, strides)
-        params = [*func.params[:count], *self.parameters, *func.params[count:]]
         lifted = tirx.PrimFunc(
-            params, lifted.body, func.ret_type, lifted.buffer_map, lifted.attrs, func.span
-        )
+            [*func.params[:count], *self.parameters, *func.params[count:]],
+            _with_positive_divisors(lifted.body, self.parameters),
+            func.ret_type, lifted.buffer_map, func.attrs, func.span,
+        )  # fmt: skip
         return shifted_heap_tensors(lifted, count, len(self.parameters))
 
 
@@ -165,61 +148,78 @@ def _type_of(values: Sequence[int]) -> str:
     return "int32" if all(value in _INT32 for value in values) else "int64"
 
 
-def _packed(buffer: tirx.Buffer, shape: list[Any], strides: list[Any]) -> list[Any]:
-    """Return the strides of a tensor; those of packed axes as products, whose divisors TileLang
-    sees."""
-    out = strides[-1:]
-    for axis in reversed(range(len(strides) - 1)):
-        numbers = buffer.strides[axis], buffer.strides[axis + 1], buffer.shape[axis + 1]
-        if all(map(_is_integer, numbers)):
-            stride, inner, extent = map(int, numbers)
-            is_packed = stride == inner * extent
-        else:
-            is_packed = False
-        out.insert(0, out[0] * shape[axis + 1] if is_packed else strides[axis])
-    return out
+def _is_packed(buffer: tirx.Buffer, axis: int) -> bool:
+    """Return whether the stride of an axis follows from the next axis."""
+    if axis + 1 == len(buffer.strides):
+        return False
+    stride, *inner = buffer.strides[axis], buffer.strides[axis + 1], buffer.shape[axis + 1]
+    return all(map(_is_integer, (stride, *inner))) and int(stride) == math.prod(map(int, inner))
 
 
 def _tensors(func: tirx.PrimFunc) -> list[tirx.Buffer]:
     return [func.buffer_map[p] for p in func.params if p in func.buffer_map]
 
 
-def _with_shapes(func: tirx.PrimFunc, body: tirx.Stmt, shapes: Any, strides: Any) -> tirx.PrimFunc:
-    """Return ``func`` with this body, and tensors of other shapes and strides, by data pointer."""
-    buffers = {
-        b.data: tirx.decl_buffer(
-            shapes[b.data], b.dtype, b.name, data=b.data, strides=strides[b.data], scope=b.scope(),
-            elem_offset=b.elem_offset, data_alignment=b.data_alignment,
-            offset_factor=b.offset_factor,
-        )
-        for b in _tensors(func)
-    }  # fmt: skip
+def _change(
+    func: tirx.PrimFunc, change: Callable[[tirx.PrimExpr], tirx.PrimExpr], hides_locs: bool = False
+) -> tirx.PrimFunc:
+    """Replace the integers of ``func`` that may be arguments, always in one order.
+
+    These are not the numbers of elements of vectors; locations of builtins, which have no meaning
+    of their own; and strides that follow from a shape.
+
+    Args:
+        change: returns what replaces an integer; it also receives extents that are none.
+        hides_locs: whether all locations become equal.
+    """
+    body = _change_body(func.body, change, hides_locs)
+    buffers = {b.data: _change_buffer(b, change) for b in _tensors(func)}
     body = with_buffers(body, buffers, lambda allocation: allocation)
     buffer_map = {p: buffers[b.data] for p, b in func.buffer_map.items()}
     return tirx.PrimFunc(func.params, body, func.ret_type, buffer_map, func.attrs, func.span)
 
 
-def _change_integers(
-    body: tirx.Stmt, change: Callable[[tirx.IntImm], tirx.PrimExpr | None]
-) -> tirx.Stmt:
-    """Replace the integers of a body, in the order of the traversal."""
+def _change_buffer(
+    buffer: tirx.Buffer, change: Callable[[tirx.PrimExpr], tirx.PrimExpr]
+) -> tirx.Buffer:
+    """Replace the integers of a tensor. Strides that follow from a shape become products, whose
+    divisors TileLang sees."""
+    shape, strides = list(map(change, buffer.shape)), []
+    for axis in reversed(range(len(buffer.strides))):
+        is_packed = _is_packed(buffer, axis)
+        stride = strides[0] * shape[axis + 1] if is_packed else change(buffer.strides[axis])
+        strides.insert(0, stride)
+    return tirx.decl_buffer(
+        shape, buffer.dtype, buffer.name, data=buffer.data, strides=strides, scope=buffer.scope(),
+        elem_offset=buffer.elem_offset, data_alignment=buffer.data_alignment,
+        offset_factor=buffer.offset_factor,
+    )  # fmt: skip
 
-    def visit(node: tirx.PrimExpr) -> tirx.PrimExpr | None:
+
+def _change_body(
+    body: tirx.Stmt, change: Callable[[tirx.PrimExpr], tirx.PrimExpr], hides_locs: bool
+) -> tirx.Stmt:
+    def integer(node: tirx.PrimExpr) -> tirx.PrimExpr | None:
         return change(node) if _is_integer(node) else None
 
-    def vector(node: tirx.PrimExpr) -> tirx.PrimExpr | None:
-        """Change the operands of a vector, but not its number of elements."""
+    def operands(node: tirx.PrimExpr) -> tirx.PrimExpr | None:
+        """Change those operands of vectors and builtins that may be arguments."""
         if isinstance(node, tirx.Ramp):
             return tirx.Ramp(inside(node.base), inside(node.stride), node.lanes)
         if isinstance(node, tirx.Broadcast):
             return tirx.Broadcast(inside(node.value), node.lanes)
-        return None
+        place = _loc_place(node) if isinstance(node, tirx.Call) else None
+        if place is None:
+            return None
+        args = list(map(inside, node.args))
+        args[place] = tirx.StringImm("") if hides_locs else node.args[place]
+        return tirx.Call(node.dtype, node.op, args, node.annotations, node.span)
 
     def inside(expr: tirx.PrimExpr) -> tirx.PrimExpr:
-        return ir_transform(tirx.Evaluate(expr), vector, visit, kinds).value
+        return ir_transform(tirx.Evaluate(expr), operands, integer, kinds).value
 
-    kinds = ["ir.IntImm", "tirx.Ramp", "tirx.Broadcast"]
-    return ir_transform(body, vector, visit, kinds)
+    kinds = ["ir.IntImm", "tirx.Ramp", "tirx.Broadcast", "tirx.Call"]
+    return ir_transform(body, operands, integer, kinds)
 
 
 def _with_positive_divisors(body: tirx.Stmt, arguments: Any) -> tirx.Stmt:
@@ -241,38 +241,6 @@ def _loc_place(call: tirx.Call) -> int | None:
     spec = builtin_of(call)
     names = [] if spec is None else [*(n for n, _ in spec.operands), *spec.implicit]
     return names.index(_LOC) if _LOC in names else None
-
-
-def _with_locs(body: tirx.Stmt, locs: Iterator[tirx.IntImm]) -> tirx.Stmt:
-    def visit(call: tirx.Call) -> tirx.Call | None:
-        place = _loc_place(call)
-        if place is None:
-            return None
-        args = [*call.args[:place], next(locs), *call.args[place + 1 :]]
-        return tirx.Call(call.dtype, call.op, args, call.annotations, call.span)
-
-    return ir_transform(body, None, visit, ["tirx.Call"])
-
-
-def _locs(body: tirx.Stmt) -> list[tirx.IntImm]:
-    locs: list[tirx.IntImm] = []
-
-    def visit(call: tirx.Call) -> None:
-        if (place := _loc_place(call)) is not None:
-            locs.append(call.args[place])
-
-    ir_transform(body, None, visit, ["tirx.Call"])
-    return locs
-
-
-def _without_locs(body: tirx.Stmt) -> tirx.Stmt:
-    """Replace locations by a value that is no integer."""
-
-    def none() -> Iterator[Any]:
-        while True:
-            yield tirx.StringImm("")
-
-    return _with_locs(body, none())
 
 
 def _fixed_integers(body: tirx.Stmt) -> Iterator[Any]:
