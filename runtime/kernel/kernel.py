@@ -214,9 +214,9 @@ def _shared_kernel(
             if not sizes:
                 raise
             # A part of the compiler may need an integer as a constant.
-            kernels.drop(shared)
+            kernel = _compile_and_load(func, program, options, session)
             shared, sizes = kernels.alone(program, options), ()
-            shared.kernel = _compile_and_load(func, program, options, session)
+            shared.kernel = kernel
     return shared.kernel, sizes
 
 

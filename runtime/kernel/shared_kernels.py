@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from tilelang.jit import JITKernel
 from tvm import tirx
-from tvm.ir import structural_hash
 
 from ...passes.sync.infer.options import options_of
 from .shared_program import SharedProgram, SizedProgram
@@ -31,15 +31,31 @@ class SharedKernel:
 
 @dataclass(eq=False)
 class _Form:
+    """Programs of one form and their kernels.
+
+    Attributes:
+        instances: programs that have been compiled or added, by their integers.
+        is_shared: whether the compiler accepts arguments for the integers that differ.
+    """
+
     instances: dict[tuple[int, ...], SizedProgram] = field(default_factory=dict)
-    """Programs of this form that have been compiled or added, by their integers."""
     kernels: list[tuple[SharedProgram, SharedKernel]] = field(default_factory=list)
+    is_shared: bool = True
 
     def find(self, instance: SizedProgram) -> tuple[SharedKernel, tuple[int, ...]] | None:
         for program, kernel in self.kernels:
             if (arguments := program.arguments(instance)) is not None:
                 return kernel, arguments
         return None
+
+    def new(self, instance: SizedProgram) -> tuple[SharedKernel, tuple[int, ...]]:
+        """Return a new kernel, which fits all instances, and its arguments for this one."""
+        self.instances = {instance.integers: instance, **self.instances}
+        program = SharedProgram([*self.instances.values()] if self.is_shared else [instance])
+        self.kernels.append((program, SharedKernel(program.program)))
+        found = self.find(instance)
+        assert found is not None
+        return found
 
 
 class SharedKernels:
@@ -53,8 +69,6 @@ class SharedKernels:
 
     def __init__(self) -> None:
         self._forms: dict[Hashable, _Form] = {}
-        self._alone: dict[Hashable, SharedKernel] = {}
-        """Kernels that programs do not share."""
 
     def add(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> None:
         """Let the next kernel for programs of this form fit ``program``, too.
@@ -63,13 +77,13 @@ class SharedKernels:
             program: a program for a group.
             options: options of ``tilelang.compile``.
         """
-        if _may_share(program):
-            instance = SizedProgram(program)
-            self._form(instance, options).instances[instance.integers] = instance
+        form, instance = self._form(program, options)
+        form.instances[instance.integers] = instance
 
     def has(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> bool:
         """Return whether a kernel is compiled that computes ``program``."""
-        kernel, _ = self._find(program, options) or (None, ())
+        form, instance = self._form(program, options)
+        kernel, _ = form.find(instance) or (None, ())
         return kernel is not None and (kernel.is_cached or kernel.kernel is not None)
 
     def find(
@@ -77,51 +91,28 @@ class SharedKernels:
     ) -> tuple[SharedKernel, tuple[int, ...]]:
         """Return the kernel of ``program``, which may have to be compiled, and its arguments for
         this program."""
-        if (found := self._find(program, options)) is not None:
-            return found
-        if not _may_share(program):
-            return self.alone(program, options), ()
-        instance = SizedProgram(program)
-        form = self._form(instance, options)
-        form.instances = {instance.integers: instance, **form.instances}
-        shared = SharedProgram([*form.instances.values()])
-        kernel, arguments = SharedKernel(shared.program), shared.arguments(instance)
-        assert arguments is not None
-        form.kernels.append((shared, kernel))
-        return kernel, arguments
+        form, instance = self._form(program, options)
+        return form.find(instance) or form.new(instance)
 
     def alone(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> SharedKernel:
-        """Return a kernel that only ``program`` uses."""
-        return self._alone.setdefault(_key(program, options), SharedKernel(program))
+        """Return a kernel of constants for ``program``, in the place of those of its form with
+        arguments: the compiler needs some of these as constants."""
+        form, instance = self._form(program, options)
+        form.is_shared = False
+        form.kernels = [(p, kernel) for p, kernel in form.kernels if kernel.kernel is not None]
+        kernel, _ = form.new(instance)
+        return kernel
 
-    def drop(self, kernel: SharedKernel) -> None:
-        """Forget a shared kernel that does not compile, and the programs that it was to fit."""
-        for form in self._forms.values():
-            if any(other is kernel for _, other in form.kernels):
-                form.kernels = [(p, other) for p, other in form.kernels if other is not kernel]
-                form.instances.clear()
-
-    def _find(
+    def _form(
         self, program: tirx.PrimFunc, options: Mapping[str, Any]
-    ) -> tuple[SharedKernel, tuple[int, ...]] | None:
-        if (kernel := self._alone.get(_key(program, options))) is not None:
-            return kernel, ()
-        if not _may_share(program):
-            return None
-        instance = SizedProgram(program)
-        return self._form(instance, options).find(instance)
-
-    def _form(self, instance: SizedProgram, options: Mapping[str, Any]) -> _Form:
-        return self._forms.setdefault((instance.form, _text(options)), _Form())
+    ) -> tuple[_Form, SizedProgram]:
+        instance = _sized(program)
+        # A program without a name shares its kernel with equal ones only.
+        form = instance.form if options_of(program).share else program.script()
+        chosen = str(sorted((name, str(value)) for name, value in options.items() if value))
+        return self._forms.setdefault((form, chosen), _Form()), instance
 
 
-def _may_share(program: tirx.PrimFunc) -> bool:
-    return bool(options_of(program).share)
-
-
-def _key(program: tirx.PrimFunc, options: Mapping[str, Any]) -> Hashable:
-    return structural_hash(program, map_free_vars=True), program.script(), _text(options)
-
-
-def _text(options: Mapping[str, Any]) -> str:
-    return str(sorted((name, str(value)) for name, value in options.items() if value))
+@lru_cache(maxsize=64)
+def _sized(program: tirx.PrimFunc) -> SizedProgram:
+    return SizedProgram(program)

@@ -281,3 +281,8 @@ def test_a_kernel_that_does_not_compile_is_replaced_by_one_of_constants(monkeypa
     program = with_options(shift_program(64), {"tileweave.share": "a"})
     made = kernel.compile_kernel(program, {}, session)
     assert len(compiled) == 1 and made.added_arguments == (*made.implicit_tensors.values(),)
+    # Later sizes are not tried with arguments again.
+    monkeypatch.setattr(kernel, "compile_by_tilelang", lambda func, **_: compiled.append(func))
+    program = with_options(shift_program(128), {"tileweave.share": "a"})
+    kernel.compile_kernel(program, {}, session)
+    assert [len(func.params) for func in compiled] == [len(compiled[0].params)] * 2
