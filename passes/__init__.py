@@ -3,7 +3,7 @@
 from .group.specialize_sizes import dynamic_sizes, needs_sizes, specialize_sizes, with_sizes
 from .ir.group import heap_tensors
 from .ir.releases import upgrade_ir
-from .pipeline import FOR_GROUP, PIPELINE, STAGES, Pass, run, run_group
+from .pipeline import FOR_GROUP, PIPELINE, STAGES, Pass, for_group, run, run_group
 from .sync.infer.options import is_chosen, split_options, with_options, with_trace
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "STAGES",
     "Pass",
     "dynamic_sizes",
+    "for_group",
     "heap_tensors",
     "is_chosen",
     "needs_sizes",

@@ -331,6 +331,15 @@ def run_group(
     return run(stages, mod, world_size=world_size, heap_stride=heap_stride)
 
 
+def for_group(
+    func: tirx.PrimFunc, world_size: int, heap_stride: int, stages: Iterable[str] = FOR_GROUP
+) -> tirx.PrimFunc:
+    """Return a program after stages for a group."""
+    mod = IRModule({str(func.attrs["global_symbol"]): func})
+    (program,) = run_group(mod, world_size, heap_stride, stages).functions.values()
+    return program
+
+
 def _run_pass(p: Pass, mod: IRModule, arguments: dict[str, Any]) -> IRModule:
     if p.scope == "module":
         return p.run(mod, **arguments)

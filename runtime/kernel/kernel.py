@@ -259,12 +259,7 @@ def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
     return _for_group(func, session.group.world_size, session.heap.stride)
 
 
-@lru_cache(maxsize=64)
-def _for_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
-    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    mod = passes.run_group(mod, world_size, heap_stride)
-    (program,) = mod.functions.values()
-    return program
+_for_group = lru_cache(maxsize=64)(passes.for_group)
 
 
 def current_call_stream(session: Session) -> CallStream:

@@ -50,7 +50,6 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import tilelang.language as T
-from tilelang import tvm
 from tvm import tirx
 
 from ... import passes
@@ -337,10 +336,8 @@ def _ordered(
 
 @lru_cache(maxsize=64)
 def _inferred(kernel: tirx.PrimFunc, world_size: int) -> tuple[tirx.PrimFunc, Explanation]:
-    name = str(kernel.attrs["global_symbol"])
-    mod = tvm.IRModule({name: kernel})
-    mod = passes.run_group(mod, world_size, _STRIDE, ["group"])
-    return infer_and_explain(mod[name], world_size, _STRIDE)
+    program = passes.for_group(kernel, world_size, _STRIDE, ["group"])
+    return infer_and_explain(program, world_size, _STRIDE)
 
 
 def _launches_of(kernel: tirx.PrimFunc, copied: Set[str], steps: Sequence[Step]) -> list[Launch]:

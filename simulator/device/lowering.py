@@ -60,13 +60,6 @@ class DeviceFunctions:
     bound: dict[tirx.Var, str]
 
 
-def for_group(func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
-    """Return ``func`` with the size of the group and the inferred synchronization."""
-    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
-    (program,) = passes.run_group(mod, world_size, HEAP_STRIDE).functions.values()
-    return program
-
-
 def lowered(
     func: tirx.PrimFunc, world_size: int, arch: str, shared: tirx.PrimFunc | None = None
 ) -> DeviceFunctions:
@@ -81,7 +74,7 @@ def lowered(
     """
     tiles = tile_level(func, world_size)
     func, stock = passes.split_options(func, {})
-    program = for_group(func, world_size) if shared is None else shared
+    program = passes.for_group(func, world_size, HEAP_STRIDE) if shared is None else shared
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
     context = tvm.transform.PassContext(config=dict(stock)) if stock else nullcontext()
     with target, context, names_kept(program):

@@ -95,11 +95,9 @@ def specialized(func: Any, world_size: int) -> tirx.PrimFunc:
     """
     if not isinstance(func, tirx.PrimFunc):
         raise not_a_program("simulate", func)
-    mod = tvm.IRModule({str(func.attrs["global_symbol"]): func})
     is_verified = passes.is_chosen(func, "verify")
     stages = [stage for stage in passes.FOR_GROUP if stage != "verify" or is_verified]
-    (func,) = passes.run_group(mod, world_size, _HEAP_STRIDE, stages).functions.values()
-    return func
+    return passes.for_group(func, world_size, _HEAP_STRIDE, stages)
 
 
 def synchronized(func: tirx.PrimFunc) -> tirx.PrimFunc:

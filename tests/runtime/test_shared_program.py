@@ -18,12 +18,12 @@ from tileweave import language as W
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import Choice, Tiles
-from tileweave.passes import with_options
+from tileweave.passes import for_group, with_options
 from tileweave.runtime import Plan
 from tileweave.runtime.kernel import kernel, shared_program
 from tileweave.runtime.kernel.shared_kernels import SharedKernel, SharedKernels
 from tileweave.runtime.kernel.shared_program import SharedProgram, SizedProgram
-from tileweave.simulator.device.lowering import DeviceFunctions, for_group, lowered
+from tileweave.simulator.device.lowering import HEAP_STRIDE, DeviceFunctions, lowered
 from tileweave.simulator.device.program import DeviceProgram
 from tileweave.simulator.frontend.program import lowered as tile_level
 from tileweave.simulator.machine.executable import Executable
@@ -43,11 +43,11 @@ class Shared:
         self.functions: dict[SharedKernel, DeviceFunctions] = {}
 
     def add(self, func: tirx.PrimFunc) -> None:
-        self._kernels.add(for_group(func, RANKS), {})
+        self._kernels.add(for_group(func, RANKS, HEAP_STRIDE), {})
 
     def program(self, func: tirx.PrimFunc, world_size: int) -> DeviceProgram:
         """Return the device functions of the shared kernel with the arguments of ``func``."""
-        shared, sizes = self._kernels.find(for_group(func, RANKS), {})
+        shared, sizes = self._kernels.find(for_group(func, RANKS, HEAP_STRIDE), {})
         if shared not in self.functions:
             self.functions[shared] = lowered(func, RANKS, self._arch, shared.program)
         functions = self.functions[shared]
@@ -130,7 +130,7 @@ def test_gemm_of_any_rows_has_few_kernels(op, name):
     shared, rng = {}, random.Random(0)
     for rows in (TILES.M * 3, TILES.M * 7, 41, 90, 5, *(rng.randint(1, 200) for _ in range(8))):
         for func in kernels_of(gemm(op, name, rows)):
-            instance = SizedProgram(for_group(func, RANKS))
+            instance = SizedProgram(for_group(func, RANKS, HEAP_STRIDE))
             shared.setdefault(instance.form, []).append(instance)
     assert len(shared) <= 9
     for instances in shared.values():
@@ -211,7 +211,7 @@ def shift_program(columns, distance=1):
 def shift(columns, distance=1, **options):
     """Return the program for the group."""
     configs = {f"tileweave.{name}": value for name, value in options.items()}
-    return for_group(with_options(shift_program(columns, distance), configs), RANKS)
+    return for_group(with_options(shift_program(columns, distance), configs), RANKS, HEAP_STRIDE)
 
 
 def test_a_kernel_fits_what_was_known_when_it_was_compiled(kernels):

@@ -82,9 +82,7 @@ def bytes_of(implicit: Any) -> int:
 
 
 def _run(stage: str, func: tirx.PrimFunc, world_size: int) -> tirx.PrimFunc:
-    mod = tvm.IRModule({"program": func})
-    (func,) = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE, [stage]).functions.values()
-    return func
+    return passes.for_group(func, world_size, EMIT_HEAP_STRIDE, [stage])
 
 
 def _device_kernels(
