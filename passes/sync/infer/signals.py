@@ -300,13 +300,14 @@ def _extent(
     access, loops = footprints.access, [*exited, *footprints.access.inner]
     low, size = footprints.active(footprints.low[axis], footprints.size[axis])
     max_size, end = int(size.max()), int((low + size).max())
-    is_clipped_at_end = np.array_equal(size, np.minimum(max_size, end - low))
     if iterations is not None:
         full_extent, end = max_size * iterations, counter.granules.shape[axis]
-    elif np.ptp(size) == 0 and not (is_shared and is_clipped_at_end and max_size > 1):
+    elif np.ptp(size) == 0 and (not is_shared or max_size == 1):
         return tirx.IntImm("int32", max_size)
-    elif is_clipped_at_end:
+    elif np.array_equal(size, np.minimum(max_size, end - low)):
         full_extent = tirx.IntImm("int32", max_size)
+    elif np.ptp(size) == 0:
+        return tirx.IntImm("int32", max_size)
     elif not access.inner:
         full_extent = symbols.in_first_iteration(access.extents[1 + axis], loops)
         end = counter.granules.shape[axis]
