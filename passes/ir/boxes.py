@@ -13,9 +13,9 @@ from tvm.tirx.stmt_functor import ir_transform, substitute
 from ...builtins.ranks import RANK
 from .accesses import Touch
 from .operators import ONLY_IF
+from .sizes import LARGEST
 from .walk import has_effect, op_name, variables_in
 
-LARGEST = (1 << 31) - 1
 _INDEX, _EXTENTS = "tl.launch_thread_idx", "tl.launch_threads"
 
 

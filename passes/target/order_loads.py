@@ -13,7 +13,7 @@ from tvm.target import Target
 from ...builtins.errors import LanguageError
 from ..ir.accesses import READS, WRITES, accesses_of, is_private, name_of, touches_in
 from ..ir.block_barrier import is_sync_threads, sync_threads
-from ..ir.boxes import LARGEST, Box, Surroundings, are_disjoint, box_of
+from ..ir.boxes import Box, Surroundings, are_disjoint, box_of
 from ..ir.group import heap_tensors
 from ..ir.implicit import implicit_of
 from ..ir.pipelined_loops import (
@@ -24,6 +24,7 @@ from ..ir.pipelined_loops import (
     tiles_loaded_in,
     uses_tma,
 )
+from ..ir.sizes import LARGEST
 from ..ir.tma import TMA_SM, may_have_producer, sm_of
 from ..ir.walk import (
     arrows,
