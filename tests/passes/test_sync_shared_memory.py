@@ -285,6 +285,16 @@ def test_a_barrier_divides_a_branch(shift, arch):
     np.testing.assert_array_equal(out["y"][:100], expected)
 
 
+@T.macro
+def add_rows(x, tile, total):
+    """Add three rows by producer and consumer warps."""
+    T.clear(total)
+    for j in T.Pipelined(3, num_stages=2):
+        T.copy(x[j, 0], tile)
+        for i in T.Parallel(128):
+            total[i] = total[i] + tile[i]
+
+
 @factory
 def rewritten_element(in_loop, x: T.Tensor((4, 128), "int32"), y: T.Tensor((5, 128), "int32")):
     """Producers store ``y[4]`` before the specialized part, and consumers store it again in it."""
@@ -294,11 +304,7 @@ def rewritten_element(in_loop, x: T.Tensor((4, 128), "int32"), y: T.Tensor((5, 1
         W.fence("gpu")
         for k in T.serial(2 if in_loop else 1):
             y[4, tx] = k
-            T.clear(total)
-            for j in T.Pipelined(3, num_stages=2):
-                T.copy(x[j, 0], tile)
-                for i in T.Parallel(128):
-                    total[i] = total[i] + tile[i]
+            add_rows(x, tile, total)
             T.copy(total, y[k, 0])
             y[4, tx] = k + 10
 
@@ -321,11 +327,7 @@ def moved_threads(x: T.Tensor((3, 128), "int32"), y: T.Tensor((5, 128), "int32")
         for k in T.serial(2):
             if tx >= 128:
                 y[4, tx - 128] = 3
-            T.clear(total)
-            for j in T.Pipelined(3, num_stages=2):
-                T.copy(x[j, 0], tile)
-                for i in T.Parallel(128):
-                    total[i] = total[i] + tile[i]
+            add_rows(x, tile, total)
             T.copy(total, y[k, 0])
             if tx >= 128:
                 y[4, tx - 128] += 4
@@ -358,11 +360,7 @@ def accesses_of_both_roles(
             T.atomic_store(y[tx], 9)
         elif case == "equal atomics":
             W.red_add(y[tx], 9)
-        T.clear(total)
-        for j in T.Pipelined(3, num_stages=2):
-            T.copy(x[j, 0], tile)
-            for i in T.Parallel(128):
-                total[i] = total[i] + tile[i]
+        add_rows(x, tile, total)
         T.copy(total, z)
         if case == "symmetric store":
             S[W.rank(), tx] = 7
@@ -415,11 +413,7 @@ def read_by_a_condition(x: T.Tensor((3, 128), "int32"), y: T.Tensor((6, 128), "i
         for k in T.serial(2):
             if y[4, tx] > 0:
                 y[5, tx] = k
-            T.clear(total)
-            for j in T.Pipelined(3, num_stages=2):
-                T.copy(x[j, 0], tile)
-                for i in T.Parallel(128):
-                    total[i] = total[i] + tile[i]
+            add_rows(x, tile, total)
             T.copy(total, y[k, 0])
             y[4, tx] = 0
 
