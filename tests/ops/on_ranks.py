@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from benchmarks import host_time
 from tests.ops.collectives.exchanges import EXCHANGES, exchange_by_one
 from tileweave import ops
 from tileweave.bench import command as bench
@@ -306,6 +307,24 @@ def benchmark_against(location: str) -> dict[str, float]:
     group = bench.join([case])
     problem = case.problem(group.world_size, bench.DTYPE)
     return bench.measured(case, problem, group, None, options)[0].errors
+
+
+def errors_of_host_time() -> dict[str, float]:
+    """Return the relative errors of what torch computes in benchmarks/host_time.py, on random
+    inputs. Cases that return nothing are left out."""
+
+    class Random(host_time.Inputs):
+        def zeros(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.randn(shape).to(dtype)
+
+    torch.manual_seed(dist.get_rank())
+    errors = {}
+    for case in (case for family in host_time.FAMILIES for case in family(Random())):
+        ours, theirs = case.ours(), case.torch()
+        if theirs is not None:
+            actual = (ours[0] if isinstance(ours, tuple) else ours)[: len(theirs)].float()
+            errors[case.name] = ((actual - theirs.float()).norm() / theirs.float().norm()).item()
+    return errors
 
 
 def _off_by_one(implementation: Implementation) -> Implementation:
