@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 from tilelang import tvm
@@ -160,11 +161,15 @@ def nodes_in(node, *kinds: type) -> list[Any]:
     nodes: list[Any] = []
 
     def visit(n) -> None:
-        if isinstance(n, kinds):
+        if _is_one_of(type(n), kinds):
             nodes.append(n)
 
     post_order_visit(node, visit)
     return nodes
+
+
+# Nodes have a metaclass whose check takes most of the time of a visit.
+_is_one_of = lru_cache(maxsize=None)(issubclass)
 
 
 def may_not_run(stmt: tirx.Stmt) -> bool:

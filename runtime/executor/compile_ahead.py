@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
@@ -17,7 +18,11 @@ from ..host.cache_folder import require_private_cache
 from ..host.session import Session, current
 from ..kernel.kernel import for_group
 from ..kernel.shared_kernels import SharedKernel
+from .compile_workers import CompileWorkers
 from .plan import Plan
+
+_IN_THREADS = 2
+"""Most kernels that threads of this process compile. Starting other processes takes longer."""
 
 
 def compile_ahead(
@@ -53,12 +58,15 @@ def compile_ahead(
     hosts = ranks.exchange("compile ahead", socket.gethostname())
     local_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank]]
     own_kernels = kernels[local_ranks.index(ranks.rank) :: len(local_ranks)]
-    workers = max(1, len(os.sched_getaffinity(0)) // len(local_ranks))
-    with ThreadPoolExecutor(workers, "compile", _take_gpu, (ranks.device,)) as pool:
-        futures = [
-            pool.submit(compile_by_tilelang, kernel.program, **options)
-            for kernel, options in own_kernels
-        ]
+    cores = len(os.sched_getaffinity(0)) // len(local_ranks)
+    workers = max(1, min(cores, len(own_kernels)))
+    with ExitStack() as stack:
+        compile: Callable[..., Any] = compile_by_tilelang
+        if len(own_kernels) > _IN_THREADS:
+            compile = stack.enter_context(CompileWorkers(workers)).compile
+        threads = ThreadPoolExecutor(workers, "compile", _take_gpu, (ranks.device,))
+        pool = stack.enter_context(threads)
+        futures = [pool.submit(compile, kernel.program, **options) for kernel, options in own_kernels]
     for future in futures:
         future.exception()  # the next attempt to compile it raises it
     ranks.meet("compiled ahead", timeout_s=3600.0)
@@ -90,12 +98,10 @@ def _for_group(programs: Iterable[tirx.PrimFunc | Plan], session: Session) -> It
     for program in programs:
         configs = program.pass_configs if isinstance(program, Plan) else {}
         ranks = session.group.world_size
-        for func in program.kernels(ranks) if isinstance(program, Plan) else [program]:
-            func, stock_configs = passes.split_options(func, configs)
-            try:
+        with suppress(Exception):
+            for func in program.kernels(ranks) if isinstance(program, Plan) else [program]:
+                func, stock_configs = passes.split_options(func, configs)
                 yield for_group(func, session), {"pass_configs": stock_configs, "out_idx": None}
-            except Exception:
-                continue
 
 
 def _take_gpu(device: torch.device) -> None:
