@@ -159,10 +159,10 @@ def _check_schedule(
             if signals[other] and (other_stage, other_order) > (stage + is_later, order):
                 lines = [("wait", line_of(stmts[index])), ("signal", line_of(stmts[other]))]
                 raise LanguageError(
-                    f"{wait}: in stage {stage} of T.Pipelined, with order "
-                    f"{order}, runs before {name_of_statement(stmts[other])} of an earlier iteration, in "
-                    f"stage {other_stage} with order {other_order}, and may wait for it; expected "
-                    f"both in one stage, in the order of the program{arrows(lines)}"
+                    f"{wait}: in stage {stage} of T.Pipelined, with order {order}, runs before "
+                    f"{name_of_statement(stmts[other])} of an earlier iteration, in stage "
+                    f"{other_stage} with order {other_order}, and may wait for it; expected both "
+                    f"in one stage, in the order of the program{arrows(lines)}"
                 )
 
 
