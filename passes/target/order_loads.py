@@ -227,8 +227,11 @@ class _Program:
         return Box(buffer, ((first.indices[0], tirx.const(1)), *rest), around)
 
     def needs_order(self, first: _Access, second: _Access) -> bool:
-        """Return whether two accesses of one tensor need an order within the block. Signals and
-        waits of the program order accesses of copies on different ranks."""
+        """Return whether two accesses of one tensor need an order within the block. An atomic
+        operation is one access, and signals and waits of the program order accesses of copies on
+        different ranks."""
+        if first is second:
+            return False
         boxes = first.box, second.box
         if first.data not in self._heap or any(box.axes is None for box in boxes):
             return True
