@@ -65,6 +65,11 @@ class Box:
     axes: tuple[Axis, ...] | None
     around: Surroundings
 
+    @property
+    def first_index(self) -> tirx.PrimExpr:
+        """First index on the first axis, by the variables of loops only."""
+        return _without_values(self.axes[0][0], self.around.values)
+
 
 def box_of(touch: Touch, around: Surroundings) -> Box:
     """Return the part of a tensor that an access touches."""
@@ -166,8 +171,7 @@ class _Space:
 
     def _named(self, expr: tirx.PrimExpr, names: _Names) -> tirx.PrimExpr:
         """Return ``expr`` with other names. What memory holds is a new variable each time."""
-        while any(variable in self._values for variable in variables_in(expr)):
-            expr = substitute(expr, self._values)
+        expr = _without_values(expr, self._values)
 
         def known(node: tirx.BufferLoad | tirx.Call) -> tirx.PrimExpr | None:
             if op_name(node) == RANK:
@@ -207,6 +211,13 @@ class _Space:
             first, length = first + start * stride, length + (extent - 1) * stride
             stride = stride * tirx.Cast("int64", self._buffer.shape[axis])
         return first, length
+
+
+def _without_values(expr: tirx.PrimExpr, values: _Names) -> tirx.PrimExpr:
+    """Return ``expr`` without the variables of ``values``."""
+    while any(variable in values for variable in variables_in(expr)):
+        expr = substitute(expr, values)
+    return expr
 
 
 def _renamed(variable: tirx.Var) -> tirx.Var:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from ...builtins.spec import Pointer, builtin_of
+from .walk import op_name
 
 
 def releases(call: tirx.Call) -> bool:
@@ -32,6 +33,14 @@ def writes(call: tirx.Call) -> bool:
     """Return whether ``call`` is a builtin that changes memory, so that it must not be repeated."""
     spec = builtin_of(call)
     return spec is not None and spec.writes
+
+
+def may_signal(call: tirx.Call) -> bool:
+    """Return whether ``call`` may end a wait: a builtin that changes global memory, or an atomic
+    operation of TileLang."""
+    if builtin_of(call) is None:
+        return op_name(call).startswith("tl.atomic_")
+    return any(pointer.buffer.scope() == "global" for pointer in pointers_written(call))
 
 
 def pointers_written(call: tirx.Call) -> list[tirx.BufferLoad]:

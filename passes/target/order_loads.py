@@ -8,14 +8,17 @@ from itertools import dropwhile, takewhile
 
 from tilelang import tvm
 from tvm import tirx
+from tvm.ir import structural_equal
 from tvm.target import Target
 
 from ...builtins.errors import LanguageError
+from ...builtins.spec import builtin_of
 from ..ir.accesses import READS, WRITES, accesses_of, is_private, name_of, touches_in
 from ..ir.block_barrier import is_sync_threads, sync_threads
 from ..ir.boxes import Box, Surroundings, are_disjoint, box_of
 from ..ir.group import heap_tensors
 from ..ir.implicit import implicit_of
+from ..ir.memory_order import pointers_written
 from ..ir.pipelined_loops import (
     COPIES,
     is_pipelined,
@@ -50,7 +53,8 @@ def order_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     the stores to the tensor that they read. Producer warps also overtake the statements after the
     loop: they load for the next iteration of a loop around it. Two accesses need an order only if
     they may have an element in common: boxes of elements are compared for all iterations, and an
-    index that depends on memory may have any value.
+    index that depends on memory may have any value. Accesses of a symmetric tensor are only
+    compared if the program synchronizes ranks explicitly and their rank index is the same.
 
     - A store in the loop is refused if loads that TileLang issues before it read what it stores,
       or if it may overwrite what a load still reads. TileLang waits for a load before the first
@@ -79,7 +83,7 @@ def order_loads(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
         loads = program.early_loads(loop, is_hopper)
         for load in loads:
             for store in program.stores:
-                if store.data.same_as(load.access.data):
+                if store.data.same_as(load.access.data) and program.needs_order(store, load.access):
                     _verify(program, loop, load, store)
                     for stmt, order in _orders_of(program, func.body, loop, load, store):
                         orders[stmt] = orders.get(stmt, _Order()) | order
@@ -175,9 +179,12 @@ class _Program:
     """Accesses of memory and pipelined loops, in program order."""
 
     def __init__(self, func: tirx.PrimFunc) -> None:
-        implicit = func.params[len(func.params) - len(implicit_of(func)) :]
-        inferred = [*heap_tensors(func), *(func.buffer_map[param] for param in implicit)]
-        self._inferred = {tensor.data for tensor in inferred}
+        implicit = implicit_of(func)
+        params = func.params[len(func.params) - len(implicit) :]
+        self._heap = {tensor.data for tensor in heap_tensors(func)}
+        self._inferred: set[tirx.Var] = set()
+        if any(not parameter.scratch for parameter in implicit):
+            self._inferred = self._heap | {func.buffer_map[param].data for param in params}
         self._number = 0
         self.accesses: list[_Access] = []
         self.loops: list[_Loop] = []
@@ -191,12 +198,15 @@ class _Program:
             loop = _Loop(stmt, around, self._number)
             self.loops.append(loop)
         for node in _own_nodes(stmt):
+            moved = {arg for c in builtins_in(node) if builtin_of(c).moves for arg in c.args}
             for touch in touches_in(node):
-                is_region = op_name(touch[0]) == "tl.region"
-                self._add(stmt, box_of(touch, around), touch[2], is_region)
+                access, _, mode = touch
+                is_first = access in moved
+                box = self._box_after(access.args[0], around) if is_first else box_of(touch, around)
+                self._add(stmt, box, mode, op_name(access) == "tl.region")
             for pointer in calls_in(node, lambda call: op_name(call) == "tirx.address_of"):
                 if isinstance(pointer.args[0], tirx.BufferLoad):
-                    self._add(stmt, Box(pointer.args[0].buffer, None, around), READS | WRITES)
+                    self._add(stmt, self._box_after(pointer.args[0], around), READS | WRITES)
         if isinstance(stmt, tirx.Bind):
             around.values[stmt.var] = stmt.value
         for case, child in enumerate(children_of(stmt)):
@@ -206,6 +216,26 @@ class _Program:
 
     def _add(self, stmt: tirx.Stmt, box: Box, mode: int, is_region: bool = False) -> None:
         self.accesses.append(_Access(stmt, self._number, box, mode, is_region))
+
+    def _box_after(self, first: tirx.BufferLoad, around: Surroundings) -> Box:
+        """Return what may be accessed by the address of an element: the tensor, or the copy of a
+        symmetric tensor on one rank."""
+        buffer = first.buffer
+        if buffer.data not in self._heap:
+            return Box(buffer, None, around)
+        rest = ((tirx.const(0, extent.dtype), extent) for extent in buffer.shape[1:])
+        return Box(buffer, ((first.indices[0], tirx.const(1)), *rest), around)
+
+    def needs_order(self, first: _Access, second: _Access) -> bool:
+        """Return whether two accesses of one tensor need an order within the block. An atomic
+        operation is one access, and signals and waits of the program order accesses of copies on
+        different ranks."""
+        if first is second:
+            return False
+        boxes = first.box, second.box
+        if first.data not in self._heap or any(box.axes is None for box in boxes):
+            return True
+        return structural_equal(*(box.first_index for box in boxes))
 
     def _is_tensor(self, access: _Access) -> bool:
         """Return whether an access is of a tensor whose accesses the inference does not order."""
@@ -332,7 +362,7 @@ def _verify(program: _Program, loop: _Loop, load: _Load, store: _Access) -> None
     first, depth = load.access, len(loop.around.loops)
     is_later = store.number > first.number
     is_inside = loop.contains(store) and loop.contains(first)
-    if is_inside and not builtins_in(store.stmt):  # pin_pipelined refuses builtins
+    if is_inside and not _is_by_builtin(store):  # pin_pipelined refuses these
         boxes = store.box, first.box
         start = 1 if is_later else 0
         distances = [range(n, n + 1) for n in range(start, loop.distance + 1)]
@@ -360,6 +390,11 @@ def _verify(program: _Program, loop: _Loop, load: _Load, store: _Access) -> None
                 "T.Pipelined; expected "
             )
             raise _error(problem, store, load)
+
+
+def _is_by_builtin(store: _Access) -> bool:
+    pointers = (p for call in builtins_in(store.stmt) for p in pointers_written(call))
+    return any(pointer.buffer.data.same_as(store.data) for pointer in pointers)
 
 
 def _orders_of(

@@ -7,7 +7,9 @@ from tvm import tirx
 from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
+from ..ir.accesses import name_of as name_of_statement
 from ..ir.accesses import written_tensors
+from ..ir.memory_order import may_signal
 from ..ir.origin import name_of
 from ..ir.pipelined_loops import (
     COPIES,
@@ -19,10 +21,12 @@ from ..ir.pipelined_loops import (
     written_loads,
 )
 from ..ir.walk import (
+    arrows,
     builtins_in,
     calls_in,
     effects_in,
     flatten,
+    line_of,
     location,
     nodes_in,
     op_name,
@@ -41,9 +45,12 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
     tensor; here that builtin stays with the computation, in program order. With warp
     specialization, TileLang drops the schedule, and the wait moves to the producer.
 
-    A loop that the program schedules itself must not schedule a load before its wait. A loop in
-    which other statements write the memory that a load fills stays unchanged, and
-    ``verify_pipelined`` verifies it.
+    A loop that also signals runs in program order, in one stage: a wait that is iterations ahead
+    may be for a signal that the block sends later, or that another block sends only after it.
+
+    A loop that the program schedules itself must not schedule a load before its wait, or a signal
+    after the waits that the program has after it. A loop in which other statements write the memory
+    that a load fills stays unchanged, and ``verify_pipelined`` verifies it.
 
     Before: ``for k in T.Pipelined(n, num_stages=3): wait; copy; copy; gemm``
     After:  ``for k in T.Pipelined(n, num_stages=3, order=[0, 1, 2, 3], stage=[0, 0, 0, 2]): ...``
@@ -58,6 +65,7 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
         stmts = statements_of(stmt.body) if scheduled else _statements(stmt.body, written)
         guards = [bool(guards_in(s)) for s in stmts]
         loads = [bool(loads_in(s)) for s in stmts]
+        signals = [bool(calls_in(s, may_signal)) for s in stmts]
         writers = _writers(stmt.body)
         if not any(guards) and not writers:
             return stmt
@@ -66,9 +74,10 @@ def stage_waits(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return stmt
         annotations = dict(stmt.annotations)
         if scheduled:
-            _check_schedule(stmts, guards, loads, annotations)
+            _check_schedule(stmts, guards, loads, signals, annotations)
         else:
-            last = int(annotations["num_stages"]) - 1
+            in_order = any(guards) and any(signals)
+            last = 0 if in_order else int(annotations["num_stages"]) - 1
             stages = [
                 0 if guard or load else last
                 for s, guard, load in zip(stmts, guards, loads, strict=True)
@@ -113,33 +122,48 @@ def _reads(expr: tirx.PrimExpr, tensors: set[tirx.Var]) -> bool:
 
 
 def _check_schedule(
-    stmts: list[tirx.Stmt], guards: list[bool], loads: list[bool], annotations: dict
+    stmts: list[tirx.Stmt],
+    guards: list[bool],
+    loads: list[bool],
+    signals: list[bool],
+    annotations: dict,
 ) -> None:
-    """Refuse an explicit schedule in which a load runs before a wait that guards it."""
+    """Refuse an explicit schedule in which a load runs before a wait that guards it, or a wait
+    before a signal that precedes it in the program."""
     places = list(
         zip(annotations["tl_pipeline_stage"], annotations["tl_pipeline_order"], strict=True)
     )
     if len(places) != len(stmts):
         scheduled = [i for i, s in enumerate(stmts) if not isinstance(s, tirx.Bind)]
-        stmts, guards, loads = ([part[i] for i in scheduled] for part in (stmts, guards, loads))
+        stmts, guards, loads, signals = (
+            [part[i] for i in scheduled] for part in (stmts, guards, loads, signals)
+        )
     if len(places) != len(stmts):
         return  # TileLang refuses the schedule, and names the counts
     for index, guard in enumerate(guards):
-        stage, order = map(int, places[index])
-        for later in range(index + 1, len(stmts)) if guard else ():
-            load_stage, load_order = map(int, places[later])
-            if loads[later] and (stage, order) > (load_stage, load_order):
+        if not guard:
+            continue
+        wait, (stage, order) = name_of(guards_in(stmts[index])[0]), map(int, places[index])
+        for other in range(len(stmts)):
+            other_stage, other_order = map(int, places[other])
+            is_later = other > index
+            if loads[other] and is_later and (stage, order) > (other_stage, other_order):
                 raise LanguageError(
-                    f"{_wait_in(stmts[index])}: in stage {stage} of T.Pipelined, with order "
-                    f"{order}, runs after a load that it guards, in stage {load_stage} with order "
-                    f"{load_order}; expected a stage and an order that do not exceed those of the "
+                    f"{wait}: in stage {stage} of T.Pipelined, with order "
+                    f"{order}, runs after a load that it guards, in stage {other_stage} with order "
+                    f"{other_order}; expected a stage and an order that do not exceed those of the "
                     "loads after it"
                     f"{location(stmts[index])}"
                 )
-
-
-def _wait_in(stmt: tirx.Stmt) -> str:
-    return name_of(guards_in(stmt)[0])
+            # A signal after the wait precedes the wait of the next iteration.
+            if signals[other] and (other_stage, other_order) > (stage + is_later, order):
+                lines = [("wait", line_of(stmts[index])), ("signal", line_of(stmts[other]))]
+                raise LanguageError(
+                    f"{wait}: in stage {stage} of T.Pipelined, with order {order}, runs before "
+                    f"{name_of_statement(stmts[other])} of an earlier iteration, in stage "
+                    f"{other_stage} with order {other_order}, and may wait for it; expected both "
+                    f"in one stage, in the order of the program{arrows(lines)}"
+                )
 
 
 def _is_value(stmt: tirx.Stmt, written: set[tirx.Var]) -> bool:

@@ -340,3 +340,92 @@ def test_load_by_the_tma_after_a_distant_store_is_refused():
         tw.emit(program, arch="sm_90a")
     outputs = tw.validate(program, 1, inputs=[{"x": INPUT}], arch="sm_80", schedules=2)
     assert np.array_equal(outputs[0]["y"], parts_after(one_of_four, one_of_four))
+
+
+S = W.Symmetric((PARTS + 1, ROW), "int32")
+Q = T.Tensor((PARTS + 1, ROW), "int32")
+
+
+@T.macro
+def double_rows(s, tile, frag, store):
+    """Row ``k + 1`` becomes twice row ``k``."""
+    for k in T.Pipelined(PARTS, num_stages=2):
+        T.copy(s[W.rank(), k, 0], tile)
+        for i in T.Parallel(ROW):
+            frag[i] = tile[i] * 2
+        store(s, frag, k)
+        T.sync_threads()
+
+
+@T.macro
+def copy_to_own_row(s, frag, k):
+    me = W.rank()
+    T.copy(frag, s[me, k + 1, 0])
+
+
+@T.macro
+def set_own_row(s, frag, k):
+    for i in T.Parallel(ROW):
+        s[W.rank(), k + 1, i] = frag[i]
+
+
+@factory
+def own_copy(store, s: S):
+    """The program synchronizes ranks explicitly, so no wait is inserted."""
+    with T.Kernel(1, threads=128):
+        tile, frag = T.alloc_shared((ROW,), "int32"), T.alloc_fragment((ROW,), "int32")
+        double_rows(s, tile, frag, store)
+        W.fence("sys")
+
+
+@ARCHITECTURES
+@pytest.mark.parametrize("store", [copy_to_own_row, set_own_row])
+def test_store_to_the_own_copy_of_an_explicit_program_is_refused(store, arch):
+    with pytest.raises(tw.TileWeaveError, match=r"stores to s, which T.Pipelined loads iterations"):
+        tw.emit(own_copy(store), arch=arch, world_size=2)
+
+
+@factory
+def stored_before(by_builtin, x: X, z: Z, s: S):
+    """The builtin stores two rows, and the loop loads the second one."""
+    with T.Kernel(1, threads=128):
+        tile, total = T.alloc_shared((ROW,), "int32"), T.alloc_fragment((ROW,), "int32")
+        for k in T.serial(2):
+            T.clear(total)
+            if by_builtin:
+                W.put_block(x[k, 0], s[W.rank(), 0, 0], 2 * ROW)
+            else:
+                for i in T.Parallel(ROW):
+                    s[W.rank(), 1, i] = x[k + 1, i]
+            T.sync_threads()
+            for _ in T.Pipelined(3, num_stages=2):
+                T.copy(s[W.rank(), 1, 0], tile)
+                for i in T.Parallel(ROW):
+                    total[i] = total[i] + tile[i]
+            T.copy(total, z[k, 0])
+            W.fence("sys")
+
+
+@ARCHITECTURES
+@pytest.mark.parametrize("by_builtin", [False, True])
+def test_stores_to_the_own_copy_before_the_loop_are_loaded(by_builtin, arch):
+    program = stored_before(by_builtin)
+    outputs = tw.validate(program, 2, [{"x": VALUES}] * 2, arch=arch, schedules=2)
+    assert all(np.array_equal(output["z"][:2], 3 * VALUES[1:3]) for output in outputs)
+
+
+@factory
+def rank_in_index(y: Q):
+    with T.Kernel(1, threads=128):
+        tile, frag = T.alloc_shared((ROW,), "int32"), T.alloc_fragment((ROW,), "int32")
+        for k in T.Pipelined(PARTS - 1, num_stages=2):
+            T.copy(y[k, 0], tile)
+            for i in T.Parallel(ROW):
+                frag[i] = tile[i] * 2
+            T.copy(frag, y[k + W.rank() + 1, 0])
+
+
+@ARCHITECTURES
+def test_store_whose_index_has_the_rank_is_refused(arch):
+    with pytest.raises(tw.TileWeaveError, match=r"T.copy: stores to y, which T.Pipelined loads"):
+        tw.emit(rank_in_index(), arch=arch, world_size=2)
