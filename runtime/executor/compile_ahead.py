@@ -66,7 +66,9 @@ def compile_ahead(
             compile = stack.enter_context(CompileWorkers(workers)).compile
         threads = ThreadPoolExecutor(workers, "compile", _take_gpu, (ranks.device,))
         pool = stack.enter_context(threads)
-        futures = [pool.submit(compile, kernel.program, **options) for kernel, options in own_kernels]
+        futures = [
+            pool.submit(compile, kernel.program, **options) for kernel, options in own_kernels
+        ]
     for future in futures:
         future.exception()  # the next attempt to compile it raises it
     ranks.meet("compiled ahead", timeout_s=3600.0)
