@@ -33,6 +33,7 @@ from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import LARGE, Choice
 from tileweave.passes import run_group
 from tileweave.passes.sync.infer.infer_sync import infer_sync
+from tileweave.runtime.kernel import for_group
 from tileweave.runtime.plans import sync_push as plan_sync
 
 MAX_MS = 50.0
@@ -90,7 +91,7 @@ def time_plan(plan: tw.Plan, ranks: int) -> float:
     """Return the time of ``sync_of`` in ms, which infers the kernel together with the copies."""
     shapes = {p.name: p.shape for p in plan.parameters}
     traces = [plan._traced(r, ranks, shapes, {}) for r in range(ranks)]
-    for cached in (plan_sync._ordered, plan_sync._inferred):
+    for cached in (plan_sync._ordered, for_group.inferred):
         cached.cache_clear()
     start = time.perf_counter()
     plan_sync.sync_of(traces)

@@ -1,15 +1,17 @@
 """Hook into TileLang: wrap its CUDA pipeline, its cache key, its call of nvcc, and the frontend's
-record of lines and check of copies, and filter its log; nothing else."""
+transform of functions, record of lines and check of copies, and filter its log; nothing else."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 import tilelang
@@ -18,7 +20,9 @@ from tilelang import tvm
 from tilelang.cache.kernel_cache import KernelCache
 from tilelang.contrib import nvcc
 from tilelang.language import copy_op
+from tilelang.language.eager import builder
 from tilelang.language.eager.builder import Builder
+from tilelang.language.eager.utils import get_func_nonlocals
 from tilelang.transform import PassConfigKey
 from tvm import IRModule, tirx
 from tvm.ir.instrument import pass_instrument
@@ -51,6 +55,8 @@ from .toolchain import ToolchainError, diagnose_failures
 _lock = threading.Lock()
 _ENTRY = ("target", "tile", "entry")
 """Stages before TileLang's pipeline."""
+_MAX_TRANSFORMS = 1024
+"""Maximum number of transformed functions that are kept."""
 _PLACES = {
     "warp": ("after", "tl.ProducerConsumerWarpSpecialized"),
     "layout": ("before", "tl.LowerTileOp"),
@@ -76,6 +82,7 @@ def activate() -> None:
         _register_lowering(HOLD, lambda call: tirx.IntImm("int32", 0))
         _wrap_pipeline()
         _wrap_cache_key()
+        _transform_once()
         _name_lines_of_programs()
         _name_shapes_of_copies()
         logging.getLogger(Builder.__module__).addFilter(_is_logged)
@@ -225,6 +232,38 @@ def _wrap_cache_key() -> None:
         return hashlib.sha256(f"{key}{stamp()}".encode()).hexdigest()
 
     KernelCache._generate_key = generate_key
+
+
+def _transform_once() -> None:
+    """Let the frontend transform a function once for all values of the variables that it captures.
+
+    A program for another size is the same function with other values. Its transform takes longer
+    than its trace.
+    """
+    stock = builder.mutate
+    if _is_wrapper(stock):
+        return
+    transforms: dict[tuple[Any, ...], tuple[CodeType, Any]] = {}
+
+    def mutate(func: Callable[..., Any]) -> Any:
+        captured = get_func_nonlocals(func)
+        key = id(func.__code__), *captured
+        _, transform = transforms.get(key, (None, None))
+        if transform is None:
+            transform = stock(func)
+            # Types of arguments that the body declares are evaluated with the captured values.
+            if transform.extra_type_hints:
+                return transform
+            if len(transforms) >= _MAX_TRANSFORMS:
+                transforms.clear()
+            # It keeps the code, so that no other code has its id.
+            transforms[key] = func.__code__, transform
+        code = transform.gen.__code__
+        cells = tuple(CellType(captured[name]) for name in code.co_freevars)
+        function = FunctionType(code, func.__globals__, code.co_name, None, cells)
+        return dataclasses.replace(transform, gen=function)
+
+    builder.mutate = mutate
 
 
 def _name_lines_of_programs() -> None:

@@ -203,7 +203,7 @@ def estimate_gemm_rs_persistent_us(
         wave_ends += tile_us
         is_remote = owners > 0
         copies.finish(owners[is_remote], chunks[is_remote], wave_ends[is_remote])
-        for chunk in np.unique(chunks[~is_remote]):
+        for chunk in dict.fromkeys(chunks[~is_remote].tolist()):
             is_own = ~is_remote & (chunks == chunk)
             for arrival in copies.arrivals(chunk):
                 wave_ends[is_own] = np.maximum(wave_ends[is_own], arrival) + adding_us
@@ -333,10 +333,14 @@ class Copies:
 
     def finish(self, owners: np.ndarray, chunks: np.ndarray, ends: np.ndarray) -> None:
         """Record computed tiles; start the copies that they complete."""
-        for owner, chunk in np.unique(np.stack([owners, chunks]), axis=1).T.tolist():
-            tile_ends = ends[(owners == owner) & (chunks == chunk)]
-            self._left[owner, chunk] -= len(tile_ends)
-            self._ready[owner, chunk] = max(self._ready[owner, chunk], float(tile_ends.max()))
+        codes = owners * len(self._nbytes) + chunks
+        first = np.flatnonzero(np.diff(codes, prepend=-1))
+        counts = np.diff(first, append=len(codes))
+        latest = np.maximum.reduceat(ends, first) if len(first) else ends
+        columns = (a.tolist() for a in (owners[first], chunks[first], counts, latest))
+        for owner, chunk, count, end in zip(*columns, strict=True):
+            self._left[owner, chunk] -= count
+            self._ready[owner, chunk] = max(self._ready[owner, chunk], end)
             if self._stores_last_peer and owner == self._ranks - 1 and not self._left[owner, chunk]:
                 stored = self._ready[owner, chunk] + self._nbytes[chunk] / _PUSH_BYTES_PER_US
                 self._arrived[chunk].append(stored + _FLAG_OBSERVED_US)

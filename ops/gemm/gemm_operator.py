@@ -99,14 +99,20 @@ class GemmOperator(CallableOp, ABC):
         program = cls.programs[choice.program](GemmConfig.of(problem, choice.tiles))
         return shared_by_sizes(program, problem, rows=0)
 
-    def __init__(self, problem: Problem, choice: Choice, session: Session) -> None:
+    def __init__(
+        self, problem: Problem, choice: Choice, session: Session,
+        programs: Sequence[tirx.PrimFunc | Plan] = (),
+    ) -> None:  # fmt: skip
         """Compile, and allocate symmetric memory. Collective.
+
+        Args:
+            programs: ``compiled_programs``, if they exist.
 
         Raises:
             HeapExhausted: the heap is too small; nothing stays allocated.
         """
         graph_choice = self.graph_choice(problem, choice)
-        steps, *others = self.compiled_programs(problem, choice)
+        steps, *others = programs or self.compiled_programs(problem, choice)
         super().__init__(steps, session, lambda: self.similar_programs(problem, choice), others)
         self.problem, self.choice = problem, choice
         extra_inputs = self.extra_inputs.get(choice.program)
@@ -115,7 +121,7 @@ class GemmOperator(CallableOp, ABC):
         with ExitStack() as failed:
             failed.callback(self.free)
             if graph_choice != choice:
-                self.graph_operator = type(self)(problem, graph_choice, session)
+                self.graph_operator = type(self)(problem, graph_choice, session, others)
             failed.pop_all()
 
     def __call__(self, *tensors: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +30,7 @@ from ..host.session import Session, current, require_open
 from ..host.tracer import tracer_of
 from ..plans.parameters import Parameter, bound, parameters_of
 from .compile_once import compile_once
+from .for_group import for_group as program_for_group
 from .host_functions import require_multicast
 from .launch_order import CallStream, begin_call, end_call
 from .statistics import count_kernel
@@ -256,10 +257,7 @@ def _compile_and_load(
 def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
     """Return the program that TileLang compiles: ``func`` with the group's size, the heap's stride
     and the inferred synchronization."""
-    return _for_group(func, session.group.world_size, session.heap.stride)
-
-
-_for_group = lru_cache(maxsize=64)(passes.for_group)
+    return program_for_group(func, session.group.world_size, session.heap.stride)
 
 
 def current_call_stream(session: Session) -> CallStream:

@@ -140,9 +140,13 @@ def pull_sync_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
     """
     steps = [(rank, s) for rank, trace in enumerate(traces) for s in trace]
     copies = [(rank, s) for rank, s in steps if isinstance(s, Copy)]
+    into: dict[str, list[tuple[int, Copy]]] = {}
+    for rank, step in copies:
+        into.setdefault(step.dst.parameter.name, []).append((rank, step))
     pulls = {
         s.src.parameter.name: s for r, s in copies
-        if s.src.rank not in (None, r) or _is_pushed(r, s, copies, traces[r])
+        if s.src.rank not in (None, r)
+        or _is_pushed(r, s, into.get(s.src.parameter.name, ()), traces[r])
     }  # fmt: skip
     if not pulls or any(_is_explicit(s) for _, s in steps):
         return None
@@ -230,6 +234,9 @@ def _is_pushed(
 
     A kernel that waits for them and comes before ``copy`` in its stream orders them. Own copies
     count, because a plan for any number of ranks has no other copies on one rank.
+
+    Args:
+        copies: the copies of all ranks into the tensor that ``copy`` reads.
     """
     name = copy.src.parameter.name
     if not copy.src.parameter.symmetric:

@@ -52,21 +52,20 @@ from functools import cache, lru_cache
 import tilelang.language as T
 from tvm import tirx
 
-from ... import passes
 from ...builtins import language as W
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.implicit import Implicit, implicit_of
 from ...passes.ir.sizes import named
 from ...passes.sync.infer.epochs import CALL, EPOCH
-from ...passes.sync.infer.inference import Explanation, infer_and_explain, is_explicit
+from ...passes.sync.infer.inference import is_explicit
 from ...passes.sync.regions.accesses import Kind
 from ...passes.sync.regions.copies import COPIES, with_copies
 from ...passes.sync.regions.copies import Copy as KnownCopy
+from ..kernel.for_group import inferred
 from .parameters import Parameter
 from .regions import Region
 from .steps import Copy, CopyValue, Launch, Step, WaitStream, WaitValue, WriteValue
 
-_STRIDE = 1 << 40
 ENTRY_STREAM = "entry barrier"
 """Stream of the entry barrier, if side streams make the copies. It runs concurrently with the
 caller's stream, and its priority gives the barrier the first SM that becomes free."""
@@ -326,18 +325,12 @@ def _ordered(
     """Return the synchronization of a kernel and copies; None if they need none. Cached, because
     calls that differ only in scalars need the same."""
     kernel = with_copies(original, copies)
-    program, explanation = _inferred(kernel, world_size)
+    program, explanation = inferred(kernel, world_size)
     flags, awaited = explanation.signals_of_copies, explanation.waits_of_copies
     if not flags and not awaited:
         return None
     implicit, room = tuple(implicit_of(program)), explanation.leaves_room
     return PushSync(original, kernel, implicit, copies, copied, room, flags, awaited)
-
-
-@lru_cache(maxsize=64)
-def _inferred(kernel: tirx.PrimFunc, world_size: int) -> tuple[tirx.PrimFunc, Explanation]:
-    program = passes.for_group(kernel, world_size, _STRIDE, ["group"])
-    return infer_and_explain(program, world_size, _STRIDE)
 
 
 def _launches_of(kernel: tirx.PrimFunc, copied: Set[str], steps: Sequence[Step]) -> list[Launch]:
@@ -420,7 +413,7 @@ def refuse_beside_itself(traces: Sequence[Sequence[Step]]) -> None:
             if first.program is not second.program or id(second) in steps_after(first, steps):
                 continue
             if not is_explicit(first.program) and implicit_of(
-                _inferred(first.program, len(traces))[0]
+                inferred(first.program, len(traces))[0]
             ):
                 lines = f"\n p.launch --> {first.loc}\n p.launch --> {second.loc}"
                 raise TileWeaveError(

@@ -127,6 +127,15 @@ def test_what_cannot_be_ordered_is_left_to_those_who_need_it(compilers, monkeypa
     assert compile_ahead.compile_ahead([bad, good]) == 1
 
 
+def test_a_plan_that_cannot_be_ordered_is_left_to_those_who_need_it(compilers):
+    @tw.plan
+    def bad(p: tw.PlanBuilder, C: T.Tensor((32,), "float32")):
+        raise tw.TileWeaveError("cannot be ordered")
+
+    compilers.join(one_rank())
+    assert compile_ahead.compile_ahead([bad, shift(64, ranks=1)]) == 1
+
+
 def test_a_plan_whose_call_decides_is_refused():
     @tw.plan
     def some(p: tw.PlanBuilder, S: W.Symmetric((64,), "float32"), n: T.int32):

@@ -19,8 +19,12 @@ from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import Choice, Tiles
 from tileweave.passes import for_group, with_options
+from tileweave.passes.sync.infer.inference import infer_and_explain
+from tileweave.passes.sync.infer.options import options_of
 from tileweave.runtime import Plan
+from tileweave.runtime.kernel import for_group as group_programs
 from tileweave.runtime.kernel import kernel, shared_program
+from tileweave.runtime.kernel.for_group import for_group as program_for_group
 from tileweave.runtime.kernel.shared_kernels import SharedKernel, SharedKernels
 from tileweave.runtime.kernel.shared_program import SharedProgram, SizedProgram
 from tileweave.simulator.device.lowering import HEAP_STRIDE, DeviceFunctions, lowered
@@ -286,3 +290,26 @@ def test_a_kernel_that_does_not_compile_is_replaced_by_one_of_constants(monkeypa
     program = with_options(shift_program(128), {"tileweave.share": "a"})
     kernel.compile_kernel(program, {}, session)
     assert [len(func.params) for func in compiled] == [len(compiled[0].params)] * 2
+
+
+@pytest.mark.parametrize(("op", "name"), PROGRAMS)
+def test_the_inference_does_not_depend_on_the_stride(op, name):
+    for func in kernels_of(gemm(op, name, 41)):
+        expected = for_group(func, RANKS, HEAP_STRIDE)
+        assert text_of(program_for_group(func, RANKS, HEAP_STRIDE)) == text_of(expected)
+
+
+def test_the_kernel_of_a_plan_is_inferred_once(monkeypatch):
+    inferred = []
+
+    def infer(func, *args):
+        inferred.append(func)
+        return infer_and_explain(func, *args)
+
+    monkeypatch.setattr(group_programs, "infer_and_explain", infer)
+    for func in kernels_of(gemm("all_gather_matmul", "copy_engines", 67)):
+        options = {"tileweave.share": options_of(func).share}
+        for stride in (HEAP_STRIDE, 2 * HEAP_STRIDE):
+            program_for_group(with_options(func, options), RANKS, stride)
+    names = [str(func.attrs["global_symbol"]) for func in inferred]
+    assert names.count("ag_gemm_copy_engine") == 1

@@ -98,6 +98,8 @@ def _with_own_options(func: tirx.PrimFunc, options: Mapping[str, Any]) -> tirx.P
     """Return ``func`` with these options, by names without prefix, beside those that it has."""
     text = func.attrs[OPTIONS].value if func.attrs and OPTIONS in func.attrs else "{}"
     fields = json.dumps({**json.loads(text), **options}, sort_keys=True)
+    if fields == text:
+        return func
     return func.with_attr(OPTIONS, tirx.StringImm(fields))
 
 

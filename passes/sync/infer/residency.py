@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import tirx
@@ -28,31 +28,94 @@ def verify_residency(context: SyncContext) -> None:
 
     Blocks of a launch start in order. A wait is safe with any number of resident blocks if all
     signals that it waits for come from earlier blocks of any rank, or from earlier statements of
-    the same block. If some wait is not, the launch is simulated with
-    ``tileweave.resident_blocks`` blocks at a time.
+    the same block. If some wait is not, blocks that wait for later ones form batches with them. It
+    suffices that all blocks of a batch can be resident, and that each wait comes after the waits
+    that precede its signals in their blocks, by batch and by position in the program and its
+    iterations. If even this does not hold, the launch is simulated with
+    ``tileweave.resident_blocks`` blocks at a time on each rank, and refused if it deadlocks.
 
     Raises:
         LanguageError: names the wait's access and a block that it waits for.
     """
     kinds = ("read", "write", "add")
-    accesses = [f.access for t in context.tensor_accesses for f in t.in_kernel(*kinds)]
-    timestamps = Timestamps(accesses, context.program, context.world_size)
+    footprints = [f for t in context.tensor_accesses for f in t.in_kernel(*kinds)]
+    timestamps = Timestamps([f.access for f in footprints], context.program, context.world_size)
     counters = [c for c in context.counters if not c.at_exit]
     if any(c.by_copies for c in counters):
         _verify_room(context, counters)
-    last: dict[Counter, np.ndarray] = {}
+    blocks = _num_blocks(context)
+    waits = list(_waits(context, timestamps, counters, _Order(timestamps.span, np.arange(blocks))))
+    if _is_ordered(waits):
+        return
+    batches, resident = _batches(waits, blocks, timestamps.span), context.options.resident_blocks
+    if np.bincount(batches).max() <= resident:
+        order = _Order(timestamps.span, batches, _times_of_waits(context, timestamps, counters))
+        if _is_ordered(_waits(context, timestamps, counters, order)):
+            return
+    _Launch(context, timestamps).run(resident)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """Order of the waits and signals of a launch.
+
+    Attributes:
+        span: number of timestamps of a block.
+        batches: the number that replaces that of each block in timestamps, in ascending order.
+        waits: sorted timestamps of all waits, rank by rank, of which a signal has that of the last
+            one before it in its block; None: signals have their own timestamps.
+    """
+
+    span: int
+    batches: np.ndarray
+    waits: np.ndarray | None = None
+
+    def of_waits(self, time: np.ndarray) -> np.ndarray:
+        """Return the timestamps of waits in this order."""
+        return self.batches[time // self.span] * self.span + time % self.span
+
+    def of_signals(self, rank: np.ndarray, time: np.ndarray) -> np.ndarray:
+        """Return the timestamps of signals in this order."""
+        if self.waits is None:
+            return self.of_waits(time)
+        blocks = len(self.batches)
+        key = rank.reshape(rank.shape + (1,) * (time.ndim - rank.ndim)) * blocks * self.span + time
+        last = self.waits[np.searchsorted(self.waits, key) - 1]
+        first = self.batches[time // self.span] * self.span - 1
+        return np.where(last // self.span == key // self.span, first + 1 + last % self.span, first)
+
+
+def _times_of_waits(
+    context: SyncContext, timestamps: Timestamps, counters: Sequence[Counter]
+) -> np.ndarray:
+    """Return ``_Order.waits``."""
+    times, blocks = [], _num_blocks(context)
     for counter in counters:
-        last[counter] = np.full(counter.arrivals.shape, -1, np.int64)
-        for footprints in counter.accesses.in_kernel(counter.kind):
-            time = _signal_times(context, timestamps, counter, footprints)
-            _, _, owner, granule, time = _latest(counter, footprints, time, from_axis=0)
-            np.maximum.at(last[counter], (owner, granule), time)
-    for queue in queues_of(counters):
-        ready_at = -1
-        for copy in queue:
-            ready_at = max([ready_at, *(last[c][tuple(granule)] for c, *granule in copy.needs)])
-            for c, *granule in copy.produces:
-                last[c][tuple(granule)] = max(last[c][tuple(granule)], ready_at)
+        for footprints in counter.users:
+            depth = wait_depth(context, counter, footprints)
+            time = timestamps.of_access(footprints, depth)
+            mask = footprints.mask.any(axis=_fixed_axes(time + 0 * footprints.rank), keepdims=True)
+            rank, time = footprints.active(footprints.rank, time, mask=mask)
+            times.append(rank * blocks * timestamps.span + time)
+    return np.unique(np.concatenate(times))
+
+
+def _num_blocks(context: SyncContext) -> int:
+    """Return the number of blocks that access a tensor, and of those before them."""
+    footprints = (f for t in context.tensor_accesses for f in t.in_kernel("read", "write", "add"))
+    return 1 + max((int(f.block.max()) for f in footprints), default=0)
+
+
+_Wait = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Of an access that waits, in each iteration: the block, the latest timestamp of a signal that it
+waits for, and the timestamp of the wait. The arrays broadcast."""
+
+
+def _waits(
+    context: SyncContext, timestamps: Timestamps, counters: Sequence[Counter], order: _Order
+) -> Iterator[_Wait]:
+    """Yield the waits of each access."""
+    last = _last_signals(context, timestamps, counters, order)
     for counter in counters:
         for footprints in counter.users:
             signalled = last[counter][footprints.owner, counter.granules.numbers_of(footprints)]
@@ -62,10 +125,54 @@ def verify_residency(context: SyncContext) -> None:
             signalled = np.where(footprints.mask, signalled, -1)
             first = footprints.block.min(axis=_fixed_axes(signalled), keepdims=True)
             depth = wait_depth(context, counter, footprints)
-            time = timestamps.of_access(footprints, depth, block=first)
-            if np.any(signalled.max(axis=_fixed_axes(time), keepdims=True) >= time):
-                _Launch(context, timestamps).run(context.options.resident_blocks)
-                return
+            time = order.of_waits(timestamps.of_access(footprints, depth, block=first))
+            yield first, signalled.max(axis=_fixed_axes(time), keepdims=True), time
+
+
+def _last_signals(
+    context: SyncContext, timestamps: Timestamps, counters: Sequence[Counter], order: _Order
+) -> dict[Counter, np.ndarray]:
+    """Return the latest timestamp of a signal to each granule, by owner and granule.
+
+    A copy of a plan has the timestamp of the latest signal that it waits for.
+    """
+    last: dict[Counter, np.ndarray] = {}
+    for counter in counters:
+        last[counter] = np.full(counter.arrivals.shape, -1, np.int64)
+        for footprints in counter.accesses.in_kernel(counter.kind):
+            time = _signal_times(context, timestamps, counter, footprints)
+            time = order.of_signals(footprints.rank, time)
+            _, _, owner, granule, time = _latest(counter, footprints, time, from_axis=0)
+            np.maximum.at(last[counter], (owner, granule), time)
+    for queue in queues_of(counters):
+        ready_at = -1
+        for copy in queue:
+            ready_at = max([ready_at, *(last[c][tuple(granule)] for c, *granule in copy.needs)])
+            for c, *granule in copy.produces:
+                last[c][tuple(granule)] = max(last[c][tuple(granule)], ready_at)
+    return last
+
+
+def _is_ordered(waits: Iterable[_Wait]) -> bool:
+    """Return whether all waits come after the signals that they wait for."""
+    return all(np.all(signalled < time) for _, signalled, time in waits)
+
+
+def _batches(waits: Iterable[_Wait], blocks: int, span: int) -> np.ndarray:
+    """Return the number of the batch of each block: a block that waits for a later one is in a
+    batch with it, and with all blocks between them.
+
+    Args:
+        blocks: number of blocks.
+        span: number of timestamps of a block.
+    """
+    numbers = np.arange(blocks)
+    reach = numbers.copy()
+    for first, signalled, _ in waits:
+        latest = (signalled // span).max(axis=_fixed_axes(first), keepdims=True)
+        np.maximum.at(reach, *np.broadcast_arrays(first, latest))
+    reach = np.maximum.accumulate(reach)
+    return np.cumsum(np.append(False, reach[:-1] < numbers[1:]))
 
 
 def _latest(

@@ -161,11 +161,11 @@ def _awaited_ranks(context: SyncContext, footprints: Footprints) -> np.ndarray:
             if is_later or not other.repeats:
                 continue
             granules = counter.granules.numbers_of(other)
-            ranks = np.where(other.mask, producers[other.owner, granules], 0)
+            ranks = other.extended(np.where(other.mask, producers[other.owner, granules], 0))
             ranks = np.bitwise_or.reduce(ranks, axis=tuple(range(1 + shared, ranks.ndim)))
             missing_axes = (1,) * (footprints.mask.ndim - ranks.ndim)
             awaited = awaited | ranks.reshape(ranks.shape + missing_axes)
-    return awaited
+    return footprints.taken(awaited)
 
 
 def _encloses(read: Footprints, write: Footprints) -> bool:

@@ -82,12 +82,17 @@ class CellGrid:
             part = slice(start, start + boxes_per_chunk)
             number = owner[part, None]
             mask = np.ones((1, 1), np.bool_)
-            for axis in range(len(max_cells)):
-                mask = mask & (offsets[axis] < count[axis][part, None])
-                number = number * self.cells[axis] + first[axis][part, None] + offsets[axis]
-            mask = np.broadcast_to(mask, number.shape)
+            for axis, cells in enumerate(self.cells):
+                if max_cells[axis] > 1:
+                    mask = mask & (offsets[axis] < count[axis][part, None])
+                if cells > 1:
+                    number = number * cells + first[axis][part, None] + offsets[axis]
             box = np.broadcast_to(np.arange(start, start + len(number))[:, None], number.shape)
-            yield box[mask], number[mask]
+            if mask.all():
+                yield box.ravel(), number.ravel()
+            else:
+                mask = np.broadcast_to(mask, number.shape)
+                yield box[mask], number[mask]
 
 
 @dataclass(eq=False)
@@ -110,9 +115,10 @@ class Coverage:
         coverage = cls(np.zeros(size, np.int64), np.zeros(size, np.int64))
         for boxes in footprints:
             rank, _, chunks = grid.cells_of(boxes, repeated=kind != "read" and boxes.is_certain)
+            is_accessed = np.zeros((world_size, size), np.bool_)
             for box, cell in chunks:
                 coverage.times += boxes.repeats * np.bincount(cell, minlength=size)
-                rank_of_cell = rank[box]
-                for r in range(world_size):
-                    coverage.ranks[cell[rank_of_cell == r]] |= 1 << r
+                is_accessed[rank[box], cell] = True
+            for r in range(world_size):
+                coverage.ranks[is_accessed[r]] |= 1 << r
         return coverage

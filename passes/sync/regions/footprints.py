@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -47,6 +47,8 @@ class Footprints:
         skipped: numbers of the loops around the access that sometimes have no iteration.
         runtime_axes, runtime_loops, is_certain, limit: see ``Region``.
         limited: ``limit.index`` in each iteration; 0 without a limit.
+        iterations: for each axis of a loop of which the arrays have some iterations only, a mask of
+            these; in the others the access never happens.
         inner_conditions: conditions inside ``access.anchor`` that decide whether the access
             happens, evaluated in one iteration of ``access.inner`` in which they hold if they hold
             in any. Empty if the access happens whenever the block reaches the anchor.
@@ -74,6 +76,48 @@ class Footprints:
     shifts: tuple[int | None, ...] = ()
     limit: Limit | None = None
     limited: np.ndarray = field(default_factory=lambda: np.zeros((), np.int64))
+    iterations: Mapping[int, np.ndarray] = field(default_factory=dict)
+
+    def without_idle(self, grid: int) -> Footprints:
+        """Return the footprints without iterations of loops in which the access never happens.
+
+        The first iteration stays, and so do all if the access happens in the first one: statements
+        move out of a loop by what they do in it.
+
+        Args:
+            grid: number of block axes, whose blocks all stay.
+        """
+        mask, iterations = self.mask, {}
+        for axis in range(1 + grid, 1 + len(self.access.loops)):
+            happens = mask.any(axis=tuple(a for a in range(mask.ndim) if a != axis))
+            if not happens[0] and 2 * happens.sum() < happens.size:
+                happens[0] = True
+                iterations[axis] = happens
+        if not iterations:
+            return self
+        shorter = replace(self, iterations=iterations)
+        return replace(
+            shorter, owner=shorter.taken(self.owner), low=tuple(map(shorter.taken, self.low)),
+            size=tuple(map(shorter.taken, self.size)), mask=shorter.taken(mask),
+            limited=shorter.taken(self.limited),
+        )  # fmt: skip
+
+    def taken(self, values: np.ndarray) -> np.ndarray:
+        """Return ``values`` of all iterations in those that the arrays have."""
+        for axis, numbers in self.iterations.items():
+            if values.ndim > axis and values.shape[axis] > 1:
+                values = values.compress(numbers, axis=axis)
+        return values
+
+    def extended(self, values: np.ndarray) -> np.ndarray:
+        """Return ``values`` in all iterations, 0 in those that the arrays do not have."""
+        for axis, numbers in self.iterations.items():
+            if values.ndim > axis:
+                shape = (*values.shape[:axis], len(numbers), *values.shape[axis + 1 :])
+                whole = np.zeros(shape, values.dtype)
+                np.moveaxis(whole, axis, 0)[numbers] = np.moveaxis(values, axis, 0)
+                values = whole
+        return values
 
     def shift(self, axis: int) -> int:
         """Return the shift along ``axis``; see ``shifts``.
@@ -289,7 +333,7 @@ def region_footprints(
     # The two masks stay separate, because their product would extend over the axes of both.
     outer_mask, mask = _split_mask([space.inside, *conditions], inner)
     skipped = tuple(n for n in range(len(access.loops)) if _skips(space.skipped[n], conditions))
-    starts = [space.evaluate(s) for s in region.starts]
+    fixed, starts = zip(*(_split(space, s, inner) for s in region.starts), strict=True)
     extents = [space.evaluate(e) for e in region.extents]
     block = space.block_number(program.grid)
     limited = np.asarray(space.evaluate(region.limit.index if region.limit else 0))
@@ -300,7 +344,7 @@ def region_footprints(
     merged = merged_footprints(starts, extents, mask, inner, happens)
     if merged is None:
         raise _refused(access, "touches elements that do not fill a box", "a box without holes")
-    low, size = merged
+    low, size = [a + b for a, b in zip(fixed, merged[0], strict=True)], merged[1]
     _require_one_rank(access, low[0], size[0], happens)
     inner_conditions = _inner_conditions(
         access, region, program, space, (outer_mask, mask), happens
@@ -319,7 +363,7 @@ def region_footprints(
         raise _refused(access, "extends past the end of a row", "part of a row, or whole rows")
     shifts = tuple(
         _common_value(*_active(happens, [a - _first(start, inner)]))
-        for a, start in zip(low, starts if inner else (), strict=bool(inner))
+        for a, start in zip(merged[0], starts if inner else (), strict=bool(inner))
     )
     clipped = [
         _clipped(a, b, n, happens) for a, b, n in zip(low[1:], size[1:], shape[1:], strict=True)
@@ -337,12 +381,28 @@ def region_footprints(
         space.rank.shape, happens.shape, owner.shape, *(a.shape for a in bounds)
     )
     repeats = math.prod(n for n, m in zip(space.shape[:outer], varying, strict=False) if m == 1)
-    return Footprints(
+    footprints = Footprints(
         access, space.rank, owner, tuple(c[0] for c in clipped),
         tuple(c[1] for c in clipped), happens, block, repeats,
         outside, before, misses and region.is_certain, skipped, region.runtime_axes,
         region.runtime_loops, region.is_certain, inner_conditions, shifts, region.limit, limited,
     )  # fmt: skip
+    return footprints.without_idle(len(program.grid))
+
+
+def _split(
+    space: IterationSpace, expr: tirx.PrimExpr, axes: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return two arrays whose sum is the value of ``expr`` in every iteration. The first one does
+    not vary along ``axes``, the second one along few of the others."""
+    expr = space.bound(expr)
+    if isinstance(expr, tirx.Add | tirx.Sub):
+        (a, inner_a), (b, inner_b) = (_split(space, e, axes) for e in (expr.a, expr.b))
+        if isinstance(expr, tirx.Add):
+            return a + b, inner_a + inner_b
+        return a - b, inner_a - inner_b
+    value, zero = space.evaluate(expr), space.evaluate(0)
+    return (zero, value) if any(value.shape[a] > 1 for a in axes) else (value, zero)
 
 
 def _inner_conditions(
@@ -467,8 +527,11 @@ def _bounding_boxes(starts, extents, mask, inner):
             big, end = np.int64(1) << 62, start + extent
             fixed = tuple(a for a in inner if end.shape[a] == 1)
             holds = mask.any(axis=fixed, keepdims=True)
-            first = np.where(holds, start, big).min(axis=inner, keepdims=True)
-            last = np.where(holds, end, -big).max(axis=inner, keepdims=True)
+            # Reduce first along axes of which the mask holds in all iterations, or in none.
+            whole = tuple(a for a in inner if holds.shape[a] == 1)
+            first, last = start.min(axis=whole, keepdims=True), end.max(axis=whole, keepdims=True)
+            first = np.where(holds, first, big).min(axis=inner, keepdims=True)
+            last = np.where(holds, last, -big).max(axis=inner, keepdims=True)
         else:
             first = start.min(axis=inner, keepdims=True)
             last = (start + extent).max(axis=inner, keepdims=True)

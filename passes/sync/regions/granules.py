@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from tvm import tirx
@@ -36,7 +37,7 @@ class Granules:
     shape: tuple[int, ...]
     size: tuple[int, ...]
 
-    @property
+    @cached_property
     def counts(self) -> tuple[int, ...]:
         """Number of granules along each axis."""
         return tuple(-(-n // g) for n, g in zip(self.shape, self.size, strict=True))
@@ -46,7 +47,7 @@ class Granules:
         """Elements along each axis, as in ``16 x 32``."""
         return " x ".join(map(str, self.size))
 
-    @property
+    @cached_property
     def total(self) -> int:
         return math.prod(self.counts)
 

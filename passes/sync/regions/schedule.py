@@ -80,5 +80,5 @@ class Timestamps:
                 timestamp = timestamp * self._iterations[level]
                 if level < depth:
                     loop = access.loops[self._grid + level]
-                    timestamp = timestamp + space.iteration_of(loop)
+                    timestamp = timestamp + footprints.taken(space.iteration_of(loop))
         return timestamp.reshape(timestamp.shape + (1,) * (footprints.mask.ndim - timestamp.ndim))

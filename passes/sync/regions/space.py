@@ -6,7 +6,7 @@ iteration of the loops around it. So any integer expression is supported, swizzl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +37,30 @@ class NotEvaluable(Exception):
 
 
 _BINARY = {**ARITHMETIC, **COMPARISONS, tirx.And: np.logical_and, tirx.Or: np.logical_or}
-_CALLS = {**BITWISE, "tirx.abs": np.abs, "tirx.likely": lambda a: a}
+_CALLS = {
+    **BITWISE, "tirx.abs": np.abs, "tirx.likely": lambda a: a, "tirx.if_then_else": np.where,
+}  # fmt: skip
+
+
+def _operation_of(expr: Any) -> tuple[Callable[..., Any] | None, Sequence[Any]]:
+    """Return the function that computes ``expr`` from the values of its operands, and these; None
+    if there is no such function."""
+    operation = _BINARY.get(type(expr))
+    if operation is not None:
+        return (_divided(operation) if isinstance(expr, DIVISIONS) else operation), (expr.a, expr.b)
+    if isinstance(expr, tirx.Cast) and str(expr.dtype).startswith(("int", "uint", "bool")):
+        return np.asarray, (expr.value,)
+    if isinstance(expr, tirx.Not):
+        return np.logical_not, (expr.a,)
+    if isinstance(expr, tirx.Select):
+        return np.where, (expr.condition, expr.true_value, expr.false_value)
+    name = op_name(expr)
+    return _CALLS.get(name), expr.args if name in _CALLS else ()
+
+
+def _divided(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a division that divides by 1 instead of 0."""
+    return lambda a, b: operation(a, np.where(b == 0, 1, b))
 
 
 class IterationSpace:
@@ -125,33 +148,31 @@ class IterationSpace:
                     raise NotEvaluable(expr)
                 self._evaluated[expr] = self.evaluate(self._values[expr])
             return self._evaluated[expr]
-        operation = _BINARY.get(type(expr))
-        if operation is not None:
-            a, b = self.evaluate(expr.a), self.evaluate(expr.b)
-            return operation(a, np.where(b == 0, 1, b) if isinstance(expr, DIVISIONS) else b)
-        if isinstance(expr, tirx.Cast) and str(expr.dtype).startswith(("int", "uint", "bool")):
-            return self.evaluate(expr.value)
-        if isinstance(expr, tirx.Not):
-            return np.logical_not(self.evaluate(expr.a))
-        if isinstance(expr, tirx.Select):
-            parts = (expr.condition, expr.true_value, expr.false_value)
-            return np.where(*(self.evaluate(p) for p in parts))
-        name = op_name(expr)
-        if name == RANK:
+        if op_name(expr) == RANK:
             return self.rank
-        if name == "tirx.if_then_else":
-            return np.where(*(self.evaluate(a) for a in expr.args))
-        if name in _CALLS:
-            return _CALLS[name](*(self.evaluate(a) for a in expr.args))
-        raise NotEvaluable(expr)
+        operation, operands = _operation_of(expr)
+        if operation is None:
+            raise NotEvaluable(expr)
+        return operation(*(self.evaluate(operand) for operand in operands))
+
+    def bound(self, expr: Any) -> Any:
+        """Return the expression that the program binds to a variable; any other ``expr`` itself."""
+        while isinstance(expr, tirx.Var) and expr in self._values and expr not in self._iterations:
+            expr = self._values[expr]
+        return expr
 
     def unknown_part(self, expr: Any) -> Any:
         """Return the part of ``expr`` that is known only at run time; None if there is none."""
-        try:
-            self.evaluate(expr)
-        except NotEvaluable as error:
-            return error.node
-        return None
+        if isinstance(expr, tirx.Var):
+            if expr in self._evaluated:
+                return None
+            return self.unknown_part(self._values[expr]) if expr in self._values else expr
+        if isinstance(expr, (tirx.IntImm, int)) or op_name(expr) == RANK:
+            return None
+        operation, operands = _operation_of(expr)
+        if operation is None:
+            return expr
+        return next((u for o in operands if (u := self.unknown_part(o)) is not None), None)
 
     def block_number(self, grid: Sequence[Loop]) -> np.ndarray:
         """Return the block number, in launch order."""
