@@ -259,7 +259,7 @@ def for_group(func: tirx.PrimFunc, session: Session) -> tirx.PrimFunc:
     return _for_group(func, session.group.world_size, session.heap.stride)
 
 
-_for_group = lru_cache(maxsize=64)(passes.for_group)
+_for_group = lru_cache(maxsize=256)(passes.for_group)
 
 
 def current_call_stream(session: Session) -> CallStream:
