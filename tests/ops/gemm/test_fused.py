@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import tileweave as tw
 from tests.groups import open_sessions
 from tests.runtime.plans.fakes import FakeKernel, Ranks
 from tileweave import ops
@@ -387,3 +388,48 @@ def test_a_trace_alone_compiles_nothing(on_rank, layers):
     model, x, together = layers
     on_rank(lambda: make_fx(model, tracing_mode="fake", _allow_non_fake_inputs=True)(x))
     assert together == [] and noted.noted_groups() == [""]
+
+
+STEPS = {
+    "module": lambda model: model,
+    "loss": lambda model: lambda x: {"loss": model(x).float().sum()},
+    "backward": lambda model: lambda x: model(x).float().sum().backward(),
+    "compiled": lambda model: torch.compile(model),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_is_prepared(on_rank, layers, step):
+    model, x, together = layers
+
+    def calls():
+        count = tw.prepare(STEPS[step](model), x)
+        assert all(p.grad is None for p in model.parameters())
+        assert not op_cache.op_cache_of(group_of("")).operators and len(together) == 1
+        model(x).float().sum().backward()
+        return count
+
+    count, _ = on_rank(calls)
+    first, *others = together
+    assert count == len(first) == 7 and all(other < first for other in others)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_step_without_gradients_is_prepared(on_rank, layers):
+    model, x, together = layers
+
+    @torch.no_grad()
+    def calls():
+        return tw.prepare(model, x), tw.prepare(model, x)
+
+    assert on_rank(calls)[0] == (4, 4) and together[0] == together[1]
+
+
+def test_a_step_that_needs_values_is_refused(on_rank, layers):
+    model, x, _ = layers
+    expected = r"prepare: aten._local_scalar_dense.default needs values of .*; expected a function"
+    with pytest.raises(tw.TileWeaveError, match=expected):
+        on_rank(lambda: tw.prepare(lambda x: model(x).sum().item(), x))
+    with pytest.raises(ZeroDivisionError):
+        on_rank(lambda: tw.prepare(lambda x: 1 // 0, x))
+    assert torch.autograd.backward.__module__ == "torch.autograd"
