@@ -68,7 +68,9 @@ def compile_ahead(
             compile = stack.enter_context(CompileWorkers(workers)).compile
         threads = ThreadPoolExecutor(workers, "compile", _take_gpu, (ranks.device,))
         pool = stack.enter_context(threads)
-        futures = [pool.submit(compile, kernel.program, **options) for kernel, options in own_kernels]
+        futures = [
+            pool.submit(compile, kernel.program, **options) for kernel, options in own_kernels
+        ]
         progress = tqdm(
             as_completed(futures), "compiling kernels", len(futures), leave=False,
             disable=None if ranks.rank == 0 else True,  # None: in a terminal only
