@@ -32,8 +32,8 @@ def prepare(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int:
 
     The function runs on tensors without memory (``torch``'s fake tensors): nothing is computed and
     nothing is sent. Without it, the operators of a step compile one after the other. Collective
-    over all ranks; each passes its own function. A kernel is compiled if all ranks of its group
-    need it.
+    over all ranks, which may pass different functions. A kernel is compiled if all ranks of its
+    group need it; others are compiled by their first calls.
 
     Args:
         function: a module, or a function that returns what is differentiated, such as a loss, or

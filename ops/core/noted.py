@@ -1,10 +1,11 @@
 """Problems of calls that were traced: the next call that compiles, compiles for all of them.
 
 ``torch.compile``, and every other tracer with fake tensors, calls the fake functions of operators
-for forward and gradients before the first kernel runs. They note their problems here, without a
-word to other ranks. The ranks compare their notes when one of them must compile anyway, which all
-ranks of the group do in the same call. Problems that only some ranks have noted stay noted, and
-are compiled by their own calls, or when the other ranks have noted them, too.
+for forward and gradients before the first kernel runs. They note their problems here, without
+communication: ranks may trace different calls, or at different times. When an operator is created,
+which all ranks of its group do in the same call, they compare their notes. Problems that only some
+ranks have noted stay noted. They are compiled by their own calls, or when the other ranks have
+noted them, too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from ...runtime.host.group_argument import is_alive
 from ...runtime.host.session import session_name
 from .groups import TwoLevels, ranks_of
 from .registry import OPERATORS
+
+UNCOMPILED = (None, "nccl")
+"""Choices that no kernel of ours computes."""
 
 
 class Note(NamedTuple):
@@ -99,7 +103,7 @@ def noted_problems(ranks: Group) -> list[tuple[Any, Any]]:
     """Return the problems that all ranks of a group have noted, with the choices for them, and
     forget the notes. Problems that need no kernel of ours are left out. Collective."""
     notes = _notes.get(_key(ranks), {})
-    # A rank alone would refuse tensors on another rank's GPU.
+    # Other ranks would wait for one that refuses tensors on another rank's GPU.
     usable = [
         text for text, noted in notes.items()
         if noted.device == ranks.device or noted.device.type != ranks.device.type
@@ -114,7 +118,3 @@ def noted_problems(ranks: Group) -> list[tuple[Any, Any]]:
                 if choice not in UNCOMPILED:
                     problems.append((problem, choice))
     return problems
-
-
-UNCOMPILED = (None, "nccl")
-"""Choices that no kernel of ours computes."""

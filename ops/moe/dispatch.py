@@ -126,7 +126,8 @@ def _dispatch(
     problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
     problem = replace(problem, is_padded=is_padded)
     part, node = within_node(problem, ranks)
-    choose_transport(transport, part, x.device, node, Dispatch.obstacle(part))
+    if transport != "auto":  # which supports every problem; a tracer asks no other rank
+        choose_transport(transport, part, x.device, node, Dispatch.obstacle(part))
     is_call = not is_traced(topk_ids)
     checks = is_call and checks_ids()
     if is_call:
