@@ -30,6 +30,7 @@ from .moe.dispatch import DispatchHandle, dispatch
 from .moe.expert_mlp import expert_mlp
 from .moe.grouped_matmul import grouped_matmul
 from .norm.all_reduce_rms_norm import all_reduce_rms_norm
+from .preparation import prepare
 
 __all__ = [
     "DispatchHandle",
@@ -51,6 +52,7 @@ __all__ = [
     "grouped_matmul",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
+    "prepare",
     "reduce_scatter",
     "ring_shift",
     "shard_sequence",

@@ -41,7 +41,7 @@ from .runtime import (  # noqa: E402
 )
 
 if _TYPE_CHECKING:  # at run time __getattr__ imports them
-    from .ops import tune
+    from .ops import prepare, tune
     from .runtime.trace.recording import trace
     from .simulator import SimulationError, SimulationWarning, mutate, simulate, validate
 
@@ -68,6 +68,7 @@ __all__ = [
     "language",
     "mutate",
     "plan",
+    "prepare",
     "rank",
     "simulate",
     "stats",
@@ -83,6 +84,7 @@ _LAZY = {
     "SimulationError": ".simulator",
     "SimulationWarning": ".simulator",
     "mutate": ".simulator",
+    "prepare": ".ops",
     "simulate": ".simulator",
     "trace": ".runtime.trace.recording",
     "tune": ".ops",

@@ -23,16 +23,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...builtins import language as W
 from ...builtins.errors import brief_errors
 from ...runtime import Plan, PlanBuilder, plan
+from ...runtime.host.group import Group
 from ...runtime.host.session import Session
 from ...runtime.kernel.kernel import capturing
 from ..core.across_nodes import Mesh
 from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.checks import as_kernel_operand, require_bools, require_dense, require_dense_or_none
-from ..core.compiled import CompiledOp, op_cache_of, shared_by_sizes
+from ..core.compiled import ProblemOp, op_cache_of, shared_by_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
-from ..core.registry import RegisteredOp, TableRow
+from ..core.noted import note
+from ..core.registry import TableRow
 from ..core.strategy import FUSED, Strategy, first_possible, obstacle_of_ranks
 from .across_nodes import attend_across, require_supported
 from .backward import NAME as BACKWARD
@@ -101,7 +103,7 @@ def sp_attention_plan(problem: AttentionProblem, tiles: FlashTiles) -> Plan:
     return sp_attention
 
 
-class SpAttention(CompiledOp, RegisteredOp, op=OP):
+class SpAttention(ProblemOp, op=OP):
     """Compiled plan of one problem; its symmetric memory holds the gathered keys and values."""
 
     arguments = ("q", "k", "v")
@@ -113,12 +115,30 @@ class SpAttention(CompiledOp, RegisteredOp, op=OP):
 
     def __init__(self, problem: AttentionProblem, tiles: FlashTiles, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        steps = sp_attention_plan(problem, tiles)
-        super().__init__(shared_by_sizes(steps, problem, batch=0, q_rows=0, k_rows=0), session)
+        super().__init__(problem, tiles, session)
         self.problem, self.tiles = problem, tiles
         self._work: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         """For each cu_seqlens_q and cu_seqlens_k: their versions, copies of both, and the tiles of
         queries."""
+
+    @classmethod
+    def choose(
+        cls, problem: AttentionProblem, ranks: Group | TwoLevels, requested: str,
+        device: torch.device,
+    ) -> FlashTiles | str:  # fmt: skip
+        node = ranks.node if isinstance(ranks, TwoLevels) else ranks
+        strategy = first_possible(
+            requested, problem.op, device, node, FUSED, FUSED,
+            lambda _: obstacle_of_ranks(device, node, uses_wgmma=True) or obstacle(problem),
+            Strategy,
+        ).name  # fmt: skip
+        agree(ranks, problem, strategy)
+        return strategy if strategy == "nccl" else tiles_for(problem)
+
+    @classmethod
+    def compiled_programs(cls, problem: AttentionProblem, choice: FlashTiles) -> list[Plan]:
+        steps = sp_attention_plan(problem, choice)
+        return [shared_by_sizes(steps, problem, batch=0, q_rows=0, k_rows=0)]
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,
@@ -226,43 +246,25 @@ def _problem(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group) ->
     )  # fmt: skip
 
 
-def choose_strategy(
-    requested: str, problem: AttentionProblem, device: torch.device, group: str
-) -> Strategy:
-    """Return the strategy for a problem, on several nodes the one within a node; it is the same on
-    all ranks.
-
-    Raises:
-        TileWeaveError: ``requested`` is unknown, or is ``fused`` and the problem cannot be fused.
-    """
-    ranks = ranks_of(group)
-    if isinstance(ranks, TwoLevels):
-        ranks = ranks.node
-    return first_possible(
-        requested, problem.op, device, ranks, FUSED, FUSED,
-        lambda _: obstacle_of_ranks(device, ranks, uses_wgmma=True) or obstacle(problem), Strategy,
-    )  # fmt: skip
-
-
 def _eager(q, k, v, causal, layout, cu_q, cu_k, max_q, max_k, scale, group, strategy):
     options = causal, layout, cu_q, cu_k, max_q, max_k, scale, group
     problem, ranks = _problem(q, k, v, *options), ranks_of(group)
     if isinstance(ranks, TwoLevels):
         require_supported(problem)
-    name = choose_strategy(strategy, problem, q.device, group).name
-    agree(ranks, problem, name)
+    choice = SpAttention.choose(problem, ranks, strategy, q.device)
     if isinstance(ranks, TwoLevels):
+        name = "nccl" if choice == "nccl" else "fused"
         attend = partial(_attend_in_node, problem, ranks.node_name, name)
         with Mesh.of(OP, ranks, q.device) as mesh:
             out, lse = attend_across(attend, problem, q, k, v, mesh)
         return out.to(q.dtype), lse
-    if name == "nccl":
+    if choice == "nccl":
         return attend_gathered(problem, q, k, v, cu_q, cu_k, max_q, max_k, group)
     checked_maxima(problem, cu_q, cu_k, max_q, max_k)
     q, k, v = (as_kernel_operand(OP, operand, x) for operand, x in (("q", q), ("k", k), ("v", v)))
-    out, lse = _fake(q, k, v, *options, strategy)
+    out, lse = _empty(problem, q)
     packing = (cu_q, cu_k) if problem.packed else ()
-    operator = op_cache_of(ranks).operator(problem, tiles_for(problem), SpAttention)
+    operator = op_cache_of(ranks).operator(problem, choice, SpAttention)
     operator(q, k, v, out, lse, ranks.rank, *packing)
     return out, lse
 
@@ -282,7 +284,14 @@ def _attend_in_node(
 
 
 def _fake(q, k, v, *options):
-    problem = _problem(q, k, v, *options[:-1])
+    *others, group, requested = options
+    problem = _problem(q, k, v, *others, group)
+    note(problem, group, requested, q.device)
+    return _empty(problem, q)
+
+
+def _empty(problem: AttentionProblem, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return memory for the results of a call."""
     return q.new_empty(problem.shape), q.new_empty(problem.lse_shape, dtype=problem.wide_dtype)
 
 

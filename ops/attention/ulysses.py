@@ -20,7 +20,7 @@ from ..core.autocast import lowers
 from ..core.checks import refused, require_bools, require_dense
 from ..core.collective_problem import CollectiveProblem
 from ..core.groups import name_of, ranks_of
-from ..core.library import define_composite
+from ..core.library import define_composite, is_traced
 from ..core.registry import RegisteredOp, TableRow
 from .problem import AttentionProblem, checked_attention, checked_scale
 
@@ -139,8 +139,7 @@ def _ulysses_attention(
     # Transport "auto" supports every exchange.
     for exchange in exchanges_of(problem) if transport != "auto" else ():
         transport_within(transport, exchange, q.device, ranks, NAME)
-    is_traced = any(isinstance(x.numel(), torch.SymInt) for x in (q, k, v))
-    if not (torch.compiler.is_compiling() or is_traced):
+    if not is_traced(q):
         agree(ranks, problem, transport)
     if (copies := copies_of(problem)) > 1:
         k, v = (x.repeat_interleave(copies, _HEADS) for x in (k, v))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_
 from ..core.compiled import shared_by_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_gradients
+from ..core.noted import note
 from ..core.registry import OPERATORS, operators_of
 from .transport import OWN, Transport, choose_transport
 
@@ -39,7 +40,7 @@ Move: TypeAlias = Callable[..., None]
 collective."""
 
 
-class Collective(CallableOp, ABC):
+class Collective(CallableOp):
     """Collective compiled for one problem and one transport.
 
     Attributes:
@@ -75,27 +76,29 @@ class Collective(CallableOp, ABC):
 
     def __init__(self, problem: CollectiveProblem, transport: str, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(
-            self._shared_steps(problem, transport), session,
-            lambda: [
-                self._shared_steps(other, transport) for other in self._similar(problem, transport)
-            ],
-        )  # fmt: skip
+        super().__init__(problem, transport, session)
         self.problem = problem
 
-    def _shared_steps(self, problem: CollectiveProblem, transport: str) -> Any:
-        steps = self.steps(problem, transport)
-        return shared_by_sizes(steps, problem, shape=(), result=())
+    @classmethod
+    def compiled_programs(cls, problem: CollectiveProblem, choice: str) -> list[Any]:
+        steps = cls.steps(problem, choice)
+        return [shared_by_sizes(steps, problem, shape=(), result=())]
 
-    def _similar(self, problem: CollectiveProblem, transport: str) -> Iterator[CollectiveProblem]:
+    @classmethod
+    def similar_programs(cls, problem: CollectiveProblem, choice: str) -> list[Any]:
+        others = cls._similar(problem, choice)
+        return [program for other in others for program in cls.compiled_programs(other, choice)]
+
+    @classmethod
+    def _similar(cls, problem: CollectiveProblem, transport: str) -> Iterator[CollectiveProblem]:
         """Yield problems of other sizes, which are multiples of the same powers of two."""
         for factor in (3, 5) if problem.shape else ():
             extent, *others = problem.shape
             shape = extent * factor, *others
             x = torch.empty(shape, dtype=problem.dtype, device="meta")
-            result, _ = self.result(x, problem.ranks, *problem.options)
+            result, _ = cls.result(x, problem.ranks, *problem.options)
             other = replace(problem, shape=shape, result=result)
-            if self.obstacle(other, transport) is None:
+            if cls.obstacle(other, transport) is None:
                 yield other
 
     @staticmethod
@@ -181,9 +184,16 @@ class Collective(CallableOp, ABC):
         if out is not None:
             cls.check_memory(call.inputs, out, ())
             check_layout(cls.op, out)
-        transport = transport_within(requested, problem, x.device, ranks).name
+        return Decision(problem, ranks, cls.choose(problem, ranks, requested, x.device))
+
+    @classmethod
+    def choose(
+        cls, problem: CollectiveProblem, ranks: Group | TwoLevels, requested: str,
+        device: torch.device,
+    ) -> str:  # fmt: skip
+        transport = transport_within(requested, problem, device, ranks).name
         agree(ranks, problem, transport)
-        return Decision(problem, ranks, transport)
+        return transport
 
     @classmethod
     def check_memory(
@@ -362,8 +372,9 @@ def define_collective(collective: type[Collective]) -> None:
     name = collective.op
 
     def fake(inputs, out, arguments):
-        (x,), (*options, group, _) = inputs, arguments
+        (x,), (*options, group, requested) = inputs, arguments
         problem = checked_problem(name, x, out, ranks_of(group).world_size, options)
+        note(problem, group, requested, x.device)
         return x.new_empty(problem.result) if out is None else None
 
     def check(inputs, out, _):

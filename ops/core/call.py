@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +15,10 @@ from ...runtime.host.native import library
 from ...runtime.host.session import find_named
 from ...runtime.kernel.kernel import capturing
 from .checks import ALIGNMENT, as_kernel_operand
-from .compiled import CompiledOp, OpCache, op_cache_of
+from .compiled import CompiledOp, OpCache, ProblemOp, op_cache_of
 from .groups import TwoLevels
-from .registry import OPERATORS, RegisteredOp
+from .noted import UNCOMPILED
+from .registry import OPERATORS
 
 
 def signature(
@@ -135,8 +136,7 @@ class Decision:
     Attributes:
         problem: what they compute; ranks agree on it, and operators are compiled for it.
         group: the ranks that take part; ``TwoLevels`` on several nodes.
-        choice: how a compiled operator computes it, such as program and tiles, or a transport;
-            ``nccl`` or None for a computation without one.
+        choice: see ``ProblemOp.choose``.
         is_lasting: whether later calls use it even if no compiled operator serves them.
         fast_path: repeats a call; None if each call needs its operands and memory prepared.
     """
@@ -150,7 +150,7 @@ class Decision:
     @property
     def is_compiled(self) -> bool:
         """True if a compiled operator serves the calls."""
-        return self.choice not in (None, "nccl") and not isinstance(self.group, TwoLevels)
+        return self.choice not in UNCOMPILED and not isinstance(self.group, TwoLevels)
 
 
 class Call(NamedTuple):
@@ -185,7 +185,7 @@ class Call(NamedTuple):
         return self.options[self.operator.group_at + 1]
 
 
-class CallableOp(CompiledOp, RegisteredOp, ABC):
+class CallableOp(ProblemOp):
     """Operator whose calls ``compute`` makes: it declares what differs from other operators.
 
     Attributes:

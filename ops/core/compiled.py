@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from itertools import count
 from typing import Any, TypeVar
 
@@ -26,6 +27,9 @@ from ...runtime.kernel.kernel import capturing
 from ...runtime.lifecycle import init
 from ...runtime.plans.parameters import Parameter, parameters_of
 from .checks import with_packed_strides
+from .groups import TwoLevels
+from .noted import noted_problems
+from .registry import OPERATORS, RegisteredOp
 
 
 class CompiledOp:
@@ -117,6 +121,52 @@ class CompiledOp:
             memory.free()
 
 
+class ProblemOp(CompiledOp, RegisteredOp, ABC):
+    """Operator compiled for a problem, by one of several choices."""
+
+    def __init__(self, problem: Any, choice: Any, session: Session) -> None:
+        """Compile, and allocate symmetric memory. Collective.
+
+        Raises:
+            HeapExhausted: the heap is too small; nothing stays allocated.
+        """
+        steps, *others = programs_of(type(self), problem, choice)
+        super().__init__(steps, session, lambda: self.similar_programs(problem, choice), others)
+
+    @classmethod
+    @abstractmethod
+    def choose(
+        cls, problem: Any, ranks: Group | TwoLevels, requested: str, device: torch.device
+    ) -> Any:
+        """Return how calls compute a problem, such as program and tiles, or a transport; one of
+        ``UNCOMPILED`` for a computation without a kernel of ours. Collective for each new problem.
+
+        Args:
+            requested: strategy or transport that the caller asks for.
+            device: of the tensors.
+        """
+
+    @classmethod
+    @abstractmethod
+    def compiled_programs(cls, problem: Any, choice: Any) -> list[tirx.PrimFunc | Plan]:
+        """Return all programs that are compiled for ``choice``, that of the operator first."""
+
+    @classmethod
+    def similar_programs(cls, problem: Any, choice: Any) -> list[tirx.PrimFunc | Plan]:
+        """Return the programs for other sizes. Kernels that fit these and ``problem`` fit most
+        sizes."""
+        return []
+
+
+@lru_cache(maxsize=64)
+def programs_of(
+    operator: type[ProblemOp], problem: Any, choice: Any
+) -> tuple[tirx.PrimFunc | Plan, ...]:
+    """Return the programs of an operator. The inference keeps its result for these objects, from
+    compiling ahead until the operator is created."""
+    return tuple(operator.compiled_programs(problem, choice))
+
+
 def shared_by_sizes(steps: Any, problem: Any, **sizes: Any) -> Any:
     """Let programs or plans of problems that differ only in ``sizes`` share kernels.
 
@@ -175,6 +225,8 @@ class OpCache:
                     f"{problem}: not compiled yet; expected one call before it is captured in a "
                     "CUDA graph"
                 )
+            if noted := noted_problems(self.session.group):
+                self.compile_ahead([key, *noted])
             operator = self.operators[key] = self.create(problem, choice, make)
         elif capturing():
             self._captured.add(key)
@@ -199,6 +251,29 @@ class OpCache:
                     raise HeapExhausted(f"{problem}: {error}") from None
             old = min(evictable, key=lambda key: self.operators[key].last_used)
             self.operators.pop(old).free()
+
+    def compile_ahead(self, problems: Iterable[tuple[Any, Any]]) -> int:
+        """Compile the kernels of several operators at the same time, as ``compile_ahead`` does.
+
+        Args:
+            problems: pairs of problem and choice. Creating an operator raises the error of one
+                without a program.
+
+        Returns:
+            Number of kernels that are compiled.
+        """
+        programs: list[tirx.PrimFunc | Plan] = []
+        similar: list[Callable[[], Iterable[tirx.PrimFunc | Plan]]] = []
+        for problem, choice in dict.fromkeys(problems):
+            if (problem, choice) not in self.operators:
+                operator = OPERATORS[problem.op]
+                with suppress(Exception):
+                    programs += programs_of(operator, problem, choice)
+                    similar.append(partial(operator.similar_programs, problem, choice))
+        return compile_ahead(
+            programs, self.session.group.process_group,
+            lambda: [program for others in similar for program in others()],
+        )  # fmt: skip
 
     def keep(self, problem: Hashable, choice: Hashable, operator: CompiledOp) -> None:
         """Use ``operator`` for ``problem`` from now on. Free the others of this problem, except

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import _C
+from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 
 from ...builtins.errors import TileWeaveError
@@ -108,6 +109,11 @@ def _for_python(
                 CALLER.reset(token)
 
     return operator
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Return whether a tracer calls a composite operator: ranks must not communicate then."""
+    return torch.compiler.is_compiling() or is_fake(tensor)
 
 
 def mark_written(*tensors: torch.Tensor | None) -> None:

@@ -12,7 +12,7 @@ import torch
 from tvm import tirx
 
 from ...builtins.errors import brief_errors
-from ...runtime.host.session import Session
+from ...runtime.host.group import Group
 from ..core import nccl
 from ..core.agreement import agree
 from ..core.autocast import lowers
@@ -21,6 +21,7 @@ from ..core.checks import require_bools
 from ..core.compiled import shared_by_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
+from ..core.noted import note
 from ..core.registry import TableRow
 from ..core.strategy import FUSED, Strategy, check_requested, first_possible, obstacle_of_ranks
 from .kernels.config import INTERLEAVED
@@ -55,9 +56,9 @@ class DecodeAttention(CallableOp, op=NAME):
         "W of one rank. Latent caches: 528 instead of D + 4",
     )
 
-    def __init__(self, problem: DecodeProblem, strategy: str, session: Session) -> None:
-        """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(self.program(problem), session)
+    @classmethod
+    def compiled_programs(cls, problem: DecodeProblem, choice: str) -> list[tirx.PrimFunc]:
+        return [cls.program(problem)]
 
     @staticmethod
     def program(problem: DecodeProblem) -> tirx.PrimFunc:
@@ -67,19 +68,26 @@ class DecodeAttention(CallableOp, op=NAME):
     @classmethod
     def decide(cls, call: Call) -> Decision:
         inputs, (scale, sharding, group, requested) = Inputs(*call.inputs), call.options
-        ranks, results, device = ranks_of(group), results_of(call), inputs.q.device
+        ranks, results = ranks_of(group), results_of(call)
         problem = checked_problem(
             inputs, scale, sharding, results.lse is not None, ranks.world_size
         )
         check_result(inputs, problem, results.out)
+        strategy = cls.choose(problem, ranks, requested, inputs.q.device)
+        check_memory(inputs, None if call.is_new else call.out)
+        return Decision(problem, ranks, strategy)
+
+    @classmethod
+    def choose(
+        cls, problem: DecodeProblem, ranks: Group | TwoLevels, requested: str, device: torch.device
+    ) -> str:
         node = ranks.node if isinstance(ranks, TwoLevels) else ranks
         strategy = first_possible(
             requested, NAME, device, node, FUSED, FUSED,
             lambda _: obstacle_of_ranks(device, ranks) or problem.obstacle(), Strategy,
         ).name  # fmt: skip
         agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
-        check_memory(inputs, None if call.is_new else call.out)
-        return Decision(problem, ranks, strategy)
+        return strategy
 
     @classmethod
     def check_memory(
@@ -196,10 +204,11 @@ def _computed(inputs, results, options):
 
 
 def _fake(inputs, results, options):
-    *returns_lse, scale, sharding, group, _ = options
+    *returns_lse, scale, sharding, group, requested = options
     has_lse = returns_lse[0] if results is None else results[1] is not None
     inputs, ranks = Inputs(*inputs), ranks_of(group).world_size
     problem = checked_problem(inputs, scale, sharding, has_lse, ranks)
+    note(problem, group, requested, inputs.q.device)
     if results is None:
         return [result for result in _empty(inputs, has_lse) if result is not None]
     return check_result(inputs, problem, results[0])

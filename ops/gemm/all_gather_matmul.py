@@ -36,6 +36,7 @@ from ..core.epilogue import EPILOGUE_SCHEMA, NO_EPILOGUE, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import call_pair, define, mark_written, refuse_gradients
+from ..core.noted import UNCOMPILED, note
 from ..core.problem import Problem, checked_problem, require_operands
 from ..core.registry import TableRow
 from ..core.tiles import Choice, persistent_tiles, store_tiles
@@ -246,12 +247,11 @@ def _compute_with_rows(
     *tensors, out_dtype = epilogue
     call, decision = decided(NAME, (a, b, *tensors), out, (group, requested, out_dtype))
     a, b, epilogue, c = operands_of(call, decision)
-    ranks, choice = decision.group, decision.choice
+    ranks = decision.group
     if isinstance(ranks, TwoLevels):
         return c, _rows_of_nodes(a, b, c, epilogue, ranks, requested)
-    if requested == "auto" and choice and choice.program != "copy_engines":
-        choice = _choice_keeping_rows(decision.problem)
-    if choice:
+    choice = _choice_for_rows(decision.problem, requested, decision.choice)
+    if choice not in UNCOMPILED:
         operator = op_cache_of(ranks).operator(decision.problem, choice, AllGatherMatmul)
         operator(a, b, *epilogue.tensors, c)
         rows = operator.rows(a, ranks)
@@ -274,6 +274,24 @@ def _rows_of_nodes(
             with writable(parts[node]) as out:
                 rows[node] = _compute_with_rows(readable(shard), b, out, *options)[1]
     return rows.flatten(0, 1)
+
+
+def _choose_for_rows(
+    problem: Problem, ranks: Group, requested: str, device: torch.device
+) -> Choice | str | None:
+    """Return how calls that return the gathered rows compute a problem, see
+    ``ProblemOp.choose``."""
+    choice = AllGatherMatmul.choose(problem, ranks, requested, device)
+    return _choice_for_rows(problem, requested, choice)
+
+
+def _choice_for_rows(
+    problem: Problem, requested: str, choice: Choice | str | None
+) -> Choice | str | None:
+    """Return the choice of a call that returns the gathered rows, given that without them."""
+    if requested != "auto" or choice in UNCOMPILED or choice.program == "copy_engines":
+        return choice
+    return _choice_keeping_rows(problem)
 
 
 def _choice_keeping_rows(problem: Problem) -> Choice | None:
@@ -299,18 +317,18 @@ def _eager_out(a_shard, b, out, group, strategy, *epilogue):
 
 
 def _fake(a_shard, b, group, strategy, *epilogue):
-    ranks = ranks_of(group).world_size
-    problem = checked_problem(NAME, a_shard, b, ranks, None, Epilogue(*epilogue))
-    return a_shard.new_empty(problem.shape, dtype=problem.out_dtype), _fake_rows(a_shard, problem)
+    problem, rows = _fake_rows(a_shard, b, None, group, strategy, Epilogue(*epilogue))
+    return a_shard.new_empty(problem.shape, dtype=problem.out_dtype), rows
 
 
 def _fake_out(a_shard, b, out, group, strategy, *epilogue):
-    ranks = ranks_of(group).world_size
-    return _fake_rows(a_shard, checked_problem(NAME, a_shard, b, ranks, out, Epilogue(*epilogue)))
+    return _fake_rows(a_shard, b, out, group, strategy, Epilogue(*epilogue))[1]
 
 
-def _fake_rows(a: torch.Tensor, problem: Problem) -> torch.Tensor:
-    return a.new_empty(problem.M, problem.K)
+def _fake_rows(a, b, out, group, strategy, epilogue: Epilogue) -> tuple[Problem, torch.Tensor]:
+    problem = checked_problem(NAME, a, b, ranks_of(group).world_size, out, epilogue)
+    note(problem, group, strategy, a.device, _choose_for_rows)
+    return problem, a.new_empty(problem.M, problem.K)
 
 
 def _save_rows(ctx: Any, inputs: tuple, output: tuple) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -31,6 +31,7 @@ from ..core.epilogue import EPILOGUE_SCHEMA, FP8, Epilogue
 from ..core.gemm_config import GemmConfig
 from ..core.groups import TwoLevels, ranks_of
 from ..core.library import define_pair, refuse_gradients
+from ..core.noted import note
 from ..core.problem import (
     Problem,
     as_kernel_operands,
@@ -60,7 +61,7 @@ Multiply: TypeAlias = Callable[..., None]
 operator."""
 
 
-class GemmOperator(CallableOp, ABC):
+class GemmOperator(CallableOp):
     """GEMM operator compiled for one problem.
 
     The inputs of a call are a, b, bias, scale_a and scale_b; its options are the group, the
@@ -99,21 +100,14 @@ class GemmOperator(CallableOp, ABC):
         program = cls.programs[choice.program](GemmConfig.of(problem, choice.tiles))
         return shared_by_sizes(program, problem, rows=0)
 
-    def __init__(
-        self, problem: Problem, choice: Choice, session: Session,
-        programs: Sequence[tirx.PrimFunc | Plan] = (),
-    ) -> None:  # fmt: skip
+    def __init__(self, problem: Problem, choice: Choice, session: Session) -> None:
         """Compile, and allocate symmetric memory. Collective.
-
-        Args:
-            programs: ``compiled_programs``, if they exist.
 
         Raises:
             HeapExhausted: the heap is too small; nothing stays allocated.
         """
         graph_choice = self.graph_choice(problem, choice)
-        steps, *others = programs or self.compiled_programs(problem, choice)
-        super().__init__(steps, session, lambda: self.similar_programs(problem, choice), others)
+        super().__init__(problem, choice, session)
         self.problem, self.choice = problem, choice
         extra_inputs = self.extra_inputs.get(choice.program)
         device = session.group.device
@@ -121,7 +115,7 @@ class GemmOperator(CallableOp, ABC):
         with ExitStack() as failed:
             failed.callback(self.free)
             if graph_choice != choice:
-                self.graph_operator = type(self)(problem, graph_choice, session, others)
+                self.graph_operator = type(self)(problem, graph_choice, session)
             failed.pop_all()
 
     def __call__(self, *tensors: torch.Tensor) -> None:
@@ -181,14 +175,11 @@ class GemmOperator(CallableOp, ABC):
 
     @classmethod
     def compiled_programs(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
-        """Return all programs that are compiled for ``choice``."""
         choices = dict.fromkeys((choice, cls.graph_choice(problem, choice)))
         return [cls.program(problem, option) for option in choices]
 
     @classmethod
     def similar_programs(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
-        """Return the programs for other numbers of rows. Kernels that fit these and ``problem`` fit
-        most numbers."""
         rows, _, _ = problem.shards
         return [
             program
@@ -280,10 +271,16 @@ class GemmOperator(CallableOp, ABC):
             unfused_gemm_strategy(call.requested, replace(part, op=cls.op), a.device, ranks.node)
             agree(ranks, problem, call.requested)
             return Decision(problem, ranks, None)
-        unfused = unfused_gemm_strategy(call.requested, problem, a.device, ranks)
-        agree(ranks, problem, unfused.name if unfused else call.requested)
-        choice = None if unfused else choice_of(call.requested, problem, ranks)
-        return Decision(problem, ranks, choice, is_lasting=unfused is None)
+        choice = cls.choose(problem, ranks, call.requested, a.device)
+        return Decision(problem, ranks, choice, is_lasting=choice != "nccl")
+
+    @classmethod
+    def choose(
+        cls, problem: Problem, ranks: Group, requested: str, device: torch.device
+    ) -> Choice | str | None:
+        unfused = unfused_gemm_strategy(requested, problem, device, ranks)
+        agree(ranks, problem, unfused.name if unfused else requested)
+        return unfused.name if unfused else choice_of(requested, problem, ranks)
 
     @classmethod
     def check_memory(
@@ -453,9 +450,10 @@ def define_gemm(operator: type[GemmOperator]) -> None:
     name = operator.op
 
     def fake(inputs, out, options):
-        (a, b, *tensors), (group, _, out_dtype) = inputs, options
+        (a, b, *tensors), (group, requested, out_dtype) = inputs, options
         epilogue = Epilogue(*tensors, out_dtype)
         problem = checked_problem(name, a, b, ranks_of(group).world_size, out, epilogue)
+        note(problem, group, requested, a.device)
         return a.new_empty(problem.shape, dtype=problem.out_dtype) if out is None else None
 
     def check(inputs, out, options):

@@ -16,7 +16,7 @@ from ...builtins.errors import brief_errors
 from ..core.agreement import agree
 from ..core.checks import require_bools
 from ..core.groups import TwoLevels, name_of, ranks_of
-from ..core.library import define, define_composite
+from ..core.library import define, define_composite, is_traced
 from ..core.registry import TableRow
 from . import across_nodes
 from .kernels.dispatch import DispatchBlocks, dispatch_program
@@ -29,6 +29,7 @@ from .row_exchange import (
     check_options,
     choose_transport,
     exchange,
+    fake_exchange,
     gather_from_all,
 )
 from .row_problem import (
@@ -125,10 +126,11 @@ def _dispatch(
     problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
     problem = replace(problem, is_padded=is_padded)
     part, node = within_node(problem, ranks)
-    choose_transport(transport, part, x.device, node, Dispatch.obstacle(part))
-    is_traced = torch.compiler.is_compiling() or isinstance(topk_ids.numel(), torch.SymInt)
-    checks = not is_traced and checks_ids()
-    if not is_traced:
+    if transport != "auto":  # which supports every problem; a tracer asks no other rank
+        choose_transport(transport, part, x.device, node, Dispatch.obstacle(part))
+    is_call = not is_traced(topk_ids)
+    checks = is_call and checks_ids()
+    if is_call:
         agree(ranks, problem, ", ".join(filter(None, (quant, transport, "ids checked" * checks))))
     all_ids = gather_from_all(topk_ids.contiguous(), group, transport)
     all_ids = all_ids.view(ranks.world_size, *topk_ids.shape)
@@ -227,7 +229,8 @@ def _eager(x, source, slots, place, clear_rest, is_padded, group, transport):
 
 
 def _fake(x, source, slots, place, clear_rest, is_padded, group, transport):
-    return Dispatch.empty_rows(x, Tables(source, slots, place))
+    tables = Tables(source, slots, place)
+    return fake_exchange(NAME, x, tables, is_padded, group, transport, clear_rest)
 
 
 def _save(ctx: Any, inputs: tuple, output: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +10,12 @@ import torch
 from tvm import tirx
 
 from ...runtime.host.group import Group
-from ...runtime.host.session import Session
 from ..core.agreement import agree
 from ..core.call import Call, CallableOp, Decision, compute
 from ..core.checks import check_layout, require_no_overlap
 from ..core.compiled import shared_by_sizes
 from ..core.groups import group_of
+from ..core.noted import note
 from ..core.registry import OPERATORS
 from ..core.strategy import Transport, check_requested, first_possible, obstacle_of_ranks
 from .routing import Tables
@@ -27,18 +27,16 @@ TABLES = ", ".join(f"Tensor {name}" for name in Tables._fields)
 """Tables in the schemas of operators."""
 
 
-class RowExchange(CallableOp, ABC):
+class RowExchange(CallableOp):
     """Compiled program that exchanges rows by tables. Its parameters are rows, tables, the result.
 
     The options of a call are tokens, choices and capacity, ``clear_rest``, ``is_padded``, group and
     transport. The tables are ``unread``, after the weights.
     """
 
-    def __init__(self, problem: RowProblem, transport: str, session: Session) -> None:
-        """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(
-            shared_by_sizes(self.program(problem), problem, tokens=0, capacity=0), session
-        )
+    @classmethod
+    def compiled_programs(cls, problem: RowProblem, choice: str) -> list[tirx.PrimFunc]:
+        return [shared_by_sizes(cls.program(problem), problem, tokens=0, capacity=0)]
 
     @staticmethod
     @abstractmethod
@@ -71,18 +69,20 @@ class RowExchange(CallableOp, ABC):
 
     @classmethod
     def decide(cls, call: Call) -> Decision:
-        tokens, choices, capacity, clear_rest, is_padded, group, requested = call.options
+        *options, group, requested = call.options
         rows, ranks = call.inputs[0], group_of(group)
-        problem = RowProblem(
-            cls.op, tokens, choices, capacity, rows.shape[1], ranks.world_size, rows.dtype,
-            clear_rest=clear_rest, is_padded=is_padded,
-        )  # fmt: skip
-        obstacle = cls.obstacle(problem)
-        transport = choose_transport(requested, problem, rows.device, ranks, obstacle).name
-        agree(ranks, problem, transport)
+        problem = _problem(cls.op, rows, options, ranks)
+        transport = cls.choose(problem, ranks, requested, rows.device)
         if call.out is not None:
             cls.check_memory(call.inputs, call.out, ())
         return Decision(problem, ranks, transport)
+
+    @classmethod
+    def choose(cls, problem: RowProblem, ranks: Group, requested: str, device: torch.device) -> str:
+        obstacle = cls.obstacle(problem)
+        transport = choose_transport(requested, problem, device, ranks, obstacle).name
+        agree(ranks, problem, transport)
+        return transport
 
     @classmethod
     def check_memory(
@@ -100,6 +100,15 @@ class RowExchange(CallableOp, ABC):
         weights, *tables = call.unread
         result = cls.unfused(call.inputs[0], weights, Tables(*tables), decision.group)
         return result if call.out is None else call.out.copy_(result)
+
+
+def _problem(op: str, rows: torch.Tensor, options: Sequence[Any], ranks: Group) -> RowProblem:
+    """Return the problem of a call; ``options`` are its first five."""
+    tokens, choices, capacity, clear_rest, is_padded = options
+    return RowProblem(
+        op, tokens, choices, capacity, rows.shape[1], ranks.world_size, rows.dtype,
+        clear_rest=clear_rest, is_padded=is_padded,
+    )  # fmt: skip
 
 
 def check_options(op: str, capacity: Any, transport: Any) -> None:
@@ -147,6 +156,20 @@ def exchange(
         is_padded, clear_rest: see ``RowProblem``.
     """
     inputs = OPERATORS[op].inputs(rows, weights, tables)
-    shapes = *tables.place.shape, len(tables.source)
-    options = *shapes, clear_rest, is_padded, group, requested
+    options = *_sizes(tables), clear_rest, is_padded, group, requested
     return compute(op, inputs, out, options, unread=(weights, *tables))
+
+
+def fake_exchange(
+    op: str, rows: torch.Tensor, tables: Tables, is_padded: bool, group: str, requested: str,
+    clear_rest: bool = True,
+) -> torch.Tensor:  # fmt: skip
+    """Return memory for the result of ``exchange``, and note the problem."""
+    options = *_sizes(tables), clear_rest, is_padded
+    note(_problem(op, rows, options, group_of(group)), group, requested, rows.device)
+    return OPERATORS[op].empty_rows(rows, tables)
+
+
+def _sizes(tables: Tables) -> tuple[int, ...]:
+    """Return the tokens, choices and capacity of a call."""
+    return *tables.place.shape, tables.source.shape[0]

@@ -14,7 +14,7 @@ import torch
 from tvm import tirx
 
 from ...builtins.errors import brief_errors
-from ...runtime.host.session import Session
+from ...runtime.host.group import Group
 from ..core import nccl
 from ..core.agreement import agree
 from ..core.autocast import widens
@@ -23,6 +23,7 @@ from ..core.compiled import shared_by_sizes
 from ..core.epilogue import FP8
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
+from ..core.noted import note
 from ..core.registry import TableRow
 from ..core.strategy import Strategy, first_possible, obstacle_of_ranks
 from .kernels.all_reduce_rms_norm import (
@@ -63,15 +64,14 @@ class AllReduceRmsNorm(CallableOp, op=NAME):
         memory="one-shot 2 W x T x H; two-shot 4 x T x H",
     )
 
-    def __init__(self, problem: NormProblem, strategy: str, session: Session) -> None:
-        """Compile, and allocate symmetric memory. Collective."""
-        super().__init__(
-            self.program(problem, strategy), session,
-            lambda: [
-                self.program(replace(problem, tokens=problem.tokens * n + 1), strategy)
-                for n in (2, 5)
-            ],
-        )  # fmt: skip
+    @classmethod
+    def compiled_programs(cls, problem: NormProblem, choice: str) -> list[tirx.PrimFunc]:
+        return [cls.program(problem, choice)]
+
+    @classmethod
+    def similar_programs(cls, problem: NormProblem, choice: str) -> list[tirx.PrimFunc]:
+        numbers = [problem.tokens * n + 1 for n in (2, 5)]
+        return [cls.program(replace(problem, tokens=n), choice) for n in numbers]
 
     @staticmethod
     def program(problem: NormProblem, strategy: str) -> tirx.PrimFunc:
@@ -91,19 +91,26 @@ class AllReduceRmsNorm(CallableOp, op=NAME):
     @classmethod
     def decide(cls, call: Call) -> Decision:
         inputs, (eps, quant, group, requested) = Inputs(*call.inputs), call.options
-        ranks, device = ranks_of(group), inputs.x.device
+        ranks = ranks_of(group)
         problem = checked_problem(inputs, eps, quant, ranks.world_size)
+        strategy = cls.choose(problem, ranks, requested, inputs.x.device)
+        results = results_of(call)
+        check_results(inputs, quant, results.out, results.residual)
+        if not call.is_new:
+            check_memory(inputs, results.out, results.residual)
+        return Decision(problem, ranks, strategy)
+
+    @classmethod
+    def choose(
+        cls, problem: NormProblem, ranks: Group | TwoLevels, requested: str, device: torch.device
+    ) -> str:
         node = ranks.node if isinstance(ranks, TwoLevels) else ranks
         strategy = first_possible(
             requested, NAME, device, node, OWN, (cls.fastest(problem),),
             lambda _: obstacle_of_ranks(device, ranks) or problem.obstacle(), Strategy,
         ).name  # fmt: skip
         agree(ranks, problem, requested if isinstance(ranks, TwoLevels) else strategy)
-        results = results_of(call)
-        check_results(inputs, quant, results.out, results.residual)
-        if not call.is_new:
-            check_memory(inputs, results.out, results.residual)
-        return Decision(problem, ranks, strategy)
+        return strategy
 
     @classmethod
     def check_memory(
@@ -232,8 +239,9 @@ def _computed(inputs, results, options):
 
 
 def _fake(inputs, results, options):
-    inputs, (eps, quant, group, _) = Inputs(*inputs), options
-    checked_problem(inputs, eps, quant, ranks_of(group).world_size)
+    inputs, (eps, quant, group, requested) = Inputs(*inputs), options
+    problem = checked_problem(inputs, eps, quant, ranks_of(group).world_size)
+    note(problem, group, requested, inputs.x.device)
     if results is None:
         return [result for result in _empty(inputs.x, quant) if result is not None]
     return check_results(inputs, quant, *results[:2])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from typing import Any
 
 import torch
+from tqdm import tqdm
 from tvm import tirx
 
 from ... import passes
@@ -32,9 +34,9 @@ def compile_ahead(
     """Fill TileLang's cache with the kernels that ``tw.compile`` and first calls of plans look up.
 
     The ranks of a node divide the programs among themselves, and each rank compiles as many at a
-    time as it has cores. A program that does not compile is skipped; its first call raises the
-    error. Collective, with the same programs in the same order on all ranks, unless the session has
-    all kernels.
+    time as it has cores; rank 0 shows the progress of its part. A program that does not compile is
+    skipped; its first call raises the error. Collective, with the same programs in the same order
+    on all ranks, unless the session has all kernels.
 
     Args:
         programs: programs, and plans without scalars; all extents are integers. Equal programs are
@@ -69,8 +71,11 @@ def compile_ahead(
         futures = [
             pool.submit(compile, kernel.program, **options) for kernel, options in own_kernels
         ]
-    for future in futures:
-        future.exception()  # the next attempt to compile it raises it
+        progress = tqdm(
+            as_completed(futures), "compiling kernels", len(futures), leave=False,
+            disable=None if ranks.rank == 0 else True,  # None: in a terminal only
+        )  # fmt: skip
+        deque(progress, maxlen=0)  # the next attempt to compile a program raises its error
     ranks.meet("compiled ahead", timeout_s=3600.0)
     for shared, _ in kernels:
         shared.is_cached = True

@@ -15,7 +15,7 @@ _STRIDE = 1 << 40
 _AFTER_SYNC = [stage for stage in passes.FOR_GROUP if stage not in ("group", "sync")]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def inferred(func: tirx.PrimFunc, world_size: int) -> tuple[tirx.PrimFunc, Explanation]:
     """Return ``func`` for a group of this size with its synchronization, and what was inserted.
 
@@ -26,7 +26,7 @@ def inferred(func: tirx.PrimFunc, world_size: int) -> tuple[tirx.PrimFunc, Expla
     return infer_and_explain(program, world_size, _STRIDE)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def for_group(func: tirx.PrimFunc, world_size: int, heap_stride: int) -> tirx.PrimFunc:
     """Return the program that TileLang compiles: ``func`` with the group's size, the heap's stride
     and the inferred synchronization.

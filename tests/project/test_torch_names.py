@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed._symmetric_memory
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tileweave.builtins.versions import unsupported_torch
 
@@ -90,6 +91,17 @@ def asserts(function: Any) -> None:
         function(torch.tensor(False), "message")
 
 
+def refuses(function: Callable[[torch.Tensor], Any]) -> Callable[[Any], None]:
+    """Return a check of the error that fake tensors raise for a function of them."""
+
+    def check(error: Any) -> None:
+        with FakeTensorMode(), pytest.raises(error) as raised:
+            function(torch.empty(4))
+        assert "aten" in str(raised.value.func)
+
+    return check
+
+
 def has_attributes(*names: str) -> Callable[[Any], None]:
     def check(_: Any) -> None:
         handle = torch._C._distributed_c10d._SymmetricMemory
@@ -127,6 +139,19 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
         "ops/core/epilogue.py",
         lambda _: schema(*_SCALED_MM)(torch.ops.aten._scaled_mm.out),
     ),
+    "torch._subclasses.fake_tensor.DataDependentOutputException": (
+        "ops/preparation.py",
+        refuses(lambda x: x.sum().item()),
+    ),
+    "torch._subclasses.fake_tensor.DynamicOutputShapeException": (
+        "ops/preparation.py",
+        refuses(torch.nonzero),
+    ),
+    "torch._subclasses.fake_tensor.FakeTensorMode": (
+        "ops/preparation.py",
+        accepts(allow_non_fake_inputs=True),
+    ),
+    "torch._subclasses.fake_tensor.is_fake": ("ops/core/library.py", returns(bool, 1)),
     "torch.autograd.forward_ad._current_level": ("ops/core/library.py", is_no_level),
     "torch.cuda._sleep": ("runtime/host/measure.py", accepts(1)),
     "torch.distributed._symmetric_memory": (
@@ -157,6 +182,11 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "torch.ops.symm_mem.fused_matmul_reduce_scatter": (
         "tileweave/bench/gemm.py",
         lambda o: schema("A", "B", "reduce_op", "scatter_dim", "group_name")(o.default),
+    ),
+    "torch.utils._pytree.tree_leaves": ("ops/preparation.py", returns(list, {})),
+    "torch.utils._pytree.tree_map_only": (
+        "ops/preparation.py",
+        returns(tuple, torch.Tensor, abs, ()),
     ),
 }
 """Each private name, with the file or folder that uses it and the check of a call."""

@@ -11,8 +11,12 @@ import torch
 import tileweave as tw
 from tests.groups import one_rank
 from tileweave import language as W
+from tileweave.ops.core.collective_problem import CollectiveProblem
+from tileweave.ops.core.compiled import OpCache, programs_of
 from tileweave.ops.core.gemm_config import GemmConfig
-from tileweave.ops.core.tiles import Tiles
+from tileweave.ops.core.problem import Problem
+from tileweave.ops.core.registry import OPERATORS
+from tileweave.ops.core.tiles import SMALL, Choice, Tiles
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
 from tileweave.runtime import compiler
 from tileweave.runtime.executor import compile_ahead
@@ -21,6 +25,7 @@ from tileweave.runtime.kernel import kernel
 from tileweave.runtime.kernel.shared_kernels import SharedKernels
 from tileweave.runtime.plans.steps import Launch
 
+SIZES = (3 << 20, 5 << 20, 7 << 20)
 CONFIGS = {"tl.disable_warp_specialized": True, "tileweave.verify": "warn"}
 
 
@@ -143,3 +148,21 @@ def test_a_plan_whose_call_decides_is_refused():
 
     with pytest.raises(tw.TileWeaveError, match="what it launches may depend on n; expected a"):
         some.kernels(2)
+
+
+def test_operators_find_what_was_compiled_together(compilers, every_rank):
+    """Two sizes share a kernel, which fits a third one, too."""
+    results = [CollectiveProblem("all_gather", (n,), (2 * n,), (), 2, torch.float32) for n in SIZES]
+    first, second, third = ((problem, "ldst") for problem in results)
+    product = Problem("matmul_all_reduce", 64, 64, 64, 2, torch.bfloat16, False)
+    product = product, Choice("one_shot", SMALL)
+
+    def rank(group):
+        compilers.join(group)
+        cache = OpCache(compilers.session())
+        counts = [cache.compile_ahead(keys) for keys in ([first, product, second], [third])]
+        own = [programs_of(OPERATORS[p.op], p, choice) for p, choice in (first, product)]
+        return *counts, *(compile_ahead.compile_ahead(programs) for programs in own)
+
+    assert every_rank(rank) == [(2, 0, 0, 0)] * 2
+    assert len(compilers.asked) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import tileweave as tw
-from tests.groups import on_nodes
+from tests.groups import on_nodes, one_rank
 from tileweave import ops
 from tileweave.ops.attention.backward import sp_attention_backward
 from tileweave.ops.autotune.trial import Trial, problem_of
@@ -407,7 +408,7 @@ def sized(nbytes):
 def heap(monkeypatch):
     """Return a function that prepares the operator for a problem of these bytes, in a
     heap of ten."""
-    free, cache = [10], OpCache(None)
+    free, cache = [10], OpCache(types.SimpleNamespace(group=one_rank()))
 
     def take(nbytes, captured=False):
         monkeypatch.setattr(op_cache, "capturing", lambda: captured)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
+import tileweave as tw
 from tests.groups import open_sessions
 from tests.runtime.plans.fakes import FakeKernel, Ranks
 from tileweave import ops
@@ -15,10 +17,11 @@ from tileweave.ops.autotune import tuner
 from tileweave.ops.collectives import transport
 from tileweave.ops.core import call as op_call
 from tileweave.ops.core import compiled as op_cache
-from tileweave.ops.core import registry
+from tileweave.ops.core import noted, registry
 from tileweave.ops.core.groups import group_of
 from tileweave.ops.core.tiles import LARGE, SMALL, Choice, store_tiles
 from tileweave.ops.gemm import gemm_operator, strategy
+from tileweave.runtime import Plan
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.host import session
 from tileweave.runtime.host.heap import HeapExhausted
@@ -319,3 +322,114 @@ def test_graphs_record_what_needs_no_branch(on_rank, taking, monkeypatch):
     assert ran == ["gemm_rs_persistent", "gemm_rs_store", "gemm_rs_persistent"]
     kinds = [[type(p).__name__ for p in programs] for programs in together]
     assert kinds == [["Plan", "PrimFunc"], ["PrimFunc"]]
+
+
+class Layer(torch.nn.Module):
+    """Two products, whose gradients need two others; the input of the first layer has none."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.up = torch.nn.Parameter(torch.randn(16, hidden).bfloat16())
+        self.down = torch.nn.Parameter(torch.randn(hidden, 16).bfloat16())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = ops.all_gather_matmul(x, self.up, strategy="fused")
+        return ops.matmul_reduce_scatter(hidden, self.down, strategy="fused")
+
+
+def named(programs) -> set[str]:
+    return {
+        " ".join([str(getattr(p, "name", "")), *(f"{q.name}{q.extents}" for q in parameters)])
+        for p in programs
+        for parameters in [p.parameters if isinstance(p, Plan) else parameters_of(p)]
+    }
+
+
+@pytest.fixture
+def layers(on_rank, taking, monkeypatch):
+    """Return two layers, an input, and the programs that are compiled together, by name."""
+    taking(ops.all_gather_matmul, "copy_engines")
+    taking(ops.matmul_reduce_scatter, "stores")
+    monkeypatch.setattr(noted, "_notes", {})
+    together: list[set[str]] = []
+
+    def compile_ahead(programs, group, similar):
+        assert [*similar()]
+        together.append(named(programs))
+        return len(together[-1])
+
+    monkeypatch.setattr(op_cache, "compile_ahead", compile_ahead)
+    model = torch.nn.Sequential(Layer(24), Layer(40))
+    return model, torch.randn(32, 16).bfloat16(), together
+
+
+TRACERS = {
+    "compile": lambda model: torch.compile(model, backend="aot_eager", dynamic=False),
+    "symbolic": lambda model: torch.compile(model, backend="aot_eager", dynamic=True),
+}
+
+
+@pytest.mark.parametrize("tracer", TRACERS)
+def test_what_is_traced_is_compiled_together(on_rank, layers, tracer):
+    """The first call compiles forward and gradients of all layers; later calls nothing new."""
+    model, x, together = layers
+
+    def step():
+        torch.compiler.reset()
+        TRACERS[tracer](model)(x).float().sum().backward()
+
+    on_rank(step)
+    first, *others = together
+    assert len(first) == 7 and all(other < first for other in others)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_trace_alone_compiles_nothing(on_rank, layers):
+    model, x, together = layers
+    on_rank(lambda: make_fx(model, tracing_mode="fake", _allow_non_fake_inputs=True)(x))
+    assert together == [] and noted.noted_groups() == [""]
+
+
+STEPS = {
+    "module": lambda model: model,
+    "loss": lambda model: lambda x: {"loss": model(x).float().sum()},
+    "backward": lambda model: lambda x: model(x).float().sum().backward(),
+    "compiled": lambda model: torch.compile(model),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_is_prepared(on_rank, layers, step):
+    model, x, together = layers
+
+    def calls():
+        count = tw.prepare(STEPS[step](model), x)
+        assert all(p.grad is None for p in model.parameters())
+        assert not op_cache.op_cache_of(group_of("")).operators and len(together) == 1
+        model(x).float().sum().backward()
+        return count
+
+    count, _ = on_rank(calls)
+    first, *others = together
+    assert count == len(first) == 7 and all(other < first for other in others)
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_step_without_gradients_is_prepared(on_rank, layers):
+    model, x, together = layers
+
+    @torch.no_grad()
+    def calls():
+        return tw.prepare(model, x), tw.prepare(model, x)
+
+    assert on_rank(calls)[0] == (4, 4) and together[0] == together[1]
+
+
+def test_a_step_that_needs_values_is_refused(on_rank, layers):
+    model, x, _ = layers
+    expected = r"prepare: aten._local_scalar_dense.default needs values of .*; expected a function"
+    with pytest.raises(tw.TileWeaveError, match=expected):
+        on_rank(lambda: tw.prepare(lambda x: model(x).sum().item(), x))
+    with pytest.raises(ZeroDivisionError):
+        on_rank(lambda: tw.prepare(lambda x: 1 // 0, x))
+    assert torch.autograd.backward.__module__ == "torch.autograd"

@@ -1,0 +1,120 @@
+"""``tw.prepare``: compile before the first step what it needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..builtins.errors import brief_errors
+from ..runtime.kernel.kernel import capturing
+from .core.checks import refused
+from .core.compiled import op_cache_of
+from .core.groups import group_of
+from .core.noted import noted_groups, noted_problems
+
+NAME = "prepare"
+
+
+@brief_errors
+def prepare(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int:
+    """Compile all kernels that a function and its gradients need, on all cores of all ranks.
+
+    The function runs on tensors without memory (``torch``'s fake tensors): nothing is computed and
+    nothing is sent. Without it, the operators of a step compile one after the other. Collective
+    over all ranks, which may pass different functions. A kernel is compiled if all ranks of its
+    group need it; others are compiled by their first calls.
+
+    Args:
+        function: a module, or a function that returns what is differentiated, such as a loss, or
+            calls ``backward``. Gradients of parameters are not set. A function of ``torch.compile``
+            runs without being compiled.
+        args, kwargs: its arguments; their tensors keep their values.
+
+    Returns:
+        Number of kernels that are compiled.
+
+    Raises:
+        TileWeaveError: the function needs the value of a tensor, such as ``x.item()``; or a CUDA
+            graph is being captured.
+    """
+    if capturing():
+        raise refused(NAME, "a CUDA graph is being captured", "a call before it is captured")
+    try:
+        _trace(function, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise refused(
+            NAME, f"{error.func} needs values of tensors, which are not computed here",
+            "a function without it, such as the layers between",
+        ) from error  # fmt: skip
+    count = 0
+    for name in _groups_of_all_members():
+        ranks = group_of(name)
+        if problems := noted_problems(ranks):
+            count += op_cache_of(ranks).compile_ahead(problems)
+    return count
+
+
+def _trace(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Run a function and its gradients on fake tensors, which notes their problems."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.compiler.set_stance("force_eager"), _backward_as(_differentiate), mode:
+        args, kwargs = tree_map_only(torch.Tensor, mode.from_tensor, (args, kwargs))
+        results = function(*args, **kwargs)
+        _differentiate([x for x in tree_leaves(results) if isinstance(x, torch.Tensor)])
+
+
+@contextmanager
+def _backward_as(function: Callable[..., None]) -> Iterator[None]:
+    """Call ``function`` in place of ``backward``, which would set gradients of parameters to fake
+    tensors."""
+    backward = torch.autograd.backward
+    torch.autograd.backward = function
+    try:
+        yield
+    finally:
+        torch.autograd.backward = backward
+
+
+def _differentiate(tensors: torch.Tensor | Iterable[torch.Tensor], *_: Any, **__: Any) -> None:
+    """Compute the gradients of all leaves, and drop them."""
+    tensors = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    roots = [x for x in tensors if x.grad_fn is not None]
+    nodes = {x.grad_fn: None for x in roots}
+    pending = [*nodes]
+    while pending:
+        for node, _ in pending.pop().next_functions:
+            if node is not None and node not in nodes:
+                nodes[node] = None
+                pending.append(node)
+    leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+    if leaves:
+        grads = [torch.empty_like(x) for x in roots]
+        torch.autograd.grad(roots, leaves, grads, retain_graph=True, allow_unused=True)
+
+
+def _groups_of_all_members() -> list[str]:
+    """Return the names of the groups for which all their ranks have noted something, in an order in
+    which no ranks wait for each other. Collective over all ranks."""
+    names = noted_groups()
+    everywhere = [json.loads(text) for text in group_of("").exchange(NAME, json.dumps(names))]
+    return sorted(
+        name for name in names if all(name in everywhere[rank] for rank in _members(name))
+    )
+
+
+def _members(name: str) -> Iterable[int]:
+    group = group_of(name)
+    if not name:
+        return range(group.world_size)
+    return dist.get_process_group_ranks(group.process_group)

@@ -1,0 +1,13 @@
+"""Ranks prepare what all ranks of a group need, in an order in which none waits forever."""
+
+from tests.ops import prepared_on_ranks
+
+
+def test_ranks_that_need_different_products(three):
+    """Rank 2 needs a product of all ranks in its first call that the others need later; in the
+    last call no rank needs anything."""
+    assert three.run(prepared_on_ranks.prepared) == [
+        [(2, [8, 16]), (1, [32]), (0, [])],
+        [(4, [8, 16, 24, 40]), (1, [32]), (0, [])],
+        [(3, [8, 24, 40]), (1, [32]), (0, [])],
+    ]
