@@ -60,7 +60,7 @@ def gemm_rs_one_shot(config: GemmConfig):
     """
     M, N, ranks, rows_per_rank = config.M, config.N, config.ranks, config.rows_per_rank
     tiles, (rows, columns) = config.tiles, config.grid(M)
-    height = ceil(rows_per_rank / rows / 8) * 8  # own rows that a block sums up
+    height = ceil(tiles.M / ranks / 8) * 8  # most own rows that a block sums up
 
     @T.prim_func
     def gemm_rs_one_shot(

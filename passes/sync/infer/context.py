@@ -56,22 +56,15 @@ class InsertedOperation:
     stmts: tuple[tirx.Stmt, ...] = field(default=(), compare=False, repr=False)
 
 
-def by_rank(rank: tirx.PrimExpr, values: Sequence[int]) -> tirx.PrimExpr:
-    """Select the value for ``rank``."""
-    if len(set(values)) == 1:
+def by_rank(rank: tirx.PrimExpr, values: Sequence[int], *, one_form: bool = False) -> tirx.PrimExpr:
+    """Select the value for ``rank``, in one form for all values if that is asked for."""
+    if len(set(values)) == 1 and not one_form:
         return tirx.const(values[0], "uint32")
     out: tirx.PrimExpr = tirx.const(values[-1], "uint32")
     for number in reversed(range(len(values) - 1)):
         constant = tirx.const(values[number], "uint32")
         out = tirx.Select(rank.equal(number), constant, out)
     return out
-
-
-def quotient(expr: tirx.PrimExpr, divisor: int) -> tirx.PrimExpr:
-    """Return ``expr // divisor``, in one form for all divisors."""
-    if isinstance(expr, tirx.IntImm):
-        return tirx.IntImm(expr.dtype, int(expr) // divisor)
-    return tirx.FloorDiv(expr, tirx.IntImm(expr.dtype, divisor))
 
 
 def _runs(numbers: Sequence[int]) -> list[slice]:
@@ -185,7 +178,7 @@ class SyncContext:
             start = symbols.box_start(footprints, 1 + axis, [*exited, *access.inner])
             conditions.append(tirx.LT(start, access.tensor.shape[1 + axis]))
         for condition in conditions:
-            stmt = tirx.IfThenElse(symbols.simplify(condition, access), stmt, None)
+            stmt = tirx.IfThenElse(symbols.inserted(condition, access), stmt, None)
         if access.ragged is not None and access.ragged.axis in footprints.runtime_axes:
             rows = tirx.Cast("uint32", access.tensor.shape[access.ragged.axis])
             row = tirx.Cast("uint32", footprints.runtime_axes[access.ragged.axis])
@@ -300,11 +293,12 @@ class SyncContext:
         peer = tirx.floormod(self.symbols.rank_call + 1 + step, self.world_size)
         body = stmt_of(peer)
         all_ranks = (1 << self.world_size) - 1
-        if any(peers[k] | (0 if include_own else 1 << r) != all_ranks for r, k in pairs):
+        is_shared = self.program.is_shared
+        some = any(peers[k] | (0 if include_own else 1 << r) != all_ranks for r, k in pairs)
+        if some or is_shared:
             one = tirx.const(1, "uint32")
-            bit = tirx.bitwise_and(
-                tirx.shift_right(by_rank(key, peers), tirx.Cast("uint32", peer)), one
-            )
+            mask = by_rank(key, peers, one_form=is_shared)
+            bit = tirx.bitwise_and(tirx.shift_right(mask, tirx.Cast("uint32", peer)), one)
             body = tirx.IfThenElse(tirx.NE(bit, tirx.const(0, "uint32")), body, None)
         ranks = self.world_size if include_own else self.world_size - 1
         return tirx.For(step, 0, ranks, tirx.ForKind.SERIAL, body)

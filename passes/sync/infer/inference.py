@@ -221,6 +221,7 @@ def _exchanged_tensors(
     The announcements of a ragged tensor precede its rows.
     """
     program = collect_accesses(func, tensors)
+    program.is_shared = bool(options_of(func).share)
     exchanged, ragged, tiles = [], ragged_of(func), tiles_of(func)
     announced = {counts_name(name): name for name in ragged}
     by_name: dict[str, TensorAccesses] = {}

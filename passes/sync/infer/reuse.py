@@ -103,7 +103,7 @@ def _wait(
     if not footprints.runtime_axes:  # else data chooses the owner, at the access
         depth = enclosing_depth(access, footprints, [footprints.owner], clipped=True)
     exited = access.loops[depth:]
-    owner = symbols.simplify(symbols.box_start(footprints, 0, [*exited, *access.inner]), access)
+    owner = symbols.inserted(symbols.box_start(footprints, 0, [*exited, *access.inner]), access)
     pairs, readers = footprints.ranks_and_owners(), _readers_of(accesses, scratch)
     only_owner = all(
         (int(readers[owner]) ^ 1 << owner) & ~(1 << rank) == 0 for rank, owner in pairs

@@ -15,8 +15,8 @@ from ..regions.accesses import Access
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter, elements_of
 from ..regions.space import Loop
-from ..regions.symbols import Symbols
-from .context import SyncContext, quotient
+from ..regions.symbols import Symbols, quotient
+from .context import SyncContext
 from .edits import anchor_of, enclosing_depth, moved_out_of, varies
 from .waits import may_leave_loop
 
@@ -196,13 +196,13 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints, need
     exited = access.loops[depth:]
 
     loops = [*exited, *access.inner]
-    owner = symbols.simplify(symbols.box_start(footprints, 0, loops), access)
+    owner = symbols.inserted(symbols.box_start(footprints, 0, loops), access)
     granule = counter.granules.index(footprints, symbols, exited)
     key = [symbols.without_bindings(expr, access) for expr in (owner, granule)]
     if access.stored:
         value = _rows_count(counter, footprints, symbols, exited)
     else:
-        value = _count(counter, footprints, symbols, exited, bool(context.options.share))
+        value = _count(counter, footprints, symbols, exited, context.program.is_shared)
     if isinstance(value, tirx.IntImm):
         value = tirx.const(int(value), "uint32")
     else:  # not simplified: the form would depend on the sizes
@@ -220,7 +220,7 @@ def _place(context: SyncContext, counter: Counter, signal: _Signal) -> None:
     stmt = context.signal_to(counter, footprints, signal.owner, signal.granule, signal.value)
     if signal.need is _Need.BY_OTHERS:
         is_other = tirx.NE(signal.owner, context.symbols.rank_call)
-        stmt = tirx.IfThenElse(context.symbols.simplify(is_other, access), stmt, None)
+        stmt = tirx.IfThenElse(context.symbols.inserted(is_other, access), stmt, None)
     stmt = context.guard(stmt, footprints, signal.exited)
     context.placement.put_after(signal.anchor, stmt, access)
     reason = f"{_reason(context, counter, access)}{moved_out_of(signal.exited)}"

@@ -17,8 +17,9 @@ from ..regions.data_dependent import is_invariant
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter
 from ..regions.space import Loop
+from ..regions.symbols import quotient, remainder
 from . import builtin_calls
-from .context import SyncContext, by_rank, quotient
+from .context import SyncContext, by_rank
 from .edits import anchor_of, enclosing_depth, moved_out_of
 
 
@@ -89,7 +90,7 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     depth = wait_depth(context, counter, footprints)
     exited = access.loops[depth:]
     loops = [*exited, *access.inner]
-    owner = symbols.simplify(symbols.box_start(footprints, 0, loops), access)
+    owner = symbols.inserted(symbols.box_start(footprints, 0, loops), access)
     granule = counter.granules.index(footprints, symbols, exited)
     key = [symbols.without_bindings(expr, access) for expr in (owner, granule)]
     for other_key, other, other_depth in placed:
@@ -109,7 +110,7 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
         arrivals = tirx.Var("announced", "uint32")  # for explain
         target = _announced_total(context, counter, footprints, loops)
     else:
-        arrivals = _arrivals(counter, footprints, owner, granule, bool(context.options.share))
+        arrivals = _arrivals(counter, footprints, owner, granule, context.program.is_shared)
         epochs = context.epochs_of(counter.accesses.tensor)
         target = arrivals if counter.accesses.is_limited else epochs * arrivals
     flag = context.flag(counter, symbols.rank_call, owner, granule)
@@ -121,12 +122,12 @@ def _wait(context: SyncContext, counter: Counter, footprints: Footprints, placed
     if _reads_own(counter, footprints):
         conditions.append(tirx.NE(tirx.floordiv(granule, counter.own), symbols.rank_call))
     if conditions:
-        holds = symbols.simplify(functools.reduce(tirx.And, conditions), access)
+        holds = symbols.inserted(functools.reduce(tirx.And, conditions), access)
         stmt = tirx.IfThenElse(holds, stmt, None)
     stmt = context.guard(stmt, footprints, exited)
     for extent in extents:
         runs = tirx.GT(extent, 0)
-        stmt = tirx.IfThenElse(symbols.simplify(runs, access), stmt, None)
+        stmt = tirx.IfThenElse(symbols.inserted(runs, access), stmt, None)
     context.placement.put_before(anchor_of(access, depth), stmt, access)
     reason = f"{access.op} {_needs(counter, footprints)}{moved_out_of(exited)}"
     context.record_counter_op("wait", access, counter, reason, stmt, arrivals)
@@ -145,7 +146,7 @@ def _announced_total(
     is_segment = counter.granules.counts[counts.segments] == 1
     word = tirx.IntImm("int32", 1) if is_segment else 1 + tirx.floordiv(row, counter.accesses.tile)
     owner, *segment = (
-        context.symbols.simplify(index, footprints.access) for index in (owner, *segment, word)
+        context.symbols.inserted(index, footprints.access) for index in (owner, *segment, word)
     )
     index = [owner, *context.buffer_index(counts.tensor), *segment]
     return tirx.BufferLoad(context.all_buffers_of(counts.tensor), index)
@@ -274,7 +275,7 @@ def _clipped(
         list(zip(granules.counts, granules.size, ends, strict=True))
     ):
         is_clipped = extent < count * size or (is_shared and size > 1)
-        start = tirx.floormod(number, count) * size
+        start = remainder(number, count) * size
         elements = elements * (tirx.min(size, extent - start) if is_clipped else size)
-        number = tirx.floordiv(number, count)
+        number = quotient(number, count)
     return tirx.Cast("uint32", quotient(elements, counter.unit))

@@ -208,6 +208,8 @@ class Program:
         jumps: statements that leave the kernel, or a loop with a known number of iterations.
         unordered: accesses that are not in ``accesses`` because of ``W.unordered``.
         func: the program itself.
+        is_shared: whether programs of other sizes may share the kernel. What is inserted then has
+            one form: it is not simplified by the sizes.
     """
 
     accesses: list[Access] = field(default_factory=list)
@@ -221,6 +223,7 @@ class Program:
     registers: set[tirx.Var] = field(default_factory=set)
     jumps: list[Jump] = field(default_factory=list)
     func: tirx.PrimFunc | None = None
+    is_shared: bool = False
 
     def dependencies(self, exprs: Iterable[tirx.PrimExpr]) -> list[tirx.Var]:
         """Return the variables in these expressions, and those in the values of these variables."""

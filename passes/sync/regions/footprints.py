@@ -51,7 +51,8 @@ class Footprints:
             these; in the others the access never happens.
         inner_conditions: conditions inside ``access.anchor`` that decide whether the access
             happens, evaluated in one iteration of ``access.inner`` in which they hold if they hold
-            in any. Empty if the access happens whenever the block reaches the anchor.
+            in any. Empty if the access happens whenever the block reaches the anchor, unless
+            programs of other sizes may share the kernel.
         shifts: for each axis (0 is the rank axis), the distance from the place of the first
             iteration of ``access.inner`` to the start of the box. It is not 0 if a condition skips
             first iterations, and None if it varies.
@@ -423,7 +424,8 @@ def _inner_conditions(
     reached = np.logical_or.reduce(space.inside, axis=tuple(axes), keepdims=True)
     for condition in outer:
         reached = reached & space.evaluate(condition).astype(np.bool_)
-    if not np.any(reached & ~happens):
+    is_certain = not np.any(reached & ~happens)
+    if is_certain and not program.is_shared:
         return ()
     mask = masks[0] & masks[1]
     counts = mask.sum(axis=tuple(a for a in range(mask.ndim) if a not in axes))
@@ -438,6 +440,8 @@ def _inner_conditions(
             for loop, number in zip(access.inner, candidate, strict=True)
         }
         return tuple(substitute(program.inline_bindings(c), iteration) for c in inner)
+    if is_certain:
+        return ()
     raise _refused(
         access,
         "skips all iterations of a loop where its conditions do not all hold in one of them",

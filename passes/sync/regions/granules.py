@@ -21,7 +21,7 @@ from .copies import Copies
 from .coverage import volumes
 from .footprints import Footprints
 from .space import Loop
-from .symbols import Symbols
+from .symbols import Symbols, product, quotient
 from .tensor_accesses import TensorAccesses
 
 
@@ -83,10 +83,10 @@ class Granules:
         number: tirx.PrimExpr = tirx.IntImm("int32", 0)
         loops = [*exited, *footprints.access.inner]
         for axis, (size, count) in enumerate(zip(self.size, self.counts, strict=True), 1):
-            if count > 1:
+            if count > 1 or symbols.program.is_shared:
                 start = symbols.box_start(footprints, axis, loops)
-                number = number * count + start // size
-        return symbols.simplify(number, footprints.access)
+                number = product(number, count) + quotient(start, size)
+        return symbols.inserted(number, footprints.access)
 
     def numbers_of_cells(self, accesses: TensorAccesses) -> np.ndarray:
         """Return the granule number of each cell of one copy, in the order of the cells."""

@@ -64,6 +64,11 @@ class Symbols:
         pure = {v for v, value in self.program.values.items() if _is_pure(value)}
         return self.simplify(self.program.inline_bindings(expr, pure), access)
 
+    def inserted(self, expr: tirx.PrimExpr, access: Access) -> tirx.PrimExpr:
+        """Return ``expr`` as it is inserted: simplified, unless the form must not depend on the
+        sizes."""
+        return expr if self.program.is_shared else self.simplify(expr, access)
+
     def simplify(self, expr: tirx.PrimExpr, access: Access) -> tirx.PrimExpr:
         """Simplify ``expr`` by the ranges of the rank and of the loops around ``access``."""
         analyzer = tvm.arith.Analyzer()
@@ -76,6 +81,25 @@ class Symbols:
             analyzer.bind(loop.var, tvm.ir.Range.from_min_extent(low, extent))
         simple = analyzer.simplify(with_rank(expr, self._rank_var))
         return substitute(simple, {self._rank_var: self.rank_call})
+
+
+def quotient(expr: tirx.PrimExpr, divisor: int) -> tirx.PrimExpr:
+    """Return ``expr // divisor``, in one form for all divisors."""
+    if isinstance(expr, tirx.IntImm):
+        return tirx.IntImm(expr.dtype, int(expr) // divisor)
+    return tirx.FloorDiv(expr, tirx.IntImm(expr.dtype, divisor))
+
+
+def product(expr: tirx.PrimExpr, factor: int) -> tirx.PrimExpr:
+    """Return ``expr * factor``, in one form for all factors."""
+    if isinstance(expr, tirx.IntImm):
+        return tirx.IntImm(expr.dtype, int(expr) * factor)
+    return tirx.Mul(expr, tirx.IntImm(expr.dtype, factor))
+
+
+def remainder(expr: tirx.PrimExpr, divisor: int) -> tirx.PrimExpr:
+    """Return ``expr % divisor``, in one form for all divisors."""
+    return tirx.FloorMod(expr, tirx.IntImm(expr.dtype, divisor))
 
 
 def _is_pure(expr: tirx.PrimExpr) -> bool:
