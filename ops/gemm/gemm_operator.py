@@ -180,10 +180,11 @@ class GemmOperator(CallableOp):
 
     @classmethod
     def similar_programs(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
-        rows, _, _ = problem.shards
+        (rows, _, shards), tiles = problem.shards, choice.tiles
+        band = tiles.group_m * tiles.M * (problem.ranks // shards)
         return [
             program
-            for n in similar_rows(rows, choice.tiles.M)
+            for n in similar_rows(rows, tiles.M, band)
             for program in cls.compiled_programs(
                 replace(problem, rows=problem.rows // rows * n), choice
             )
@@ -310,22 +311,27 @@ class GemmOperator(CallableOp):
         return (a, b, *epilogue.tensors), c
 
 
-def similar_rows(rows: int, tile: int) -> list[int]:
+def similar_rows(rows: int, tile: int, band: int) -> list[int]:
     """Return other numbers of rows of a shard whose programs differ from that for ``rows`` in
-    integers only: like these they fill whole tiles, or do not, or have a single tile.
+    integers only: like these they fill whole tiles, or do not, and have one tile, one band, or
+    more.
 
     The numbers have no simple ratio, so that integers of different meaning differ for some.
 
     Args:
         tile: rows of a tile.
+        band: rows of the tiles that are computed one after the other, see ``Tiles.group_m``.
     """
     whole, rest = divmod(rows, tile)
     if rows <= tile:
         others = [tile // 2 + 1, tile // 4, tile - 3]
-    elif rest == 0:
-        others = [(whole + n) * tile for n in (1, 4, whole + 3)]
     else:
-        others = [(whole + n) * tile + 1 + (rest + 5 * n) % (tile - 1) for n in (1, 4, whole + 3)]
+        tiles = whole + 1, whole + 4, 2 * whole + 3
+        if rows <= band:
+            most = band // tile - (rest > 0)
+            tiles = most, most - 1, (most + 1) // 2
+        ends = (1 + (rest + 5 * (n - whole)) % (tile - 1) if rest else 0 for n in tiles)
+        others = [n * tile + end for n, end in zip(tiles, ends, strict=True)]
     return [n for n in others if n not in (0, rows)]
 
 

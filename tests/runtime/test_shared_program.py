@@ -148,6 +148,24 @@ def test_gemm_of_any_rows_has_few_kernels(op, name):
             assert text_of(same) == text_of(folded(instance.program))
 
 
+@pytest.mark.parametrize("rows", [360, 902, 2048, 3000])
+@pytest.mark.parametrize("op", ["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"])
+def test_kernels_of_similar_rows_are_shared(op, rows):
+    """With the choice that calls make: a kernel that fits a call fits the similar programs."""
+    operator, height = OPERATORS[op], rows // RANKS if op == "all_gather_matmul" else rows
+    problem = Problem(op, height, 7168, 8192, RANKS, torch.bfloat16, True)
+    choice, forms = operator.table(problem), {}
+    programs = operator.similar_programs(problem, choice)
+    for program in (operator.program(problem, choice), *programs):
+        for func in kernels_of(program):
+            instance = SizedProgram(for_group(func, RANKS, HEAP_STRIDE))
+            forms.setdefault(str(func.attrs["global_symbol"]), set()).add(instance.form)
+    own = {
+        str(func.attrs["global_symbol"]) for func in kernels_of(operator.program(problem, choice))
+    }
+    assert {name: len(forms[name]) for name in own} == dict.fromkeys(own, 1)
+
+
 def product(op, name, rows, arch, shared):
     """Return the results of all ranks for a number of rows, and the right ones; small integers, so
     all sums are exact."""
