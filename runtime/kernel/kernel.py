@@ -193,6 +193,8 @@ def compile_kernel(
     """
     program = for_group(func, session)
     if not session.kernels.has(program, options):
+        session.kernels.load([(program, options)], session.group)
+    if not session.kernels.has(program, options):
         for other in similar():
             with suppress(TileWeaveError):  # programs that cannot be ordered
                 session.kernels.add(for_group(other, session), options)
@@ -218,6 +220,8 @@ def _shared_kernel(
             kernel = _compile_and_load(func, program, options, session)
             shared, sizes = kernels.alone(program, options), ()
             shared.kernel = kernel
+        if session.group.local_rank == 0 and not shared.is_cached:
+            shared.save()
     return shared.kernel, sizes
 
 
