@@ -50,10 +50,7 @@ def compile_ahead(
     """
     session = current(group)
     own = [*_for_group(programs, session)]
-    if all(session.kernels.has(*program) for program in own):
-        return 0
-    session.kernels.load(own, session.group)
-    if all(session.kernels.has(*program) for program in own):
+    if session.kernels.has(own, session.group):
         return 0
     for program in (*own, *_for_group(similar(), session)):
         session.kernels.add(*program)

@@ -192,9 +192,7 @@ def compile_kernel(
             Called if there is no kernel.
     """
     program = for_group(func, session)
-    if not session.kernels.has(program, options):
-        session.kernels.load([(program, options)], session.group)
-    if not session.kernels.has(program, options):
+    if not session.kernels.has([(program, options)], session.group):
         for other in similar():
             with suppress(TileWeaveError):  # programs that cannot be ordered
                 session.kernels.add(for_group(other, session), options)

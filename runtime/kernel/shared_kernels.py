@@ -66,6 +66,10 @@ class _Form:
                 return kernel, arguments
         return None
 
+    def has(self, instance: SizedProgram) -> bool:
+        kernel, _ = self.find(instance) or (None, ())
+        return kernel is not None and (kernel.is_cached or kernel.kernel is not None)
+
     def new(self, instance: SizedProgram) -> tuple[SharedKernel, tuple[int, ...]]:
         """Return a new kernel, which fits all instances, and its arguments for this one."""
         self.instances = {instance.integers: instance, **self.instances}
@@ -94,33 +98,6 @@ class SharedKernels:
         self._is_stored = is_stored
         self._forms: dict[Hashable, _Form] = {}
 
-    def load(
-        self, programs: Iterable[tuple[tirx.PrimFunc, Mapping[str, Any]]], group: Group
-    ) -> None:
-        """Add the kernels of the forms of ``programs`` that earlier processes have compiled.
-
-        Collective, with the same programs on all ranks: kernels that only some ranks find on disk
-        are not added. If TileLang's cache has lost a kernel, its first call compiles it.
-
-        Args:
-            programs: programs for a group, with the options of ``tilelang.compile``.
-        """
-        forms = [form for form, _ in (self._form(*program) for program in programs)]
-        forms = [form for form in dict.fromkeys(forms) if form.key and not form.is_loaded]
-        if not forms:
-            return
-        saved = stored_programs.saved(form.key for form in forms)
-        names = [name for of_form in saved.values() for name in of_form]
-        ranks = group.exchange("stored kernels", json.dumps(names))
-        agreed = set.intersection(*(set(json.loads(names)) for names in ranks))
-        for form in forms:
-            form.is_loaded = True
-            form.kernels += [
-                SharedKernel(program, form.key, is_cached=True)
-                for name, program in saved[form.key].items()
-                if name in agreed
-            ]
-
     def add(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> None:
         """Let the next kernel for programs of this form fit ``program``, too.
 
@@ -131,11 +108,41 @@ class SharedKernels:
         form, instance = self._form(program, options)
         form.instances[instance.integers] = instance
 
-    def has(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> bool:
-        """Return whether a kernel is compiled that computes ``program``."""
-        form, instance = self._form(program, options)
-        kernel, _ = form.find(instance) or (None, ())
-        return kernel is not None and (kernel.is_cached or kernel.kernel is not None)
+    def has(
+        self, programs: Iterable[tuple[tirx.PrimFunc, Mapping[str, Any]]], group: Group
+    ) -> bool:
+        """Return whether kernels are compiled that compute all ``programs``, by this session or an
+        earlier process.
+
+        Collective, with the same programs on all ranks, unless this session has all kernels. A
+        kernel that only some ranks find on disk does not count. If TileLang's cache has lost one,
+        its first call compiles it.
+
+        Args:
+            programs: programs for a group, with the options of ``tilelang.compile``.
+            group: ranks of the session.
+        """
+        instances = [self._form(*program) for program in programs]
+        if not all(form.has(instance) for form, instance in instances):
+            self._load(dict.fromkeys(form for form, _ in instances), group)
+        return all(form.has(instance) for form, instance in instances)
+
+    def _load(self, forms: Iterable[_Form], group: Group) -> None:
+        """Add the kernels of earlier processes to forms that do not have them. Collective."""
+        new = [form for form in forms if form.key and not form.is_loaded]
+        if not new:
+            return
+        stored = stored_programs.load(form.key for form in new)
+        names = [name for of_form in stored.values() for name in of_form]
+        on_ranks = group.exchange("stored kernels", json.dumps(names))
+        agreed = set.intersection(*(set(json.loads(names)) for names in on_ranks))
+        for form in new:
+            form.is_loaded = True
+            form.kernels += [
+                SharedKernel(program, form.key, is_cached=True)
+                for name, program in stored[form.key].items()
+                if name in agreed
+            ]
 
     def find(
         self, program: tirx.PrimFunc, options: Mapping[str, Any]

@@ -52,14 +52,14 @@ def save(key: str, program: SharedProgram) -> None:
             written.replace(cache_folder() / f"{_name(key, text)}.json")
 
 
-def saved(keys: Iterable[str]) -> dict[str, dict[str, SharedProgram]]:
+def load(keys: Iterable[str]) -> dict[str, dict[str, SharedProgram]]:
     """Return the stored programs of forms, by key and name; equal names mean equal programs.
 
     Ignored are files with other content than ``save`` has written, and a cache that every user may
     write.
     """
     programs: dict[str, dict[str, SharedProgram]] = {key: {} for key in keys}
-    with suppress(TileWeaveError):
+    with suppress(OSError, TileWeaveError):
         require_private_cache()
         for key, of_form in programs.items():
             for path in sorted(cache_folder().glob(f"program-{key}-*.json")):

@@ -241,14 +241,14 @@ def test_a_file_with_other_content_is_ignored_and_replaced(product, cache, conte
 
 
 def test_what_only_some_ranks_find_is_compiled(product, compilers, cache, monkeypatch):
-    first, saved = product(128), stored_programs.saved
+    first, load = product(128), stored_programs.load
 
-    def saved_on_rank_0(keys):
-        programs = saved(keys)
+    def load_on_rank_0(keys):
+        programs = load(keys)
         is_first = compilers.session().group.rank == 0
         return programs if is_first else {key: {} for key in programs}
 
-    monkeypatch.setattr(stored_programs, "saved", saved_on_rank_0)
+    monkeypatch.setattr(stored_programs, "load", load_on_rank_0)
     assert product(128) == first
 
 
@@ -256,9 +256,9 @@ def test_what_every_user_may_write_is_not_read(product, cache):
     product(128)
     (file,) = cache.glob("program-*.json")
     key = file.stem.split("-")[1]
-    assert stored_programs.saved([key])[key]
+    assert stored_programs.load([key])[key]
     cache.parent.chmod(0o777)
-    assert not stored_programs.saved([key])[key]
+    assert not stored_programs.load([key])[key]
 
 
 def test_what_does_not_compile_is_not_stored(compilers, cache, monkeypatch):
