@@ -61,12 +61,13 @@ def load(keys: Iterable[str]) -> dict[str, dict[str, SharedProgram]]:
     programs: dict[str, dict[str, SharedProgram]] = {key: {} for key in keys}
     with suppress(OSError, TileWeaveError):
         require_private_cache()
-        for key, of_form in programs.items():
-            for path in sorted(cache_folder().glob(f"program-{key}-*.json")):
+        for path in sorted(cache_folder().glob("program-*-*.json")):
+            key = path.stem.split("-")[1]
+            if key in programs:
                 with suppress(Exception):
                     text = path.read_text()
                     if path.stem == _name(key, text):
-                        of_form[path.stem] = _program(**json.loads(text))
+                        programs[key][path.stem] = _program(**json.loads(text))
     return programs
 
 
