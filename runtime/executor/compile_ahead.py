@@ -50,7 +50,7 @@ def compile_ahead(
     """
     session = current(group)
     own = [*_for_group(programs, session)]
-    if all(session.kernels.has(*program) for program in own):
+    if session.kernels.has(own, session.group):
         return 0
     for program in (*own, *_for_group(similar(), session)):
         session.kernels.add(*program)
@@ -68,9 +68,7 @@ def compile_ahead(
             compile = stack.enter_context(CompileWorkers(workers)).compile
         threads = ThreadPoolExecutor(workers, "compile", _take_gpu, (ranks.device,))
         pool = stack.enter_context(threads)
-        futures = [
-            pool.submit(compile, kernel.program, **options) for kernel, options in own_kernels
-        ]
+        futures = [pool.submit(_compile_and_save, compile, *kernel) for kernel in own_kernels]
         progress = tqdm(
             as_completed(futures), "compiling kernels", len(futures), leave=False,
             disable=None if ranks.rank == 0 else True,  # None: in a terminal only
@@ -109,6 +107,13 @@ def _for_group(programs: Iterable[tirx.PrimFunc | Plan], session: Session) -> It
             for func in program.kernels(ranks) if isinstance(program, Plan) else [program]:
                 func, stock_configs = passes.split_options(func, configs)
                 yield for_group(func, session), {"pass_configs": stock_configs, "out_idx": None}
+
+
+def _compile_and_save(
+    compile: Callable[..., Any], kernel: SharedKernel, options: dict[str, Any]
+) -> None:
+    compile(kernel.program, **options)
+    kernel.save()
 
 
 def _take_gpu(device: torch.device) -> None:

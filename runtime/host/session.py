@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ class Session:
     context: Context
     watchdog: Watchdog
     name: str = ""
-    kernels: SharedKernels = field(default_factory=SharedKernels)
+    kernels: SharedKernels = field(default_factory=partial(SharedKernels, is_stored=True))
 
     @property
     def label(self) -> str:

@@ -15,11 +15,14 @@ T = TypeVar("T")
 _NOT_WRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EPERM, errno.EROFS)
 
 
-def compile_once(group: Group, compile: Callable[[], T], label: str) -> T:
+def compile_once(group: Group, compile: Callable[[], T], label: str, is_cached: bool = False) -> T:
     """Run ``compile`` on the first rank of each node, then on the others, which find the result in
     the cache.
 
     Collective. A failure on one rank is an error on all ranks of the group.
+
+    Args:
+        is_cached: whether the cache has the result, equal on all ranks: all run it at once.
 
     Raises:
         TileWeaveError: another rank failed; the error includes its message.
@@ -31,7 +34,9 @@ def compile_once(group: Group, compile: Callable[[], T], label: str) -> T:
             "every rank"
         )
     result: list[T] = []
-    for turn, compiles in (("first", group.local_rank == 0), ("others", group.local_rank != 0)):
+    is_first = group.local_rank == 0
+    turns = {"all": True} if is_cached else {"first": is_first, "others": not is_first}
+    for turn, compiles in turns.items():
         outcome = ""
         failure: Exception | None = None
         if compiles:

@@ -192,7 +192,7 @@ def compile_kernel(
             Called if there is no kernel.
     """
     program = for_group(func, session)
-    if not session.kernels.has(program, options):
+    if not session.kernels.has([(program, options)], session.group):
         for other in similar():
             with suppress(TileWeaveError):  # programs that cannot be ordered
                 session.kernels.add(for_group(other, session), options)
@@ -210,7 +210,9 @@ def _shared_kernel(
     shared, sizes = kernels.find(program, options)
     if shared.kernel is None:
         try:
-            shared.kernel = _compile_and_load(func, shared.program, options, session, sizes)
+            shared.kernel = _compile_and_load(
+                func, shared.program, options, session, sizes, shared.is_cached
+            )
         except Exception:
             if not sizes:
                 raise
@@ -218,6 +220,8 @@ def _shared_kernel(
             kernel = _compile_and_load(func, program, options, session)
             shared, sizes = kernels.alone(program, options), ()
             shared.kernel = kernel
+        if session.group.local_rank == 0 and not shared.is_cached:
+            shared.save()
     return shared.kernel, sizes
 
 
@@ -240,15 +244,17 @@ def kernel_to_launch(kernel: Kernel, session: Session) -> Kernel:
 
 def _compile_and_load(
     func: tirx.PrimFunc, program: tirx.PrimFunc, options: Mapping[str, Any], session: Session,
-    sizes: tuple[int, ...] = (),
+    sizes: tuple[int, ...] = (), is_cached: bool = False,
 ) -> JITKernel:  # fmt: skip
     """Compile ``program``, which with these sizes is ``func`` for the group, and load it onto this
-    GPU. Collective."""
+    GPU. Collective; see ``compile_once``."""
     name = str(func.attrs["global_symbol"])
     if uses_multicast(program.body):
         require_multicast(name)
     label = f"{named(func)} ({hashlib.sha256(program.script().encode()).hexdigest()[:12]})"
-    kernel = compile_once(session.group, lambda: compile_by_tilelang(program, **options), label)
+    kernel = compile_once(
+        session.group, lambda: compile_by_tilelang(program, **options), label, is_cached
+    )
     warm(kernel, session, sizes)
     count_kernel()
     return kernel

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import json
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -11,6 +12,8 @@ from tilelang.jit import JITKernel
 from tvm import tirx
 
 from ...passes.sync.infer.options import options_of
+from ..host.group import Group
+from . import stored_programs
 from .shared_program import SharedProgram, SizedProgram
 
 
@@ -19,14 +22,25 @@ class SharedKernel:
     """A kernel and its program.
 
     Attributes:
-        program: what is compiled.
+        shared: what is compiled.
+        key: identity of its form on disk; "" if no later process shall find it.
         kernel: None until it is loaded.
         is_cached: whether TileLang's cache has it.
     """
 
-    program: tirx.PrimFunc
+    shared: SharedProgram
+    key: str = ""
     kernel: JITKernel | None = None
     is_cached: bool = False
+
+    @property
+    def program(self) -> tirx.PrimFunc:
+        return self.shared.program
+
+    def save(self) -> None:
+        """Let later processes find the kernel, which is compiled. One rank of a node calls it."""
+        if self.key:
+            stored_programs.save(self.key, self.shared)
 
 
 @dataclass(eq=False)
@@ -34,25 +48,33 @@ class _Form:
     """Programs of one form and their kernels.
 
     Attributes:
+        key: see ``SharedKernel``.
         instances: programs that have been compiled or added, by their integers.
         is_shared: whether the compiler accepts arguments for the integers that differ.
+        is_loaded: whether it has the kernels of earlier processes.
     """
 
+    key: str
     instances: dict[tuple[int, ...], SizedProgram] = field(default_factory=dict)
-    kernels: list[tuple[SharedProgram, SharedKernel]] = field(default_factory=list)
+    kernels: list[SharedKernel] = field(default_factory=list)
     is_shared: bool = True
+    is_loaded: bool = False
 
     def find(self, instance: SizedProgram) -> tuple[SharedKernel, tuple[int, ...]] | None:
-        for program, kernel in self.kernels:
-            if (arguments := program.arguments(instance)) is not None:
+        for kernel in self.kernels:
+            if (arguments := kernel.shared.arguments(instance)) is not None:
                 return kernel, arguments
         return None
+
+    def has(self, instance: SizedProgram) -> bool:
+        kernel, _ = self.find(instance) or (None, ())
+        return kernel is not None and (kernel.is_cached or kernel.kernel is not None)
 
     def new(self, instance: SizedProgram) -> tuple[SharedKernel, tuple[int, ...]]:
         """Return a new kernel, which fits all instances, and its arguments for this one."""
         self.instances = {instance.integers: instance, **self.instances}
-        program = SharedProgram([*self.instances.values()] if self.is_shared else [instance])
-        self.kernels.append((program, SharedKernel(program.program)))
+        instances = [*self.instances.values()] if self.is_shared else [instance]
+        self.kernels.append(SharedKernel(SharedProgram.of(instances), self.key))
         found = self.find(instance)
         assert found is not None
         return found
@@ -67,7 +89,13 @@ class SharedKernels:
     the same order, so they have the same kernels.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_stored: bool = False) -> None:
+        """
+        Args:
+            is_stored: whether it has the kernels of earlier processes, and later ones have its
+                kernels.
+        """
+        self._is_stored = is_stored
         self._forms: dict[Hashable, _Form] = {}
 
     def add(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> None:
@@ -80,11 +108,41 @@ class SharedKernels:
         form, instance = self._form(program, options)
         form.instances[instance.integers] = instance
 
-    def has(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> bool:
-        """Return whether a kernel is compiled that computes ``program``."""
-        form, instance = self._form(program, options)
-        kernel, _ = form.find(instance) or (None, ())
-        return kernel is not None and (kernel.is_cached or kernel.kernel is not None)
+    def has(
+        self, programs: Iterable[tuple[tirx.PrimFunc, Mapping[str, Any]]], group: Group
+    ) -> bool:
+        """Return whether kernels are compiled that compute all ``programs``, by this session or an
+        earlier process.
+
+        Collective, with the same programs on all ranks, unless this session has all kernels. A
+        kernel that only some ranks find on disk does not count. If TileLang's cache has lost one,
+        its first call compiles it.
+
+        Args:
+            programs: programs for a group, with the options of ``tilelang.compile``.
+            group: ranks of the session.
+        """
+        instances = [self._form(*program) for program in programs]
+        if not all(form.has(instance) for form, instance in instances):
+            self._load(dict.fromkeys(form for form, _ in instances), group)
+        return all(form.has(instance) for form, instance in instances)
+
+    def _load(self, forms: Iterable[_Form], group: Group) -> None:
+        """Add the kernels of earlier processes to forms that do not have them. Collective."""
+        new = [form for form in forms if form.key and not form.is_loaded]
+        if not new:
+            return
+        stored = stored_programs.load(form.key for form in new)
+        names = [name for of_form in stored.values() for name in of_form]
+        on_ranks = group.exchange("stored kernels", json.dumps(names))
+        agreed = set.intersection(*(set(json.loads(names)) for names in on_ranks))
+        for form in new:
+            form.is_loaded = True
+            form.kernels += [
+                SharedKernel(program, form.key, is_cached=True)
+                for name, program in stored[form.key].items()
+                if name in agreed
+            ]
 
     def find(
         self, program: tirx.PrimFunc, options: Mapping[str, Any]
@@ -99,7 +157,7 @@ class SharedKernels:
         arguments: the compiler needs some of these as constants."""
         form, instance = self._form(program, options)
         form.is_shared = False
-        form.kernels = [(p, kernel) for p, kernel in form.kernels if kernel.kernel is not None]
+        form.kernels = [kernel for kernel in form.kernels if kernel.kernel is not None]
         kernel, _ = form.new(instance)
         return kernel
 
@@ -110,7 +168,11 @@ class SharedKernels:
         # A program without a name shares its kernel with equal ones only.
         form = instance.form if options_of(program).share else program.script()
         chosen = str(sorted((name, str(value)) for name, value in options.items() if value))
-        return self._forms.setdefault((form, chosen), _Form()), instance
+        identity = form, chosen
+        if identity not in self._forms:
+            key = stored_programs.key_of(identity) if self._is_stored else ""
+            self._forms[identity] = _Form(key)
+        return self._forms[identity], instance
 
 
 @lru_cache(maxsize=64)

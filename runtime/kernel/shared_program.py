@@ -8,9 +8,10 @@ only such integers differ, one kernel receives them at each launch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 from tilelang import tvm
@@ -70,6 +71,7 @@ class SizedProgram:
         return tvm.ir.structural_hash(func, map_free_vars=True), *fixed
 
 
+@dataclass(frozen=True, eq=False)
 class SharedProgram:
     """Program for all sizes of one form, with arguments for the integers that differ.
 
@@ -77,62 +79,75 @@ class SharedProgram:
 
     Attributes:
         program: the program.
-        parameters: its parameters for these integers.
+        integers: those of the first of its instances, in the order of ``SizedProgram``.
+        places: for each argument, the places of the integers that it replaces.
     """
 
-    def __init__(self, instances: Sequence[SizedProgram]) -> None:
-        """
+    program: tirx.PrimFunc
+    integers: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, instances: Sequence[SizedProgram]) -> SharedProgram:
+        """Return the program that fits all ``instances``.
+
         Args:
             instances: programs of one form. Integers that are equal in all of them are constants.
         """
-        self._integers = instances[0].integers
-        columns = list(zip(*(i.integers for i in instances), strict=True))
-        self._places: dict[tuple[int, ...], list[int]] = {}
-        for place, column in enumerate(columns):
+        first = instances[0]
+        columns: dict[tuple[int, ...], list[int]] = {}
+        for place, column in enumerate(zip(*(i.integers for i in instances), strict=True)):
             if len(set(column)) > 1:
-                self._places.setdefault(column, []).append(place)
-        self.parameters = [
-            tirx.SizeVar(f"size_{n}", _type_of(column)) for n, column in enumerate(self._places)
-        ]
-        self._variables = {
-            place: parameter
-            for parameter, places in zip(self.parameters, self._places.values(), strict=True)
-            for place in places
-        }
-        self.program = self._lifted(instances[0].program) if self._places else instances[0].program
+                columns.setdefault(column, []).append(place)
+        places = tuple(map(tuple, columns.values()))
+        if not places:
+            return cls(first.program, first.integers, places)
+        parameters = [tirx.SizeVar(f"size_{n}", _type_of(c)) for n, c in enumerate(columns)]
+        variables = {p: v for v, ps in zip(parameters, places, strict=True) for p in ps}
+        return cls(_lifted(first.program, parameters, variables), first.integers, places)
+
+    @cached_property
+    def parameters(self) -> list[tirx.Var]:
+        """The parameters of the program that are arguments for integers."""
+        if not self.places:
+            return []
+        return [p for p in self.program.params if isinstance(p, tirx.SizeVar)]
 
     def arguments(self, instance: SizedProgram) -> tuple[int, ...] | None:
         """Return the arguments with which it is ``instance``, a program of the same form; None if
         it has no such arguments."""
-        values = instance.integers
-        for place, (value, constant) in enumerate(zip(values, self._integers, strict=True)):
-            if value != constant and place not in self._variables:
-                return None
-        arguments = []
-        for places, variable in zip(self._places.values(), self.parameters, strict=True):
-            value, *others = {values[place] for place in places}
-            if others or (str(variable.dtype) == "int32" and value not in _INT32):
+        arguments, integers = [], [*self.integers]
+        for places, variable in zip(self.places, self.parameters, strict=True):
+            value = instance.integers[places[0]]
+            if str(variable.dtype) == "int32" and value not in _INT32:
                 return None
             arguments.append(value)
-        return tuple(arguments)
+            for place in places:
+                integers[place] = value
+        return tuple(arguments) if tuple(integers) == instance.integers else None
 
-    def _lifted(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
-        places = iter(range(len(self._integers)))
 
-        def argument(node: tirx.PrimExpr) -> tirx.PrimExpr:
-            variable = self._variables.get(next(places)) if _is_integer(node) else None
-            if variable is None:
-                return node
-            return variable if variable.dtype == node.dtype else tirx.Cast(node.dtype, variable)
+def _lifted(
+    func: tirx.PrimFunc, parameters: Sequence[tirx.Var], variables: Mapping[int, tirx.Var]
+) -> tirx.PrimFunc:
+    """Return ``func`` with ``parameters``, which replace the integers at the places of
+    ``variables``."""
+    places = count()
 
-        lifted = _change(func, argument)
-        count = len(func.params) - len(implicit_of(func))
-        lifted = tirx.PrimFunc(
-            [*func.params[:count], *self.parameters, *func.params[count:]],
-            _with_positive_divisors(lifted.body, self.parameters),
-            func.ret_type, lifted.buffer_map, func.attrs, func.span,
-        )  # fmt: skip
-        return shifted_heap_tensors(lifted, count, len(self.parameters))
+    def argument(node: tirx.PrimExpr) -> tirx.PrimExpr:
+        variable = variables.get(next(places)) if _is_integer(node) else None
+        if variable is None:
+            return node
+        return variable if variable.dtype == node.dtype else tirx.Cast(node.dtype, variable)
+
+    lifted = _change(func, argument)
+    position = len(func.params) - len(implicit_of(func))
+    lifted = tirx.PrimFunc(
+        [*func.params[:position], *parameters, *func.params[position:]],
+        _with_positive_divisors(lifted.body, parameters),
+        func.ret_type, lifted.buffer_map, func.attrs, func.span,
+    )  # fmt: skip
+    return shifted_heap_tensors(lifted, position, len(parameters))
 
 
 def _is_integer(expr: tirx.PrimExpr) -> bool:

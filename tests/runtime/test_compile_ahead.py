@@ -7,6 +7,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
+from tilelang import env
 
 import tileweave as tw
 from tests.groups import one_rank
@@ -21,7 +22,7 @@ from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
 from tileweave.runtime import compiler
 from tileweave.runtime.executor import compile_ahead
 from tileweave.runtime.host.group import Group
-from tileweave.runtime.kernel import kernel
+from tileweave.runtime.kernel import kernel, stored_programs
 from tileweave.runtime.kernel.shared_kernels import SharedKernels
 from tileweave.runtime.plans.steps import Launch
 
@@ -46,15 +47,18 @@ class Compilers:
 
     Attributes:
         asked: (rank, program, options) of each request.
+        is_stored: whether later sessions find the kernels.
     """
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, str, str]] = []
+        self.is_stored = False
         self._own = threading.local()
 
     def join(self, group: Group) -> None:
         heap = types.SimpleNamespace(stride=1 << 30)
-        self._own.session = types.SimpleNamespace(group=group, heap=heap, kernels=SharedKernels())
+        kernels = SharedKernels(self.is_stored)
+        self._own.session = types.SimpleNamespace(group=group, heap=heap, kernels=kernels)
 
     def session(self, group=None) -> types.SimpleNamespace:
         return self._own.session
@@ -75,6 +79,14 @@ def compilers(monkeypatch):
     monkeypatch.setattr(kernel, "warm", lambda *_: True)
     monkeypatch.setattr(kernel, "_allocate", lambda *_: torch.empty(0))
     return compilers
+
+
+@pytest.fixture
+def cache(compilers, monkeypatch, tmp_path):
+    """Return the folder of an empty cache in which sessions find the kernels of earlier ones."""
+    monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(tmp_path))
+    compilers.is_stored = True
+    return tmp_path / "tileweave"
 
 
 def test_what_is_compiled_ahead_is_what_is_asked_for(compilers, every_rank):
@@ -166,3 +178,104 @@ def test_operators_find_what_was_compiled_together(compilers, every_rank):
 
     assert every_rank(rank) == [(2, 0, 0, 0)] * 2
     assert len(compilers.asked) == 2
+
+
+@pytest.fixture
+def product(compilers, every_rank, monkeypatch):
+    """Return a function that compiles a product of some rows in a new session of two ranks.
+
+    It returns the numbers of kernels that each rank compiles ahead and of similar sizes that it
+    infers, and the texts with which all ranks then look the kernel up.
+    """
+    operator, inferred = OPERATORS["matmul_all_reduce"], []
+    similar_programs = operator.similar_programs
+
+    def similar(problem, choice):
+        inferred.append(problem)
+        return similar_programs(problem, choice)
+
+    monkeypatch.setattr(operator, "similar_programs", similar)
+
+    def rank(group, key):
+        compilers.join(group)
+        count = OpCache(compilers.session()).compile_ahead([key])
+        own = compile_ahead._for_group(programs_of(operator, *key), compilers.session())
+        found = [compilers.session().kernels.find(*program) for program in own]
+        for program in programs_of(operator, *key):
+            compiler.compile(program)
+        return count, [len(sizes) for _, sizes in found]
+
+    def run(rows):
+        problem = Problem("matmul_all_reduce", rows, 64, 64, 2, torch.bfloat16, False)
+        compilers.asked.clear()
+        inferred.clear()
+        key = problem, Choice("one_shot", SMALL)
+        (first, second) = every_rank(lambda group: rank(group, key))
+        assert first == second
+        count, sizes = first
+        return count, len(inferred) // 2, sizes, {text for _, text, _ in compilers.asked}
+
+    return run
+
+
+def test_a_later_session_finds_the_kernel_for_any_size(product, cache):
+    count, similar, sizes, texts = product(512)
+    assert (count, similar, len(texts)) == (1, 1, 1) and sizes > [0]
+    for rows in (512, 1536):
+        assert product(rows) == (0, 0, sizes, texts)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "not JSON"])
+def test_a_file_with_other_content_is_ignored_and_replaced(product, cache, content):
+    first = product(128)
+    (file,) = cache.glob("program-*.json")
+    text = file.read_text()
+    file.write_text(content)
+    key = file.stem.split("-")[1]
+    foreign = cache / f"{stored_programs._name(key, content)}.json"
+    foreign.write_text(content)
+    assert product(128) == first
+    assert file.read_text() == text
+    foreign.unlink()
+    assert product(128)[:2] == (0, 0)
+
+
+def test_what_only_some_ranks_find_is_compiled(product, compilers, cache, monkeypatch):
+    first, load = product(128), stored_programs.load
+
+    def load_on_rank_0(keys):
+        programs = load(keys)
+        is_first = compilers.session().group.rank == 0
+        return programs if is_first else {key: {} for key in programs}
+
+    monkeypatch.setattr(stored_programs, "load", load_on_rank_0)
+    assert product(128) == first
+
+
+def test_what_every_user_may_write_is_not_read(product, cache):
+    product(128)
+    (file,) = cache.glob("program-*.json")
+    key = file.stem.split("-")[1]
+    assert stored_programs.load([key])[key]
+    cache.parent.chmod(0o777)
+    assert not stored_programs.load([key])[key]
+
+
+def test_what_does_not_compile_is_not_stored(compilers, cache, monkeypatch):
+    def fail(program, **options):
+        raise ValueError("nvcc does not like it")
+
+    compilers.join(one_rank())
+    monkeypatch.setattr(tilelang, "compile", fail)
+    assert compile_ahead.compile_ahead([shift(64, ranks=1)]) == 1
+    assert not [*cache.glob("program-*")]
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(compilers, cache, monkeypatch):
+    def read_only():
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(stored_programs, "writable_folder", read_only)
+    compilers.join(one_rank())
+    tw.compile(shift(64, ranks=1))
+    assert not cache.exists()

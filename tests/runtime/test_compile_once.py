@@ -29,6 +29,15 @@ def test_the_first_rank_of_each_node_compiles_first(every_rank):
     assert sorted(compiled) == list(range(6))
 
 
+def test_all_ranks_load_at_once_what_the_cache_has(every_rank):
+    at_once = threading.Barrier(3)
+
+    def load(group: Group) -> int:
+        return compile_once(group, lambda: at_once.wait(timeout=60), "gemm", is_cached=True)
+
+    assert sorted(every_rank(load, 3)) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_failure_is_an_error_on_every_rank(every_rank, broken):
     """The first rank of a node fails, or another one."""

@@ -142,7 +142,7 @@ def test_gemm_of_any_rows_has_few_kernels(op, name):
             shared.setdefault(instance.form, []).append(instance)
     assert len(shared) <= (8 if name == "stores" else 2)
     for instances in shared.values():
-        program = SharedProgram(instances)
+        program = SharedProgram.of(instances)
         for instance in instances:
             same = with_constants(program, program.arguments(instance))
             assert text_of(same) == text_of(folded(instance.program))
@@ -279,9 +279,9 @@ def strided(rows, pitch):
 
 def test_a_stride_is_an_argument_unless_it_follows_from_the_shape_for_all_sizes():
     assert strided(48, 32).form != strided(48, 40).form
-    packed = SharedProgram([strided(48, 32), strided(80, 32)])
+    packed = SharedProgram.of([strided(48, 32), strided(80, 32)])
     assert packed.arguments(strided(112, 32)) == (112,)
-    pitched = SharedProgram([strided(48, 40), strided(80, 100)])
+    pitched = SharedProgram.of([strided(48, 40), strided(80, 100)])
     assert pitched.arguments(strided(112, 64)) == (112, 64)
 
 

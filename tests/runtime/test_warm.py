@@ -150,7 +150,7 @@ def rows(count):
 
 
 def test_integers_of_a_shared_program_are_those_of_its_first_size(graphs):
-    program = SharedProgram([rows(48), rows(80)])
+    program = SharedProgram.of([rows(48), rows(80)])
     kernel = FakeKernel(program.program)
     assert warm.warm(kernel, FakeSession(), program.arguments(rows(48)))
     ((tensor, size),) = kernel.calls

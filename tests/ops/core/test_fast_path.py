@@ -26,6 +26,7 @@ from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.host.context import Record
 from tileweave.runtime.host.watchdog import Watchdog
 from tileweave.runtime.kernel.kernel import Kernel
+from tileweave.runtime.kernel.shared_kernels import SharedKernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*copied in each call")
 ALONE = one_rank()
@@ -89,7 +90,8 @@ def said(monkeypatch):
 
 def fake_session():
     watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
-    return types.SimpleNamespace(group=ALONE, watchdog=watchdog, name="")
+    kernels = SharedKernels()
+    return types.SimpleNamespace(group=ALONE, watchdog=watchdog, kernels=kernels, name="")
 
 
 def bf16(*shape):
