@@ -24,22 +24,24 @@ class SharedFunctions:
     """Device functions of the kernels that programs for several sizes share.
 
     Attributes:
+        ranks: number of ranks.
         kernels: kernels of the programs so far.
     """
 
     def __init__(self, ranks: int, arch: str = "sm_90a") -> None:
-        self._ranks, self._arch, self._shared = ranks, arch, SharedKernels()
+        self.ranks, self._arch, self._shared = ranks, arch, SharedKernels()
         self._functions: dict[SharedKernel, DeviceFunctions] = {}
         self.kernels: list[SharedKernel] = []
 
     def add(self, *steps: Steps) -> None:
         """Let the next kernels fit these programs and plans."""
-        for func in self._kernels_of(steps):
-            self._shared.add(self._for_group(func), {})
+        for program in steps:
+            for func in self.kernels_of(program):
+                self._shared.add(self._for_group(func), {})
 
     def prepare(self, steps: Steps, similar: Callable[[], Iterable[Steps]]) -> None:
         """Decide which kernels a program or plan needs, as ``compile_ahead`` does."""
-        own = [self._for_group(func) for func in self._kernels_of([steps])]
+        own = [self._for_group(func) for func in self.kernels_of(steps)]
         if all(self._shared.has(func, {}) for func in own):
             return
         self.add(steps, *similar())
@@ -56,7 +58,7 @@ class SharedFunctions:
 
     def executable(self, steps: Steps) -> Executable:
         """Return a program or plan that runs the shared kernels."""
-        return Executable(steps, self._ranks, lambda func, _: self.program(func))
+        return Executable(steps, self.ranks, lambda func, _: self.program(func))
 
     def program(self, func: tirx.PrimFunc, sizes: Sequence[int] | None = None) -> DeviceProgram:
         """Return the device functions of the shared kernel of ``func``.
@@ -77,21 +79,21 @@ class SharedFunctions:
             for parameter, tensor_map in below.descriptors.items()
         }
         functions = [_with_values(function, values) for function in below.kernels]
-        tiles = tile_level(func, self._ranks)
+        tiles = tile_level(func, self.ranks)
         below = DeviceFunctions(tiles, functions, maps, below.bound)
-        return DeviceProgram(func, self._ranks, self._arch, below=below)
+        return DeviceProgram(func, self.ranks, self._arch, below=below)
 
     def _functions_of(self, kernel: SharedKernel, func: tirx.PrimFunc) -> DeviceFunctions:
         if kernel not in self._functions:
-            self._functions[kernel] = lowered(func, self._ranks, self._arch, kernel.program)
+            self._functions[kernel] = lowered(func, self.ranks, self._arch, kernel.program)
         return self._functions[kernel]
 
-    def _kernels_of(self, steps: Iterable[Steps]) -> Iterable[tirx.PrimFunc]:
-        for program in steps:
-            yield from program.kernels(self._ranks) if isinstance(program, Plan) else [program]
+    def kernels_of(self, steps: Steps) -> list[tirx.PrimFunc]:
+        """Return the kernels that a program or plan launches."""
+        return steps.kernels(self.ranks) if isinstance(steps, Plan) else [steps]
 
     def _for_group(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
-        return for_group(func, self._ranks, HEAP_STRIDE)
+        return for_group(func, self.ranks, HEAP_STRIDE)
 
     def _note(self, kernel: SharedKernel) -> None:
         if kernel not in self.kernels:
