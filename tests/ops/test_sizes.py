@@ -42,7 +42,7 @@ def test_few_kernels_compute_each_size(name):
 @LONG
 @pytest.mark.parametrize("name", CALLS)
 def test_random_sizes(name):
-    check_sizes(name, 5)
+    check_sizes(name, 4)
 
 
 def mutants(name, size, other):
@@ -56,12 +56,24 @@ def mutants(name, size, other):
 
 MUTATED = {
     "all_gather ldst": (50, 70), "reduce_scatter copy_engine": (100, 140),
-    "all_reduce ldst two_shot": (50, 70), "all_to_all ll": (7, 9),
-    "all_reduce_rms_norm one_shot": (4, 7), "all_reduce_rms_norm two_shot": (4, 7),
-    "dispatch 2": (13, 17), "combine 4": (13, 17), "decode_attention 2": ((2, 5), (3, 6)),
+    "all_to_all ll": (7, 9), "all_reduce_rms_norm one_shot": (4, 7),
+    "all_reduce_rms_norm two_shot": (4, 7), "dispatch 2": (13, 17),
 }  # fmt: skip
 """Operator -> a size, whose arguments are changed, and another."""
 INPUTS = 2
+_MORE_BLOCKS = "blocks past the last tile wait, load nothing and store nothing"
+_PADDING = "zeros replace copies of the last token in padding, which no rank reads"
+EQUIVALENT = {
+    "all_gather ldst": {
+        "all_gather size_2=8 -1": "with two ranks, each uses half of the counters of a buffer, so "
+        "those of the two buffers do not overlap yet"
+    },
+    "reduce_scatter copy_engine": dict.fromkeys(
+        ("add_partials size_0=4 +1", "add_partials size_0=4 other"), _MORE_BLOCKS
+    ),
+    "dispatch 2": dict.fromkeys(("dispatch size_2=12 +1", "dispatch size_2=12 other"), _PADDING),
+}
+"""Mutants that make other accesses, with the same result."""
 
 
 @pytest.mark.parametrize(
@@ -71,4 +83,4 @@ def test_every_wrong_size_is_killed_or_equivalent(name):
     found = mutants(name, *MUTATED[name])
     for m in found:
         print(f"{name}: {m.name}: {m.verdict}: {m.why}")
-    assert [(m.name, m.why) for m in found if not m.is_accounted_for] == []
+    assert {m.name for m in found if not m.is_accounted_for} == set(EQUIVALENT.get(name, ()))
