@@ -40,7 +40,8 @@ def fold_axes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     buffers that launches use in turn and the versions of a tensor that is written again. All axes
     except the rank's are packed. Two neighboring axes become one if every access has a single index
     on the outer axis and is provably inside the inner one, because the TMA then clips the same
-    elements at the end of an axis. If a tensor keeps too many axes, its copies do not use the TMA.
+    elements at the end of an axis. Axes whose extents are arguments stay. If a tensor keeps too many
+    axes, its copies do not use the TMA.
 
     Before: ``S: (4, 2, 3, 8, 64, 64)``; ``T.copy(tile, S[r, half, version, i, 0, 0])``
     After:  ``S: (4, 6, 8, 64, 64)``; ``T.copy(tile, S[r, half * 3 + version, i, 0, 0])``
@@ -172,7 +173,7 @@ def _fold_of(buffer: tirx.Buffer, accesses: Sequence[_Access]) -> _Fold:
             groups[index : index + 2] = [[*outer, *inner]]
         else:
             index += 1
-    shape = [math.prod(int(buffer.shape[axis]) for axis in group) for group in groups]
+    shape = [math.prod(buffer.shape[axis] for axis in group) for group in groups]
     strides = [buffer.strides[group[-1]] for group in groups]
     data, name = buffer.data, buffer.name
     folded = tirx.decl_buffer(shape, buffer.dtype, name, data=data, strides=strides)
@@ -186,9 +187,9 @@ def _may_fold(
     sizes = [buffer.shape[axis] for axis in (*outer, inner)]
     if not all(isinstance(n, tirx.IntImm) for n in sizes):
         return False
-    packed = int(buffer.strides[outer[-1]]) == int(buffer.strides[inner]) * int(sizes[-1])
+    stride, inner_stride = buffer.strides[outer[-1]], buffer.strides[inner]
     return (
-        packed
+        tvm.arith.Analyzer().can_prove_equal(stride, inner_stride * sizes[-1])
         and math.prod(map(int, sizes)) < _LARGEST
         and all(a.inside[inner] and all(a.single[axis] for axis in outer) for a in accesses)
     )

@@ -226,8 +226,8 @@ def _change_body(
         place = _loc_place(node) if isinstance(node, tirx.Call) else None
         if place is None:
             return None
-        args = list(map(inside, node.args))
-        args[place] = tirx.StringImm("") if hides_locs else node.args[place]
+        loc = tirx.StringImm("") if hides_locs else node.args[place]
+        args = [loc if n == place else inside(arg) for n, arg in enumerate(node.args)]
         return tirx.Call(node.dtype, node.op, args, node.annotations, node.span)
 
     def inside(expr: tirx.PrimExpr) -> tirx.PrimExpr:

@@ -4,7 +4,6 @@ import operator
 import random
 import re
 import types
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,26 +11,26 @@ import tilelang.language as T
 import torch
 from tvm import tirx
 from tvm.arith import Analyzer
-from tvm.tirx.stmt_functor import ir_transform, post_order_visit, substitute
+from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
+from tests.shared_kernels import SharedFunctions
 from tileweave import language as W
+from tileweave.builtins.spec import builtin_of
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import Choice, Tiles
 from tileweave.passes import for_group, with_options
+from tileweave.passes.ir.walk import builtins_in
 from tileweave.passes.sync.infer.inference import infer_and_explain
 from tileweave.passes.sync.infer.options import options_of
 from tileweave.runtime import Plan
 from tileweave.runtime.kernel import for_group as group_programs
 from tileweave.runtime.kernel import kernel, shared_program
 from tileweave.runtime.kernel.for_group import for_group as program_for_group
-from tileweave.runtime.kernel.shared_kernels import SharedKernel, SharedKernels
+from tileweave.runtime.kernel.shared_kernels import SharedKernels
 from tileweave.runtime.kernel.shared_program import SharedProgram, SizedProgram
-from tileweave.simulator.device.lowering import HEAP_STRIDE, DeviceFunctions, lowered
-from tileweave.simulator.device.program import DeviceProgram
-from tileweave.simulator.frontend.program import lowered as tile_level
-from tileweave.simulator.machine.executable import Executable
+from tileweave.simulator.device.lowering import HEAP_STRIDE
 
 RANKS, N, K = 2, 32, 32
 TILES = Tiles(16, 16, 16, 2, 32)
@@ -44,54 +43,6 @@ FOLDING = {
     tirx.FloorDiv: tirx.floordiv, tirx.FloorMod: tirx.floormod, tirx.LT: operator.lt,
 }  # fmt: skip
 """Operations that fold integers, by the kinds of nodes that do not."""
-
-
-class Shared:
-    """Device functions of the kernels that programs for several sizes share."""
-
-    def __init__(self, arch: str) -> None:
-        self._arch, self._kernels = arch, SharedKernels()
-        self.functions: dict[SharedKernel, DeviceFunctions] = {}
-
-    def add(self, func: tirx.PrimFunc) -> None:
-        self._kernels.add(for_group(func, RANKS, HEAP_STRIDE), {})
-
-    def program(self, func: tirx.PrimFunc, world_size: int) -> DeviceProgram:
-        """Return the device functions of the shared kernel with the arguments of ``func``."""
-        shared, sizes = self._kernels.find(for_group(func, RANKS, HEAP_STRIDE), {})
-        if shared not in self.functions:
-            self.functions[shared] = lowered(func, RANKS, self._arch, shared.program)
-        functions = self.functions[shared]
-        names = [p.name for p in shared.program.params if isinstance(p, tirx.SizeVar)]
-        values = dict(zip(names, sizes, strict=True))
-        kernels = [with_values(kernel, values) for kernel in functions.kernels]
-        maps = {
-            parameter: replace(
-                tensor_map,
-                shape=[at_values(e, values) for e in tensor_map.shape],
-                strides=[at_values(e, values) for e in tensor_map.strides],
-            )
-            for parameter, tensor_map in functions.descriptors.items()
-        }
-        below = DeviceFunctions(tile_level(func, RANKS), kernels, maps, functions.bound)
-        return DeviceProgram(func, world_size, self._arch, below=below)
-
-
-def at_values(expr, values):
-    if not isinstance(expr, tirx.PrimExpr):
-        return expr
-    variables = {}
-    post_order_visit(expr, lambda n: variables.update({n: n}) if isinstance(n, tirx.Var) else None)
-    named = {v: tirx.IntImm(v.dtype, values[v.name]) for v in variables if v.name in values}
-    return substitute(expr, named)
-
-
-def with_values(kernel, values):
-    """Return a device function with integers in the place of these parameters."""
-    numbers = {p: tirx.IntImm(p.dtype, values[p.name]) for p in kernel.params if p.name in values}
-    params = [p for p in kernel.params if p.name not in values]
-    body = substitute(kernel.body, numbers)
-    return tirx.PrimFunc(params, body, kernel.ret_type, kernel.buffer_map, kernel.attrs)
 
 
 def gemm(op, name, rows):
@@ -166,7 +117,7 @@ def test_kernels_of_similar_rows_are_shared(op, rows):
     assert {name: len(forms[name]) for name in own} == dict.fromkeys(own, 1)
 
 
-def product(op, name, rows, arch, shared):
+def product(op, name, rows, shared):
     """Return the results of all ranks for a number of rows, and the right ones; small integers, so
     all sums are exact."""
     program, rng = gemm(op, name, rows), np.random.default_rng(rows)
@@ -179,7 +130,7 @@ def product(op, name, rows, arch, shared):
         p.name: np.eye(*p.extents, dtype=p.dtype) for p in parameters if p.name == "identity"
     }
     inputs = [{"A": x, "B": y, **identity} for x, y in zip(a, b, strict=True)]
-    executable = Executable(program, RANKS, shared.program)
+    executable = shared.executable(program)
     outputs = [o["C"] for o in tw.simulate(executable, RANKS, inputs, resident_blocks=64)]
     if gathers:
         return outputs, [np.concatenate(a) @ y.T for y in b]
@@ -189,12 +140,10 @@ def product(op, name, rows, arch, shared):
 
 
 def check_products(op, name, arch, sizes):
-    shared = Shared(arch)
-    for rows in (TILES.M * 3, TILES.M * 7, 41, 90, 5):
-        for func in kernels_of(gemm(op, name, rows)):
-            shared.add(func)
+    shared = SharedFunctions(RANKS, arch)
+    shared.add(*(gemm(op, name, rows) for rows in (TILES.M * 3, TILES.M * 7, 41, 90, 5)))
     for rows in sizes:
-        actual, right = product(op, name, rows, arch, shared)
+        actual, right = product(op, name, rows, shared)
         for x, y in zip(actual, right, strict=True):
             np.testing.assert_array_equal(x.reshape(y.shape), y, err_msg=f"{rows} rows")
     return shared
@@ -206,7 +155,7 @@ def check_products(op, name, arch, sizes):
 )
 def test_shared_kernels_compute_each_size(op, name, arch):
     shared = check_products(op, name, arch, (32, 23, 80, 7))
-    assert len(shared.functions) <= 3
+    assert len(shared.kernels) <= 3
 
 
 @pytest.mark.long
@@ -312,6 +261,15 @@ def test_a_kernel_that_does_not_compile_is_replaced_by_one_of_constants(monkeypa
     program = with_options(shift_program(128), {"tileweave.share": "a"})
     kernel.compile_kernel(program, {}, session)
     assert [len(func.params) for func in compiled] == [len(compiled[0].params)] * 2
+
+
+def test_locations_are_no_arguments():
+    """Their texts have the numbers of a size, so sizes have different ones."""
+    plan = gemm("all_gather_matmul", "copy_engines", 67)
+    *_, func = (for_group(func, RANKS, HEAP_STRIDE) for func in kernels_of(plan))
+    calls = [call for call in builtins_in(func.body) if "loc" in builtin_of(call).implicit]
+    locs = {int(builtin_of(call).operand(call, "loc")) for call in calls}
+    assert locs and not locs.intersection(SizedProgram(func).integers)
 
 
 @pytest.mark.parametrize(("op", "name"), PROGRAMS)

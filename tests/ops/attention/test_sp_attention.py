@@ -40,7 +40,8 @@ def inputs_of(problem, seed):
     generator = torch.Generator().manual_seed(seed)
 
     def new(rows, heads, dim):
-        return torch.randn(problem.batch, rows, heads, dim, generator=generator)
+        x = torch.randn(problem.batch, rows, heads, dim, generator=generator)
+        return x.to(problem.dtype)
 
     each = [
         (

@@ -132,12 +132,14 @@ def bits(array: np.ndarray) -> bytes:
 
 
 def check(shape: Shape, name: str, seed: int = 0, schedules: int = 1) -> None:
+    """Run the program, and compare its results with the definition."""
+    check_results(run(shape, name, seed, schedules), shape, seed)
+
+
+def check_results(results: list[dict[str, np.ndarray]], shape: Shape, seed: int) -> None:
     """Compare results with the definition. The mean is added in another order there, which changes
     the last bit of a few elements; the residual has the same bits."""
-    results = [
-        {key: value[: shape.rows] for key, value in result.items()}
-        for result in run(shape, name, seed, schedules)
-    ]
+    results = [{key: value[: shape.rows] for key, value in r.items()} for r in results]
     right = expected(shape, inputs_of(shape, seed))
     right = {key: value[: shape.rows] for key, value in right.items()}
     for actual in results:

@@ -14,9 +14,10 @@ import tileweave as tw
 from tests.factory import factory
 from tests.releases import needs_bulk_copies
 from tileweave import language as W
-from tileweave.passes import Pass, pipeline
+from tileweave.passes import Pass, for_group, pipeline
 from tileweave.passes.ir.implicit import implicit_of, set_implicit
 from tileweave.passes.target.fold_axes import fold_axes
+from tileweave.runtime.kernel.shared_program import SharedProgram, SizedProgram
 
 RANKS, N = 3, 16
 F32 = "float32"
@@ -88,3 +89,21 @@ def test_simulated(name, fold, monkeypatch):
 def test_compiles(name, arch):
     source = tw.emit(sums(*CASES[name]), arch=arch, world_size=RANKS)
     assert ("tl::tma_store(S_desc" in source) == (arch == "sm_90a")
+
+
+def test_extents_that_are_arguments_stay():
+    """The axes before them are folded, at a distance that is an argument, too."""
+    instances = [SizedProgram(for_group(sums((n,), 1), RANKS, 1 << 30)) for n in (2, 3)]
+    shared = SharedProgram(instances)
+    with Target({"kind": "cuda", "arch": "sm_90a"}) as target:
+        func = fold_axes(shared.program, target)
+    shapes = set()
+
+    def visit(node):
+        if isinstance(node, (tirx.BufferLoad, tirx.BufferStore)) and node.buffer.name == "S":
+            shapes.add(tuple(map(str, node.buffer.shape)))
+
+    post_order_visit(func.body, visit)
+    sizes = dict(zip(map(str, shared.parameters), shared.arguments(instances[0]), strict=True))
+    (lead,) = (name for name, value in sizes.items() if value == 2)
+    assert shapes == {tuple(map(str, (RANKS, 2 * RANKS, lead, N, N)))}

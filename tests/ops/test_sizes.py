@@ -1,0 +1,86 @@
+"""Kernels that programs for several sizes share, in the simulator at the device level."""
+
+import pytest
+
+import tileweave as tw
+from tests.shared_kernels import SharedFunctions
+
+from .size_mutants import mutants_of
+from .sized_calls import OPERATORS_OF_SIZES as CALLS
+
+LONG = pytest.mark.long
+pytestmark = pytest.mark.filterwarnings("ignore:.*never waited for or read")
+
+
+def check_sizes(name, count, arch="sm_90a"):
+    """Compute calls of several sizes in random order, as a session does, by few kernels."""
+    operator = CALLS[name]
+    shared = SharedFunctions(operator.ranks, arch)
+    for seed, size in enumerate(operator.sizes(count)):
+        call = operator.at(size, seed)
+        shared.prepare(call.steps, call.similar)
+        outputs = tw.simulate(shared.executable(call.steps), operator.ranks, call.inputs, epochs=2)
+        try:
+            call.check(outputs)
+        except AssertionError as error:
+            raise AssertionError(f"{name} of size {size}: {error}") from None
+    print(f"{name}: {len(shared.kernels)} kernels for {count} sizes")
+    assert len(shared.kernels) <= operator.most
+
+
+QUICK = (
+    "reduce_scatter copy_engine", "all_to_all ldst", "ring_shift ll",
+    "all_reduce_rms_norm one_shot", "dispatch 2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_few_kernels_compute_each_size(name):
+    check_sizes(name, 3)
+
+
+@LONG
+@pytest.mark.parametrize("name", CALLS)
+def test_random_sizes(name):
+    check_sizes(name, 4)
+
+
+def mutants(name, size, other):
+    """Return the mutants of the kernels that fit two sizes of an operator."""
+    operator = CALLS[name]
+    shared = SharedFunctions(operator.ranks)
+    calls = [operator.at(size, seed) for seed in range(INPUTS)]
+    shared.add(calls[0].steps, operator.at(other).steps)
+    return mutants_of(shared, calls, operator.at(other))
+
+
+MUTATED = {
+    "all_gather ldst": (50, 70), "reduce_scatter copy_engine": (100, 140),
+    "all_to_all ll": (7, 9), "all_reduce_rms_norm one_shot": (4, 7),
+    "all_reduce_rms_norm two_shot": (4, 7), "dispatch 2": (13, 17),
+}  # fmt: skip
+"""Operator -> a size, whose arguments are changed, and another."""
+INPUTS = 2
+_MORE_BLOCKS = "blocks past the last tile wait, load nothing and store nothing"
+_PADDING = "zeros replace copies of the last token in padding, which no rank reads"
+EQUIVALENT = {
+    "all_gather ldst": {
+        "all_gather size_2=8 -1": "with two ranks, each uses half of the counters of a buffer, so "
+        "those of the two buffers do not overlap yet"
+    },
+    "reduce_scatter copy_engine": dict.fromkeys(
+        ("add_partials size_0=4 +1", "add_partials size_0=4 other"), _MORE_BLOCKS
+    ),
+    "dispatch 2": dict.fromkeys(("dispatch size_2=12 +1", "dispatch size_2=12 other"), _PADDING),
+}
+"""Mutants that make other accesses, with the same result."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "all_gather ldst" else LONG) for n in MUTATED]
+)
+def test_every_wrong_size_is_killed_or_equivalent(name):
+    found = mutants(name, *MUTATED[name])
+    for m in found:
+        print(f"{name}: {m.name}: {m.verdict}: {m.why}")
+    assert {m.name for m in found if not m.is_accounted_for} == set(EQUIVALENT.get(name, ()))
