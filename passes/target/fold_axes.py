@@ -40,8 +40,8 @@ def fold_axes(func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc:
     buffers that launches use in turn and the versions of a tensor that is written again. All axes
     except the rank's are packed. Two neighboring axes become one if every access has a single index
     on the outer axis and is provably inside the inner one, because the TMA then clips the same
-    elements at the end of an axis. Axes whose extents are arguments stay. If a tensor keeps too many
-    axes, its copies do not use the TMA.
+    elements at the end of an axis. Axes whose extents are arguments stay. If a tensor keeps too
+    many axes, its copies do not use the TMA.
 
     Before: ``S: (4, 2, 3, 8, 64, 64)``; ``T.copy(tile, S[r, half, version, i, 0, 0])``
     After:  ``S: (4, 6, 8, 64, 64)``; ``T.copy(tile, S[r, half * 3 + version, i, 0, 0])``
