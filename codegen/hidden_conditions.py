@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from tilelang import tvm
@@ -48,12 +49,7 @@ def _change_branches(mod: IRModule, change_of: Callable[[tirx.PrimFunc], _Change
 
 
 def _hide(func: tirx.PrimFunc) -> _Change:
-    threads = {
-        attr.node.var
-        for attr in nodes_in(func.body, tirx.AttrStmt)
-        if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx")
-    }
-    may_differ = threads | {bind.var for bind in nodes_in(func.body, tirx.Bind)}
+    may_differ = cache(lambda: _may_differ(func))  # most functions need none
 
     def hide(branch: tirx.IfThenElse) -> tirx.IfThenElse | None:
         condition = branch.condition
@@ -62,12 +58,22 @@ def _hide(func: tirx.PrimFunc) -> _Change:
             return None
         if nodes_in(condition, tirx.BufferLoad, tirx.Call):
             return None
-        if not may_differ.isdisjoint(nodes_in(condition, tirx.Var)):
+        if not may_differ().isdisjoint(nodes_in(condition, tirx.Var)):
             return None
         hidden = tirx.call_intrin("bool", tvm.ir.Op.get(_HIDDEN), condition)
         return tirx.IfThenElse(hidden, branch.then_case, branch.else_case)
 
     return hide
+
+
+def _may_differ(func: tirx.PrimFunc) -> set[tirx.Var]:
+    """Return the variables that may differ between threads."""
+    threads = {
+        attr.node.var
+        for attr in nodes_in(func.body, tirx.AttrStmt)
+        if attr.attr_key == "thread_extent" and attr.node.thread_tag.startswith("threadIdx")
+    }
+    return threads | {bind.var for bind in nodes_in(func.body, tirx.Bind)}
 
 
 def _show(branch: tirx.IfThenElse) -> tirx.IfThenElse | None:

@@ -82,6 +82,9 @@ STAGES = {
 FOR_GROUP = ("group", "sync", "verify", "debug")
 """Stages that ``tw.compile`` and ``tw.emit`` run for a group, before TileLang is called."""
 
+_HOST = 1
+"""``calling_conv`` of a function of the host, beside the device functions that it launches."""
+
 _ON_TILES = frozenset({"group", "tile", "target", "warp", "layout"})
 """Stages that see the form of one release, see ``upgrade_ir``."""
 
@@ -108,6 +111,12 @@ class Pass:
     @property
     def name(self) -> str:
         return self.run.__name__
+
+    def applies_to(self, func: tirx.PrimFunc) -> bool:
+        """Return whether the pass sees ``func``."""
+        if self.stage == "device" and int(func.attrs.get("calling_conv", 0)) == _HOST:
+            return False
+        return self.scope == "all" or uses_tileweave(func)
 
     @property
     def summary(self) -> str:
@@ -345,7 +354,7 @@ def _run_pass(p: Pass, mod: IRModule, arguments: dict[str, Any]) -> IRModule:
         return p.run(mod, **arguments)
     functions = {}
     for variable, func in mod.functions.items():
-        if isinstance(func, tirx.PrimFunc) and (p.scope == "all" or uses_tileweave(func)):
+        if isinstance(func, tirx.PrimFunc) and p.applies_to(func):
             own = {n: v[variable] if isinstance(v, IRModule) else v for n, v in arguments.items()}
             func = p.run(func, **own)
         functions[variable] = func

@@ -56,5 +56,6 @@ def _with_count(stmts: list[tirx.Stmt], count: tirx.Stmt) -> list[tirx.Stmt] | N
 
 def _counts(stmt: tirx.Stmt) -> bool:
     """Return whether ``stmt`` only counts the launch, in one thread."""
-    names = {name_of(call) for call in builtins_in(stmt)}
-    return isinstance(stmt, tirx.IfThenElse) and names == {COUNT}
+    if not isinstance(stmt, tirx.IfThenElse):
+        return False
+    return {name_of(call) for call in builtins_in(stmt)} == {COUNT}

@@ -29,9 +29,9 @@ def guard_loads(func: tirx.PrimFunc) -> tirx.PrimFunc:
                 [_expecting(s, stmt.seq[i + 1 :]) if _expects(s) else visit(s)
                  for i, s in enumerate(stmt.seq)]
             )  # fmt: skip
-        condition = _condition_of(stmt)
-        if isinstance(stmt, (tirx.Evaluate, tirx.BufferStore)) and condition is not None:
-            return tirx.IfThenElse(condition, stmt, None)
+        if isinstance(stmt, (tirx.Evaluate, tirx.BufferStore)):
+            condition = _condition_of(stmt)
+            return stmt if condition is None else tirx.IfThenElse(condition, stmt, None)
         return rewrite_children(stmt, visit)
 
     return func.with_body(ir_transform(visit(func.body), None, _index, ["tirx.Call"]))

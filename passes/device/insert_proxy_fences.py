@@ -14,7 +14,9 @@ from ..ir.origin import tensor_of
 from ..ir.walk import (
     ASYNC_COPY,
     calls_in,
+    children_of,
     flatten,
+    headers_of,
     is_async_load,
     is_async_store,
     is_leaf,
@@ -72,6 +74,7 @@ class _Fences:
     def __init__(self, func: tirx.PrimFunc, symmetric: set[str]) -> None:
         self._parameters = {_name(param) for param in func.params}
         self._observed = symmetric | self._read_tensors(func)
+        self._accesses: dict[tirx.Stmt, frozenset[str]] = {}
         self._threads_load = uses_op(func.body, ASYNC_COPY) or _producers_store(func)
 
     def insert(self, stmt: tirx.Stmt, follows: frozenset[str]) -> tuple[tirx.Stmt, frozenset[str]]:
@@ -116,21 +119,31 @@ class _Fences:
 
     def _bulk_accesses(self, stmt: tirx.Stmt) -> frozenset[str]:
         """Return the names of the tensors that bulk accesses in ``stmt`` access."""
+        if stmt not in self._accesses:
+            own = map(self._called, [stmt] if is_leaf(stmt) else headers_of(stmt))
+            inner = map(self._bulk_accesses, children_of(stmt))
+            self._accesses[stmt] = frozenset().union(*own, *inner)
+        return self._accesses[stmt]
+
+    def _called(self, node: tirx.Stmt | tirx.PrimExpr) -> set[str]:
+        """Return the names of the tensors that bulk accesses in a leaf or expression access."""
         names: set[str] = set()
-        for call in calls_in(stmt, lambda call: is_async_load(call) or is_async_store(call)):
+        for call in calls_in(node, lambda call: is_async_load(call) or is_async_store(call)):
             tensors = self._tensors_of(call)
             if not tensors or (is_async_store(call) and tensors & self._observed):
                 names.add(_ANY)
             names |= tensors
-        return frozenset(names)
+        return names
 
     def _tensors_of(self, node) -> set[str]:
         return {_name(var) for var in variables_in(node)} & self._parameters
 
     def _read_tensors(self, func: tirx.PrimFunc) -> set[str]:
         """Return the names of the tensors that the function accesses other than by stores."""
-        names = {load.buffer.data.name for load in nodes_in(func.body, tirx.BufferLoad)}
-        for call in calls_in(func.body, lambda call: not is_async_store(call)):
+        nodes = nodes_in(func.body, tirx.BufferLoad, tirx.Call)
+        calls = [node for node in nodes if isinstance(node, tirx.Call) and not is_async_store(node)]
+        names = {node.buffer.data.name for node in nodes if isinstance(node, tirx.BufferLoad)}
+        for call in calls:
             pointers = [a for a in call.args if isinstance(a, tirx.Call) and a.dtype == "handle"]
             for node in [call] if is_async_load(call) else pointers:
                 names |= self._tensors_of(node)

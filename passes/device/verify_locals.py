@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import NamedTuple
 
 from tvm import tirx
 from tvm.arith import Analyzer
 
 from ...builtins.errors import LanguageError
-from ..ir.walk import calls_in, children_of, location, may_not_run, nodes_in, op_name
+from ..ir.walk import children_of, location, may_not_run, nodes_in, op_name
 from ..ir.warp_roles import is_specialized, roles_of
 
 _Memory = frozenset[tirx.Var]
@@ -62,7 +63,10 @@ class _Warps:
 
     def __init__(self, own: int, splits: list[tirx.IfThenElse], analyzer: Analyzer) -> None:
         self.own, self.splits, self.analyzer = own, splits, analyzer
-        self.others = frozenset().union(*(_stored_in(_cases(split)[1 - own]) for split in splits))
+        self._stored_in, self._passed_in = cache(_stored_in), cache(_passed_in)
+        self._may_not_run, self._is_excluded = cache(may_not_run), cache(self._excludes)
+        others = (_cases(split)[1 - own] for split in splits)
+        self.others = frozenset().union(*map(self._stored_in, others))
 
     def visit(self, stmt: tirx.Stmt, before: _State, check: bool) -> _State:
         """Return the state after ``stmt``. If ``check``, refuse illegal reads in it."""
@@ -77,7 +81,7 @@ class _Warps:
             return before
         if check:
             self._require(stmt, stmt, before)
-        stored = _stored_in(stmt)
+        stored = self._stored_in(stmt)
         return _State(before.stored | stored, before.foreign - stored)
 
     def _visit_loop(self, stmt: tirx.For | tirx.While, before: _State, check: bool) -> _State:
@@ -89,16 +93,17 @@ class _Warps:
             for expr in (stmt.condition,) if is_while else (stmt.min, stmt.extent):
                 self._require(expr, stmt, before)
         after = self.visit(stmt.body, before, check)
-        return _join(before, after) if may_not_run(stmt) else after
+        return _join(before, after) if self._may_not_run(stmt) else after
 
     def _visit_branch(self, stmt: tirx.IfThenElse, before: _State, check: bool) -> _State:
         if any(stmt.same_as(split) for split in self.splits):
-            after = self.visit(_cases(stmt)[self.own], before, check)
-            own, other = (_stored_in(_cases(stmt)[role]) for role in (self.own, 1 - self.own))
+            cases = _cases(stmt)
+            after = self.visit(cases[self.own], before, check)
+            own, other = map(self._stored_in, (cases[self.own], cases[1 - self.own]))
             return after._replace(foreign=after.foreign | (other - own))
         if check:
             self._require(stmt.condition, stmt, before)
-        if self._excludes(stmt.condition):
+        if self._is_excluded(stmt.condition):
             return before if stmt.else_case is None else self.visit(stmt.else_case, before, check)
         cases = [case for case in _cases(stmt) if case is not None]
         after = [self.visit(case, before, check) for case in cases]
@@ -112,7 +117,7 @@ class _Warps:
 
     def _require(self, node: tirx.PrimExpr | tirx.Stmt, stmt: tirx.Stmt, state: _State) -> None:
         """Check that these warps have the value of each load in ``node``."""
-        unwritten = self.others - state.stored - _passed_in(node)
+        unwritten = self.others - state.stored - self._passed_in(node)
         for load in nodes_in(node, tirx.BufferLoad):
             if load.buffer.data in unwritten | state.foreign:
                 name = load.buffer.name
@@ -141,9 +146,10 @@ def _stored_in(stmt: tirx.Stmt) -> _Memory:
 
 def _passed_in(node: tirx.PrimExpr | tirx.Stmt) -> _Memory:
     """Return the thread-local memory whose address is passed to a call."""
-    addresses = calls_in(node, lambda c: op_name(c) == "tirx.address_of")
+    calls = nodes_in(node, tirx.Call)
+    addresses = [call for call in calls if op_name(call) == "tirx.address_of"]
     loads = [load for call in addresses for load in nodes_in(call, tirx.BufferLoad)]
-    pointers = calls_in(node, lambda c: op_name(c).endswith("access_ptr"))
+    pointers = [call for call in calls if op_name(call).endswith("access_ptr")]
     variables = [value for call in pointers for value in call.args if isinstance(value, tirx.Var)]
     return _local([*(load.buffer.data for load in loads), *variables])
 

@@ -12,7 +12,7 @@ from ...builtins.ranks import HOST_VALUES
 from ...builtins.spec import builtin_of
 from .accesses import is_private
 from .origin import ORIGIN
-from .walk import calls_in, children_of, has_effect, nodes_in, op_name, rewrite_children
+from .walk import children_of, has_effect, is_leaf, nodes_in, op_name, rewrite_children
 
 THREAD_INDICES = frozenset(
     {
@@ -55,6 +55,8 @@ class ThreadControl:
         self.threads: list[tirx.Var] = []
         self._divergence: dict[tirx.Var, Divergence] = {}
         self._registers: dict[tirx.Var, Divergence] = {}
+        self._jumps = {op_name(stmt.value) for stmt in nodes_in(func.body, tirx.Evaluate)}
+        self._stored: dict[tirx.Stmt, list[tirx.Buffer]] = {}
         self._conditions: dict[tuple[tirx.Stmt, frozenset[str]], list[tirx.PrimExpr]] = {}
         """Conditions around the jumps with these names out of an iteration, by statement."""
         self._follow_registers(func.body)
@@ -95,6 +97,8 @@ class ThreadControl:
         return self._of_jumps(stmt, CONTINUE)
 
     def _of_jumps(self, stmt: tirx.Stmt, names: frozenset[str]) -> Divergence:
+        if names.isdisjoint(self._jumps):
+            return Divergence.UNIFORM
         if (stmt, names) not in self._conditions:
             self._conditions[stmt, names] = [c for _, each in jumps_in(stmt, names) for c in each]
         divergences = map(self.divergence_of, self._conditions[stmt, names])
@@ -149,14 +153,16 @@ class ThreadControl:
 
     def _stores(self, stmt: tirx.Stmt) -> Iterator[tuple[tirx.Buffer, Divergence]]:
         """Yield the registers that a leaf statement stores, and the divergence of the values."""
-        if isinstance(stmt, tirx.BufferStore) and is_private(stmt.buffer):
-            values = (self.divergence_of(e) for e in (stmt.value, *stmt.indices))
-            yield stmt.buffer, max(values)
-        if isinstance(stmt, tirx.Evaluate):
-            for call in calls_in(stmt.value, lambda c: True):
-                for argument in call.args:
-                    if isinstance(argument, tirx.BufferLoad) and is_private(argument.buffer):
-                        yield argument.buffer, Divergence.MAYBE_DIVERGENT
+        for buffer in self._stored_in(stmt) if is_leaf(stmt) else ():
+            values = (stmt.value, *stmt.indices) if isinstance(stmt, tirx.BufferStore) else ()
+            yield buffer, max(map(self.divergence_of, values), default=Divergence.MAYBE_DIVERGENT)
+
+    def _stored_in(self, stmt: tirx.Stmt) -> list[tirx.Buffer]:
+        """Return the registers that the leaf statements in ``stmt`` store."""
+        if stmt not in self._stored:
+            leaves = nodes_in(stmt, tirx.BufferStore, tirx.Evaluate)
+            self._stored[stmt] = [buffer for leaf in leaves for buffer in _stored_by(leaf)]
+        return self._stored[stmt]
 
     def _differs(self, buffer: tirx.Buffer, divergence: Divergence) -> None:
         divergence = max(self._registers.get(buffer.data, Divergence.UNIFORM), divergence)
@@ -219,15 +225,20 @@ class RegisterFlow(ThreadControl):
 
     def enter_loop(self, stmt: tirx.Stmt) -> None:
         """Record that a loop begins: another iteration may have stored what its body stores."""
-        self.join({data: self._anywhere[data] for data in self._stored_buffers(stmt)})
+        self.join({b.data: self._anywhere[b.data] for b in self._stored_in(stmt)})
 
     def leave(self, stmt: tirx.Stmt) -> None:
         """Record that threads may differ in whether, or how often, they executed ``stmt``."""
-        self.join(dict.fromkeys(self._stored_buffers(stmt), Divergence.MAYBE_DIVERGENT))
+        self.join({b.data: Divergence.MAYBE_DIVERGENT for b in self._stored_in(stmt)})
 
-    def _stored_buffers(self, stmt: tirx.Stmt) -> set[tirx.Var]:
-        leaves = nodes_in(stmt, tirx.BufferStore, tirx.Evaluate)
-        return {buffer.data for leaf in leaves for buffer, _ in self._stores(leaf)}
+
+def _stored_by(stmt: tirx.BufferStore | tirx.Evaluate) -> list[tirx.Buffer]:
+    """Return the registers that ``stmt`` stores, or passes to a call."""
+    if isinstance(stmt, tirx.BufferStore):
+        return [stmt.buffer] if is_private(stmt.buffer) else []
+    arguments = [argument for call in nodes_in(stmt, tirx.Call) for argument in call.args]
+    loads = [argument for argument in arguments if isinstance(argument, tirx.BufferLoad)]
+    return [load.buffer for load in loads if is_private(load.buffer)]
 
 
 def jumps_in(

@@ -108,8 +108,9 @@ def headers_of(stmt: tirx.Stmt) -> list[tirx.PrimExpr]:
 
 def _rebuild(stmt: tirx.Stmt, f: Rewrite) -> tirx.Stmt:
     if isinstance(stmt, tirx.SeqStmt):
-        new = [f(s) for s in stmt.seq]
-        return stmt if _same(new, stmt.seq) else flatten(new)
+        old = list(stmt.seq)
+        new = [f(s) for s in old]
+        return stmt if _same(new, old) else flatten(new)
     if isinstance(stmt, tirx.IfThenElse):
         then_case = f(stmt.then_case)
         else_case = f(stmt.else_case) if stmt.else_case is not None else None
@@ -174,9 +175,11 @@ _is_one_of = lru_cache(maxsize=None)(issubclass)
 
 def may_not_run(stmt: tirx.Stmt) -> bool:
     """Return whether ``stmt`` is a loop that may run zero times."""
-    if isinstance(stmt, tirx.While):
-        return True
-    return isinstance(stmt, tirx.For) and not tvm.arith.Analyzer().can_prove(stmt.extent > 0)
+    if not isinstance(stmt, tirx.For):
+        return isinstance(stmt, tirx.While)
+    if isinstance(stmt.extent, tirx.IntImm):
+        return int(stmt.extent) <= 0
+    return not tvm.arith.Analyzer().can_prove(stmt.extent > 0)
 
 
 def is_parallel(stmt: tirx.Stmt) -> bool:
@@ -236,6 +239,7 @@ def has_effect(call: tirx.Call) -> bool:
     return effect is None or effect.value in _EFFECTS
 
 
+@lru_cache(maxsize=8)
 def uses_tileweave(func: tirx.PrimFunc) -> bool:
     """Return whether ``func`` calls a TileWeave operator; other functions are not changed."""
     return bool(calls_in(func.body, lambda c: op_name(c).startswith("tileweave.")))

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm.arith import Analyzer
 from tvm.ir import Range
 
-from .walk import nodes_in, rewrite_children
+from .walk import nodes_in, rewrite_children, variables_in
 
 SCOPE = "kWarpSpecializationScope"
 """TileLang's attribute around specialized warps; its node is [producer, consumer] threads."""
@@ -60,6 +60,7 @@ class WarpRoles:
         """Return whether ``stmt`` is a branch whose cases are producers and consumers, in order."""
         return (
             isinstance(stmt, tirx.IfThenElse)
+            and self.thread in variables_in(stmt.condition)
             and self.is_of_consumers(tirx.Not(stmt.condition))
             and self._implies(stmt.condition, self.is_producer)
         )

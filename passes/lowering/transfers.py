@@ -18,6 +18,7 @@ _ELEMENT_VALUES = 1 << 16
 _FIELDS = ("a", "b", "value")
 """Operands of expressions other than calls."""
 _MIX = (0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53)
+_PAIR = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
 class Transfers:
@@ -87,15 +88,10 @@ class Transfers:
         self._writes.append((places[kept], np.broadcast_to(values, places.shape)[kept]))
 
     def writes(self) -> np.ndarray:
-        """Return the different pairs of a place and a fingerprint, in order."""
-        places = [p.reshape(-1) for p, _ in self._writes]
-        values = [v.reshape(-1).astype(np.uint64).view(np.int64) for _, v in self._writes]
-        pairs = np.stack([np.concatenate([*a, np.zeros(0, np.int64)]) for a in (places, values)])
-        order = np.lexsort(pairs[::-1])
-        pairs = pairs[:, order]
-        is_new = np.ones(pairs.shape[1], bool)
-        is_new[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)
-        return pairs[:, is_new]
+        """Return hash values of the different pairs of a place and a fingerprint, in order."""
+        pairs = [mix(p).ravel() * _PAIR + v.ravel().astype(np.uint64) for p, v in self._writes]
+        pairs = np.sort(np.concatenate([*pairs, np.zeros(0, np.uint64)]))
+        return pairs[np.diff(pairs, prepend=~pairs[:1]) != 0]
 
     def load(self, load: tirx.BufferLoad, points: Points) -> np.ndarray:
         """Return a value of an element that depends only on its place."""

@@ -9,6 +9,7 @@ import tilelang.language as T
 import tileweave as tw
 from tests.factory import factory
 from tileweave import language as W
+from tileweave.passes.ir.shared_memory.footprints import Footprints
 
 X, O = T.Tensor((512,), "int32"), T.Tensor((512,), "int32")  # noqa: E741
 
@@ -422,3 +423,28 @@ def test_a_condition_reads_what_consumers_write():
     x = np.arange(384, dtype=np.int32).reshape(3, 128)
     (actual,) = tw.validate(read_by_a_condition(), 1, [{"x": x}], "sm_90a", schedules=2)
     assert actual["y"][4:].tolist() == [[0] * 128] * 2
+
+
+@T.prim_func
+def steady(x: X, y: O):
+    with T.Kernel(1, threads=256):
+        a, tx = T.alloc_shared((512,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        for k in T.serial(64):
+            a[tx] = x[tx + k]
+            T.sync_threads()
+            y[tx] = a[255 - tx]
+            T.sync_threads()
+
+
+def test_iterations_share_footprints(monkeypatch):
+    """The pass follows 12 iterations, and computes the bytes of each access once."""
+    spans, computed = Footprints._spans, []
+
+    def count(self, root, start, length, mask, access):
+        computed.append(access)
+        return spans(self, root, start, length, mask, access)
+
+    monkeypatch.setattr(Footprints, "_spans", count)
+    tw.emit(steady, "device")
+    assert len(computed) == 2

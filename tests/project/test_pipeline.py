@@ -1,6 +1,7 @@
 """The list of passes: its stages, its folders, and who may import the file of a pass."""
 
 import pytest
+from tvm import tirx
 
 from tests.project.test_layers import MODULES, graph
 from tileweave.passes.pipeline import PIPELINE, STAGES
@@ -29,6 +30,13 @@ def test_fields(entry):
     function = entry.run.__code__
     assert function.co_varnames[1 : function.co_argcount] == entry.needs
     assert not entry.until or entry.until == "open" or entry.until.startswith("0.")
+
+
+def test_device_passes_see_no_functions_of_the_host():
+    func = tirx.PrimFunc([], tirx.Evaluate(0)).with_attr("calling_conv", 1)
+    device = [p for p in PIPELINE if p.stage == "device" and p.scope == "all"]
+    assert device and not any(p.applies_to(func) for p in device)
+    assert all(p.applies_to(func.with_attr("calling_conv", 2)) for p in device)
 
 
 def test_folders_follow_the_stages():

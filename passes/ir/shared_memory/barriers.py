@@ -9,7 +9,7 @@ import numpy as np
 
 from .effects import REDUCE, Barrier
 from .findings import Found, MisplacedBarrier, Path
-from .values import WARP
+from .values import WARP, warps_of
 
 NUMBERS = range(16)
 """Numbers of the barriers of a block. The block barrier has number 0."""
@@ -114,7 +114,7 @@ class Barriers:
         """Return the number of threads that a barrier counts for an arrival."""
         if arrival.barrier.count is None:
             return arrival.size
-        return WARP * len(_warps(arrival.threads))
+        return WARP * warps_of(arrival.threads).bit_count()
 
     def _require_legal(self, arrival: Arrival) -> None:
         barrier, count = arrival.barrier, arrival.barrier.count
@@ -134,7 +134,7 @@ class Barriers:
         if barrier.number == 0 and count not in (None, most):
             what = f"{count} threads at barrier 0, which is that of all {self._threads} threads"
             raise Found(_misplaced(arrival, what, f"a number from 1 to {NUMBERS[-1]}"))
-        is_partial = np.isin(_warps(arrival.threads), _warps(~arrival.threads)).any()
+        is_partial = warps_of(arrival.threads) & warps_of(~arrival.threads)
         if (barrier.number or count is not None) and is_partial:
             what = f"{arrival.size} threads, a part of a warp, reach {_name(arrival)}"
             legal = f"whole warps of {WARP} threads, because a barrier counts whole warps"
@@ -198,8 +198,3 @@ def _name(arrival: Arrival) -> str:
     if not barrier.op:
         return "a barrier that orders accesses of shared memory"
     return f"barrier {barrier.number}" if barrier.number else "the barrier of the block"
-
-
-def _warps(threads: np.ndarray) -> np.ndarray:
-    """Return the warps with one of these threads."""
-    return np.unique(np.flatnonzero(threads) // WARP)

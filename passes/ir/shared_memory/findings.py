@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 from tvm import tirx
 
+from .values import threads_of, whole_warps_of
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Frame:
     """One statement around a place.
 
     Attributes:
         parent, index: the statement, and which of its inner statements contains the place.
         stmt: that inner statement.
-        threads: number of threads that reach it.
-        whole_warps: bits of the warps whose threads all reach it.
+        mask: threads and iterations that reach it.
         is_exact: whether all of these threads reach it if one does.
-        is_whole_block: whether they are all threads of the block.
     """
 
     parent: tirx.Stmt
     index: int
     stmt: tirx.Stmt
-    threads: int
-    whole_warps: int
+    mask: np.ndarray
     is_exact: bool
-    is_whole_block: bool
+
+    @cached_property
+    def threads(self) -> int:
+        """Number of threads that reach it."""
+        return int(threads_of(self.mask).sum())
+
+    @cached_property
+    def whole_warps(self) -> int:
+        """Bits of the warps whose threads all reach it."""
+        return whole_warps_of(threads_of(self.mask))
+
+    @property
+    def is_whole_block(self) -> bool:
+        """True if all threads of the block reach it."""
+        return self.threads == len(self.mask)
 
 
 Path = tuple[Frame, ...]

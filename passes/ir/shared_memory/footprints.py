@@ -11,7 +11,7 @@ from tvm import DataType, tirx
 
 from ..walk import nodes_in, op_name
 from .effects import SHARED, WRITE, Access, Describe, data_of
-from .values import WARP, ThreadValues
+from .values import WARP, Known, ThreadValues, threads_of
 
 MANY = -2
 """Owner of bytes that several threads access, or any thread."""
@@ -53,6 +53,7 @@ class Footprint:
     by_warp: bool
     repeats: bool = False
     _cells: dict[int, Cells] = field(default_factory=dict)
+    _overlaps: dict[tuple[Footprint, bool], list[tuple[int, int]]] = field(default_factory=dict)
 
     @cached_property
     def unit(self) -> int:
@@ -90,13 +91,18 @@ class Footprint:
             warps[spans[self.threads // WARP == warp]] |= np.uint32(1 << int(warp))
         return Cells(unit, first, owner, warps)
 
+    def overlap(self, other: Footprint, same_thread: bool) -> list[tuple[int, int]]:
+        """Return pairs of bits of warps that access one place in different threads.
 
-def overlap(a: Footprint, b: Footprint, same_thread: bool) -> list[tuple[int, int]]:
-    """Return pairs of bits of warps that access one place in different threads.
+        Args:
+            same_thread: whether accesses of one thread count, too.
+        """
+        if (other, same_thread) not in self._overlaps:
+            self._overlaps[other, same_thread] = _compute_overlap(self, other, same_thread)
+        return self._overlaps[other, same_thread]
 
-    Args:
-        same_thread: whether accesses of one thread count, too.
-    """
+
+def _compute_overlap(a: Footprint, b: Footprint, same_thread: bool) -> list[tuple[int, int]]:
     if a.root is not b.root and not a.root.same_as(b.root):
         return []
     unit = min(a.unit, b.unit)
@@ -126,16 +132,18 @@ class Footprints:
         self._tiles: dict[tirx.Var, int] = {}
         self._descriptors: dict[tirx.Var, _Descriptor] = {}
         self._known: dict[bytes, Footprint] = {}
+        self._evaluated: dict[tuple[Any, ...], Footprint | None] = {}
         self._sampled: dict[int, int] = {}
         """Number of samples on each axis of the place that was evaluated last."""
-        for stmt in nodes_in(body, tirx.AllocBuffer):
+        nodes = nodes_in(body, tirx.AllocBuffer, tirx.DeclBuffer, tirx.Bind)
+        for stmt in (n for n in nodes if isinstance(n, tirx.AllocBuffer)):
             buffer = stmt.buffer
             self._places[buffer.data] = (buffer.data, 0)
             elements = int(np.prod([int(n) for n in buffer.shape]))
             self.sizes[buffer.data] = -(-elements * _bits(buffer.dtype) // 8)
-        for stmt in nodes_in(body, tirx.DeclBuffer):
+        for stmt in (n for n in nodes if isinstance(n, tirx.DeclBuffer)):
             self._measure(stmt.buffer)
-        for stmt in nodes_in(body, tirx.Bind):
+        for stmt in (n for n in nodes if isinstance(n, tirx.Bind)):
             if op_name(stmt.value) == "tirx.handle_add_byte_offset":
                 self._alias(stmt.var, stmt.value)
 
@@ -178,15 +186,23 @@ class Footprints:
         """Return the bytes that the threads of ``mask`` access; None if they access none."""
         if not mask.any():
             return None
-        if access.product is not None:
-            root, start, length = self._operand(access)
-        else:
-            root, start, length = self._element(access)
+        is_operand = access.product is not None
+        root, start, length = self._operand(access) if is_operand else self._element(access)
         if root is None:
             return None
+        arrays = [(a.shape, a.tobytes()) for a in (mask, start) if a is not None]
+        samples, loops = tuple(self._sampled.items()), tuple(self.values.loops)
+        key = (access, root, length, self._tile(access), samples, loops, *arrays)
+        if key not in self._evaluated:
+            self._evaluated[key] = self._footprint(root, start, length, mask, access)
+        return self._evaluated[key]
+
+    def _footprint(
+        self, root: tirx.Var, start: Known, length: int, mask: np.ndarray, access: Access
+    ) -> Footprint | None:
         spans = None if start is None else self._spans(root, start, length, mask, access)
         if spans is None:
-            threads = np.flatnonzero(mask.reshape(mask.shape[0], -1).any(axis=1))
+            threads = np.flatnonzero(threads_of(mask))
             first, end = self._tile(access)
             begins = np.full(len(threads), first, np.int64)
             by_warp = access.by_warp or len(threads) > 1

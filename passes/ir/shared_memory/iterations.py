@@ -80,7 +80,8 @@ def _period(stmt: tirx.For) -> int:
     """Return a number of iterations after which the remainders in index expressions repeat."""
     period = 1
     for node in nodes_in(stmt.body, *DIVISIONS):
-        if isinstance(node.b, tirx.IntImm) and stmt.loop_var in variables_in(node.a):
+        if isinstance(node.b, tirx.IntImm):
             longer = math.lcm(period, min(int(node.b), 64) or 1)
-            period = longer if longer <= _PERIOD else period
+            if period < longer <= _PERIOD and stmt.loop_var in variables_in(node.a):
+                period = longer
     return period

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from tvm import arith, tirx
 
 from .effects import LOAD, Access, Barrier, Use, commute
-from .footprints import Footprint, overlap
+from .footprints import Footprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +95,12 @@ def join(a: Pending, b: Pending) -> Pending:
 
 def rows_of(pending: Pending, warps: int) -> np.ndarray:
     """Return the rows of ``some`` and ``all`` for these warps, given as bits."""
-    return np.flatnonzero((warps >> np.arange(len(pending.all))) & 1)
+    return _rows(warps, len(pending.all))
+
+
+@lru_cache(maxsize=1024)
+def _rows(warps: int, count: int) -> np.ndarray:
+    return np.flatnonzero((warps >> np.arange(count)) & 1)
 
 
 def is_known(pending: Pending, all_warps: int) -> bool:
@@ -119,7 +125,7 @@ def conflicts(
     if before.end == access.end == LOAD:
         if pending.barrier & barrier or _exclude(before.condition, access.condition):
             return False
-    pairs = overlap(pending.footprint, footprint, not pending.ended)
+    pairs = pending.footprint.overlap(footprint, not pending.ended)
     return any(_unaware_warps(pending, makers) & warps for makers, warps in pairs)
 
 

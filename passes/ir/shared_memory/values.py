@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -26,6 +27,23 @@ _LIKELY = ("tirx.likely", "tl.conflict_hint")
 Known = np.ndarray | None
 Maybe = tuple[np.ndarray, np.ndarray]
 """Threads and iterations in which a condition may hold, and those in which it must hold."""
+
+
+def threads_of(mask: np.ndarray) -> np.ndarray:
+    """Return the threads of ``mask``, a bool for each thread of the block."""
+    return mask.reshape(len(mask), -1).any(axis=1)
+
+
+def warps_of(threads: np.ndarray) -> int:
+    """Return bits of the warps with one of ``threads``."""
+    warps = np.logical_or.reduceat(threads, np.arange(0, len(threads), WARP))
+    return sum(1 << int(warp) for warp in np.flatnonzero(warps))
+
+
+def whole_warps_of(threads: np.ndarray) -> int:
+    """Return bits of the warps whose threads are all in ``threads``."""
+    warps = -(-len(threads) // WARP)
+    return ((1 << warps) - 1) & ~warps_of(~threads)
 
 
 class ThreadValues:
@@ -115,13 +133,13 @@ class ThreadValues:
             return self._along(np.array([int(expr)], np.int64), 0)
         if isinstance(expr, tirx.Var):
             return self._variable(expr)
+        if type(expr) in ARITHMETIC:
+            return self._apply(ARITHMETIC[type(expr)], expr.a, expr.b, type(expr) in DIVISIONS)
         if isinstance(expr, tirx.Cast):
             is_integer = str(expr.value.dtype).startswith(("int", "uint", "bool"))
             return self.value(expr.value) if is_integer else None
         if isinstance(expr, tirx.BufferLoad):
             return self._samples_of(str(expr), None)
-        if type(expr) in ARITHMETIC:
-            return self._apply(ARITHMETIC[type(expr)], expr.a, expr.b, type(expr) in DIVISIONS)
         if type(expr) in COMPARISONS or isinstance(expr, tirx.And | tirx.Or | tirx.Not):
             may, must = self.truth(expr)
             return must.astype(np.int64) if np.array_equal(may, must) else None
@@ -196,7 +214,7 @@ class ThreadValues:
         x, y = self.value(a), self.value(b)
         if x is None or y is None or (divides and not y.all()):
             return None
-        if np.prod([max(n, m) for n, m in zip(x.shape, y.shape, strict=True)]) > _MAX_SIZE:
+        if math.prod(map(max, x.shape, y.shape)) > _MAX_SIZE:
             return None
         return function(x, y)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,14 @@ from .findings import Found, Frame, MisplacedBarrier, Missing, Path
 from .footprints import Footprints
 from .iterations import UNKNOWN, followed_iterations
 from .pending import Pending
-from .values import BITWISE_LOGIC, WARP, ThreadValues
+from .values import (
+    BITWISE_LOGIC,
+    WARP,
+    ThreadValues,
+    threads_of,
+    warps_of,
+    whole_warps_of,
+)
 
 _INNER = 64
 """Iterations of a loop without a barrier whose number is unknown."""
@@ -94,6 +102,7 @@ class Walk:
         self._control = RegisterFlow(func, self._values.count - producers)
         self._cleared = {s.buffer.data for s in nodes_in(func.body, tirx.BufferStore)}
         self._effects: dict[Any, list[Effect]] = {}
+        self._may_not_run = cache(may_not_run)
         self._has_order: dict[tirx.Stmt, bool] = {}
         self._state: _State = {}
         self._path: list[Frame] = []
@@ -134,9 +143,7 @@ class Walk:
         self._path.pop()
 
     def _frame(self, parent: tirx.Stmt, index: int, stmt: tirx.Stmt) -> Frame:
-        threads = self._threads()
-        whole, count = self._whole(threads), int(threads.sum())
-        return Frame(parent, index, stmt, count, whole, self._exact, bool(threads.all()))
+        return Frame(parent, index, stmt, self._mask, self._exact)
 
     def _statement(self, stmt: tirx.Stmt) -> None:
         if not self._mask.any():
@@ -281,7 +288,7 @@ class Walk:
             self._while(stmt)
         self._loops.pop()
         self._mask, self._exact, self._is_certain = mask, exact, certain
-        if may_not_run(stmt):
+        if self._may_not_run(stmt):
             self._control.join(registers)
         if may_differ:
             self._control.leave(stmt)
@@ -301,7 +308,7 @@ class Walk:
         for number in followed_iterations(stmt, first, extent, len(self._exits) - 2, self._values):
             if begin is not None:
                 self._values.fix(stmt.loop_var, number)
-            if extent is None and (number > first or may_not_run(stmt)):
+            if extent is None and (number > first or self._may_not_run(stmt)):
                 self._leave(stmt, number == first)
             self._iteration(stmt, mask, exact)
         self._values.forget(stmt.loop_var)
@@ -329,8 +336,8 @@ class Walk:
         """
         if not self._awaits(stmt):
             return state
-        threads = self._threads()
-        warps, whole = self._warps(threads), self._whole(threads)
+        threads = threads_of(self._mask)
+        warps, whole = warps_of(threads), whole_warps_of(threads)
         return {
             key: order.after_end(p, warps, whole) if p.access.end == LOAD else p
             for key, p in state.items()
@@ -374,33 +381,20 @@ class Walk:
 
     # Effects
 
-    def _threads(self) -> np.ndarray:
-        return self._mask.reshape(self._mask.shape[0], -1).any(axis=1) & np.ones(
-            self._values.count, bool
-        )
-
-    def _warps(self, threads: np.ndarray) -> int:
-        return sum(1 << int(w) for w in np.unique(np.flatnonzero(threads) // WARP))
-
-    def _whole(self, threads: np.ndarray) -> int:
-        """Return bits of the warps whose threads are all in ``threads``."""
-        lacking = self._warps(~threads)
-        return self._all_warps & ~lacking
-
     def _apply_all(self, effects: Iterable[Effect]) -> None:
         self._number += 1
         for number, effect in enumerate(effects):
             self._apply(effect, number)
 
     def _apply(self, effect: Effect, number: int) -> None:
-        threads = self._threads()
+        threads = threads_of(self._mask)
         match effect:
             case Access():
                 self._access(effect, number)
             case Barrier():
                 self._barrier(effect, threads)
             case SyncWarp():
-                whole = self._whole(threads)
+                whole = whole_warps_of(threads)
                 self._change(lambda p: order.after_sync_warp(p, whole))
             case Arrive():
                 self._arrive(self._slots(effect.barrier), threads)
@@ -443,11 +437,11 @@ class Walk:
         arrivals = self._barriers.arrive(arrival, self._exact)
         if not arrivals:
             return
-        warps = self._warps(np.logical_or.reduce([a.threads for a in arrivals]))
+        warps = warps_of(np.logical_or.reduce([a.threads for a in arrivals]))
         earlier = arrivals[:-1]
 
         def pass_barrier(p: Pending) -> Pending:
-            late = (a.statement < p.statement for a in earlier if p.warps & self._warps(a.threads))
+            late = (a.statement < p.statement for a in earlier if p.warps & warps_of(a.threads))
             return p if any(late) else order.after_barrier(p, warps)
 
         if barrier.number:
@@ -495,7 +489,7 @@ class Walk:
         return frozenset((data, int(n)) for n in np.unique(index))
 
     def _arrive(self, slots: frozenset, threads: np.ndarray) -> None:
-        warps, whole = self._warps(threads), self._whole(threads)
+        warps, whole = warps_of(threads), whole_warps_of(threads)
 
         def publish(p: Pending) -> Pending:
             makers = order.rows_of(p, p.warps)
@@ -505,7 +499,7 @@ class Walk:
         self._change(publish)
 
     def _await(self, slots: frozenset, threads: np.ndarray) -> None:
-        warps, whole = self._warps(threads), self._whole(threads)
+        warps, whole = warps_of(threads), whole_warps_of(threads)
 
         def join(p: Pending) -> Pending:
             loaded = p.access.end == LOAD and _meet(p.barrier, slots)
@@ -556,7 +550,7 @@ class Walk:
         one of the first threads before the specialized part, and a consumer in it."""
         if not self._producers:
             return
-        warps, path = self._warps(threads), tuple(self._path)
+        warps, path = warps_of(threads), tuple(self._path)
         if not warps & ~self._producers and any(is_specialized(frame.parent) for frame in path):
             use = Use()  # a load of the pipeline
         is_of_consumers = self._is_of_consumers(path)
@@ -596,7 +590,7 @@ class Walk:
 
     def _publish(self, threads: np.ndarray) -> None:
         """Refuse that consumers publish while some do not know what producers did."""
-        warps = self._warps(threads) & ~self._producers
+        warps = warps_of(threads) & ~self._producers
         for p in self._state.values():
             own = replace(p, warps=p.warps & self._producers)
             if isinstance(p.access, Use) and self._are_unaware(own, warps):
