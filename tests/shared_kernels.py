@@ -9,6 +9,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.stmt_functor import post_order_visit, substitute
 
+from tests.groups import one_rank
 from tileweave.passes import for_group
 from tileweave.runtime import Plan
 from tileweave.runtime.kernel.shared_kernels import SharedKernel, SharedKernels
@@ -42,7 +43,7 @@ class SharedFunctions:
     def prepare(self, steps: Steps, similar: Callable[[], Iterable[Steps]]) -> None:
         """Decide which kernels a program or plan needs, as ``compile_ahead`` does."""
         own = [self._for_group(func) for func in self.kernels_of(steps)]
-        if all(self._shared.has(func, {}) for func in own):
+        if self._shared.has([(func, {}) for func in own], one_rank()):
             return
         self.add(steps, *similar())
         for func in own:

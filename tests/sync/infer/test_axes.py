@@ -94,7 +94,7 @@ def test_compiles(name, arch):
 def test_extents_that_are_arguments_stay():
     """The axes before them are folded, at a distance that is an argument, too."""
     instances = [SizedProgram(for_group(sums((n,), 1), RANKS, 1 << 30)) for n in (2, 3)]
-    shared = SharedProgram(instances)
+    shared = SharedProgram.of(instances)
     with Target({"kind": "cuda", "arch": "sm_90a"}) as target:
         func = fold_axes(shared.program, target)
     shapes = set()
