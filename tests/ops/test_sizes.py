@@ -61,16 +61,12 @@ MUTATED = {
 }  # fmt: skip
 """Operator -> a size, whose arguments are changed, and another."""
 INPUTS = 2
-_MORE_BLOCKS = "blocks past the last tile wait, load nothing and store nothing"
 _PADDING = "zeros replace copies of the last token in padding, which no rank reads"
 EQUIVALENT = {
     "all_gather ldst": {
         "all_gather size_2=8 -1": "with two ranks, each uses half of the counters of a buffer, so "
         "those of the two buffers do not overlap yet"
     },
-    "reduce_scatter copy_engine": dict.fromkeys(
-        ("add_partials size_0=4 +1", "add_partials size_0=4 other"), _MORE_BLOCKS
-    ),
     "dispatch 2": dict.fromkeys(("dispatch size_2=12 +1", "dispatch size_2=12 other"), _PADDING),
 }
 """Mutants that make other accesses, with the same result."""
