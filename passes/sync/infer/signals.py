@@ -202,7 +202,7 @@ def _signal(context: SyncContext, counter: Counter, footprints: Footprints, need
     if access.stored:
         value = _rows_count(counter, footprints, symbols, exited)
     else:
-        value = _count(counter, footprints, symbols, exited, context.program.is_shared)
+        value = _count(counter, footprints, symbols, exited)
     if isinstance(value, tirx.IntImm):
         value = tirx.const(int(value), "uint32")
     else:  # not simplified: the form would depend on the sizes
@@ -255,28 +255,22 @@ def _rows_count(
 
 
 def _count(
-    counter: Counter, footprints: Footprints, symbols: Symbols, exited: Sequence[Loop],
-    is_shared: bool,
-) -> tirx.PrimExpr:  # fmt: skip
-    """Return the units that an access writes in all iterations of ``exited``, as an expression.
-
-    Args:
-        is_shared: whether programs of other sizes may share the kernel. The expression then has one
-            form, whether tiles end with the tensor or not.
-    """
+    counter: Counter, footprints: Footprints, symbols: Symbols, exited: Sequence[Loop]
+) -> tirx.PrimExpr:
+    """Return the units that an access writes in all iterations of ``exited``, as an expression. If
+    programs of other sizes may share the kernel, it has one form, whether tiles end with the tensor
+    or not."""
     loops, inline = footprints.access.loops, symbols.program.inline_bindings
     depth = len(loops) - len(exited)
     pieces = _pieces(counter, footprints, depth) or {}
     counts = footprints.flat(elements_of(footprints))[-1]
     count: tirx.PrimExpr = tirx.IntImm("int32", 1)
-    if np.ptp(counts) == 0 and not pieces and not is_shared:
+    if np.ptp(counts) == 0 and not pieces and not symbols.program.is_shared:
         count = tirx.IntImm("int32", int(counts[0]) // counter.unit)
     else:
         for axis in range(len(footprints.low)):
             iterations = inline(loops[pieces[axis]].extent) if axis in pieces else None
-            count = count * _extent(
-                counter, footprints, axis, symbols, exited, iterations, is_shared
-            )
+            count = count * _extent(counter, footprints, axis, symbols, exited, iterations)
         count = quotient(count, counter.unit)
     for number in range(depth, len(loops)):
         if number not in pieces.values():
@@ -286,13 +280,13 @@ def _count(
 
 def _extent(
     counter: Counter, footprints: Footprints, axis: int, symbols: Symbols, exited: Sequence[Loop],
-    iterations: tirx.PrimExpr | None, is_shared: bool,
+    iterations: tirx.PrimExpr | None,
 ) -> tirx.PrimExpr:  # fmt: skip
-    """Return the extent of an access along ``axis`` (after the rank's), as an expression.
+    """Return the extent of an access along ``axis`` (after the rank's), as an expression; for its
+    form see ``_count``.
 
     Args:
         iterations: number of iterations that access consecutive pieces; None for one access.
-        is_shared: as in ``_count``.
 
     Raises:
         LanguageError: the extent varies for another reason than the end of the tensor.
@@ -302,7 +296,7 @@ def _extent(
     max_size, end = int(size.max()), int((low + size).max())
     if iterations is not None:
         full_extent, end = max_size * iterations, counter.granules.shape[axis]
-    elif np.ptp(size) == 0 and (not is_shared or max_size == 1):
+    elif np.ptp(size) == 0 and (not symbols.program.is_shared or max_size == 1):
         return tirx.IntImm("int32", max_size)
     elif np.array_equal(size, np.minimum(max_size, end - low)):
         full_extent = tirx.IntImm("int32", max_size)
