@@ -18,7 +18,6 @@ from ..builtins.spec import builtin_of
 from ..builtins.versions import installed_tilelang
 from ..passes.ir.tma import may_have_producer
 from ..passes.ir.walk import builtins_in, is_parallel, nodes_in
-from .hidden_conditions import HiddenConditions
 
 FIRST_WITH_NESTED_SPECIALIZATION = (0, 1, 13)
 """First release that specializes warps of a ``T.Pipelined`` in another loop. Before it, TileLang
@@ -57,7 +56,7 @@ def work_around_limits(mod: IRModule, target: Target) -> Iterator[None]:
     if installed_tilelang() == BROKEN_SLICE_RACE_CHECK:
         if any(map(_has_parallel_slices, functions.values())):
             config[PassConfigKey.TL_DISABLE_DATA_RACE_CHECK] = True
-    with with_config(config, [HiddenConditions()]):
+    with with_config(config) if config else contextlib.nullcontext():
         yield
 
 

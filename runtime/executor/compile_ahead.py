@@ -24,7 +24,8 @@ from .compile_workers import CompileWorkers
 from .plan import Plan
 
 _IN_THREADS = 2
-"""Most kernels that threads of this process compile. Starting other processes takes longer."""
+"""Maximum number of kernels that threads of this process compile: for so few, starting other
+processes takes longer."""
 
 
 def compile_ahead(

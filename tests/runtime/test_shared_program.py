@@ -17,6 +17,7 @@ import tileweave as tw
 from tests.shared_kernels import SharedFunctions
 from tileweave import language as W
 from tileweave.builtins.spec import builtin_of
+from tileweave.emit import lowered
 from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.core.tiles import Choice, Tiles
@@ -115,6 +116,27 @@ def test_kernels_of_similar_rows_are_shared(op, rows):
         str(func.attrs["global_symbol"]) for func in kernels_of(operator.program(problem, choice))
     }
     assert {name: len(forms[name]) for name in own} == dict.fromkeys(own, 1)
+
+
+@pytest.mark.long
+def test_a_shared_kernel_of_persistent_blocks_compiles():
+    """It did not while inserted synchronization was simplified by the sizes: TileLang counts the
+    threads at a barrier by a solver, which ended early."""
+    problem = Problem("matmul_all_reduce", 2048, 7168, 8192, RANKS, torch.bfloat16, True)
+    choice = Choice("copy_engines", Tiles(128, 224, 64, 4, 256, group_m=4))
+    operator, kernels = OPERATORS[problem.op], SharedKernels()
+
+    def persistent(plan):
+        (func,) = (f for f in kernels_of(plan) if f.attrs["global_symbol"] == "gemm_ar_persistent")
+        return for_group(func, RANKS, 1 << 37)
+
+    program = persistent(operator.program(problem, choice))
+    similar = operator.similar_programs(problem, choice)
+    for func in (program, *(persistent(plan) for plan in similar if isinstance(plan, Plan))):
+        kernels.add(func, {})
+    shared, arguments = kernels.find(program, {})
+    assert len(arguments) > 10
+    assert "gemm_ar_persistent_kernel" in lowered(shared.program, "sm_90a", {}).kernel_source
 
 
 def product(op, name, rows, shared):
