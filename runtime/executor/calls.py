@@ -250,7 +250,7 @@ class Calls:
                     f"{self.plan.name}: {named(step.program)} is not compiled yet; expected one "
                     "call of the plan before it is captured in a CUDA graph"
                 )
-            kernel = compile(step.program, group=self._group, pass_configs=self.plan.pass_configs)
+            kernel = compile(step.program, group=self._group)
             assert not isinstance(kernel, DynamicKernel)  # steps have fixed sizes
             entry = self._kernels[id(step.program)] = step.program, kernel
         return entry[1]

@@ -102,11 +102,10 @@ def _for_group(programs: Iterable[tirx.PrimFunc | Plan], session: Session) -> It
     """Yield the programs for the group, and the options of TileLang; those of plans one by one.
     Programs that cannot be ordered are left out."""
     for program in programs:
-        configs = program.pass_configs if isinstance(program, Plan) else {}
         ranks = session.group.world_size
         with suppress(Exception):
             for func in program.kernels(ranks) if isinstance(program, Plan) else [program]:
-                func, stock_configs = passes.split_options(func, configs)
+                func, stock_configs = passes.split_options(func, {})
                 yield for_group(func, session), {"pass_configs": stock_configs, "out_idx": None}
 
 

@@ -31,7 +31,7 @@ rank r; ``n`` is the number of the call)::
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from graphlib import CycleError, TopologicalSorter
@@ -51,6 +51,7 @@ from .sync_push import (
     ENTRY_BARRIER,
     WAIT,
     entry_barrier,
+    of_all_plans,
     region_of,
     require_same_copies,
     steps_after,
@@ -79,13 +80,11 @@ class PullSync:
     awaited: Mapping[CopyId, list[CopyId]]
 
     def apply(
-        self, rank: int, world_size: int, steps: Sequence[Step],
-        with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc], recorded: bool,
-    ) -> list[Step]:  # fmt: skip
+        self, rank: int, world_size: int, steps: Sequence[Step], recorded: bool
+    ) -> list[Step]:
         """Return the steps of one call on one rank, with those that order them.
 
         Args:
-            with_options: a program -> the program with the plan's options.
             recorded: whether a CUDA graph records the steps. It makes no difference: kernels wait,
                 because the value that a flag must reach is in device memory, where driver
                 operations cannot read it.
@@ -94,8 +93,8 @@ class PullSync:
             TileWeaveError: the copies differ from those of the call that was analyzed.
         """
         require_same_copies(_places(steps), self.copies[rank])
-        barrier = with_options(_entry_kernel(world_size))
-        wait = with_options(_wait_kernel(len(self.signalled)))
+        barrier = _entry_kernel(world_size)
+        wait = _wait_kernel(len(self.signalled))
         _, launches = (region_of(barrier, p, world_size) for p in implicit_of(barrier))
         (arrived,) = (region_of(wait, p, world_size) for p in implicit_of(wait))
         ordered: list[Step] = [Launch(None, self.loc, ENTRY_BARRIER, barrier, barrier, {})]
@@ -352,7 +351,7 @@ def _entry_kernel(ranks: int) -> tirx.PrimFunc:
     """Return the kernel of the entry barrier, which declares its counters."""
     started = Implicit("started", True, (ranks,), "uint32")
     launches = Implicit("launches", False, (CALL + 1,), "uint32")
-    return set_implicit(entry_barrier(ranks), [started, launches])
+    return of_all_plans(set_implicit(entry_barrier(ranks), [started, launches]))
 
 
 @cache
@@ -369,4 +368,5 @@ def _wait_kernel(flags: int) -> tirx.PrimFunc:
             call = W.ld(launches[CALL], sem="relaxed")
             W.wait_reached(arrived[W.rank(), flag], call, peer=peer)
 
-    return set_implicit(await_copy, [Implicit("arrived", True, (flags,), "uint32")])
+    of_copies = Implicit("arrived", True, (flags,), "uint32")
+    return of_all_plans(set_implicit(await_copy, [of_copies]))

@@ -45,7 +45,7 @@ orders the branches, a kernel of one block waits, which blocks no queue.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -55,9 +55,11 @@ from tvm import tirx
 from ...builtins import language as W
 from ...builtins.errors import TileWeaveError
 from ...passes.ir.implicit import Implicit, implicit_of
+from ...passes.ir.releases import upgrade_ir
 from ...passes.ir.sizes import named
 from ...passes.sync.infer.epochs import CALL, EPOCH
 from ...passes.sync.infer.inference import is_explicit
+from ...passes.sync.infer.options import with_options
 from ...passes.sync.regions.accesses import Kind
 from ...passes.sync.regions.copies import COPIES, with_copies
 from ...passes.sync.regions.copies import Copy as KnownCopy
@@ -100,28 +102,25 @@ class PushSync:
     awaited: Mapping[tuple[int, int], list[tuple]]
 
     def apply(
-        self, rank: int, world_size: int, steps: Sequence[Step],
-        with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc], recorded: bool,
-    ) -> list[Step]:  # fmt: skip
+        self, rank: int, world_size: int, steps: Sequence[Step], recorded: bool
+    ) -> list[Step]:
         """Return the steps of one call on one rank, with those that order them.
 
         Args:
-            with_options: a program -> the program with the plan's options.
             recorded: whether a CUDA graph records the steps.
 
         Raises:
             TileWeaveError: the copies differ from those of the call that was analyzed.
         """
-        return _OrderedCall(self, rank, world_size, steps, with_options, recorded).ordered()
+        return _OrderedCall(self, rank, world_size, steps, recorded).ordered()
 
 
 class _OrderedCall:
     """One call on one rank: its steps, and those that order them."""
 
     def __init__(
-        self, sync: PushSync, rank: int, world_size: int, steps: Sequence[Step],
-        with_options: Callable[[tirx.PrimFunc], tirx.PrimFunc], recorded: bool,
-    ) -> None:  # fmt: skip
+        self, sync: PushSync, rank: int, world_size: int, steps: Sequence[Step], recorded: bool
+    ) -> None:
         launches = _launches_of(sync.original, sync.copied, steps)
         launch = _only_launch(sync.original, sync.copied, rank, launches, sync.copies[0].line)
         copies = _copies(rank, launch, steps)
@@ -136,7 +135,7 @@ class _OrderedCall:
         sides = {s.stream for c, s in copies if c.number in overwriting} - {launch.stream}
         self._sync, self._rank, self._world_size = sync, rank, world_size
         self._steps, self._launch = steps, launch
-        self._with_options, self._recorded = with_options, recorded
+        self._recorded = recorded
         self._regions = {p.name: region_of(sync.kernel, p, world_size) for p in sync.implicit}
         self._numbers = {id(step): c.number for c, step in copies}
         """Number of each copy, by the ``id`` of its step."""
@@ -170,7 +169,7 @@ class _OrderedCall:
         if has_peers:
             arguments = {"started": self._regions["started"], **arguments}
         place = self._entry_stream, self._loc, ENTRY_BARRIER
-        barrier = Launch(*place, kernel, self._with_options(kernel), arguments)
+        barrier = Launch(*place, kernel, kernel, arguments)
         if self._entry_stream is None:
             return [barrier]
         return [WaitStream(self._entry_stream, self._launch.loc, 0, other=None), barrier]
@@ -221,7 +220,7 @@ class _OrderedCall:
                 WaitValue(*place, flag=flag, value=value),
                 WriteValue(*place, dst=flag, value=0),
             ]
-        kernel = self._with_options(_wait_and_clear(flags.whole[1]))
+        kernel = _wait_and_clear(flags.whole[1])
         return [Launch(*place, kernel, kernel, {"flags": flags, "index": index, "value": value})]
 
     def _is_enqueued_before(self, steps: Sequence[Step]) -> bool:
@@ -489,7 +488,13 @@ def _place(copy: KnownCopy) -> tuple:
 @cache
 def _entry_kernel(ranks: int, num_words: int) -> tirx.PrimFunc:
     """Return the kernel of the entry barrier; without ranks it only counts the call."""
-    return entry_barrier(ranks, num_words) if ranks else _count(num_words)
+    return of_all_plans(entry_barrier(ranks, num_words) if ranks else _count(num_words))
+
+
+def of_all_plans(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Let a program that orders the steps of a plan share its kernel with that of other plans,
+    which have other numbers of counters."""
+    return with_options(upgrade_ir(func), {"tileweave.share": named(func)})
 
 
 def _count(num_words: int) -> tirx.PrimFunc:
@@ -544,4 +549,4 @@ def _wait_and_clear(num_words: int) -> tirx.PrimFunc:
                 W.wait_reached(flags[W.rank(), index], value)
                 W.st(flags[W.rank(), index], tirx.const(0, "uint32"))
 
-    return wait
+    return of_all_plans(wait)

@@ -100,7 +100,7 @@ class TracedPlan:
                 sync = self._sync_of(world_size, shapes, scalars)
                 steps = self._traced(rank, world_size, shapes, scalars)
                 if sync is not None:
-                    steps = sync.apply(rank, world_size, steps, self._with_options, recorded)
+                    steps = sync.apply(rank, world_size, steps, recorded)
             self._traces[key] = steps
             if len(self._traces) > _MAX_TRACES:
                 del self._traces[next(iter(self._traces))]

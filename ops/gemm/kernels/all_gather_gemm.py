@@ -4,6 +4,7 @@ import tilelang.language as T
 
 from ....builtins import language as W
 from ....passes import split_options
+from ....passes.sync.regions.symbols import product
 from ...core.gemm_config import GemmConfig
 from ...core.tiles import DEVICE, PersistentSchedule
 from .comm_blocks import CommBlocks, send
@@ -106,7 +107,7 @@ def ag_gemm_push(config: GemmConfig):
             gathered = W.alloc_symmetric(gathered_shape, config.dtype)
             buffers = TileBuffers.alloc(config, tiles.N)
 
-            push(A, gathered, senders, column * rows + row, config.ranks)
+            push(A, gathered, senders, product(column, rows) + row, config.ranks)
             m, n = row * tiles.M, column * tiles.N
             multiply(config, gathered, (W.rank(), m), B, n, buffers)
             scale(config, buffers.total, operands)

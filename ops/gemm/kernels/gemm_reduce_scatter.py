@@ -5,6 +5,7 @@ from math import ceil
 import tilelang.language as T
 
 from ....builtins import language as W
+from ....passes.sync.regions.symbols import product
 from ...core.gemm_config import GemmConfig
 from .tile_macros import Operands, TileBuffers, add_bias, add_tile, multiply, scale, store
 
@@ -88,7 +89,7 @@ def gemm_rs_one_shot(config: GemmConfig):
             T.clear(own_total)
             for step in T.serial(ranks):
                 source = (me + 1 + step) % ranks
-                T.copy(products[source, me * rows_per_rank + own_m, n], own_tile)
+                T.copy(products[source, product(me, rows_per_rank) + own_m, n], own_tile)
                 add_tile(own_total, own_tile)
             add_bias(config, own_total, operands, n)
             T.copy(own_total, own_tile)

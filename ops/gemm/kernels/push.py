@@ -9,6 +9,7 @@ import tilelang.language as T
 from tilelang import tvm
 
 from ....builtins import language as W
+from ....passes.sync.regions.symbols import product
 from ...core.gemm_config import GemmConfig
 from ...core.tiles import max_push_blocks
 
@@ -24,7 +25,8 @@ class PushBlocks:
         peers_at_once: number of ranks to which blocks store at the same time: all of them, unless
             there are fewer blocks.
         num_chunks, width: chunks of a row, and elements of a chunk; a block stores one chunk.
-        height: rows that the threads of a block store, see ``Tiles.rows_at_once``.
+        height: rows that the threads of a block store, see ``Tiles.rows_at_once``: one of a few
+            numbers, because each is another kernel.
     """
 
     peers_at_once: int
@@ -41,7 +43,9 @@ class PushBlocks:
         line = _LINE // tvm.DataType(config.dtype).itemsize
         width = ceil(config.K / (blocks // peers_at_once) / line) * line
         min_rows = config.tiles.rows_at_once(_LINE)
-        height = ceil(config.rows_per_rank / min_rows) * min_rows
+        height = min_rows
+        while height < config.rows_per_rank:
+            height *= 4
         return PushBlocks(peers_at_once, ceil(config.K / width), width, height)
 
 
@@ -53,6 +57,7 @@ def push(A, gathered, senders, block, ranks):
     """
     rows_per_rank, K = A.shape
     me = W.rank()
+    first_row = product(me, int(rows_per_rank))
     first, chunk = block % senders.peers_at_once, block // senders.peers_at_once
     if chunk < senders.num_chunks:
         for step in T.serial(T.ceildiv(ranks - first, senders.peers_at_once)):
@@ -60,4 +65,4 @@ def push(A, gathered, senders, block, ranks):
             for i, j in T.Parallel(senders.height, senders.width):
                 k = chunk * senders.width + j
                 if i < rows_per_rank:
-                    gathered[peer, me * rows_per_rank + i, k] = T.if_then_else(k < K, A[i, k], 0)
+                    gathered[peer, first_row + i, k] = T.if_then_else(k < K, A[i, k], 0)
