@@ -152,6 +152,12 @@ class ProblemOp(CompiledOp, RegisteredOp, ABC):
         """Return all programs that are compiled for ``choice``, that of the operator first."""
 
     @classmethod
+    def other_sizes(cls, problem: Any, choice: Any) -> list[tuple[Any, Any]]:
+        """Return problems of other sizes with their choices, which need other kernels than
+        ``problem``: one for each kernel."""
+        return []
+
+    @classmethod
     def similar_programs(cls, problem: Any, choice: Any) -> list[tirx.PrimFunc | Plan]:
         """Return the programs for other sizes. Kernels that fit these and ``problem`` fit most
         sizes."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
 from tvm import tirx
 
@@ -44,11 +45,13 @@ from ..core.strategy import FUSED, Strategy, first_possible, obstacle_of_ranks
 from ..core.tiles import (
     CANDIDATES,
     FP8_CANDIDATES,
+    LARGE,
     Choice,
     Tiles,
     has_room_for_persistent_blocks,
     tiles_for,
 )
+from ..core.tiles import FP8 as FP8_TILES
 from .cost_model import estimate_unfused_us
 
 _DTYPES = (torch.bfloat16, torch.float16, FP8)
@@ -56,6 +59,13 @@ _ROW = 8
 """Alignment of rows in 16-bit elements: the TMA needs multiples of 16 bytes. For the alignment of
 fp8 rows see ``fp8_obstacle``."""
 _VARIABLE = "TILEWEAVE_TUNE"
+_MOST_CHOICES = 5
+"""Maximum number of choices for all numbers of rows: each has kernels of its own. By the cost model
+they take 1 to 3 % longer on average than a choice for each number."""
+_MOST_ROWS = 16384
+"""Largest number of rows for which they are chosen."""
+_MISSING = 100
+"""Relative loss of a choice that a size does not have."""
 Multiply: TypeAlias = Callable[..., None]
 """Function ``(operator, a, b, out, epilogue)``: all ranks of a node compute ``out`` by an
 operator."""
@@ -161,12 +171,19 @@ class GemmOperator(CallableOp):
 
     @classmethod
     def graph_choice(cls, problem: Problem, choice: Choice) -> Choice:
-        """Return what CUDA graphs record where calls run ``choice``: the ``graph_fallback`` of its
-        program. A graph edge cannot let a kernel begin before copies that wait for it, and such
-        copies may delay the kernel."""
+        """Return what CUDA graphs record where calls run ``choice``: itself, or where its program
+        has a ``graph_fallback``, that with large tiles or a choice of other numbers of rows. A
+        graph edge cannot let a kernel begin before copies that wait for it, and such copies may
+        delay the kernel."""
         if choice.program not in cls.graph_fallback:
             return choice
-        return cls.default_choice(problem, cls.graph_fallback[choice.program])
+        tiles = FP8_TILES if problem.scaled else LARGE
+        fallback = Choice(cls.graph_fallback[choice.program], tiles)
+        few = _few_choices(cls, replace(problem, rows=0))
+        others = [other for other in few if other.program not in cls.graph_fallback]
+        options = cls.options(problem)
+        legal = [other for other in (fallback, *others) if other in options]
+        return min(legal or [fallback], key=lambda other: options.get(other, 0.0))
 
     @staticmethod
     def default_choice(problem: Problem, program: str) -> Choice:
@@ -228,14 +245,24 @@ class GemmOperator(CallableOp):
     def predicted(cls, problem: Problem) -> tuple[float, float]:
         """Return the estimated times in us of ``table`` and ``unfused``."""
         sizes = problem.M, problem.N, problem.K, problem.moved_bytes
-        return min(cls.options(problem).values()), estimate_unfused_us(*sizes, problem.itemsize)
+        fused = cls.options(problem)[cls.table(problem)]
+        return fused, estimate_unfused_us(*sizes, problem.itemsize)
 
     @classmethod
     def table(cls, problem: Problem) -> Choice:
-        """Return the choice without tuning: the fastest of ``options``. It depends only on the
-        problem and the kind of GPU."""
-        options = cls.options(problem)
-        return min(options, key=lambda choice: options[choice])
+        """Return the choice without tuning: the fastest of the few that problems of any number of
+        rows use. It depends only on the problem and the kind of GPU."""
+        options, few = cls.options(problem), _few_choices(cls, replace(problem, rows=0))
+        possible = [choice for choice in few if choice in options] or options
+        return min(possible, key=lambda choice: options[choice])
+
+    @classmethod
+    def other_sizes(cls, problem: Problem, choice: Choice) -> list[tuple[Problem, Choice]]:
+        if choice not in _few_choices(cls, replace(problem, rows=0)):
+            return []  # tuned, and so are those of other sizes
+        sizes = [p for p in _sizes(problem) if predicted_strategy(p).name == "fused"]
+        others = {cls.table(size): size for size in sizes}
+        return [(other, c) for c, other in others.items() if c != choice]
 
     @classmethod
     def tuning_tiles(cls, problem: Problem) -> tuple[Tiles, ...]:
@@ -311,27 +338,49 @@ class GemmOperator(CallableOp):
         return (a, b, *epilogue.tensors), c
 
 
+def _sizes(problem: Problem) -> list[Problem]:
+    """Return problems of few to many rows, else like ``problem``."""
+    unit = 1 if problem.gathers else problem.ranks
+    steps = range(2 * (_MOST_ROWS // problem.ranks).bit_length() - 1)
+    return [replace(problem, rows=unit * round(2 ** (step / 2))) for step in steps]
+
+
+@lru_cache(maxsize=256)
+def _few_choices(operator: type[GemmOperator], problem: Problem) -> tuple[Choice, ...]:
+    """Return the choices for problems of any number of rows, else like ``problem``.
+
+    They are found one by one: each lowers the mean square of the relative losses most, against a
+    choice for each size alone.
+    """
+    times = [operator.options(other) for other in _sizes(problem)]
+    choices = list(dict.fromkeys(choice for of_size in times for choice in of_size))
+    losses = np.array([
+        [of_size[c] / min(of_size.values()) - 1 if c in of_size else _MISSING for c in choices]
+        for of_size in times
+    ])  # fmt: skip
+    few: list[int] = []
+    left = np.full(len(times), float(_MISSING))
+    while len(few) < _MOST_CHOICES and left.any():
+        few.append(int((np.minimum(left[:, None], losses) ** 2).mean(0).argmin()))
+        left = np.minimum(left, losses[:, few[-1]])
+    return tuple(choices[n] for n in few)
+
+
 def similar_rows(rows: int, tile: int, band: int) -> list[int]:
     """Return other numbers of rows of a shard whose programs differ from that for ``rows`` in
-    integers only: like these they fill whole tiles, or do not, and have one tile, one band, or
-    more.
+    integers only: like these they have one tile, one band, or more.
 
-    The numbers have no simple ratio, so that integers of different meaning differ for some.
+    The numbers have no simple ratio, so that integers of different meaning differ for some. Most
+    end within a tile, so the kernel fits these and whole tiles.
 
     Args:
         tile: rows of a tile.
         band: rows of the tiles that are computed one after the other, see ``Tiles.group_m``.
     """
-    whole, rest = divmod(rows, tile)
     if rows <= tile:
-        others = [tile // 2 + 1, tile // 4, tile - 3]
+        others = [tile // 2 + 1, tile // 4, tile - 3, 1]
     else:
-        tiles = whole + 1, whole + 4, 2 * whole + 3
-        if rows <= band:
-            most = band // tile - (rest > 0)
-            tiles = most, most - 1, (most + 1) // 2
-        ends = (1 + (rest + 5 * (n - whole)) % (tile - 1) if rest else 0 for n in tiles)
-        others = [n * tile + end for n, end in zip(tiles, ends, strict=True)]
+        others = [rows + 5, tile + 5, 3 * tile + tile // 2 + 1, 37 * tile + tile // 3]
     return [n for n in others if n not in (0, rows)]
 
 

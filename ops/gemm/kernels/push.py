@@ -43,7 +43,7 @@ class PushBlocks:
         line = _LINE // tvm.DataType(config.dtype).itemsize
         width = ceil(config.K / (blocks // peers_at_once) / line) * line
         min_rows = config.tiles.rows_at_once(_LINE)
-        height = min_rows
+        height = 4 * min_rows
         while height < config.rows_per_rank:
             height *= 4
         return PushBlocks(peers_at_once, ceil(config.K / width), width, height)

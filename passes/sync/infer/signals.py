@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,6 +11,7 @@ from tilelang import tvm
 from tvm import tirx
 from tvm.ir import structural_equal
 
+from ...ir.walk import variables_in
 from ..regions.accesses import Access
 from ..regions.footprints import Footprints
 from ..regions.granules import Counter, elements_of
@@ -294,9 +295,10 @@ def _extent(
     access, loops = footprints.access, [*exited, *footprints.access.inner]
     low, size = footprints.active(footprints.low[axis], footprints.size[axis])
     max_size, end = int(size.max()), int((low + size).max())
+    inline = symbols.program.inline_bindings
     if iterations is not None:
         full_extent, end = max_size * iterations, counter.granules.shape[axis]
-    elif np.ptp(size) == 0 and (not symbols.program.is_shared or max_size == 1):
+    elif np.ptp(size) == 0 and (not symbols.program.is_shared or _is_index(access, axis, inline)):
         return tirx.IntImm("int32", max_size)
     elif np.array_equal(size, np.minimum(max_size, end - low)):
         full_extent = tirx.IntImm("int32", max_size)
@@ -311,3 +313,13 @@ def _extent(
             "an equal number each time, or fewer only before an end that no access crosses",
         )
     return tirx.min(full_extent, end - symbols.box_start(footprints, 1 + axis, loops))
+
+
+def _is_index(
+    access: Access, axis: int, inline: Callable[[tirx.PrimExpr], tirx.PrimExpr]
+) -> bool:
+    """Return whether an access has one index along ``axis`` (after the rank's) for all sizes."""
+    start, extent = (inline(exprs[1 + axis]) for exprs in (access.starts, access.extents))
+    inner = {loop.var for loop in access.inner}
+    is_one = isinstance(extent, tirx.IntImm) and int(extent) == 1
+    return is_one and inner.isdisjoint(variables_in(start))

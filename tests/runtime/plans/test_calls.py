@@ -23,6 +23,8 @@ from tests.runtime.plans.fakes import (
     m,
     shared,
 )
+from tileweave.passes import split_options
+from tileweave.passes.sync.infer.options import options_of
 from tileweave.runtime.executor import calls as plan_streams
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.host.group import Group
@@ -58,7 +60,9 @@ def test_calls(every_rank, monkeypatch):
         ]
         assert log[:7] == once
         assert len(log) == 14
-        assert compiled == [CONFIGS]
+        stock = {n: v for n, v in CONFIGS.items() if n.startswith("tl.")}
+        assert [split_options(program, {})[1] for program in compiled] == [stock]
+        assert [options_of(program).delays for program in compiled] == [CONFIGS["tileweave.delays"]]
         expected = torch.zeros(2, 4, 8, dtype=torch.int32)
         theirs = torch.arange(32, dtype=torch.int32).reshape(4, 8) + 100 * peer
         expected[:, peer] = theirs[me]
