@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from typing import Any
 
 import tilelang
+from tilelang import env
+from tilelang.backend.target import determine_target
 from tilelang.jit import JITKernel
 from tvm import tirx
 
@@ -29,6 +31,12 @@ def compile_by_tilelang(func: tirx.PrimFunc, **options: Any) -> JITKernel:
             return tilelang.compile(func, **options)
     finally:
         _is_quiet.reset(token)
+
+
+def target() -> str:
+    """Return the target for which TileLang compiles by default, as a value of its variable
+    TILELANG_DEFAULT_TARGET. It is that of the current GPU."""
+    return str(determine_target(env.get_default_target(), return_object=True))
 
 
 def filter_logs() -> None:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..builtins.errors import brief_errors
+from ..runtime.executor.compile_ahead import Compilation
 from ..runtime.kernel.kernel import capturing
 from .core.checks import refused
 from .core.compiled import op_cache_of
@@ -27,13 +28,16 @@ NAME = "prepare"
 
 
 @brief_errors
-def prepare(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int:
-    """Compile all kernels that a function and its gradients need, on all cores of all ranks.
+def prepare(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Compilation:
+    """Begin to compile all kernels that a function and its gradients need, on all cores of all
+    ranks.
 
     The function runs on tensors without memory (``torch``'s fake tensors): nothing is computed and
-    nothing is sent. Without it, the operators of a step compile one after the other. Collective
-    over all ranks, which may pass different functions. A kernel is compiled if all ranks of its
-    group need it; others are compiled by their first calls.
+    nothing is sent. Then other processes compile: first what the function needs, then what it needs
+    for other numbers of rows. A call waits for the kernels that it needs. Without ``tw.prepare``
+    the operators of a step compile one after the other. Collective over all ranks, which may pass
+    different functions. A kernel is compiled if all ranks of its group need it; others are compiled
+    by their first calls.
 
     Args:
         function: a module, or a function that returns what is differentiated, such as a loss, or
@@ -42,7 +46,8 @@ def prepare(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int:
         args, kwargs: its arguments; their tensors keep their values.
 
     Returns:
-        Number of kernels that are compiled.
+        ``kernels``, the number of kernels that have to be compiled, and ``wait()``, which waits for
+        the part of this rank, also for other numbers of rows.
 
     Raises:
         TileWeaveError: the function needs the value of a tensor, such as ``x.item()``; or a CUDA
@@ -57,12 +62,12 @@ def prepare(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> int:
             NAME, f"{error.func} needs values of tensors, which are not computed here",
             "a function without it, such as the layers between",
         ) from error  # fmt: skip
-    count = 0
+    begun = []
     for name in _groups_of_all_members():
         ranks = group_of(name)
         if problems := noted_problems(ranks):
-            count += op_cache_of(ranks).compile_ahead(problems)
-    return count
+            begun.append(op_cache_of(ranks).compile_ahead(problems))
+    return Compilation(sum(c.kernels for c in begun), [w for c in begun for w in c.work])
 
 
 def _trace(function: Callable[..., Any], args: Any, kwargs: Any) -> None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import count
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from tvm import tirx
 from ...builtins.errors import SyncWarning, TileWeaveError
 from ...runtime import Plan, SymmetricTensor
 from ...runtime import compile as compile_program
-from ...runtime.executor.compile_ahead import compile_ahead
+from ...runtime.executor.compile_ahead import Compilation, Size, compile_ahead, compile_alone
 from ...runtime.executor.recorded_calls import RecordedCall
 from ...runtime.host.group import Group
 from ...runtime.host.heap import HeapExhausted
@@ -192,6 +192,13 @@ def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     return flat.view(parameter.extents)
 
 
+def _compile(problem: Any, choice: Any, world_size: int, heap_stride: int) -> None:
+    """Compile the kernels of an operator in a process that is no rank; see ``compile_alone``."""
+    operator = OPERATORS[problem.op]
+    programs = programs_of(operator, problem, choice)
+    compile_alone(programs, operator.similar_programs(problem, choice), world_size, heap_stride)
+
+
 Op = TypeVar("Op", bound=CompiledOp)
 
 
@@ -258,28 +265,37 @@ class OpCache:
             old = min(evictable, key=lambda key: self.operators[key].last_used)
             self.operators.pop(old).free()
 
-    def compile_ahead(self, problems: Iterable[tuple[Any, Any]]) -> int:
-        """Compile the kernels of several operators at the same time, as ``compile_ahead`` does.
+    def compile_ahead(self, problems: Iterable[tuple[Any, Any]]) -> Compilation:
+        """Begin to compile the kernels of several operators, as ``compile_ahead`` does, and later
+        those for other sizes. Creating an operator waits for its kernels.
 
         Args:
             problems: pairs of problem and choice. Creating an operator raises the error of one
                 without a program.
-
-        Returns:
-            Number of kernels that are compiled.
         """
-        programs: list[tirx.PrimFunc | Plan] = []
-        similar: list[Callable[[], Iterable[tirx.PrimFunc | Plan]]] = []
+        own: list[tirx.PrimFunc | Plan] = []
+        others: list[tirx.PrimFunc | Plan] = []
+        new: list[tuple[type[ProblemOp], Any, Any]] = []
         for problem, choice in dict.fromkeys(problems):
             if (problem, choice) not in self.operators:
                 operator = OPERATORS[problem.op]
                 with suppress(Exception):
-                    programs += programs_of(operator, problem, choice)
-                    similar.append(partial(operator.similar_programs, problem, choice))
-        return compile_ahead(
-            programs, self.session.group.process_group,
-            lambda: [program for others in similar for program in others()],
-        )  # fmt: skip
+                    first, *rest = programs_of(operator, problem, choice)
+                    own.append(first)
+                    others += rest
+                    new.append((operator, problem, choice))
+
+        def similar() -> list[tirx.PrimFunc | Plan]:
+            programs = [operator.similar_programs(*key) for operator, *key in new]
+            return [program for of_operator in programs for program in of_operator]
+
+        group, stride = self.session.group, self.session.heap.stride
+        sizes = (size for operator, *key in new for size in operator.other_sizes(*key))
+        later = [
+            Size(f"{size} {group.world_size} {stride}", _compile, (*size, group.world_size, stride))
+            for size in dict.fromkeys(sizes)
+        ]
+        return compile_ahead([*own, *others], group.process_group, similar, False, later)
 
     def keep(self, problem: Hashable, choice: Hashable, operator: CompiledOp) -> None:
         """Use ``operator`` for ``problem`` from now on. Free the others of this problem, except

@@ -4,40 +4,78 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, suppress
-from typing import Any
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from threading import Thread
+from typing import Any, NamedTuple
 
 import torch
-from tqdm import tqdm
 from tvm import tirx
 
 from ... import passes
-from ...codegen.compile import compile_by_tilelang
+from ...builtins.errors import SyncWarning
 from ..host.cache_folder import require_private_cache
 from ..host.session import Session, current
-from ..kernel.kernel import for_group
-from ..kernel.shared_kernels import SharedKernel
-from .compile_workers import CompileWorkers
+from ..kernel import stored_programs
+from ..kernel.compile_workers import CompileWorkers, compile_in_cache
+from ..kernel.for_group import for_group
+from ..kernel.shared_kernels import SharedKernel, SharedKernels
+from ..kernel.statistics import count_compiled
 from .plan import Plan
 
 _IN_THREADS = 2
 """Maximum number of kernels that threads of this process compile: for so few, starting other
 processes takes longer."""
+_Program = tuple[tirx.PrimFunc, dict[str, Any]]
+"""A program for a group, and the options of TileLang."""
+
+
+class Size(NamedTuple):
+    """Kernels for another size, which a process that is no rank compiles for the cache.
+
+    Attributes:
+        name: identity of the kernels.
+        function, args: function that compiles them, and its arguments.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Kernels that other processes and ranks compile while this rank goes on.
+
+    Attributes:
+        kernels: number of kernels that have to be compiled, without those for other sizes.
+        work: what this rank's processes do, also for other sizes.
+    """
+
+    kernels: int
+    work: Sequence[Future[None]] = ()
+
+    def wait(self) -> None:
+        """Wait for this rank's part, also for other sizes. A call of an operator waits for the
+        kernels that it needs, on all ranks."""
+        wait(self.work)
 
 
 def compile_ahead(
     programs: Iterable[tirx.PrimFunc | Plan], group: Any = None,
     similar: Callable[[], Iterable[tirx.PrimFunc | Plan]] = tuple,
-) -> int:  # fmt: skip
+    waits: bool = True, sizes: Iterable[Size] = (),
+) -> Compilation:  # fmt: skip
     """Fill TileLang's cache with the kernels that ``tw.compile`` and first calls of plans look up.
 
     The ranks of a node divide the programs among themselves, and each rank compiles as many at a
-    time as it has cores; rank 0 shows the progress of its part. A program that does not compile is
-    skipped; its first call raises the error. Collective, with the same programs in the same order
-    on all ranks, unless the session has all kernels.
+    time as it has cores. A program that does not compile is skipped; its first call raises the
+    error. Collective, with the same programs in the same order on all ranks, unless the session has
+    all kernels and there are no ``sizes``.
 
     Args:
         programs: programs, and plans without scalars; all extents are integers. Equal programs are
@@ -45,78 +83,127 @@ def compile_ahead(
         group: ranks that run them; see ``tw.init``.
         similar: returns such programs of other sizes that the kernels shall fit, too, if they
             differ only in integers; see ``Options.share``. Called if there is a kernel to compile.
-
-    Returns:
-        Number of kernels that are compiled.
+        waits: whether to wait for the kernels. Otherwise the first calls that need them wait.
+        sizes: kernels that are compiled after these, unless an earlier process has done so. Nothing
+            waits for them.
     """
-    session = current(group)
-    own = [*_for_group(programs, session)]
-    if session.kernels.has(own, session.group):
-        return 0
-    for program in (*own, *_for_group(similar(), session)):
-        session.kernels.add(*program)
-    ranks = session.group
+    session, sizes = current(group), list(sizes)
+    own = [*_for_group(programs, session.group.world_size, session.heap.stride)]
+    is_found = session.kernels.has(own, session.group)
+    begun = Compilation(0)
+    if sizes or not is_found:
+        begun = _begin([] if is_found else own, similar, sizes, session)
+    if waits:
+        session.kernels.finish(own, session.group)
+    return begun
+
+
+def _begin(
+    own: Sequence[_Program], similar: Callable[[], Iterable[tirx.PrimFunc | Plan]],
+    sizes: Sequence[Size], session: Session,
+) -> Compilation:  # fmt: skip
+    """Let the ranks of each node begin to compile."""
+    ranks, stride = session.group, session.heap.stride
     require_private_cache()
-    kernels = _kernels(own, session)
     hosts = ranks.exchange("compile ahead", socket.gethostname())
     local_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank]]
-    own_kernels = kernels[local_ranks.index(ranks.rank) :: len(local_ranks)]
-    cores = len(os.sched_getaffinity(0)) // len(local_ranks)
-    workers = max(1, min(cores, len(own_kernels)))
-    with ExitStack() as stack:
-        compile: Callable[..., Any] = compile_by_tilelang
-        if len(own_kernels) > _IN_THREADS:
-            compile = stack.enter_context(CompileWorkers(workers)).compile
-        threads = ThreadPoolExecutor(workers, "compile", _take_gpu, (ranks.device,))
-        pool = stack.enter_context(threads)
-        futures = [pool.submit(_compile_and_save, compile, *kernel) for kernel in own_kernels]
-        progress = tqdm(
-            as_completed(futures), "compiling kernels", len(futures), leave=False,
-            disable=None if ranks.rank == 0 else True,  # None: in a terminal only
-        )  # fmt: skip
-        deque(progress, maxlen=0)  # the next attempt to compile a program raises its error
-    ranks.meet("compiled ahead", timeout_s=3600.0)
+    mine = slice(local_ranks.index(ranks.rank), None, len(local_ranks))
+    later = [size for size in sizes[mine] if not stored_programs.is_noted(size.name)]
+    if not own and not later:
+        return Compilation(0)
+    # Processes begin to import the compiler, while this one infers the other programs.
+    is_few = len(own) <= _IN_THREADS * len(local_ranks) and not later
+    cores = max(1, len(os.sched_getaffinity(0)) // len(local_ranks))
+    compiler = _Threads(ranks.device) if is_few else CompileWorkers(cores)
+    others = _for_group(similar() if own else (), ranks.world_size, stride)
+    for program in (*own, *others):
+        session.kernels.add(*program)
+    kernels = _kernels(own, session)
     for shared, _ in kernels:
-        shared.is_cached = True
-    return len(kernels)
+        shared.is_compiling = True
+    for shared, options in kernels[mine]:
+        compile = compile_in_cache, shared.program, options
+        shared.work = compiler.submit(*compile, then=shared.save)
+    work = [shared.work for shared, _ in kernels[mine] if shared.work is not None]
+    for size in later:
+        noted = partial(stored_programs.note, size.name)
+        work.append(compiler.submit(size.function, *size.args, then=noted))
+    compiler.close()
+    count_compiled(len(kernels))
+    return Compilation(len(kernels), work)
 
 
-_Program = tuple[tirx.PrimFunc, dict[str, Any]]
-"""A program for a group, and the options of TileLang."""
+class _Threads:
+    """Threads of this process, in the place of ``CompileWorkers``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def submit(
+        self, function: Callable[..., Any], *args: Any, then: Callable[[], None]
+    ) -> Future[None]:
+        future: Future[None] = Future()
+
+        def call() -> None:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # each thread has its own
+            try:
+                function(*args)
+                then()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(None)
+
+        Thread(target=call).start()
+        return future
+
+    def close(self) -> None:
+        """Do nothing: each thread ends with its call."""
 
 
 def _kernels(
     programs: Iterable[_Program], session: Session
 ) -> list[tuple[SharedKernel, dict[str, Any]]]:
-    """Return the kernels that are not compiled, and the options that ``tw.compile`` passes to
+    """Return the kernels that nothing compiles yet, and the options that ``tw.compile`` passes to
     TileLang."""
     kernels: dict[int, tuple[SharedKernel, dict[str, Any]]] = {}
     for program, options in programs:
         shared, _ = session.kernels.find(program, options)
-        if not shared.is_cached and shared.kernel is None:
+        if not shared.is_found:
             kernels[id(shared)] = shared, options
     return list(kernels.values())
 
 
-def _for_group(programs: Iterable[tirx.PrimFunc | Plan], session: Session) -> Iterator[_Program]:
-    """Yield the programs for the group, and the options of TileLang; those of plans one by one.
+def compile_alone(
+    programs: Iterable[tirx.PrimFunc | Plan], similar: Iterable[tirx.PrimFunc | Plan],
+    world_size: int, heap_stride: int,
+) -> None:  # fmt: skip
+    """Compile what sessions of ``world_size`` ranks with such heaps find later, as
+    ``compile_ahead`` does, in a process that is no rank."""
+    kernels = SharedKernels(is_stored=True)
+    own = [*_for_group(programs, world_size, heap_stride)]
+    for program in (*own, *_for_group(similar, world_size, heap_stride)):
+        kernels.add(*program)
+    for program, options in own:
+        shared, _ = kernels.find(program, options)
+        if not shared.is_cached:
+            compile_in_cache(shared.program, options)
+            shared.save()
+            shared.is_cached = True
+
+
+def _for_group(
+    programs: Iterable[tirx.PrimFunc | Plan], world_size: int, heap_stride: int
+) -> Iterator[_Program]:
+    """Yield the programs for a group, and the options of TileLang; those of plans one by one.
     Programs that cannot be ordered are left out."""
     for program in programs:
-        ranks = session.group.world_size
-        with suppress(Exception):
-            for func in program.kernels(ranks) if isinstance(program, Plan) else [program]:
-                func, stock_configs = passes.split_options(func, {})
-                yield for_group(func, session), {"pass_configs": stock_configs, "out_idx": None}
-
-
-def _compile_and_save(
-    compile: Callable[..., Any], kernel: SharedKernel, options: dict[str, Any]
-) -> None:
-    compile(kernel.program, **options)
-    kernel.save()
-
-
-def _take_gpu(device: torch.device) -> None:
-    """Set the current GPU, which each thread has its own."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+        with suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyncWarning)  # compiling them warns
+            funcs = program.kernels(world_size) if isinstance(program, Plan) else [program]
+            split = [passes.split_options(func, {}) for func in funcs]
+            yield from [
+                (for_group(func, world_size, heap_stride), {"pass_configs": stock, "out_idx": None})
+                for func, stock in split
+            ]

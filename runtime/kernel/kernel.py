@@ -33,7 +33,7 @@ from .compile_once import compile_once
 from .for_group import for_group as program_for_group
 from .host_functions import require_multicast
 from .launch_order import CallStream, begin_call, end_call
-from .statistics import count_kernel
+from .statistics import count_compiled, count_kernel
 from .warm import warm
 
 
@@ -207,6 +207,7 @@ def _shared_kernel(
     """Return the compiled function of ``program``, which is ``func`` for the group, and the
     integers with which it computes this program. Collective if it is not yet compiled."""
     kernels = session.kernels
+    kernels.finish([(program, options)], session.group)
     shared, sizes = kernels.find(program, options)
     if shared.kernel is None:
         try:
@@ -220,8 +221,10 @@ def _shared_kernel(
             kernel = _compile_and_load(func, program, options, session)
             shared, sizes = kernels.alone(program, options), ()
             shared.kernel = kernel
-        if session.group.local_rank == 0 and not shared.is_cached:
-            shared.save()
+        if not shared.is_cached:
+            count_compiled(1)
+            if session.group.local_rank == 0:
+                shared.save()
     return shared.kernel, sizes
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import starmap
 from typing import Any
 
 from tilelang.jit import JITKernel
+from tqdm import tqdm
 from tvm import tirx
 
 from ...passes.sync.infer.options import options_of
@@ -26,16 +30,25 @@ class SharedKernel:
         key: identity of its form on disk; "" if no later process shall find it.
         kernel: None until it is loaded.
         is_cached: whether TileLang's cache has it.
+        is_compiling: whether a rank of each node compiles it for the cache.
+        work: done when this rank has compiled it; None if another rank does.
     """
 
     shared: SharedProgram
     key: str = ""
     kernel: JITKernel | None = None
     is_cached: bool = False
+    is_compiling: bool = False
+    work: Future[None] | None = None
 
     @property
     def program(self) -> tirx.PrimFunc:
         return self.shared.program
+
+    @property
+    def is_found(self) -> bool:
+        """True if it is compiled, or is being compiled."""
+        return self.kernel is not None or self.is_cached or self.is_compiling
 
     def save(self) -> None:
         """Let later processes find the kernel, which is compiled. One rank of a node calls it."""
@@ -68,7 +81,7 @@ class _Form:
 
     def has(self, instance: SizedProgram) -> bool:
         kernel, _ = self.find(instance) or (None, ())
-        return kernel is not None and (kernel.is_cached or kernel.kernel is not None)
+        return kernel is not None and kernel.is_found
 
     def new(self, instance: SizedProgram) -> tuple[SharedKernel, tuple[int, ...]]:
         """Return a new kernel, which fits all instances, and its arguments for this one."""
@@ -111,8 +124,8 @@ class SharedKernels:
     def has(
         self, programs: Iterable[tuple[tirx.PrimFunc, Mapping[str, Any]]], group: Group
     ) -> bool:
-        """Return whether kernels are compiled that compute all ``programs``, by this session or an
-        earlier process.
+        """Return whether kernels are compiled, or are being compiled, that compute all
+        ``programs``, by this session or an earlier process.
 
         Collective, with the same programs on all ranks, unless this session has all kernels. A
         kernel that only some ranks find on disk does not count. If TileLang's cache has lost one,
@@ -151,6 +164,29 @@ class SharedKernels:
         this program."""
         form, instance = self._form(program, options)
         return form.find(instance) or form.new(instance)
+
+    def finish(
+        self, programs: Iterable[tuple[tirx.PrimFunc, Mapping[str, Any]]], group: Group
+    ) -> None:
+        """Wait until TileLang's cache has the kernels of ``programs`` that are being compiled.
+
+        Collective, with the same programs on all ranks, if there are any. Rank 0 shows the progress
+        of its part. A kernel that could not be compiled is compiled by its first call, which raises
+        the error.
+        """
+        found = {id(kernel): kernel for kernel, _ in starmap(self.find, programs)}
+        compiling = [kernel for kernel in found.values() if kernel.is_compiling]
+        if not compiling:
+            return
+        work = [kernel.work for kernel in compiling if kernel.work is not None]
+        progress = tqdm(
+            as_completed(work), "compiling kernels", len(work), leave=False,
+            disable=None if group.rank == 0 else True,  # None: in a terminal only
+        )  # fmt: skip
+        deque(progress, maxlen=0)
+        group.meet("compiled ahead", timeout_s=3600.0)
+        for kernel in compiling:
+            kernel.is_cached, kernel.is_compiling, kernel.work = True, False, None
 
     def alone(self, program: tirx.PrimFunc, options: Mapping[str, Any]) -> SharedKernel:
         """Return a kernel of constants for ``program``, in the place of those of its form with

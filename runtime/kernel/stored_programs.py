@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import tilelang
-import torch
-from tilelang import env
 from tvm_ffi.serialization import from_json_graph_str, to_json_graph_str
 
 from ...builtins.errors import TileWeaveError
+from ...codegen.compile import target
 from ...codegen.headers import stamp
 from ..host.cache_folder import cache_folder, require_private_cache, writable_folder
 from . import shared_program
@@ -36,9 +35,10 @@ def key_of(form: Hashable) -> str:
 @cache
 def _environment() -> tuple[Any, ...]:
     """Return what programs and their kernels depend on besides the form, sources included."""
-    capability = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
     source = Path(shared_program.__file__).read_text()
-    return tilelang.__version__, env.get_default_target(), capability, stamp(), source
+    with suppress(ValueError):  # no GPU
+        return tilelang.__version__, target(), stamp(), source
+    return tilelang.__version__, stamp(), source
 
 
 def save(key: str, program: SharedProgram) -> None:
@@ -69,6 +69,26 @@ def load(keys: Iterable[str]) -> dict[str, dict[str, SharedProgram]]:
                     if path.stem == _name(key, text):
                         programs[key][path.stem] = _program(**json.loads(text))
     return programs
+
+
+def note(name: str) -> None:
+    """Note for later processes that all kernels of a name are compiled. A cache that cannot be
+    written stays as it is."""
+    with suppress(OSError, TileWeaveError):
+        writable_folder()
+        _noted(name).touch()
+
+
+def is_noted(name: str) -> bool:
+    """Return whether a process has noted a name."""
+    with suppress(OSError, TileWeaveError):
+        require_private_cache()
+        return _noted(name).exists()
+    return False
+
+
+def _noted(name: str) -> Path:
+    return cache_folder() / f"noted-{key_of(name)}"
 
 
 def _program(program: str, integers: list[int], places: list[list[int]]) -> SharedProgram:

@@ -167,7 +167,7 @@ def pull_sync_of(traces: Sequence[Sequence[Step]]) -> PullSync | None:
     places = {rank: _places(trace) for rank, trace in enumerate(traces)}
     sync = PullSync(copies[0][1].loc, places, _signalled(awaited), awaited)
     ranks = range(len(traces))
-    ordered = [sync.apply(r, len(traces), traces[r], lambda p: p, recorded=False) for r in ranks]
+    ordered = [sync.apply(r, len(traces), traces[r], recorded=False) for r in ranks]
     _refuse_cycle(ordered, awaited)
     return sync
 

@@ -12,6 +12,7 @@ import tileweave as tw
 from tileweave import ops
 from tileweave.ops import preparation
 from tileweave.ops.gemm.gemm_operator import GemmOperator
+from tileweave.runtime.executor.compile_ahead import Compilation
 
 PAIRS = (0, 1), (1, 2)
 NEEDED = {0: (("all", 8), ("01", 16)), 1: (("12", 24), ("01", 16), ("all", 8), ("12", 40))}
@@ -36,7 +37,7 @@ def prepared() -> list[tuple[int, list[int]]]:
 
     def compile_ahead(problems):
         compiled.extend(problem.rows for problem, _ in problems)
-        return len(problems)
+        return Compilation(len(problems))
 
     results = []
     with (
@@ -47,5 +48,5 @@ def prepared() -> list[tuple[int, list[int]]]:
     ):
         for products in (NEEDED[dist.get_rank()], (("all", 32),), ()):
             compiled.clear()
-            results.append((tw.prepare(step, *products), [*compiled]))
+            results.append((tw.prepare(step, *products).kernels, [*compiled]))
     return results

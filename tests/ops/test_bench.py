@@ -404,7 +404,9 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels
 
     def rank(group):
         session = types.SimpleNamespace(group=group, heap=heap, kernels=SharedKernels())
-        programs = compile_ahead._for_group(gemm.programs(problem, group), session)
+        programs = compile_ahead._for_group(
+            gemm.programs(problem, group), session.group.world_size, session.heap.stride
+        )
         return len(compile_ahead._kernels(programs, session))
 
     assert every_rank(rank) == [1, 1]

@@ -96,12 +96,12 @@ def test_what_is_compiled_ahead_is_what_is_asked_for(compilers, every_rank):
         plan = all_gather_matmul_plan(GemmConfig(32, 16, 16, 2, "float16", True, tiles))
         plan = plan.with_configs(CONFIGS)
         own = shift(64)
-        count = compile_ahead.compile_ahead([own, plan, own])
+        count = compile_ahead.compile_ahead([own, plan, own]).kernels
         tw.compile(own)
         shapes = {p.name: p.shape for p in plan.parameters}
         for step in plan.trace(group.rank, 2, shapes, {}):
             if isinstance(step, Launch):
-                compiler.compile(step.program, pass_configs=plan.pass_configs)
+                compiler.compile(step.program)
         return count
 
     # Two kernels of the plan: the product, and what counts the calls.
@@ -114,7 +114,7 @@ def test_what_is_compiled_ahead_is_what_is_asked_for(compilers, every_rank):
 def test_ranks_share_them_out(compilers, every_rank):
     def rank(group):
         compilers.join(group)
-        return compile_ahead.compile_ahead([shift(32 * n) for n in range(1, 5)])
+        return compile_ahead.compile_ahead([shift(32 * n) for n in range(1, 5)]).kernels
 
     assert every_rank(rank) == [4, 4]
     assert len(compilers.asked) == len({script for _, script, _ in compilers.asked}) == 4
@@ -126,7 +126,7 @@ def test_what_does_not_compile_is_left_to_those_who_need_it(compilers, monkeypat
 
     compilers.join(one_rank())
     monkeypatch.setattr(tilelang, "compile", fail)
-    assert compile_ahead.compile_ahead([shift(64, ranks=1)]) == 1
+    assert compile_ahead.compile_ahead([shift(64, ranks=1)]).kernels == 1
     with pytest.raises(ValueError, match="nvcc does not like it"):
         tw.compile(shift(64, ranks=1))
 
@@ -134,14 +134,14 @@ def test_what_does_not_compile_is_left_to_those_who_need_it(compilers, monkeypat
 def test_what_cannot_be_ordered_is_left_to_those_who_need_it(compilers, monkeypatch):
     bad, good, ordered = shift(32, ranks=1), shift(64, ranks=1), compile_ahead.for_group
 
-    def for_group(func, session):
+    def for_group(func, *group):
         if func is bad:
             raise tw.TileWeaveError("cannot be ordered")
-        return ordered(func, session)
+        return ordered(func, *group)
 
     compilers.join(one_rank())
     monkeypatch.setattr(compile_ahead, "for_group", for_group)
-    assert compile_ahead.compile_ahead([bad, good]) == 1
+    assert compile_ahead.compile_ahead([bad, good]).kernels == 1
 
 
 def test_a_plan_that_cannot_be_ordered_is_left_to_those_who_need_it(compilers):
@@ -150,7 +150,7 @@ def test_a_plan_that_cannot_be_ordered_is_left_to_those_who_need_it(compilers):
         raise tw.TileWeaveError("cannot be ordered")
 
     compilers.join(one_rank())
-    assert compile_ahead.compile_ahead([bad, shift(64, ranks=1)]) == 1
+    assert compile_ahead.compile_ahead([bad, shift(64, ranks=1)]).kernels == 1
 
 
 def test_a_plan_whose_call_decides_is_refused():
@@ -172,9 +172,9 @@ def test_operators_find_what_was_compiled_together(compilers, every_rank):
     def rank(group):
         compilers.join(group)
         cache = OpCache(compilers.session())
-        counts = [cache.compile_ahead(keys) for keys in ([first, product, second], [third])]
+        counts = [cache.compile_ahead(keys).kernels for keys in ([first, product, second], [third])]
         own = [programs_of(OPERATORS[p.op], p, choice) for p, choice in (first, product)]
-        return *counts, *(compile_ahead.compile_ahead(programs) for programs in own)
+        return *counts, *(compile_ahead.compile_ahead(programs).kernels for programs in own)
 
     assert every_rank(rank) == [(2, 0, 0, 0)] * 2
     assert len(compilers.asked) == 2
@@ -198,8 +198,9 @@ def product(compilers, every_rank, monkeypatch):
 
     def rank(group, key):
         compilers.join(group)
-        count = OpCache(compilers.session()).compile_ahead([key])
-        own = compile_ahead._for_group(programs_of(operator, *key), compilers.session())
+        count = OpCache(compilers.session()).compile_ahead([key]).kernels
+        stride = compilers.session().heap.stride
+        own = compile_ahead._for_group(programs_of(operator, *key), 2, stride)
         found = [compilers.session().kernels.find(*program) for program in own]
         for program in programs_of(operator, *key):
             compiler.compile(program)
@@ -267,7 +268,7 @@ def test_what_does_not_compile_is_not_stored(compilers, cache, monkeypatch):
 
     compilers.join(one_rank())
     monkeypatch.setattr(tilelang, "compile", fail)
-    assert compile_ahead.compile_ahead([shift(64, ranks=1)]) == 1
+    assert compile_ahead.compile_ahead([shift(64, ranks=1)]).kernels == 1
     assert not [*cache.glob("program-*")]
 
 

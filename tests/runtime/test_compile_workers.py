@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 import tilelang.language as T
@@ -9,7 +10,7 @@ from tilelang.cache import kernel_cache
 
 from tileweave import language as W
 from tileweave.codegen.compile import compile_by_tilelang
-from tileweave.runtime.executor.compile_workers import CompileWorkers
+from tileweave.runtime.kernel.compile_workers import CompileWorkers, compile_in_cache
 
 
 def program(index):
@@ -21,17 +22,26 @@ def program(index):
     return stored
 
 
-@pytest.fixture
-def workers(nvcc, monkeypatch, tmp_path):
+@pytest.fixture(autouse=True)
+def machine(monkeypatch, tmp_path):
     monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TILELANG_DEFAULT_TARGET", '{"kind": "cuda", "arch": "sm_80"}')
-    with CompileWorkers(1) as workers:
-        yield workers
+
+
+@pytest.fixture
+def workers(nvcc):
+    workers = CompileWorkers(1)
+    yield workers
+    workers.close()
+
+
+def compiled(workers, func, **options):
+    return workers.submit(compile_in_cache, func, options).result(60)
 
 
 def test_this_process_finds_their_kernels(workers, monkeypatch):
     func = program(3)
-    workers.compile(func, pass_configs={"tl.disable_warp_specialized": True})
+    compiled(workers, func, pass_configs={"tl.disable_warp_specialized": True})
 
     def compiles(*args, **options):
         raise AssertionError("this process compiles")
@@ -44,13 +54,41 @@ def test_this_process_finds_their_kernels(workers, monkeypatch):
 
 def test_an_error_of_theirs_is_raised_here_and_they_go_on(workers):
     with pytest.raises(RuntimeError, match="no_such_backend"):
-        workers.compile(program(3), execution_backend="no_such_backend")
-    workers.compile(program(4))
+        compiled(workers, program(3), execution_backend="no_such_backend")
+    compiled(workers, program(4))
 
 
-def test_the_end_of_a_process_is_named(workers):
-    worker = workers._idle.get()
-    workers._idle.put(worker)
-    os.kill(worker._process.pid, signal.SIGKILL)
-    with pytest.raises(RuntimeError, match="compiles kernels has ended with code -9"):
-        workers.compile(program(3))
+def test_calls_that_a_process_does_not_make_because_it_has_ended_fail():
+    workers = CompileWorkers(2)
+    calls = [workers.submit(os.kill, os.getpid(), 0), *(workers.submit(end) for _ in range(4))]
+    calls[0].result(60)
+    for call in calls[1:]:
+        with pytest.raises(RuntimeError, match="a process that compiles kernels has ended"):
+            call.result(60)
+
+
+def end():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_they_make_calls_at_the_same_time(tmp_path):
+    workers = CompileWorkers(2)
+    first, second = tmp_path / "first", tmp_path / "second"
+    done, order = [], []
+    for own, other in ((first, second), (second, first)):
+        done.append(workers.submit(meet, own, other, then=lambda own=own: order.append(own)))
+    workers.close()
+    for call in done:
+        call.result(60)
+    assert {*order} == {first, second}
+    workers._process.wait(60)
+
+
+def meet(own, other):
+    """Return when another process has made this call, too."""
+    own.touch()
+    for _ in range(500):
+        if other.exists():
+            return
+        time.sleep(0.1)
+    raise TimeoutError(other)

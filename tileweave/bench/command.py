@@ -229,9 +229,9 @@ def _compile(
     pairs = [(case, p) for case, p in zip(cases, problems, strict=True) if p is not None]
     count = compile_ahead(
         program for case, p in pairs for program in case.family.programs(p, group)
-    )
+    ).kernels
     seconds = time.perf_counter() - begin
-    log(f"{count} kernels compiled, or found compiled, in {seconds:.0f} s", flush=True)
+    log(f"{count} kernels compiled in {seconds:.0f} s", flush=True)
 
 
 def _room(cases: Iterable[Case]) -> SymmetricTensor | None:

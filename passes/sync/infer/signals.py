@@ -315,9 +315,7 @@ def _extent(
     return tirx.min(full_extent, end - symbols.box_start(footprints, 1 + axis, loops))
 
 
-def _is_index(
-    access: Access, axis: int, inline: Callable[[tirx.PrimExpr], tirx.PrimExpr]
-) -> bool:
+def _is_index(access: Access, axis: int, inline: Callable[[tirx.PrimExpr], tirx.PrimExpr]) -> bool:
     """Return whether an access has one index along ``axis`` (after the rank's) for all sizes."""
     start, extent = (inline(exprs[1 + axis]) for exprs in (access.starts, access.extents))
     inner = {loop.var for loop in access.inner}

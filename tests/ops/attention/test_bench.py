@@ -277,7 +277,10 @@ def test_what_will_run_is_compiled_ahead(every_rank):
 
     def rank(group):
         session = SimpleNamespace(group=group, heap=heap, kernels=SharedKernels())
-        kernels = [compile_ahead._for_group(each, session) for each in programs]
+        kernels = [
+            compile_ahead._for_group(each, session.group.world_size, session.heap.stride)
+            for each in programs
+        ]
         return [len(compile_ahead._kernels(each, session)) for each in kernels]
 
     (ours, both), other = every_rank(rank)
