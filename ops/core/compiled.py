@@ -30,6 +30,7 @@ from .checks import with_packed_strides
 from .groups import TwoLevels
 from .noted import noted_problems
 from .registry import OPERATORS, RegisteredOp
+from .tiles import set_sm_count, sm_count
 
 
 class CompiledOp:
@@ -192,8 +193,13 @@ def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     return flat.view(parameter.extents)
 
 
-def _compile(problem: Any, choice: Any, world_size: int, heap_stride: int) -> None:
-    """Compile the kernels of an operator in a process that is no rank; see ``compile_alone``."""
+def _compile(problem: Any, choice: Any, world_size: int, heap_stride: int, sms: int) -> None:
+    """Compile the kernels of an operator in a process that is no rank; see ``compile_alone``.
+
+    Args:
+        sms: SMs of a rank's GPU.
+    """
+    set_sm_count(sms)
     operator = OPERATORS[problem.op]
     programs = programs_of(operator, problem, choice)
     compile_alone(programs, operator.similar_programs(problem, choice), world_size, heap_stride)
@@ -289,10 +295,11 @@ class OpCache:
             programs = [operator.similar_programs(*key) for operator, *key in new]
             return [program for of_operator in programs for program in of_operator]
 
-        group, stride = self.session.group, self.session.heap.stride
+        group = self.session.group
+        of_group = group.world_size, self.session.heap.stride, sm_count()
         sizes = (size for operator, *key in new for size in operator.other_sizes(*key))
         later = [
-            Size(f"{size} {group.world_size} {stride}", _compile, (*size, group.world_size, stride))
+            Size(repr((*size, *of_group)), _compile, (*size, *of_group))
             for size in dict.fromkeys(sizes)
         ]
         return compile_ahead([*own, *others], group.process_group, similar, False, later)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from math import ceil, gcd
 
@@ -219,13 +218,29 @@ SHARED_BYTES = 227 << 10
 """Maximum shared memory of a block on sm_90, in bytes."""
 
 
-@cache
 def has_room_for_persistent_blocks() -> bool:
     """Return whether all blocks of a ``PersistentSchedule`` are resident at once on this rank's
     GPU, beside the block that waits for them. An H100 PCIe has too few SMs."""
-    if not torch.cuda.is_available():
-        return True
-    return torch.cuda.get_device_properties().multi_processor_count >= DEVICE.sm_count
+    return sm_count() >= DEVICE.sm_count
+
+
+def sm_count() -> int:
+    """Return the number of SMs of this rank's GPU; without a GPU, that of ``DEVICE``."""
+    global _sm_count
+    if not _sm_count:
+        has_gpu = torch.cuda.is_available()
+        device = torch.cuda.get_device_properties() if has_gpu else None
+        _sm_count = DEVICE.sm_count if device is None else device.multi_processor_count
+    return _sm_count
+
+
+def set_sm_count(count: int) -> None:
+    """Let this process, which is no rank, compile for the GPU of one."""
+    global _sm_count
+    _sm_count = count
+
+
+_sm_count = 0
 
 
 def max_push_blocks() -> int:

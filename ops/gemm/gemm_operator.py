@@ -341,8 +341,8 @@ class GemmOperator(CallableOp):
 def _sizes(problem: Problem) -> list[Problem]:
     """Return problems of few to many rows, else like ``problem``."""
     unit = 1 if problem.gathers else problem.ranks
-    steps = range(2 * (_MOST_ROWS // problem.ranks).bit_length() - 1)
-    return [replace(problem, rows=unit * round(2 ** (step / 2))) for step in steps]
+    steps = range((_MOST_ROWS // problem.ranks).bit_length() * 10 // 9)
+    return [replace(problem, rows=unit * round(2 ** (0.9 * step))) for step in steps]
 
 
 @lru_cache(maxsize=256)
