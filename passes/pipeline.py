@@ -16,6 +16,7 @@ from .device.delay_launch_count import delay_launch_count
 from .device.elect_once import elect_once
 from .device.exclude_producer_threads import exclude_producer_threads
 from .device.guard_loads import guard_loads
+from .device.hoist_divisions import hoist_divisions
 from .device.insert_proxy_fences import insert_proxy_fences
 from .device.make_coherent import make_coherent
 from .device.record_events import record_events
@@ -308,8 +309,11 @@ PIPELINE = (
         scope="module", needs=("calls", "program", "symmetric"),
     ),
     Pass(
-        verify_threads, "device", "last: it removes the marks of number_builtins",
+        verify_threads, "device", "late: it removes the marks of number_builtins",
         scope="module", needs=("calls", "program"),
+    ),
+    Pass(
+        hoist_divisions, "device", "last: other passes compare indices", scope="all"
     ),
 )  # fmt: skip
 """All passes, in the order in which they run."""
