@@ -184,6 +184,19 @@ def shared_by_sizes(steps: Any, problem: Any, **sizes: Any) -> Any:
     return configured(problem.op, steps, {"tileweave.share": repr(replace(problem, **sizes))})
 
 
+def similar_sizes(size: int, unit: int = 1) -> list[int]:
+    """Return smaller and larger sizes for ``ProblemOp.similar_programs``. Kernels that fit these
+    and ``size`` have arguments for all integers that depend on it, also on its divisors: if it is
+    even, the others are odd, and vice versa.
+
+    Args:
+        unit: number that divides all sizes.
+    """
+    n = size // unit
+    numbers = [m + (m - n + 1) % 2 for m in (n // 3, n // 2, 2 * n, 3 * n)]
+    return [unit * m for m in dict.fromkeys(numbers) if m > 0]
+
+
 def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     """Return a contiguous tensor in the type and shape of a parameter."""
     flat = with_packed_strides(tensor).view(-1)
