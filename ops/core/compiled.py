@@ -185,16 +185,16 @@ def shared_by_sizes(steps: Any, problem: Any, **sizes: Any) -> Any:
 
 
 def similar_sizes(size: int, unit: int = 1) -> list[int]:
-    """Return smaller and larger sizes for ``ProblemOp.similar_programs``. Kernels that fit these
-    and ``size`` have arguments for all integers that depend on it, also on its divisors: if it is
-    even, the others are odd, and vice versa.
+    """Return smaller and larger sizes for ``ProblemOp.similar_programs``: odd ones, and multiples
+    of ``size``. So a kernel has arguments for integers that depend on divisors of the size, too,
+    also if programs for whole tiles have another form.
 
     Args:
         unit: number that divides all sizes.
     """
     n = size // unit
-    numbers = [m + (m - n + 1) % 2 for m in (n // 3, n // 2, 2 * n, 3 * n)]
-    return [unit * m for m in dict.fromkeys(numbers) if m > 0]
+    numbers = dict.fromkeys(m + odd for m in (n // 2, 2 * n, 3 * n) for odd in (0, 1))
+    return [unit * m for m in numbers if m not in (0, n)]
 
 
 def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
