@@ -6,6 +6,7 @@ Contains the choice of an implementation, and the torch operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.call import Call, CallableOp, Decision, compute
 from ..core.checks import require_bools
-from ..core.compiled import shared_by_sizes
+from ..core.compiled import near_sizes, shared_by_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
 from ..core.noted import note
@@ -59,6 +60,17 @@ class DecodeAttention(CallableOp, op=NAME):
     @classmethod
     def compiled_programs(cls, problem: DecodeProblem, choice: str) -> list[tirx.PrimFunc]:
         return [cls.program(problem)]
+
+    @classmethod
+    def similar_programs(cls, problem: DecodeProblem, choice: str) -> list[tirx.PrimFunc]:
+        """Return those with as many splits. Programs with other numbers have other forms."""
+        others = [
+            replace(problem, batch=batch, table=table, pages=problem.pages + batch * table)
+            for batch in near_sizes(problem.batch)
+            for table in near_sizes(problem.table)
+        ]
+        splits = problem.config.splits
+        return [cls.program(other) for other in others if other.config.splits == splits]
 
     @staticmethod
     def program(problem: DecodeProblem) -> tirx.PrimFunc:
