@@ -193,7 +193,7 @@ def similar_sizes(size: int, unit: int = 1) -> list[int]:
         unit: number that divides all sizes.
     """
     n = size // unit
-    numbers = dict.fromkeys(m + odd for m in (n // 2, 2 * n, 3 * n) for odd in (0, 1))
+    numbers = dict.fromkeys(m + odd for m in (n // 2, 2 * n, 7 * n) for odd in (0, 1))
     return [unit * m for m in numbers if m not in (0, n)]
 
 
