@@ -90,10 +90,13 @@ class SizedOperator:
 
     def at(self, size: Any, seed: int = 0) -> SizedCall:
         """Return the call of a size with random inputs."""
+        return SizedCall(*self.programs(size), *self.call(self.problem(size), seed))
+
+    def programs(self, size: Any) -> tuple[Any, Callable[[], list[Any]]]:
+        """Return the first two attributes of the call of a size."""
         problem = self.problem(size)
         steps, *_ = self._programs("compiled_programs", problem)
-        similar = partial(self._programs, "similar_programs", problem)
-        return SizedCall(steps, similar, *self.call(problem, seed))
+        return steps, partial(self._programs, "similar_programs", problem)
 
     def _programs(self, name: str, problem: Any) -> list[Any]:
         with self._replaced_constants():
