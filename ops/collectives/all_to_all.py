@@ -187,7 +187,7 @@ class AllToAll(Collective, op=NAME):
         result="`x.shape[scatter_dim]` is divided by W, `x.shape[gather_dim]` multiplied by W: "
         "part `r` of each rank's `x` is sent to rank `r`, which concatenates the parts",
         gradient="the reverse `all_to_all`",
-        memory="`ldst` 2, `ll` 4, and rows fill whole tiles of up to 256",
+        memory="`ldst` 2, `ll` 4",
         sent="(W - 1) / W x S",
     )
     options = ("scatter_dim", "gather_dim")

@@ -197,11 +197,6 @@ def similar_sizes(size: int, unit: int = 1) -> list[int]:
     return [unit * m for m in numbers if m not in (0, n)]
 
 
-def near_sizes(size: int) -> list[int]:
-    """Return a few sizes like ``similar_sizes``, and ``size`` itself, of about the same magnitude."""
-    return [*dict.fromkeys((size, size + 1, max(1, 2 * size // 3), 3 * size // 2 + 1))]
-
-
 def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     """Return a contiguous tensor in the type and shape of a parameter."""
     flat = with_packed_strides(tensor).view(-1)

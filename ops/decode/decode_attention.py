@@ -19,7 +19,7 @@ from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.call import Call, CallableOp, Decision, compute
 from ..core.checks import require_bools
-from ..core.compiled import near_sizes, shared_by_sizes
+from ..core.compiled import shared_by_sizes, similar_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
 from ..core.noted import note
@@ -63,14 +63,16 @@ class DecodeAttention(CallableOp, op=NAME):
 
     @classmethod
     def similar_programs(cls, problem: DecodeProblem, choice: str) -> list[tirx.PrimFunc]:
-        """Return those with as many splits. Programs with other numbers have other forms."""
-        others = [
-            replace(problem, batch=batch, table=table, pages=problem.pages + batch * table)
-            for batch in near_sizes(problem.batch)
-            for table in near_sizes(problem.table)
+        batch, table = problem.batch, problem.table
+        batches, tables = similar_sizes(batch), similar_sizes(table)
+        sizes = [
+            *((n, table) for n in batches), *((batch, n) for n in tables),
+            *zip(batches, reversed(tables), strict=False),
+        ]  # fmt: skip
+        return [
+            cls.program(replace(problem, batch=m, table=n, pages=problem.pages + m * n))
+            for m, n in sizes
         ]
-        splits = problem.config.splits
-        return [cls.program(other) for other in others if other.config.splits == splits]
 
     @staticmethod
     def program(problem: DecodeProblem) -> tirx.PrimFunc:

@@ -115,7 +115,7 @@ def number(rng: random.Random, most: int) -> int:
 
 def collective(
     op: str, transport: str, unit: int = 1, most_rows: int = 70, columns: int = 256,
-    options: tuple[int, ...] = (), ranks: int = 2, most: int = 6, **constants: Any,
+    options: tuple[int, ...] = (), ranks: int = 2, most: int = 5, **constants: Any,
 ) -> SizedOperator:  # fmt: skip
     """Return calls of a collective.
 
@@ -185,9 +185,7 @@ def norm_of(strategy: str, quant: str | None) -> SizedOperator:
         inputs = norm.inputs_of(shape, seed)
         return inputs, lambda outputs: norm.check_results(outputs, shape, seed)
 
-    return SizedOperator(
-        "all_reduce_rms_norm", strategy, problem, call, number, 11, 6, 1 << 11
-    )
+    return SizedOperator("all_reduce_rms_norm", strategy, problem, call, number, 11, 1, 1 << 9)
 
 
 def rows_of(op: str, choices: int) -> SizedOperator:
@@ -214,7 +212,7 @@ def rows_of(op: str, choices: int) -> SizedOperator:
 
     # 16 blocks run at the same time, so blocks have several tokens, and chunks few blocks.
     constants = row_layout, "_THREADS_PER_SM", 8
-    return SizedOperator(op, "ldst", problem, call, number, 24, 6, 1 << 10, constants)
+    return SizedOperator(op, "ldst", problem, call, number, 24, 5, 1 << 9, constants)
 
 
 def decode_of(ranks: int) -> SizedOperator:
@@ -236,9 +234,9 @@ def decode_of(ranks: int) -> SizedOperator:
         return inputs, lambda outputs: decode.check(outputs, sequences, 1e-2)
 
     def draw(rng: random.Random, largest: int) -> tuple[int, int]:
-        return number(rng, largest), number(rng, 2 * largest)
+        return number(rng, largest), number(rng, 8 * largest)
 
-    return SizedOperator("decode_attention", "fused", problem, call, draw, 4, 6, 1 << 8)
+    return SizedOperator("decode_attention", "fused", problem, call, draw, 4, 4, 1 << 6)
 
 
 def attention_of(layout: str) -> SizedOperator:
@@ -263,7 +261,7 @@ def attention_of(layout: str) -> SizedOperator:
 
     simulated = 150 // PARTS[layout]
     tiles = FlashTiles(64, 64, 2, 128)
-    return SizedOperator("sp_attention", tiles, problem, call, number, simulated, 6, 1 << 13)
+    return SizedOperator("sp_attention", tiles, problem, call, number, simulated, 5, 1 << 13)
 
 
 OPERATORS_OF_SIZES = {

@@ -49,7 +49,9 @@ def test_few_kernels_compute_each_size(name):
     check_sizes(name, 3)
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize(
+    "name", [*QUICK, "all_gather copy_engine", "combine 2", "decode_attention 1"]
+)
 def test_few_kernels_are_compiled(name):
     check_kernels(name, 16)
 

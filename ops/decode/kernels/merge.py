@@ -74,7 +74,8 @@ def merge_splits(config, partials, me, item, row):
             number = step * per_load + s
             split = T.min(number, last)
             for i, j in T.Parallel(R, width):
-                weight = weight_of(rows, i, partials[me, item, split, row + i, width], number <= last)
+                lse = partials[me, item, split, row + i, width]
+                weight = weight_of(rows, i, lse, number <= last)
                 rows.out[i, j] += partials[me, item, split, row + i, j] * weight
             for i in T.Parallel(R):
                 lse = partials[me, item, split, row + i, width]
