@@ -69,7 +69,7 @@ show(16, 512, 4)
 
 # Many tokens have no experts at a rank, so ranks load the sums that they add.
 # CHECK-LABEL: TEST: tokens: 4096
-# CHECK-NEXT: blocks: 128 260 20 4
+# CHECK-NEXT: blocks: 512 260 20 4
 # CHECK: *(uint4*)(sums + {{[(]*}}(int64_t)rank) * (int64_t)536870912)
 # CHECK: = *(uint4*)(sums + {{[(]*}}(int64_t)rank_{{[0-9]+}}) * (int64_t)536870912)
 show(4096, 16384, 4, choices=4)

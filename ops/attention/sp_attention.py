@@ -12,7 +12,9 @@ one stream copies while one kernel computes, here on rank 1 of 4::
 Causal attention skips the copies that no query of the peer sees.
 """
 
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import ceil
 from typing import Any
 
@@ -30,7 +32,7 @@ from ..core.across_nodes import Mesh
 from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.checks import as_kernel_operand, require_bools, require_dense, require_dense_or_none
-from ..core.compiled import ProblemOp, op_cache_of, shared_by_sizes
+from ..core.compiled import ProblemOp, op_cache_of, shared_by_sizes, similar_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define
 from ..core.noted import note
@@ -139,6 +141,20 @@ class SpAttention(ProblemOp, op=OP):
     def compiled_programs(cls, problem: AttentionProblem, choice: FlashTiles) -> list[Plan]:
         steps = sp_attention_plan(problem, choice)
         return [shared_by_sizes(steps, problem, batch=0, q_rows=0, k_rows=0)]
+
+    @classmethod
+    def similar_programs(cls, problem: AttentionProblem, choice: FlashTiles) -> list[Plan]:
+        parts = problem.sharding.parts
+        rows = zip(
+            similar_sizes(problem.q_rows, parts), similar_sizes(problem.k_rows, parts), strict=False
+        )
+        return [
+            program
+            for (q_rows, k_rows), batch in product(rows, (problem.batch, problem.batch + 1))
+            for program in cls.compiled_programs(
+                replace(problem, batch=batch, q_rows=q_rows, k_rows=k_rows), choice
+            )
+        ]
 
     def __call__(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor,

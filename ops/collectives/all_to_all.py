@@ -86,7 +86,6 @@ class Parts:
         if ranks_last == (False, False):  # no gaps on either side: use short, adjacent rows
             rows, width = width // columns, columns
         height = height_of(columns, dtype, tile or tile_bytes(problem.nbytes // ranks))
-        height = min(height, 1 << (rows - 1).bit_length())  # padding would cost memory
         return Parts(ranks, outer, rows, width, height, columns, dtype, *ranks_last)
 
     @property
@@ -95,12 +94,11 @@ class Parts:
         return ceil(self.rows / self.height), self.width // self.columns
 
     def place_of(self, block: tirx.PrimExpr) -> tuple[tirx.PrimExpr, ...]:
-        """Return where the tile of a block begins: its row among the rows of all ``outer``, padded
-        to whole tiles each; the index along ``outer``; the row within it; and its column."""
+        """Return where the tile of a block begins: the index along ``outer``, the row, and the
+        column."""
         tiles, wide = self.tiles
         tile = block // wide
-        height, columns = self.height, self.columns
-        return tile * height, tile // tiles, tile % tiles * height, block % wide * columns
+        return tile // tiles, tile % tiles * self.height, block % wide * self.columns
 
     def shape(self, ranks_last: bool) -> tuple[int, ...]:
         """Return the shape of the input or the result, with an axis of extent 1 where the ranks'
@@ -125,20 +123,18 @@ def all_to_all_program(parts: Parts):
         out: T.Tensor(parts.shape(out_ranks_last), dtype),
     ):
         with T.Kernel(outer * tiles * wide, threads=256) as block:
-            # Whole tiles, ordered by rank, in one axis.
-            arrived = W.alloc_symmetric((ranks * outer * tiles * height, 1, width), dtype)
+            arrived = W.alloc_symmetric((ranks, outer, parts.rows, 1, width), dtype)
             tile_regs = T.alloc_fragment((height, 1, columns), dtype)
-            me, rows_per_rank = W.rank(), outer * tiles * height
-            position, o, m, n = parts.place_of(block)
+            me, (o, m, n) = W.rank(), parts.place_of(block)
             for step in T.serial(ranks - 1):
                 peer = (me + 1 + step) % ranks
                 T.copy(x[o, m, peer, n] if x_ranks_last else x[o, peer, m, 0, n], tile_regs)
-                T.copy(tile_regs, arrived[peer, me * rows_per_rank + position, 0, n])
+                T.copy(tile_regs, arrived[peer, me, o, m, 0, n])
             T.copy(x[o, m, me, n] if x_ranks_last else x[o, me, m, 0, n], tile_regs)
             T.copy(tile_regs, out[o, m, me, n] if out_ranks_last else out[o, me, m, 0, n])
             for step in T.serial(ranks - 1):
                 source = (me + ranks - 1 - step) % ranks  # in order of arrival
-                T.copy(arrived[me, source * rows_per_rank + position, 0, n], tile_regs)
+                T.copy(arrived[me, source, o, m, 0, n], tile_regs)
                 T.copy(
                     tile_regs, out[o, m, source, n] if out_ranks_last else out[o, source, m, 0, n]
                 )
@@ -161,21 +157,20 @@ def all_to_all_ll_program(parts: Parts):
         out: T.Tensor(parts.shape(out_ranks_last), dtype),
     ):
         with T.Kernel(outer * tiles * wide, threads=256) as block:
-            arrived = W.alloc_symmetric((ranks, outer * tiles * height, width), dtype)
-            me = W.rank()
-            position, o, m, n = parts.place_of(block)
+            arrived = W.alloc_symmetric((ranks, outer, parts.rows, width), dtype)
+            me, (o, m, n) = W.rank(), parts.place_of(block)
             for step in T.serial(ranks):
                 peer = (me + 1 + step) % ranks
                 T.copy(
                     x[o, m : m + height, peer, n : n + columns]
                     if x_ranks_last
                     else x[o, peer, m : m + height, 0, n : n + columns],
-                    arrived[peer, me, position : position + height, n : n + columns],
+                    arrived[peer, me, o, m : m + height, n : n + columns],
                 )
             for step in T.serial(ranks):
                 source = (me + ranks - step) % ranks
                 T.copy(
-                    arrived[me, source, position : position + height, n : n + columns],
+                    arrived[me, source, o, m : m + height, n : n + columns],
                     out[o, m : m + height, source, n : n + columns]
                     if out_ranks_last
                     else out[o, source, m : m + height, 0, n : n + columns],
@@ -192,7 +187,7 @@ class AllToAll(Collective, op=NAME):
         result="`x.shape[scatter_dim]` is divided by W, `x.shape[gather_dim]` multiplied by W: "
         "part `r` of each rank's `x` is sent to rank `r`, which concatenates the parts",
         gradient="the reverse `all_to_all`",
-        memory="`ldst` 2, `ll` 4, and rows fill whole tiles of up to 256",
+        memory="`ldst` 2, `ll` 4",
         sent="(W - 1) / W x S",
     )
     options = ("scatter_dim", "gather_dim")

@@ -28,7 +28,7 @@ from ..core.checks import (
     shares_memory,
 )
 from ..core.collective_problem import ARGUMENT, CollectiveProblem, Shape, check_out
-from ..core.compiled import shared_by_sizes
+from ..core.compiled import shared_by_sizes, similar_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_gradients
 from ..core.noted import note
@@ -91,10 +91,13 @@ class Collective(CallableOp):
 
     @classmethod
     def _similar(cls, problem: CollectiveProblem, transport: str) -> Iterator[CollectiveProblem]:
-        """Yield problems of other sizes, which are multiples of the same powers of two."""
-        for factor in (3, 5) if problem.shape else ():
-            extent, *others = problem.shape
-            shape = extent * factor, *others
+        """Yield problems of other sizes."""
+        if not problem.shape:
+            return
+        extent, *others = problem.shape
+        unit = 1 if extent % problem.ranks else problem.ranks
+        for other_extent in similar_sizes(extent, unit):
+            shape = other_extent, *others
             x = torch.empty(shape, dtype=problem.dtype, device="meta")
             result, _ = cls.result(x, problem.ranks, *problem.options)
             other = replace(problem, shape=shape, result=result)

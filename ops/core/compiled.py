@@ -184,6 +184,19 @@ def shared_by_sizes(steps: Any, problem: Any, **sizes: Any) -> Any:
     return configured(problem.op, steps, {"tileweave.share": repr(replace(problem, **sizes))})
 
 
+def similar_sizes(size: int, unit: int = 1) -> list[int]:
+    """Return smaller and larger sizes for ``ProblemOp.similar_programs``: odd ones, and multiples
+    of ``size``. So a kernel has arguments for integers that depend on divisors of the size, too,
+    also if programs for whole tiles have another form.
+
+    Args:
+        unit: number that divides all sizes.
+    """
+    n = size // unit
+    numbers = dict.fromkeys(m + odd for m in (n // 2, 2 * n, 7 * n) for odd in (0, 1))
+    return [unit * m for m in numbers if m not in (0, n)]
+
+
 def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     """Return a contiguous tensor in the type and shape of a parameter."""
     flat = with_packed_strides(tensor).view(-1)

@@ -6,6 +6,7 @@ Contains the choice of an implementation, and the torch operator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.call import Call, CallableOp, Decision, compute
 from ..core.checks import require_bools
-from ..core.compiled import shared_by_sizes
+from ..core.compiled import shared_by_sizes, similar_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
 from ..core.noted import note
@@ -59,6 +60,19 @@ class DecodeAttention(CallableOp, op=NAME):
     @classmethod
     def compiled_programs(cls, problem: DecodeProblem, choice: str) -> list[tirx.PrimFunc]:
         return [cls.program(problem)]
+
+    @classmethod
+    def similar_programs(cls, problem: DecodeProblem, choice: str) -> list[tirx.PrimFunc]:
+        batch, table = problem.batch, problem.table
+        batches, tables = similar_sizes(batch), similar_sizes(table)
+        sizes = [
+            *((n, table) for n in batches), *((batch, n) for n in tables),
+            *zip(batches, reversed(tables), strict=False),
+        ]  # fmt: skip
+        return [
+            cls.program(replace(problem, batch=m, table=n, pages=problem.pages + m * n))
+            for m, n in sizes
+        ]
 
     @staticmethod
     def program(problem: DecodeProblem) -> tirx.PrimFunc:

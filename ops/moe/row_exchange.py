@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from ...runtime.host.group import Group
 from ..core.agreement import agree
 from ..core.call import Call, CallableOp, Decision, compute
 from ..core.checks import check_layout, require_no_overlap
-from ..core.compiled import shared_by_sizes
+from ..core.compiled import shared_by_sizes, similar_sizes
 from ..core.groups import group_of
 from ..core.noted import note
 from ..core.registry import OPERATORS
@@ -37,6 +38,12 @@ class RowExchange(CallableOp):
     @classmethod
     def compiled_programs(cls, problem: RowProblem, choice: str) -> list[tirx.PrimFunc]:
         return [shared_by_sizes(cls.program(problem), problem, tokens=0, capacity=0)]
+
+    @classmethod
+    def similar_programs(cls, problem: RowProblem, choice: str) -> list[tirx.PrimFunc]:
+        sizes = zip(similar_sizes(problem.tokens), similar_sizes(problem.capacity), strict=False)
+        others = [replace(problem, tokens=n, capacity=capacity) for n, capacity in sizes]
+        return [program for other in others for program in cls.compiled_programs(other, choice)]
 
     @staticmethod
     @abstractmethod

@@ -19,7 +19,7 @@ from ..core import nccl
 from ..core.agreement import agree
 from ..core.autocast import widens
 from ..core.call import Call, CallableOp, Decision, compute
-from ..core.compiled import shared_by_sizes
+from ..core.compiled import shared_by_sizes, similar_sizes
 from ..core.epilogue import FP8
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
@@ -70,7 +70,7 @@ class AllReduceRmsNorm(CallableOp, op=NAME):
 
     @classmethod
     def similar_programs(cls, problem: NormProblem, choice: str) -> list[tirx.PrimFunc]:
-        numbers = [problem.tokens * n + 1 for n in (2, 5)]
+        numbers = similar_sizes(problem.tokens)
         return [cls.program(replace(problem, tokens=n), choice) for n in numbers]
 
     @staticmethod

@@ -57,8 +57,10 @@ class SizedOperator:
         choice: its transport, strategy or tiles.
         problem: the problem of a size.
         call: inputs of all ranks, and the check of the results, for a problem and a seed.
-        draw: draws a size.
-        most: maximum number of kernels for all sizes that ``draw`` returns.
+        draw: draws a size, at most the given number in each extent.
+        simulated: maximum number in an extent of sizes that are simulated.
+        largest: maximum number in an extent of all sizes.
+        most: maximum number of kernels for all sizes.
         constants: replaces constants of a module, so that small calls have several blocks.
     """
 
@@ -66,19 +68,21 @@ class SizedOperator:
     choice: Any
     problem: Callable[[Any], Any]
     call: Callable[[Any, int], tuple[list[dict[str, Any]], Callable[[Outputs], None]]]
-    draw: Callable[[random.Random], Any]
+    draw: Callable[[random.Random, int], Any]
+    simulated: int
     most: int
+    largest: int = 1 << 17
     constants: tuple[Any, str, Any] | None = None
 
     @property
     def ranks(self) -> int:
-        return self.problem(self.draw(random.Random(0))).ranks
+        return self.problem(self.draw(random.Random(0), 1)).ranks
 
-    def sizes(self, count: int, seed: int = 0) -> list[Any]:
-        """Return different sizes in random order."""
+    def sizes(self, count: int, seed: int = 0, largest: int | None = None) -> list[Any]:
+        """Return different sizes in random order, by default small ones that are simulated."""
         rng, sizes = random.Random(seed), []
         for _ in range(100 * count):
-            if (size := self.draw(rng)) not in sizes:
+            if (size := self.draw(rng, largest or self.simulated)) not in sizes:
                 sizes.append(size)
             if len(sizes) == count:
                 break
@@ -86,10 +90,13 @@ class SizedOperator:
 
     def at(self, size: Any, seed: int = 0) -> SizedCall:
         """Return the call of a size with random inputs."""
+        return SizedCall(*self.programs(size), *self.call(self.problem(size), seed))
+
+    def programs(self, size: Any) -> tuple[Any, Callable[[], list[Any]]]:
+        """Return the first two attributes of the call of a size."""
         problem = self.problem(size)
         steps, *_ = self._programs("compiled_programs", problem)
-        similar = partial(self._programs, "similar_programs", problem)
-        return SizedCall(steps, similar, *self.call(problem, seed))
+        return steps, partial(self._programs, "similar_programs", problem)
 
     def _programs(self, name: str, problem: Any) -> list[Any]:
         with self._replaced_constants():
@@ -99,15 +106,22 @@ class SizedOperator:
         return mock.patch.object(*self.constants) if self.constants else contextlib.nullcontext()
 
 
+def number(rng: random.Random, most: int) -> int:
+    """Draw a number up to ``most``: small and large ones, often multiples of powers of two."""
+    n = round(most ** rng.random())
+    unit = rng.choice([1, 1, 4, 16, 64, 256])
+    return min(max(n // unit, 1) * unit, most)
+
+
 def collective(
     op: str, transport: str, unit: int = 1, most_rows: int = 70, columns: int = 256,
-    options: tuple[int, ...] = (), ranks: int = 2, most: int = 6, **constants: Any,
+    options: tuple[int, ...] = (), ranks: int = 2, most: int = 5, **constants: Any,
 ) -> SizedOperator:  # fmt: skip
     """Return calls of a collective.
 
     Args:
         unit: number that divides all numbers of rows.
-        most_rows: maximum number of units of rows.
+        most_rows: maximum number of units of rows that are simulated.
         columns: elements of a row.
     """
 
@@ -115,12 +129,14 @@ def collective(
         x = torch.empty((rows, columns), dtype=torch.float32, device="meta")
         return checked_problem(op, x, None, ranks, options)
 
-    def draw(rng: random.Random) -> int:
-        return unit * rng.randint(1, most_rows)
+    def draw(rng: random.Random, largest: int) -> int:
+        return unit * number(rng, largest)
 
+    largest = OPERATORS[op].ll_bytes // (4 * columns * unit) if transport == "ll" else 1 << 17
     return SizedOperator(
-        op, transport, problem, partial(exchange, transport), draw, most, **constants
-    )
+        op, transport, problem, partial(exchange, transport), draw, most_rows, most, largest,
+        **constants,
+    )  # fmt: skip
 
 
 def exchange(transport: str, problem: Any, seed: int) -> tuple[list[dict[str, Any]], Callable]:
@@ -169,9 +185,7 @@ def norm_of(strategy: str, quant: str | None) -> SizedOperator:
         inputs = norm.inputs_of(shape, seed)
         return inputs, lambda outputs: norm.check_results(outputs, shape, seed)
 
-    return SizedOperator(
-        "all_reduce_rms_norm", strategy, problem, call, lambda rng: rng.randint(1, 11), 6
-    )
+    return SizedOperator("all_reduce_rms_norm", strategy, problem, call, number, 11, 1, 1 << 9)
 
 
 def rows_of(op: str, choices: int) -> SizedOperator:
@@ -198,7 +212,7 @@ def rows_of(op: str, choices: int) -> SizedOperator:
 
     # 16 blocks run at the same time, so blocks have several tokens, and chunks few blocks.
     constants = row_layout, "_THREADS_PER_SM", 8
-    return SizedOperator(op, "ldst", problem, call, lambda rng: rng.randint(1, 24), 6, constants)
+    return SizedOperator(op, "ldst", problem, call, number, 24, 5, 1 << 9, constants)
 
 
 def decode_of(ranks: int) -> SizedOperator:
@@ -219,10 +233,10 @@ def decode_of(ranks: int) -> SizedOperator:
         inputs = [sequences.inputs(rank) for rank in range(ranks)]
         return inputs, lambda outputs: decode.check(outputs, sequences, 1e-2)
 
-    def draw(rng: random.Random) -> tuple[int, int]:
-        return rng.randint(1, 4), rng.choice([4, 5, 6, 7])
+    def draw(rng: random.Random, largest: int) -> tuple[int, int]:
+        return number(rng, largest), number(rng, 8 * largest)
 
-    return SizedOperator("decode_attention", "fused", problem, call, draw, 6)
+    return SizedOperator("decode_attention", "fused", problem, call, draw, 4, 4, 1 << 6)
 
 
 def attention_of(layout: str) -> SizedOperator:
@@ -245,10 +259,9 @@ def attention_of(layout: str) -> SizedOperator:
 
         return inputs, check
 
-    def draw(rng: random.Random) -> int:
-        return rng.randint(1, 150 // PARTS[layout])
-
-    return SizedOperator("sp_attention", FlashTiles(64, 64, 2, 128), problem, call, draw, 6)
+    simulated = 150 // PARTS[layout]
+    tiles = FlashTiles(64, 64, 2, 128)
+    return SizedOperator("sp_attention", tiles, problem, call, number, simulated, 5, 1 << 13)
 
 
 OPERATORS_OF_SIZES = {

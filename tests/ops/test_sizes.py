@@ -28,6 +28,16 @@ def check_sizes(name, count, arch="sm_90a"):
     assert len(shared.kernels) <= operator.most
 
 
+def check_kernels(name, count):
+    """Count the kernels for sizes of all magnitudes, in random order."""
+    operator = CALLS[name]
+    shared = SharedFunctions(operator.ranks)
+    for size in operator.sizes(count, largest=operator.largest):
+        shared.prepare(*operator.programs(size))
+    print(f"{name}: {len(shared.kernels)} kernels for {count} sizes")
+    assert len(shared.kernels) <= operator.most
+
+
 QUICK = (
     "reduce_scatter copy_engine", "all_to_all ldst", "ring_shift ll",
     "all_reduce_rms_norm one_shot", "dispatch 2",
@@ -37,6 +47,19 @@ QUICK = (
 @pytest.mark.parametrize("name", QUICK)
 def test_few_kernels_compute_each_size(name):
     check_sizes(name, 3)
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, "all_gather copy_engine", "combine 2", "decode_attention 1"]
+)
+def test_few_kernels_are_compiled(name):
+    check_kernels(name, 16)
+
+
+@LONG
+@pytest.mark.parametrize("name", CALLS)
+def test_few_kernels_are_compiled_for_all_sizes(name):
+    check_kernels(name, 200)
 
 
 @LONG

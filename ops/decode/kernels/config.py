@@ -30,6 +30,8 @@ to run this number of blocks at once."""
 _LOADED, _POLLED = 32, 16
 """Maximum number of fp32 elements that a merging thread loads together, and that it polls together,
 if one row has no more. A thread polls words of two elements, one after the other."""
+_FEW_SPLITS = 8
+"""Number of splits up to which a merging thread loads at most as many together."""
 _LSE_COLUMNS = 4
 """Columns of a part after those of a section: the logarithm, and padding to 16 bytes."""
 
@@ -158,8 +160,11 @@ class DecodeConfig:
 
     @property
     def splits_per_load(self) -> int:
-        """Splits that a block loads together."""
-        return _divisor(self.splits, _LOADED * self.threads // (self.width * self.merge_rows))
+        """Splits that a block loads together, a power of two: one of two numbers, so that few
+        kernels serve all numbers of splits."""
+        most = max(1, _LOADED * self.threads // (self.width * self.merge_rows))
+        few = _FEW_SPLITS if self.splits <= _FEW_SPLITS else most
+        return 1 << (min(most, few).bit_length() - 1)
 
     @property
     def rank_rows(self) -> int:

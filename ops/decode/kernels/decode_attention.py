@@ -85,9 +85,10 @@ def attend(config, inputs, results, me, item, split):
     else:
         place = me, item, split
         store_part(config, results.partials, place, 0, config.rows, softmax.out, softmax.lse)
-        first = config.splits - config.mergers
-        if split >= first:
-            row = (split - first) * config.merge_rows
+        # No difference of constants: it would be 0 for some sizes, which need another kernel then.
+        number = split + config.mergers - config.splits
+        if number >= 0:
+            row = number * config.merge_rows
             rows = merge_splits(config, results.partials, me, item, row)
             finish(config, results, me, item, row, config.merge_rows, rows)
 

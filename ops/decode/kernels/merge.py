@@ -1,6 +1,7 @@
 """Merge partial results, and send them to all ranks."""
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import tilelang.language as T
@@ -62,22 +63,30 @@ def merge_splits(config, partials, me, item, row):
     """Merge the partials of an item on this rank, and return ``config.merge_rows`` rows of the
     result, beginning with row ``row`` of the item."""
     R, per_load, width = config.merge_rows, config.splits_per_load, config.width
-    rows = alloc_rows(config, R)
-    for step in T.serial(config.splits // per_load):
+    rows, steps, last = alloc_rows(config, R), ceil(config.splits / per_load), config.splits - 1
+    for step in T.serial(steps):
         for s in T.unroll(per_load):
             for i in T.Parallel(R):
-                lse = partials[me, item, step * per_load + s, row + i, width]
-                rows.lse[i] = T.max(rows.lse[i], lse)
-    for step in T.serial(config.splits // per_load):
+                split = T.min(step * per_load + s, last)
+                rows.lse[i] = T.max(rows.lse[i], partials[me, item, split, row + i, width])
+    for step in T.serial(steps):
         for s in T.unroll(per_load):
-            split = step * per_load + s
+            number = step * per_load + s
+            split = T.min(number, last)
             for i, j in T.Parallel(R, width):
-                weight = T.exp2(partials[me, item, split, row + i, width] - rows.lse[i])
+                lse = partials[me, item, split, row + i, width]
+                weight = weight_of(rows, i, lse, number <= last)
                 rows.out[i, j] += partials[me, item, split, row + i, j] * weight
             for i in T.Parallel(R):
-                rows.weight[i] += T.exp2(partials[me, item, split, row + i, width] - rows.lse[i])
+                lse = partials[me, item, split, row + i, width]
+                rows.weight[i] += weight_of(rows, i, lse, number <= last)
     divide(config, R, rows)
     return rows
+
+
+def weight_of(rows: Rows, i: Any, lse: Any, is_valid: Any) -> Any:
+    """Return the weight of a partial with logarithm ``lse`` in row ``i``."""
+    return T.if_then_else(is_valid, T.exp2(lse - rows.lse[i]), 0)
 
 
 @T.macro

@@ -23,8 +23,10 @@ from ....passes import with_options
 from .row_layout import load, load_padded, put, put_padded
 from .token_blocks import TokenBlocks
 
-_PUBLISHERS, _PUBLISHED = 32, 8
-"""Blocks that store weights on a rank, if none of their threads stores more than ``_PUBLISHED``."""
+_PUBLISHERS, _PUBLISHED = 128, 8
+"""Maximum number of blocks that store weights on a rank, if each of their threads stores one; and
+the weights of a thread if these blocks do not suffice. Each number of weights of a thread needs a
+kernel of its own."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,9 @@ class CombineBlocks(TokenBlocks):
     @property
     def published(self) -> int:
         """Weights that a block stores on a rank."""
-        weights = self.padded(ceil(self.tokens * self.choices / _PUBLISHERS))
-        return min(weights, _PUBLISHED * self.layout.threads)
+        threads = self.layout.threads
+        is_small = self.tokens * self.choices <= _PUBLISHERS * threads
+        return threads if is_small else _PUBLISHED * threads
 
     @property
     def publishers(self) -> int:
