@@ -153,10 +153,10 @@ class ProblemOp(CompiledOp, RegisteredOp, ABC):
         """Return all programs that are compiled for ``choice``, that of the operator first."""
 
     @classmethod
-    def other_sizes(cls, problem: Any, choice: Any) -> list[tuple[Any, Any]]:
-        """Return problems of other sizes with their choices, which need other kernels than
-        ``problem``: one for each kernel."""
-        return []
+    def other_sizes(cls, problem: Any, choice: Any) -> dict[Any, list[Any]]:
+        """Return problems of other sizes by their choices, in order. Kernels that fit these compute
+        most sizes."""
+        return {}
 
     @classmethod
     def similar_programs(cls, problem: Any, choice: Any) -> list[tirx.PrimFunc | Plan]:
@@ -206,16 +206,20 @@ def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     return flat.view(parameter.extents)
 
 
-def _compile(problem: Any, choice: Any, world_size: int, heap_stride: int, sms: int) -> None:
-    """Compile the kernels of an operator in a process that is no rank; see ``compile_alone``.
+def _compile(
+    choice: Any, problems: Sequence[Any], world_size: int, heap_stride: int, sms: int
+) -> None:
+    """Compile the kernels of operators in a process that is no rank; see ``compile_alone``.
 
     Args:
         sms: SMs of a rank's GPU.
     """
     set_sm_count(sms)
-    operator = OPERATORS[problem.op]
-    programs = programs_of(operator, problem, choice)
-    compile_alone(programs, operator.similar_programs(problem, choice), world_size, heap_stride)
+    operators = [(OPERATORS[problem.op], problem, choice) for problem in problems]
+    programs = [program for operator in operators for program in programs_of(*operator)]
+    ends = operators[0], operators[-1]
+    similar = [p for operator, *key in ends for p in operator.similar_programs(*key)]
+    compile_alone(programs, similar, world_size, heap_stride)
 
 
 Op = TypeVar("Op", bound=CompiledOp)
@@ -310,11 +314,12 @@ class OpCache:
 
         group = self.session.group
         of_group = group.world_size, self.session.heap.stride, sm_count()
-        sizes = (size for operator, *key in new for size in operator.other_sizes(*key))
-        later = [
-            Size(repr((*size, *of_group)), _compile, (*size, *of_group))
-            for size in dict.fromkeys(sizes)
-        ]
+        sizes = (
+            (choice, problems)
+            for operator, *key in new
+            for choice, problems in operator.other_sizes(*key).items()
+        )
+        later = [Size(repr((*size, *of_group)), _compile, (*size, *of_group)) for size in sizes]
         return compile_ahead([*own, *others], group.process_group, similar, False, later)
 
     def keep(self, problem: Hashable, choice: Hashable, operator: CompiledOp) -> None:

@@ -23,6 +23,7 @@ from tileweave.ops.core.tiles import LARGE, SMALL, Choice, store_tiles
 from tileweave.ops.gemm import gemm_operator, strategy
 from tileweave.runtime import Plan
 from tileweave.runtime.executor import calls as plan_streams
+from tileweave.runtime.executor.compile_ahead import Compilation
 from tileweave.runtime.host import session
 from tileweave.runtime.host.heap import HeapExhausted
 from tileweave.runtime.plans.parameters import parameters_of
@@ -353,10 +354,10 @@ def layers(on_rank, taking, monkeypatch):
     monkeypatch.setattr(noted, "_notes", {})
     together: list[set[str]] = []
 
-    def compile_ahead(programs, group, similar):
+    def compile_ahead(programs, group, similar, waits=True, sizes=()):
         assert [*similar()]
         together.append(named(programs))
-        return len(together[-1])
+        return Compilation(len(together[-1]))
 
     monkeypatch.setattr(op_cache, "compile_ahead", compile_ahead)
     model = torch.nn.Sequential(Layer(24), Layer(40))
@@ -403,7 +404,7 @@ def test_a_step_is_prepared(on_rank, layers, step):
     model, x, together = layers
 
     def calls():
-        count = tw.prepare(STEPS[step](model), x)
+        count = tw.prepare(STEPS[step](model), x).kernels
         assert all(p.grad is None for p in model.parameters())
         assert not op_cache.op_cache_of(group_of("")).operators and len(together) == 1
         model(x).float().sum().backward()
@@ -420,7 +421,7 @@ def test_a_step_without_gradients_is_prepared(on_rank, layers):
 
     @torch.no_grad()
     def calls():
-        return tw.prepare(model, x), tw.prepare(model, x)
+        return tw.prepare(model, x).kernels, tw.prepare(model, x).kernels
 
     assert on_rank(calls)[0] == (4, 4) and together[0] == together[1]
 
