@@ -2,6 +2,7 @@
 
 import threading
 import types
+from concurrent.futures import Future
 
 import pytest
 import tilelang
@@ -280,3 +281,69 @@ def test_a_cache_that_cannot_be_written_is_no_error(compilers, cache, monkeypatc
     compilers.join(one_rank())
     tw.compile(shift(64, ranks=1))
     assert not cache.exists()
+
+
+def test_a_call_waits_for_what_is_being_compiled(compilers, monkeypatch):
+    may_end = threading.Event()
+
+    def compile_later(*args, **options):
+        assert may_end.wait(60)
+        return compilers.compile(*args, **options)
+
+    monkeypatch.setattr(tilelang, "compile", compile_later)
+    compilers.join(one_rank())
+    own = shift(64, ranks=1)
+    begun = compile_ahead.compile_ahead([own], waits=False)
+    again = compile_ahead.compile_ahead([own], waits=False)
+    assert (begun.kernels, again.kernels) == (1, 0) and not begun.work[0].done()
+    threading.Timer(0.1, may_end.set).start()
+    tw.compile(own)
+    assert begun.work[0].done()
+    assert [rank for rank, *_ in compilers.asked] == [
+        -1,
+        0,
+    ]  # the call finds what a thread compiled
+
+
+def test_a_session_finds_what_a_process_compiled_that_was_no_rank(product, compilers, cache):
+    operator = OPERATORS["matmul_all_reduce"]
+    problem = Problem("matmul_all_reduce", 512, 64, 64, 2, torch.bfloat16, False)
+    key = problem, Choice("one_shot", SMALL)
+    own, similar = programs_of(operator, *key), operator.similar_programs(*key)
+    compilers.join(one_rank())
+    compile_ahead.compile_alone(own, similar, 2, compilers.session().heap.stride)
+    assert len(compilers.asked) == 1
+    for rows in (512, 1536):
+        assert product(rows)[:2] == (0, 0)
+
+
+def test_other_sizes_are_compiled_once(compilers, cache, every_rank, monkeypatch):
+    """The ranks divide them, and later processes see that they are compiled."""
+
+    class Workers:
+        def __init__(self, count):
+            assert count > 0
+
+        def submit(self, function, *args, then):
+            function(*args)
+            then()
+            future = Future()
+            future.set_result(None)
+            return future
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(compile_ahead, "CompileWorkers", Workers)
+    compiled: list[int] = []
+
+    def rank(group):
+        compilers.join(group)
+        sizes = [compile_ahead.Size(str(n), compiled.append, (n,)) for n in range(4)]
+        first = compile_ahead.compile_ahead([], sizes=sizes)
+        group.meet("compiled")
+        second = compile_ahead.compile_ahead([], sizes=sizes)
+        return len(first.work), len(second.work)
+
+    assert every_rank(rank) == [(2, 0)] * 2
+    assert sorted(compiled) == [0, 1, 2, 3]
