@@ -153,10 +153,16 @@ class ProblemOp(CompiledOp, RegisteredOp, ABC):
         """Return all programs that are compiled for ``choice``, that of the operator first."""
 
     @classmethod
-    def other_sizes(cls, problem: Any, choice: Any) -> dict[Any, list[Any]]:
-        """Return problems of other sizes by their choices, in order. Kernels that fit these compute
-        most sizes."""
-        return {}
+    def choices(cls, problem: Any, choice: Any) -> list[tuple[Any, Any]]:
+        """Return all choices for problems like ``problem`` of any size, each with such a problem;
+        nothing if they are not known before the calls."""
+        return []
+
+    @classmethod
+    def sizes(cls, problem: Any, choice: Any) -> list[Any]:
+        """Return problems for one of ``choices``, in order. Kernels that fit them fit most sizes
+        for which calls use this choice."""
+        return []
 
     @classmethod
     def similar_programs(cls, problem: Any, choice: Any) -> list[tirx.PrimFunc | Plan]:
@@ -206,19 +212,22 @@ def as_declared(tensor: torch.Tensor, parameter: Parameter) -> torch.Tensor:
     return flat.view(parameter.extents)
 
 
-def _compile(
-    choice: Any, problems: Sequence[Any], world_size: int, heap_stride: int, sms: int
-) -> None:
-    """Compile the kernels of operators in a process that is no rank; see ``compile_alone``.
+def _compile(problem: Any, choice: Any, world_size: int, heap_stride: int, sms: int) -> None:
+    """Compile the kernels of one of ``ProblemOp.choices`` for all sizes, in a process that is no
+    rank; see ``compile_alone``.
 
     Args:
         sms: SMs of a rank's GPU.
     """
     set_sm_count(sms)
-    operators = [(OPERATORS[problem.op], problem, choice) for problem in problems]
-    programs = [program for operator in operators for program in programs_of(*operator)]
-    ends = operators[0], operators[-1]
-    similar = [p for operator, *key in ends for p in operator.similar_programs(*key)]
+    operator = OPERATORS[problem.op]
+    sizes = operator.sizes(problem, choice)
+    programs = [program for size in sizes for program in programs_of(operator, size, choice)]
+
+    def similar() -> list[tirx.PrimFunc | Plan]:
+        ends = sizes[0], sizes[-1]
+        return [program for end in ends for program in operator.similar_programs(end, choice)]
+
     compile_alone(programs, similar, world_size, heap_stride)
 
 
@@ -314,12 +323,11 @@ class OpCache:
 
         group = self.session.group
         of_group = group.world_size, self.session.heap.stride, sm_count()
-        sizes = (
-            (choice, problems)
-            for operator, *key in new
-            for choice, problems in operator.other_sizes(*key).items()
-        )
-        later = [Size(repr((*size, *of_group)), _compile, (*size, *of_group)) for size in sizes]
+        choices = [pair for operator, *key in new for pair in operator.choices(*key)]
+        later = [
+            Size(repr((*pair, *of_group)), _compile, (*pair, *of_group))
+            for pair in dict.fromkeys(choices)
+        ]
         return compile_ahead([*own, *others], group.process_group, similar, False, later)
 
     def keep(self, problem: Hashable, choice: Hashable, operator: CompiledOp) -> None:

@@ -257,13 +257,14 @@ class GemmOperator(CallableOp):
         return min(possible, key=lambda choice: options[choice])
 
     @classmethod
-    def other_sizes(cls, problem: Problem, choice: Choice) -> dict[Choice, list[Problem]]:
-        sizes: dict[Choice, list[Problem]] = {}
-        if choice in _few_choices(cls, replace(problem, rows=0)):  # else it is tuned
-            for other in _sizes(problem):
-                if predicted_strategy(other).name == "fused":
-                    sizes.setdefault(cls.table(other), []).append(other)
-        return sizes
+    def choices(cls, problem: Problem, choice: Choice) -> list[tuple[Problem, Choice]]:
+        any_rows = replace(problem, rows=0)
+        few = _few_choices(cls, any_rows)
+        return [(any_rows, other) for other in few] if choice in few else []  # else it is tuned
+
+    @classmethod
+    def sizes(cls, problem: Problem, choice: Choice) -> list[Problem]:
+        return [other for other in _sizes(problem, 0.25) if cls.table(other) == choice]
 
     @classmethod
     def tuning_tiles(cls, problem: Problem) -> tuple[Tiles, ...]:
@@ -339,11 +340,16 @@ class GemmOperator(CallableOp):
         return (a, b, *epilogue.tensors), c
 
 
-def _sizes(problem: Problem) -> list[Problem]:
-    """Return problems of few to many rows, else like ``problem``."""
+def _sizes(problem: Problem, step: float = 0.9) -> list[Problem]:
+    """Return problems of few to many rows, else like ``problem``.
+
+    Args:
+        step: logarithm to base 2 of the ratio of a number of rows and the one before it.
+    """
     unit = 1 if problem.gathers else problem.ranks
-    steps = range((_MOST_ROWS // problem.ranks).bit_length() * 10 // 9)
-    return [replace(problem, rows=unit * round(2 ** (0.9 * step))) for step in steps]
+    logarithms = np.arange(0, np.log2(_MOST_ROWS // problem.ranks) + step, step)
+    rows = dict.fromkeys(int(n) for n in np.round(2**logarithms))
+    return [replace(problem, rows=unit * n) for n in rows]
 
 
 @lru_cache(maxsize=256)

@@ -118,7 +118,7 @@ def _begin(
     others = _for_group(similar() if own else (), ranks.world_size, stride)
     for program in (*own, *others):
         session.kernels.add(*program)
-    kernels = _kernels(own, session)
+    kernels = _kernels(own, session.kernels)
     for shared, _ in kernels:
         shared.is_compiling = True
     for shared, options in kernels[mine]:
@@ -163,34 +163,33 @@ class _Threads:
 
 
 def _kernels(
-    programs: Iterable[_Program], session: Session
+    programs: Iterable[_Program], shared_kernels: SharedKernels
 ) -> list[tuple[SharedKernel, dict[str, Any]]]:
     """Return the kernels that nothing compiles yet, and the options that ``tw.compile`` passes to
     TileLang."""
     kernels: dict[int, tuple[SharedKernel, dict[str, Any]]] = {}
     for program, options in programs:
-        shared, _ = session.kernels.find(program, options)
+        shared, _ = shared_kernels.find(program, options)
         if not shared.is_found:
             kernels[id(shared)] = shared, options
     return list(kernels.values())
 
 
 def compile_alone(
-    programs: Iterable[tirx.PrimFunc | Plan], similar: Iterable[tirx.PrimFunc | Plan],
-    world_size: int, heap_stride: int,
+    programs: Iterable[tirx.PrimFunc | Plan],
+    similar: Callable[[], Iterable[tirx.PrimFunc | Plan]], world_size: int, heap_stride: int,
 ) -> None:  # fmt: skip
     """Compile what sessions of ``world_size`` ranks with such heaps find later, as
     ``compile_ahead`` does, in a process that is no rank."""
     kernels = SharedKernels(is_stored=True)
     own = [*_for_group(programs, world_size, heap_stride)]
-    for program in (*own, *_for_group(similar, world_size, heap_stride)):
+    if kernels.has(own, None):
+        return
+    for program in (*own, *_for_group(similar(), world_size, heap_stride)):
         kernels.add(*program)
-    for program, options in own:
-        shared, _ = kernels.find(program, options)
-        if not shared.is_cached:
-            compile_in_cache(shared.program, options)
-            shared.save()
-            shared.is_cached = True
+    for shared, options in _kernels(own, kernels):
+        compile_in_cache(shared.program, options)
+        shared.save()
 
 
 def _for_group(

@@ -122,7 +122,7 @@ class SharedKernels:
         form.instances[instance.integers] = instance
 
     def has(
-        self, programs: Iterable[tuple[tirx.PrimFunc, Mapping[str, Any]]], group: Group
+        self, programs: Iterable[tuple[tirx.PrimFunc, Mapping[str, Any]]], group: Group | None
     ) -> bool:
         """Return whether kernels are compiled, or are being compiled, that compute all
         ``programs``, by this session or an earlier process.
@@ -133,22 +133,24 @@ class SharedKernels:
 
         Args:
             programs: programs for a group, with the options of ``tilelang.compile``.
-            group: ranks of the session.
+            group: ranks of the session; None for a process that is no rank.
         """
         instances = [self._form(*program) for program in programs]
         if not all(form.has(instance) for form, instance in instances):
             self._load(dict.fromkeys(form for form, _ in instances), group)
         return all(form.has(instance) for form, instance in instances)
 
-    def _load(self, forms: Iterable[_Form], group: Group) -> None:
+    def _load(self, forms: Iterable[_Form], group: Group | None) -> None:
         """Add the kernels of earlier processes to forms that do not have them. Collective."""
         new = [form for form in forms if form.key and not form.is_loaded]
         if not new:
             return
         stored = stored_programs.load(form.key for form in new)
         names = [name for of_form in stored.values() for name in of_form]
-        on_ranks = group.exchange("stored kernels", json.dumps(names))
-        agreed = set.intersection(*(set(json.loads(names)) for names in on_ranks))
+        agreed = {*names}
+        if group is not None:
+            on_ranks = group.exchange("stored kernels", json.dumps(names))
+            agreed = set.intersection(*(set(json.loads(names)) for names in on_ranks))
         for form in new:
             form.is_loaded = True
             form.kernels += [

@@ -407,7 +407,7 @@ def test_what_will_run_is_compiled_ahead(monkeypatch, every_rank, op, M, kernels
         programs = compile_ahead._for_group(
             gemm.programs(problem, group), session.group.world_size, session.heap.stride
         )
-        return len(compile_ahead._kernels(programs, session))
+        return len(compile_ahead._kernels(programs, session.kernels))
 
     assert every_rank(rank) == [1, 1]
     monkeypatch.setattr(gemm, "unfused_gemm_strategy", lambda *_: None)
