@@ -140,6 +140,7 @@ def enter_stand_in_session(ranks: int) -> None:
     session.enter(stand_in)
     plan_streams.compile = compile_nothing
     compiled_ops.compile_program = compile_nothing
+    compiled_ops.compile_ahead = _nothing
     gemm_operator.obstacle = transport.obstacle = _nothing
     torch.cuda.device = lambda _: Nothing()
     for module in (row_exchange, decode_attention):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -20,9 +21,14 @@ from .groups import TwoLevels
 from .noted import UNCOMPILED
 from .registry import OPERATORS
 
+VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
+"""Types of arguments that are not tensors."""
+TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+"""Tensor types whose methods are torch's own."""
+
 
 def signature(
-    names: Iterable[Hashable], inputs: Sequence[Any], out: torch.Tensor | None
+    name: str, args: Sequence[Any], skips_dispatcher: bool = False
 ) -> tuple[Hashable, list[int]]:
     """Return the key of a call in ``recorded_calls``, and the addresses of its tensors.
 
@@ -31,25 +37,39 @@ def signature(
     if the call cannot be legal.
 
     Args:
-        names: the operator, and all arguments that are not tensors.
-        inputs: tensors and None; the first one is a tensor in each legal call.
+        name: the operator.
+        args: all arguments; the first one is a tensor in each legal call.
+        skips_dispatcher: whether the key is also None if a tensor needs torch's dispatcher, see
+            ``needs_dispatcher``. An earlier call with an equal key had no meta tensor.
     """
-    key: list[Hashable] = [*names]
+    key: list[Hashable] = [name]
     addresses: list[int] = []
+    differentiates = skips_dispatcher and torch.is_grad_enabled()
     try:
-        for tensor in (*inputs, out):
-            if tensor is None:
-                key.append(None)
+        for x in args:
+            kind = x.__class__
+            if kind in VALUES:
+                key.append(x)
                 continue
-            address = tensor.data_ptr()
+            if skips_dispatcher and (
+                kind not in TENSORS
+                or (differentiates and x.requires_grad)
+                or x.is_neg()
+                or x.is_conj()
+            ):
+                return None, []
+            address = x.data_ptr()
             addresses.append(address)
-            key += tensor.shape, tensor.stride(), tensor.dtype, tensor.device, address % ALIGNMENT
-        device = inputs[0].device
+            key += x.shape, x.stride(), x.dtype, x.device, address % ALIGNMENT
+        key.append(current_stream(args[0].device))
     except (AttributeError, RuntimeError):  # no tensor, or one without memory of its own
         return None, []
-    if has_driver(device):
-        key.append(current_stream(device))
     return tuple(key), addresses
+
+
+Separate = tuple[int, int, int, int, int | None]
+"""Index among a call's addresses and bytes of a result, those of a tensor that it must not overlap,
+and the byte of the result at which this may begin nevertheless."""
 
 
 class FastPath:
@@ -58,75 +78,60 @@ class FastPath:
 
     def __init__(
         self, cache: OpCache, op: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
-        result: torch.Tensor, no_overlap: Sequence[torch.Tensor | None],
-        in_place: int | None = None,
+        results: Sequence[torch.Tensor], is_list: bool, separate: Sequence[Separate],
     ) -> None:  # fmt: skip
         """
         Args:
             cache: cache that holds ``op``.
-            inputs, out: tensors in the shapes and types that ``op`` declares.
-            result: ``out`` in the shape and type that the caller receives.
-            no_overlap: the first inputs of a call, whose memory ``out`` must not overlap.
-            in_place: byte of ``out`` at which such an input may begin nevertheless.
+            inputs, out: tensors in the shapes and types that ``op`` declares; the other results
+                are the last of ``inputs``.
+            results: the other results, then ``out``, in the shapes and types that the caller
+                receives.
+            is_list: whether the caller receives all results, ``out`` first.
+            separate: memory that the results must not overlap.
         """
         self._uses, self._op = cache.uses, op
         self._recorded, addresses = op.recorded_call(inputs, out)
         self._memory = addresses[len(inputs) : -1]
-        self._nbytes = result.nbytes
-        self._no_overlap = [x.nbytes for x in no_overlap if x is not None]
-        self._in_place = in_place
-        self._empty = partial(
-            torch.empty_strided, tuple(result.shape), result.stride(),
-            dtype=result.dtype, device=result.device,
-        )  # fmt: skip
+        self._separate, self._is_list = separate, is_list
+        self._empty = [
+            partial(
+                torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device=x.device
+            )
+            for x in results
+        ]
 
     @property
     def is_native(self) -> bool:
         """True if the call needs nothing but addresses."""
         return self._recorded.native
 
-    def __call__(self, addresses: list[int], out: torch.Tensor | None) -> torch.Tensor | None:
-        """Return the result, in ``out`` if given. None if the call must be checked: the operator
-        has lost its memory, or ``out`` overlaps an input.
+    def __call__(self, addresses: list[int], out: torch.Tensor | None) -> Any:
+        """Return the result of ``compute``. None if the call must be checked: the operator has lost
+        its memory, or a result of the caller overlaps an input.
 
         Args:
-            addresses: of the inputs, then of ``out`` if given.
+            addresses: of the inputs, and of the results of the caller, ``out`` last.
         """
         if not self._recorded.is_valid:
             return None
         if out is None:
-            out = self._empty()
-            address = out.data_ptr()
+            results = [empty() for empty in self._empty]
+            addresses += [result.data_ptr() for result in results]
+            out = results.pop()
+            if self._is_list:
+                results.insert(0, out)
+                out = results
         else:
-            address = addresses.pop()
-            end = address + self._nbytes
-            for begin, nbytes in zip(addresses, self._no_overlap, strict=False):
-                overlaps = begin < end and address < begin + nbytes
-                if overlaps and begin - address != self._in_place:
-                    return None
+            for result, end, other, other_end, in_place in self._separate:
+                begin, other_begin = addresses[result], addresses[other]
+                if begin < other_begin + other_end and other_begin < begin + end:
+                    if other_begin - begin != in_place:
+                        return None
         self._op.last_used = next(self._uses)
-        self._recorded((), [*addresses, *self._memory, address])
+        addresses[-1:] = *self._memory, addresses[-1]
+        self._recorded((), addresses)
         return out
-
-
-def record_fast_path(
-    originals: Sequence[torch.Tensor], cache: OpCache, op: CompiledOp,
-    inputs: Sequence[torch.Tensor], out: torch.Tensor, result: torch.Tensor,
-    no_overlap: Sequence[torch.Tensor | None], in_place: int | None = None,
-) -> FastPath | None:  # fmt: skip
-    """Return the fast path of later calls like the one just made. None if that one had to copy an
-    input, if a CUDA graph captured it, or if Python enqueued it.
-
-    Args:
-        originals: the caller's inputs.
-        cache, op, inputs, out, result, no_overlap, in_place: arguments of ``FastPath``.
-    """
-    if not has_driver(result.device) or library() is None or capturing():
-        return None
-    if any(x.data_ptr() != y.data_ptr() for x, y in zip(originals, inputs, strict=True)):
-        return None
-    fast_path = FastPath(cache, op, inputs, out, result, no_overlap, in_place)
-    return fast_path if fast_path.is_native else None
 
 
 @dataclass(slots=True)
@@ -158,11 +163,10 @@ class Call(NamedTuple):
 
     Attributes:
         inputs: tensors that the operator reads, in the order of its parameters.
-        out: memory for the result; None if ``prepared`` allocates it.
+        out: memory for the result; None if ``with_results`` or ``prepared`` allocates it.
         options: arguments that are no tensors; two of them are the name of the group and, next to
             it, what the caller asks for, a strategy or a transport.
-        results: memory for the other results; None if ``out`` is the only one.
-        is_new: whether ``out`` and ``results`` overlap nothing.
+        results: memory for the other results; empty without ``out``, and if it is the only one.
         unread: tensors that only ``compute_unfused`` reads.
         key: key of the call in ``recorded_calls``.
     """
@@ -171,8 +175,7 @@ class Call(NamedTuple):
     inputs: Sequence[Any]
     out: torch.Tensor | None
     options: tuple[Any, ...]
-    results: Sequence[torch.Tensor | None] | None = None
-    is_new: bool = False
+    results: Sequence[torch.Tensor | None] = ()
     unread: Sequence[Any] = ()
     key: Hashable = None
 
@@ -191,13 +194,14 @@ class CallableOp(ProblemOp):
     Attributes:
         reads: names of the inputs, for errors.
         group_at: place of the group's name in ``Call.options``.
-        guarded: number of first inputs whose memory the fast path keeps from ``out``; None for
-            all.
+        guarded: number of first inputs that results must not overlap; None for all.
+        guarded_results: number of these results, ``out`` first.
     """
 
     reads: ClassVar[tuple[str, ...]]
     group_at: ClassVar[int] = -2
     guarded: ClassVar[int | None] = None
+    guarded_results: ClassVar[int] = 1
 
     @classmethod
     @abstractmethod
@@ -218,6 +222,11 @@ class CallableOp(ProblemOp):
         """Return the result without a compiled operator of the group, in ``out`` if given."""
 
     @classmethod
+    def with_results(cls, call: Call, problem: Any) -> Call:
+        """Return a call without ``out`` with memory for its results, if it has several."""
+        return call
+
+    @classmethod
     def empty(cls, call: Call, problem: Any) -> torch.Tensor:
         """Return memory for the result of a call without ``out``."""
         raise NotImplementedError
@@ -233,38 +242,43 @@ class CallableOp(ProblemOp):
         return inputs, cls.empty(call, decision.problem) if call.out is None else call.out
 
     @classmethod
-    def in_place_at(cls, decision: Decision) -> int | None:
-        """Return the byte of ``out`` at which an input may begin; None if they must not overlap."""
+    def in_place_at(cls, decision: Decision, place: int, result: torch.Tensor) -> int | None:
+        """Return the byte of a result at which the input at ``place`` may begin; None if they must
+        not overlap."""
         return None
 
 
 def compute(
     op: str, inputs: Sequence[Any], out: torch.Tensor | None, options: tuple[Any, ...],
-    results: Sequence[torch.Tensor | None] | None = None, is_new: bool = False,
-    unread: Sequence[Any] = (),
-) -> torch.Tensor:  # fmt: skip
-    """Return the result of a call, in ``out`` if given. Collective for each new problem.
+    results: Sequence[torch.Tensor | None] = (), unread: Sequence[Any] = (), key: Hashable = None,
+) -> Any:  # fmt: skip
+    """Return the result of a call, in ``out`` if given; without ``out`` a list of all results if
+    the operator has several. Collective for each new problem.
 
     Args:
         op: name of the operator.
-        inputs, out, options, results, is_new, unread: see ``Call``.
+        inputs, out, options, results, unread: see ``Call``.
+        key: key of the call, if the caller has not found how to repeat it; else None.
     """
-    key, addresses = signature(
-        (op, *options), inputs if results is None else (*inputs, *results), out
-    )
-    decision = recorded_calls().get(key)
-    if decision is not None:
-        if out is not None and results is not None and not is_new:
-            OPERATORS[op].check_memory(inputs, out, results)
-        if decision.fast_path is not None:
+    if key is None:
+        key, addresses = signature(op, (*inputs, *options, *results, out))
+        decision = recorded_calls().get(key)
+        if decision is not None and decision.fast_path is not None:
             result = decision.fast_path(addresses, out)
             if result is not None:
                 return result
-    call = Call(OPERATORS[op], inputs, out, options, results, is_new, unread, key)
+    else:
+        decision = recorded_calls().get(key)
+    call = Call(OPERATORS[op], inputs, out, options, results, unread, key)
     decision = decide(call, decision)
-    if not decision.is_compiled:
-        return call.operator.compute_unfused(call, decision)
-    return _run_and_record(call, decision)
+    if out is None:
+        call = call.operator.with_results(call, decision.problem)
+    is_list = call.out is not out
+    if decision.is_compiled:
+        result = _run_and_record(call, decision, out is None)
+    else:
+        result = call.operator.compute_unfused(call, decision)
+    return [x for x in (result, *call.results) if x is not None] if is_list else result
 
 
 def decided(
@@ -272,7 +286,7 @@ def decided(
 ) -> tuple[Call, Decision]:
     """Return a call, and the decision about it. Nothing is computed. Collective for each new
     problem."""
-    key, _ = signature((op, *options), inputs, out)
+    key, _ = signature(op, (*inputs, *options, out))
     call = Call(OPERATORS[op], inputs, out, options, key=key)
     return call, decide(call, recorded_calls().get(key))
 
@@ -287,14 +301,18 @@ def decide(call: Call, decision: Decision | None = None) -> Decision:
         decision = call.operator.decide(call)
         if decision.is_lasting and not capturing():
             recorded_calls().put(find_named(call.group), call.key, decision)
-    elif call.results is None and call.out is not None:
-        call.operator.check_memory(call.inputs, call.out, ())
+    elif call.out is not None:
+        call.operator.check_memory(call.inputs, call.out, call.results)
     return decision
 
 
-def _run_and_record(call: Call, decision: Decision) -> torch.Tensor:
-    """Run the compiled operator, and record the call for later ones."""
-    operator, others = call.operator, [x for x in call.results or () if x is not None]
+def _run_and_record(call: Call, decision: Decision, is_new: bool) -> torch.Tensor:
+    """Run the compiled operator, and record the call for later ones.
+
+    Args:
+        is_new: whether the caller gave no memory for results.
+    """
+    operator, others = call.operator, [x for x in call.results if x is not None]
     inputs, out = operator.prepared(call, decision)
     cache = op_cache_of(decision.group)
     compiled = cache.operator(decision.problem, decision.choice, operator)
@@ -304,9 +322,46 @@ def _run_and_record(call: Call, decision: Decision) -> torch.Tensor:
     declared = compiled.declared(*inputs, *others, out)
     compiled.enqueue(*declared)
     originals = [*(x for x in call.inputs if x is not None), *others]
-    decision.fast_path = record_fast_path(
-        originals, cache, compiled, *declared, out,
-        call.inputs[: operator.guarded], operator.in_place_at(decision),
-    )  # fmt: skip
+    decision.fast_path = None
+    if _is_repeatable(originals, *declared):
+        is_list = is_new and call.out is not None
+        separate = [] if is_new else _separate(call, decision)
+        fast_path = FastPath(cache, compiled, *declared, [*others, out], is_list, separate)
+        decision.fast_path = fast_path if fast_path.is_native else None
     recorded_calls().put(cache.session, call.key, decision)  # the session may be new
     return out
+
+
+def _is_repeatable(
+    originals: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], out: torch.Tensor
+) -> bool:
+    """Return whether C++ can repeat a call on addresses: no input was copied.
+
+    Args:
+        originals: the tensors of the caller.
+        inputs, out: arguments of ``CompiledOp.enqueue``.
+    """
+    pairs = zip(originals, inputs, strict=True)
+    return (
+        has_driver(out.device)
+        and library() is not None
+        and all(x.data_ptr() == y.data_ptr() for x, y in pairs)
+    )
+
+
+def _separate(call: Call, decision: Decision) -> list[Separate]:
+    """Return the pairs of a result of the caller and a tensor that it must not overlap."""
+    operator, count = call.operator, len(call.inputs)
+    tensors = [*call.inputs, *call.results, call.out]
+    index = [sum(x is not None for x in tensors[:place]) for place in range(len(tensors))]
+    results = [len(tensors) - 1, *range(count, len(tensors) - 1)][: operator.guarded_results]
+    pairs = [
+        (result, other, operator.in_place_at(decision, other, tensors[result]))
+        for result in results
+        for other in range(count)[: operator.guarded]
+        if tensors[other] is not None
+    ] + [(*two, None) for two in combinations(results, 2)]
+    return [
+        (index[result], tensors[result].nbytes, index[other], tensors[other].nbytes, in_place)
+        for result, other, in_place in pairs
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import _C
@@ -13,7 +13,9 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 
 from ...builtins.errors import TileWeaveError
+from ...runtime.executor.recorded_calls import recorded_calls
 from .autocast import NO_CASTS, Casts, register_autocast
+from .call import TENSORS, VALUES, signature
 from .caller import CALLER, called_as
 from .checks import refused
 from .epilogue import FP8
@@ -21,14 +23,10 @@ from .groups import name_of
 from .schema import Parameter, caller_of, parameters_of, type_mismatch
 
 _LIBRARY = torch.library.Library("tileweave", "DEF")
-_VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
-"""Types of arguments that are not tensors."""
 _DIFFERENTIATING = {
     _C._functorch.TransformType.Grad: "torch.func",
     _C._functorch.TransformType.Jvp: "forward mode",
 }
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Tensor types whose methods are torch's own."""
 
 
 def define(
@@ -38,6 +36,7 @@ def define(
     gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
     check: Callable[..., None] | None = None,
     casts: Casts = NO_CASTS,
+    places: Places | None = None,
 ) -> Callable[..., Any]:
     """Register an operator with torch.
 
@@ -50,6 +49,8 @@ def define(
             message, and gradients that it does not refuse.
         casts: arguments that ``torch.autocast`` casts. Operators that write to an argument have
             none, as in torch.
+        places: of an operator whose calls ``call.compute`` records; ``eager`` then has a keyword
+            ``key``, see there.
 
     Returns:
         The operator for calls from Python. It skips torch's dispatcher, which costs as much time
@@ -67,18 +68,18 @@ def define(
             f"tileweave::{name}", gradients, setup_context=save, lib=_LIBRARY
         )
     register_autocast(_LIBRARY, name, [p.name for p in parameters], casts)
-    return _for_python(name, parameters, eager, check)
+    return _for_python(name, parameters, eager, check, places)
 
 
 def _for_python(
     name: str, parameters: Sequence[Parameter], computed: Callable[..., Any],
-    check: Callable[..., None] | None = None,
+    check: Callable[..., None] | None = None, places: Places | None = None,
 ) -> Callable[..., Any]:  # fmt: skip
     """Return the registered operator ``name`` for calls from Python, as ``define`` describes it.
 
-    It refuses arguments of wrong types in the words of the public operator. To cost right calls no
-    time, it compares types only after an error, and while it is traced: a tracer would wrap the
-    error.
+    It repeats a recorded call before anything else. It refuses arguments of wrong types in the
+    words of the public operator. To cost right calls no time, it compares types only after an
+    error, and while it is traced: a tracer would wrap the error.
     """
     op, registered = caller_of(name), getattr(torch.ops.tileweave, name)
 
@@ -94,9 +95,23 @@ def _for_python(
             if (refusal := type_mismatch(op, parameters, args)) is not None:
                 raise refusal
             return dispatched(args)
+        observed, options = is_observed(), {}
+        if places is not None and not observed:
+            key, addresses = signature(name, places.ordered(args), True)
+            decision = recorded_calls().get(key)
+            if decision is not None and decision.fast_path is not None:
+                out = None if places.out is None else args[places.out]
+                result = decision.fast_path(addresses, out)
+                if result is not None:
+                    if out is None:
+                        return result
+                    return mark_written(*places.written(args))
+            options["key"] = key
         token = None if CALLER.get() else CALLER.set(op)
         try:
-            return dispatched(args) if needs_dispatcher(args) else computed(*args)
+            if observed or any(map(_needs_dispatcher, args)):
+                return dispatched(args)
+            return computed(*args, **options)
         except Exception as error:
             if isinstance(error, TileWeaveError):
                 raise
@@ -124,34 +139,49 @@ def mark_written(*tensors: torch.Tensor | None) -> None:
 
 
 def needs_dispatcher(args: Iterable[Any]) -> bool:
-    """Return whether a call needs torch's dispatcher, which otherwise only finds ``eager``.
+    """Return whether a call needs torch's dispatcher, which otherwise only finds ``eager``."""
+    return is_observed() or any(map(_needs_dispatcher, args))
 
-    It does if a dispatch or function mode, a transform, forward-mode differentiation, a tracer,
-    autocast or a profiler is active, or if a tensor is a subclass, requires a gradient, is a meta
-    tensor, or is a lazy negation or conjugate.
-    """
-    if (
+
+def is_observed() -> bool:
+    """Return whether all calls need torch's dispatcher: a dispatch or function mode, a transform,
+    forward-mode differentiation, a tracer, autocast or a profiler is active."""
+    return bool(
         _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
         or _C._functorch.peek_interpreter_stack()
         or forward_ad._current_level >= 0
-        or torch.jit.is_tracing()
+        or _C._is_tracing()
         or _C._is_any_autocast_enabled()
         or _C._autograd._profiler_enabled()
-    ):
-        return True
-    differentiates = torch.is_grad_enabled()
-    for tensor in args:
-        kind = tensor.__class__
-        if kind not in _VALUES and (
-            kind not in _TENSORS
-            or (differentiates and tensor.requires_grad)
-            or tensor.is_meta
-            or tensor.is_neg()
-            or tensor.is_conj()
-        ):
-            return True
-    return False
+    )
+
+
+def _needs_dispatcher(value: Any) -> bool:
+    """Return whether an argument needs torch's dispatcher: a tensor that is a subclass, requires a
+    gradient, is a meta tensor, or is a lazy negation or conjugate."""
+    kind = value.__class__
+    return kind not in VALUES and (
+        kind not in TENSORS
+        or (value.requires_grad and torch.is_grad_enabled())
+        or value.is_meta
+        or value.is_neg()
+        or value.is_conj()
+    )
+
+
+class Places(NamedTuple):
+    """Order in which ``call.compute`` and ``call.signature`` read arguments.
+
+    Attributes:
+        ordered: returns the arguments that are not written, then the results, ``out`` last.
+        written: returns the results, ``out`` first.
+        out: place of ``out``; None if the results are new.
+    """
+
+    ordered: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    written: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    out: int | None
 
 
 _DEFINED: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {}
@@ -171,7 +201,7 @@ def define_pair(
             ``name_out``, between its inputs and its options.
         compute, fake, check: as in ``define``, but functions of the tensors that are read, the
             result and all other arguments. The result is None for a new one, and a tuple if
-            ``written`` has several.
+            ``written`` has several. ``compute`` also has the keyword ``key`` of ``call.compute``.
         new_only: first options, which ``name_out`` does not have.
         gradient, casts: as in ``define``.
 
@@ -185,8 +215,8 @@ def define_pair(
         for s in (schema, schema_out)
     )
     _DEFINED[name] = (
-        define(schema, *new[:2], gradient, new[2], casts),
-        define(schema_out, *out[:2], check=out[2]),
+        define(schema, *new[:2], gradient, new[2], casts, _places(schema)),
+        define(schema_out, *out[:2], check=out[2], places=_places(schema_out)),
     )
     return _DEFINED[name]
 
@@ -207,23 +237,31 @@ def _split(
     inputs = getter([n for n, p in parameters if torch.Tensor in p.types and not p.is_written])
     options = getter([n for n, p in parameters if torch.Tensor not in p.types])
     if not written:
-        return lambda *args: function(inputs(args), None, options(args))
+        return lambda *args, **key: function(inputs(args), None, options(args), **key)
     results, has_one = getter(written), len(written) == 1
 
-    def into_out(*args: Any) -> None:
+    def into_out(*args: Any, **key: Any) -> None:
         tensors = results(args)
-        function(inputs(args), tensors[0] if has_one else tensors, options(args))
+        function(inputs(args), tensors[0] if has_one else tensors, options(args), **key)
         if writes:
             mark_written(*tensors)
 
     return into_out
 
 
+def _places(schema: str) -> Places:
+    parameters = parameters_of(schema)
+    written = [n for n, p in enumerate(parameters) if p.is_written]
+    unwritten = [n for n, p in enumerate(parameters) if not p.is_written]
+    ordered = _getter([*unwritten, *written[1:], *written[:1]])
+    return Places(ordered, _getter(written), written[0] if written else None)
+
+
 def _getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
     """Return a function that returns some elements of a tuple, without a call of Python."""
-    first, end = places[0], places[-1] + 1
-    is_range = end - first == len(places)
-    return itemgetter(slice(first, end)) if is_range else itemgetter(*places)
+    first = places[0] if places else 0
+    is_range = [*places] == [*range(first, first + len(places))]
+    return itemgetter(slice(first, first + len(places))) if is_range else itemgetter(*places)
 
 
 def _traceable_getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -157,9 +157,10 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
     return None if is_copied else call
 
 
-def _call(x, w, offsets, out, options: Options):
+def _call(x, w, offsets, out, options: Options, key: Hashable):
     """Return the result, in ``out`` if given."""
-    key, _ = signature(options[4:], (x, w, offsets, *options[:4]), out)
+    if key is None:
+        key, _ = signature(NAME, (x, w, offsets, *options, out))
     call = _calls.get(key)
     if call is not None:
         if out is None:
@@ -178,8 +179,8 @@ def _call(x, w, offsets, out, options: Options):
     return out
 
 
-def _computed(inputs, out, options):
-    return _call(*inputs[:3], out, Options(*inputs[3:], *options))
+def _computed(inputs, out, options, key=None):
+    return _call(*inputs[:3], out, Options(*inputs[3:], *options), key)
 
 
 def _fake(inputs, out, options):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -156,15 +156,17 @@ def gather_from_all(values: torch.Tensor, group: str, transport: str) -> torch.T
 def exchange(
     op: str, rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, is_padded: bool,
     group: str, requested: str, out: torch.Tensor | None = None, clear_rest: bool = True,
+    key: Hashable = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return the result of an exchange, in ``out`` if given. Collective for each new problem.
 
     Args:
         is_padded, clear_rest: see ``RowProblem``.
+        key: see ``compute``; its tensors are the inputs of the program.
     """
     inputs = OPERATORS[op].inputs(rows, weights, tables)
     options = *_sizes(tables), clear_rest, is_padded, group, requested
-    return compute(op, inputs, out, options, unread=(weights, *tables))
+    return compute(op, inputs, out, options, unread=(weights, *tables), key=key)
 
 
 def fake_exchange(

@@ -88,9 +88,11 @@ def has_driver(device: torch.device) -> bool:
 
 def current_stream(device: torch.device) -> Hashable:
     """Return a key of torch's current stream that says whether a CUDA graph captures it, in less
-    time than ``torch.cuda.current_stream``."""
+    time than ``torch.cuda.current_stream``; None without a driver."""
+    if device.type != "cuda":
+        return None
     stream = torch._C._cuda_getCurrentStream(device.index)
-    return stream, torch.cuda.is_current_stream_capturing()
+    return stream, torch._C._cuda_isCurrentStreamCapturing()
 
 
 class RecordedCall:
