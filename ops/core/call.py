@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -21,14 +21,12 @@ from .groups import TwoLevels
 from .noted import UNCOMPILED
 from .registry import OPERATORS
 
-VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
-"""Types of arguments that are not tensors."""
 TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 """Tensor types whose methods are torch's own."""
 
 
 def signature(
-    name: str, args: Sequence[Any], skips_dispatcher: bool = False
+    names: Iterable[Hashable], tensors: Sequence[Any], skips_dispatcher: bool = False
 ) -> tuple[Hashable, list[int]]:
     """Return the key of a call in ``recorded_calls``, and the addresses of its tensors.
 
@@ -37,22 +35,21 @@ def signature(
     if the call cannot be legal.
 
     Args:
-        name: the operator.
-        args: all arguments; the first one is a tensor in each legal call.
-        skips_dispatcher: whether the key is also None if a tensor needs torch's dispatcher, see
-            ``needs_dispatcher``. An earlier call with an equal key had no meta tensor.
+        names: the operator, and all arguments that are not tensors.
+        tensors: tensors and None; the first one is a tensor in each legal call.
+        skips_dispatcher: whether the key is also None if a tensor needs torch's dispatcher, except
+            for meta tensors, see ``needs_dispatcher``.
     """
-    key: list[Hashable] = [name]
+    key: list[Hashable] = [*names]
     addresses: list[int] = []
     differentiates = skips_dispatcher and torch.is_grad_enabled()
     try:
-        for x in args:
-            kind = x.__class__
-            if kind in VALUES:
-                key.append(x)
+        for x in tensors:
+            if x is None:
+                key.append(None)
                 continue
             if skips_dispatcher and (
-                kind not in TENSORS
+                x.__class__ not in TENSORS
                 or (differentiates and x.requires_grad)
                 or x.is_neg()
                 or x.is_conj()
@@ -61,7 +58,7 @@ def signature(
             address = x.data_ptr()
             addresses.append(address)
             key += x.shape, x.stride(), x.dtype, x.device, address % ALIGNMENT
-        key.append(current_stream(args[0].device))
+        key.append(current_stream(tensors[0].device))
     except (AttributeError, RuntimeError):  # no tensor, or one without memory of its own
         return None, []
     return tuple(key), addresses
@@ -94,12 +91,10 @@ class FastPath:
         self._recorded, addresses = op.recorded_call(inputs, out)
         self._memory = addresses[len(inputs) : -1]
         self._separate, self._is_list = separate, is_list
-        self._empty = [
-            partial(
-                torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device=x.device
-            )
-            for x in results
-        ]
+        # A method of a tensor of the same type and device needs less time than torch.empty_strided.
+        *self._others, self._empty = (
+            partial(x.new_empty(0).new_empty_strided, tuple(x.shape), x.stride()) for x in results
+        )
 
     @property
     def is_native(self) -> bool:
@@ -115,23 +110,23 @@ class FastPath:
         """
         if not self._recorded.is_valid:
             return None
-        if out is None:
-            results = [empty() for empty in self._empty]
-            addresses += [result.data_ptr() for result in results]
-            out = results.pop()
-            if self._is_list:
-                results.insert(0, out)
-                out = results
-        else:
-            for result, end, other, other_end, in_place in self._separate:
+        if out is not None:
+            for result, size, other, other_size, in_place in self._separate:
                 begin, other_begin = addresses[result], addresses[other]
-                if begin < other_begin + other_end and other_begin < begin + end:
-                    if other_begin - begin != in_place:
-                        return None
+                overlaps = begin < other_begin + other_size and other_begin < begin + size
+                if overlaps and other_begin - begin != in_place:
+                    return None
+            result, address = out, addresses.pop()
+        else:
+            result = self._empty()
+            address = result.data_ptr()
+            if self._is_list:
+                others = [empty() for empty in self._others]
+                addresses += [x.data_ptr() for x in others]
+                result = [result, *others]
         self._op.last_used = next(self._uses)
-        addresses[-1:] = *self._memory, addresses[-1]
-        self._recorded((), addresses)
-        return out
+        self._recorded((), [*addresses, *self._memory, address])
+        return result
 
 
 @dataclass(slots=True)
@@ -261,7 +256,7 @@ def compute(
         key: key of the call, if the caller has not found how to repeat it; else None.
     """
     if key is None:
-        key, addresses = signature(op, (*inputs, *options, *results, out))
+        key, addresses = signature((op, *options), (*inputs, *results, out))
         decision = recorded_calls().get(key)
         if decision is not None and decision.fast_path is not None:
             result = decision.fast_path(addresses, out)
@@ -286,7 +281,7 @@ def decided(
 ) -> tuple[Call, Decision]:
     """Return a call, and the decision about it. Nothing is computed. Collective for each new
     problem."""
-    key, _ = signature(op, (*inputs, *options, out))
+    key, _ = signature((op, *options), (*inputs, out))
     call = Call(OPERATORS[op], inputs, out, options, key=key)
     return call, decide(call, recorded_calls().get(key))
 

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from ...builtins.errors import TileWeaveError
 from ...runtime.executor.recorded_calls import recorded_calls
 from .autocast import NO_CASTS, Casts, register_autocast
-from .call import TENSORS, VALUES, signature
+from .call import TENSORS, signature
 from .caller import CALLER, called_as
 from .checks import refused
 from .epilogue import FP8
@@ -23,6 +23,8 @@ from .groups import name_of
 from .schema import Parameter, caller_of, parameters_of, type_mismatch
 
 _LIBRARY = torch.library.Library("tileweave", "DEF")
+_VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
+"""Types of arguments that are not tensors."""
 _DIFFERENTIATING = {
     _C._functorch.TransformType.Grad: "torch.func",
     _C._functorch.TransformType.Jvp: "forward mode",
@@ -95,23 +97,24 @@ def _for_python(
             if (refusal := type_mismatch(op, parameters, args)) is not None:
                 raise refusal
             return dispatched(args)
-        observed, options = is_observed(), {}
-        if places is not None and not observed:
-            key, addresses = signature(name, places.ordered(args), True)
-            decision = recorded_calls().get(key)
+        key = None
+        if places is not None and not is_observed():
+            names, tensors = (name, *places.options(args)), places.tensors(args)
+            key, addresses = signature(names, tensors, skips_dispatcher=True)
+            try:
+                decision = recorded_calls().get(key)
+            except TypeError:  # an option without a hash, which is illegal
+                decision = key = None
             if decision is not None and decision.fast_path is not None:
                 out = None if places.out is None else args[places.out]
                 result = decision.fast_path(addresses, out)
                 if result is not None:
-                    if out is None:
-                        return result
-                    return mark_written(*places.written(args))
-            options["key"] = key
+                    return result if out is None else mark_written(*places.written(args))
         token = None if CALLER.get() else CALLER.set(op)
         try:
-            if observed or any(map(_needs_dispatcher, args)):
+            if needs_dispatcher(args):
                 return dispatched(args)
-            return computed(*args, **options)
+            return computed(*args) if key is None else computed(*args, key=key)
         except Exception as error:
             if isinstance(error, TileWeaveError):
                 raise
@@ -139,13 +142,30 @@ def mark_written(*tensors: torch.Tensor | None) -> None:
 
 
 def needs_dispatcher(args: Iterable[Any]) -> bool:
-    """Return whether a call needs torch's dispatcher, which otherwise only finds ``eager``."""
-    return is_observed() or any(map(_needs_dispatcher, args))
+    """Return whether a call needs torch's dispatcher, which otherwise only finds ``eager``.
+
+    It does if it ``is_observed``, or if a tensor is a subclass, requires a gradient, is a meta
+    tensor, or is a lazy negation or conjugate.
+    """
+    if is_observed():
+        return True
+    differentiates = torch.is_grad_enabled()
+    for tensor in args:
+        kind = tensor.__class__
+        if kind not in _VALUES and (
+            kind not in TENSORS
+            or (differentiates and tensor.requires_grad)
+            or tensor.is_meta
+            or tensor.is_neg()
+            or tensor.is_conj()
+        ):
+            return True
+    return False
 
 
 def is_observed() -> bool:
-    """Return whether all calls need torch's dispatcher: a dispatch or function mode, a transform,
-    forward-mode differentiation, a tracer, autocast or a profiler is active."""
+    """Return whether a dispatch or function mode, a transform, forward-mode differentiation, a
+    tracer, autocast or a profiler is active: all calls then need torch's dispatcher."""
     return bool(
         _C._len_torch_dispatch_stack()
         or _C._len_torch_function_stack()
@@ -157,29 +177,18 @@ def is_observed() -> bool:
     )
 
 
-def _needs_dispatcher(value: Any) -> bool:
-    """Return whether an argument needs torch's dispatcher: a tensor that is a subclass, requires a
-    gradient, is a meta tensor, or is a lazy negation or conjugate."""
-    kind = value.__class__
-    return kind not in VALUES and (
-        kind not in TENSORS
-        or (value.requires_grad and torch.is_grad_enabled())
-        or value.is_meta
-        or value.is_neg()
-        or value.is_conj()
-    )
-
-
 class Places(NamedTuple):
-    """Order in which ``call.compute`` and ``call.signature`` read arguments.
+    """Places of the arguments of an operator.
 
     Attributes:
-        ordered: returns the arguments that are not written, then the results, ``out`` last.
-        written: returns the results, ``out`` first.
+        tensors: returns the tensors that are read, then the results of the caller, ``out`` last.
+        options: returns the arguments that are not tensors.
+        written: returns the results of the caller, ``out`` first.
         out: place of ``out``; None if the results are new.
     """
 
-    ordered: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    tensors: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    options: Callable[[tuple[Any, ...]], tuple[Any, ...]]
     written: Callable[[tuple[Any, ...]], tuple[Any, ...]]
     out: int | None
 
@@ -250,11 +259,12 @@ def _split(
 
 
 def _places(schema: str) -> Places:
-    parameters = parameters_of(schema)
-    written = [n for n, p in enumerate(parameters) if p.is_written]
-    unwritten = [n for n, p in enumerate(parameters) if not p.is_written]
-    ordered = _getter([*unwritten, *written[1:], *written[:1]])
-    return Places(ordered, _getter(written), written[0] if written else None)
+    parameters = list(enumerate(parameters_of(schema)))
+    written = [n for n, p in parameters if p.is_written]
+    inputs = [n for n, p in parameters if torch.Tensor in p.types and not p.is_written]
+    options = [n for n, p in parameters if torch.Tensor not in p.types]
+    tensors = _getter([*inputs, *written[1:], *written[:1]])
+    return Places(tensors, _getter(options), _getter(written), written[0] if written else None)
 
 
 def _getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -104,7 +104,7 @@ def combine(
     tokens, slots = weights.shape[0], tables.place.shape[0]
     if tokens != slots:
         weights = padded(weights, slots)
-    dtype = torch.promote_types(y.dtype, torch.float32)
+    dtype = torch.float64 if y.dtype == torch.float64 else torch.float32
     if weights.dtype != dtype:
         weights = weights.to(dtype)
     arguments = y, weights, *tables, handle.is_padded

@@ -160,7 +160,7 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
 def _call(x, w, offsets, out, options: Options, key: Hashable):
     """Return the result, in ``out`` if given."""
     if key is None:
-        key, _ = signature(NAME, (x, w, offsets, *options, out))
+        key, _ = signature(options[4:], (x, w, offsets, *options[:4], out))
     call = _calls.get(key)
     if call is not None:
         if out is None:
