@@ -97,7 +97,7 @@ def _for_python(
             if (refusal := type_mismatch(op, parameters, args)) is not None:
                 raise refusal
             return dispatched(args)
-        key = None
+        key = decision = None
         if places is not None and not is_observed():
             names, tensors = (name, *places.options(args)), places.tensors(args)
             key, addresses = signature(names, tensors, skips_dispatcher=True)
@@ -112,7 +112,7 @@ def _for_python(
                     return result if out is None else mark_written(*places.written(args))
         token = None if CALLER.get() else CALLER.set(op)
         try:
-            if needs_dispatcher(args):
+            if decision is None and needs_dispatcher(args):
                 return dispatched(args)
             return computed(*args) if key is None else computed(*args, key=key)
         except Exception as error:
