@@ -64,9 +64,19 @@ def signature(
     return tuple(key), addresses
 
 
-Separate = tuple[int, int, int, int, int | None]
-"""Index among a call's addresses and bytes of a result, those of a tensor that it must not overlap,
-and the byte of the result at which this may begin nevertheless."""
+class OverlapCheck(NamedTuple):
+    """Result of the caller, and another tensor that it must not overlap.
+
+    Attributes:
+        result, other: indices of their addresses in a call.
+        in_place: byte of the result at which the other tensor may begin nevertheless.
+    """
+
+    result: int
+    result_nbytes: int
+    other: int
+    other_nbytes: int
+    in_place: int | None
 
 
 class FastPath:
@@ -75,7 +85,7 @@ class FastPath:
 
     def __init__(
         self, cache: OpCache, op: CompiledOp, inputs: Sequence[torch.Tensor], out: torch.Tensor,
-        results: Sequence[torch.Tensor], is_list: bool, separate: Sequence[Separate],
+        results: Sequence[torch.Tensor], is_list: bool, overlap_checks: Sequence[OverlapCheck],
     ) -> None:  # fmt: skip
         """
         Args:
@@ -85,12 +95,12 @@ class FastPath:
             results: the other results, then ``out``, in the shapes and types that the caller
                 receives.
             is_list: whether the caller receives all results, ``out`` first.
-            separate: memory that the results must not overlap.
+            overlap_checks: checks of the results of the caller.
         """
         self._uses, self._op = cache.uses, op
         self._recorded, addresses = op.recorded_call(inputs, out)
         self._memory = addresses[len(inputs) : -1]
-        self._separate, self._is_list = separate, is_list
+        self._overlap_checks, self._is_list = overlap_checks, is_list
         # A method of a tensor of the same type and device needs less time than torch.empty_strided.
         *self._others, self._empty = (
             partial(x.new_empty(0).new_empty_strided, tuple(x.shape), x.stride()) for x in results
@@ -111,10 +121,10 @@ class FastPath:
         if not self._recorded.is_valid:
             return None
         if out is not None:
-            for result, size, other, other_size, in_place in self._separate:
-                begin, other_begin = addresses[result], addresses[other]
-                overlaps = begin < other_begin + other_size and other_begin < begin + size
-                if overlaps and other_begin - begin != in_place:
+            for place, nbytes, other_place, other_nbytes, in_place in self._overlap_checks:
+                begin, other = addresses[place], addresses[other_place]
+                overlaps = begin < other + other_nbytes and other < begin + nbytes
+                if overlaps and other - begin != in_place:
                     return None
             result, address = out, addresses.pop()
         else:
@@ -320,8 +330,8 @@ def _run_and_record(call: Call, decision: Decision, is_new: bool) -> torch.Tenso
     decision.fast_path = None
     if _is_repeatable(originals, *declared):
         is_list = is_new and call.out is not None
-        separate = [] if is_new else _separate(call, decision)
-        fast_path = FastPath(cache, compiled, *declared, [*others, out], is_list, separate)
+        checks = [] if is_new else _overlap_checks(call, decision)
+        fast_path = FastPath(cache, compiled, *declared, [*others, out], is_list, checks)
         decision.fast_path = fast_path if fast_path.is_native else None
     recorded_calls().put(cache.session, call.key, decision)  # the session may be new
     return out
@@ -344,11 +354,11 @@ def _is_repeatable(
     )
 
 
-def _separate(call: Call, decision: Decision) -> list[Separate]:
-    """Return the pairs of a result of the caller and a tensor that it must not overlap."""
+def _overlap_checks(call: Call, decision: Decision) -> list[OverlapCheck]:
+    """Return the checks of the results of a call, which the caller has given."""
     operator, count = call.operator, len(call.inputs)
     tensors = [*call.inputs, *call.results, call.out]
-    index = [sum(x is not None for x in tensors[:place]) for place in range(len(tensors))]
+    places = [sum(x is not None for x in tensors[:n]) for n in range(len(tensors))]
     results = [len(tensors) - 1, *range(count, len(tensors) - 1)][: operator.guarded_results]
     pairs = [
         (result, other, operator.in_place_at(decision, other, tensors[result]))
@@ -357,6 +367,6 @@ def _separate(call: Call, decision: Decision) -> list[Separate]:
         if tensors[other] is not None
     ] + [(*two, None) for two in combinations(results, 2)]
     return [
-        (index[result], tensors[result].nbytes, index[other], tensors[other].nbytes, in_place)
-        for result, other, in_place in pairs
+        OverlapCheck(places[n], tensors[n].nbytes, places[m], tensors[m].nbytes, in_place)
+        for n, m, in_place in pairs
     ]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +21,7 @@ from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.kernel.kernel import Kernel
 from tileweave.runtime.plans.parameters import parameters_of
 
+_ROOT = Path(__file__).parents[2]
 MEMORY = 0xABC0
 """Address of the memory of a program."""
 RESULTS = "residual_out", "scales", "lse", "out"
@@ -97,3 +100,28 @@ def record_calls(monkeypatch) -> None:
     monkeypatch.setattr(call, "has_driver", lambda device: True)
     monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
     monkeypatch.setattr(call, "library", lambda: "native")
+
+
+REPEATED = [
+    "operator", "is_observed", "signature", "recorded_calls", "FastPath.__call__",
+    "RecordedCall.is_valid", "RecordedCall.__call__", "begin_call",
+]  # fmt: skip
+"""Functions that a repeated call runs after the public one."""
+
+
+def functions_of(call: Callable[[], object]) -> list[str]:
+    """Return the functions of the package that a call runs, without comprehensions."""
+    functions = []
+
+    def called(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(_ROOT):
+            if path.relative_to(_ROOT).parts[0] not in ("tests", ".venv"):
+                functions.append(frame.f_code.co_qualname.rpartition("<locals>.")[2])
+
+    sys.setprofile(called)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return [name for name in functions if not name.endswith(">")]

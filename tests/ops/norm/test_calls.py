@@ -9,7 +9,14 @@ import pytest
 import torch
 
 import tileweave as tw
-from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
+from tests.ops.simulated_calls import (
+    MEMORY,
+    REPEATED,
+    Simulated,
+    functions_of,
+    record_calls,
+    simulated_calls,
+)
 from tileweave import ops
 from tileweave.ops.core import checks
 from tileweave.ops.norm import all_reduce_rms_norm
@@ -105,18 +112,63 @@ def test_a_repeated_call_enqueues_addresses(simulated, native):
     assert len(simulated) == 2 and len(other) == 2
 
 
-def test_a_repeated_call_refuses_memory_that_overlaps(simulated, native):
-    memory = torch.zeros(4, 200, dtype=torch.bfloat16)
-    x, residual, weight, _ = given(shape=(2, 200))
-    for out in (memory[2:], memory[:2]):
-        ops.all_reduce_rms_norm(x, residual, weight, out=out, strategy="one_shot")
-    assert len(simulated) == 1 and len(Simulated.enqueued) == 1
-    for overlapped, message in [(memory[1:3], "out shares memory with x")]:
-        with pytest.raises(tw.TileWeaveError, match=message):
-            ops.all_reduce_rms_norm(
-                memory[:2], residual, weight, out=overlapped, strategy="one_shot"
-            )
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_repeated_call_checks_nothing(simulated, native, is_new):
+    x, residual, weight, _ = given()
+    memory = {} if is_new else {"out": torch.empty_like(x), "residual_out": residual}
+
+    def call():
+        return ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot", **memory)
+
+    call()
+    right = ["call", "all_reduce_rms_norm", *([] if is_new else ["_completed"]), *REPEATED]
+    assert functions_of(call) == right + ["mark_written"] * (not is_new)
     assert len(Simulated.enqueued) == 1
+
+
+X, RESIDUAL, OUT, RESIDUAL_OUT = range(0, 8, 2)
+"""Rows of the memory of ``repeated`` at which tensors of two rows begin."""
+
+
+@pytest.fixture
+def repeated(simulated, native):
+    """Return a function that calls the operator on rows of one memory, after two such calls."""
+    memory, weight = torch.zeros(8, 200, dtype=torch.bfloat16), given()[2]
+
+    def call(*begins):
+        x, residual, out, residual_out = (memory[row : row + 2] for row in begins)
+        ops.all_reduce_rms_norm(
+            x, residual, weight, out=out, residual_out=residual_out, strategy="one_shot"
+        )
+
+    for _ in range(2):
+        call(X, RESIDUAL, OUT, RESIDUAL_OUT)
+    assert len(Simulated.enqueued) == 1
+    return call
+
+
+@pytest.mark.parametrize(
+    ("begins", "message"),
+    [
+        ((X, RESIDUAL, X + 1, RESIDUAL_OUT), "out shares memory with x; expected the same"),
+        ((X, RESIDUAL, RESIDUAL + 1, RESIDUAL_OUT), "out shares memory with residual; expected"),
+        ((X, RESIDUAL, OUT, X + 1), "residual_out shares memory with x; expected the same"),
+        ((X, RESIDUAL, OUT, OUT), "out shares memory with residual_out; expected memory of its"),
+    ],
+)
+def test_a_repeated_call_refuses_memory_that_overlaps(repeated, begins, message):
+    with pytest.raises(tw.TileWeaveError, match=message):
+        repeated(*begins)
+    assert len(Simulated.enqueued) == 1
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [(X, RESIDUAL, X, RESIDUAL), (X, RESIDUAL, RESIDUAL, X), (X, X, OUT, RESIDUAL_OUT)],
+)
+def test_a_repeated_call_may_be_in_place(repeated, begins):
+    repeated(*begins)
+    assert len(Simulated.enqueued) == 2
 
 
 def test_arguments_with_gaps_are_copied(simulated, native):
