@@ -14,7 +14,7 @@ import torch
 
 import tileweave as tw
 from tests.groups import one_rank, open_sessions
-from tileweave.ops.core import call
+from tileweave.ops.core import call, noted
 from tileweave.ops.core.compiled import CompiledOp, OpCache
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import RecordedCall
@@ -82,6 +82,7 @@ def simulated_calls(monkeypatch, operator: types.ModuleType) -> Iterator[list[st
     watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
     session = types.SimpleNamespace(group=one_rank(), watchdog=watchdog, name="")
     open_sessions(monkeypatch, session)
+    monkeypatch.setattr(noted, "_notes", {})
     cache = OpCache(session)
     for module in (operator, call):
         monkeypatch.setattr(module, "op_cache_of", lambda _: cache, raising=module is call)
@@ -103,8 +104,8 @@ def record_calls(monkeypatch) -> None:
 
 
 REPEATED = [
-    "operator", "is_observed", "signature", "recorded_calls", "FastPath.__call__",
-    "RecordedCall.is_valid", "RecordedCall.__call__", "begin_call",
+    "operator", "is_observed", "signature", "recorded_calls", "__call__", "is_valid", "__call__",
+    "begin_call",
 ]  # fmt: skip
 """Functions that a repeated call runs after the public one."""
 
@@ -117,11 +118,11 @@ def functions_of(call: Callable[[], object]) -> list[str]:
         path = Path(frame.f_code.co_filename)
         if event == "call" and path.is_relative_to(_ROOT):
             if path.relative_to(_ROOT).parts[0] not in ("tests", ".venv"):
-                functions.append(frame.f_code.co_qualname.rpartition("<locals>.")[2])
+                functions.append(frame.f_code.co_name)
 
     sys.setprofile(called)
     try:
         call()
     finally:
         sys.setprofile(None)
-    return [name for name in functions if not name.endswith(">")]
+    return [name for name in functions if name.isidentifier()]
