@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,17 +12,21 @@ from torch.nn import functional
 from ...builtins.errors import brief_errors
 from ..core.autocast import lowers
 from ..core.checks import refused, require_dense
-from ..core.groups import name_of, ranks_of
+from ..core.groups import group_of, name_of, ranks_of
 from ..core.library import define_composite
 from ..core.registry import RegisteredOp, TableRow
 from ..core.removed import removed
+from .call_sequence import Recorder, find, record
+from .combine import NAME as COMBINE
 from .combine import combine
-from .dispatch import NO_EXPERT, dispatch
-from .grouped_matmul import grouped_matmul
+from .dispatch import NO_EXPERT, dispatch, record_dispatch
+from .grouped_matmul import grouped_matmul, record_grouped_matmul
 from .kernels.grouped_gemm import SWIGLU
+from .problem import Options
 from .quantized_mlp import Weights, check_quantized, quantized_experts
+from .routing import Tables, routing_memory
 from .row_exchange import check_options
-from .row_problem import check_tokens, padded
+from .row_problem import check_tokens, checked_problem, checks_ids, ids_variable, padded
 
 NAME = "expert_mlp"
 
@@ -132,17 +138,73 @@ def expert_mlp(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    group, tensors = name_of(group), (x, topk_ids, topk_weights, w_gate_up, w_down)
+    options = capacity, max_tokens, quant, group, transport
+    key, addresses, sequence = find(
+        NAME, (*tensors, scale_w_gate_up, scale_w_down), (*options, ids_variable())
+    )
+    if sequence is not None:
+        weights_of_tokens = _wide(x, topk_weights)
+        addresses[2] = weights_of_tokens.data_ptr()
+        if (results := sequence(addresses)) is not None:
+            return results[0]
     check_tokens(NAME, x, topk_ids, topk_weights, max_tokens)
     _check_shapes(x, w_gate_up, w_down)
     weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
     check_quantized(NAME, quant, x, topk_weights, weights)
     check_options(NAME, capacity, transport)
+    if max_tokens is not None and len(x) < max_tokens:
+        result = expert_mlp(
+            padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
+            padded(topk_weights, max_tokens), w_gate_up, w_down, group, quant=quant,
+            scale_w_gate_up=scale_w_gate_up, scale_w_down=scale_w_down, capacity=capacity,
+            max_tokens=max_tokens, transport=transport,
+        )  # fmt: skip
+        return result[: len(x)]
     result = _mlp(
-        padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
-        padded(topk_weights, max_tokens), *weights, quant, capacity, max_tokens is not None,
-        name_of(group), transport,
+        x, topk_ids, topk_weights, *weights, quant, capacity, max_tokens is not None, group,
+        transport,
     )  # fmt: skip
-    return result if len(result) == len(x) else result[: len(x)]
+    if key is not None and quant is None and not checks_ids():
+        record(key, group, x.device, partial(_recorder, tensors, options))
+    return result
+
+
+def _wide(x: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+    """Return the weights in the type in which ``combine`` reads them."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return topk_weights if topk_weights.dtype == wide else topk_weights.to(wide)
+
+
+def _recorder(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> Recorder:
+    """Return the kernels of a call of ``expert_mlp`` without a gradient."""
+    x, topk_ids, topk_weights, w_gate_up, w_down = tensors
+    capacity, max_tokens, _, group, transport = options
+    ranks = group_of(group).world_size
+    num_experts, (hidden, intermediate) = w_down.shape[0] * ranks, w_down.shape[1:]
+    problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks)
+    problem = replace(problem, clear_rest=False, is_padded=max_tokens is not None)
+    inputs = {
+        "x": x, "topk_ids": topk_ids, "topk_weights": _wide(x, topk_weights),
+        "w_gate_up": w_gate_up, "w_down": w_down,
+    }  # fmt: skip
+    shared = {
+        "rows": ((problem.capacity, hidden), x.dtype),
+        "gated": ((problem.capacity, intermediate), x.dtype),
+        "y": ((problem.capacity, hidden), x.dtype),
+        **routing_memory(topk_ids, ranks, num_experts, problem.capacity),
+    }
+    recorder = Recorder(inputs, {"out": (tuple(x.shape), x.dtype)}, shared)
+    record_dispatch(recorder, problem, group, transport)
+    gated = Options(epilogue=SWIGLU, clear_rest=False)
+    record_grouped_matmul(recorder, "rows", "w_gate_up", "gated", gated)
+    record_grouped_matmul(recorder, "gated", "w_down", "y", Options(clear_rest=False))
+    sizes = problem.tokens, problem.choices, problem.capacity
+    recorder.operator(
+        COMBINE, ["y", "topk_weights", *Tables._fields], "out",
+        (*sizes, True, problem.is_padded, group, transport),
+    )  # fmt: skip
+    return recorder
 
 
 _mlp = define_composite(

@@ -27,6 +27,7 @@ from ..core.epilogue import FP8
 from ..core.library import define, define_pair, refuse_gradients
 from ..core.registry import RegisteredOp, TableRow
 from . import reference as by_torch
+from .call_sequence import NotRecordableError, Recorder
 from .kernels.grouped_gemm import (
     GROUPED,
     MOST_EXPERTS,
@@ -133,13 +134,8 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
         return None
     if not len(x):
         return None
-    transposed = is_transposed(w)
-    config = config_of(
-        w, transposed, x.device, len(x), options.scales, out.dtype, options.epilogue,
-        options.bias is not None, options.row_weights is not None, options.clear_rest,
-    )  # fmt: skip
-    with torch.cuda.device(x.device):
-        launch = compiled(NAME, grouped_gemm, config)
+    config, launch = _launch_of(x, w, options, out)
+    transposed = config.transposed
     empty = partial(
         torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device
     )
@@ -155,6 +151,34 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
     call(x, stored if transposed else stored.transpose(1, 2), offsets, options, out)
     is_copied = any(a is not b for a, b in zip((x, stored, offsets, out), given, strict=True))
     return None if is_copied else call
+
+
+def _launch_of(x, w, options: Options, out) -> tuple[GroupedConfig, Callable[..., Any]]:
+    """Return the kernel of a call."""
+    config = config_of(
+        w, is_transposed(w), x.device, len(x), options.scales, out.dtype, options.epilogue,
+        options.bias is not None, options.row_weights is not None, options.clear_rest,
+    )  # fmt: skip
+    with torch.cuda.device(x.device):
+        return config, compiled(NAME, grouped_gemm, config)
+
+
+def record_grouped_matmul(recorder: Recorder, x: str, w: str, out: str, options: Options) -> None:
+    """Append the kernel that multiplies the rows up to ``offsets``, for options without tensors.
+
+    Args:
+        x, w, out: names of the operands and the result.
+
+    Raises:
+        NotRecordableError: torch computes the product.
+    """
+    rows, weights, result = recorder[x], recorder[w], recorder[out]
+    if not has_kernel(rows, weights, result.shape[1]):
+        raise NotRecordableError
+    config, launch = _launch_of(rows, weights, options, result)
+    stored = weights if config.transposed else weights.transpose(1, 2)
+    offsets = "offsets", recorder["offsets"]
+    recorder.kernel(launch, (x, rows), (w, stored), offsets, (out, result))
 
 
 def _call(x, w, offsets, out, options: Options, key: Hashable):

@@ -149,8 +149,12 @@ def gather_from_all(values: torch.Tensor, group: str, transport: str) -> torch.T
     Args:
         transport: transport of the exchange of rows that needs them.
     """
-    by = "nccl" if transport == "nccl" else "auto"
-    return torch.ops.tileweave.all_gather(values, group, by)
+    return torch.ops.tileweave.all_gather(values, group, gather_transport(transport))
+
+
+def gather_transport(transport: str) -> str:
+    """Return the transport of ``gather_from_all``."""
+    return "nccl" if transport == "nccl" else "auto"
 
 
 def exchange(
