@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,7 +25,6 @@ from ..core.call import decided, signature
 from ..core.checks import ALIGNMENT, is_contiguous_and_aligned, with_packed_strides
 from ..core.compiled import CompiledOp, op_cache_of
 from ..core.library import needs_dispatcher
-from ..core.registry import OPERATORS
 from .local_kernels import LocalKernel
 
 Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], torch.dtype]]"
@@ -119,6 +119,8 @@ class Lookup(NamedTuple):
 
 
 _NEW = Lookup(None, [], None)
+_NOT_RECORDABLE = object()
+"""Value of keys of calls that have raised NotRecordableError."""
 
 
 def find(op: str, tensors: Sequence[Any], options: Sequence[Any]) -> Lookup:
@@ -131,9 +133,10 @@ def find(op: str, tensors: Sequence[Any], options: Sequence[Any]) -> Lookup:
         return _NEW
     key, addresses = signature((op, *options, *map(type, options)), tensors, None)
     try:
-        return Lookup(key, addresses, recorded_calls().get(key))
+        sequence = recorded_calls().get(key)
     except TypeError:  # an option that has no hash is illegal
         return _NEW
+    return _NEW if sequence is _NOT_RECORDABLE else Lookup(key, addresses, sequence)
 
 
 class Recorder:
@@ -163,7 +166,9 @@ class Recorder:
             for shape, dtype in (*results.values(), ((self._sharing.words,), _WORD))
         ]
         *tensors, memory = (allocate() for allocate in self._allocate)
-        self._tensors = {**inputs, **dict(zip(results, tensors, strict=True))}
+        # Kernels accept no tensors that require a gradient, such as weights under torch.no_grad().
+        detached = {name: tensor.detach() for name, tensor in inputs.items()}
+        self._tensors = detached | dict(zip(results, tensors, strict=True))
         self._places = {name: Place(i, 0) for i, name in enumerate(self._tensors)}
         for name, begin in self._sharing.begins.items():
             shape, dtype = shared[name]
@@ -188,7 +193,9 @@ class Recorder:
         if not decision.is_compiled or not all(map(is_contiguous_and_aligned, tensors)):
             raise NotRecordableError
         cache = op_cache_of(decision.group)
-        compiled = cache.operator(decision.problem, decision.choice, OPERATORS[op])
+        compiled = cache.operators.get((decision.problem, decision.choice))
+        if compiled is None:  # evicted since: creating it is collective
+            raise NotRecordableError
         operands, result = compiled.declared(*tensors, self[out])
         call, addresses = compiled.recorded_call(operands, result)
         if not call.native:
@@ -252,7 +259,7 @@ def record(key: Hashable, group: str, device: torch.device, steps: Callable[[], 
     session = find_named(group)
     if session is None:
         return
-    try:
-        recorded_calls().put(session, key, steps().sequence(session))
-    except NotRecordableError:
-        return
+    sequence: Any = _NOT_RECORDABLE
+    with suppress(NotRecordableError):
+        sequence = steps().sequence(session)
+    recorded_calls().put(session, key, sequence)

@@ -7,6 +7,7 @@ of an expert stores them in its rows.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -219,19 +220,29 @@ def dispatch(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    group, is_padded = name_of(group), max_tokens is not None
+    group, tensors = name_of(group), (x, topk_ids, topk_weights)
     options = num_experts, capacity, max_tokens, quant, clear_rest, group, transport
-    key, addresses, sequence = find(NAME, (x, topk_ids, topk_weights), (*options, ids_variable()))
+    key, addresses, sequence = find(NAME, tensors, (*options, ids_variable()))
     if sequence is not None and (results := sequence(addresses)) is not None:
         rows, source, slots, place, offsets, dropped = results
-        tables = Tables(source, slots, place)
+        tables, is_padded = Tables(source, slots, place), max_tokens is not None
         handle = DispatchHandle(topk_weights, tables, dropped, group, transport, is_padded)
         return rows, offsets, handle
+    return _checked(tensors, options, key)
+
+
+def _checked(
+    tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...], key: Hashable
+) -> tuple[Rows, torch.Tensor, DispatchHandle]:
+    """Return the result of a call that is not recorded, and record it with ``key``."""
+    x, topk_ids, topk_weights = tensors
+    num_experts, capacity, max_tokens, quant, clear_rest, group, transport = options
     require_bools(NAME, clear_rest=clear_rest)
     check_tokens(NAME, x, topk_ids, topk_weights, max_tokens)
     check_quant(NAME, quant, x)
     check_num_experts(NAME, num_experts)
     check_options(NAME, capacity, transport)
+    is_padded = max_tokens is not None
     if is_padded and len(x) < max_tokens:
         rows, offsets, handle = dispatch(
             padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
@@ -246,15 +257,14 @@ def dispatch(
     handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport, is_padded)
     if quant is not None:
         return tuple(rows), offsets, handle
-    if key is not None and not checks_ids():
-        record(key, group, x.device, partial(_recorder, x, topk_ids, topk_weights, options))
+    if not checks_ids():
+        record(key, group, x.device, partial(_recorder, tensors, options))
     return rows[0], offsets, handle
 
 
-def _recorder(
-    x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, options: tuple[Any, ...]
-) -> Recorder:
-    """Return the kernels of a call of ``dispatch``."""
+def _recorder(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> Recorder:
+    """Return the kernels of a call."""
+    x, topk_ids, topk_weights = tensors
     num_experts, capacity, max_tokens, _, clear_rest, group, transport = options
     ranks = group_of(group)
     problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -138,35 +139,39 @@ def expert_mlp(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    group, tensors = name_of(group), (x, topk_ids, topk_weights, w_gate_up, w_down)
-    options = capacity, max_tokens, quant, group, transport
-    key, addresses, sequence = find(
-        NAME, (*tensors, scale_w_gate_up, scale_w_down), (*options, ids_variable())
-    )
+    group, weights = name_of(group), Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
+    tensors = x, topk_ids, topk_weights, *weights
+    options = quant, capacity, max_tokens, group, transport
+    key, addresses, sequence = find(NAME, tensors, (*options, ids_variable()))
     if sequence is not None:
-        weights_of_tokens = _wide(x, topk_weights)
-        addresses[2] = weights_of_tokens.data_ptr()
+        wide = _wide(x, topk_weights)
+        addresses[2] = wide.data_ptr()
         if (results := sequence(addresses)) is not None:
             return results[0]
+    return _checked(tensors, options, key)
+
+
+def _checked(
+    tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...], key: Hashable
+) -> torch.Tensor:
+    """Return the result of a call that is not recorded, and record it with ``key``."""
+    x, topk_ids, topk_weights, *others = tensors
+    weights, (quant, capacity, max_tokens, group, transport) = Weights(*others), options
     check_tokens(NAME, x, topk_ids, topk_weights, max_tokens)
-    _check_shapes(x, w_gate_up, w_down)
-    weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
+    _check_shapes(x, *weights[:2])
     check_quantized(NAME, quant, x, topk_weights, weights)
     check_options(NAME, capacity, transport)
     if max_tokens is not None and len(x) < max_tokens:
         result = expert_mlp(
             padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
-            padded(topk_weights, max_tokens), w_gate_up, w_down, group, quant=quant,
-            scale_w_gate_up=scale_w_gate_up, scale_w_down=scale_w_down, capacity=capacity,
-            max_tokens=max_tokens, transport=transport,
+            padded(topk_weights, max_tokens), *weights[:2], group, scale_w_gate_up=weights[2],
+            scale_w_down=weights[3], quant=quant, capacity=capacity, max_tokens=max_tokens,
+            transport=transport,
         )  # fmt: skip
         return result[: len(x)]
-    result = _mlp(
-        x, topk_ids, topk_weights, *weights, quant, capacity, max_tokens is not None, group,
-        transport,
-    )  # fmt: skip
-    if key is not None and quant is None and not checks_ids():
-        record(key, group, x.device, partial(_recorder, tensors, options))
+    result = _mlp(*tensors, quant, capacity, max_tokens is not None, group, transport)
+    if quant is None and not checks_ids():
+        record(key, group, x.device, partial(_recorder, tensors[:5], options))
     return result
 
 
@@ -179,7 +184,7 @@ def _wide(x: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
 def _recorder(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> Recorder:
     """Return the kernels of a call of ``expert_mlp`` without a gradient."""
     x, topk_ids, topk_weights, w_gate_up, w_down = tensors
-    capacity, max_tokens, _, group, transport = options
+    _, capacity, max_tokens, group, transport = options
     ranks = group_of(group).world_size
     num_experts, (hidden, intermediate) = w_down.shape[0] * ranks, w_down.shape[1:]
     problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks)

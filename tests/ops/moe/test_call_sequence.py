@@ -7,6 +7,7 @@ addresses that it receives.
 from __future__ import annotations
 
 import ctypes
+import sys
 import types
 
 import pytest
@@ -21,11 +22,13 @@ from tileweave.ops.collectives import transport
 from tileweave.ops.core import call
 from tileweave.ops.core.compiled import CompiledOp
 from tileweave.ops.moe import call_sequence, row_exchange
+from tileweave.ops.moe.call_sequence import Recorder
 from tileweave.ops.moe.local_kernels import LocalKernel
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.operations import KernelLaunch, Place
 from tileweave.runtime.executor.recorded_calls import RecordedCall
 
+dispatch_module = sys.modules["tileweave.ops.moe.dispatch"]
 EXPERTS, TOKENS, CHOICES, HIDDEN, WIDTH = 4, 5, 3, 64, 64
 
 
@@ -190,6 +193,20 @@ def test_a_call_that_copies_an_operand_is_not_native(native):
     layer.ids = layer.ids.t().contiguous().t()
     first, second = layer.dispatch(), layer.dispatch()
     assert native == [] and all(map(torch.equal, first, second))
+
+
+def test_a_call_that_cannot_be_recorded_is_not_tried_again(native, monkeypatch):
+    recorders = []
+
+    def recorder(*arguments):
+        recorders.append(arguments)
+        return Recorder(*arguments)
+
+    monkeypatch.setattr(dispatch_module, "Recorder", recorder)
+    layer = Layer(0)
+    for _ in range(3):
+        layer.dispatch(transport="nccl")
+    assert native == [] and len(recorders) == 1
 
 
 def test_a_call_whose_operator_lost_its_memory_is_recorded_again(native):
