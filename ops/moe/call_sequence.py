@@ -250,7 +250,7 @@ def record(key: Hashable, group: str, device: torch.device, steps: Callable[[], 
     """Record a call that has been made, if one native call can enqueue its kernels.
 
     Args:
-        key: see ``Lookup``.
+        key: see ``Lookup``; None if the call must not be recorded.
         group: name of the group.
         steps: returns the recorder with all kernels, or raises NotRecordableError.
     """

@@ -257,7 +257,7 @@ def _checked(
     handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport, is_padded)
     if quant is not None:
         return tuple(rows), offsets, handle
-    if not checks_ids():
+    if key is not None and not checks_ids():
         record(key, group, x.device, partial(_recorder, tensors, options))
     return rows[0], offsets, handle
 

@@ -170,7 +170,7 @@ def _checked(
         )  # fmt: skip
         return result[: len(x)]
     result = _mlp(*tensors, quant, capacity, max_tokens is not None, group, transport)
-    if quant is None and not checks_ids():
+    if key is not None and quant is None and not checks_ids():
         record(key, group, x.device, partial(_recorder, tensors[:5], options))
     return result
 
