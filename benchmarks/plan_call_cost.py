@@ -49,7 +49,7 @@ from tileweave.ops.core.tiles import LARGE, SMALL, Choice
 from tileweave.ops.decode import decode_attention
 from tileweave.ops.gemm import gemm_operator
 from tileweave.ops.gemm.all_gather_matmul import all_gather_matmul_plan
-from tileweave.ops.moe import call_sequence, grouped_matmul, routing, row_exchange
+from tileweave.ops.moe import grouped_matmul, routing, row_exchange
 from tileweave.ops.moe.kernels.grouped_gemm import GroupedConfig
 from tileweave.passes.ir.implicit import implicit_of
 from tileweave.runtime.executor import calls as plan_streams
@@ -149,7 +149,7 @@ def enter_stand_in_session(ranks: int) -> None:
         module.has_kernel = lambda *_: True
         module.compiled = lambda *_: StandInKernel.launch
     grouped_matmul.config_of = lambda w, *_: GroupedConfig(*w.shape, "bfloat16", w.is_contiguous())
-    for module in (plan_streams, call, call_sequence):
+    for module in (plan_streams, call):
         module.has_driver = lambda device: True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -64,6 +64,17 @@ def signature(
     return tuple(key), addresses
 
 
+def allocator_of(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return a function that allocates tensors like ``x``. A method of a tensor of the same type
+    and device needs less time than ``torch.empty_strided``."""
+    return partial(x.new_empty(0).new_empty_strided, tuple(x.shape), x.stride())
+
+
+def is_recordable(device: torch.device) -> bool:
+    """Return whether C++ can repeat the calls that are made now."""
+    return has_driver(device) and library() is not None and not capturing()
+
+
 class OverlapCheck(NamedTuple):
     """Result of the caller, and another tensor that it must not overlap.
 
@@ -101,10 +112,7 @@ class FastPath:
         self._recorded, addresses = op.recorded_call(inputs, out)
         self._memory = addresses[len(inputs) : -1]
         self._overlap_checks, self._is_list = overlap_checks, is_list
-        # A method of a tensor of the same type and device needs less time than torch.empty_strided.
-        *self._others, self._empty = (
-            partial(x.new_empty(0).new_empty_strided, tuple(x.shape), x.stride()) for x in results
-        )
+        *self._others, self._empty = map(allocator_of, results)
 
     @property
     def is_native(self) -> bool:
@@ -347,11 +355,7 @@ def _is_repeatable(
         inputs, out: arguments of ``CompiledOp.enqueue``.
     """
     pairs = zip(originals, inputs, strict=True)
-    return (
-        has_driver(out.device)
-        and library() is not None
-        and all(x.data_ptr() == y.data_ptr() for x, y in pairs)
-    )
+    return is_recordable(out.device) and all(x.data_ptr() == y.data_ptr() for x, y in pairs)
 
 
 def _overlap_checks(call: Call, decision: Decision) -> list[OverlapCheck]:

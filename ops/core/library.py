@@ -3,9 +3,10 @@ with or without torch's dispatcher."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import numbers
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import _C
@@ -25,6 +26,9 @@ from .schema import Parameter, caller_of, parameters_of, type_mismatch
 _LIBRARY = torch.library.Library("tileweave", "DEF")
 _VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
 """Types of arguments that are not tensors."""
+_NUMBERS = frozenset((bool, numbers.Integral, numbers.Real))
+"""Types of arguments that may equal one of another type."""
+_Getter: TypeAlias = "Callable[[tuple[Any, ...]], tuple[Any, ...]]"
 _DIFFERENTIATING = {
     _C._functorch.TransformType.Grad: "torch.func",
     _C._functorch.TransformType.Jvp: "forward mode",
@@ -98,13 +102,9 @@ def _for_python(
                 raise refusal
             return dispatched(args)
         key = decision = None
-        if places is not None and not is_observed():
-            names, tensors = (name, *places.options(args)), places.tensors(args)
-            key, addresses = signature(names, tensors, skips_dispatcher=True)
-            try:
-                decision = recorded_calls().get(key)
-            except TypeError:  # an option without a hash, which is illegal
-                decision = key = None
+        if places is not None:
+            names = name, *places.options(args)
+            key, addresses, decision = look_up(names, places.tensors(args))
             if decision is not None and decision.fast_path is not None:
                 out = None if places.out is None else args[places.out]
                 result = decision.fast_path(addresses, out)
@@ -177,19 +177,39 @@ def is_observed() -> bool:
     )
 
 
+def look_up(names: Iterable[Hashable], tensors: Sequence[Any]) -> tuple[Hashable, list[int], Any]:
+    """Look a call up in ``recorded_calls``. Its arguments need not be checked yet.
+
+    Args:
+        names, tensors: see ``signature``.
+
+    Returns:
+        The key, the addresses, and the value of an equal call. The key is None if the call cannot
+        be legal or needs torch's dispatcher. The value is None if no equal call is recorded.
+    """
+    if is_observed():
+        return None, [], None
+    key, addresses = signature(names, tensors, skips_dispatcher=True)
+    try:
+        return key, addresses, recorded_calls().get(key)
+    except TypeError:  # an option without a hash, which is illegal
+        return None, [], None
+
+
 class Places(NamedTuple):
     """Places of the arguments of an operator.
 
     Attributes:
         tensors: returns the tensors that are read, then the results of the caller, ``out`` last.
-        options: returns the arguments that are not tensors.
+        options: returns the arguments that are not tensors, and the types of numbers: an illegal
+            True differs from a legal 1.
         written: returns the results of the caller, ``out`` first.
         out: place of ``out``; None if the results are new.
     """
 
-    tensors: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-    options: Callable[[tuple[Any, ...]], tuple[Any, ...]]
-    written: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    tensors: _Getter
+    options: _Getter
+    written: _Getter
     out: int | None
 
 
@@ -262,19 +282,25 @@ def _places(schema: str) -> Places:
     parameters = list(enumerate(parameters_of(schema)))
     written = [n for n, p in parameters if p.is_written]
     inputs = [n for n, p in parameters if torch.Tensor in p.types and not p.is_written]
-    options = [n for n, p in parameters if torch.Tensor not in p.types]
     tensors = _getter([*inputs, *written[1:], *written[:1]])
-    return Places(tensors, _getter(options), _getter(written), written[0] if written else None)
+    options = _getter([n for n, p in parameters if torch.Tensor not in p.types])
+    if typed := [n for n, p in parameters if not _NUMBERS.isdisjoint(p.types)]:
+        options = _with_types(options, _getter(typed))
+    return Places(tensors, options, _getter(written), written[0] if written else None)
 
 
-def _getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def _with_types(options: _Getter, typed: _Getter) -> _Getter:
+    return lambda args: (*options(args), *map(type, typed(args)))
+
+
+def _getter(places: Sequence[int]) -> _Getter:
     """Return a function that returns some elements of a tuple, without a call of Python."""
     first = places[0] if places else 0
     is_range = [*places] == [*range(first, first + len(places))]
     return itemgetter(slice(first, first + len(places))) if is_range else itemgetter(*places)
 
 
-def _traceable_getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def _traceable_getter(places: Sequence[int]) -> _Getter:
     return lambda args: tuple([args[n] for n in places])
 
 

@@ -10,21 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from ...runtime.executor.enqueue import Part, enqueuer_of
 from ...runtime.executor.operations import KernelLaunch, Place
-from ...runtime.executor.recorded_calls import JoinedCall, RecordedCall, has_driver, recorded_calls
-from ...runtime.host.native import library
+from ...runtime.executor.recorded_calls import JoinedCall, RecordedCall, recorded_calls
 from ...runtime.host.session import find_named
-from ...runtime.kernel.kernel import capturing
-from ..core.call import decided, signature
+from ..core.call import allocator_of, decided, is_recordable
 from ..core.checks import ALIGNMENT, is_contiguous_and_aligned, with_packed_strides
 from ..core.compiled import CompiledOp, op_cache_of
-from ..core.library import needs_dispatcher
+from ..core.library import look_up
 from .local_kernels import LocalKernel
 
 Shapes: TypeAlias = "Mapping[str, tuple[tuple[int, ...], torch.dtype]]"
@@ -104,39 +101,21 @@ class CallSequence:
         return results if self._views is None else results + self._views(memory)
 
 
-class Lookup(NamedTuple):
-    """Result of ``find``.
-
-    Attributes:
-        key: key of the call in ``recorded_calls``; None if it must not be recorded.
-        addresses: of its tensors.
-        sequence: an earlier call with this key; None if there is none.
-    """
-
-    key: Hashable
-    addresses: list[int]
-    sequence: Any
-
-
-_NEW = Lookup(None, [], None)
 _NOT_RECORDABLE = object()
 """Value of keys of calls that have raised NotRecordableError."""
 
 
-def find(op: str, tensors: Sequence[Any], options: Sequence[Any]) -> Lookup:
-    """Look a call up, whose arguments need not be checked yet.
+def find(
+    op: str, tensors: Sequence[Any], options: Sequence[Any]
+) -> tuple[Hashable, list[int], CallSequence | None]:
+    """Look a call up by ``look_up``. The key is also None if the call must not be recorded.
 
-    Equal keys have options of equal types: an illegal ``True`` differs from a legal 1. A call that
-    needs torch's dispatcher, such as one with a gradient, has no key.
+    Equal keys have options of equal types: an illegal ``True`` differs from a legal 1.
     """
-    if torch.compiler.is_compiling() or needs_dispatcher(tensors):
-        return _NEW
-    key, addresses = signature((op, *options, *map(type, options)), tensors, None)
-    try:
-        sequence = recorded_calls().get(key)
-    except TypeError:  # an option that has no hash is illegal
-        return _NEW
-    return _NEW if sequence is _NOT_RECORDABLE else Lookup(key, addresses, sequence)
+    if torch.compiler.is_compiling():
+        return None, [], None
+    key, addresses, sequence = look_up((op, *options, *map(type, options)), tensors)
+    return (None, [], None) if sequence is _NOT_RECORDABLE else (key, addresses, sequence)
 
 
 class Recorder:
@@ -160,12 +139,11 @@ class Recorder:
         self._device = next(iter(inputs.values())).device
         self._sharing = Sharing(shared)
         self._views = self._sharing.views(returned) if returned else None
-        empty = partial(torch.empty_strided, device=self._device)
-        self._allocate = [
-            partial(empty, shape, torch.empty(shape, device="meta").stride(), dtype=dtype)
+        *tensors, memory = (
+            torch.empty(shape, dtype=dtype, device=self._device)
             for shape, dtype in (*results.values(), ((self._sharing.words,), _WORD))
-        ]
-        *tensors, memory = (allocate() for allocate in self._allocate)
+        )
+        self._allocate = [allocator_of(tensor) for tensor in (*tensors, memory)]
         # Kernels accept no tensors that require a gradient, such as weights under torch.no_grad().
         detached = {name: tensor.detach() for name, tensor in inputs.items()}
         self._tensors = detached | dict(zip(results, tensors, strict=True))
@@ -250,14 +228,12 @@ def record(key: Hashable, group: str, device: torch.device, steps: Callable[[], 
     """Record a call that has been made, if one native call can enqueue its kernels.
 
     Args:
-        key: see ``Lookup``; None if the call must not be recorded.
+        key: see ``find``.
         group: name of the group.
         steps: returns the recorder with all kernels, or raises NotRecordableError.
     """
-    if key is None or not has_driver(device) or library() is None or capturing():
-        return
     session = find_named(group)
-    if session is None:
+    if key is None or session is None or not is_recordable(device):
         return
     sequence: Any = _NOT_RECORDABLE
     with suppress(NotRecordableError):

@@ -104,10 +104,7 @@ def combine(
     tokens, slots = weights.shape[0], tables.place.shape[0]
     if tokens != slots:
         weights = padded(weights, slots)
-    dtype = torch.float64 if y.dtype == torch.float64 else torch.float32
-    if weights.dtype != dtype:
-        weights = weights.to(dtype)
-    arguments = y, weights, *tables, handle.is_padded
+    arguments = y, as_read(weights, y), *tables, handle.is_padded
     if BY not in group and tokens == slots:
         if out is None:
             return _combine(*arguments, group, handle.transport)
@@ -117,6 +114,12 @@ def combine(
     refuse_gradients(NAME, out, y, weights)
     combined = (_across if BY in group else _combine)(*arguments, group, handle.transport)
     return combined[:tokens] if out is None else out.copy_(combined[:tokens])
+
+
+def as_read(weights: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the weights of ``y`` in the type that the program reads."""
+    dtype = torch.float64 if y.dtype == torch.float64 else torch.float32
+    return weights if weights.dtype == dtype else weights.to(dtype)
 
 
 def require_rows(

@@ -50,7 +50,6 @@ from .row_problem import (
     check_tokens,
     checked_problem,
     checks_ids,
-    ids_variable,
     padded,
     within_node,
 )
@@ -222,13 +221,12 @@ def dispatch(
     """
     group, tensors = name_of(group), (x, topk_ids, topk_weights)
     options = num_experts, capacity, max_tokens, quant, clear_rest, group, transport
-    key, addresses, sequence = find(NAME, tensors, (*options, ids_variable()))
-    if sequence is not None and (results := sequence(addresses)) is not None:
-        rows, source, slots, place, offsets, dropped = results
-        tables, is_padded = Tables(source, slots, place), max_tokens is not None
-        handle = DispatchHandle(topk_weights, tables, dropped, group, transport, is_padded)
-        return rows, offsets, handle
-    return _checked(tensors, options, key)
+    key, addresses, sequence = find(NAME, tensors, options)
+    if sequence is None or checks_ids() or (results := sequence(addresses)) is None:
+        return _checked(tensors, options, key)
+    rows, source, slots, place, offsets, dropped = results
+    tables, is_padded = Tables(source, slots, place), max_tokens is not None
+    return rows, offsets, DispatchHandle(topk_weights, tables, dropped, group, transport, is_padded)
 
 
 def _checked(

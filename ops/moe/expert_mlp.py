@@ -19,7 +19,7 @@ from ..core.registry import RegisteredOp, TableRow
 from ..core.removed import removed
 from .call_sequence import Recorder, find, record
 from .combine import NAME as COMBINE
-from .combine import combine
+from .combine import as_read, combine
 from .dispatch import NO_EXPERT, dispatch, record_dispatch
 from .grouped_matmul import grouped_matmul, record_grouped_matmul
 from .kernels.grouped_gemm import SWIGLU
@@ -27,7 +27,7 @@ from .problem import Options
 from .quantized_mlp import Weights, check_quantized, quantized_experts
 from .routing import Tables, routing_memory
 from .row_exchange import check_options
-from .row_problem import check_tokens, checked_problem, checks_ids, ids_variable, padded
+from .row_problem import check_tokens, checked_problem, checks_ids, padded
 
 NAME = "expert_mlp"
 
@@ -142,10 +142,10 @@ def expert_mlp(
     group, weights = name_of(group), Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
     tensors = x, topk_ids, topk_weights, *weights
     options = quant, capacity, max_tokens, group, transport
-    key, addresses, sequence = find(NAME, tensors, (*options, ids_variable()))
-    if sequence is not None:
-        wide = _wide(x, topk_weights)
-        addresses[2] = wide.data_ptr()
+    key, addresses, sequence = find(NAME, tensors, options)
+    if sequence is not None and not checks_ids():
+        read_weights = as_read(topk_weights, x)
+        addresses[2] = read_weights.data_ptr()
         if (results := sequence(addresses)) is not None:
             return results[0]
     return _checked(tensors, options, key)
@@ -175,12 +175,6 @@ def _checked(
     return result
 
 
-def _wide(x: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-    """Return the weights in the type in which ``combine`` reads them."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return topk_weights if topk_weights.dtype == wide else topk_weights.to(wide)
-
-
 def _recorder(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> Recorder:
     """Return the kernels of a call of ``expert_mlp`` without a gradient."""
     x, topk_ids, topk_weights, w_gate_up, w_down = tensors
@@ -190,7 +184,7 @@ def _recorder(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> Re
     problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks)
     problem = replace(problem, clear_rest=False, is_padded=max_tokens is not None)
     inputs = {
-        "x": x, "topk_ids": topk_ids, "topk_weights": _wide(x, topk_weights),
+        "x": x, "topk_ids": topk_ids, "topk_weights": as_read(topk_weights, x),
         "w_gate_up": w_gate_up, "w_down": w_down,
     }  # fmt: skip
     shared = {

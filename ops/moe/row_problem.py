@@ -159,11 +159,6 @@ def check_num_experts(op: str, num_experts: Any) -> None:
         )
 
 
-def ids_variable() -> str:
-    """Return the value of ``CHECK_IDS``."""
-    return os.environ.get(CHECK_IDS, "0")
-
-
 def checks_ids() -> bool:
     """Return whether calls check experts, as ``CHECK_IDS`` says; not while a CUDA graph is being
     captured.
@@ -171,7 +166,7 @@ def checks_ids() -> bool:
     Raises:
         TileWeaveError: its value is neither 0 nor 1.
     """
-    value = ids_variable()
+    value = os.environ.get(CHECK_IDS, "0")
     if value not in ("0", "1"):
         raise TileWeaveError(f"{CHECK_IDS}={value!r}; expected 0 or 1")
     return value == "1" and not capturing()

@@ -104,8 +104,8 @@ def record_calls(monkeypatch) -> None:
 
 
 REPEATED = [
-    "operator", "is_observed", "signature", "recorded_calls", "__call__", "is_valid", "__call__",
-    "begin_call",
+    "operator", "look_up", "is_observed", "signature", "recorded_calls", "__call__", "is_valid",
+    "__call__", "begin_call",
 ]  # fmt: skip
 """Functions that a repeated call runs after the public one."""
 
