@@ -37,8 +37,8 @@ def signature(
     Args:
         names: the operator, and all arguments that are not tensors.
         tensors: tensors and None; the first one is a tensor in each legal call.
-        skips_dispatcher: whether the key is also None if a tensor needs torch's dispatcher, except
-            for meta tensors, see ``needs_dispatcher``.
+        skips_dispatcher: whether the key is also None if a tensor needs torch's dispatcher; see
+            ``needs_dispatcher``.
     """
     key: list[Hashable] = [*names]
     addresses: list[int] = []
@@ -58,7 +58,10 @@ def signature(
             address = x.data_ptr()
             addresses.append(address)
             key += x.shape, x.stride(), x.dtype, x.device, address % ALIGNMENT
-        key.append(current_stream(tensors[0].device))
+        device = tensors[0].device
+        if skips_dispatcher and device.type == "meta":
+            return None, []
+        key.append(current_stream(device))
     except (AttributeError, RuntimeError):  # no tensor, or one without memory of its own
         return None, []
     return tuple(key), addresses

@@ -101,7 +101,7 @@ def _for_python(
             if (refusal := type_mismatch(op, parameters, args)) is not None:
                 raise refusal
             return dispatched(args)
-        key = decision = None
+        key = None
         if places is not None:
             names = name, *places.options(args)
             key, addresses, decision = look_up(names, places.tensors(args))
@@ -112,7 +112,7 @@ def _for_python(
                     return result if out is None else mark_written(*places.written(args))
         token = None if CALLER.get() else CALLER.set(op)
         try:
-            if decision is None and needs_dispatcher(args):
+            if key is None and needs_dispatcher(args):
                 return dispatched(args)
             return computed(*args) if key is None else computed(*args, key=key)
         except Exception as error:
