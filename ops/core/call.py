@@ -78,6 +78,17 @@ def is_recordable(device: torch.device) -> bool:
     return has_driver(device) and library() is not None and not capturing()
 
 
+class Recorded(NamedTuple):
+    """Result of a look-up in ``recorded_calls``.
+
+    Attributes:
+        value: value of an earlier call with this key; None if there is none.
+    """
+
+    key: Hashable
+    value: Any
+
+
 class OverlapCheck(NamedTuple):
     """Result of the caller, and another tensor that it must not overlap.
 
@@ -266,7 +277,8 @@ class CallableOp(ProblemOp):
 
 def compute(
     op: str, inputs: Sequence[Any], out: torch.Tensor | None, options: tuple[Any, ...],
-    results: Sequence[torch.Tensor | None] = (), unread: Sequence[Any] = (), key: Hashable = None,
+    results: Sequence[torch.Tensor | None] = (), unread: Sequence[Any] = (),
+    recorded: Recorded | None = None,
 ) -> Any:  # fmt: skip
     """Return the result of a call, in ``out`` if given; without ``out`` a list of all results if
     the operator has several. Collective for each new problem.
@@ -274,9 +286,9 @@ def compute(
     Args:
         op: name of the operator.
         inputs, out, options, results, unread: see ``Call``.
-        key: key of the call, if the caller has not found how to repeat it; else None.
+        recorded: result of a look-up by the caller, who could not repeat the call.
     """
-    if key is None:
+    if recorded is None:
         key, addresses = signature((op, *options), (*inputs, *results, out))
         decision = recorded_calls().get(key)
         if decision is not None and decision.fast_path is not None:
@@ -284,7 +296,7 @@ def compute(
             if result is not None:
                 return result
     else:
-        decision = recorded_calls().get(key)
+        key, decision = recorded
     call = Call(OPERATORS[op], inputs, out, options, results, unread, key)
     decision = decide(call, decision)
     if out is None:
@@ -315,8 +327,9 @@ def decide(call: Call, decision: Decision | None = None) -> Decision:
     """
     if decision is None:
         decision = call.operator.decide(call)
-        if decision.is_lasting and not capturing():
-            recorded_calls().put(find_named(call.group), call.key, decision)
+        has_session = find_named(call.group) is not None
+        if decision.is_lasting and has_session and not capturing():
+            recorded_calls().put(call.key, decision)
     elif call.out is not None:
         call.operator.check_memory(call.inputs, call.out, call.results)
     return decision
@@ -344,7 +357,7 @@ def _run_and_record(call: Call, decision: Decision, is_new: bool) -> torch.Tenso
         checks = [] if is_new else _overlap_checks(call, decision)
         fast_path = FastPath(cache, compiled, *declared, [*others, out], is_list, checks)
         decision.fast_path = fast_path if fast_path.is_native else None
-    recorded_calls().put(cache.session, call.key, decision)  # the session may be new
+    recorded_calls().put(call.key, decision)
     return out
 
 

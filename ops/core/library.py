@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from ...builtins.errors import TileWeaveError
 from ...runtime.executor.recorded_calls import recorded_calls
 from .autocast import NO_CASTS, Casts, register_autocast
-from .call import TENSORS, signature
+from .call import TENSORS, Recorded, signature
 from .caller import CALLER, called_as
 from .checks import refused
 from .epilogue import FP8
@@ -55,8 +55,8 @@ def define(
             message, and gradients that it does not refuse.
         casts: arguments that ``torch.autocast`` casts. Operators that write to an argument have
             none, as in torch.
-        places: of an operator whose calls ``call.compute`` records; ``eager`` then has a keyword
-            ``key``, see there.
+        places: of an operator whose calls are recorded; ``eager`` then has the keyword
+            ``recorded`` of ``call.compute``.
 
     Returns:
         The operator for calls from Python. It skips torch's dispatcher, which costs as much time
@@ -101,20 +101,21 @@ def _for_python(
             if (refusal := type_mismatch(op, parameters, args)) is not None:
                 raise refusal
             return dispatched(args)
-        key = None
+        recorded = None
         if places is not None:
             names = name, *places.options(args)
-            key, addresses, decision = look_up(names, places.tensors(args))
-            if decision is not None and decision.fast_path is not None:
+            recorded, addresses = look_up(names, places.tensors(args))
+            value = None if recorded is None else recorded.value
+            if value is not None and value.fast_path is not None:
                 out = None if places.out is None else args[places.out]
-                result = decision.fast_path(addresses, out)
+                result = value.fast_path(addresses, out)
                 if result is not None:
                     return result if out is None else mark_written(*places.written(args))
         token = None if CALLER.get() else CALLER.set(op)
         try:
-            if key is None and needs_dispatcher(args):
-                return dispatched(args)
-            return computed(*args) if key is None else computed(*args, key=key)
+            if recorded is not None:
+                return computed(*args, recorded=recorded)
+            return dispatched(args) if needs_dispatcher(args) else computed(*args)
         except Exception as error:
             if isinstance(error, TileWeaveError):
                 raise
@@ -177,23 +178,22 @@ def is_observed() -> bool:
     )
 
 
-def look_up(names: Iterable[Hashable], tensors: Sequence[Any]) -> tuple[Hashable, list[int], Any]:
-    """Look a call up in ``recorded_calls``. Its arguments need not be checked yet.
+def look_up(names: Iterable[Hashable], tensors: Sequence[Any]) -> tuple[Recorded | None, list[int]]:
+    """Look a call up in ``recorded_calls``, and return the addresses of its tensors, too. Its
+    arguments need not be checked yet. None if it cannot be legal or needs torch's dispatcher.
 
     Args:
         names, tensors: see ``signature``.
-
-    Returns:
-        The key, the addresses, and the value of an equal call. The key is None if the call cannot
-        be legal or needs torch's dispatcher. The value is None if no equal call is recorded.
     """
     if is_observed():
-        return None, [], None
+        return None, []
     key, addresses = signature(names, tensors, skips_dispatcher=True)
+    if key is None:
+        return None, []
     try:
-        return key, addresses, recorded_calls().get(key)
+        return Recorded(key, recorded_calls().get(key)), addresses
     except TypeError:  # an option without a hash, which is illegal
-        return None, [], None
+        return None, []
 
 
 class Places(NamedTuple):
@@ -230,7 +230,8 @@ def define_pair(
             ``name_out``, between its inputs and its options.
         compute, fake, check: as in ``define``, but functions of the tensors that are read, the
             result and all other arguments. The result is None for a new one, and a tuple if
-            ``written`` has several. ``compute`` also has the keyword ``key`` of ``call.compute``.
+            ``written`` has several. ``compute`` also has the keyword ``recorded`` of
+            ``call.compute``.
         new_only: first options, which ``name_out`` does not have.
         gradient, casts: as in ``define``.
 
@@ -266,12 +267,12 @@ def _split(
     inputs = getter([n for n, p in parameters if torch.Tensor in p.types and not p.is_written])
     options = getter([n for n, p in parameters if torch.Tensor not in p.types])
     if not written:
-        return lambda *args, **key: function(inputs(args), None, options(args), **key)
+        return lambda *args, **recorded: function(inputs(args), None, options(args), **recorded)
     results, has_one = getter(written), len(written) == 1
 
-    def into_out(*args: Any, **key: Any) -> None:
+    def into_out(*args: Any, **recorded: Any) -> None:
         tensors = results(args)
-        function(inputs(args), tensors[0] if has_one else tensors, options(args), **key)
+        function(inputs(args), tensors[0] if has_one else tensors, options(args), **recorded)
         if writes:
             mark_written(*tensors)
 

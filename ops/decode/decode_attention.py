@@ -215,9 +215,9 @@ def _empty(inputs: Inputs, returns_lse: bool) -> Results:
     return Results(out, _empty_lse(inputs.q) if returns_lse else None)
 
 
-def _computed(inputs, results, options, key=None):
+def _computed(inputs, results, options, recorded=None):
     out, *others = (None,) if results is None else results
-    return compute(NAME, inputs, out, options, others, key=key)
+    return compute(NAME, inputs, out, options, others, recorded=recorded)
 
 
 def _fake(inputs, results, options):

@@ -108,14 +108,17 @@ _NOT_RECORDABLE = object()
 def find(
     op: str, tensors: Sequence[Any], options: Sequence[Any]
 ) -> tuple[Hashable, list[int], CallSequence | None]:
-    """Look a call up by ``look_up``. The key is also None if the call must not be recorded.
+    """Return the key of a call, whose arguments need not be checked yet, the addresses of its
+    tensors, and an equal call if there is one. The key is None if the call must not be recorded.
 
-    Equal keys have options of equal types: an illegal ``True`` differs from a legal 1.
+    Equal keys have options of equal types: an illegal True differs from a legal 1.
     """
     if torch.compiler.is_compiling():
         return None, [], None
-    key, addresses, sequence = look_up((op, *options, *map(type, options)), tensors)
-    return (None, [], None) if sequence is _NOT_RECORDABLE else (key, addresses, sequence)
+    recorded, addresses = look_up((op, *options, *map(type, options)), tensors)
+    if recorded is None or recorded.value is _NOT_RECORDABLE:
+        return None, [], None
+    return recorded.key, addresses, recorded.value
 
 
 class Recorder:
@@ -238,4 +241,4 @@ def record(key: Hashable, group: str, device: torch.device, steps: Callable[[], 
     sequence: Any = _NOT_RECORDABLE
     with suppress(NotRecordableError):
         sequence = steps().sequence(session)
-    recorded_calls().put(session, key, sequence)
+    recorded_calls().put(key, sequence)

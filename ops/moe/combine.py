@@ -162,9 +162,9 @@ def _combine_across(y, weights, source, slots, place, is_padded, group, transpor
     return across_nodes.combine_rows(y, weights, tables, is_padded, levels, transport)
 
 
-def _computed(inputs, out, options, key=None):
+def _computed(inputs, out, options, recorded=None):
     y, weights, *tables = inputs
-    return exchange(NAME, y, weights, Tables(*tables), *options, out, key=key)
+    return exchange(NAME, y, weights, Tables(*tables), *options, out, recorded=recorded)
 
 
 def _fake(inputs, out, options):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 from ...builtins.errors import brief_errors
+from ..collectives.all_gather import NAME as ALL_GATHER
 from ..core.agreement import agree
 from ..core.checks import require_bools
 from ..core.groups import TwoLevels, group_of, name_of, ranks_of
@@ -278,7 +279,7 @@ def _recorder(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> Re
 def record_dispatch(recorder: Recorder, problem: RowProblem, group: str, transport: str) -> None:
     """Append the kernels that write ``rows`` and ``RESULTS`` for ``x`` and ``topk_ids``."""
     ids_options = group, gather_transport(transport)
-    recorder.operator("all_gather", ["topk_ids"], "all_ids", ids_options)
+    recorder.operator(ALL_GATHER, ["topk_ids"], "all_ids", ids_options)
     record_routing(recorder, group_of(group).rank, problem.num_experts, problem.capacity)
     options = (
         problem.tokens, problem.choices, problem.capacity, problem.clear_rest, problem.is_padded,

@@ -7,15 +7,15 @@ and count the row tiles of all experts themselves, so that the host does not wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ...builtins.errors import brief_errors
+from ...runtime.executor.recorded_calls import recorded_calls
 from ..core.autocast import lowers
-from ..core.call import signature
+from ..core.call import Recorded, allocator_of, signature
 from ..core.checks import (
     ALIGNMENT,
     as_kernel_operand,
@@ -47,9 +47,6 @@ RESULT_BYTES = 2
 """Bytes of an element of the kernels' results."""
 ONES = ALIGNMENT // RESULT_BYTES
 """Columns of ones in a sum over the rows of each expert: the fewest that the kernels accept."""
-_MAX_CALLS = 512
-_calls: dict[Hashable, _Call] = {}
-"""Latest ``_MAX_CALLS`` checked calls on operands that need no copies, by ``signature``."""
 
 
 class GroupedMatmul(RegisteredOp, op=NAME):
@@ -106,6 +103,7 @@ class _Call(NamedTuple):
     config: GroupedConfig
     launch: Callable[..., Any]
     empty: Callable[[], torch.Tensor]
+    fast_path = None  # the launch needs tensors
 
     def __call__(self, x, w, offsets, options: Options, out) -> None:
         """Launch the kernel on operands that it can read."""
@@ -136,10 +134,7 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
         return None
     config, launch = _launch_of(x, w, options, out)
     transposed = config.transposed
-    empty = partial(
-        torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device
-    )
-    call = _Call(config, launch, empty)
+    call = _Call(config, launch, allocator_of(out))
     given = x, w if transposed else w.transpose(1, 2), offsets, out
     x, stored, offsets, out = (
         *(
@@ -181,11 +176,13 @@ def record_grouped_matmul(recorder: Recorder, x: str, w: str, out: str, options:
     recorder.kernel(launch, (x, rows), (w, stored), offsets, (out, result))
 
 
-def _call(x, w, offsets, out, options: Options, key: Hashable):
+def _call(x, w, offsets, out, options: Options, recorded: Recorded | None):
     """Return the result, in ``out`` if given."""
-    if key is None:
-        key, _ = signature(options[4:], (x, w, offsets, *options[:4], out))
-    call = _calls.get(key)
+    if recorded is None:
+        key, _ = signature((NAME, *options[4:]), (x, w, offsets, *options[:4], out))
+        call = recorded_calls().get(key)
+    else:
+        key, call = recorded
     if call is not None:
         if out is None:
             out = call.empty()
@@ -197,14 +194,12 @@ def _call(x, w, offsets, out, options: Options, key: Hashable):
     out = empty if out is None else out
     call = _compute(x, w, offsets, options, out)
     if call is not None:
-        if len(_calls) >= _MAX_CALLS:
-            del _calls[next(iter(_calls))]
-        _calls[key] = call
+        recorded_calls().put(key, call)
     return out
 
 
-def _computed(inputs, out, options, key=None):
-    return _call(*inputs[:3], out, Options(*inputs[3:], *options), key)
+def _computed(inputs, out, options, recorded=None):
+    return _call(*inputs[:3], out, Options(*inputs[3:], *options), recorded)
 
 
 def _fake(inputs, out, options):

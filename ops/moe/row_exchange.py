@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ...runtime.host.group import Group
 from ..core.agreement import agree
-from ..core.call import Call, CallableOp, Decision, compute
+from ..core.call import Call, CallableOp, Decision, Recorded, compute
 from ..core.checks import check_layout, require_no_overlap
 from ..core.compiled import shared_by_sizes, similar_sizes
 from ..core.groups import group_of
@@ -160,17 +160,17 @@ def gather_transport(transport: str) -> str:
 def exchange(
     op: str, rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, is_padded: bool,
     group: str, requested: str, out: torch.Tensor | None = None, clear_rest: bool = True,
-    key: Hashable = None,
+    recorded: Recorded | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return the result of an exchange, in ``out`` if given. Collective for each new problem.
 
     Args:
         is_padded, clear_rest: see ``RowProblem``.
-        key: see ``compute``; its tensors are the inputs of the program.
+        recorded: see ``compute``; the tensors of its key are the inputs of the program.
     """
     inputs = OPERATORS[op].inputs(rows, weights, tables)
     options = *_sizes(tables), clear_rest, is_padded, group, requested
-    return compute(op, inputs, out, options, unread=(weights, *tables), key=key)
+    return compute(op, inputs, out, options, unread=(weights, *tables), recorded=recorded)
 
 
 def fake_exchange(

@@ -238,9 +238,9 @@ def _completed(
     return Results(out, residual, scales)
 
 
-def _computed(inputs, results, options, key=None):
+def _computed(inputs, results, options, recorded=None):
     out, *others = (None,) if results is None else results
-    return compute(NAME, inputs, out, options, others, key=key)
+    return compute(NAME, inputs, out, options, others, recorded=recorded)
 
 
 def _fake(inputs, results, options):

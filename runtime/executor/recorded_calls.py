@@ -31,7 +31,8 @@ _generation = 0
 
 
 class CallCache(dict[Any, Any]):
-    """Calls of one thread, by key; a key contains the group or what belongs to it.
+    """Calls of one thread, by key. A key contains the group, which has a session, or what belongs
+    to it, unless the call has no group.
 
     A value lets a later call with the same key skip checks and decisions.
     """
@@ -40,10 +41,9 @@ class CallCache(dict[Any, Any]):
         super().__init__()
         self.generation = _generation
 
-    def put(self, session: Session | None, key: Hashable, value: Any) -> None:
-        """Store a value, if its group has a session and there is a key. The oldest value makes
-        room."""
-        if session is None or key is None:
+    def put(self, key: Hashable, value: Any) -> None:
+        """Store a value, if there is a key. The oldest value makes room."""
+        if key is None:
             return
         if key not in self and len(self) >= _MAX_CALLS:
             del self[next(iter(self))]

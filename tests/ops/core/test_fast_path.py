@@ -15,7 +15,7 @@ from tests.groups import one_rank, open_sessions
 from tileweave import ops
 from tileweave.ops.collectives import transport
 from tileweave.ops.collectives.collective import Collective
-from tileweave.ops.core import call
+from tileweave.ops.core import call, noted
 from tileweave.ops.core.compiled import op_cache_of
 from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import LARGE, Choice
@@ -77,6 +77,7 @@ def said(monkeypatch):
     StandIn.said = []
     StandIn.session = fake_session()
     open_sessions(monkeypatch, StandIn.session)
+    monkeypatch.setattr(noted, "_notes", {})
     monkeypatch.setattr(call, "has_driver", lambda device: True)
     monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
     monkeypatch.setattr(call, "library", lambda: "native")

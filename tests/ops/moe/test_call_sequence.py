@@ -237,3 +237,59 @@ def test_a_graph_records_no_native_call(native, monkeypatch):
     for _ in range(2):
         Layer(0).dispatch()
     assert native == []
+
+
+MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
+
+
+@pytest.mark.parametrize("op", KERNELS)
+@pytest.mark.parametrize("first", MODES)
+@pytest.mark.parametrize("second", MODES)
+def test_results_belong_to_the_mode_of_the_call(native, op, first, second):
+    with first():
+        getattr(Layer(0), op)()
+    with second():
+        results = getattr(Layer(0), op)()
+    assert native == [KERNELS[op]]
+    assert {x.is_inference() for x in results} == {second is torch.inference_mode}
+    assert not any(x.requires_grad for x in results)
+
+
+def test_weights_that_require_a_gradient_need_none_without_one(native):
+    layer = Layer(0)
+    layer.gate_up.requires_grad_()
+    with torch.no_grad():
+        for _ in range(2):
+            layer.expert_mlp()
+    assert native == [KERNELS["expert_mlp"]]
+    assert layer.expert_mlp()[0].requires_grad
+    assert KERNELS["expert_mlp"] not in native[1:]
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_a_profiled_call_passes_the_dispatcher(native, op):
+    for _ in range(2):
+        getattr(Layer(0), op)()
+    with torch.profiler.profile() as profile:
+        getattr(Layer(0), op)()
+    assert native == [KERNELS[op]]
+    assert f"tileweave::{op}" in [event.name for event in profile.events()]
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_a_call_in_another_stream_is_recorded_again(native, monkeypatch, op):
+    stream = 7
+    monkeypatch.setattr(call, "current_stream", lambda device: (stream, False))
+    counts = []
+    for stream in (7, 7, 8, 8, 7):  # noqa: B007
+        getattr(Layer(0), op)()
+        counts.append(len(native))
+    assert counts == [0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_no_call_is_repeated_after_the_session(native, op):
+    getattr(Layer(0), op)()
+    recorded_calls.invalidate()
+    getattr(Layer(0), op)()
+    assert native == []

@@ -4,6 +4,7 @@ calls."""
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
 import torch
@@ -182,3 +183,73 @@ def test_arguments_with_gaps_are_copied(simulated, native):
             actual = ops.all_reduce_rms_norm(wide[:, :200], residual, weight, strategy="one_shot")
         assert torch.equal(actual[0], right[0])
     assert not Simulated.enqueued
+
+
+@pytest.mark.parametrize("eps", [True, "1"])
+def test_numbers_of_another_type_are_refused_after_an_equal_one(simulated, native, eps):
+    x, residual, weight, _ = given()
+    for _ in range(2):
+        ops.all_reduce_rms_norm(x, residual, weight, 1.0, strategy="one_shot")
+    assert len(Simulated.enqueued) == 1
+    with pytest.raises(tw.TileWeaveError, match=f"eps={eps!r}; expected a number"):
+        ops.all_reduce_rms_norm(x, residual, weight, eps, strategy="one_shot")
+    assert len(Simulated.enqueued) == 1
+
+
+class Subclass(torch.Tensor):
+    """Subclass of tensors."""
+
+
+OTHERS = {
+    "meta": lambda x: x.to("meta"),
+    "negative": lambda x: torch._neg_view(-x),
+    "subclass": lambda x: x.as_subclass(Subclass),
+    "gap": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    "unaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+}
+"""Tensors of the same values and shape that no recorded call accepts."""
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.filterwarnings("ignore:all_reduce_rms_norm. x of shape:UserWarning")
+def test_a_repeated_call_is_of_equal_tensors(simulated, native, other):
+    x, residual, weight, _ = given()
+
+    def call(x):
+        return ops.all_reduce_rms_norm(x, residual.to(x.device), weight.to(x.device))
+
+    right = call(x)
+    call(x)
+    assert len(Simulated.enqueued) == 1
+    results = call(other(x))
+    assert len(Simulated.enqueued) == 1
+    assert results[0].is_meta or all(map(torch.equal, results, right))
+
+
+@pytest.mark.parametrize("context", [torch.autocast, torch.profiler.profile])
+def test_observed_calls_are_not_repeated(simulated, native, context):
+    x, residual, weight, _ = given()
+    for _ in range(2):
+        ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot")
+    assert len(Simulated.enqueued) == 1
+    with context("cpu") if context is torch.autocast else context() as profile:
+        ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot")
+    if context is not torch.autocast:
+        names = [event.name for event in profile.events()]
+        assert "tileweave::all_reduce_rms_norm" in names
+
+
+def test_a_thread_repeats_its_own_calls_only(simulated, native):
+    x, residual, weight, _ = given()
+    enqueued = []
+
+    def call():
+        for _ in range(2):
+            ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot")
+            enqueued.append(len(Simulated.enqueued))
+
+    call()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert enqueued == [0, 1, 1, 2]
