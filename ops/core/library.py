@@ -55,8 +55,8 @@ def define(
             message, and gradients that it does not refuse.
         casts: arguments that ``torch.autocast`` casts. Operators that write to an argument have
             none, as in torch.
-        places: of an operator whose calls are recorded; ``eager`` then has the keyword
-            ``recorded`` of ``call.compute``.
+        places: places of the arguments, if calls of the operator are recorded. ``eager`` then has
+            the keyword ``recorded`` of ``call.compute``.
 
     Returns:
         The operator for calls from Python. It skips torch's dispatcher, which costs as much time
@@ -179,11 +179,14 @@ def is_observed() -> bool:
 
 
 def look_up(names: Iterable[Hashable], tensors: Sequence[Any]) -> tuple[Recorded | None, list[int]]:
-    """Look a call up in ``recorded_calls``, and return the addresses of its tensors, too. Its
-    arguments need not be checked yet. None if it cannot be legal or needs torch's dispatcher.
+    """Look up a call, whose arguments need not be checked yet, in ``recorded_calls``.
 
     Args:
         names, tensors: see ``signature``.
+
+    Returns:
+        The key with the value of an equal call, and the addresses of the tensors. No key if the
+        call cannot be legal or needs torch's dispatcher.
     """
     if is_observed():
         return None, []

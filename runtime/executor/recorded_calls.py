@@ -32,7 +32,7 @@ _generation = 0
 
 class CallCache(dict[Any, Any]):
     """Calls of one thread, by key. A key contains the group, which has a session, or what belongs
-    to it, unless the call has no group.
+    to it; a call on one GPU has no group.
 
     A value lets a later call with the same key skip checks and decisions.
     """
