@@ -7,10 +7,10 @@ The figure is the median over the calls of a round, of the quickest round: other
 makes some rounds twice as long. Each call finds the GPU idle, so no full queue delays the host.
 
 The plan is the all-gather + GEMM of ``tw.ops``. A grouped GEMM belongs to no plan. ``dispatch``
-contains an all-gather of ``topk_ids`` and the routing kernel. An operator adds the checks of its
-arguments and torch's part. Operators are also measured in ``torch.inference_mode()``, where torch
-looks for no gradients. All is measured twice: C++ enqueues the operations, then Python, by
-``TILEWEAVE_NATIVE=0``.
+contains an all-gather of ``topk_ids`` and the routing kernel; ``expert_mlp`` contains it, two
+grouped GEMMs and ``combine``. An operator adds the checks of its arguments and torch's part.
+Operators are also measured in ``torch.inference_mode()``, where torch looks for no gradients. All
+is measured twice: C++ enqueues the operations, then Python, by ``TILEWEAVE_NATIVE=0``.
 
 Without a GPU, stand-ins that do nothing replace the driver, torch's streams and events, and the
 kernels, for rank 0 of ``--ranks``. What remains is the time of torch, TVM-FFI and TileWeave. The
@@ -140,6 +140,7 @@ def enter_stand_in_session(ranks: int) -> None:
     session.enter(stand_in)
     plan_streams.compile = compile_nothing
     compiled_ops.compile_program = compile_nothing
+    compiled_ops.compile_ahead = _nothing
     gemm_operator.obstacle = transport.obstacle = _nothing
     torch.cuda.device = lambda _: Nothing()
     for module in (row_exchange, decode_attention):
@@ -222,6 +223,10 @@ def mixture_calls(x: torch.Tensor) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "dispatch", send
     rows, _, handle = send()
     yield "combine", partial(ops.combine, rows, handle)
+    zeros = partial(torch.zeros, dtype=x.dtype, device=x.device)
+    w_gate_up, w_down = zeros(EXPERTS_PER_RANK, 2 * N, K), zeros(EXPERTS_PER_RANK, K, N)
+    layer = partial(ops.expert_mlp, x, ids, weights, w_gate_up, w_down, transport="ldst")
+    yield "expert_mlp", layer
 
 
 def decode_call(group: Group) -> Callable[[], torch.Tensor]:

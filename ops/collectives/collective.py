@@ -231,7 +231,7 @@ class Collective(CallableOp):
         return out
 
     @classmethod
-    def in_place_at(cls, decision: Decision) -> int | None:
+    def in_place_at(cls, decision: Decision, place: int, result: torch.Tensor) -> int | None:
         return _in_place(decision.problem, decision.group.rank)
 
     @staticmethod

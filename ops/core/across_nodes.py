@@ -121,7 +121,7 @@ class _Transfer:
     peers: tuple[int, int]
 
     def wait(self) -> None:
-        with nccl.naming_peers("transfer", self.nodes, self.peers):
+        with nccl.NamedPeers("transfer", self.nodes, self.peers):
             self.work.wait()
 
 
@@ -130,7 +130,7 @@ def _start(
     source: int,
 ) -> list[_Transfer]:  # fmt: skip
     peers = target, source
-    with nccl.naming_peers("transfer", nodes, peers):
+    with nccl.NamedPeers("transfer", nodes, peers):
         works = nccl.start_exchanges(sent, target, received, source, nodes)
     return [_Transfer(work, nodes, peers) for work in works]
 

@@ -3,9 +3,10 @@ with or without torch's dispatcher."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import numbers
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import _C
@@ -13,7 +14,9 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 
 from ...builtins.errors import TileWeaveError
+from ...runtime.executor.recorded_calls import recorded_calls
 from .autocast import NO_CASTS, Casts, register_autocast
+from .call import TENSORS, Recorded, signature
 from .caller import CALLER, called_as
 from .checks import refused
 from .epilogue import FP8
@@ -23,12 +26,13 @@ from .schema import Parameter, caller_of, parameters_of, type_mismatch
 _LIBRARY = torch.library.Library("tileweave", "DEF")
 _VALUES = frozenset((type(None), str, bool, int, float, torch.dtype))
 """Types of arguments that are not tensors."""
+_NUMBERS = frozenset((bool, numbers.Integral, numbers.Real))
+"""Types of arguments that may equal one of another type."""
+_Getter: TypeAlias = "Callable[[tuple[Any, ...]], tuple[Any, ...]]"
 _DIFFERENTIATING = {
     _C._functorch.TransformType.Grad: "torch.func",
     _C._functorch.TransformType.Jvp: "forward mode",
 }
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-"""Tensor types whose methods are torch's own."""
 
 
 def define(
@@ -38,6 +42,7 @@ def define(
     gradient: tuple[Callable[..., None], Callable[..., Any]] | None = None,
     check: Callable[..., None] | None = None,
     casts: Casts = NO_CASTS,
+    places: Places | None = None,
 ) -> Callable[..., Any]:
     """Register an operator with torch.
 
@@ -50,6 +55,8 @@ def define(
             message, and gradients that it does not refuse.
         casts: arguments that ``torch.autocast`` casts. Operators that write to an argument have
             none, as in torch.
+        places: places of the arguments, if calls of the operator are recorded. ``eager`` then has
+            the keyword ``recorded`` of ``call.compute``.
 
     Returns:
         The operator for calls from Python. It skips torch's dispatcher, which costs as much time
@@ -67,18 +74,18 @@ def define(
             f"tileweave::{name}", gradients, setup_context=save, lib=_LIBRARY
         )
     register_autocast(_LIBRARY, name, [p.name for p in parameters], casts)
-    return _for_python(name, parameters, eager, check)
+    return _for_python(name, parameters, eager, check, places)
 
 
 def _for_python(
     name: str, parameters: Sequence[Parameter], computed: Callable[..., Any],
-    check: Callable[..., None] | None = None,
+    check: Callable[..., None] | None = None, places: Places | None = None,
 ) -> Callable[..., Any]:  # fmt: skip
     """Return the registered operator ``name`` for calls from Python, as ``define`` describes it.
 
-    It refuses arguments of wrong types in the words of the public operator. To cost right calls no
-    time, it compares types only after an error, and while it is traced: a tracer would wrap the
-    error.
+    It repeats a recorded call before anything else. It refuses arguments of wrong types in the
+    words of the public operator. To cost right calls no time, it compares types only after an
+    error, and while it is traced: a tracer would wrap the error.
     """
     op, registered = caller_of(name), getattr(torch.ops.tileweave, name)
 
@@ -94,8 +101,20 @@ def _for_python(
             if (refusal := type_mismatch(op, parameters, args)) is not None:
                 raise refusal
             return dispatched(args)
+        recorded = None
+        if places is not None:
+            names = name, *places.options(args)
+            recorded, addresses = look_up(names, places.tensors(args))
+            value = None if recorded is None else recorded.value
+            if value is not None and value.fast_path is not None:
+                out = None if places.out is None else args[places.out]
+                result = value.fast_path(addresses, out)
+                if result is not None:
+                    return result if out is None else mark_written(*places.written(args))
         token = None if CALLER.get() else CALLER.set(op)
         try:
+            if recorded is not None:
+                return computed(*args, recorded=recorded)
             return dispatched(args) if needs_dispatcher(args) else computed(*args)
         except Exception as error:
             if isinstance(error, TileWeaveError):
@@ -126,25 +145,16 @@ def mark_written(*tensors: torch.Tensor | None) -> None:
 def needs_dispatcher(args: Iterable[Any]) -> bool:
     """Return whether a call needs torch's dispatcher, which otherwise only finds ``eager``.
 
-    It does if a dispatch or function mode, a transform, forward-mode differentiation, a tracer,
-    autocast or a profiler is active, or if a tensor is a subclass, requires a gradient, is a meta
+    It does if it ``is_observed``, or if a tensor is a subclass, requires a gradient, is a meta
     tensor, or is a lazy negation or conjugate.
     """
-    if (
-        _C._len_torch_dispatch_stack()
-        or _C._len_torch_function_stack()
-        or _C._functorch.peek_interpreter_stack()
-        or forward_ad._current_level >= 0
-        or torch.jit.is_tracing()
-        or _C._is_any_autocast_enabled()
-        or _C._autograd._profiler_enabled()
-    ):
+    if is_observed():
         return True
     differentiates = torch.is_grad_enabled()
     for tensor in args:
         kind = tensor.__class__
         if kind not in _VALUES and (
-            kind not in _TENSORS
+            kind not in TENSORS
             or (differentiates and tensor.requires_grad)
             or tensor.is_meta
             or tensor.is_neg()
@@ -152,6 +162,58 @@ def needs_dispatcher(args: Iterable[Any]) -> bool:
         ):
             return True
     return False
+
+
+def is_observed() -> bool:
+    """Return whether a dispatch or function mode, a transform, forward-mode differentiation, a
+    tracer, autocast or a profiler is active: all calls then need torch's dispatcher."""
+    return bool(
+        _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
+        or _C._functorch.peek_interpreter_stack()
+        or forward_ad._current_level >= 0
+        or _C._is_tracing()
+        or _C._is_any_autocast_enabled()
+        or _C._autograd._profiler_enabled()
+    )
+
+
+def look_up(names: Iterable[Hashable], tensors: Sequence[Any]) -> tuple[Recorded | None, list[int]]:
+    """Look up a call, whose arguments need not be checked yet, in ``recorded_calls``.
+
+    Args:
+        names, tensors: see ``signature``.
+
+    Returns:
+        The key with the value of an equal call, and the addresses of the tensors. No key if the
+        call cannot be legal or needs torch's dispatcher.
+    """
+    if is_observed():
+        return None, []
+    key, addresses = signature(names, tensors, skips_dispatcher=True)
+    if key is None:
+        return None, []
+    try:
+        return Recorded(key, recorded_calls().get(key)), addresses
+    except TypeError:  # an option without a hash, which is illegal
+        return None, []
+
+
+class Places(NamedTuple):
+    """Places of the arguments of an operator.
+
+    Attributes:
+        tensors: returns the tensors that are read, then the results of the caller, ``out`` last.
+        options: returns the arguments that are not tensors, and the types of numbers: an illegal
+            True differs from a legal 1.
+        written: returns the results of the caller, ``out`` first.
+        out: place of ``out``; None if the results are new.
+    """
+
+    tensors: _Getter
+    options: _Getter
+    written: _Getter
+    out: int | None
 
 
 _DEFINED: dict[str, tuple[Callable[..., Any], Callable[..., None]]] = {}
@@ -171,7 +233,8 @@ def define_pair(
             ``name_out``, between its inputs and its options.
         compute, fake, check: as in ``define``, but functions of the tensors that are read, the
             result and all other arguments. The result is None for a new one, and a tuple if
-            ``written`` has several.
+            ``written`` has several. ``compute`` also has the keyword ``recorded`` of
+            ``call.compute``.
         new_only: first options, which ``name_out`` does not have.
         gradient, casts: as in ``define``.
 
@@ -185,8 +248,8 @@ def define_pair(
         for s in (schema, schema_out)
     )
     _DEFINED[name] = (
-        define(schema, *new[:2], gradient, new[2], casts),
-        define(schema_out, *out[:2], check=out[2]),
+        define(schema, *new[:2], gradient, new[2], casts, _places(schema)),
+        define(schema_out, *out[:2], check=out[2], places=_places(schema_out)),
     )
     return _DEFINED[name]
 
@@ -207,26 +270,41 @@ def _split(
     inputs = getter([n for n, p in parameters if torch.Tensor in p.types and not p.is_written])
     options = getter([n for n, p in parameters if torch.Tensor not in p.types])
     if not written:
-        return lambda *args: function(inputs(args), None, options(args))
+        return lambda *args, **recorded: function(inputs(args), None, options(args), **recorded)
     results, has_one = getter(written), len(written) == 1
 
-    def into_out(*args: Any) -> None:
+    def into_out(*args: Any, **recorded: Any) -> None:
         tensors = results(args)
-        function(inputs(args), tensors[0] if has_one else tensors, options(args))
+        function(inputs(args), tensors[0] if has_one else tensors, options(args), **recorded)
         if writes:
             mark_written(*tensors)
 
     return into_out
 
 
-def _getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def _places(schema: str) -> Places:
+    parameters = list(enumerate(parameters_of(schema)))
+    written = [n for n, p in parameters if p.is_written]
+    inputs = [n for n, p in parameters if torch.Tensor in p.types and not p.is_written]
+    tensors = _getter([*inputs, *written[1:], *written[:1]])
+    options = _getter([n for n, p in parameters if torch.Tensor not in p.types])
+    if typed := [n for n, p in parameters if not _NUMBERS.isdisjoint(p.types)]:
+        options = _with_types(options, _getter(typed))
+    return Places(tensors, options, _getter(written), written[0] if written else None)
+
+
+def _with_types(options: _Getter, typed: _Getter) -> _Getter:
+    return lambda args: (*options(args), *map(type, typed(args)))
+
+
+def _getter(places: Sequence[int]) -> _Getter:
     """Return a function that returns some elements of a tuple, without a call of Python."""
-    first, end = places[0], places[-1] + 1
-    is_range = end - first == len(places)
-    return itemgetter(slice(first, end)) if is_range else itemgetter(*places)
+    first = places[0] if places else 0
+    is_range = [*places] == [*range(first, first + len(places))]
+    return itemgetter(slice(first, first + len(places))) if is_range else itemgetter(*places)
 
 
-def _traceable_getter(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+def _traceable_getter(places: Sequence[int]) -> _Getter:
     return lambda args: tuple([args[n] for n in places])
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -57,15 +56,17 @@ def global_ranks(group: Group, ranks: Sequence[int]) -> str:
     return f"global rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-@contextmanager
-def naming_peers(call: str, group: Group, peers: Sequence[int]) -> Iterator[None]:
-    """Raise a ``PeerError`` instead of an error of ``torch.distributed``."""
-    try:
-        yield
-    except PeerError:
-        raise
-    except RuntimeError as error:
-        raise PeerError(call, group, peers, " ".join(str(error).split())) from error
+class NamedPeers:
+    """Context that raises a ``PeerError`` instead of an error of ``torch.distributed``."""
+
+    def __init__(self, call: str, group: Group, peers: Sequence[int]) -> None:
+        self._arguments = call, group, peers
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, RuntimeError) and not isinstance(error, PeerError):
+            raise PeerError(*self._arguments, " ".join(str(error).split())) from error
 
 
 def require_capturable(op: str, group: Group, device: torch.device) -> None:
@@ -172,14 +173,16 @@ def _complete(
     """
     ranks, device = cast("dist.ProcessGroup", group.process_group), tensors[0].device
     name = getattr(collective, "func", collective).__name__
-    require_capturable(name, group, device)
-    with naming_peers(name, group, range(group.world_size)):
-        if uses_gloo(ranks, device):
+    is_gloo = uses_gloo(ranks, device)
+    if is_gloo:
+        require_capturable(name, group, device)
+    with NamedPeers(name, group, range(group.world_size)):
+        if is_gloo:
             run_by_gloo(collective, tensors, ranks, partial(require_same_call, group))
         else:
             collective(*tensors, group=ranks)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """View the tensor as bytes, because gloo does not support fp8."""
-    return with_packed_strides(tensor).view(torch.uint8)
+    """View the tensor as bytes if its type is not one of ``ADDED``: gloo does not support fp8."""
+    return tensor if tensor.dtype in ADDED else with_packed_strides(tensor).view(torch.uint8)

@@ -18,7 +18,7 @@ from ..core import nccl
 from ..core.agreement import agree
 from ..core.autocast import lowers
 from ..core.call import Call, CallableOp, Decision, compute
-from ..core.checks import require_bools
+from ..core.checks import require_bools, require_dense
 from ..core.compiled import shared_by_sizes, similar_sizes
 from ..core.groups import TwoLevels, name_of, ranks_of
 from ..core.library import define_pair, refuse_all_gradients
@@ -45,7 +45,7 @@ from .reference import merged, part_of
 class DecodeAttention(CallableOp, op=NAME):
     """Compiled program of one problem."""
 
-    arguments, reads, guarded = ("q", "k_cache"), Inputs._fields, 0
+    arguments, reads = ("q", "k_cache"), Inputs._fields
     row = TableRow(
         inputs="`q`, (B, heads, D), bf16 or fp16, equal on all ranks; `k_cache` and `v_cache`, "
         "(pages, page_size, kv_heads, D), in the type of `q` or fp8: the tokens of this rank; "
@@ -81,14 +81,18 @@ class DecodeAttention(CallableOp, op=NAME):
 
     @classmethod
     def decide(cls, call: Call) -> Decision:
-        inputs, (scale, sharding, group, requested) = Inputs(*call.inputs), call.options
-        ranks, results = ranks_of(group), results_of(call)
-        problem = checked_problem(
-            inputs, scale, sharding, results.lse is not None, ranks.world_size
+        inputs, (*returns_lse, scale, sharding, group, requested) = (
+            Inputs(*call.inputs),
+            call.options,
         )
-        check_result(inputs, problem, results.out)
+        require_tensors(inputs, call.out)
+        ranks = ranks_of(group)
+        has_lse = returns_lse[0] if call.out is None else results_of(call).lse is not None
+        problem = checked_problem(inputs, scale, sharding, has_lse, ranks.world_size)
+        if call.out is not None:
+            check_result(inputs, problem, call.out)
         strategy = cls.choose(problem, ranks, requested, inputs.q.device)
-        check_memory(inputs, None if call.is_new else call.out)
+        check_memory(inputs, call.out)
         return Decision(problem, ranks, strategy)
 
     @classmethod
@@ -108,6 +112,11 @@ class DecodeAttention(CallableOp, op=NAME):
         cls, inputs: Sequence[Any], out: torch.Tensor, results: Sequence[torch.Tensor | None]
     ) -> None:
         check_memory(Inputs(*inputs), out)
+
+    @classmethod
+    def with_results(cls, call: Call, problem: DecodeProblem) -> Call:
+        out, lse = _empty(Inputs(*call.inputs), problem.returns_lse)
+        return call._replace(out=out, results=(lse,))
 
     @classmethod
     def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
@@ -182,21 +191,20 @@ def decode_attention(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    require_bools(NAME, return_lse=return_lse)
-    inputs = Inputs(q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale)
-    require_tensors(inputs, out)
-    if scale is None:
-        scale = max((1, *q.shape[-1:])) ** -0.5
+    if not isinstance(return_lse, bool):
+        require_bools(NAME, return_lse=return_lse)
+    inputs = q, k_cache, v_cache, block_table, seq_lens, k_scale, v_scale
     options = scale, sharding, "" if group is None else name_of(group), strategy
     if out is None:
-        results = Results(*_into_new(*inputs, return_lse, *options))
-    else:
-        results = Results(out, _empty_lse(q) if return_lse else None)
-        _into_out(*inputs, *results, *options)
-    return results.out if results.lse is None else (results.out, results.lse)
+        results = _into_new(*inputs, return_lse, *options)
+        return tuple(results) if return_lse else results[0]
+    lse = _empty_lse(q) if return_lse else None
+    _into_out(*inputs, out, lse, *options)
+    return out if lse is None else (out, lse)
 
 
 def _empty_lse(q: torch.Tensor) -> torch.Tensor:
+    require_dense(NAME, q=q)
     return q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
@@ -207,14 +215,9 @@ def _empty(inputs: Inputs, returns_lse: bool) -> Results:
     return Results(out, _empty_lse(inputs.q) if returns_lse else None)
 
 
-def _computed(inputs, results, options):
-    is_new = results is None
-    if is_new:
-        returns_lse, *options = options
-        results = _empty(Inputs(*inputs), returns_lse)
-    out, lse = results
-    compute(NAME, inputs, out, tuple(options), (lse,), is_new)
-    return [result for result in results if result is not None]
+def _computed(inputs, results, options, recorded=None):
+    out, *others = (None,) if results is None else results
+    return compute(NAME, inputs, out, options, others, recorded=recorded)
 
 
 def _fake(inputs, results, options):
@@ -230,9 +233,10 @@ def _fake(inputs, results, options):
 
 def _check(inputs, results, options):
     *_, scale, sharding, _, strategy = options
+    out = None if results is None else results[0]
+    require_tensors(Inputs(*inputs), out)
     check_options(scale, sharding)
     check_requested(strategy, NAME, FUSED, "strategy")
-    out = None if results is None else results[0]
     refuse_all_gradients(NAME, **Inputs(*inputs)._asdict(), out=out)
 
 
@@ -240,7 +244,7 @@ _into_new, _into_out = define_pair(
     NAME,
     "Tensor q, Tensor k_cache, Tensor? v_cache, Tensor block_table, Tensor seq_lens, "
     "Tensor? k_scale, Tensor? v_scale",
-    "float scale, str sharding, str group, str strategy", _computed, _fake, _check,
+    "float? scale, str sharding, str group, str strategy", _computed, _fake, _check,
     written="Tensor(a!) out, Tensor(b!)? lse", returns="Tensor[]", new_only="bool return_lse, ",
     casts=lowers("q", "k_cache", "v_cache"),
 )  # fmt: skip

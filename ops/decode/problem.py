@@ -147,7 +147,7 @@ def require_tensors(inputs: Inputs, out: Any) -> None:
 
 
 def checked_problem(
-    inputs: Inputs, scale: float, sharding: str, returns_lse: bool, ranks: int
+    inputs: Inputs, scale: float | None, sharding: str, returns_lse: bool, ranks: int
 ) -> DecodeProblem:
     """Return the problem of a call whose tensors are dense.
 
@@ -175,6 +175,7 @@ def checked_problem(
     require_like(NAME, "seq_lens", seq_lens, "q", q, torch.int32)
     _check_scales(inputs)
     check_options(scale, sharding)
+    scale = dim**-0.5 if scale is None else scale
     return DecodeProblem(
         NAME, batch, heads, kv_heads, dim, v_dim, pages, page_size, block_table.shape[1], ranks,
         q.dtype, k_cache.dtype, float(scale), sharding, v_cache is None, bool(returns_lse),
@@ -184,7 +185,7 @@ def checked_problem(
 def check_options(scale: Any, sharding: Any) -> None:
     """Refuse values that no call accepts."""
     is_number = isinstance(scale, (int, float, Real)) and not isinstance(scale, bool)
-    if not is_number or not 0 < scale < inf:
+    if scale is not None and (not is_number or not 0 < scale < inf):
         raise refused(NAME, f"scale={scale!r}", "a positive finite number")
     if sharding not in SHARDINGS:
         raise refused(NAME, f"sharding={sharding!r}", ", ".join(map(repr, SHARDINGS)))

@@ -227,10 +227,12 @@ def all_gather_matmul(
         TileWeaveError: arguments are invalid or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    require_bools(NAME, return_gathered=return_gathered)
-    epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
+    if not isinstance(return_gathered, bool):
+        require_bools(NAME, return_gathered=return_gathered)
     if not return_gathered:
+        epilogue = bias, scale_a, scale_b, out_dtype
         return call_pair(NAME, (a_shard, b), group, out, strategy, *epilogue)
+    epilogue = Epilogue(bias, scale_a, scale_b, out_dtype)
     require_operands(NAME, a_shard, b, out, epilogue)
     refuse_gradients(NAME, out, a_shard, b, *epilogue.tensors)
     options = name_of(group), strategy, *epilogue

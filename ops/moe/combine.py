@@ -13,6 +13,7 @@ import torch
 from ...builtins.errors import brief_errors
 from ...runtime.host.group_argument import BY
 from ..collectives.transport import SUMMED
+from ..core.call import Call, Decision
 from ..core.checks import refused, require_dense, require_dense_or_none, require_like
 from ..core.groups import TwoLevels, ranks_of
 from ..core.library import define_composite, define_pair, refuse_gradients
@@ -39,6 +40,12 @@ class Combine(RowExchange, op=NAME):
         gradient="`dispatch` of the gradient, times the weights; its products with `y`",
         memory="2 x W x T x N",
     )
+
+    @classmethod
+    def decide(cls, call: Call) -> Decision:
+        y, _, *tables = call.inputs
+        require_rows(y, Tables(*tables), call.out)
+        return super().decide(call)
 
     @staticmethod
     def program(problem):
@@ -89,34 +96,56 @@ def combine(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    require_dense(NAME, y=y)
-    require_dense_or_none(NAME, out=out)
     if not isinstance(handle, DispatchHandle):
         raise refused(NAME, f"handle={handle!r}", "the handle that dispatch returned")
-    source, _, place = handle.tables
-    capacity, tokens = len(source), len(handle.weights)
+    if not isinstance(y, torch.Tensor):
+        require_dense(NAME, y=y)
+    weights, tables, group = handle.weights, handle.tables, handle.group
+    tokens, slots = weights.shape[0], tables.place.shape[0]
+    if tokens != slots:
+        weights = padded(weights, slots)
+    arguments = y, as_read(weights, y), *tables, handle.is_padded
+    if BY not in group and tokens == slots:
+        if out is None:
+            return _combine(*arguments, group, handle.transport)
+        _combine_out(*arguments, out, group, handle.transport)
+        return out
+    require_rows(y, tables, out, tokens)
+    refuse_gradients(NAME, out, y, weights)
+    combined = (_across if BY in group else _combine)(*arguments, group, handle.transport)
+    return combined[:tokens] if out is None else out.copy_(combined[:tokens])
+
+
+def as_read(weights: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the weights of ``y`` in the type that the program reads."""
+    dtype = torch.float64 if y.dtype == torch.float64 else torch.float32
+    return weights if weights.dtype == dtype else weights.to(dtype)
+
+
+def require_rows(
+    y: torch.Tensor, tables: Tables, out: torch.Tensor | None, tokens: int | None = None
+) -> None:
+    """Refuse results of experts, and memory for the result, that do not fit the tables.
+
+    Args:
+        tokens: rows of ``out``; None for one row for each row of ``tables.place``.
+    """
+    require_dense(NAME, y=y)
+    require_dense_or_none(NAME, out=out)
+    capacity = tables.source.shape[0]
     if y.ndim != 2 or y.shape[0] != capacity or y.shape[1] == 0:
         raise refused(
             NAME, f"y has shape {tuple(y.shape)}", f"({capacity}, columns) for this handle"
         )
     if not y.is_floating_point() or y.dtype.itemsize < 2:
         raise refused(NAME, f"y is of {y.dtype}", "a floating-point type of 16 bits or more")
-    require_like(NAME, "y", y, "the handle", source, y.dtype)
-    weights = padded(handle.weights, len(place)).to(torch.promote_types(y.dtype, torch.float32))
-    arguments = y, weights, *handle.tables, handle.is_padded
-    is_across, has_padding = BY in handle.group, tokens != len(place)
-    combined = _across if is_across else _combine
+    require_like(NAME, "y", y, "the handle", tables.source, y.dtype)
     if out is None:
-        result = combined(*arguments, handle.group, handle.transport)
-        return result[:tokens] if has_padding else result
-    if tuple(out.shape) != (tokens, y.shape[1]):
-        raise refused(NAME, f"out has shape {tuple(out.shape)}", f"{(tokens, y.shape[1])}")
+        return
+    shape = tables.place.shape[0] if tokens is None else tokens, y.shape[1]
+    if tuple(out.shape) != shape:
+        raise refused(NAME, f"out has shape {tuple(out.shape)}", f"{shape}")
     require_like(NAME, "out", out, "y", y)
-    if is_across or has_padding:
-        refuse_gradients(NAME, out, y, weights)
-        return out.copy_(combined(*arguments, handle.group, handle.transport)[:tokens])
-    _combine_out(*arguments, out, handle.group, handle.transport)
-    return out
 
 
 def _blocks(problem: RowProblem) -> CombineBlocks:
@@ -133,9 +162,9 @@ def _combine_across(y, weights, source, slots, place, is_padded, group, transpor
     return across_nodes.combine_rows(y, weights, tables, is_padded, levels, transport)
 
 
-def _computed(inputs, out, options):
+def _computed(inputs, out, options, recorded=None):
     y, weights, *tables = inputs
-    return exchange(NAME, y, weights, Tables(*tables), *options, out)
+    return exchange(NAME, y, weights, Tables(*tables), *options, out, recorded=recorded)
 
 
 def _fake(inputs, out, options):
@@ -145,6 +174,8 @@ def _fake(inputs, out, options):
 
 
 def _check(inputs, out, _):
+    y, _, *tables = inputs
+    require_rows(y, Tables(*tables), out)
     if out is not None:
         refuse_gradients(NAME, out, *inputs[:2])
 

@@ -7,22 +7,33 @@ of an expert stores them in its rows.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 from ...builtins.errors import brief_errors
+from ..collectives.all_gather import NAME as ALL_GATHER
 from ..core.agreement import agree
 from ..core.checks import require_bools
-from ..core.groups import TwoLevels, name_of, ranks_of
+from ..core.groups import TwoLevels, group_of, name_of, ranks_of
 from ..core.library import define, define_composite, is_traced
 from ..core.registry import TableRow
 from . import across_nodes
+from .call_sequence import Recorder, find, record
 from .kernels.dispatch import DispatchBlocks, dispatch_program
 from .nccl_rows import dispatch_rows as dispatch_by_nccl
 from .quant import check_quant, quantized
-from .routing import Tables, is_first_choice, routing_of
+from .routing import (
+    RESULTS,
+    Tables,
+    is_first_choice,
+    record_routing,
+    routing_memory,
+    routing_of,
+)
 from .row_exchange import (
     TABLES,
     RowExchange,
@@ -31,6 +42,7 @@ from .row_exchange import (
     exchange,
     fake_exchange,
     gather_from_all,
+    gather_transport,
 )
 from .row_problem import (
     RowProblem,
@@ -208,19 +220,72 @@ def dispatch(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    group, tensors = name_of(group), (x, topk_ids, topk_weights)
+    options = num_experts, capacity, max_tokens, quant, clear_rest, group, transport
+    key, addresses, sequence = find(NAME, tensors, options)
+    if sequence is None or checks_ids() or (results := sequence(addresses)) is None:
+        return _checked(tensors, options, key)
+    rows, source, slots, place, offsets, dropped = results
+    tables, is_padded = Tables(source, slots, place), max_tokens is not None
+    return rows, offsets, DispatchHandle(topk_weights, tables, dropped, group, transport, is_padded)
+
+
+def _checked(
+    tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...], key: Hashable
+) -> tuple[Rows, torch.Tensor, DispatchHandle]:
+    """Return the result of a call that is not recorded, and record it with ``key``."""
+    x, topk_ids, topk_weights = tensors
+    num_experts, capacity, max_tokens, quant, clear_rest, group, transport = options
     require_bools(NAME, clear_rest=clear_rest)
     check_tokens(NAME, x, topk_ids, topk_weights, max_tokens)
     check_quant(NAME, quant, x)
     check_num_experts(NAME, num_experts)
     check_options(NAME, capacity, transport)
-    group = name_of(group)
-    x, topk_ids = padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT)
     is_padded = max_tokens is not None
+    if is_padded and len(x) < max_tokens:
+        rows, offsets, handle = dispatch(
+            padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
+            padded(topk_weights, max_tokens), num_experts=num_experts, capacity=capacity,
+            max_tokens=max_tokens, quant=quant, clear_rest=clear_rest, group=group,
+            transport=transport,
+        )  # fmt: skip
+        return rows, offsets, handle._replace(weights=topk_weights)
     rows, *tables, offsets, dropped = _sorted_rows(
         x, topk_ids, num_experts, capacity, quant, clear_rest, is_padded, group, transport
     )
     handle = DispatchHandle(topk_weights, Tables(*tables), dropped, group, transport, is_padded)
-    return rows[0] if quant is None else tuple(rows), offsets, handle
+    if quant is not None:
+        return tuple(rows), offsets, handle
+    if key is not None and not checks_ids():
+        record(key, group, x.device, partial(_recorder, tensors, options))
+    return rows[0], offsets, handle
+
+
+def _recorder(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> Recorder:
+    """Return the kernels of a call."""
+    x, topk_ids, topk_weights = tensors
+    num_experts, capacity, max_tokens, _, clear_rest, group, transport = options
+    ranks = group_of(group)
+    problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks.world_size)
+    problem = replace(problem, clear_rest=clear_rest, is_padded=max_tokens is not None)
+    inputs = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights}
+    results = {"rows": ((problem.capacity, problem.columns), x.dtype)}
+    shared = routing_memory(topk_ids, problem.ranks, num_experts, problem.capacity)
+    recorder = Recorder(inputs, results, shared, RESULTS)
+    record_dispatch(recorder, problem, group, transport)
+    return recorder
+
+
+def record_dispatch(recorder: Recorder, problem: RowProblem, group: str, transport: str) -> None:
+    """Append the kernels that write ``rows`` and ``RESULTS`` for ``x`` and ``topk_ids``."""
+    ids_options = group, gather_transport(transport)
+    recorder.operator(ALL_GATHER, ["topk_ids"], "all_ids", ids_options)
+    record_routing(recorder, group_of(group).rank, problem.num_experts, problem.capacity)
+    options = (
+        problem.tokens, problem.choices, problem.capacity, problem.clear_rest, problem.is_padded,
+        group, transport,
+    )  # fmt: skip
+    recorder.operator(NAME, ["x", "source", "slots"], "rows", options)
 
 
 def _eager(x, source, slots, place, clear_rest, is_padded, group, transport):

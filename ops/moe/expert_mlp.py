@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,17 +13,21 @@ from torch.nn import functional
 from ...builtins.errors import brief_errors
 from ..core.autocast import lowers
 from ..core.checks import refused, require_dense
-from ..core.groups import name_of, ranks_of
+from ..core.groups import group_of, name_of, ranks_of
 from ..core.library import define_composite
 from ..core.registry import RegisteredOp, TableRow
 from ..core.removed import removed
-from .combine import combine
-from .dispatch import NO_EXPERT, dispatch
-from .grouped_matmul import grouped_matmul
+from .call_sequence import Recorder, find, record
+from .combine import NAME as COMBINE
+from .combine import as_read, combine
+from .dispatch import NO_EXPERT, dispatch, record_dispatch
+from .grouped_matmul import grouped_matmul, record_grouped_matmul
 from .kernels.grouped_gemm import SWIGLU
+from .problem import Options
 from .quantized_mlp import Weights, check_quantized, quantized_experts
+from .routing import Tables, routing_memory
 from .row_exchange import check_options
-from .row_problem import check_tokens, padded
+from .row_problem import check_tokens, checked_problem, checks_ids, padded
 
 NAME = "expert_mlp"
 
@@ -132,17 +139,71 @@ def expert_mlp(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
+    group, weights = name_of(group), Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
+    tensors = x, topk_ids, topk_weights, *weights
+    options = quant, capacity, max_tokens, group, transport
+    key, addresses, sequence = find(NAME, tensors, options)
+    if sequence is not None and not checks_ids():
+        read_weights = as_read(topk_weights, x)
+        addresses[2] = read_weights.data_ptr()
+        if (results := sequence(addresses)) is not None:
+            return results[0]
+    return _checked(tensors, options, key)
+
+
+def _checked(
+    tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...], key: Hashable
+) -> torch.Tensor:
+    """Return the result of a call that is not recorded, and record it with ``key``."""
+    x, topk_ids, topk_weights, *others = tensors
+    weights, (quant, capacity, max_tokens, group, transport) = Weights(*others), options
     check_tokens(NAME, x, topk_ids, topk_weights, max_tokens)
-    _check_shapes(x, w_gate_up, w_down)
-    weights = Weights(w_gate_up, w_down, scale_w_gate_up, scale_w_down)
+    _check_shapes(x, *weights[:2])
     check_quantized(NAME, quant, x, topk_weights, weights)
     check_options(NAME, capacity, transport)
-    result = _mlp(
-        padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
-        padded(topk_weights, max_tokens), *weights, quant, capacity, max_tokens is not None,
-        name_of(group), transport,
+    if max_tokens is not None and len(x) < max_tokens:
+        result = expert_mlp(
+            padded(x, max_tokens), padded(topk_ids, max_tokens, NO_EXPERT),
+            padded(topk_weights, max_tokens), *weights[:2], group, scale_w_gate_up=weights[2],
+            scale_w_down=weights[3], quant=quant, capacity=capacity, max_tokens=max_tokens,
+            transport=transport,
+        )  # fmt: skip
+        return result[: len(x)]
+    result = _mlp(*tensors, quant, capacity, max_tokens is not None, group, transport)
+    if key is not None and quant is None and not checks_ids():
+        record(key, group, x.device, partial(_recorder, tensors[:5], options))
+    return result
+
+
+def _recorder(tensors: tuple[torch.Tensor, ...], options: tuple[Any, ...]) -> Recorder:
+    """Return the kernels of a call of ``expert_mlp`` without a gradient."""
+    x, topk_ids, topk_weights, w_gate_up, w_down = tensors
+    _, capacity, max_tokens, group, transport = options
+    ranks = group_of(group).world_size
+    num_experts, (hidden, intermediate) = w_down.shape[0] * ranks, w_down.shape[1:]
+    problem = checked_problem(NAME, x, topk_ids, num_experts, capacity, ranks)
+    problem = replace(problem, clear_rest=False, is_padded=max_tokens is not None)
+    inputs = {
+        "x": x, "topk_ids": topk_ids, "topk_weights": as_read(topk_weights, x),
+        "w_gate_up": w_gate_up, "w_down": w_down,
+    }  # fmt: skip
+    shared = {
+        "rows": ((problem.capacity, hidden), x.dtype),
+        "gated": ((problem.capacity, intermediate), x.dtype),
+        "y": ((problem.capacity, hidden), x.dtype),
+        **routing_memory(topk_ids, ranks, num_experts, problem.capacity),
+    }
+    recorder = Recorder(inputs, {"out": (tuple(x.shape), x.dtype)}, shared)
+    record_dispatch(recorder, problem, group, transport)
+    gated = Options(epilogue=SWIGLU, clear_rest=False)
+    record_grouped_matmul(recorder, "rows", "w_gate_up", "gated", gated)
+    record_grouped_matmul(recorder, "gated", "w_down", "y", Options(clear_rest=False))
+    sizes = problem.tokens, problem.choices, problem.capacity
+    recorder.operator(
+        COMBINE, ["y", "topk_weights", *Tables._fields], "out",
+        (*sizes, True, problem.is_padded, group, transport),
     )  # fmt: skip
-    return result if len(result) == len(x) else result[: len(x)]
+    return recorder
 
 
 _mlp = define_composite(

@@ -7,15 +7,15 @@ and count the row tiles of all experts themselves, so that the host does not wai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import partial
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ...builtins.errors import brief_errors
+from ...runtime.executor.recorded_calls import recorded_calls
 from ..core.autocast import lowers
-from ..core.call import signature
+from ..core.call import Recorded, allocator_of, signature
 from ..core.checks import (
     ALIGNMENT,
     as_kernel_operand,
@@ -27,6 +27,7 @@ from ..core.epilogue import FP8
 from ..core.library import define, define_pair, refuse_gradients
 from ..core.registry import RegisteredOp, TableRow
 from . import reference as by_torch
+from .call_sequence import NotRecordableError, Recorder
 from .kernels.grouped_gemm import (
     GROUPED,
     MOST_EXPERTS,
@@ -46,9 +47,6 @@ RESULT_BYTES = 2
 """Bytes of an element of the kernels' results."""
 ONES = ALIGNMENT // RESULT_BYTES
 """Columns of ones in a sum over the rows of each expert: the fewest that the kernels accept."""
-_MAX_CALLS = 512
-_calls: dict[Hashable, _Call] = {}
-"""Latest ``_MAX_CALLS`` checked calls on operands that need no copies, by ``signature``."""
 
 
 class GroupedMatmul(RegisteredOp, op=NAME):
@@ -105,6 +103,7 @@ class _Call(NamedTuple):
     config: GroupedConfig
     launch: Callable[..., Any]
     empty: Callable[[], torch.Tensor]
+    fast_path = None  # the launch needs tensors
 
     def __call__(self, x, w, offsets, options: Options, out) -> None:
         """Launch the kernel on operands that it can read."""
@@ -133,17 +132,9 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
         return None
     if not len(x):
         return None
-    transposed = is_transposed(w)
-    config = config_of(
-        w, transposed, x.device, len(x), options.scales, out.dtype, options.epilogue,
-        options.bias is not None, options.row_weights is not None, options.clear_rest,
-    )  # fmt: skip
-    with torch.cuda.device(x.device):
-        launch = compiled(NAME, grouped_gemm, config)
-    empty = partial(
-        torch.empty_strided, tuple(out.shape), out.stride(), dtype=out.dtype, device=out.device
-    )
-    call = _Call(config, launch, empty)
+    config, launch = _launch_of(x, w, options, out)
+    transposed = config.transposed
+    call = _Call(config, launch, allocator_of(out))
     given = x, w if transposed else w.transpose(1, 2), offsets, out
     x, stored, offsets, out = (
         *(
@@ -157,10 +148,41 @@ def _compute(x, w, offsets, options: Options, out) -> _Call | None:
     return None if is_copied else call
 
 
-def _call(x, w, offsets, out, options: Options):
+def _launch_of(x, w, options: Options, out) -> tuple[GroupedConfig, Callable[..., Any]]:
+    """Return the kernel of a call."""
+    config = config_of(
+        w, is_transposed(w), x.device, len(x), options.scales, out.dtype, options.epilogue,
+        options.bias is not None, options.row_weights is not None, options.clear_rest,
+    )  # fmt: skip
+    with torch.cuda.device(x.device):
+        return config, compiled(NAME, grouped_gemm, config)
+
+
+def record_grouped_matmul(recorder: Recorder, x: str, w: str, out: str, options: Options) -> None:
+    """Append the kernel that multiplies the rows up to ``offsets``, for options without tensors.
+
+    Args:
+        x, w, out: names of the operands and the result.
+
+    Raises:
+        NotRecordableError: torch computes the product.
+    """
+    rows, weights, result = recorder[x], recorder[w], recorder[out]
+    if not has_kernel(rows, weights, result.shape[1]):
+        raise NotRecordableError
+    config, launch = _launch_of(rows, weights, options, result)
+    stored = weights if config.transposed else weights.transpose(1, 2)
+    offsets = "offsets", recorder["offsets"]
+    recorder.kernel(launch, (x, rows), (w, stored), offsets, (out, result))
+
+
+def _call(x, w, offsets, out, options: Options, recorded: Recorded | None):
     """Return the result, in ``out`` if given."""
-    key, _ = signature(options[4:], (x, w, offsets, *options[:4]), out)
-    call = _calls.get(key)
+    if recorded is None:
+        key, _ = signature((NAME, *options[4:]), (x, w, offsets, *options[:4], out))
+        call = recorded_calls().get(key)
+    else:
+        key, call = recorded
     if call is not None:
         if out is None:
             out = call.empty()
@@ -172,14 +194,12 @@ def _call(x, w, offsets, out, options: Options):
     out = empty if out is None else out
     call = _compute(x, w, offsets, options, out)
     if call is not None:
-        if len(_calls) >= _MAX_CALLS:
-            del _calls[next(iter(_calls))]
-        _calls[key] = call
+        recorded_calls().put(key, call)
     return out
 
 
-def _computed(inputs, out, options):
-    return _call(*inputs[:3], out, Options(*inputs[3:], *options))
+def _computed(inputs, out, options, recorded=None):
+    return _call(*inputs[:3], out, Options(*inputs[3:], *options), recorded)
 
 
 def _fake(inputs, out, options):

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...codegen.compile import compile_by_tilelang
 from ...runtime.host.cache_folder import require_private_cache
 from ...runtime.kernel.kernel import capturing, launch_of
 from ..core.checks import refused
+
+
+class LocalKernel(NamedTuple):
+    """Kernel of one GPU in a plan's operations.
+
+    Attributes:
+        launch: function that launches it.
+    """
+
+    launch: Callable[..., Any]
+
 
 _KERNELS: dict[tuple, Callable[..., Any]] = {}
 """Functions that launch compiled kernels, by the function that builds the program and its

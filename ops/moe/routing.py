@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ..core.library import define
+from .call_sequence import NotRecordableError, Recorder, Shapes
 from .kernels.routing import (
     MAX_EXPERTS,
     MAX_THREADS,
@@ -53,6 +54,10 @@ class Routing(NamedTuple):
     dropped: torch.Tensor
 
 
+RESULTS = *Tables._fields, "offsets", "dropped"
+"""Names of the results of the kernels, in their order."""
+
+
 def default_capacity(tokens: int, ranks: int, choices: int, experts_per_rank: int) -> int:
     """Return the rows that suffice for every routing: no token goes to an expert twice."""
     return tokens * ranks * min(choices, experts_per_rank)
@@ -93,9 +98,7 @@ def has_kernel(topk_ids: torch.Tensor, num_experts: int) -> bool:
 
 
 def _eager(topk_ids, rank: int, num_experts: int, capacity: int) -> tuple[torch.Tensor, ...]:
-    ranks = topk_ids.shape[0]
-    dtype = str(topk_ids.dtype).removeprefix("torch.")
-    config = RoutingConfig(*topk_ids.shape, num_experts // ranks, capacity, dtype)
+    config = _config_of(topk_ids, num_experts, capacity)
     results = _fake(topk_ids, rank, num_experts, capacity)
     counts = topk_ids.new_empty(config.blocks * num_experts, dtype=torch.int16)
     with torch.cuda.device(topk_ids.device):
@@ -104,12 +107,56 @@ def _eager(topk_ids, rank: int, num_experts: int, capacity: int) -> tuple[torch.
     return results
 
 
+def _config_of(topk_ids: torch.Tensor, num_experts: int, capacity: int) -> RoutingConfig:
+    dtype = str(topk_ids.dtype).removeprefix("torch.")
+    return RoutingConfig(*topk_ids.shape, num_experts // topk_ids.shape[0], capacity, dtype)
+
+
 def _fake(topk_ids, rank: int, num_experts: int, capacity: int) -> tuple[torch.Tensor, ...]:
+    shapes = _shapes(topk_ids, num_experts, capacity).values()
+    return tuple(topk_ids.new_empty(shape, dtype=torch.int32) for shape in shapes)
+
+
+def _shapes(topk_ids: torch.Tensor, num_experts: int, capacity: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the results by ``RESULTS``."""
     ranks, tokens, choices = topk_ids.shape
     shapes = (
         (capacity,), (ranks * tokens, choices), (tokens, choices), (num_experts // ranks,), (ranks,)
     )  # fmt: skip
-    return tuple(topk_ids.new_empty(shape, dtype=torch.int32) for shape in shapes)
+    return dict(zip(RESULTS, shapes, strict=True))
+
+
+def routing_memory(topk_ids: torch.Tensor, ranks: int, num_experts: int, capacity: int) -> Shapes:
+    """Return the tensors of ``record_routing``: ``RESULTS``, then the others.
+
+    Args:
+        topk_ids: experts of the tokens of a rank.
+
+    Raises:
+        NotRecordableError: torch computes the routing.
+    """
+    topk_ids = topk_ids.expand(ranks, *topk_ids.shape)
+    if not has_kernel(topk_ids, num_experts):
+        raise NotRecordableError
+    shapes = _shapes(topk_ids, num_experts, capacity)
+    blocks = _config_of(topk_ids, num_experts, capacity).blocks
+    return {
+        **{name: (shape, torch.int32) for name, shape in shapes.items()},
+        "all_ids": (tuple(topk_ids.shape), topk_ids.dtype),
+        "counts": ((blocks * num_experts,), torch.int16),
+    }
+
+
+def record_routing(recorder: Recorder, rank: int, num_experts: int, capacity: int) -> None:
+    """Append the kernel that computes the routing of ``all_ids``."""
+    all_ids = recorder["all_ids"]
+    with torch.cuda.device(all_ids.device):
+        config = _config_of(all_ids, num_experts, capacity)
+        launch = compiled(NAME, routing_program, config)
+    all_ids_, *others = (
+        (name, recorder[name].view(-1)) for name in ("all_ids", "counts", *RESULTS)
+    )
+    recorder.kernel(launch, all_ids_, rank, *others)
 
 
 _routing = define(

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ...runtime.host.group import Group
 from ..core.agreement import agree
-from ..core.call import Call, CallableOp, Decision, compute
+from ..core.call import Call, CallableOp, Decision, Recorded, compute
 from ..core.checks import check_layout, require_no_overlap
 from ..core.compiled import shared_by_sizes, similar_sizes
 from ..core.groups import group_of
@@ -149,22 +149,28 @@ def gather_from_all(values: torch.Tensor, group: str, transport: str) -> torch.T
     Args:
         transport: transport of the exchange of rows that needs them.
     """
-    by = "nccl" if transport == "nccl" else "auto"
-    return torch.ops.tileweave.all_gather(values, group, by)
+    return torch.ops.tileweave.all_gather(values, group, gather_transport(transport))
+
+
+def gather_transport(transport: str) -> str:
+    """Return the transport of ``gather_from_all``."""
+    return "nccl" if transport == "nccl" else "auto"
 
 
 def exchange(
     op: str, rows: torch.Tensor, weights: torch.Tensor | None, tables: Tables, is_padded: bool,
     group: str, requested: str, out: torch.Tensor | None = None, clear_rest: bool = True,
+    recorded: Recorded | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """Return the result of an exchange, in ``out`` if given. Collective for each new problem.
 
     Args:
         is_padded, clear_rest: see ``RowProblem``.
+        recorded: see ``compute``; the tensors of its key are the inputs of the program.
     """
     inputs = OPERATORS[op].inputs(rows, weights, tables)
     options = *_sizes(tables), clear_rest, is_padded, group, requested
-    return compute(op, inputs, out, options, unread=(weights, *tables))
+    return compute(op, inputs, out, options, unread=(weights, *tables), recorded=recorded)
 
 
 def fake_exchange(

@@ -19,6 +19,7 @@ from ..core import nccl
 from ..core.agreement import agree
 from ..core.autocast import widens
 from ..core.call import Call, CallableOp, Decision, compute
+from ..core.checks import require_dense
 from ..core.compiled import shared_by_sizes, similar_sizes
 from ..core.epilogue import FP8
 from ..core.groups import TwoLevels, name_of, ranks_of
@@ -54,7 +55,7 @@ KiB with 8, which send 3.5 MiB."""
 class AllReduceRmsNorm(CallableOp, op=NAME):
     """Compiled program of one problem and strategy."""
 
-    arguments, reads, guarded = ("x", "residual", "weight"), Inputs._fields, 0
+    arguments, reads, guarded_results = ("x", "residual", "weight"), Inputs._fields, 2
     row = TableRow(
         inputs="`x`, (..., H), bf16 or fp16: a partial sum on each rank; `residual`, like `x`, and "
         "`weight` and `bias`, (H,), equal on all ranks",
@@ -91,12 +92,13 @@ class AllReduceRmsNorm(CallableOp, op=NAME):
     @classmethod
     def decide(cls, call: Call) -> Decision:
         inputs, (eps, quant, group, requested) = Inputs(*call.inputs), call.options
+        require_tensors(inputs, call.out, *call.results[:1])
         ranks = ranks_of(group)
         problem = checked_problem(inputs, eps, quant, ranks.world_size)
         strategy = cls.choose(problem, ranks, requested, inputs.x.device)
-        results = results_of(call)
-        check_results(inputs, quant, results.out, results.residual)
-        if not call.is_new:
+        if call.out is not None:
+            results = results_of(call)
+            check_results(inputs, quant, results.out, results.residual)
             check_memory(inputs, results.out, results.residual)
         return Decision(problem, ranks, strategy)
 
@@ -117,6 +119,16 @@ class AllReduceRmsNorm(CallableOp, op=NAME):
         cls, inputs: Sequence[Any], out: torch.Tensor, results: Sequence[torch.Tensor | None]
     ) -> None:
         check_memory(inputs, out, results[0])
+
+    @classmethod
+    def with_results(cls, call: Call, problem: NormProblem) -> Call:
+        out, *others = _completed(call.inputs[0], problem.quant)
+        return call._replace(out=out, results=others)
+
+    @classmethod
+    def in_place_at(cls, decision: Decision, place: int, result: torch.Tensor) -> int | None:
+        is_row = cls.reads[place] in ("x", "residual")
+        return 0 if is_row and result.dtype == decision.problem.dtype else None
 
     @classmethod
     def compute_unfused(cls, call: Call, decision: Decision) -> torch.Tensor:
@@ -197,45 +209,38 @@ def all_reduce_rms_norm(
         TileWeaveError: arguments do not fit, or differ between ranks. Nothing is launched.
         HeapExhausted: the symmetric heap is too small.
     """
-    inputs = Inputs(x, residual, weight, bias, scale, num_tokens)
-    require_tensors(inputs, out, residual_out)
+    inputs = x, residual, weight, bias, scale, num_tokens
     options = eps, quant, "" if group is None else name_of(group), strategy
     if out is None and residual_out is None:
-        results = Results(*_into_new(*inputs, *options))
-    else:
-        results = Results(
-            _empty_out(x, quant) if out is None else out,
-            _empty_like(x) if residual_out is None else residual_out,
-            _empty_scales(x, quant),
-        )
-        _into_out(*inputs, *results, *options)
+        out, residual_out, *scales = _into_new(*inputs, *options)
+        return out, *scales, residual_out
+    results = _completed(x, quant, out, residual_out)
+    _into_out(*inputs, *results, *options)
     if results.scales is None:
         return results.out, results.residual
     return results.out, results.scales, results.residual
 
 
-def _empty_like(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape)
-
-
-def _empty_out(x: torch.Tensor, quant: str | None) -> torch.Tensor:
-    return x.new_empty(x.shape, dtype=x.dtype if quant is None else FP8)
-
-
-def _empty_scales(x: torch.Tensor, quant: str | None) -> torch.Tensor | None:
+def _completed(
+    x: torch.Tensor, quant: str | None, out: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+) -> Results:  # fmt: skip
+    """Return memory for the results of a call, which need not be legal: the given one, or new."""
+    if out is None or residual is None or quant == GROUPED:
+        require_dense(NAME, x=x)
+    if out is None:
+        out = x.new_empty(x.shape, dtype=x.dtype if quant is None else FP8)
+    if residual is None:
+        residual = x.new_empty(x.shape)
     if quant != GROUPED:
-        return None
-    return x.new_empty((*x.shape[:-1], ceil(x.shape[-1] / GROUP)), dtype=torch.float32)
+        return Results(out, residual)
+    scales = x.new_empty((*x.shape[:-1], ceil(x.shape[-1] / GROUP)), dtype=torch.float32)
+    return Results(out, residual, scales)
 
 
-def _empty(x: torch.Tensor, quant: str | None) -> Results:
-    return Results(_empty_out(x, quant), _empty_like(x), _empty_scales(x, quant))
-
-
-def _computed(inputs, results, options):
-    out, *others = _empty(inputs[0], options[1]) if results is None else results
-    compute(NAME, inputs, out, options, others, is_new=results is None)
-    return [result for result in (out, *others) if result is not None]
+def _computed(inputs, results, options, recorded=None):
+    out, *others = (None,) if results is None else results
+    return compute(NAME, inputs, out, options, others, recorded=recorded)
 
 
 def _fake(inputs, results, options):
@@ -243,12 +248,13 @@ def _fake(inputs, results, options):
     problem = checked_problem(inputs, eps, quant, ranks_of(group).world_size)
     note(problem, group, requested, inputs.x.device)
     if results is None:
-        return [result for result in _empty(inputs.x, quant) if result is not None]
+        return [result for result in _completed(inputs.x, quant) if result is not None]
     return check_results(inputs, quant, *results[:2])
 
 
 def _check(inputs, results, _):
     out, residual_out, _ = results or (None,) * 3
+    require_tensors(Inputs(*inputs), out, residual_out)
     inputs = Inputs(*inputs[:5])._asdict()
     refuse_all_gradients(NAME, **inputs, out=out, residual_out=residual_out)
 

@@ -104,7 +104,7 @@ class NormProblem:
         )
 
 
-def require_tensors(inputs: Inputs, out: Any, residual_out: Any) -> None:
+def require_tensors(inputs: Inputs, out: Any, residual_out: Any = None) -> None:
     """Refuse arguments that are no dense tensors."""
     x, residual, weight, *others = inputs
     require_dense(NAME, x=x, residual=residual, weight=weight)

@@ -78,7 +78,7 @@ class Calls:
             session.watchdog.raise_if_deadlocked()  # before compiling with ranks that hang
             with self._preparing:
                 call = self._record(values, session)
-            recorded_calls().put(session, key, call)
+            recorded_calls().put(key, call)
         return call, tensors, addresses
 
     def compile(self) -> None:

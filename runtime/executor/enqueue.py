@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import tvm_ffi
@@ -13,6 +13,20 @@ from ..host.native import library
 from .operations import KernelLaunch, Operation, Place, RowsCopy, StreamMemOps
 
 DRIVER = "libcuda.so.1"
+
+
+class Part(NamedTuple):
+    """Operations of one call, which may be a part of a longer one.
+
+    Attributes:
+        operations: they find tensors by their index in this call.
+        tensors: tensors of such a call; others have the same types and shapes.
+        places: where the whole call finds their addresses.
+    """
+
+    operations: Sequence[Operation]
+    tensors: Sequence[torch.Tensor]
+    places: Sequence[Place]
 
 
 def enqueuer(
@@ -27,34 +41,47 @@ def enqueuer(
         call_tensors: the tensors of one such call; later calls pass tensors of the same types and
             shapes.
     """
-    launches = [o for o in operations if isinstance(o, KernelLaunch)]
+    places = [Place(index, 0) for index in range(len(call_tensors))]
+    return enqueuer_of([Part(operations, call_tensors, places)])
+
+
+def enqueuer_of(parts: Sequence[Part]) -> Callable[..., int] | None:
+    """Return a function that enqueues the operations of ``parts``, one after the other, as
+    ``enqueuer`` does."""
+    launches = [o for part in parts for o in part.operations if isinstance(o, KernelLaunch)]
     if not all(isinstance(o.kernel.launch, tvm_ffi.Function) for o in launches):
         return None
     if (module := library()) is None:
         return None
     tensors: list[torch.Tensor] = []
-    return module.ready(DRIVER, [_encode(o, call_tensors, tensors) for o in operations], *tensors)
+    operations = [_encode(o, part, tensors) for part in parts for o in part.operations]
+    return module.ready(DRIVER, operations, *tensors)
 
 
-def _encode(
-    operation: Operation, call_tensors: Sequence[torch.Tensor], tensors: list[torch.Tensor]
-) -> tuple:
+def _encode(operation: Operation, part: Part, tensors: list[torch.Tensor]) -> tuple:
     """Return the encoding that ``enqueue.cc`` accepts; append the tensors it refers to to
     ``tensors``."""
+
+    def place(address: int | Place) -> int | Place:
+        if not isinstance(address, Place):
+            return address
+        return part.places[address.index].after(address.offset)
+
     if isinstance(operation, RowsCopy):
         rows = operation.rows
-        return (operation.name, operation.dst, operation.src, rows.count, rows.width,
+        return (operation.name, place(operation.dst), place(operation.src), rows.count, rows.width,
                 rows.dst_pitch, rows.src_pitch, operation.stream)  # fmt: skip
     if isinstance(operation, StreamMemOps):
-        return operation.name, operation.stream, *operation.words
+        words = [(kind, place(address), value) for kind, address, value in operation.words]
+        return operation.name, operation.stream, *words
     if not isinstance(operation, KernelLaunch):
-        return operation.name, *operation.args
+        return operation.name, *map(place, operation.args)
     args: list[Any] = []
     for a in operation.args:
         if isinstance(a, (Place, torch.Tensor)):
-            index = a.index if isinstance(a, Place) else -1
-            args.append((len(tensors), index))
-            tensors.append(call_tensors[index] if isinstance(a, Place) else a)
+            is_of_call = isinstance(a, Place)
+            args.append((len(tensors), place(a if is_of_call else a.data_ptr())))
+            tensors.append(part.tensors[a.index] if is_of_call else a)
         else:
             args.append(int(a) if isinstance(a, numbers.Integral) else float(a))
     return (

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -39,10 +39,19 @@ Action = Callable[[Sequence[torch.Tensor], Sequence[int]], Any]
 
 
 class Place(NamedTuple):
-    """Address of byte ``offset`` of the ``index``-th tensor of a call."""
+    """Address of byte ``offset`` of the ``index``-th tensor of a call; index -1: ``offset`` is the
+    address."""
 
     index: int
     offset: int
+
+    def after(self, offset: int) -> Place:
+        """Return the place of a byte after this one."""
+        return Place(self.index, self.offset + offset)
+
+    def address(self, addresses: Sequence[int]) -> int:
+        """Return the address in a call whose tensors are at ``addresses``."""
+        return self.offset + (addresses[self.index] if self.index >= 0 else 0)
 
 
 class DriverCall(NamedTuple):
@@ -127,12 +136,19 @@ class RowsCopy(NamedTuple):
         return lambda tensors, addresses: call(*self.arguments(addresses))
 
 
+class Launchable(Protocol):
+    """Kernel with a function that launches it."""
+
+    @property
+    def launch(self) -> Callable[..., Any]: ...
+
+
 class KernelLaunch(NamedTuple):
     """Launch of a kernel on ``args``, including the implicit ones: numbers, tensors, and places."""
 
     stream: torch.cuda.Stream
     caller: torch.cuda.Stream
-    kernel: Kernel
+    kernel: Launchable
     args: tuple[Any, ...]
 
     def action(self) -> Action:
@@ -342,4 +358,4 @@ def _in_stream(stream: torch.cuda.Stream, caller: torch.cuda.Stream, action: Act
 
 
 def _address(place: int | Place, addresses: Sequence[int]) -> int:
-    return addresses[place.index] + place.offset if isinstance(place, Place) else place
+    return place.address(addresses) if isinstance(place, Place) else place

@@ -21,6 +21,7 @@ from ..host.driver import DriverError, driver, failure
 from ..host.session import Session
 from ..kernel.kernel import Kernel
 from ..kernel.launch_order import CallStream, begin_call, end_call
+from .enqueue import Part
 from .operations import DriverCall, Operation, RowsCopy, StreamMemOps
 
 _MAX_CALLS = 512
@@ -30,7 +31,8 @@ _generation = 0
 
 
 class CallCache(dict[Any, Any]):
-    """Calls of one thread, by key; a key contains the group or what belongs to it.
+    """Calls of one thread, by key. A key contains the group, which has a session, or what belongs
+    to it; a call on one GPU has no group.
 
     A value lets a later call with the same key skip checks and decisions.
     """
@@ -39,10 +41,9 @@ class CallCache(dict[Any, Any]):
         super().__init__()
         self.generation = _generation
 
-    def put(self, session: Session | None, key: Hashable, value: Any) -> None:
-        """Store a value, if its group has a session and there is a key. The oldest value makes
-        room."""
-        if session is None or key is None:
+    def put(self, key: Hashable, value: Any) -> None:
+        """Store a value, if there is a key. The oldest value makes room."""
+        if key is None:
             return
         if key not in self and len(self) >= _MAX_CALLS:
             del self[next(iter(self))]
@@ -88,9 +89,11 @@ def has_driver(device: torch.device) -> bool:
 
 def current_stream(device: torch.device) -> Hashable:
     """Return a key of torch's current stream that says whether a CUDA graph captures it, in less
-    time than ``torch.cuda.current_stream``."""
+    time than ``torch.cuda.current_stream``; None without a driver."""
+    if device.type != "cuda":
+        return None
     stream = torch._C._cuda_getCurrentStream(device.index)
-    return stream, torch.cuda.is_current_stream_capturing()
+    return stream, torch._C._cuda_isCurrentStreamCapturing()
 
 
 class RecordedCall:
@@ -101,6 +104,8 @@ class RecordedCall:
     Attributes:
         kernels: the kernels that it launches.
         native: whether it needs only the tensors' addresses.
+        stream: the stream; None if the calls do not communicate.
+        operations: what it enqueues.
     """
 
     def __init__(
@@ -113,14 +118,13 @@ class RecordedCall:
     ) -> None:
         """
         Args:
-            stream: the stream; None if the calls do not communicate.
             enqueue: enqueues all operations in one call; see ``enqueue.enqueuer``.
         """
         self.kernels = list(kernels)
         self.native = enqueue is not None
         self._implicit = [(k, k.implicit) for k in self.kernels]
-        self._session, self._watchdog, self._stream = session, session.watchdog, stream
-        self._operations, self._enqueue = operations, enqueue
+        self._session, self._watchdog, self.stream = session, session.watchdog, stream
+        self.operations, self._enqueue = operations, enqueue
         self._actions = [] if enqueue else [o.action() for o in operations]
 
     @property
@@ -144,14 +148,14 @@ class RecordedCall:
         """
         self._watchdog.raise_if_deadlocked()
         try:
-            must_end = begin_call(self._session, self._stream)
+            must_end = begin_call(self._session, self.stream)
             if self._enqueue is None:
                 for action in self._actions:
                     action(tensors, addresses)
             elif failed := self._enqueue(*addresses):
                 raise self._failure(failed, addresses)
             if must_end:
-                end_call(self._stream)
+                end_call(self.stream)
         except Exception:
             self._watchdog.raise_if_deadlocked()
             raise
@@ -159,8 +163,29 @@ class RecordedCall:
     def _failure(self, failed: int, addresses: Sequence[int]) -> DriverError:
         """Return the error that the native part encodes as ``failed``; see ``enqueue.enqueuer``."""
         number, status = divmod(failed, 1 << 32)
-        operation = self._operations[number - 1]
+        operation = self.operations[number - 1]
         # A launch raises its error itself.
         assert isinstance(operation, (DriverCall, StreamMemOps, RowsCopy))
         arguments = operation.arguments(addresses)
         return failure(operation.name, arguments, driver().CUresult(status), operation.stream)
+
+
+class JoinedCall(RecordedCall):
+    """Operations of several calls, which one native call enqueues, one after the other."""
+
+    def __init__(
+        self, session: Session, stream: CallStream | None, parts: Sequence[Part],
+        kernels: Iterable[Kernel], enqueue: Callable[..., int],
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            kernels: the kernels of all parts.
+            enqueue: see ``enqueue.enqueuer_of``.
+        """
+        operations = [operation for part in parts for operation in part.operations]
+        super().__init__(session, stream, operations, kernels, enqueue)
+        self._places = [part.places for part in parts for _ in part.operations]
+
+    def _failure(self, failed: int, addresses: Sequence[int]) -> DriverError:
+        places = self._places[(failed >> 32) - 1]
+        return super()._failure(failed, [place.address(addresses) for place in places])

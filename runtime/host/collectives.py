@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -23,9 +24,16 @@ own."""
 _RELEASE_POLL_S = 2e-5
 
 
+_uses_gloo: WeakKeyDictionary[dist.ProcessGroup, dict[str, bool]] = WeakKeyDictionary()
+"""Results of ``uses_gloo``, by type of device: torch needs 10 us to look for a backend."""
+
+
 def uses_gloo(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Return whether the collectives of ``group`` on tensors of ``device`` are gloo's."""
-    return group._get_backend(device).name() == "gloo"
+    by_type = _uses_gloo.setdefault(group, {})
+    if device.type not in by_type:
+        by_type[device.type] = group._get_backend(device).name() == "gloo"
+    return by_type[device.type]
 
 
 def run_by_gloo(

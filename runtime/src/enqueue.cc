@@ -124,39 +124,37 @@ private:
 /*! \brief A tensor argument of a kernel, whose address may differ between calls. */
 class Tensor {
 public:
-  Tensor(const DLTensor &like, int64_t index)
+  Tensor(const DLTensor &like, const Place &place)
       : like_(like), shape_(like.shape, like.shape + like.ndim),
-        strides_(like.strides, like.strides + like.ndim), index_(index) {}
+        strides_(like.strides, like.strides + like.ndim), place_(place) {}
 
   DLTensor operator()(const Addresses &addresses) {
     DLTensor tensor = like_;
     tensor.shape = shape_.data();
     tensor.strides = strides_.data();
-    if (index_ >= 0)
-      tensor.data = reinterpret_cast<void *>(addresses[index_]);
+    tensor.data = reinterpret_cast<void *>(place_(addresses));
     return tensor;
   }
 
 private:
   DLTensor like_;
   std::vector<int64_t> shape_, strides_;
-  int64_t index_;
+  Place place_;
 };
 
 /*! \brief Launch of a kernel on numbers and tensors. */
 class Launch {
 public:
   /*!
-   * \param encoded kernel, stream, device, then its arguments: a number, or a pair of indices: of
-   *  the tensor in `tensors` that has its type and shape, and of the call's tensor that has its
-   *  address, -1 for the address of the former.
+   * \param encoded kernel, stream, device, then its arguments: a number, or a pair: the index of
+   *  the tensor in `tensors` that has its type and shape, and its address as `Place` accepts it.
    */
   Launch(const Arguments &encoded, const std::vector<DLTensor> &tensors)
       : kernel_(encoded[0].cast<ffi::Function>()), stream_(Handle(encoded[1])),
         device_(encoded[2].cast<int32_t>()) {
     for (size_t i = 3; i < encoded.size(); ++i) {
-      if (auto pair = encoded[i].as<ffi::Array<int64_t>>()) {
-        tensors_.emplace_back(tensors.at((*pair)[0]), (*pair)[1]);
+      if (auto pair = encoded[i].as<Arguments>()) {
+        tensors_.emplace_back(tensors.at((*pair)[0].cast<int64_t>()), Place((*pair)[1]));
         arguments_.emplace_back(nullptr);
       } else {
         arguments_.push_back(encoded[i]);

@@ -63,7 +63,7 @@ def while_capturing(name: str, nodes: Nodes, uses_gloo: bool) -> tuple[str, int]
             ("capturing", lambda: True),
             ("uses_gloo", lambda *_: uses_gloo),
             ("start_exchanges", lambda *args: log.append(args) or start(*args)),
-            ("naming_peers", lambda *args: log.append(args) or run(*args)),
+            ("NamedPeers", lambda *args: log.append(args) or run(*args)),
         ):
             patches.enter_context(mock.patch.object(nccl, function, value))
         try:
@@ -73,4 +73,4 @@ def while_capturing(name: str, nodes: Nodes, uses_gloo: bool) -> tuple[str, int]
     return "", len(log)
 
 
-_STARTS = nccl.start_exchanges, nccl.naming_peers
+_STARTS = nccl.start_exchanges, nccl.NamedPeers

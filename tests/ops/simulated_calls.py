@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -12,13 +14,14 @@ import torch
 
 import tileweave as tw
 from tests.groups import one_rank, open_sessions
-from tileweave.ops.core import call
+from tileweave.ops.core import call, noted
 from tileweave.ops.core.compiled import CompiledOp, OpCache
 from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.executor.recorded_calls import RecordedCall
 from tileweave.runtime.kernel.kernel import Kernel
 from tileweave.runtime.plans.parameters import parameters_of
 
+_ROOT = Path(__file__).parents[2]
 MEMORY = 0xABC0
 """Address of the memory of a program."""
 RESULTS = "residual_out", "scales", "lse", "out"
@@ -79,6 +82,7 @@ def simulated_calls(monkeypatch, operator: types.ModuleType) -> Iterator[list[st
     watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
     session = types.SimpleNamespace(group=one_rank(), watchdog=watchdog, name="")
     open_sessions(monkeypatch, session)
+    monkeypatch.setattr(noted, "_notes", {})
     cache = OpCache(session)
     for module in (operator, call):
         monkeypatch.setattr(module, "op_cache_of", lambda _: cache, raising=module is call)
@@ -97,3 +101,28 @@ def record_calls(monkeypatch) -> None:
     monkeypatch.setattr(call, "has_driver", lambda device: True)
     monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
     monkeypatch.setattr(call, "library", lambda: "native")
+
+
+REPEATED = [
+    "operator", "look_up", "is_observed", "signature", "recorded_calls", "__call__", "is_valid",
+    "__call__", "begin_call",
+]  # fmt: skip
+"""Functions that a repeated call runs after the public one."""
+
+
+def functions_of(call: Callable[[], object]) -> list[str]:
+    """Return the functions of the package that a call runs, without comprehensions."""
+    functions = []
+
+    def called(frame, event, _):
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(_ROOT):
+            if path.relative_to(_ROOT).parts[0] not in ("tests", ".venv"):
+                functions.append(frame.f_code.co_name)
+
+    sys.setprofile(called)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return [name for name in functions if name.isidentifier()]

@@ -51,13 +51,13 @@ def schema(*names: str) -> Callable[[Any], None]:
     return check
 
 
-def stub(*parameters: str) -> Callable[[Any], None]:
+def stub(name: str, *parameters: str) -> Callable[[Any], None]:
     """Return a check of a function that only CUDA builds have: of its declaration in torch."""
 
     def check(_: Any) -> None:
         text = Path(torch.__file__).with_name("_C").joinpath("__init__.pyi").read_text()
         functions = {f.name: f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
-        declared = functions["_cuda_getCurrentStream"].args.args
+        declared = functions[name].args.args
         assert [p.arg for p in declared] == list(parameters)
 
     return check
@@ -121,7 +121,14 @@ _FLASH_BACKWARD = (
 NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "torch._C._autograd._profiler_enabled": ("ops/core/library.py", returns(bool)),
     "torch._C._construct_storage_from_data_pointer": ("runtime/host/heap.py", shares_memory),
-    "torch._C._cuda_getCurrentStream": ("runtime/executor/recorded_calls.py", stub("device")),
+    "torch._C._cuda_getCurrentStream": (
+        "runtime/executor/recorded_calls.py",
+        stub("_cuda_getCurrentStream", "device"),
+    ),
+    "torch._C._cuda_isCurrentStreamCapturing": (
+        "runtime/executor/recorded_calls.py",
+        stub("_cuda_isCurrentStreamCapturing"),
+    ),
     "torch._C._functorch.TransformType.Grad": ("ops/core/library.py", lambda _: None),
     "torch._C._functorch.TransformType.Jvp": ("ops/core/library.py", lambda _: None),
     "torch._C._functorch.get_interpreter_stack": ("ops/core/library.py", returns(type(None))),
@@ -131,6 +138,7 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     ),
     "torch._C._functorch.peek_interpreter_stack": ("ops/core/library.py", returns(type(None))),
     "torch._C._is_any_autocast_enabled": ("ops/core/library.py", returns(bool)),
+    "torch._C._is_tracing": ("ops/core/library.py", returns(bool)),
     "torch._C._len_torch_dispatch_stack": ("ops/core/library.py", returns(int)),
     "torch._C._len_torch_function_stack": ("ops/core/library.py", returns(int)),
     "torch._C.parse_schema": ("ops/core/schema.py", parses),
@@ -262,7 +270,7 @@ def test_exists_as_it_is_called(name):
     _, check = NAMES[name]
     target: Any = torch
     for part in name.split(".")[1:]:
-        if part == "_cuda_getCurrentStream" and torch.version.cuda is None:
+        if part.startswith("_cuda_") and torch.version.cuda is None:
             target = None  # builds without CUDA only declare it
         else:
             target = getattr(target, part)

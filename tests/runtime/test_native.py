@@ -28,7 +28,7 @@ from tileweave.runtime.executor.operations import (
     RowsCopy,
     StreamMemOps,
 )
-from tileweave.runtime.executor.recorded_calls import RecordedCall
+from tileweave.runtime.executor.recorded_calls import JoinedCall, RecordedCall
 from tileweave.runtime.host import driver, native
 from tileweave.runtime.kernel.kernel import Kernel
 from tileweave.runtime.plans.regions import Rows
@@ -199,6 +199,57 @@ def test_kernels(stand_in):
             (given[0].data_ptr(), [5], [1], 0, 64), (implicit.data_ptr(), [3], [1], 2, 32),
         ]  # fmt: skip
     assert tvm_ffi.get_raw_stream(tvm_ffi.device("cuda", 1)) == 0
+
+
+def joined(*parts: enqueue.Part) -> JoinedCall:
+    call = enqueue.enqueuer_of(parts)
+    assert call is not None
+    watchdog = types.SimpleNamespace(raise_if_deadlocked=lambda: None)
+    return JoinedCall(types.SimpleNamespace(watchdog=watchdog), None, parts, [], call)
+
+
+def test_one_call_enqueues_the_operations_of_several(stand_in):
+    """Each finds its tensors at other places, at bytes after a tensor, or at a fixed address."""
+    fixed, like, first = ints(2), ints(2), (ints(4), ints(16))
+    copy = DriverCall("cuMemcpyDtoDAsync", SIDE, (Place(1, 4), Place(0, 8), 4, SIDE))
+    word = StreamMemOps(SIDE, ((2, Place(0, 4), 7),))
+    rows = RowsCopy(SIDE, Place(1, 8), Place(0, 0), Rows(2, 4, 8, 8))
+    kernel = launches(stand_in.kernel, Place(1, 0), 3, Place(0, 0), Place(2, 0))
+    place = Place(-1, fixed.data_ptr())
+    call = joined(
+        enqueue.Part([copy, rows], first, [Place(0, 0), Place(1, 16)]),
+        enqueue.Part([word, kernel], [like, first[0], fixed], [Place(1, 32), Place(0, 0), place]),
+    )
+    for x, memory in (first, (ints(4), ints(16))):
+        right = memory.clone()
+        right[5], right[6], right[8], right[9] = x[2], x[0], x[2], 7
+        call(*at(x, memory))
+        assert torch.equal(memory, right)
+        asked = [name for name, *_ in stand_in.asked()]
+        assert asked == ["copy", "rows", "words", "write", "kernel"]
+        assert stand_in.arguments()[:4] == [
+            (x.data_ptr(), [4], [1], 0, 32), 3, (memory.data_ptr() + 32, [2], [1], 0, 32),
+            (fixed.data_ptr(), [2], [1], 0, 32),
+        ]  # fmt: skip
+
+
+def test_a_failure_in_a_part_names_its_addresses(stand_in, monkeypatch):
+    bindings = types.SimpleNamespace(
+        CUresult=lambda status: types.SimpleNamespace(name=f"STATUS {status}")
+    )
+    for module in (driver, recorded_calls):
+        monkeypatch.setattr(module, "driver", lambda: bindings)
+    monkeypatch.setenv("RANK", "2")
+    x, memory = ints(4), ints(16)
+    copy = DriverCall("cuMemcpyDtoDAsync", SIDE, (Place(0, 4), Place(1, 0), 4, SIDE))
+    parts = (
+        enqueue.Part([copy], [memory, x], [Place(1, 0), Place(0, 0)]),
+        enqueue.Part([copy], [memory, x], [Place(1, 32), Place(0, 8)]),
+    )
+    stand_in.fails_at.value = 1
+    addresses = f"{memory.data_ptr() + 36:#x}, {x.data_ptr() + 8:#x}, 0x4, 0x20"
+    with pytest.raises(driver.DriverError, match=rf"cuMemcpyDtoDAsync\({addresses}\): STATUS 700"):
+        joined(*parts)(*at(x, memory))
 
 
 def test_tensors_of_earlier_calls_are_not_kept(stand_in):

@@ -115,11 +115,11 @@ def test_the_oldest_make_room(monkeypatch):
     monkeypatch.setattr(recorded_calls, "_MAX_CALLS", 2)
     cache = CallCache()
     for key in "abbc":
-        cache.put(types.SimpleNamespace(group=ALONE), key, key)
+        cache.put(key, key)
     assert [cache.get(key) for key in "abc"] == [None, "b", "c"]
 
 
-def test_without_a_session_nothing_is_remembered():
+def test_without_a_key_nothing_is_remembered():
     cache = CallCache()
-    cache.put(None, "a", "a")
-    assert cache.get("a") is None
+    cache.put(None, "a")
+    assert not cache

@@ -15,7 +15,7 @@ from tests.groups import one_rank, open_sessions
 from tileweave import ops
 from tileweave.ops.collectives import transport
 from tileweave.ops.collectives.collective import Collective
-from tileweave.ops.core import call
+from tileweave.ops.core import call, noted
 from tileweave.ops.core.compiled import op_cache_of
 from tileweave.ops.core.registry import OPERATORS, operators_of
 from tileweave.ops.core.tiles import LARGE, Choice
@@ -77,6 +77,7 @@ def said(monkeypatch):
     StandIn.said = []
     StandIn.session = fake_session()
     open_sessions(monkeypatch, StandIn.session)
+    monkeypatch.setattr(noted, "_notes", {})
     monkeypatch.setattr(call, "has_driver", lambda device: True)
     monkeypatch.setattr(call, "current_stream", lambda device: (7, False))
     monkeypatch.setattr(call, "library", lambda: "native")
@@ -116,6 +117,33 @@ def test_a_repeated_call_writes_to_out(said):
     for _ in range(2):
         assert scattered(a, b, out=out) is out
     assert said == ["whole", (*places(a, b), MEMORY, *places(out))]
+
+
+def test_arguments_are_distinguished_by_place(said):
+    """The first call has one tensor for two arguments."""
+    x, a, b = bf16(16, 16), bf16(16, 16), bf16(16, 16)
+    scattered(x, x)
+    c = scattered(a, b)
+    assert said == ["whole", (*places(a, b), MEMORY, *places(c))]
+
+
+def test_options_without_a_hash_are_refused(said):
+    a, b = bf16(16, 8), bf16(8, 24)
+    for _ in range(2):
+        scattered(a, b)
+    with pytest.raises(tw.TileWeaveError, match=r"strategy=\['fused'\]; expected"):
+        scattered(a, b, strategy=["fused"])
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_results_belong_to_the_mode_of_the_call(said, around):
+    a, b = bf16(16, 8), bf16(8, 24)
+    with around():
+        scattered(a, b)
+    assert not scattered(a, b).is_inference()
+    with torch.inference_mode():
+        assert scattered(a, b).is_inference()
+    assert said[0] == "whole" and len(said) == 3 and isinstance(said[2], tuple)
 
 
 def another_stream(monkeypatch, a, b):

@@ -26,10 +26,23 @@ COLLECTIVES = {
 HELD_S = 0.2
 
 
+class ProcessGroup:
+    """Stand-in for a process group with one backend.
+
+    Attributes:
+        devices: types of the devices for which the backend was looked for.
+    """
+
+    def __init__(self, backend: str) -> None:
+        self.backend, self.devices = types.SimpleNamespace(name=lambda: backend), []
+
+    def _get_backend(self, device: torch.device) -> types.SimpleNamespace:
+        self.devices.append(device.type)
+        return self.backend
+
+
 def group_of(backend: str) -> types.SimpleNamespace:
-    work_backend = types.SimpleNamespace(name=lambda: backend)
-    process_group = types.SimpleNamespace(_get_backend=lambda device: work_backend)
-    return types.SimpleNamespace(process_group=process_group, world_size=2)
+    return types.SimpleNamespace(process_group=ProcessGroup(backend), world_size=2)
 
 
 @pytest.fixture
@@ -109,3 +122,11 @@ def test_a_group_works_after_all_ranks_were_told_that_they_differ(three):
     for message, total in three.run(on_ranks.differ_while_a_rank_is_late, 2.5):
         assert message.startswith("all_reduce: the ranks disagree (rank 0: all_reduce of (7, 3)")
         assert total == 42
+
+
+def test_a_backend_is_looked_for_once():
+    group, other = ProcessGroup("gloo"), ProcessGroup("nccl")
+    for device in ("cpu", "cuda", "cpu"):
+        assert collectives.uses_gloo(group, torch.device(device))
+        assert not collectives.uses_gloo(other, torch.device(device))
+    assert group.devices == other.devices == ["cpu", "cuda"]

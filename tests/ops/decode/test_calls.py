@@ -6,8 +6,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tileweave as tw
 from tests.ops.decode.decode_on_ranks import Call
-from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
+from tests.ops.simulated_calls import (
+    MEMORY,
+    REPEATED,
+    Simulated,
+    functions_of,
+    record_calls,
+    simulated_calls,
+)
 from tileweave import ops
 from tileweave.ops.decode import decode_attention
 
@@ -45,3 +53,28 @@ def test_the_program_and_torch_return_the_same_and_repeated_calls_enqueue_addres
     out, lse = results[-1]
     tensors = *(tensor for tensor in given.values() if tensor is not None), lse
     assert Simulated.enqueued[-1] == (*(t.data_ptr() for t in tensors), MEMORY, out.data_ptr())
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_repeated_call_checks_nothing(simulated, monkeypatch, is_new):
+    record_calls(monkeypatch)
+    given = CALL.arguments(0, 1) | {"strategy": "fused"}
+    if not is_new:
+        given["out"] = torch.empty_like(given["q"])
+    ops.decode_attention(**given)
+    right = ["call", "decode_attention", *REPEATED, *["mark_written"] * (not is_new)]
+    assert functions_of(lambda: ops.decode_attention(**given)) == right
+    if not is_new:
+        with pytest.raises(tw.TileWeaveError, match="out shares memory with q"):
+            ops.decode_attention(**given | {"out": given["q"]})
+    assert len(Simulated.enqueued) == 1
+
+
+@pytest.mark.parametrize("value", [1, "no", None])
+def test_only_booleans_ask_for_logarithms(simulated, monkeypatch, value):
+    """Also after a call with an equal value."""
+    record_calls(monkeypatch)
+    given = CALL.arguments(0, 1) | {"strategy": "fused"}
+    ops.decode_attention(**given, return_lse=True)
+    with pytest.raises(tw.TileWeaveError, match=f"return_lse={value!r}; expected True or False"):
+        ops.decode_attention(**given, return_lse=value)

@@ -78,6 +78,7 @@ def on_rank(every_rank, monkeypatch):
 
     monkeypatch.setattr(plan_streams, "compile", compiled)
     monkeypatch.setattr(op_cache, "compile_program", compiled)
+    monkeypatch.setattr(noted, "_notes", {})
     monkeypatch.setattr(op_cache, "compile_ahead", lambda programs, group, similar: len(programs))
     monkeypatch.setattr(transport, "obstacle_of_ranks", lambda *_: None)
     for module in (gemm_operator, strategy):

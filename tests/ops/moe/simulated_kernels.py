@@ -15,6 +15,7 @@ import torch
 import tileweave as tw
 from tileweave.ops.moe import grouped_matmul as module
 from tileweave.ops.moe import local_kernels, quant, routing
+from tileweave.runtime.executor import recorded_calls
 from tileweave.runtime.plans.parameters import parameters_of
 
 
@@ -43,11 +44,17 @@ def as_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().numpy()
 
 
+def recorded_launches() -> list[Any]:
+    """Return the recorded calls of grouped GEMMs."""
+    calls = recorded_calls.recorded_calls().values()
+    return [call for call in calls if isinstance(call, module._Call)]
+
+
 def simulate_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let grouped GEMMs, quantization and the routing of few choices run in the simulator."""
     properties = types.SimpleNamespace(multi_processor_count=3)
     monkeypatch.setattr(local_kernels, "_KERNELS", {})
-    monkeypatch.setattr(module, "_calls", {})
+    monkeypatch.setattr(recorded_calls._here, "cache", recorded_calls.CallCache())
     monkeypatch.setattr(module, "has_kernel", lambda x, w, columns=None: x.dtype in module._DTYPES)
     monkeypatch.setattr(tilelang, "compile", SimulatedKernel)
     monkeypatch.setattr(quant, "has_kernel", lambda x: x.dtype in quant._DTYPES)

@@ -10,7 +10,14 @@ import tileweave as tw
 from tests.ops.moe import moe_on_ranks
 from tests.ops.moe.by_definition import mixture, random_ids
 from tests.ops.moe.simulated_kernels import simulate_kernels
-from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
+from tests.ops.simulated_calls import (
+    MEMORY,
+    REPEATED,
+    Simulated,
+    functions_of,
+    record_calls,
+    simulated_calls,
+)
 from tileweave import ops
 from tileweave.ops.core.registry import OPERATORS
 from tileweave.ops.moe import local_kernels, row_exchange
@@ -121,3 +128,14 @@ def test_a_repeated_call_enqueues_addresses(simulated, monkeypatch):
     assert simulated == ["dispatch", "combine"]
     with pytest.raises(tw.TileWeaveError, match="out shares memory with y"):
         ops.combine(y, handle, out=y[:5])
+
+
+def test_a_repeated_combine_checks_nothing(simulated, monkeypatch):
+    record_calls(monkeypatch)
+    x, ids, weights = inputs()
+    rows, _, handle = ops.dispatch(x, ids, weights, num_experts=4, transport="ldst")
+    ops.combine(rows, handle)
+    right = ["call", "combine", "as_read", *REPEATED]
+    assert functions_of(lambda: ops.combine(rows, handle)) == right
+    with pytest.raises(tw.TileWeaveError, match="y has shape"):
+        ops.combine(rows[1:], handle)

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import tileweave as tw
-from tests.ops.moe.simulated_kernels import simulate_kernels
+from tests.ops.moe.simulated_kernels import recorded_launches, simulate_kernels
 from tileweave import ops
 from tileweave.ops.moe import grouped_matmul as module
 from tileweave.ops.moe import local_kernels
+from tileweave.runtime.executor import recorded_calls
 
 E, N, K, ROWS = 4, 6, 10, 23
 ENDS = {
@@ -320,11 +321,11 @@ def test_repeated_calls_are_not_checked_again(simulated, monkeypatch, order):
 
 
 def test_only_the_latest_calls_are_kept(simulated, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_CALLS", 2)
+    monkeypatch.setattr(recorded_calls, "_MAX_CALLS", 2)
     w, offsets = torch.ones(E, 24, 40).bfloat16(), offsets_of([1, 2, 3, 4])
     for rows in (4, 5, 6, 6):
         ops.grouped_matmul(torch.ones(rows, 40).bfloat16(), w, offsets)
-    assert [call.empty().shape[0] for call in module._calls.values()] == [5, 6]
+    assert [call.empty().shape[0] for call in recorded_launches()] == [5, 6]
 
 
 def test_graphs_need_an_earlier_call(simulated, monkeypatch):

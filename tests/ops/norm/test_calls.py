@@ -4,12 +4,20 @@ calls."""
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
 import torch
 
 import tileweave as tw
-from tests.ops.simulated_calls import MEMORY, Simulated, record_calls, simulated_calls
+from tests.ops.simulated_calls import (
+    MEMORY,
+    REPEATED,
+    Simulated,
+    functions_of,
+    record_calls,
+    simulated_calls,
+)
 from tileweave import ops
 from tileweave.ops.core import checks
 from tileweave.ops.norm import all_reduce_rms_norm
@@ -105,18 +113,63 @@ def test_a_repeated_call_enqueues_addresses(simulated, native):
     assert len(simulated) == 2 and len(other) == 2
 
 
-def test_a_repeated_call_refuses_memory_that_overlaps(simulated, native):
-    memory = torch.zeros(4, 200, dtype=torch.bfloat16)
-    x, residual, weight, _ = given(shape=(2, 200))
-    for out in (memory[2:], memory[:2]):
-        ops.all_reduce_rms_norm(x, residual, weight, out=out, strategy="one_shot")
-    assert len(simulated) == 1 and len(Simulated.enqueued) == 1
-    for overlapped, message in [(memory[1:3], "out shares memory with x")]:
-        with pytest.raises(tw.TileWeaveError, match=message):
-            ops.all_reduce_rms_norm(
-                memory[:2], residual, weight, out=overlapped, strategy="one_shot"
-            )
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_repeated_call_checks_nothing(simulated, native, is_new):
+    x, residual, weight, _ = given()
+    memory = {} if is_new else {"out": torch.empty_like(x), "residual_out": residual}
+
+    def call():
+        return ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot", **memory)
+
+    call()
+    right = ["call", "all_reduce_rms_norm", *([] if is_new else ["_completed"]), *REPEATED]
+    assert functions_of(call) == right + ["mark_written"] * (not is_new)
     assert len(Simulated.enqueued) == 1
+
+
+X, RESIDUAL, OUT, RESIDUAL_OUT = range(0, 8, 2)
+"""Rows of the memory of ``repeated`` at which tensors of two rows begin."""
+
+
+@pytest.fixture
+def repeated(simulated, native):
+    """Return a function that calls the operator on rows of one memory, after two such calls."""
+    memory, weight = torch.zeros(8, 200, dtype=torch.bfloat16), given()[2]
+
+    def call(*begins):
+        x, residual, out, residual_out = (memory[row : row + 2] for row in begins)
+        ops.all_reduce_rms_norm(
+            x, residual, weight, out=out, residual_out=residual_out, strategy="one_shot"
+        )
+
+    for _ in range(2):
+        call(X, RESIDUAL, OUT, RESIDUAL_OUT)
+    assert len(Simulated.enqueued) == 1
+    return call
+
+
+@pytest.mark.parametrize(
+    ("begins", "message"),
+    [
+        ((X, RESIDUAL, X + 1, RESIDUAL_OUT), "out shares memory with x; expected the same"),
+        ((X, RESIDUAL, RESIDUAL + 1, RESIDUAL_OUT), "out shares memory with residual; expected"),
+        ((X, RESIDUAL, OUT, X + 1), "residual_out shares memory with x; expected the same"),
+        ((X, RESIDUAL, OUT, OUT), "out shares memory with residual_out; expected memory of its"),
+    ],
+)
+def test_a_repeated_call_refuses_memory_that_overlaps(repeated, begins, message):
+    with pytest.raises(tw.TileWeaveError, match=message):
+        repeated(*begins)
+    assert len(Simulated.enqueued) == 1
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [(X, RESIDUAL, X, RESIDUAL), (X, RESIDUAL, RESIDUAL, X), (X, X, OUT, RESIDUAL_OUT)],
+)
+def test_a_repeated_call_may_be_in_place(repeated, begins):
+    repeated(*begins)
+    assert len(Simulated.enqueued) == 2
 
 
 def test_arguments_with_gaps_are_copied(simulated, native):
@@ -130,3 +183,73 @@ def test_arguments_with_gaps_are_copied(simulated, native):
             actual = ops.all_reduce_rms_norm(wide[:, :200], residual, weight, strategy="one_shot")
         assert torch.equal(actual[0], right[0])
     assert not Simulated.enqueued
+
+
+@pytest.mark.parametrize("eps", [True, "1"])
+def test_numbers_of_another_type_are_refused_after_an_equal_one(simulated, native, eps):
+    x, residual, weight, _ = given()
+    for _ in range(2):
+        ops.all_reduce_rms_norm(x, residual, weight, 1.0, strategy="one_shot")
+    assert len(Simulated.enqueued) == 1
+    with pytest.raises(tw.TileWeaveError, match=f"eps={eps!r}; expected a number"):
+        ops.all_reduce_rms_norm(x, residual, weight, eps, strategy="one_shot")
+    assert len(Simulated.enqueued) == 1
+
+
+class Subclass(torch.Tensor):
+    """Subclass of tensors."""
+
+
+OTHERS = {
+    "meta": lambda x: x.to("meta"),
+    "negative": lambda x: torch._neg_view(-x),
+    "subclass": lambda x: x.as_subclass(Subclass),
+    "gap": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    "unaligned": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape),
+}
+"""Tensors of the same values and shape that no recorded call accepts."""
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+@pytest.mark.filterwarnings("ignore:all_reduce_rms_norm. x of shape:UserWarning")
+def test_a_repeated_call_is_of_equal_tensors(simulated, native, other):
+    x, residual, weight, _ = given()
+
+    def call(x):
+        return ops.all_reduce_rms_norm(x, residual.to(x.device), weight.to(x.device))
+
+    right = call(x)
+    call(x)
+    assert len(Simulated.enqueued) == 1
+    results = call(other(x))
+    assert len(Simulated.enqueued) == 1
+    assert results[0].is_meta or all(map(torch.equal, results, right))
+
+
+@pytest.mark.parametrize("context", [torch.autocast, torch.profiler.profile])
+def test_observed_calls_are_not_repeated(simulated, native, context):
+    x, residual, weight, _ = given()
+    for _ in range(2):
+        ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot")
+    assert len(Simulated.enqueued) == 1
+    with context("cpu") if context is torch.autocast else context() as profile:
+        ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot")
+    if context is not torch.autocast:
+        names = [event.name for event in profile.events()]
+        assert "tileweave::all_reduce_rms_norm" in names
+
+
+def test_a_thread_repeats_its_own_calls_only(simulated, native):
+    x, residual, weight, _ = given()
+    enqueued = []
+
+    def call():
+        for _ in range(2):
+            ops.all_reduce_rms_norm(x, residual, weight, strategy="one_shot")
+            enqueued.append(len(Simulated.enqueued))
+
+    call()
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert enqueued == [0, 1, 1, 2]
