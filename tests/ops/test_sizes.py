@@ -59,7 +59,7 @@ def test_few_kernels_are_compiled(name):
 @LONG
 @pytest.mark.parametrize("name", CALLS)
 def test_few_kernels_are_compiled_for_all_sizes(name):
-    check_kernels(name, 200)
+    check_kernels(name, 24 if name.startswith("sp_attention") else 200)  # its inference is slow
 
 
 @LONG

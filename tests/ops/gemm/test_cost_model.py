@@ -207,7 +207,7 @@ def test_what_is_stored(M, N, K, large, small):
         ("matmul_reduce_scatter", (1024, 4096, 14336), "one_shot", 256, 8, 1),
         ("matmul_reduce_scatter", (1024, 8192, 28672), "copy_engines", 256, 8, 1),
         ("matmul_all_reduce", (1024, 4096, 14336), "two_shot", 128, 8, 1),
-        ("matmul_all_reduce", (2048, 4096, 14336), "copy_engines", 256, 16, 1),
+        ("matmul_all_reduce", (2048, 4096, 14336), "copy_engines", 256, 8, 1),
         ("matmul_all_reduce", (8192, 4096, 14336), "copy_engines", 256, 8, 1),
         ("matmul_all_reduce", (8192, 8192, 28672), "copy_engines", 256, 8, 4),
         ("matmul_all_reduce", (8192, 16384, 53248), "copy_engines", 256, 8, 4),
