@@ -60,8 +60,8 @@ _ROW = 8
 fp8 rows see ``fp8_obstacle``."""
 _VARIABLE = "TILEWEAVE_TUNE"
 _MOST_KERNELS = 6
-"""Maximum number of kernels for all numbers of rows. By the cost model they take 0 to 2 % longer on
-average than those that suit each number best."""
+"""Maximum number of choices for all numbers of rows, those for CUDA graphs included. Most have one
+kernel. By the cost model they take 0 to 2 % longer on average than the best one for each number."""
 _MOST_ROWS = 16384
 """Largest number of rows for which they are chosen."""
 _MISSING = 100
