@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -219,6 +220,7 @@ def _compile(problem: Any, choice: Any, world_size: int, heap_stride: int, sms: 
     Args:
         sms: SMs of a rank's GPU.
     """
+    os.nice(10)  # no call waits for it
     set_sm_count(sms)
     operator = OPERATORS[problem.op]
     sizes = operator.sizes(problem, choice)

@@ -7,7 +7,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -115,20 +115,20 @@ def _begin(
     is_few = len(own) <= _IN_THREADS * len(local_ranks) and not later
     cores = max(1, len(os.sched_getaffinity(0)) // len(local_ranks))
     compiler = _Threads(ranks.device) if is_few else CompileWorkers(cores)
-    others = _for_group(similar() if own else (), ranks.world_size, stride)
-    for program in (*own, *others):
-        session.kernels.add(*program)
-    kernels = _kernels(own, session.kernels)
-    for shared, _ in kernels:
-        shared.is_compiling = True
-    for shared, options in kernels[mine]:
-        compile = compile_in_cache, shared.program, options
-        shared.work = compiler.submit(*compile, then=shared.save)
-    work = [shared.work for shared, _ in kernels[mine] if shared.work is not None]
-    for size in later:
-        noted = partial(stored_programs.note, size.name)
-        work.append(compiler.submit(size.function, *size.args, then=noted))
-    compiler.close()
+    with closing(compiler):
+        others = _for_group(similar() if own else (), ranks.world_size, stride)
+        for program in (*own, *others):
+            session.kernels.add(*program)
+        kernels = _kernels(own, session.kernels)
+        for shared, _ in kernels:
+            shared.is_compiling = True
+        for shared, options in kernels[mine]:
+            compile = compile_in_cache, shared.program, options
+            shared.work = compiler.submit(*compile, then=shared.save)
+        work = [shared.work for shared, _ in kernels[mine] if shared.work is not None]
+        for size in later:
+            noted = partial(stored_programs.note, size.name)
+            work.append(compiler.submit(size.function, *size.args, then=noted))
     count_compiled(len(kernels))
     return Compilation(len(kernels), work)
 
@@ -198,11 +198,11 @@ def _for_group(
     """Yield the programs for a group, and the options of TileLang; those of plans one by one.
     Programs that cannot be ordered are left out."""
     for program in programs:
+        found: list[_Program] = []
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore", SyncWarning)  # compiling them warns
-            funcs = program.kernels(world_size) if isinstance(program, Plan) else [program]
-            split = [passes.split_options(func, {}) for func in funcs]
-            yield from [
-                (for_group(func, world_size, heap_stride), {"pass_configs": stock, "out_idx": None})
-                for func, stock in split
-            ]
+            for func in program.kernels(world_size) if isinstance(program, Plan) else [program]:
+                func, stock_configs = passes.split_options(func, {})
+                ordered = for_group(func, world_size, heap_stride)
+                found.append((ordered, {"pass_configs": stock_configs, "out_idx": None}))
+        yield from found

@@ -50,8 +50,8 @@ class CompileWorkers:
         that is passed to the process must be picklable.
 
         Returns:
-            A future that is done after the call. Its exception is a RuntimeError if the call has
-            raised one, or the process has ended.
+            A future that is done after both. Its exception is that of ``then``, or a RuntimeError
+            if the call has raised an exception or the process has ended.
         """
         future: Future[None] = Future()
         self._jobs.put((future, then, function, args))
@@ -74,10 +74,13 @@ class CompileWorkers:
                 except (OSError, EOFError):
                     future.set_exception(_ended())
                     break
-                if error:
-                    future.set_exception(RuntimeError(error))
-                else:
+                try:
+                    if error:
+                        raise RuntimeError(error)
                     then()
+                except Exception as raised:
+                    future.set_exception(raised)
+                else:
                     future.set_result(None)
         with self._lock:
             self._working -= 1

@@ -58,6 +58,16 @@ def test_an_error_of_theirs_is_raised_here_and_they_go_on(workers):
     compiled(workers, program(4))
 
 
+def test_an_error_after_a_call_is_raised_here(workers):
+    def then():
+        raise ValueError("the disk is full")
+
+    call = workers.submit(os.getpid, then=then)
+    with pytest.raises(ValueError, match="the disk is full"):
+        call.result(60)
+    workers.submit(os.getpid).result(60)
+
+
 def test_calls_that_a_process_does_not_make_because_it_has_ended_fail():
     workers = CompileWorkers(2)
     calls = [workers.submit(os.kill, os.getpid(), 0), *(workers.submit(end) for _ in range(4))]
