@@ -18,7 +18,7 @@ from tvm import tirx
 
 from ...codegen.compile import compile_by_tilelang, target
 
-Job = tuple["Future[None]", Callable[[], None], Callable[..., Any], tuple[Any, ...]]
+Job = tuple["Future[None]", Callable[[], None], bytes]
 
 
 class CompileWorkers:
@@ -31,7 +31,7 @@ class CompileWorkers:
 
     def __init__(self, count: int) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._working, self._lock = count, threading.Lock()
+        self._count, self._working, self._lock = count, count, threading.Lock()
         pairs = [socket.socketpair() for _ in range(count)]
         files = [theirs.fileno() for _, theirs in pairs]
         main = f"import sys; sys.path[:] = {sys.path}; from {__name__} import fork; fork({files})"
@@ -54,21 +54,21 @@ class CompileWorkers:
             if the call has raised an exception or the process has ended.
         """
         future: Future[None] = Future()
-        self._jobs.put((future, then, function, args))
+        self._jobs.put((future, then, pickle.dumps((function, args))))
         return future
 
     def close(self) -> None:
         """Let the processes end after the calls that are submitted."""
-        for _ in range(self._working):
+        for _ in range(self._count):
             self._jobs.put(None)
 
     def _serve(self, own: socket.socket) -> None:
         """Let one process make calls, until there are none or it has ended."""
         with own, own.makefile("rwb") as pipe:
             while (job := self._jobs.get()) is not None:
-                future, then, *call = job
+                future, then, call = job
                 try:
-                    pipe.write(pickle.dumps(call))
+                    pipe.write(call)
                     pipe.flush()
                     error = pickle.load(pipe)
                 except (OSError, EOFError):
@@ -85,10 +85,10 @@ class CompileWorkers:
         with self._lock:
             self._working -= 1
             is_last = not self._working
-        while is_last and not self._jobs.empty():  # all processes have ended
-            if (job := self._jobs.get()) is not None:
-                job[0].set_exception(_ended())
         if is_last:
+            while job is not None:  # all processes have ended before ``close``
+                if (job := self._jobs.get()) is not None:
+                    job[0].set_exception(_ended())
             self._process.wait()
 
 

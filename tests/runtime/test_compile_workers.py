@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from concurrent.futures import wait
 
 import pytest
 import tilelang.language as T
@@ -72,6 +73,8 @@ def test_calls_that_a_process_does_not_make_because_it_has_ended_fail():
     workers = CompileWorkers(2)
     calls = [workers.submit(os.kill, os.getpid(), 0), *(workers.submit(end) for _ in range(4))]
     calls[0].result(60)
+    wait(calls)
+    calls.append(workers.submit(os.getpid))  # no process is left
     for call in calls[1:]:
         with pytest.raises(RuntimeError, match="a process that compiles kernels has ended"):
             call.result(60)
