@@ -49,7 +49,6 @@ from ..core.tiles import (
     Choice,
     Tiles,
     has_room_for_persistent_blocks,
-    tiles_for,
 )
 from ..core.tiles import FP8 as FP8_TILES
 from .cost_model import estimate_unfused_us
@@ -59,7 +58,7 @@ _ROW = 8
 """Alignment of rows in 16-bit elements: the TMA needs multiples of 16 bytes. For the alignment of
 fp8 rows see ``fp8_obstacle``."""
 _VARIABLE = "TILEWEAVE_TUNE"
-_MOST_KERNELS = 6
+_MOST_CHOICES = 6
 """Maximum number of choices for all numbers of rows, those for CUDA graphs included. Most have one
 kernel. By the cost model they take 0 to 2 % longer on average than the best one for each number."""
 _MOST_ROWS = 16384
@@ -185,11 +184,6 @@ class GemmOperator(CallableOp):
         legal = [other for other in (fallback, *others) if other in options]
         return min(legal or [fallback], key=lambda other: options.get(other, 0.0))
 
-    @staticmethod
-    def default_choice(problem: Problem, program: str) -> Choice:
-        """Return a program with the tiles that it has without a prediction and a measurement."""
-        return Choice(program, tiles_for(*problem.shards, problem.itemsize))
-
     @classmethod
     def compiled_programs(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
         choices = dict.fromkeys((choice, cls.graph_choice(problem, choice)))
@@ -197,11 +191,10 @@ class GemmOperator(CallableOp):
 
     @classmethod
     def similar_programs(cls, problem: Problem, choice: Choice) -> list[tirx.PrimFunc | Plan]:
-        (rows, _, shards), tiles = problem.shards, choice.tiles
-        band = tiles.group_m * tiles.M * (problem.ranks // shards)
+        rows, *_ = problem.shards
         return [
             program
-            for n in similar_rows(rows, tiles.M, band)
+            for n in similar_rows(rows, choice.tiles.M)
             for program in cls.compiled_programs(
                 replace(problem, rows=problem.rows // rows * n), choice
             )
@@ -366,22 +359,21 @@ def _few_choices(operator: type[GemmOperator], problem: Problem) -> tuple[Choice
         for of_size in times
     ])  # fmt: skip
     few = [int(losses[-1].argmin())]
-    most = _MOST_KERNELS - len(operator.graph_fallback)
+    most = _MOST_CHOICES - len(operator.graph_fallback)
     while len(few) < most and (left := losses[:, few].min(1)).any():
         few.append(int((np.minimum(left[:, None], losses) ** 2).mean(0).argmin()))
     return tuple(choices[n] for n in few)
 
 
-def similar_rows(rows: int, tile: int, band: int) -> list[int]:
-    """Return other numbers of rows of a shard whose programs differ from that for ``rows`` in
-    integers only: like these they have one tile, one band, or more.
+def similar_rows(rows: int, tile: int) -> list[int]:
+    """Return other numbers of rows of a shard. Most of their programs differ from that for ``rows``
+    in integers only.
 
     The numbers have no simple ratio, so that integers of different meaning differ for some. Most
     end within a tile, so the kernel fits these and whole tiles.
 
     Args:
         tile: rows of a tile.
-        band: rows of the tiles that are computed one after the other, see ``Tiles.group_m``.
     """
     if rows <= tile:
         others = [tile // 2 + 1, tile // 4, tile - 3, 1]

@@ -1,5 +1,5 @@
 # RUN: %python %s | %filecheck %s
-"""What contains a division by a size is computed before the outermost loop that keeps it."""
+"""A block divides by a size before the outermost loop that does not change the quotient."""
 
 import tilelang.language as T
 
