@@ -213,6 +213,6 @@ class SharedKernels:
         return self._forms[identity], instance
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _sized(program: tirx.PrimFunc) -> SizedProgram:
     return SizedProgram(program)
