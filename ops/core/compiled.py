@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import count
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from tvm import tirx
 from ...builtins.errors import SyncWarning, TileWeaveError
 from ...runtime import Plan, SymmetricTensor
 from ...runtime import compile as compile_program
-from ...runtime.executor.compile_ahead import Compilation, Size, compile_ahead, compile_alone
+from ...runtime.executor.compile_ahead import Compilation, Later, compile_ahead, compile_alone
 from ...runtime.executor.recorded_calls import RecordedCall
 from ...runtime.host.group import Group
 from ...runtime.host.heap import HeapExhausted
@@ -327,7 +327,7 @@ class OpCache:
         of_group = group.world_size, self.session.heap.stride, sm_count()
         choices = [pair for operator, *key in new for pair in operator.choices(*key)]
         later = [
-            Size(repr((*pair, *of_group)), _compile, (*pair, *of_group))
+            Later(repr((*pair, *of_group)), partial(_compile, *pair, *of_group))
             for pair in dict.fromkeys(choices)
         ]
         return compile_ahead([*own, *others], group.process_group, similar, False, later)

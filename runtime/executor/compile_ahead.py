@@ -18,10 +18,11 @@ from tvm import tirx
 
 from ... import passes
 from ...builtins.errors import SyncWarning
+from ...codegen.compile import compile_by_tilelang
 from ..host.cache_folder import require_private_cache
 from ..host.session import Session, current
 from ..kernel import stored_programs
-from ..kernel.compile_workers import CompileWorkers, compile_in_cache
+from ..kernel.compile_workers import CompileWorkers
 from ..kernel.for_group import for_group
 from ..kernel.shared_kernels import SharedKernel, SharedKernels
 from ..kernel.statistics import count_compiled
@@ -34,17 +35,16 @@ _Program = tuple[tirx.PrimFunc, dict[str, Any]]
 """A program for a group, and the options of TileLang."""
 
 
-class Size(NamedTuple):
-    """Kernels for another size, which a process that is no rank compiles for the cache.
+class Later(NamedTuple):
+    """Kernels for other sizes, which a process that is no rank compiles for the cache.
 
     Attributes:
         name: identity of the kernels.
-        function, args: function that compiles them, and its arguments.
+        compile: compiles them; picklable.
     """
 
     name: str
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
+    compile: Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ class Compilation:
 def compile_ahead(
     programs: Iterable[tirx.PrimFunc | Plan], group: Any = None,
     similar: Callable[[], Iterable[tirx.PrimFunc | Plan]] = tuple,
-    waits: bool = True, sizes: Iterable[Size] = (),
+    waits: bool = True, later: Iterable[Later] = (),
 ) -> Compilation:  # fmt: skip
     """Fill TileLang's cache with the kernels that ``tw.compile`` and first calls of plans look up.
 
     The ranks of a node divide the programs among themselves, and each rank compiles as many at a
     time as it has cores. A program that does not compile is skipped; its first call raises the
     error. Collective, with the same programs in the same order on all ranks, unless the session has
-    all kernels and there are no ``sizes``.
+    all kernels and there is nothing in ``later``.
 
     Args:
         programs: programs, and plans without scalars; all extents are integers. Equal programs are
@@ -84,15 +84,15 @@ def compile_ahead(
         similar: returns such programs of other sizes that the kernels shall fit, too, if they
             differ only in integers; see ``Options.share``. Called if there is a kernel to compile.
         waits: whether to wait for the kernels. Otherwise the first calls that need them wait.
-        sizes: kernels that are compiled after these, unless an earlier process has done so. Nothing
+        later: kernels that are compiled after these, unless an earlier process has done so. Nothing
             waits for them.
     """
-    session, sizes = current(group), list(sizes)
+    session, later = current(group), list(later)
     own = [*_for_group(programs, session.group.world_size, session.heap.stride)]
     is_found = session.kernels.has(own, session.group)
     begun = Compilation(0)
-    if sizes or not is_found:
-        begun = _begin([] if is_found else own, similar, sizes, session)
+    if later or not is_found:
+        begun = _begin([] if is_found else own, similar, later, session)
     if waits:
         session.kernels.finish(own, session.group)
     return begun
@@ -100,7 +100,7 @@ def compile_ahead(
 
 def _begin(
     own: Sequence[_Program], similar: Callable[[], Iterable[tirx.PrimFunc | Plan]],
-    sizes: Sequence[Size], session: Session,
+    later: Sequence[Later], session: Session,
 ) -> Compilation:  # fmt: skip
     """Let the ranks of each node begin to compile."""
     ranks, stride = session.group, session.heap.stride
@@ -108,7 +108,7 @@ def _begin(
     hosts = ranks.exchange("compile ahead", socket.gethostname())
     local_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank]]
     mine = slice(local_ranks.index(ranks.rank), None, len(local_ranks))
-    later = [size for size in sizes[mine] if not stored_programs.is_noted(size.name)]
+    later = [kernels for kernels in later[mine] if not stored_programs.is_noted(kernels.name)]
     if not own and not later:
         return Compilation(0)
     # Processes begin to import the compiler, while this one infers the other programs.
@@ -116,19 +116,19 @@ def _begin(
     cores = max(1, len(os.sched_getaffinity(0)) // len(local_ranks))
     compiler = _Threads(ranks.device) if is_few else CompileWorkers(cores)
     with closing(compiler):
-        others = _for_group(similar() if own else (), ranks.world_size, stride)
-        for program in (*own, *others):
+        similar_to_own = _for_group(similar() if own else (), ranks.world_size, stride)
+        for program in (*own, *similar_to_own):
             session.kernels.add(*program)
         kernels = _kernels(own, session.kernels)
         for shared, _ in kernels:
             shared.is_compiling = True
+        work = []
         for shared, options in kernels[mine]:
-            compile = compile_in_cache, shared.program, options
-            shared.work = compiler.submit(*compile, then=shared.save)
-        work = [shared.work for shared, _ in kernels[mine] if shared.work is not None]
-        for size in later:
-            noted = partial(stored_programs.note, size.name)
-            work.append(compiler.submit(size.function, *size.args, then=noted))
+            compile = partial(compile_by_tilelang, shared.program, **options)
+            shared.work = compiler.submit(compile, shared.save)
+            work.append(shared.work)
+        for others in later:
+            work.append(compiler.submit(others.compile, partial(stored_programs.note, others.name)))
     count_compiled(len(kernels))
     return Compilation(len(kernels), work)
 
@@ -139,23 +139,21 @@ class _Threads:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def submit(
-        self, function: Callable[..., Any], *args: Any, then: Callable[[], None]
-    ) -> Future[None]:
+    def submit(self, call: Callable[[], Any], then: Callable[[], None]) -> Future[None]:
         future: Future[None] = Future()
 
-        def call() -> None:
+        def make_call() -> None:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # each thread has its own
             try:
-                function(*args)
+                call()
                 then()
             except Exception as error:
                 future.set_exception(error)
             else:
                 future.set_result(None)
 
-        Thread(target=call).start()
+        Thread(target=make_call).start()
         return future
 
     def close(self) -> None:
@@ -188,7 +186,7 @@ def compile_alone(
     for program in (*own, *_for_group(similar(), world_size, heap_stride)):
         kernels.add(*program)
     for shared, options in _kernels(own, kernels):
-        compile_in_cache(shared.program, options)
+        compile_by_tilelang(shared.program, **options)
         shared.save()
 
 

@@ -14,9 +14,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from tvm import tirx
-
-from ...codegen.compile import compile_by_tilelang, target
+from ...codegen.compile import target
 
 Job = tuple["Future[None]", Callable[[], None], bytes]
 
@@ -44,17 +42,17 @@ class CompileWorkers:
             threading.Thread(target=self._serve, args=[own], daemon=True).start()
 
     def submit(
-        self, function: Callable[..., Any], *args: Any, then: Callable[[], None] = lambda: None
+        self, call: Callable[[], Any], then: Callable[[], None] = lambda: None
     ) -> Future[None]:
-        """Call ``function`` as soon as a process is idle, and then ``then`` in this process. All
-        that is passed to the process must be picklable.
+        """Make a call, which must be picklable, as soon as a process is idle, and then call
+        ``then`` in this process.
 
         Returns:
             A future that is done after both. Its exception is that of ``then``, or a RuntimeError
             if the call has raised an exception or the process has ended.
         """
         future: Future[None] = Future()
-        self._jobs.put((future, then, pickle.dumps((function, args))))
+        self._jobs.put((future, then, pickle.dumps(call)))
         return future
 
     def close(self) -> None:
@@ -96,11 +94,6 @@ def _ended() -> RuntimeError:
     return RuntimeError("a process that compiles kernels has ended")
 
 
-def compile_in_cache(program: tirx.PrimFunc, options: dict[str, Any]) -> None:
-    """Compile as ``compile_by_tilelang`` does, into TileLang's cache."""
-    compile_by_tilelang(program, **options)
-
-
 def fork(files: list[int]) -> None:
     """Start a process for each file, which makes the calls that it reads there."""
     os.dup2(2, 1)  # TileLang and nvcc may print
@@ -121,8 +114,7 @@ def _serve_file(file: int) -> None:
     with socket.socket(fileno=file) as own, own.makefile("rwb") as pipe:
         while True:
             try:
-                function, args = pickle.load(pipe)
-                function(*args)
+                pickle.load(pipe)()
                 error = ""
             except EOFError:
                 return

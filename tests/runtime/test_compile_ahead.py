@@ -327,8 +327,8 @@ def test_other_sizes_are_compiled_once(compilers, cache, every_rank, monkeypatch
         def __init__(self, count):
             assert count > 0
 
-        def submit(self, function, *args, then):
-            function(*args)
+        def submit(self, call, then):
+            call()
             then()
             future = Future()
             future.set_result(None)
@@ -342,10 +342,12 @@ def test_other_sizes_are_compiled_once(compilers, cache, every_rank, monkeypatch
 
     def rank(group):
         compilers.join(group)
-        sizes = [compile_ahead.Size(str(n), compiled.append, (n,)) for n in range(4)]
-        first = compile_ahead.compile_ahead([], sizes=sizes)
+        later = [
+            compile_ahead.Later(str(n), functools.partial(compiled.append, n)) for n in range(4)
+        ]
+        first = compile_ahead.compile_ahead([], later=later)
         group.meet("compiled")
-        second = compile_ahead.compile_ahead([], sizes=sizes)
+        second = compile_ahead.compile_ahead([], later=later)
         return len(first.work), len(second.work)
 
     assert every_rank(rank) == [(2, 0)] * 2

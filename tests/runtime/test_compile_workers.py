@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from concurrent.futures import wait
+from functools import partial
 
 import pytest
 import tilelang.language as T
@@ -11,7 +12,7 @@ from tilelang.cache import kernel_cache
 
 from tileweave import language as W
 from tileweave.codegen.compile import compile_by_tilelang
-from tileweave.runtime.kernel.compile_workers import CompileWorkers, compile_in_cache
+from tileweave.runtime.kernel.compile_workers import CompileWorkers
 
 
 def program(index):
@@ -37,7 +38,7 @@ def workers(nvcc):
 
 
 def compiled(workers, func, **options):
-    return workers.submit(compile_in_cache, func, options).result(60)
+    return workers.submit(partial(compile_by_tilelang, func, **options)).result(60)
 
 
 def test_this_process_finds_their_kernels(workers, monkeypatch):
@@ -63,7 +64,7 @@ def test_an_error_after_a_call_is_raised_here(workers):
     def then():
         raise ValueError("the disk is full")
 
-    call = workers.submit(os.getpid, then=then)
+    call = workers.submit(os.getpid, then)
     with pytest.raises(ValueError, match="the disk is full"):
         call.result(60)
     workers.submit(os.getpid).result(60)
@@ -71,11 +72,11 @@ def test_an_error_after_a_call_is_raised_here(workers):
 
 def test_calls_that_a_process_does_not_make_because_it_has_ended_fail():
     workers = CompileWorkers(2)
-    calls = [workers.submit(os.kill, os.getpid(), 0), *(workers.submit(end) for _ in range(4))]
-    calls[0].result(60)
+    first, *calls = [workers.submit(call) for call in (os.getpid, *[end] * 4)]
+    first.result(60)
     wait(calls)
     calls.append(workers.submit(os.getpid))  # no process is left
-    for call in calls[1:]:
+    for call in calls:
         with pytest.raises(RuntimeError, match="a process that compiles kernels has ended"):
             call.result(60)
 
@@ -89,7 +90,7 @@ def test_they_make_calls_at_the_same_time(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     done, order = [], []
     for own, other in ((first, second), (second, first)):
-        done.append(workers.submit(meet, own, other, then=lambda own=own: order.append(own)))
+        done.append(workers.submit(partial(meet, own, other), partial(order.append, own)))
     workers.close()
     for call in done:
         call.result(60)

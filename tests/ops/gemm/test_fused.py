@@ -355,7 +355,7 @@ def layers(on_rank, taking, monkeypatch):
     monkeypatch.setattr(noted, "_notes", {})
     together: list[set[str]] = []
 
-    def compile_ahead(programs, group, similar, waits=True, sizes=()):
+    def compile_ahead(programs, group, similar, waits=True, later=()):
         assert [*similar()]
         together.append(named(programs))
         return Compilation(len(together[-1]))
