@@ -85,11 +85,15 @@ MUTATED = {
 """Operator -> a size, whose arguments are changed, and another."""
 INPUTS = 2
 _PADDING = "zeros replace copies of the last token in padding, which no rank reads"
+_NO_ROWS = "the rows of an additional block lie outside of the tensors, so it copies nothing"
 EQUIVALENT = {
     "all_gather ldst": {
         "all_gather size_2=8 -1": "with two ranks, each uses half of the counters of a buffer, so "
         "those of the two buffers do not overlap yet"
     },
+    "all_to_all ll": dict.fromkeys(
+        ("all_to_all_ll size_0=2 +1", "all_to_all_ll size_0=2 other"), _NO_ROWS
+    ),
     "dispatch 2": dict.fromkeys(("dispatch size_2=12 +1", "dispatch size_2=12 other"), _PADDING),
 }
 """Mutants that make other accesses, with the same result."""
