@@ -26,7 +26,7 @@ help:
 	@echo "make test      all that needs no GPU: linters, the site, device headers, lit, pytest"
 	@echo "make test-long many programs, shapes and seeds, and validation of all device functions"
 	@echo "make test-versions  pairs of TileLang and torch; writes docs/guides/versions.md"
-	@echo "make test-versions-quick  the part that CI runs: each TileLang with the torch of .venv"
+	@echo "make test-versions-quick  the part that CI runs: each older TileLang with the torch of .venv"
 	@echo "make test-nvcc the demo and a cubin with the nvcc of requirements-nvcc.txt only"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
 	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most;"

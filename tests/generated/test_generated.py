@@ -14,8 +14,8 @@ from .programs import FAMILIES, random_program
 
 QUICK = 10
 """Programs of each family in ``make test``."""
-CHUNKS, CHUNK = 12, 14
-"""``make test-long`` tests this number of groups of programs of each family: 1,176 in all."""
+CHUNKS, CHUNK = 12, 12
+"""``make test-long`` tests this number of groups of programs of each family: 1,008 in all."""
 
 
 def faults(family: str, seeds: range, folder: Path) -> list[str]:

@@ -65,7 +65,7 @@ def test_few_kernels_are_compiled_for_all_sizes(name):
 @LONG
 @pytest.mark.parametrize("name", CALLS)
 def test_random_sizes(name):
-    check_sizes(name, 4)
+    check_sizes(name, 3)
 
 
 def mutants(name, size, other):

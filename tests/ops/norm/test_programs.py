@@ -305,7 +305,7 @@ def replayed(shape: Shape, name: str) -> Any:
         (ONE_SHOT, 2, (3, 0, 0, 3, 1), 2),
         (TWO_SHOT, 2, (1, 3, 3, 0, 2), 2),
         *(
-            pytest.param(name, ranks, numbers, 50, marks=LONG)
+            pytest.param(name, ranks, numbers, 20, marks=LONG)
             for name in OWN
             for ranks, numbers in [(2, (3, 0, 0, 3, 1)), (3, (1, 3, 3, 0, 2))]
         ),
