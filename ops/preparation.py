@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..builtins.errors import brief_errors
+from ..builtins.errors import TileWeaveError, brief_errors
 from ..runtime.executor.compile_ahead import Compilation
 from ..runtime.kernel.kernel import capturing
 from .core.checks import refused
@@ -50,14 +50,18 @@ def prepare(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Compi
         the part of this rank, also for other numbers of rows.
 
     Raises:
-        TileWeaveError: the function needs the value of a tensor, such as ``x.item()``; or a CUDA
-            graph is being captured.
+        TileWeaveError: the function needs the value of a tensor, such as ``x.item()``; it fails on
+            another rank; or a CUDA graph is being captured.
     """
     if capturing():
         raise refused(NAME, "a CUDA graph is being captured", "a call before it is captured")
     try:
         _trace(function, args, kwargs)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except Exception as error:
+        with suppress(TileWeaveError):  # the user needs the first error
+            _exchange(error)  # the other ranks wait for this one
+        if not isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            raise
         raise refused(
             NAME, f"{error.func} needs values of tensors, which are not computed here",
             "a function without it, such as the layers between",
@@ -111,11 +115,25 @@ def _differentiate(tensors: torch.Tensor | Iterable[torch.Tensor], *_: Any, **__
 def _groups_of_all_members() -> list[str]:
     """Return the names of the groups for which all their ranks have noted something, in an order in
     which no ranks wait for each other. Collective over all ranks."""
-    names = noted_groups()
-    everywhere = [json.loads(text) for text in group_of("").exchange(NAME, json.dumps(names))]
+    everywhere = _exchange()
+    for rank, of_rank in enumerate(everywhere):
+        if isinstance(of_rank, str):
+            raise refused(
+                NAME, f"its function fails on rank {rank}: {of_rank}",
+                "a function that returns on all ranks",
+            )  # fmt: skip
     return sorted(
-        name for name in names if all(name in everywhere[rank] for rank in _members(name))
+        name
+        for name in noted_groups()
+        if all(name in everywhere[rank] for rank in _members(name))
     )
+
+
+def _exchange(error: Exception | None = None) -> list[list[str] | str]:
+    """Return of each rank the groups for which it has noted something, or what its function has
+    raised. Collective over all ranks."""
+    own = noted_groups() if error is None else f"{type(error).__name__}: {error}"
+    return [json.loads(text) for text in group_of("").exchange(NAME, json.dumps(own))]
 
 
 def _members(name: str) -> Iterable[int]:

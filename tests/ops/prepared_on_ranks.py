@@ -50,3 +50,19 @@ def prepared() -> list[tuple[int, list[int]]]:
             compiled.clear()
             results.append((tw.prepare(step, *products).kernels, [*compiled]))
     return results
+
+
+def prepared_where_one_fails() -> list[str]:
+    """Return what ``tw.prepare`` raises on each call; its function fails on rank 1, then on none."""
+
+    def step(fails: bool) -> None:
+        if fails and dist.get_rank() == 1:
+            raise ValueError("no such layer")
+
+    raised = []
+    for fails in (True, False):
+        try:
+            tw.prepare(step, fails)
+        except (tw.TileWeaveError, ValueError) as error:
+            raised.append(str(error))
+    return raised
