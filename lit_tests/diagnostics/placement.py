@@ -26,7 +26,7 @@ def register(F: W.Symmetric((8,), "uint32"), n: T.int32):
             W.signal(F[1, 0])
 
 
-# CHECK: register: signal: called under a condition on a register, a break or a continue, which may differ between threads; expected a call that the whole block reaches, or a condition on the thread index
+# CHECK: register: signal: called under a condition on a register, a break, a continue or a return, which may differ between threads; expected a call that the whole block reaches, or a condition on the thread index
 # LINE: CHECK-NEXT: --> {{.*}}placement.py:
 refused(register)
 

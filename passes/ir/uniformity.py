@@ -12,7 +12,15 @@ from ...builtins.ranks import HOST_VALUES
 from ...builtins.spec import builtin_of
 from .accesses import is_private
 from .origin import ORIGIN
-from .walk import children_of, has_effect, is_leaf, nodes_in, op_name, rewrite_children
+from .walk import (
+    children_of,
+    has_effect,
+    headers_of,
+    is_leaf,
+    nodes_in,
+    op_name,
+    rewrite_children,
+)
 
 THREAD_INDICES = frozenset(
     {
@@ -28,6 +36,7 @@ THREAD_INDICES = frozenset(
 """TileLang's operators whose result depends on the index of the thread."""
 BREAKS = frozenset({"tl.loop_break", "tirx.break_loop"})
 CONTINUE = frozenset({"tirx.continue_loop"})
+RETURN = frozenset({"tirx.thread_return"})
 _VOTES = frozenset({"tl.syncthreads_and", "tl.syncthreads_or", "tl.syncthreads_count"})
 _REDUCTION = re.compile(r"tl::AllReduce<[^>]*?, (\d+), 1,")
 
@@ -77,8 +86,8 @@ class ThreadControl:
             self._index(stmt.node.thread_tag, stmt.node.var)
         if not isinstance(stmt, tirx.For):
             return Divergence.UNIFORM
-        tag = stmt.thread_binding.thread_tag if stmt.thread_binding is not None else ""
-        if self._index(tag, stmt.loop_var):
+        if stmt.thread_binding is not None:
+            self._index(stmt.thread_binding.thread_tag, stmt.loop_var)
             return Divergence.UNIFORM
         if stmt.kind == tirx.ForKind.PARALLEL:
             self._divergence[stmt.loop_var] = Divergence.DIVERGENT
@@ -88,13 +97,13 @@ class ThreadControl:
         return max(bounds, self.of_breaks(stmt))
 
     def of_breaks(self, loop: tirx.For | tirx.While) -> Divergence:
-        """Return the divergence of the conditions under which ``loop`` ends by a break."""
-        return self._of_jumps(loop.body, BREAKS)
+        """Return the divergence of the conditions under which a jump ends ``loop``."""
+        return self._of_jumps(loop.body, BREAKS | RETURN)
 
     def after(self, stmt: tirx.Stmt) -> Divergence:
         """Return the divergence that ``stmt`` causes for the statements after it in an iteration:
-        that of the conditions under which it continues with the next one."""
-        return self._of_jumps(stmt, CONTINUE)
+        that of the conditions under which it continues with the next one, or returns."""
+        return self._of_jumps(stmt, CONTINUE | RETURN)
 
     def _of_jumps(self, stmt: tirx.Stmt, names: frozenset[str]) -> Divergence:
         if names.isdisjoint(self._jumps):
@@ -242,12 +251,15 @@ def _stored_by(stmt: tirx.BufferStore | tirx.Evaluate) -> list[tirx.Buffer]:
 
 
 def jumps_in(
-    stmt: tirx.Stmt, names: frozenset[str] = BREAKS | CONTINUE,
+    stmt: tirx.Stmt, names: frozenset[str] = BREAKS | CONTINUE | RETURN,
     conditions: tuple[tirx.PrimExpr, ...] = (),
 ) -> Iterator[tuple[tirx.Stmt, tuple[tirx.PrimExpr, ...]]]:  # fmt: skip
     """Yield each jump of these names that leaves an iteration of the loop around ``stmt``, and the
     conditions in ``stmt`` around it."""
     if isinstance(stmt, tirx.For | tirx.While):
+        names &= RETURN
+        conditions = *conditions, *headers_of(stmt)
+    if not names:
         return
     if isinstance(stmt, tirx.IfThenElse):
         conditions = *conditions, stmt.condition

@@ -16,7 +16,8 @@ from ..ir.walk import flatten, location, rewrite_children
 
 _UNDER = {
     Divergence.MAYBE_DIVERGENT: (
-        "a condition on a register, a break or a continue, which may differ between threads"
+        "a condition on a register, a break, a continue or a return, which may differ between "
+        "threads"
     ),
     Divergence.DIVERGENT: "a condition on the thread index",
 }

@@ -98,6 +98,9 @@ def explicit(sync, jumps, x: X, y: Y):
             if jumps == "break":
                 if x[tx] > k:
                     break
+            elif jumps == "return":
+                if x[tx] > k:
+                    T.thread_return()
             else:
                 if x[tx] > k:
                     continue
@@ -114,12 +117,12 @@ def explicit(sync, jumps, x: X, y: Y):
 
 REFUSALS = {
     "T.sync_threads": "T.sync_threads: a condition, a break, a continue or a number of iterations",
-    "signal": "signal: called under a condition on a register, a break or a continue",
-    "sync_grid": "sync_grid: called under a condition on a register, a break or a continue",
+    "signal": "signal: called under a condition on a register, a break, a continue or a return",
+    "sync_grid": "sync_grid: called under a condition on a register, a break, a continue or a",
 }
 
 
-@pytest.mark.parametrize("jumps", ["break", "continue"])
+@pytest.mark.parametrize("jumps", ["break", "continue", "return"])
 @pytest.mark.parametrize("sync", REFUSALS)
 @ARCHITECTURES
 def test_synchronization_that_some_threads_skip(sync, jumps, arch):
@@ -245,7 +248,7 @@ def pipelined(stages, jumps, x: T.Tensor((4, 256), "int32"), y: Y):
 @pytest.mark.parametrize("stages", [1, 2])
 @ARCHITECTURES
 def test_jumps_out_of_pipelined_loops(stages, jumps, arch):
-    with pytest.raises(tw.TileWeaveError, match=r"T\.Pipelined: the loop has a break or continue"):
+    with pytest.raises(tw.TileWeaveError, match=r"T\.Pipelined: the loop has a break, continue"):
         tw.emit(pipelined(stages, jumps), arch=arch, world_size=1)
 
 
@@ -378,8 +381,8 @@ REFUSED = {
     "parallel": r"T\.Parallel or T\.serial: a break or continue in T\.Parallel, which",
     "axes": r"T\.Parallel or T\.serial: a break or continue in T\.Parallel, which",
     "once": r"T\.Parallel or T\.serial: a break or continue in a loop of one iteration, which",
-    "copy": r"T\.Parallel, T\.copy or T\.gemm: some threads left the iteration or loop by a break",
-    "after": r"T\.Pipelined: a break follows it in the loop around it",
+    "copy": r"T\.Parallel, T\.copy or T\.gemm: some threads left the iteration, loop or kernel by",
+    "after": r"T\.Pipelined: a break or return follows it in the loop around it",
     "condition": r"T\.Pipelined: a condition around it differs between threads",
 }
 

@@ -151,6 +151,55 @@ def several_barriers(case, x: X, y: Y):
 
 
 @factory
+def after_a_return(case, x: X, y: Y):
+    with T.Kernel(1, threads=128):
+        a, tx = T.alloc_shared((128,), "int32"), T.get_thread_binding()
+        W.fence("gpu")
+        if case == "tile before":
+            T.copy(x[0:128], a)
+        for k in T.serial(100):
+            if k == 50:
+                if tx < 32:
+                    T.thread_return()
+            a[tx] = x[tx] + k
+            if case == "inserted":
+                a[159 - tx] = 1
+            elif case == "all threads":
+                T.sync_threads(3, 128)
+            elif k >= 50:
+                T.sync_threads(3, 96)
+            else:
+                T.sync_threads(3, 128)
+            y[tx] = a[159 - tx]
+            T.sync_threads()
+        if case == "tile after":
+            T.copy(x[0:128], a)
+
+
+@pytest.mark.parametrize("case", ["remaining threads", "inserted", "tile before"])
+@ARCHITECTURES
+def test_barriers_after_some_threads_have_returned(case, arch):
+    kernel = _kernel(after_a_return(case), arch)
+    if case == "inserted":
+        between = kernel[kernel.index("a[((int)threadIdx.x)] =") : kernel.index("] = 1;")]
+        assert "__syncthreads();" in between
+
+
+RETURNED = {
+    "all threads": "96 of the 128 threads of barrier 3 reach",
+    "tile after": "some threads left the iteration, loop or kernel by a break, continue or T",
+}
+
+
+@pytest.mark.parametrize("case", RETURNED)
+@ARCHITECTURES
+def test_what_threads_that_have_returned_do_not_reach(case, arch):
+    with pytest.raises(tw.TileWeaveError, match=RETURNED[case]) as error:
+        tw.emit(after_a_return(case), arch=arch, world_size=1)
+    assert "test_named_barriers.py:" in str(error.value)
+
+
+@factory
 def in_a_loop(case, x: X, y: Y):
     with T.Kernel(1, threads=128):
         tx = T.get_thread_binding()

@@ -150,7 +150,8 @@ class Barriers:
             f"{size} of the {count} threads of {name} reach {then} before the others reach {name}"
         )
         legal = (
-            f"all {count} threads to reach {name} before a later barrier that one of them reaches"
+            f"all {count} threads to reach {name} before a later barrier that one of them reaches, "
+            f"such as branches that end after {name}"
         )
         places = ((name, last.path), (then, arrival.path))
         return MisplacedBarrier(last.path, last.barrier.op, what, legal, places)

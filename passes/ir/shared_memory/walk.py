@@ -12,7 +12,7 @@ import numpy as np
 from tilelang import tvm
 from tvm import tirx
 
-from ..uniformity import BREAKS, CONTINUE, Divergence, RegisterFlow
+from ..uniformity import BREAKS, RETURN, Divergence, RegisterFlow
 from ..walk import (
     children_of,
     headers_of,
@@ -74,10 +74,12 @@ class _Loop:
         knows_ended, knows_continued: whether these are all.
         skips: states where threads may continue, under conditions that are not known.
         waiting: arrivals before the loop, see ``Barriers``.
+        is_certain: whether its iterations, and the conditions around it, are known.
     """
 
     mask: np.ndarray
     waiting: Waiting = field(default_factory=dict)
+    is_certain: bool = True
     ended: np.ndarray | np.bool_ = np.False_
     continued: np.ndarray | np.bool_ = np.False_
     knows_ended: bool = True
@@ -143,7 +145,7 @@ class Walk:
         self._path.pop()
 
     def _frame(self, parent: tirx.Stmt, index: int, stmt: tirx.Stmt) -> Frame:
-        return Frame(parent, index, stmt, self._mask, self._exact)
+        return Frame(parent, index, stmt, self._reaching, self._exact)
 
     def _statement(self, stmt: tirx.Stmt) -> None:
         if not self._mask.any():
@@ -254,9 +256,10 @@ class Walk:
 
     def _remain(self, mask: np.ndarray, exact: bool) -> None:
         """Continue with those threads of ``mask`` that have not left the iteration."""
-        loop = self._loops[-1]
-        self._mask = mask & ~(loop.ended | loop.continued)
-        self._exact = exact and loop.knows_ended and loop.knows_continued
+        function, loop = self._loops[0], self._loops[-1]
+        self._mask = mask & ~(function.ended | loop.ended | loop.continued)
+        knows_ended = function.knows_ended and loop.knows_ended
+        self._exact = exact and knows_ended and loop.knows_continued
 
     def _varies(self, condition: tirx.PrimExpr) -> bool:
         """Return whether the unknown parts of a condition may differ between threads."""
@@ -281,13 +284,16 @@ class Walk:
         may_differ = any(map(self._may_differ, headers_of(stmt)))
         may_differ |= bool(self._control.of_breaks(stmt))
         self._is_certain = True
-        self._loops.append(_Loop(mask, dict(self._barriers.waiting)))
+        is_certain = certain and isinstance(stmt, tirx.For)
+        is_certain &= None not in map(self._values.constant, headers_of(stmt))
+        self._loops.append(_Loop(mask, dict(self._barriers.waiting), is_certain))
         if isinstance(stmt, tirx.For):
             self._for(stmt)
         else:
             self._while(stmt)
         self._loops.pop()
-        self._mask, self._exact, self._is_certain = mask, exact, certain
+        self._is_certain = certain
+        self._remain(mask, exact)
         if self._may_not_run(stmt):
             self._control.join(registers)
         if may_differ:
@@ -433,6 +439,8 @@ class Walk:
         self._state = {**self._state, key: new}
 
     def _barrier(self, barrier: Barrier, threads: np.ndarray) -> None:
+        if barrier.count is None:
+            threads = threads_of(self._reaching)
         arrival = Arrival(threads, tuple(self._path), barrier, self._number)
         arrivals = self._barriers.arrive(arrival, self._exact)
         if not arrivals:
@@ -528,9 +536,8 @@ class Walk:
         each thread, the threads of the mask leave. Elsewhere all threads or none of them leave, or
         it is unknown which ones remain. A thread that may have continued before a break remains."""
         loop = self._loops[-1]
-        if name not in BREAKS | CONTINUE:
-            self._barriers.require_equal({})
-            self._exits[-1].append(self._state)
+        if name in RETURN:
+            self._return()
             return
         is_certain = self._is_certain and not (name in BREAKS and loop.skips)
         if not is_certain:
@@ -544,6 +551,27 @@ class Walk:
             loop.continued = loop.continued | leave
             loop.knows_continued = loop.knows_continued and is_known
         self._remain(self._mask, self._exact)
+
+    def _return(self) -> None:
+        """Follow threads that end. They are known where all conditions and iterations are.
+        Elsewhere all threads end or none of them, or it is unknown which ones remain."""
+        self._barriers.require_equal({})
+        function = self._loops[0]
+        is_certain = all(loop.is_certain and not loop.skips for loop in self._loops)
+        if is_certain and self._is_certain and not any(self._exits[1:]):
+            function.ended = function.ended | self._mask
+        else:
+            self._exits[-1].append(self._state)
+            function.knows_ended &= self._exact and bool(self._reaching.all())
+        self._remain(self._mask, self._exact)
+
+    @property
+    def _reaching(self) -> np.ndarray:
+        """Threads and iterations that reach the current place. A barrier of the block is complete
+        without the threads that have ended, and after what these did. So where all others are,
+        these count as well."""
+        everyone = self._mask | self._loops[0].ended
+        return everyone if everyone.all() else self._mask
 
     def _use(self, use: Use, threads: np.ndarray) -> None:
         """Follow an access of global memory in a kernel with producers. A thread of the program is
