@@ -22,7 +22,9 @@ from tileweave.ops.attention.reference import reference_attention
 from tileweave.ops.attention.sequence import PARTS
 from tileweave.ops.collectives import all_reduce
 from tileweave.ops.collectives.collective import checked_problem
+from tileweave.ops.core.problem import Problem
 from tileweave.ops.core.registry import OPERATORS
+from tileweave.ops.core.tiles import Choice, Tiles
 from tileweave.ops.decode.problem import DecodeProblem
 from tileweave.ops.moe.kernels import row_layout
 from tileweave.ops.moe.row_problem import RowProblem
@@ -264,8 +266,53 @@ def attention_of(layout: str) -> SizedOperator:
     return SizedOperator("sp_attention", tiles, problem, call, number, simulated, 5, 1 << 13)
 
 
+def gemms() -> Iterator[tuple[str, SizedOperator]]:
+    """Yield calls of the programs of GEMM operators, with small tiles."""
+    for op in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce"):
+        for name in OPERATORS[op].programs:
+            yield f"{op} {name}", gemm(op, name)
+
+
+def gemm(op: str, name: str, ranks: int = 2) -> SizedOperator:
+    """Return calls of a program of a GEMM operator. Small integers make all sums exact."""
+    operator, choice = OPERATORS[op], Choice(name, Tiles(16, 16, 16, 2, 32))
+    unit = ranks if operator.scatters else 1
+
+    def problem(rows: int) -> Problem:
+        return Problem(op, rows, 32, 32, ranks, torch.float16, True)
+
+    def call(problem: Problem, seed: int) -> tuple[list[dict[str, Any]], Callable]:
+        rng, (N, K) = np.random.default_rng(seed), (problem.N, problem.K)
+        a = rng.integers(-2, 3, (ranks, problem.rows, K)).astype(np.float16)
+        b = rng.integers(-2, 3, (ranks, N, K)).astype(np.float16)
+        steps = operator.program(problem, choice)
+        parameters = getattr(steps, "parameters", ())
+        identity = {
+            p.name: np.eye(*p.extents, dtype=p.dtype) for p in parameters if p.name == "identity"
+        }
+        if operator.gathers:
+            right = [np.concatenate(a) @ of_rank.T for of_rank in b]
+        else:
+            total = sum(x.astype(np.float32) @ y.T for x, y in zip(a, b, strict=True))
+            right = np.split(total, ranks) if operator.scatters else [total] * ranks
+
+        def check(outputs: Outputs) -> None:
+            for output, c in zip(outputs, right, strict=True):
+                np.testing.assert_array_equal(output["C"].reshape(c.shape), c.astype(np.float16))
+
+        return [{"A": x, "B": y, **identity} for x, y in zip(a, b, strict=True)], check
+
+    def draw(rng: random.Random, largest: int) -> int:
+        return unit * number(rng, largest)
+
+    # Blocks of one_shot wait for each other, so all have to be resident.
+    largest = 1 << 9 if name == "one_shot" else 1 << 13
+    return SizedOperator(op, choice, problem, call, draw, 120, 10, largest)
+
+
 OPERATORS_OF_SIZES = {
     **dict(collectives()),
+    **dict(gemms()),
     **{
         f"all_reduce_rms_norm {strategy}{' ' + quant if quant else ''}": norm_of(strategy, quant)
         for strategy in norm.OWN

@@ -7,6 +7,7 @@ from tests.shared_kernels import SharedFunctions
 
 from .size_mutants import mutants_of
 from .sized_calls import OPERATORS_OF_SIZES as CALLS
+from .sized_calls import gemms
 
 LONG = pytest.mark.long
 pytestmark = pytest.mark.filterwarnings("ignore:.*never waited for or read")
@@ -40,7 +41,7 @@ def check_kernels(name, count):
 
 QUICK = (
     "reduce_scatter copy_engine", "all_to_all ldst", "ring_shift ll",
-    "all_reduce_rms_norm one_shot", "dispatch 2",
+    "all_reduce_rms_norm one_shot", "dispatch 2", "matmul_reduce_scatter stores",
 )  # fmt: skip
 
 
@@ -68,6 +69,12 @@ def test_random_sizes(name):
     check_sizes(name, 3)
 
 
+@LONG
+@pytest.mark.parametrize("name", [name for name, _ in gemms()])
+def test_random_sizes_on_sm_80(name):
+    check_sizes(name, 2, "sm_80")
+
+
 def mutants(name, size, other):
     """Return the mutants of the kernels that fit two sizes of an operator."""
     operator = CALLS[name]
@@ -80,12 +87,20 @@ def mutants(name, size, other):
 MUTATED = {
     "all_gather ldst": (50, 70), "reduce_scatter copy_engine": (100, 140),
     "all_to_all ll": (7, 9), "all_reduce_rms_norm one_shot": (4, 7),
-    "all_reduce_rms_norm two_shot": (4, 7), "dispatch 2": (13, 17),
+    "all_reduce_rms_norm two_shot": (4, 7), "dispatch 2": (13, 17), "combine 2": (8, 11),
+    "decode_attention 1": ((2, 5), (3, 9)), "decode_attention 2": ((1, 5), (1, 9)),
+    "all_gather_matmul copy_engines": (40, 70), "all_gather_matmul stores": (40, 23),
+    "all_gather_matmul communicating_blocks": (40, 23),
+    "matmul_reduce_scatter copy_engines": (80, 140), "matmul_reduce_scatter stores": (46, 80),
+    "matmul_reduce_scatter one_shot": (46, 80), "matmul_all_reduce copy_engines": (90, 41),
+    "matmul_all_reduce two_shot": (41, 90), "matmul_all_reduce one_shot": (41, 90),
 }  # fmt: skip
 """Operator -> a size, whose arguments are changed, and another."""
 INPUTS = 2
 _PADDING = "zeros replace copies of the last token in padding, which no rank reads"
 _NO_ROWS = "the rows of an additional block lie outside of the tensors, so it copies nothing"
+_DIVISOR = "a signal and the target of its wait are divided by it, and remain the same multiple"
+_GRANULE = "no tile begins at the element that is then in another granule"
 EQUIVALENT = {
     "all_gather ldst": {
         "all_gather size_2=8 -1": "with two ranks, each uses half of the counters of a buffer, so "
@@ -95,6 +110,20 @@ EQUIVALENT = {
         ("all_to_all_ll size_0=2 +1", "all_to_all_ll size_0=2 other"), _NO_ROWS
     ),
     "dispatch 2": dict.fromkeys(("dispatch size_2=12 +1", "dispatch size_2=12 other"), _PADDING),
+    "combine 2": {
+        **dict.fromkeys(("combine size_2=7 +1", "combine size_2=7 other"), _PADDING),
+        "combine size_4=128 -1": _GRANULE,
+        "combine size_5=512 -1": "it cuts the last token off, and the first one of a block counts",
+    },
+    "all_gather_matmul communicating_blocks": {"ag_gemm_comm_blocks size_0=13 +1": _NO_ROWS},
+    "matmul_reduce_scatter copy_engines": {"gemm_rs_persistent size_4=64 other": _DIVISOR},
+    "matmul_reduce_scatter stores": dict.fromkeys(
+        ("gemm_rs_store size_4=16 -1", "gemm_rs_store size_4=16 +1"), _DIVISOR
+    ),
+    "matmul_reduce_scatter one_shot": {"gemm_rs_one_shot size_3=46 -1": _GRANULE},
+    "matmul_all_reduce one_shot": dict.fromkeys(
+        (f"gemm_ar_one_shot size_3=16 {change}" for change in ("-1", "+1", "other")), _DIVISOR
+    ),
 }
 """Mutants that make other accesses, with the same result."""
 

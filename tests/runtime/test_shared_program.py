@@ -5,7 +5,6 @@ import random
 import re
 import types
 
-import numpy as np
 import pytest
 import tilelang.language as T
 import torch
@@ -15,7 +14,6 @@ from tvm.tirx.stmt_functor import ir_transform
 
 import tileweave as tw
 from tests.groups import one_rank
-from tests.shared_kernels import SharedFunctions
 from tileweave import language as W
 from tileweave.builtins.spec import builtin_of
 from tileweave.emit import lowered
@@ -154,55 +152,6 @@ def test_a_shared_kernel_of_persistent_blocks_compiles():
     shared, arguments = kernels.find(program, {})
     assert len(arguments) > 10
     assert "gemm_ar_persistent_kernel" in lowered(shared.program, "sm_90a", {}).kernel_source
-
-
-def product(op, name, rows, shared):
-    """Return the results of all ranks for a number of rows, and the right ones; small integers, so
-    all sums are exact."""
-    program, rng = gemm(op, name, rows), np.random.default_rng(rows)
-    gathers, scatters = OPERATORS[op].gathers, OPERATORS[op].scatters
-    height = rows * RANKS if scatters else rows
-    a = [rng.integers(-2, 3, (height, K)).astype(np.float16) for _ in range(RANKS)]
-    b = [rng.integers(-2, 3, (N, K)).astype(np.float16) for _ in range(RANKS)]
-    parameters = program.parameters if isinstance(program, Plan) else ()
-    identity = {
-        p.name: np.eye(*p.extents, dtype=p.dtype) for p in parameters if p.name == "identity"
-    }
-    inputs = [{"A": x, "B": y, **identity} for x, y in zip(a, b, strict=True)]
-    executable = shared.executable(program)
-    outputs = [o["C"] for o in tw.simulate(executable, RANKS, inputs, resident_blocks=64)]
-    if gathers:
-        return outputs, [np.concatenate(a) @ y.T for y in b]
-    total = sum(x.astype(np.float32) @ y.T for x, y in zip(a, b, strict=True))
-    parts = [total[r * rows :][:rows] if scatters else total for r in range(RANKS)]
-    return outputs, [part.astype(np.float16) for part in parts]
-
-
-def check_products(op, name, arch, sizes):
-    shared = SharedFunctions(RANKS, arch)
-    shared.add(*(gemm(op, name, rows) for rows in (TILES.M * 3, TILES.M * 7, 41, 90, 5)))
-    for rows in sizes:
-        actual, right = product(op, name, rows, shared)
-        for x, y in zip(actual, right, strict=True):
-            np.testing.assert_array_equal(x.reshape(y.shape), y, err_msg=f"{rows} rows")
-    return shared
-
-
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize(
-    ("op", "name"), [("matmul_reduce_scatter", "stores"), ("matmul_all_reduce", "two_shot")]
-)
-def test_shared_kernels_compute_each_size(op, name, arch):
-    shared = check_products(op, name, arch, (32, 23, 80, 7))
-    assert len(shared.kernels) <= 3
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize(("op", "name"), PROGRAMS)
-def test_random_sizes(op, name, arch):
-    rng = random.Random(f"{op} {name}")
-    check_products(op, name, arch, [rng.randint(1, 120) for _ in range(4)])
 
 
 @pytest.fixture
