@@ -1,0 +1,227 @@
+"""tileweave.integrations.torch: operators and compiled models on processes with gloo."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass, CustomInferenceAwareGraphPass
+
+from tests.integrations import torch_on_ranks as on_ranks
+from tests.ops.on_ranks import Ranks
+from tileweave.integrations.torch import disable, enable, explain, hooks
+from tileweave.integrations.torch.passes import Passes
+
+GATHER, SCATTER = "symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter"
+
+
+@pytest.fixture(scope="module")
+def two():
+    ranks = Ranks(2)
+    yield ranks
+    ranks.close()
+
+
+def of_ranks(results: list):
+    """Return the result that all ranks have."""
+    for result in results:
+        if isinstance(result, Exception):
+            raise result
+    assert results[0] == results[1]
+    return results[0]
+
+
+@pytest.mark.parametrize("keeps_rows", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "weights", "axis"),
+    [
+        ((4, 6), [(6, 8)], 0),
+        ((4, 6), [(-1, 6, 8), (6, 10)], 0),
+        ((3, 4, 6), [(6, 8)], 0),
+        ((3, 4, 6), [(6, 8), (-1, 6, 4)], 1),
+        ((2, 3, 4, 6), [(6, 8)], 2),
+    ],
+)
+def test_gather(two, shape, weights, axis, keeps_rows):
+    for result in two.run(on_ranks.gather, shape, weights, axis, keeps_rows):
+        assert result == {"same strides": True, "error": 0, "obstacle": None}
+
+
+@pytest.mark.parametrize("reduce_op", ["sum", "avg"])
+@pytest.mark.parametrize(
+    ("shape", "weight", "axis"),
+    [
+        ((4, 6), (6, 8), 0),
+        ((4, 3, 6), (-1, 6, 8), 0),
+        ((3, 4, 6), (6, 8), 1),
+        ((2, 3, 4, 6), (6, 8), 2),
+        ((3, 4, 6), (-1, 6, 8), 2),
+    ],
+)
+def test_scatter(two, shape, weight, axis, reduce_op):
+    for result in two.run(
+        on_ranks.operator, "fused_matmul_reduce_scatter", shape, weight, reduce_op, axis
+    ):
+        assert result["error"] < 1e-5
+        assert result["same strides"] and result["obstacle"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "obstacle"),
+    [
+        (
+            "fused_all_gather_matmul", ((3, 4, 6), [(12, 8)], 2),
+            "gather_dim=2 of 3 axes; expected an axis of rows",
+        ),
+        (
+            "fused_matmul_reduce_scatter", ((4, 6), (6, 8), "sum", 1),
+            "columns of a row-major B are scattered; expected a transposed B",
+        ),
+    ],
+)  # fmt: skip
+def test_torch_computes_what_is_not_accepted(two, name, args, obstacle):
+    for result in two.run(on_ranks.operator, name, *args):
+        assert result["error"] == 0 and obstacle in result["obstacle"]
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((16, 32), 0), ((2, 16, 32), 1)])
+def test_fp8(two, shape, axis):
+    for function in (on_ranks.scaled_gather, on_ranks.scaled_scatter):
+        for result in two.run(function, shape, axis):
+            assert result["error"] == 0 and result["obstacle"] is None
+            assert result.get("same strides", True)
+
+
+def test_torch_computes_other_fp8_products(two):
+    rowwise = of_ranks(two.run(on_ranks.rowwise_gather, (16, 32)))
+    assert rowwise == (
+        "fused_all_gather_scaled_matmul: A_scale has shape (16, 1); expected one element"
+    )
+    biased = of_ranks(two.run(on_ranks.scaled_scatter, (16, 32), 0, True))
+    assert biased["error"] == 0 and "a bias is given; expected none" in biased["obstacle"]
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(0, (8,)), (1, (3, 8))])
+def test_sequence_parallel_mlp(two, axis, shape):
+    for result in two.run(on_ranks.mlp, axis, *shape):
+        assert result["error"] < 1e-5
+        assert result["fused"] == [[GATHER, SCATTER], [GATHER, SCATTER], [GATHER, SCATTER, SCATTER]]
+        assert result["unfused"] == [[]] * 3
+        count, rows = "2 x fused_all_gather_matmul of", (*shape[:-1], shape[-1] // 2, 16)
+        nccl = "nccl: the tensors are on cpu; expected cuda"
+        assert f"{count} {rows} x (16, 16) x (16, 16): {nccl}" in result["calls"]
+
+
+@pytest.mark.long
+def test_sequence_parallel_mlp_in_cpp(two):
+    for result in two.run(on_ranks.mlp_in_cpp):
+        assert result["error"] < 1e-5
+        assert result["fused"] == [[GATHER, SCATTER], [GATHER, SCATTER], [GATHER, SCATTER, SCATTER]]
+
+
+def test_nothing_to_fuse(two):
+    text = "graph 0, inference: no collectives, nothing to fuse"
+    assert of_ranks(two.run(on_ranks.nothing_to_fuse)) == (True, text)
+
+
+def test_reasons(two):
+    reasons = [text.partition(": ")[2] for text in of_ranks(two.run(on_ranks.unfused))]
+    left = "no product has the gathered tensor on its left; its users: "
+    assert reasons == [
+        f"{left}aten::add",
+        "it gathers 16 columns of each rank; expected 1024 or more",
+        f"{left}aten::mm",
+        "its input is no product of matrices: aten::add",
+        "the product has another user: _c10d_functional::reduce_scatter_tensor, aten::slice",
+        "expected all_gather_into_tensor or reduce_scatter_tensor",
+    ]
+
+
+SETTINGS = "_micro_pipeline_tp", "post_grad_custom_pre_pass", "post_grad_custom_post_pass"
+
+
+def state() -> list:
+    """Return the settings of Inductor, and the kernels of torch's operators."""
+    dumps = [torch._C._dispatch_dump(f"symm_mem::{name}") for name in hooks._IMPLEMENTATIONS]
+    return [*[getattr(config, name) for name in SETTINGS], *dumps]
+
+
+def test_disable_restores_everything():
+    before = state()
+    enable()
+    assert all(a != b for a, b in zip(before, state(), strict=True))
+    disable()
+    assert state() == before
+    with enable():
+        with enable():
+            pass
+        assert state() != before  # the inner one has enabled nothing
+    assert state() == before
+
+
+class Noted(CustomGraphPass):
+    def __init__(self, calls: list) -> None:
+        self.calls = calls
+
+    def __call__(self, graph) -> None:
+        self.calls.append(("user", graph))
+
+    def uuid(self) -> str:
+        return "user"
+
+
+class NotedInference(CustomInferenceAwareGraphPass):
+    __init__, uuid = Noted.__init__, Noted.uuid
+
+    def __call__(self, graph, is_inference) -> None:
+        self.calls.append(("inference user", graph, is_inference))
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_passes_of_the_user_are_kept(as_list):
+    calls: list = []
+    users = [Noted(calls), NotedInference(calls)] if as_list else Noted(calls)
+    passes = Passes(users, lambda graph, is_inference: calls.append(("own", graph, is_inference)))
+    passes("graph", True)
+    names = ["user", "inference user", "own"] if as_list else ["user", "own"]
+    assert [name for name, *_ in calls] == names
+    assert "user" in passes.uuid()
+    assert Passes(print, lambda *_: None).uuid() is None  # not cached, as without TileWeave
+
+
+def test_replaced_passes_are_explained():
+    with enable():
+        assert explain().remark == ""
+        with config.patch(post_grad_custom_pre_pass=Noted([])):
+            assert str(explain()).startswith("passes that were set after enable() replace")
+    assert str(explain()).startswith("the integration is not enabled")
+
+
+def arguments_differ(A, Bs):
+    """Stand-in for an implementation that fits another release."""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "obstacle"),
+    [
+        ("_HOOKS", ("torch._inductor.config:gone", "torch.gone:x"), "gone, torch.gone.x"),
+        (
+            "_IMPLEMENTATIONS", {"gone": arguments_differ},
+            "torch.ops.symm_mem.gone",
+        ),
+        (
+            "_IMPLEMENTATIONS", {"fused_all_gather_matmul": arguments_differ},
+            "the arguments A, Bs of torch.ops.symm_mem.fused_all_gather_matmul",
+        ),
+        ("unsupported_torch", lambda _: "torch 9 is too new", "torch 9 is too new"),
+    ],
+)  # fmt: skip
+def test_a_wrong_hook_is_one_warning(name, value, obstacle, monkeypatch):
+    monkeypatch.setattr(hooks, name, value)
+    before = [getattr(config, name) for name in SETTINGS]
+    message = f"tileweave.integrations.torch is not enabled: .*{re.escape(obstacle)}$"
+    with pytest.warns(RuntimeWarning, match=message) as caught, enable():
+        assert [getattr(config, name) for name in SETTINGS] == before
+    assert len(caught) == 1 and caught[0].filename == __file__

@@ -1,0 +1,83 @@
+"""FX passes of the integration as Inductor calls them, beside those of the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch.distributed as dist
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import (
+    CustomGraphPass,
+    CustomInferenceAwareGraphPass,
+    get_hash_for_files,
+)
+from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
+from torch.fx import Graph
+
+from .explanation import record
+from .layout import enable_group
+from .merge_gathers import merge_gathers
+from .reasons import collectives
+
+_FILES = tuple(str(file) for file in sorted(Path(__file__).parent.glob("*.py")))
+_Pass = Callable[[Graph, bool], None]
+
+
+def _listed(passes: Any) -> list[Any]:
+    return list(passes) if isinstance(passes, (list, tuple)) else [passes] if passes else []
+
+
+class Passes(CustomInferenceAwareGraphPass):
+    """Passes of the user, then one of the integration: a release of torch before 2.13 accepts no
+    list of passes."""
+
+    def __init__(self, users: Any, own: _Pass) -> None:
+        self.users = _listed(users)
+        self.own = own
+
+    def __call__(self, graph: Graph, is_inference: bool) -> None:
+        for user in self.users:
+            if isinstance(user, CustomInferenceAwareGraphPass):
+                user(graph, is_inference)
+            else:
+                user(graph)
+        self.own(graph, is_inference)
+
+    def uuid(self) -> Any:
+        """Return what the cache of compiled graphs depends on; None, which disables the cache, if
+        a pass of the user does not say it."""
+        ids = [user.uuid() if isinstance(user, CustomGraphPass) else None for user in self.users]
+        if not all(ids):
+            return None
+        return get_hash_for_files(_FILES), self.own.__name__, *ids
+
+
+def patched_config() -> Any:
+    """Return the context in which Inductor fuses collectives and calls all passes."""
+    return config.patch(
+        _micro_pipeline_tp=True,
+        post_grad_custom_pre_pass=Passes(config.post_grad_custom_pre_pass, _before_fusion),
+        post_grad_custom_post_pass=Passes(config.post_grad_custom_post_pass, _after_fusion),
+    )
+
+
+def are_replaced() -> bool:
+    """Return whether Inductor no longer calls the passes of ``patched_config``."""
+    passes = config.post_grad_custom_pre_pass, config.post_grad_custom_post_pass
+    return not all(any(isinstance(p, Passes) for p in _listed(each)) for each in passes)
+
+
+def _before_fusion(graph: Graph, is_inference: bool) -> None:
+    for group in {collective.group for collective in collectives(graph)}:
+        enable_group(group)
+    merge_gathers(graph)
+
+
+def _after_fusion(graph: Graph, is_inference: bool) -> None:
+    if not dist.is_nccl_available():  # Inductor's own call then does nothing; gloo does not need it
+        with mock.patch.object(dist, "is_nccl_available", lambda: True):
+            micro_pipeline_tp_pass(graph)
+    record(graph, is_inference)

@@ -1,0 +1,115 @@
+"""Collectives of FX graphs, and why they are not fused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, Node
+
+_c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
+PRODUCTS = (_aten.mm.default, _aten._scaled_mm.default)
+RESHAPES = (_aten.reshape.default, _aten.view.default)
+_LEAST_COLUMNS = 1024
+"""Inductor does not fuse gathers of fewer columns of each rank."""
+
+
+class Collective(NamedTuple):
+    """Call of a collective in a graph.
+
+    Attributes:
+        name: its name in ``torch.ops._c10d_functional``.
+        node: the call.
+        group: name of its group.
+    """
+
+    name: str
+    node: Node
+    group: Any
+
+
+def collectives(graph: Graph) -> Iterator[Collective]:
+    """Yield the collectives of a graph."""
+    for node in graph.nodes:
+        target = node.target
+        if getattr(target, "namespace", "") != "_c10d_functional":
+            continue
+        for argument, value in zip(target._schema.arguments, node.args, strict=False):
+            if argument.name == "group_name":
+                yield Collective(target._schema.name.partition("::")[2], node, value)
+
+
+def describe(node: Node) -> str:
+    """Return the operator of a node and the shape of its first argument."""
+    argument = node.args[0]
+    while "val" not in argument.meta and argument.all_input_nodes:  # Inductor has just inserted it
+        argument = argument.all_input_nodes[0]
+    value = argument.meta.get("val")
+    shape = "a list" if value is None or not hasattr(value, "shape") else tuple(value.shape)
+    return f"{_name(node)} of {shape}"
+
+
+def reason(collective: Collective, graph: Graph) -> str:
+    """Return why a collective that Inductor has left is not fused."""
+    reasons: dict[str, Callable[[Node, Graph], str]] = {
+        "all_gather_into_tensor": _reason_of_gather,
+        "reduce_scatter_tensor": _reason_of_scatter,
+    }
+    if collective.name not in reasons:
+        return f"expected {' or '.join(reasons)}"
+    return reasons[collective.name](collective.node, graph)
+
+
+def _reason_of_gather(node: Node, graph: Graph) -> str:
+    from torch._inductor.fx_passes.micro_pipeline_tp import find_all_gather_patterns
+
+    match = next((m for m in find_all_gather_patterns(graph) if m.ag_node is node), None)
+    if match is None:
+        return f"Inductor does not know this use of its result: {_names(node.users)}"
+    gathered, shape = match.res_node, match.shard_node.meta["val"].shape
+    products = [user for user in _through_reshapes(gathered) if user.target in PRODUCTS]
+    left = [p for p in products if p.args[0] in (gathered, *gathered.users)]
+    if not left:
+        users = _names(_through_reshapes(gathered))
+        return f"no product has the gathered tensor on its left; its users: {users}"
+    if match.gather_dim == len(shape) - 1:
+        if shape[-1] < _LEAST_COLUMNS:
+            return f"it gathers {shape[-1]} columns of each rank; expected {_LEAST_COLUMNS} or more"
+        if others := [user for user in _through_reshapes(gathered) if user not in left]:
+            return f"the gathered tensor has another user: {_names(others)}"
+    return f"Inductor does not fuse it with its users: {_names(left)}"
+
+
+def _reason_of_scatter(node: Node, graph: Graph) -> str:
+    from torch._inductor.fx_passes.micro_pipeline_tp import find_reduce_scatter_patterns
+
+    matches = find_reduce_scatter_patterns(graph)
+    match = next((m for m in matches if m.reduce_scatter_node is node), None)
+    if match is None:
+        return f"Inductor does not know this use of its result: {_names(node.users)}"
+    source = match.input_node
+    product = source.args[0] if source.target in RESHAPES else source
+    if product.target not in PRODUCTS:
+        return f"its input is no product of matrices: {_names([product])}"
+    if len(source.users) > 1:
+        return f"the product has another user: {_names(source.users)}"
+    return "Inductor does not fuse it"
+
+
+def _through_reshapes(node: Node) -> list[Node]:
+    """Return the users of a node; a reshape stands for its own users."""
+    return [
+        inner
+        for user in node.users
+        for inner in (_through_reshapes(user) if user.target in RESHAPES else [user])
+    ]
+
+
+def _name(node: Node) -> str:
+    schema = getattr(node.target, "_schema", None)
+    return node.op if node.op != "call_function" else schema.name if schema else str(node.target)
+
+
+def _names(nodes: Iterable[Node]) -> str:
+    return ", ".join(map(_name, nodes)) or "none"
