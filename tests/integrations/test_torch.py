@@ -16,6 +16,8 @@ from tileweave.integrations.torch.passes import Passes
 
 GATHER, SCATTER = "symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter"
 
+ALL_REDUCE = "tileweave::matmul_all_reduce"
+
 
 @pytest.fixture(scope="module")
 def two():
@@ -114,6 +116,15 @@ def test_sequence_parallel_mlp(two, axis, shape):
         assert f"{count} {rows} x (16, 16) x (16, 16): {nccl}" in result["calls"]
 
 
+@pytest.mark.parametrize("shape", [(8,), (3, 8)])
+def test_tensor_parallel_mlp(two, shape):
+    """Gate and up read the same input; DTensor adds up the gradients of each over ranks."""
+    for result in two.run(on_ranks.mlp, None, *shape):
+        assert result["error"] < 1e-5
+        assert result["fused"] == [[ALL_REDUCE], [ALL_REDUCE], [ALL_REDUCE] * 2]
+        assert result["unfused"] == [[]] * 3 and not result["calls"]
+
+
 @pytest.mark.long
 def test_sequence_parallel_mlp_in_cpp(two):
     for result in two.run(on_ranks.mlp_in_cpp):
@@ -134,8 +145,13 @@ def test_reasons(two):
         "it gathers 16 columns of each rank; expected 1024 or more",
         f"{left}aten::mm",
         "its input is no product of matrices: aten::add",
-        "the product has another user: _c10d_functional::reduce_scatter_tensor, aten::slice",
-        "expected all_gather_into_tensor or reduce_scatter_tensor",
+        "the product has another user: _c10d_functional::reduce_scatter_tensor, aten::slice, "
+        "_c10d_functional::all_reduce",
+        "its input is no product of two matrices: aten.add.Tensor",
+        "reduce_op='avg'; expected 'sum'",
+        "an operand of the product would have to be copied",
+        "the product has another user",
+        "TileWeave does not fuse it",
     ]
 
 

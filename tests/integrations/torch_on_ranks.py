@@ -133,6 +133,10 @@ def unfused() -> list[str]:
             b @ gather(3 * x, 0)[:HIDDEN],
             funcol.reduce_scatter_tensor(x + 1, "sum", 0, group),
             funcol.reduce_scatter_tensor(product, "sum", 0, group) + product[:4],
+            funcol.all_reduce(x + 1, "sum", group),
+            funcol.all_reduce(3 * x @ b, "avg", group),
+            funcol.all_reduce(x.t() @ x, "sum", group),
+            funcol.all_reduce(product, "sum", group),
             funcol.all_to_all_single(x, None, None, group),
         )
 

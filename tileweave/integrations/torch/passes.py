@@ -17,6 +17,7 @@ from torch._inductor.custom_graph_pass import (
 from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 from torch.fx import Graph
 
+from .all_reduces import fuse_all_reduces
 from .explanation import record
 from .layout import enable_group
 from .merge_gathers import merge_gathers
@@ -80,4 +81,5 @@ def _after_fusion(graph: Graph, is_inference: bool) -> None:
     if not dist.is_nccl_available():  # Inductor's own call then does nothing; gloo does not need it
         with mock.patch.object(dist, "is_nccl_available", lambda: True):
             micro_pipeline_tp_pass(graph)
+    fuse_all_reduces(graph)
     record(graph, is_inference)

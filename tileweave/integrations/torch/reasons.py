@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-_c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
-PRODUCTS = (_aten.mm.default, _aten._scaled_mm.default)
-RESHAPES = (_aten.reshape.default, _aten.view.default)
+from .all_reduces import RESHAPES, reason_of_all_reduce
+
+_aten = torch.ops.aten
+_PRODUCTS = (_aten.mm.default, _aten._scaled_mm.default)
 _LEAST_COLUMNS = 1024
 """Inductor does not fuse gathers of fewer columns of each rank."""
 
@@ -54,10 +55,11 @@ def reason(collective: Collective, graph: Graph) -> str:
     """Return why a collective that Inductor has left is not fused."""
     reasons: dict[str, Callable[[Node, Graph], str]] = {
         "all_gather_into_tensor": _reason_of_gather,
+        "all_reduce": reason_of_all_reduce,
         "reduce_scatter_tensor": _reason_of_scatter,
     }
     if collective.name not in reasons:
-        return f"expected {' or '.join(reasons)}"
+        return "TileWeave does not fuse it"
     return reasons[collective.name](collective.node, graph)
 
 
@@ -68,7 +70,7 @@ def _reason_of_gather(node: Node, graph: Graph) -> str:
     if match is None:
         return f"Inductor does not know this use of its result: {_names(node.users)}"
     gathered, shape = match.res_node, match.shard_node.meta["val"].shape
-    products = [user for user in _through_reshapes(gathered) if user.target in PRODUCTS]
+    products = [user for user in _through_reshapes(gathered) if user.target in _PRODUCTS]
     left = [p for p in products if p.args[0] in (gathered, *gathered.users)]
     if not left:
         users = _names(_through_reshapes(gathered))
@@ -90,7 +92,7 @@ def _reason_of_scatter(node: Node, graph: Graph) -> str:
         return f"Inductor does not know this use of its result: {_names(node.users)}"
     source = match.input_node
     product = source.args[0] if source.target in RESHAPES else source
-    if product.target not in PRODUCTS:
+    if product.target not in _PRODUCTS:
         return f"its input is no product of matrices: {_names([product])}"
     if len(source.users) > 1:
         return f"the product has another user: {_names(source.users)}"
