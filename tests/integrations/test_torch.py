@@ -125,6 +125,33 @@ def test_tensor_parallel_mlp(two, shape):
         assert result["unfused"] == [[]] * 3 and not result["calls"]
 
 
+@pytest.mark.parametrize(
+    ("function", "dtype", "most"),
+    [
+        ("torch_norm", torch.bfloat16, 0),
+        ("torch_norm", torch.float16, 0),
+        ("hugging_face_norm", torch.bfloat16, 2**-6),  # it rounds before the weight
+    ],
+)
+def test_rms_norm(two, function, dtype, most):
+    for result in two.run(on_ranks.norm, 4, dtype, function):
+        assert result["error"] <= most
+        assert result["fused"] == ["tileweave::all_reduce_rms_norm"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "variant"),
+    [
+        (257, torch.bfloat16, ""),
+        (4, torch.float32, ""),
+        *[(4, torch.bfloat16, v) for v in ("avg", "other axis", "other weight", "gradient")],
+    ],
+)
+def test_other_norms_are_not_changed(two, rows, dtype, variant):
+    for result in two.run(on_ranks.norm, rows, dtype, "torch_norm", variant):
+        assert result == {"error": 0, "fused": []}
+
+
 @pytest.mark.long
 def test_sequence_parallel_mlp_in_cpp(two):
     for result in two.run(on_ranks.mlp_in_cpp):

@@ -118,6 +118,49 @@ def nothing_to_fuse() -> tuple[bool, str]:
             return torch.equal(torch.compile(model)(x), expected), str(explain())
 
 
+def hugging_face_norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return weight * wide.to(x.dtype)
+
+
+def torch_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight, 1e-5)
+
+
+def norm(
+    rows: int, dtype: torch.dtype = torch.bfloat16, function: str = "torch_norm",
+    variant: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Compare an all-reduce with a residual and a norm with eager torch.
+
+    Args:
+        function: ``torch_norm`` or ``hugging_face_norm``.
+        variant: what differs from the pattern of the pass.
+    """
+    torch.manual_seed(0)
+    group, normalize = dist.group.WORLD, globals()[function]
+    residual, weight = torch.randn(2, rows, HIDDEN).to(dtype), torch.randn(HIDDEN).to(dtype)
+    residual = residual[0] + dist.get_rank()  # each rank gets the sum with its own residual
+    x = torch.randn(rows, HIDDEN).to(dtype) + dist.get_rank()
+
+    def model(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        total = residual + funcol.all_reduce(x, "avg" if variant == "avg" else "sum", group)
+        if variant == "other axis":
+            return total, total * torch.rsqrt(total.pow(2).mean(0, keepdim=True) + 1e-5) * weight
+        weight = 1 + weight if variant == "other weight" else weight
+        return total, normalize(total, weight)
+
+    args = x, residual, weight
+    expected = model(*args)
+    with compiler(), torch.set_grad_enabled(variant == "gradient"), enable():
+        args = x.requires_grad_(variant == "gradient"), residual, weight
+        results = torch.compile(model, fullgraph=True)(*args)
+        (graph,) = explain().graphs
+    errors = [(a - b).abs().max().item() for a, b in zip(results, expected, strict=True)]
+    return {"error": max(errors), "fused": [text.split()[0] for text in graph.fused]}
+
+
 def unfused() -> list[str]:
     """Return why each collective of a model is not fused that Inductor cannot fuse."""
     group = dist.group.WORLD

@@ -22,6 +22,7 @@ from .explanation import record
 from .layout import enable_group
 from .merge_gathers import merge_gathers
 from .reasons import collectives
+from .rms_norms import fuse_rms_norms
 
 _FILES = tuple(str(file) for file in sorted(Path(__file__).parent.glob("*.py")))
 _Pass = Callable[[Graph, bool], None]
@@ -81,5 +82,6 @@ def _after_fusion(graph: Graph, is_inference: bool) -> None:
     if not dist.is_nccl_available():  # Inductor's own call then does nothing; gloo does not need it
         with mock.patch.object(dist, "is_nccl_available", lambda: True):
             micro_pipeline_tp_pass(graph)
+    fuse_rms_norms(graph)
     fuse_all_reduces(graph)
     record(graph, is_inference)
