@@ -11,6 +11,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, CustomInferenceAw
 
 from tests.integrations import torch_on_ranks as on_ranks
 from tests.ops.on_ranks import Ranks
+from tileweave.builtins.errors import TileWeaveError
 from tileweave.integrations.torch import disable, enable, explain, hooks
 from tileweave.integrations.torch.passes import Passes
 
@@ -180,6 +181,38 @@ def test_reasons(two):
         "the product has another user",
         "TileWeave does not fuse it",
     ]
+
+
+def assert_calls(result, gathers, all_reduces, scatters):
+    counts = {
+        "all_gather_matmul": gathers,
+        "matmul_all_reduce": all_reduces,
+        "matmul_reduce_scatter": scatters,
+    }
+    assert result["error"] < 1e-5 and result["calls"] == counts
+
+
+@pytest.mark.parametrize(("axis", "shape"), [(0, (8,)), (1, (3, 8))])
+def test_eager_mlp(two, axis, shape):
+    for result in two.run(on_ranks.eager_mlp, axis, *shape):
+        assert_calls(result, gathers=2, all_reduces=0, scatters=1)
+    for result in two.run(on_ranks.eager_mlp, None, *shape):
+        assert_calls(result, gathers=0, all_reduces=1, scatters=0)
+
+
+def test_eager_mlp_of_dtensors(two):
+    for result in two.run(on_ranks.eager_mlp_of_dtensors):
+        assert_calls(result, gathers=2, all_reduces=0, scatters=1)
+
+
+def test_other_layers_are_left_to_torch(two):
+    assert of_ranks(two.run(on_ranks.layers_of_torch)) == [True, True]
+
+
+def test_the_last_axis_is_no_axis_of_rows(two):
+    message = r"ColwiseParallel: Shard\(1\) of 2 axes; expected an axis of rows, before the last"
+    with pytest.raises(TileWeaveError, match=message):
+        of_ranks(two.run(on_ranks.gather_of_columns))
 
 
 SETTINGS = "_micro_pipeline_tp", "post_grad_custom_pre_pass", "post_grad_custom_post_pass"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 
-from tileweave.integrations.torch import enable, explain
+from tileweave import ops
+from tileweave.integrations.torch import enable, explain, parallel_styles
 
 HIDDEN, INNER = 16, 32
 
@@ -31,10 +34,10 @@ HIDDEN, INNER = 16, 32
 class Mlp(nn.Module):
     """Gated MLP, as in Llama."""
 
-    def __init__(self) -> None:
+    def __init__(self, biased: bool = False) -> None:
         super().__init__()
-        self.gate, self.up = (nn.Linear(HIDDEN, INNER, bias=False) for _ in range(2))
-        self.down = nn.Linear(INNER, HIDDEN, bias=False)
+        self.gate, self.up = (nn.Linear(HIDDEN, INNER, bias=biased) for _ in range(2))
+        self.down = nn.Linear(INNER, HIDDEN, bias=biased)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(functional.silu(self.gate(x)) * self.up(x))
@@ -69,37 +72,97 @@ def mlp(axis: int | None, *shape: int, is_quick: bool = True) -> dict[str, Any]:
     }  # fmt: skip
     model = parallelize_module(copy.deepcopy(single), mesh, plan)
     x = torch.randn(*shape, HIDDEN)
-
-    def shard(whole: Tensor) -> Tensor:
-        if axis is None:
-            return whole.clone()
-        return whole.chunk(dist.get_world_size(), axis)[dist.get_rank()].contiguous()
-
     with compiler(is_quick), enable():
         step = torch.compile(model, fullgraph=True)
         with torch.no_grad():
-            inferred = step(shard(x))
-        mine = shard(x).requires_grad_()
-        trained = step(mine)
-        trained.square().sum().backward()
+            error = (step(shard(x, axis)) - shard(single(x), axis)).abs().max().item()
+        error = max(error, error_of_training(step, single, axis, x))
         explanation = explain()
-    whole = x.clone().requires_grad_()
-    expected = single(whole)
-    expected.square().sum().backward()
-    pairs = [
-        (inferred, shard(expected)),
-        (trained, shard(expected)),
-        (mine.grad, shard(whole.grad)),
-    ]
-    for of_ranks, own in zip(model.parameters(), single.parameters(), strict=True):
-        assert isinstance(of_ranks.grad, DTensor)
-        pairs.append((of_ranks.grad.full_tensor(), own.grad))
     return {
-        "error": max((a - b).abs().max().item() for a, b in pairs),
+        "error": error,
         "fused": [[text.split()[0] for text in graph.fused] for graph in explanation.graphs],
         "unfused": [graph.unfused for graph in explanation.graphs],
         "calls": {str(kind) for kind in explanation.calls},
     }
+
+
+def eager_mlp(
+    axis: int | None, *shape: int, biased: bool = True, is_dtensor: bool = False
+) -> dict[str, Any]:
+    """Compare an eager MLP, with the styles of the integration, with one process.
+
+    Args:
+        axis, shape: see ``mlp``.
+        is_dtensor: whether the layers pass DTensors to each other.
+    """
+    torch.manual_seed(0)
+    single = Mlp(biased)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layout = Replicate() if axis is None else Shard(axis)
+    styles = parallel_styles()
+    colwise = partial(styles.ColwiseParallel, input_layouts=layout)
+    plan = {
+        "gate": colwise(use_local_output=not is_dtensor),
+        "up": colwise(use_local_output=not is_dtensor),
+        "down": styles.RowwiseParallel(output_layouts=layout),
+    }
+    model = parallelize_module(copy.deepcopy(single), mesh, plan)
+    names = ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter")
+    with contextlib.ExitStack() as stack:
+        counted = {
+            name: stack.enter_context(mock.patch.object(ops, name, wraps=getattr(ops, name)))
+            for name in names
+        }
+        error = error_of_training(model, single, axis, torch.randn(*shape, HIDDEN))
+        calls = {name: mocked.call_count for name, mocked in counted.items()}
+    return {"error": error, "calls": calls}
+
+
+def shard(whole: Tensor, axis: int | None) -> Tensor:
+    """Return this rank's part of activations."""
+    if axis is None:
+        return whole.clone()
+    return whole.chunk(dist.get_world_size(), axis)[dist.get_rank()].contiguous()
+
+
+def layers_of_torch() -> list[bool]:
+    """Return whether layers that the styles leave to torch give the results of one process."""
+    torch.manual_seed(0)
+    styles, rank, count = parallel_styles(), dist.get_rank(), dist.get_world_size()
+    mesh, results = init_device_mesh("cpu", (count,)), []
+    for layer, x in (
+        (nn.Linear(HIDDEN, 5), torch.randn(4 * count, HIDDEN)),
+        (nn.Embedding(8, HIDDEN), torch.arange(2 * count)),
+    ):
+        style = styles.ColwiseParallel(input_layouts=Shard(0))
+        parallel = parallelize_module(copy.deepcopy(layer), mesh, style)
+        results.append(torch.allclose(parallel(shard(x, 0)), layer(x).chunk(count, -1)[rank]))
+    return results
+
+
+def gather_of_columns() -> None:
+    """Refuse activations whose last axis is sharded."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    style = parallel_styles().ColwiseParallel(input_layouts=Shard(1))
+    parallelize_module(nn.Linear(HIDDEN, INNER), mesh, style)(torch.randn(4, HIDDEN))
+
+
+def error_of_training(model: nn.Module, single: nn.Module, axis: int | None, x: Tensor) -> float:
+    """Return the largest error of a result and of all gradients, against one process."""
+    mine, whole = shard(x, axis).requires_grad_(), x.clone().requires_grad_()
+    result, expected = model(mine), single(whole)
+    for y in (result, expected):
+        y.square().sum().backward()
+    pairs = [(result, shard(expected, axis)), (mine.grad, shard(whole.grad, axis))]
+    for of_ranks, own in zip(model.parameters(), single.parameters(), strict=True):
+        assert isinstance(of_ranks.grad, DTensor)
+        pairs.append((of_ranks.grad.full_tensor(), own.grad))
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def eager_mlp_of_dtensors() -> dict[str, Any]:
+    """Return the result of ``eager_mlp`` without biases, whose layers pass DTensors."""
+    return eager_mlp(1, 3, 8, biased=False, is_dtensor=True)
 
 
 def mlp_in_cpp() -> dict[str, Any]:

@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from .explanation import Explanation
 from .hooks import Enabled, disable, enable, explain
+from .styles import parallel_styles
 
-__all__ = ["Enabled", "Explanation", "disable", "enable", "explain"]
+__all__ = ["Enabled", "Explanation", "disable", "enable", "explain", "parallel_styles"]
