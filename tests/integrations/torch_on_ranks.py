@@ -224,6 +224,34 @@ def norm(
     return {"error": max(errors), "fused": [text.split()[0] for text in graph.fused]}
 
 
+def without_shapes() -> dict[str, Any]:
+    """Compare collectives that read what Inductor's pass inserts, without a node between them."""
+    torch.manual_seed(0)
+    group = dist.group.WORLD
+
+    def gather(x: Tensor) -> Tensor:
+        return funcol.all_gather_tensor(x, 0, group)
+
+    def scatter(x: Tensor) -> Tensor:
+        return funcol.reduce_scatter_tensor(x, "sum", 0, group)
+
+    def model(x: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        y = gather(x) @ b
+        return funcol.all_reduce(y @ b, "sum", group), gather(scatter(x @ b)) + 1
+
+    args = torch.randn(8, HIDDEN), torch.randn(HIDDEN, HIDDEN)
+    expected = model(*args)
+    with compiler(), torch.no_grad(), enable():
+        results = torch.compile(model, fullgraph=True)(*args)
+        (graph,) = explain().graphs
+    errors = [(a - b).abs().max().item() for a, b in zip(results, expected, strict=True)]
+    return {
+        "error": max(errors),
+        "fused": sorted(text.split()[0] for text in graph.fused),
+        "unfused": graph.unfused,
+    }
+
+
 def unfused() -> list[str]:
     """Return why each collective of a model is not fused that Inductor cannot fuse."""
     group = dist.group.WORLD
@@ -243,6 +271,7 @@ def unfused() -> list[str]:
             funcol.all_reduce(3 * x @ b, "avg", group),
             funcol.all_reduce(x.t() @ x, "sum", group),
             funcol.all_reduce(product, "sum", group),
+            *funcol.all_reduce_coalesced([x, 4 * x], "sum", group),
             funcol.all_to_all_single(x, None, None, group),
         )
 

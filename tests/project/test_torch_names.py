@@ -166,11 +166,8 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
         "tileweave/integrations/torch/passes.py",
         lambda value: returns(type(None))(lambda: value),
     ),
+    "torch._inductor.custom_graph_pass": ("tileweave/integrations/torch", lambda _: None),
     "torch._inductor.custom_graph_pass.CustomGraphPass": (
-        "tileweave/integrations/torch/passes.py",
-        abstract("__call__", "uuid"),
-    ),
-    "torch._inductor.custom_graph_pass.CustomInferenceAwareGraphPass": (
         "tileweave/integrations/torch/passes.py",
         abstract("__call__", "uuid"),
     ),

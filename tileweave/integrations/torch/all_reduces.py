@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
@@ -29,6 +29,12 @@ class _Match(NamedTuple):
     product: Node
 
 
+def arguments(node: Node) -> list[Any]:
+    """Return all arguments of a call, in the order of the operator's schema."""
+    names = [argument.name for argument in node.target._schema.arguments]
+    return [*node.args, *[node.kwargs.get(name) for name in names[len(node.args) :]]]
+
+
 def fuse_all_reduces(graph: Graph) -> None:
     """Replace all-reduces of products by an operator of TileWeave.
 
@@ -44,7 +50,7 @@ def fuse_all_reduces(graph: Graph) -> None:
             continue
         wait, source, product = match
         with graph.inserting_before(wait):
-            options = node.args[2], "auto", None, None, None, None
+            options = arguments(node)[2], "auto", None, None, None, None
             fused = graph.call_function(operator, (*product.args, *options))
             fused.meta = dict(product.meta)
             if source is not product:
@@ -63,7 +69,7 @@ def reason_of_all_reduce(node: Node, _: Graph) -> str:
 
 def _match(node: Node) -> _Match | str:
     """Return the match of an all-reduce, or why it has none."""
-    source, reduce_op, group = node.args
+    source, reduce_op, group = arguments(node)
     if reduce_op != "sum":
         return f"reduce_op={reduce_op!r}; expected 'sum'"
     wait = next(iter(node.users), node)

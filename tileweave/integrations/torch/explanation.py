@@ -15,7 +15,7 @@ class CompiledGraph:
     """Collectives of a graph.
 
     Attributes:
-        kind: ``inference`` or ``training``: a forward or a backward pass.
+        kind: ``inference``, ``forward`` or ``backward``; the last two are of a training step.
         fused: the calls that replace collectives.
         unfused: the collectives that remain, with reasons.
     """
@@ -61,7 +61,7 @@ graphs: list[CompiledGraph] = []
 """Graphs since ``enable``."""
 
 
-def record(graph: Graph, is_inference: bool) -> None:
+def record(graph: Graph) -> None:
     """Record the collectives of a graph after some were fused."""
     namespaces = "symm_mem", "tileweave"
     fused = [
@@ -70,4 +70,7 @@ def record(graph: Graph, is_inference: bool) -> None:
         if getattr(node.target, "namespace", "") in namespaces
     ]
     unfused = [f"{describe(c.node)}: {reason(c, graph)}" for c in collectives(graph)]
-    graphs.append(CompiledGraph("inference" if is_inference else "training", fused, unfused))
+    names = [node.name.partition("_")[0] for node in graph.find_nodes(op="placeholder")]
+    kinds = {"tangents": "backward", "primals": "forward"}  # Autograd gives these names
+    kind = next((kinds[name] for name in kinds if name in names), "inference")
+    graphs.append(CompiledGraph(kind, fused, unfused))

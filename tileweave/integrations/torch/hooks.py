@@ -20,7 +20,7 @@ _HOOKS = (
     "torch._inductor.config:_micro_pipeline_tp",
     "torch._inductor.config:post_grad_custom_post_pass",
     "torch._inductor.config:post_grad_custom_pre_pass",
-    "torch._inductor.custom_graph_pass:CustomInferenceAwareGraphPass",
+    "torch._inductor.custom_graph_pass:CustomGraphPass",
     "torch._inductor.custom_graph_pass:get_hash_for_files",
     "torch._inductor.fx_passes.micro_pipeline_tp:find_all_gather_patterns",
     "torch._inductor.fx_passes.micro_pipeline_tp:find_reduce_scatter_patterns",

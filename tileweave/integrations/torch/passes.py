@@ -8,12 +8,8 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
-from torch._inductor import config
-from torch._inductor.custom_graph_pass import (
-    CustomGraphPass,
-    CustomInferenceAwareGraphPass,
-    get_hash_for_files,
-)
+from torch._inductor import config, custom_graph_pass
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.fx_passes.micro_pipeline_tp import micro_pipeline_tp_pass
 from torch.fx import Graph
 
@@ -25,28 +21,29 @@ from .reasons import collectives
 from .rms_norms import fuse_rms_norms
 
 _FILES = tuple(str(file) for file in sorted(Path(__file__).parent.glob("*.py")))
-_Pass = Callable[[Graph, bool], None]
+_Pass = Callable[[Graph], None]
+_WithInference: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", CustomGraphPass)
+"""Class of passes that also learn whether a graph is without gradients; torch 2.11 has none."""
 
 
 def _listed(passes: Any) -> list[Any]:
     return list(passes) if isinstance(passes, (list, tuple)) else [passes] if passes else []
 
 
-class Passes(CustomInferenceAwareGraphPass):
-    """Passes of the user, then one of the integration: a release of torch before 2.13 accepts no
-    list of passes."""
+class Passes(_WithInference):
+    """Passes of the user, then one of the integration: torch 2.11 accepts no list of passes."""
 
     def __init__(self, users: Any, own: _Pass) -> None:
         self.users = _listed(users)
         self.own = own
 
-    def __call__(self, graph: Graph, is_inference: bool) -> None:
+    def __call__(self, graph: Graph, is_inference: bool | None = None) -> None:
         for user in self.users:
-            if isinstance(user, CustomInferenceAwareGraphPass):
+            if is_inference is not None and isinstance(user, _WithInference):
                 user(graph, is_inference)
             else:
                 user(graph)
-        self.own(graph, is_inference)
+        self.own(graph)
 
     def uuid(self) -> Any:
         """Return what the cache of compiled graphs depends on; None, which disables the cache, if
@@ -72,16 +69,17 @@ def are_replaced() -> bool:
     return not all(any(isinstance(p, Passes) for p in _listed(each)) for each in passes)
 
 
-def _before_fusion(graph: Graph, is_inference: bool) -> None:
+def _before_fusion(graph: Graph) -> None:
     for group in {collective.group for collective in collectives(graph)}:
         enable_group(group)
     merge_gathers(graph)
+    # Before Inductor's pass, whose new nodes have no shapes yet.
+    fuse_rms_norms(graph)
+    fuse_all_reduces(graph)
 
 
-def _after_fusion(graph: Graph, is_inference: bool) -> None:
+def _after_fusion(graph: Graph) -> None:
     if not dist.is_nccl_available():  # Inductor's own call then does nothing; gloo does not need it
         with mock.patch.object(dist, "is_nccl_available", lambda: True):
             micro_pipeline_tp_pass(graph)
-    fuse_rms_norms(graph)
-    fuse_all_reduces(graph)
-    record(graph, is_inference)
+    record(graph)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Graph, Node
 
-from .all_reduces import RESHAPES, reason_of_all_reduce
+from .all_reduces import RESHAPES, arguments, reason_of_all_reduce
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.mm.default, _aten._scaled_mm.default)
@@ -33,22 +33,22 @@ class Collective(NamedTuple):
 def collectives(graph: Graph) -> Iterator[Collective]:
     """Yield the collectives of a graph."""
     for node in graph.nodes:
-        target = node.target
-        if getattr(target, "namespace", "") != "_c10d_functional":
+        if getattr(node.target, "namespace", "") != "_c10d_functional":
             continue
-        for argument, value in zip(target._schema.arguments, node.args, strict=False):
-            if argument.name == "group_name":
-                yield Collective(target._schema.name.partition("::")[2], node, value)
+        names = [argument.name for argument in node.target._schema.arguments]
+        if "group_name" in names:
+            group = arguments(node)[names.index("group_name")]
+            yield Collective(node.target._schema.name.partition("::")[2], node, group)
 
 
 def describe(node: Node) -> str:
-    """Return the operator of a node and the shape of its first argument."""
-    argument = node.args[0]
-    while "val" not in argument.meta and argument.all_input_nodes:  # Inductor has just inserted it
-        argument = argument.all_input_nodes[0]
-    value = argument.meta.get("val")
-    shape = "a list" if value is None or not hasattr(value, "shape") else tuple(value.shape)
-    return f"{_name(node)} of {shape}"
+    """Return the operator of a node and the shape of its first tensor, if that is known: Inductor
+    has just inserted some nodes."""
+    source = node.all_input_nodes[0]
+    if "force_stride_order" in str(source.target):
+        source = source.all_input_nodes[0]
+    value = source.meta.get("val")
+    return _name(node) if value is None else f"{_name(node)} of {tuple(value.shape)}"
 
 
 def reason(collective: Collective, graph: Graph) -> str:
@@ -69,7 +69,7 @@ def _reason_of_gather(node: Node, graph: Graph) -> str:
     match = next((m for m in find_all_gather_patterns(graph) if m.ag_node is node), None)
     if match is None:
         return f"Inductor does not know this use of its result: {_names(node.users)}"
-    gathered, shape = match.res_node, match.shard_node.meta["val"].shape
+    gathered, shape = match.res_node, node.meta["val"].shape
     products = [user for user in _through_reshapes(gathered) if user.target in _PRODUCTS]
     left = [p for p in products if p.args[0] in (gathered, *gathered.users)]
     if not left:

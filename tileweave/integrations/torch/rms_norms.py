@@ -12,6 +12,7 @@ from ...builtins.errors import TileWeaveError
 from ...ops.core.groups import ranks_of
 from ...ops.norm.all_reduce_rms_norm import ONE_SHOT, AllReduceRmsNorm
 from ...ops.norm.problem import Inputs, checked_problem
+from .all_reduces import arguments
 
 _c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
 _CAST = torch.ops.prims.convert_element_type.default
@@ -110,7 +111,7 @@ def _check(node: Node, match: _Match) -> None:
     Raises:
         _Differs, TileWeaveError: the call is not replaced.
     """
-    source, reduce_op, group = node.args
+    source, reduce_op, group = arguments(node)
     nodes = source, match.residual, match.weight
     if reduce_op != "sum" or not all(isinstance(n, Node) for n in nodes):
         raise _Differs
@@ -133,10 +134,11 @@ def _check(node: Node, match: _Match) -> None:
 
 def _replace(graph: Graph, node: Node, match: _Match) -> None:
     norm_operator = torch.ops.tileweave.all_reduce_rms_norm.default
-    source, _, group = node.args
+    source, _, group = arguments(node)
     with graph.inserting_before(match.total):
         tensors = source, match.residual, match.weight, None, None, None
         fused = graph.call_function(norm_operator, (*tensors, match.eps, None, group, "auto"))
+        fused.meta["val"] = [match.normalized.meta["val"], match.total.meta["val"]]
         for n, old in enumerate((match.normalized, match.total)):
             new = graph.call_function(operator.getitem, (fused, n))
             new.meta = dict(old.meta)
