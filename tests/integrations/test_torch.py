@@ -13,6 +13,7 @@ from tests.integrations import torch_on_ranks as on_ranks
 from tests.ops.on_ranks import Ranks
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.integrations.torch import disable, enable, explain, hooks
+from tileweave.integrations.torch.merge_gathers import merge_gathers
 from tileweave.integrations.torch.passes import Passes
 
 GATHER, SCATTER = "symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter"
@@ -140,12 +141,15 @@ def test_rms_norm(two, function, dtype, most):
         assert result["fused"] == ["tileweave::all_reduce_rms_norm"]
 
 
+VARIANTS = "avg", "other axis", "other weight", "gradient", "two_shot"
+
+
 @pytest.mark.parametrize(
     ("rows", "dtype", "variant"),
     [
         (257, torch.bfloat16, ""),
         (4, torch.float32, ""),
-        *[(4, torch.bfloat16, v) for v in ("avg", "other axis", "other weight", "gradient")],
+        *[(4, torch.bfloat16, v) for v in VARIANTS],
     ],
 )
 def test_other_norms_are_not_changed(two, rows, dtype, variant):
@@ -281,6 +285,26 @@ def test_a_list_of_passes_is_kept():
     users = [Noted(calls), NotedInference(calls)]
     Passes(users, lambda graph: calls.append(("own", graph)))("graph", is_inference=True)
     assert calls == [("user", "graph"), ("inference user", "graph", True), ("own", "graph")]
+
+
+@pytest.mark.parametrize(("results", "count"), [(0, 1), (1, 1), (2, 2)])
+def test_results_of_the_user_are_not_merged(results, count):
+    """The user may write to one of two results; other outputs are kept for the gradients."""
+    graph, functions = torch.fx.Graph(), torch.ops._c10d_functional
+    x = graph.placeholder("x")
+    waits = [
+        graph.call_function(
+            functions.wait_tensor.default,
+            (graph.call_function(functions.all_gather_into_tensor.default, (x, 2, "0")),),
+        )
+        for _ in range(2)
+    ]
+    graph.output(tuple(waits)).meta["user_visible_output_idxs"] = list(range(results))
+    merge_gathers(graph)
+    targets = [str(node.target) for node in graph.nodes]
+    assert targets.count("_c10d_functional.all_gather_into_tensor.default") == 1
+    assert targets.count("_c10d_functional.wait_tensor.default") == count
+    assert len(set(graph.output_node().args[0])) == count
 
 
 def test_replaced_passes_are_explained():
