@@ -9,13 +9,13 @@ parallelism over all ranks, the rows of one sequence by sequence parallelism.
 
 - ``compile``: ``torch.compile``, collectives by NCCL
 - ``async-tp``: also Inductor's ``_micro_pipeline_tp``, which calls two operators of ``symm_mem``
-- ``tileweave``: the same, and ``tileweave.ops`` implements the two operators
+- ``tileweave``: ``tileweave.integrations.torch.enable()``
 
 ``cold`` and ``warm`` are the seconds of the first forward and backward, with ``tw.prepare`` before
 them for ``tileweave``. The times in ms are medians
 of ``--runs`` calls. All are those of the slowest rank. ``error`` is the largest relative error of
 the result and of all gradients, compared with eager torch. ``kernels`` is ``tw.stats().kernels``
-and ``calls`` the number of calls of the two operators, after the first forward and backward. The
+and ``calls`` the number of calls of fused operators, after the first forward and backward. The
 forward is that of training: it keeps what the backward needs.
 
 Then the operators of TileWeave are called without ``torch.compile``, which would compile each size
@@ -37,11 +37,9 @@ import sys
 import tempfile
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -53,6 +51,7 @@ from torch.nn import functional
 
 import tileweave as tw
 from tileweave import ops
+from tileweave.integrations.torch import enable, explain
 
 GPU = torch.cuda.is_available()
 MODES = ("compile", "async-tp", "tileweave") if GPU else ("compile", "tileweave")
@@ -224,62 +223,34 @@ def error_of(tensors: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     return largest(torch.stack(errors).nan_to_num(torch.inf).max().item())
 
 
-def use_tileweave(calls: Counter[str]) -> torch.library.Library:
-    """Implement the two operators that Inductor calls by those of TileWeave, until the returned
-    library is deleted. ``calls`` counts their calls by name."""
-
-    def gather(a, weights, gather_dim, group_name, *, return_A=True):
-        calls["gather"] += 1
-        (b,) = weights
-        if gather_dim:
-            raise NotImplementedError(f"gather_dim={gather_dim}")
-        if not return_A:
-            return None, [ops.all_gather_matmul(a, b, group_name)]
-        product, rows = ops.all_gather_matmul(a, b, group_name, return_gathered=True)
-        return rows, [product]
-
-    def scatter(a, b, reduce_op, scatter_dim, group_name):
-        calls["scatter"] += 1
-        if scatter_dim or reduce_op != "sum":
-            raise NotImplementedError(f"scatter_dim={scatter_dim}, reduce_op={reduce_op}")
-        return ops.matmul_reduce_scatter(a, b, group_name)
-
-    library, device = torch.library.Library("symm_mem", "IMPL"), "CUDA" if GPU else "CPU"
-    library.impl("fused_all_gather_matmul", gather, device, allow_override=True)
-    library.impl("fused_matmul_reduce_scatter", scatter, device, allow_override=True)
-    return library
-
-
 @contextlib.contextmanager
-def ranks_of(mode: str) -> Iterator[Counter[str]]:
-    """Join the ranks, and let Inductor use the operators of the mode. Yield the number of calls of
-    each operator that TileWeave implements."""
-    calls: Counter[str] = Counter()
+def ranks_of(mode: str) -> Iterator[None]:
+    """Join the ranks, and let Inductor use the operators of the mode."""
     if GPU:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)
     else:
         dist.init_process_group("gloo")
-    if GPU and mode == "tileweave":
-        tw.init(heap_bytes=HEAP_BYTES)
-    library = use_tileweave(calls) if mode == "tileweave" else None
     with contextlib.ExitStack() as stack:
-        if mode != "compile":
-            inductor._micro_pipeline_tp = True
+        if mode == "tileweave":
             if GPU:
-                symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
-            else:  # Inductor looks for symmetric memory and NCCL
-                stack.enter_context(symm_mem._test_mode())
-                stack.enter_context(mock.patch.object(dist, "is_nccl_available", lambda: True))
-        yield calls
-    del library
-    if GPU and mode == "tileweave":
-        tw.finalize()
+                tw.init(heap_bytes=HEAP_BYTES)
+                stack.callback(tw.finalize)
+            stack.enter_context(enable())
+        elif mode == "async-tp":
+            inductor._micro_pipeline_tp = True
+            symm_mem.enable_symm_mem_for_group(dist.group.WORLD.group_name)
+        yield
     dist.destroy_process_group()
 
 
-def measure(options: argparse.Namespace, model: Model, calls: Counter[str]) -> dict[str, float]:
+def num_calls() -> int:
+    """Return the number of calls of the fused operators that TileWeave computes."""
+    return sum(kind.count for kind in explain().calls if kind.obstacle is None)
+
+
+def measure(options: argparse.Namespace, model: Model) -> dict[str, float]:
     """Return the row of a mode; with empty caches only the first time."""
     compiled = torch.compile(lambda x: model(x, TORCH), fullgraph=True)
     step = Step.of_rows(compiled, model, options.rows)
@@ -295,7 +266,7 @@ def measure(options: argparse.Namespace, model: Model, calls: Counter[str]) -> d
     first, results = seconds(first_step)
     for compilation in prepared:
         compilation.wait()  # the later process finds the kernels for other sizes
-    row = {"first": first, "kernels": tw.stats().kernels, "calls": calls.total()}
+    row = {"first": first, "kernels": tw.stats().kernels, "calls": num_calls()}
     row["error"] = error_of(results, expected)
     if options.caches == "warm":
         del expected, results
@@ -337,12 +308,12 @@ def run_rank(options: argparse.Namespace) -> None:
     """Measure a mode in this process of torchrun; rank 0 writes the result."""
     (mode,), name = options.modes, f"{options.modes[0]}, {options.caches}"
     begin = time.perf_counter()
-    with ranks_of(mode) as calls:
+    with ranks_of(mode):
         torch.manual_seed(dist.get_rank())
         model = Model(options)
         say(f"{name}: ranks and weights", time.perf_counter() - begin)
         begin = time.perf_counter()
-        result = {"mode": measure(options, model, calls)}
+        result = {"mode": measure(options, model)}
         say(f"{name}: first forward and backward", result["mode"]["first"])
         say(f"{name}: all of {options.rows} rows", time.perf_counter() - begin)
         if mode == "tileweave" and options.caches == "warm":

@@ -18,6 +18,7 @@ NAVIGATION = {
     "Tutorial": ["tutorial/index", "tutorial/*"],
     "Guides": [
         "guides/ops",
+        "guides/integrations",
         "guides/moe",
         "guides/decode",
         "guides/synchronization",

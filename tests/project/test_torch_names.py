@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._inductor.fx_passes.micro_pipeline_tp
 import torch.distributed._symmetric_memory
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -47,6 +48,15 @@ def schema(*names: str) -> Callable[[Any], None]:
         declared = [argument.name for argument in operator._schema.arguments]
         assert declared[:star] == list(names[:star])
         assert set(names[star + 1 :]) <= set(declared)
+
+    return check
+
+
+def abstract(*names: str) -> Callable[[Any], None]:
+    """Return a check of the abstract methods of a class."""
+
+    def check(kind: Any) -> None:
+        assert kind.__abstractmethods__ == {*names}
 
     return check
 
@@ -143,6 +153,40 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "torch._C._len_torch_function_stack": ("ops/core/library.py", returns(int)),
     "torch._C.parse_schema": ("ops/core/schema.py", parses),
     "torch._assert_async": ("ops/attention", asserts),
+    "torch._inductor.config": ("tileweave/integrations/torch/passes.py", lambda _: None),
+    "torch._inductor.config.patch": (
+        "tileweave/integrations/torch/passes.py",
+        accepts(_micro_pipeline_tp=True),
+    ),
+    "torch._inductor.config.post_grad_custom_post_pass": (
+        "tileweave/integrations/torch/passes.py",
+        lambda value: returns(type(None))(lambda: value),
+    ),
+    "torch._inductor.config.post_grad_custom_pre_pass": (
+        "tileweave/integrations/torch/passes.py",
+        lambda value: returns(type(None))(lambda: value),
+    ),
+    "torch._inductor.custom_graph_pass": ("tileweave/integrations/torch", lambda _: None),
+    "torch._inductor.custom_graph_pass.CustomGraphPass": (
+        "tileweave/integrations/torch/passes.py",
+        abstract("__call__", "uuid"),
+    ),
+    "torch._inductor.custom_graph_pass.get_hash_for_files": (
+        "tileweave/integrations/torch/passes.py",
+        returns(bytes, (__file__,)),
+    ),
+    "torch._inductor.fx_passes.micro_pipeline_tp.find_all_gather_patterns": (
+        "tileweave/integrations/torch/reasons.py",
+        returns(list, torch.fx.Graph()),
+    ),
+    "torch._inductor.fx_passes.micro_pipeline_tp.find_reduce_scatter_patterns": (
+        "tileweave/integrations/torch/reasons.py",
+        returns(list, torch.fx.Graph()),
+    ),
+    "torch._inductor.fx_passes.micro_pipeline_tp.micro_pipeline_tp_pass": (
+        "tileweave/integrations/torch/passes.py",
+        returns(type(None), torch.fx.Graph()),
+    ),
     "torch._scaled_mm": (
         "ops/core/epilogue.py",
         lambda _: schema(*_SCALED_MM)(torch.ops.aten._scaled_mm.out),
@@ -166,9 +210,21 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
         "runtime/host/memory.py",
         has_attributes("buffer_ptrs", "offset", "multicast_ptr"),
     ),
+    "torch.distributed._symmetric_memory._maybe_convert_scalar_types_to_dtypes": (
+        "tileweave/integrations/torch/gathers.py",
+        returns(list, [15]),
+    ),
     "torch.distributed._symmetric_memory.empty": (
         "runtime/host/memory.py",
         accepts(1, dtype=torch.uint8, device=torch.device("cpu")),
+    ),
+    "torch.distributed._symmetric_memory.enable_symm_mem_for_group": (
+        "tileweave/integrations/torch/layout.py",
+        accepts("group"),
+    ),
+    "torch.distributed._symmetric_memory.is_symm_mem_enabled_for_group": (
+        "tileweave/integrations/torch/layout.py",
+        returns(bool, "group"),
     ),
     "torch.distributed._symmetric_memory.rendezvous": (
         "runtime/host/memory.py",
@@ -178,6 +234,10 @@ NAMES: dict[str, tuple[str, Callable[[Any], None]]] = {
     "torch.distributed.distributed_c10d._resolve_process_group": (
         "runtime/host/group_argument.py",
         fails_for_an_unknown_name,
+    ),
+    "torch.ops._c10d_functional": (
+        "tileweave/integrations/torch",
+        lambda ops: schema("input", "group_size", "group_name")(ops.all_gather_into_tensor.default),
     ),
     "torch.ops.aten._flash_attention_backward": (
         "ops/attention/backward.py",

@@ -1,0 +1,387 @@
+"""Functions that tests/integrations runs on each rank, in its own process, on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
+from torch import Tensor, nn
+from torch._inductor import config
+from torch.distributed import _symmetric_memory as symm_mem
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
+
+from tileweave import ops
+from tileweave.integrations.torch import enable, explain, parallel_styles
+from tileweave.ops.norm.all_reduce_rms_norm import AllReduceRmsNorm
+
+HIDDEN, INNER = 16, 32
+
+
+class Mlp(nn.Module):
+    """Gated MLP, as in Llama."""
+
+    def __init__(self, biased: bool = False) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(HIDDEN, INNER, bias=biased) for _ in range(2))
+        self.down = nn.Linear(INNER, HIDDEN, bias=biased)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+@contextlib.contextmanager
+def compiler(is_quick: bool = True) -> Iterator[None]:
+    """Let Inductor compile without its cache, whose graphs no pass sees; ``is_quick``: and without
+    C++."""
+    options = {"force_disable_caches": True}
+    if is_quick and hasattr(config, "fallback_by_default"):
+        options["fallback_by_default"] = True
+    torch._dynamo.reset()
+    with config.patch(options):
+        yield
+
+
+def mlp(axis: int | None, *shape: int, is_quick: bool = True) -> dict[str, Any]:
+    """Compare a compiled MLP with one process: forward without gradients, then training.
+
+    Args:
+        axis: axis of the activations that is sharded; None for tensor parallelism without it.
+        shape: shape of the activations of all ranks, without the last axis.
+    """
+    torch.manual_seed(0)
+    single = Mlp()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layout = Replicate() if axis is None else Shard(axis)
+    plan = {
+        "gate": ColwiseParallel(input_layouts=layout), "up": ColwiseParallel(input_layouts=layout),
+        "down": RowwiseParallel(output_layouts=layout),
+    }  # fmt: skip
+    model = parallelize_module(copy.deepcopy(single), mesh, plan)
+    x = torch.randn(*shape, HIDDEN)
+    with compiler(is_quick), enable():
+        step = torch.compile(model, fullgraph=True)
+        with torch.no_grad():
+            error = (step(shard(x, axis)) - shard(single(x), axis)).abs().max().item()
+        error = max(error, error_of_training(step, single, axis, x))
+        explanation = explain()
+    return {
+        "error": error,
+        "fused": [[text.split()[0] for text in graph.fused] for graph in explanation.graphs],
+        "unfused": [graph.unfused for graph in explanation.graphs],
+        "calls": {str(kind) for kind in explanation.calls},
+    }
+
+
+def eager_mlp(
+    axis: int | None, *shape: int, biased: bool = True, is_dtensor: bool = False
+) -> dict[str, Any]:
+    """Compare an eager MLP, with the styles of the integration, with one process.
+
+    Args:
+        axis, shape: see ``mlp``.
+        is_dtensor: whether the layers pass DTensors to each other.
+    """
+    torch.manual_seed(0)
+    single = Mlp(biased)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layout = Replicate() if axis is None else Shard(axis)
+    styles = parallel_styles()
+    colwise = partial(styles.ColwiseParallel, input_layouts=layout)
+    plan = {
+        "gate": colwise(use_local_output=not is_dtensor),
+        "up": colwise(use_local_output=not is_dtensor),
+        "down": styles.RowwiseParallel(output_layouts=layout),
+    }
+    model = parallelize_module(copy.deepcopy(single), mesh, plan)
+    names = ("all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter")
+    with contextlib.ExitStack() as stack:
+        counted = {
+            name: stack.enter_context(mock.patch.object(ops, name, wraps=getattr(ops, name)))
+            for name in names
+        }
+        error = error_of_training(model, single, axis, torch.randn(*shape, HIDDEN))
+        calls = {name: mocked.call_count for name, mocked in counted.items()}
+    return {"error": error, "calls": calls}
+
+
+def shard(whole: Tensor, axis: int | None) -> Tensor:
+    """Return this rank's part of activations."""
+    if axis is None:
+        return whole.clone()
+    return whole.chunk(dist.get_world_size(), axis)[dist.get_rank()].contiguous()
+
+
+def layers_of_torch() -> list[bool]:
+    """Return whether layers that the styles leave to torch give the results of one process."""
+    torch.manual_seed(0)
+    styles, rank, count = parallel_styles(), dist.get_rank(), dist.get_world_size()
+    mesh, results = init_device_mesh("cpu", (count,)), []
+    for layer, x in (
+        (nn.Linear(HIDDEN, 5), torch.randn(4 * count, HIDDEN)),
+        (nn.Embedding(8, HIDDEN), torch.arange(2 * count)),
+    ):
+        style = styles.ColwiseParallel(input_layouts=Shard(0))
+        parallel = parallelize_module(copy.deepcopy(layer), mesh, style)
+        results.append(torch.allclose(parallel(shard(x, 0)), layer(x).chunk(count, -1)[rank]))
+    return results
+
+
+def gather_of_columns() -> None:
+    """Refuse activations whose last axis is sharded."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    style = parallel_styles().ColwiseParallel(input_layouts=Shard(1))
+    parallelize_module(nn.Linear(HIDDEN, INNER), mesh, style)(torch.randn(4, HIDDEN))
+
+
+def error_of_training(model: nn.Module, single: nn.Module, axis: int | None, x: Tensor) -> float:
+    """Return the largest error of a result and of all gradients, against one process."""
+    mine, whole = shard(x, axis).requires_grad_(), x.clone().requires_grad_()
+    result, expected = model(mine), single(whole)
+    for y in (result, expected):
+        y.square().sum().backward()
+    pairs = [(result, shard(expected, axis)), (mine.grad, shard(whole.grad, axis))]
+    for of_ranks, own in zip(model.parameters(), single.parameters(), strict=True):
+        assert isinstance(of_ranks.grad, DTensor)
+        pairs.append((of_ranks.grad.full_tensor(), own.grad))
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def eager_mlp_of_dtensors() -> dict[str, Any]:
+    """Return the result of ``eager_mlp`` without biases, whose layers pass DTensors."""
+    return eager_mlp(1, 3, 8, biased=False, is_dtensor=True)
+
+
+def mlp_in_cpp() -> dict[str, Any]:
+    """Return the result of ``mlp`` with the code that Inductor generates."""
+    return mlp(0, 8, is_quick=False)
+
+
+def nothing_to_fuse() -> tuple[bool, str]:
+    """Return whether a compiled model without collectives gives the same result as without the
+    integration, and what it explains."""
+    model, x = Mlp(), torch.randn(4, HIDDEN)
+    with compiler(), torch.no_grad():
+        expected = torch.compile(model)(x)
+        torch._dynamo.reset()
+        with enable():
+            return torch.equal(torch.compile(model)(x), expected), str(explain())
+
+
+def hugging_face_norm(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)
+    return weight * wide.to(x.dtype)
+
+
+def torch_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return functional.rms_norm(x, weight.shape, weight, 1e-5)
+
+
+def norm(
+    rows: int, dtype: torch.dtype = torch.bfloat16, function: str = "torch_norm",
+    variant: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Compare an all-reduce with a residual and a norm with eager torch.
+
+    Args:
+        function: ``torch_norm`` or ``hugging_face_norm``.
+        variant: what differs from the pattern of the pass.
+    """
+    torch.manual_seed(0)
+    group, normalize = dist.group.WORLD, globals()[function]
+    residual, weight = torch.randn(2, rows, HIDDEN).to(dtype), torch.randn(HIDDEN).to(dtype)
+    residual = residual[0] + dist.get_rank()  # each rank gets the sum with its own residual
+    x = torch.randn(rows, HIDDEN).to(dtype) + dist.get_rank()
+
+    def model(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        total = residual + funcol.all_reduce(x, "avg" if variant == "avg" else "sum", group)
+        if variant == "other axis":
+            return total, total * torch.rsqrt(total.pow(2).mean(0, keepdim=True) + 1e-5) * weight
+        weight = 1 + weight if variant == "other weight" else weight
+        return total, normalize(total, weight)
+
+    args = x, residual, weight
+    expected = model(*args)
+    program = AllReduceRmsNorm.fastest if variant != "two_shot" else lambda _: "two_shot"
+    with (
+        mock.patch.object(AllReduceRmsNorm, "fastest", program), compiler(), enable(),
+        torch.set_grad_enabled(variant == "gradient"),
+    ):  # fmt: skip
+        args = x.requires_grad_(variant == "gradient"), residual, weight
+        results = torch.compile(model, fullgraph=True)(*args)
+        (graph,) = explain().graphs
+    errors = [(a - b).abs().max().item() for a, b in zip(results, expected, strict=True)]
+    return {"error": max(errors), "fused": [text.split()[0] for text in graph.fused]}
+
+
+def without_shapes() -> dict[str, Any]:
+    """Compare collectives that read what Inductor's pass inserts, without a node between them."""
+    torch.manual_seed(0)
+    group = dist.group.WORLD
+
+    def gather(x: Tensor) -> Tensor:
+        return funcol.all_gather_tensor(x, 0, group)
+
+    def scatter(x: Tensor) -> Tensor:
+        return funcol.reduce_scatter_tensor(x, "sum", 0, group)
+
+    def model(x: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        y = gather(x) @ b
+        return funcol.all_reduce(y @ b, "sum", group), gather(scatter(x @ b)) + 1
+
+    args = torch.randn(8, HIDDEN), torch.randn(HIDDEN, HIDDEN)
+    expected = model(*args)
+    with compiler(), torch.no_grad(), enable():
+        results = torch.compile(model, fullgraph=True)(*args)
+        (graph,) = explain().graphs
+    errors = [(a - b).abs().max().item() for a, b in zip(results, expected, strict=True)]
+    return {
+        "error": max(errors),
+        "fused": sorted(text.split()[0] for text in graph.fused),
+        "unfused": graph.unfused,
+    }
+
+
+def unfused() -> list[str]:
+    """Return why each collective of a model is not fused that Inductor cannot fuse."""
+    group = dist.group.WORLD
+
+    def gather(x: Tensor, axis: int) -> Tensor:
+        return funcol.all_gather_tensor(x, axis, group)
+
+    def model(x: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        product = x @ b
+        return (
+            gather(x, 0) + 1,
+            gather(2 * x, 1) @ torch.cat([b, b]),
+            b @ gather(3 * x, 0)[:HIDDEN],
+            funcol.reduce_scatter_tensor(x + 1, "sum", 0, group),
+            funcol.reduce_scatter_tensor(product, "sum", 0, group) + product[:4],
+            funcol.all_reduce(x + 1, "sum", group),
+            funcol.all_reduce(3 * x @ b, "avg", group),
+            funcol.all_reduce(x.t() @ x, "sum", group),
+            funcol.all_reduce(product, "sum", group),
+            *funcol.all_reduce_coalesced([x, 4 * x], "sum", group),
+            funcol.all_to_all_single(x, None, None, group),
+        )
+
+    with compiler(), torch.no_grad(), enable():
+        torch.compile(model, fullgraph=True)(torch.randn(8, HIDDEN), torch.randn(HIDDEN, HIDDEN))
+        (graph,) = explain().graphs
+    assert graph.fused == []
+    return graph.unfused
+
+
+def operator(name: str, *args: Any, **options: Any) -> dict[str, Any]:
+    """Compare an operator of ``torch.ops.symm_mem`` with torch's own implementation.
+
+    Args:
+        args: arguments without the group; a tuple is the shape of a tensor, a list of them several
+            tensors. The memory of a shape that begins with -1 is transposed.
+    """
+    generator = torch.Generator().manual_seed(dist.get_rank())
+
+    def tensors(argument: Any) -> Any:
+        if isinstance(argument, list):
+            return [tensors(a) for a in argument]
+        if not isinstance(argument, tuple):
+            return argument
+        if argument[0] == -1:
+            return tensors(argument[:0:-1]).t()
+        return torch.randn(argument, generator=generator)
+
+    arguments = *map(tensors, args), dist.group.WORLD.group_name
+    expected = getattr(symm_mem, f"_{name}_fallback")(*arguments, **options)
+    return compare(name, expected, *arguments, **options)
+
+
+def gather(
+    shape: tuple[int, ...], weights: list[tuple[int, ...]], axis: int, keeps_rows: bool
+) -> dict[str, Any]:
+    """Return the result of ``operator`` for a gather."""
+    return operator("fused_all_gather_matmul", shape, weights, axis, return_A=keeps_rows)
+
+
+def scaled_gather(shape: tuple[int, ...], axis: int) -> dict[str, Any]:
+    """Compare the gather for fp8 with products of what gloo gathers as bytes, on two weights."""
+    a, bs = fp8(*shape), [fp8(n, shape[-1]).t() for n in (32, 16)]
+    scale_a, scale_b = torch.tensor(0.5), torch.tensor(0.25)
+    name, count = "fused_all_gather_scaled_matmul", dist.get_world_size()
+    parts = [torch.empty(shape, dtype=torch.uint8) for _ in range(count)]
+    dist.all_gather(parts, a.view(torch.uint8))
+    rows = torch.cat(parts, axis).view(a.dtype)
+    products = [
+        torch._scaled_mm(rows.flatten(0, -2), b, scale_a, scale_b, out_dtype=torch.bfloat16)
+        for b in bs
+    ]
+    expected = rows, [c.unflatten(0, rows.shape[:-1]) for c in products]
+    args = gather_arguments(a, bs, scale_a, scale_b, axis)
+    result = compare(name, expected, *args)
+    del result["same strides"]  # those of products of 3-D activations are torch's
+    return result
+
+
+def rowwise_gather(shape: tuple[int, ...]) -> str | None:
+    """Return the obstacle of a gather with a scale for each row. gloo then refuses fp8."""
+    args = gather_arguments(
+        fp8(*shape), [fp8(32, shape[-1]).t()], torch.ones(*shape[:-1], 1), torch.ones(()), 0
+    )
+    with enable(), contextlib.suppress(RuntimeError):
+        torch.ops.symm_mem.fused_all_gather_scaled_matmul(*args)
+    return explain().calls[0].obstacle
+
+
+def gather_arguments(
+    a: Tensor, bs: list[Tensor], scale_a: Tensor, scale_b: Tensor, axis: int
+) -> tuple[Any, ...]:
+    n, group = len(bs), dist.group.WORLD.group_name
+    return (
+        a, bs, scale_a, [scale_b] * n, axis, group, [None] * n, [None] * n, [torch.bfloat16] * n,
+        [False] * n,
+    )  # fmt: skip
+
+
+def scaled_scatter(shape: tuple[int, ...], axis: int, biased: bool = False) -> dict[str, Any]:
+    """Compare the scatter for fp8 with torch's own implementation."""
+    a, b, name = fp8(*shape), fp8(32, shape[-1]).t(), "fused_scaled_matmul_reduce_scatter"
+    bias = torch.ones(32, dtype=torch.bfloat16) if biased else None
+    args = (
+        a.flatten(0, -2), b, torch.tensor(0.5), torch.tensor(0.25), "sum", axis, 0,
+        dist.group.WORLD.group_name, [*shape[:-1], 32], bias, None, torch.bfloat16,
+    )  # fmt: skip
+    return compare(name, getattr(symm_mem, f"_{name}_fallback")(*args), *args)
+
+
+def fp8(*extents: int) -> Tensor:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(extents, generator=generator).to(torch.float8_e4m3fn)
+
+
+def compare(name: str, expected: Any, *args: Any, **options: Any) -> dict[str, Any]:
+    """Compare the results of an operator of ``torch.ops.symm_mem`` with the expected ones."""
+    with enable():
+        results = getattr(torch.ops.symm_mem, name)(*args, **options)
+        (kind,) = explain().calls
+    pairs = list(zip(*map(tree_leaves, (results, expected)), strict=True))
+    tensors = [(a, b) for a, b in pairs if b is not None]
+    assert all(a is None for a, b in pairs if b is None)
+    return {
+        "same strides": all(a.stride() == b.stride() for a, b in tensors),
+        "error": max((a.float() - b.float()).abs().max().item() for a, b in tensors),
+        "obstacle": kind.obstacle,
+    }

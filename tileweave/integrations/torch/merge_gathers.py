@@ -1,0 +1,54 @@
+"""FX pass: merge equal all-gathers, their waits, and equal views of what they gather."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch.fx import Graph, Node
+
+_c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
+_GATHER = _c10d.all_gather_into_tensor.default
+_MERGED = frozenset((
+    _GATHER, _c10d.wait_tensor.default, operator.getitem, _aten.split.Tensor,
+    _aten.split_with_sizes.default, _aten.slice.Tensor, _aten.cat.default, _aten.reshape.default,
+    _aten.view.default, _aten.view.dtype,
+))  # fmt: skip
+
+
+def merge_gathers(graph: Graph) -> None:
+    """Merge equal all-gathers, so that the products of gate and up, or of q, k and v, share one:
+    Inductor fuses a gather only with the products that read one and the same node.
+
+    Before:
+        g0 = all_gather(x); w0 = wait(g0); y0 = mm(w0, b0)
+        g1 = all_gather(x); w1 = wait(g1); y1 = mm(w1, b1)
+    After:
+        g0 = all_gather(x); w0 = wait(g0); y0 = mm(w0, b0); y1 = mm(w0, b1)
+
+    Two results that the user gets stay two, because the user may write to one of them.
+    """
+    results = _results(graph)
+    first: dict[tuple[str, ...], Node] = {}
+    gathered: set[Node] = set()
+    for node in list(graph.nodes):
+        inputs = node.all_input_nodes
+        if node.target not in _MERGED or not (
+            node.target is _GATHER or (inputs and gathered.issuperset(inputs))
+        ):
+            continue
+        key = str(node.target), str(node.args), str(node.kwargs)
+        equal = first.setdefault(key, node)
+        if equal is node or (equal in results and node in results):
+            gathered.add(node)
+            continue
+        node.replace_all_uses_with(equal)
+        graph.erase_node(node)
+
+
+def _results(graph: Graph) -> set[Node]:
+    """Return the nodes that the user gets; the other outputs are kept for the gradients."""
+    output = graph.output_node()
+    values = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
+    places = output.meta.get("user_visible_output_idxs", range(len(values)))
+    return {values[n] for n in places if isinstance(values[n], Node)}

@@ -1,0 +1,147 @@
+"""FX pass: fuse an all-reduce, the residual and RMSNorm in graphs without gradients."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Graph, Node
+
+from ...builtins.errors import TileWeaveError
+from ...ops.core.groups import ranks_of
+from ...ops.norm.all_reduce_rms_norm import ONE_SHOT, AllReduceRmsNorm
+from ...ops.norm.problem import Inputs, checked_problem
+from .all_reduces import arguments
+
+_c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
+_CAST = torch.ops.prims.convert_element_type.default
+_MOST_ROWS = 256
+"""Up to these rows this operator was measured to be faster than what it replaces; from 1024 rows on
+``matmul_all_reduce`` was (benchmarks/LOG.md)."""
+
+
+class _Match(NamedTuple):
+    """RMSNorm after an all-reduce: ``r = residual + sum``, ``n = rms_norm(r) * weight``.
+
+    Attributes:
+        total, normalized: r and n.
+        inner: nodes between the all-reduce and n, in this order.
+    """
+
+    residual: Node
+    weight: Node
+    eps: float
+    total: Node
+    normalized: Node
+    inner: list[Node]
+
+
+class _Differs(Exception):
+    """Raised where the graph is no RMSNorm."""
+
+
+def fuse_rms_norms(graph: Graph) -> None:
+    """Replace all-reduces of few rows, with the residual and the norm after them.
+
+    Before:
+        r = residual + wait(all_reduce(x, "sum")); n = rms_norm(r) * weight
+    After:
+        n, r = all_reduce_rms_norm(x, residual, weight)
+    """
+    for node in graph.find_nodes(op="call_function", target=_c10d.all_reduce.default):
+        try:
+            match = _match(node)
+            _check(node, match)
+        except (_Differs, TileWeaveError):
+            continue
+        _replace(graph, node, match)
+
+
+def _match(node: Node) -> _Match:
+    inner: list[Node] = []
+
+    def user_of(node: Node, *targets: Any) -> Node:
+        """Return the only user of a node."""
+        user = next(iter(node.users), None)
+        if user is None or len(node.users) > 1 or user.target not in targets or user.kwargs:
+            raise _Differs
+        inner.append(user)
+        return user
+
+    def step(node: Node, *targets: Any) -> Node:
+        """Return the only user of a node, or that of its cast."""
+        user = user_of(node, *targets, _CAST)
+        return step(user, *targets) if user.target is _CAST else user
+
+    def other_operand(user: Node) -> Any:
+        """Return the operand of the latest node that the one before it has not computed."""
+        first, second = user.args
+        return second if first is inner[-2] else first
+
+    wait = user_of(node, _c10d.wait_tensor.default)
+    total = user_of(wait, _aten.add.Tensor)
+    residual = other_operand(total)
+    wide = next((user for user in total.users if user.target is _CAST), total)
+    square = next((user for user in wide.users if user.target is _aten.pow.Tensor_Scalar), None)
+    if square is None or square.args[1] != 2:
+        raise _Differs
+    inner += [square] if wide is total else [wide, square]
+    mean = step(square, _aten.mean.dim)
+    shifted = step(mean, _aten.add.Scalar, _aten.add.Tensor)
+    scaled = step(step(shifted, _aten.rsqrt.default), _aten.mul.Tensor)
+    value = total.meta["val"]
+    axes = [axis % value.ndim for axis in mean.args[1]]
+    if other_operand(scaled) is not wide or axes != [value.ndim - 1]:
+        raise _Differs
+    product = step(scaled, _aten.mul.Tensor)
+    weight, eps = other_operand(product), shifted.args[1]
+    if product.meta["val"].dtype != value.dtype:
+        user_of(product, _CAST)
+    normalized = inner.pop()
+    own = {*inner, normalized}
+    if any(not own.issuperset(n.users) for n in inner if n is not total):
+        raise _Differs
+    return _Match(residual, weight, eps, total, normalized, inner)
+
+
+def _check(node: Node, match: _Match) -> None:
+    """Refuse calls for which the operator is slower or gives other results.
+
+    Raises:
+        _Differs, TileWeaveError: the call is not replaced.
+    """
+    source, reduce_op, group = arguments(node)
+    nodes = source, match.residual, match.weight
+    if reduce_op != "sum" or not all(isinstance(n, Node) for n in nodes):
+        raise _Differs
+    if match.weight.op not in ("placeholder", "get_attr"):  # it may be computed after the sum
+        raise _Differs
+    inputs = Inputs(*[n.meta["val"] for n in nodes])
+    problem = checked_problem(inputs, match.eps, None, ranks_of(group).world_size)
+    device = inputs.x.device
+    if (
+        not isinstance(problem.tokens, int)
+        or problem.tokens > _MOST_ROWS
+        or problem.obstacle()
+        or (device.type == "cuda" and torch.cuda.get_device_capability(device) < (9, 0))
+        or not (inputs.x.is_contiguous() and inputs.residual.is_contiguous())
+        # In the other program each rank receives the sum with the residual of the row's owner.
+        or AllReduceRmsNorm.fastest(problem) != ONE_SHOT
+    ):
+        raise _Differs
+
+
+def _replace(graph: Graph, node: Node, match: _Match) -> None:
+    norm_operator = torch.ops.tileweave.all_reduce_rms_norm.default
+    source, _, group = arguments(node)
+    with graph.inserting_before(match.total):
+        tensors = source, match.residual, match.weight, None, None, None
+        fused = graph.call_function(norm_operator, (*tensors, match.eps, None, group, "auto"))
+        fused.meta["val"] = [match.normalized.meta["val"], match.total.meta["val"]]
+        for n, old in enumerate((match.normalized, match.total)):
+            new = graph.call_function(operator.getitem, (fused, n))
+            new.meta = dict(old.meta)
+            old.replace_all_uses_with(new)
+    for old in (match.normalized, *reversed(match.inner), node):
+        graph.erase_node(old)

@@ -1,0 +1,133 @@
+"""Styles of ``parallelize_module`` for models that are not compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
+from torch.distributed.tensor import parallel as torch_styles
+
+from ... import ops
+from ...ops.core.checks import refused
+from .layout import flatten, unflatten
+
+
+class Styles(NamedTuple):
+    """Styles by the names of torch's.
+
+    Attributes:
+        ColwiseParallel: gathers its input by ``all_gather_matmul``.
+        RowwiseParallel: adds its output by ``matmul_reduce_scatter`` or ``matmul_all_reduce``.
+        SequenceParallel: torch's own, which does not communicate.
+    """
+
+    ColwiseParallel: type[torch_styles.ColwiseParallel]
+    RowwiseParallel: type[torch_styles.RowwiseParallel]
+    SequenceParallel: type[torch_styles.SequenceParallel]
+
+
+class ColwiseParallel(torch_styles.ColwiseParallel):
+    """Columns of the weight are sharded, and rows of the input. Layouts and modules without an
+    operator of TileWeave get torch's implementation."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        axis = _axis_of_rows(self.input_layouts)
+        if axis is None or self.output_layouts != (Shard(-1),):
+            return super()._apply(module, device_mesh)
+        if not _divides(module, 0, device_mesh):
+            return super()._apply(module, device_mesh)
+
+        def multiply(x: Tensor) -> Tensor:
+            _check_axis("ColwiseParallel", x, axis)
+            weight, bias = _local(module.weight), _local(module.bias)
+            rows = flatten(x, axis)
+            product = ops.all_gather_matmul(rows, weight.t(), device_mesh, bias=bias)
+            return unflatten(product, x, axis).contiguous()
+
+        return _replace(self, module, device_mesh, multiply)
+
+
+class RowwiseParallel(torch_styles.RowwiseParallel):
+    """Rows of the weight are sharded, and columns of the input; the output is added up. Layouts and
+    modules without an operator of TileWeave get torch's implementation."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        axis = _axis_of_rows(self.output_layouts)
+        is_replicated = self.output_layouts == (Replicate(),)
+        if not (is_replicated or axis is not None) or self.input_layouts != (Shard(-1),):
+            return super()._apply(module, device_mesh)
+        if not _divides(module, 1, device_mesh):
+            return super()._apply(module, device_mesh)
+
+        def multiply(x: Tensor) -> Tensor:
+            weight = _local(module.weight).t()
+            if axis is None:
+                bias, rows = _local(module.bias), x.flatten(0, -2)
+                total = ops.matmul_all_reduce(rows, weight, device_mesh, bias=bias)
+                return total.unflatten(0, x.shape[:-1])
+            _check_axis("RowwiseParallel", x, axis)
+            bias = _local(module.bias, Partial())  # each rank has the gradient of its rows
+            rows = flatten(x, axis)
+            total = ops.matmul_reduce_scatter(rows, weight, device_mesh, bias=bias)
+            return unflatten(total, x, axis).contiguous()
+
+        return _replace(self, module, device_mesh, multiply)
+
+
+def parallel_styles() -> Styles:
+    """Return styles for ``torch.distributed.tensor.parallel.parallelize_module`` that call the
+    operators without a compiler, and keep all else as torch's styles do.
+
+    Gate and up, or q, k and v, gather their input once each; compiled models share one gather.
+    """
+    return Styles(ColwiseParallel, RowwiseParallel, torch_styles.SequenceParallel)
+
+
+def _axis_of_rows(layouts: tuple[Any, ...]) -> int | None:
+    """Return the sharded axis; None if no axis, or one that is counted from the last, is."""
+    layout = layouts[0]
+    return layout.dim if isinstance(layout, Shard) and layout.dim >= 0 else None
+
+
+def _divides(module: nn.Module, axis: int, mesh: DeviceMesh) -> bool:
+    """Return whether a module is a linear layer whose shards are equal."""
+    is_linear = isinstance(module, nn.Linear) and mesh.ndim == 1
+    return is_linear and module.weight.shape[axis] % mesh.size() == 0
+
+
+def _check_axis(style: str, x: Tensor, axis: int) -> None:
+    if axis >= x.ndim - 1:
+        raise refused(style, f"Shard({axis}) of {x.ndim} axes", "an axis of rows, before the last")
+
+
+def _local(parameter: Any, gradient: Any = None) -> Any:
+    """Return the shard of a parameter; None for None.
+
+    Args:
+        gradient: placement of its gradient; None for that of the parameter.
+    """
+    if parameter is None:
+        return None
+    return parameter.to_local(grad_placements=gradient and [gradient])
+
+
+def _replace(
+    style: Any, module: nn.Module, mesh: DeviceMesh, multiply: Callable[[Tensor], Tensor]
+) -> nn.Module:
+    """Shard a linear layer, and let it call ``multiply`` with its local input."""
+
+    def forward(x: Tensor) -> torch.Tensor:
+        if isinstance(x, DTensor):
+            x = x.redistribute(placements=style.input_layouts).to_local()
+        y = multiply(x)
+        if style.use_local_output:
+            return y
+        return DTensor.from_local(y, mesh, style.output_layouts, run_check=False)
+
+    module = distribute_module(module, mesh, style._partition_linear_fn)
+    module.forward = forward
+    return module
