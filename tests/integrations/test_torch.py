@@ -157,13 +157,6 @@ def test_other_norms_are_not_changed(two, rows, dtype, variant):
         assert result == {"error": 0, "fused": []}
 
 
-@pytest.mark.long
-def test_sequence_parallel_mlp_in_cpp(two):
-    for result in two.run(on_ranks.mlp_in_cpp):
-        assert result["error"] < 1e-5
-        assert result["fused"] == [[GATHER, SCATTER], [GATHER, SCATTER], [GATHER, SCATTER, SCATTER]]
-
-
 def test_nothing_to_fuse(two):
     text = "graph 0, inference: no collectives, nothing to fuse"
     assert of_ranks(two.run(on_ranks.nothing_to_fuse)) == (True, text)

@@ -45,18 +45,18 @@ class Mlp(nn.Module):
 
 
 @contextlib.contextmanager
-def compiler(is_quick: bool = True) -> Iterator[None]:
-    """Let Inductor compile without its cache, whose graphs no pass sees; ``is_quick``: and without
-    C++."""
+def compiler() -> Iterator[None]:
+    """Let Inductor compile without its cache, whose graphs no pass sees, and without C++.
+    ``tests/ops/test_llama_layers.py`` runs its C++."""
     options = {"force_disable_caches": True}
-    if is_quick and hasattr(config, "fallback_by_default"):
+    if hasattr(config, "fallback_by_default"):
         options["fallback_by_default"] = True
     torch._dynamo.reset()
     with config.patch(options):
         yield
 
 
-def mlp(axis: int | None, *shape: int, is_quick: bool = True) -> dict[str, Any]:
+def mlp(axis: int | None, *shape: int) -> dict[str, Any]:
     """Compare a compiled MLP with one process: forward without gradients, then training.
 
     Args:
@@ -73,7 +73,7 @@ def mlp(axis: int | None, *shape: int, is_quick: bool = True) -> dict[str, Any]:
     }  # fmt: skip
     model = parallelize_module(copy.deepcopy(single), mesh, plan)
     x = torch.randn(*shape, HIDDEN)
-    with compiler(is_quick), enable():
+    with compiler(), enable():
         step = torch.compile(model, fullgraph=True)
         with torch.no_grad():
             error = (step(shard(x, axis)) - shard(single(x), axis)).abs().max().item()
@@ -164,11 +164,6 @@ def error_of_training(model: nn.Module, single: nn.Module, axis: int | None, x: 
 def eager_mlp_of_dtensors() -> dict[str, Any]:
     """Return the result of ``eager_mlp`` without biases, whose layers pass DTensors."""
     return eager_mlp(1, 3, 8, biased=False, is_dtensor=True)
-
-
-def mlp_in_cpp() -> dict[str, Any]:
-    """Return the result of ``mlp`` with the code that Inductor generates."""
-    return mlp(0, 8, is_quick=False)
 
 
 def nothing_to_fuse() -> tuple[bool, str]:

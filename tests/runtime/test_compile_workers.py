@@ -1,6 +1,7 @@
 """Processes that compile kernels into the cache."""
 
 import os
+import shutil
 import signal
 import time
 from concurrent.futures import wait
@@ -41,17 +42,33 @@ def compiled(workers, func, **options):
     return workers.submit(partial(compile_by_tilelang, func, **options)).result(60)
 
 
-def test_this_process_finds_their_kernels(workers, monkeypatch):
-    func = program(3)
-    compiled(workers, func, pass_configs={"tl.disable_warp_specialized": True})
+@pytest.fixture
+def only_finds(monkeypatch):
+    """Let this process compile nothing."""
 
     def compiles(*args, **options):
         raise AssertionError("this process compiles")
 
-    monkeypatch.setattr(kernel_cache, "JITKernel", compiles)
+    monkeypatch.setattr(kernel_cache.JITKernel, "_compile_and_create_adapter", compiles)
+
+
+def test_this_process_finds_their_kernels(workers, only_finds):
+    func, options = program(3), {"pass_configs": {"tl.disable_warp_specialized": True}}
+    compiled(workers, func, **options)
+    compile_by_tilelang(func, **options)
     with pytest.raises(AssertionError, match="this process compiles"):
         compile_by_tilelang(func)  # without the option it is another kernel
-    monkeypatch.undo()
+
+
+def test_a_copy_of_the_cache_has_their_kernels(workers, only_finds, tmp_path, monkeypatch):
+    compiled(workers, program(3))
+    moved = tmp_path / "moved"
+    shutil.copytree(tmp_path, moved)
+    for path in tmp_path.iterdir():
+        if path != moved:
+            shutil.rmtree(path)
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(moved))
+    compile_by_tilelang(program(3))
 
 
 def test_an_error_of_theirs_is_raised_here_and_they_go_on(workers):
