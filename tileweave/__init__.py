@@ -41,6 +41,7 @@ from .runtime import (  # noqa: E402
 )
 
 if _TYPE_CHECKING:  # at run time __getattr__ imports them
+    from .interpreter import interpret
     from .ops import prepare, tune
     from .runtime.trace.recording import trace
     from .simulator import SimulationError, SimulationWarning, mutate, simulate, validate
@@ -64,6 +65,7 @@ __all__ = [
     "explain",
     "finalize",
     "init",
+    "interpret",
     "jit",
     "language",
     "mutate",
@@ -83,6 +85,7 @@ __all__ = [
 _LAZY = {
     "SimulationError": ".simulator",
     "SimulationWarning": ".simulator",
+    "interpret": ".interpreter",
     "mutate": ".simulator",
     "prepare": ".ops",
     "simulate": ".simulator",
