@@ -6,6 +6,7 @@ kernel without TileWeave builtins compiles as before.
 
 from __future__ import annotations
 
+import os as _os
 from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -119,3 +120,7 @@ def __getattr__(name: str):
 def __dir__() -> list[str]:
     """List all names, including lazy ones before their first use."""
     return sorted({*globals(), *_LAZY})
+
+
+if _os.environ.get("TILEWEAVE_INTERPRET", "0") != "0":
+    _import_module(".cpu_devices", __name__).interpret_process()

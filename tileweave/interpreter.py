@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,11 +38,13 @@ _run = JITKernel.__call__
 _run_tuned = AutoTuneImpl.__call__
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Settings:
     level: str
     arch: str
     schedules: int
+    calls: Counter[str]
+    """Number of simulated calls by the name of the kernel."""
 
 
 _active: list[_Settings] = []
@@ -51,7 +54,7 @@ _active: list[_Settings] = []
 @brief_errors
 def interpret(
     level: str = "tile", arch: str | None = None, schedules: int = 1
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[Counter[str]]:
     """Run kernels of TileLang that are called with CPU tensors in the simulator; needs no GPU.
 
     Inside of ``with tw.interpret():``, this applies to kernels of ``tilelang.jit`` and
@@ -59,6 +62,8 @@ def interpret(
     writes the tensors and returns outputs as on a GPU. Calls with CUDA tensors, kernels for other
     targets, and ``tw.jit`` and ``tw.compile`` are unchanged. ``tilelang.autotune`` chooses its
     first configuration.
+
+    ``as`` gives the number of simulated calls by the name of the kernel.
 
     Args:
         level: ``tile``, the program itself; or ``device``, the functions that it is lowered to.
@@ -75,11 +80,11 @@ def interpret(
             expected = " or ".join(map(repr, legal))
             raise TileWeaveError(f"interpret: {name}={value!r}; expected {expected}")
     check_numbers("interpret", 1, schedules, 0, 1, None)
-    return _interpreting(_Settings(level, arch, schedules))
+    return _interpreting(_Settings(level, arch, schedules, Counter()))
 
 
 @contextmanager
-def _interpreting(settings: _Settings) -> Iterator[None]:
+def _interpreting(settings: _Settings) -> Iterator[Counter[str]]:
     with ExitStack() as stack:
         if not torch.cuda.is_available():  # TileLang finds no target
             target = {"kind": "cuda", "arch": settings.arch}
@@ -91,7 +96,7 @@ def _interpreting(settings: _Settings) -> Iterator[None]:
             stack.enter_context(replaced(AutoTuner, run=_first_configuration))
         _active.append(settings)
         stack.callback(_active.remove, settings)
-        yield
+        yield settings.calls
 
 
 @contextmanager
@@ -149,6 +154,7 @@ class InterpretedAdapter(BaseKernelAdapter):
         inputs = [p for i, p in enumerate(parameters) if i not in self.result_idx]
         arguments = bound(executable.plan.name, inputs, args, {})
         values = {p.name: value for p, value in zip(inputs, arguments, strict=True)}
+        settings.calls[executable.plan.name] += 1
         results, *_ = simulate(
             executable, 1, [values], settings.schedules, epochs=1,
             level=settings.level, arch=settings.arch,

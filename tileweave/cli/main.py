@@ -9,12 +9,15 @@ import sys
 from .. import __version__
 from ..builtins.errors import TileWeaveError, shows_frames
 from . import bench, demo, doctor, emit, explain, mutate, simulate, trace, tune, validate
+from . import run as run_script
 from .compile_options import resolve_ranks
 from .failures import failure
 from .program_files import split_location
 from .reports import ranks_hint, relative_paths
 
-COMMANDS = (demo, emit, explain, simulate, validate, mutate, trace, bench, tune, doctor)
+COMMANDS = (
+    demo, emit, explain, simulate, validate, run_script, mutate, trace, bench, tune, doctor,
+)  # fmt: skip
 """Commands in the order of ``--help``. ``add_parser`` declares the arguments of a command and
 ``run`` executes it."""
 
