@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from tilelang import profiler
+from tilelang.carver.arch.driver import cuda_driver
 from torch.overrides import TorchFunctionMode
 
 from .builtins.errors import TileWeaveError
@@ -63,6 +64,9 @@ def cuda_is_cpu(arch: str) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.cuda, Event=_Event, Stream=_Stream, **functions))
         stack.enter_context(replaced(torch, set_default_device=_constant(None)))
+        stack.enter_context(
+            replaced(cuda_driver, get_cuda_device_properties=functions["get_device_properties"])
+        )
         for module in (profiler, profiler.bench):
             stack.enter_context(replaced(module, do_bench=_run_once))
         stack.enter_context(_CpuMode())

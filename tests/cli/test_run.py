@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tilelang import profiler
+from tilelang.carver.arch.driver import get_num_sms
 
 from tests.releases import RECORDS_LINES
 from tileweave.cli.main import main
@@ -59,9 +60,9 @@ def script(tmp_path):
 def test_a_script_runs_as_on_a_gpu(script, capsys, options, capability):
     path, before = list(sys.path), list(sys.argv)
     with pytest.warns(UserWarning, match="the simulator measures no time"):
-        assert main(["run", *options, script(), "64", "--fast"]) == 0
+        assert main(["run", *options, script(), "64", "--heads"]) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[-2:] == [f"['64', '--fast'] {capability}", "right nan"]
+    assert out.splitlines()[-2:] == [f"['64', '--heads'] {capability}", "right nan"]
     level = options[1] if options else "tile"
     assert f"tileweave: simulated calls at the {level} level: kernel x 2\n" in err
     assert (sys.path, sys.argv) == (path, before)
@@ -93,6 +94,7 @@ def test_the_device_cuda_is_the_cpu():
     with cuda_is_cpu("sm_80"):
         assert torch.cuda.is_available()
         assert torch.cuda.get_device_properties(0).multi_processor_count == 108
+        assert get_num_sms() == 108
         cuda = torch.device("cuda", 0)
         torch.set_default_device("cuda")
         tensors = [

@@ -37,7 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status: 0 success, 1 an error, 2 wrong usage, 130 interrupted.
     """
-    for argument in sys.argv[1:] if argv is None else argv:
+    argv = sys.argv[1:] if argv is None else argv
+    for argument in argv:
+        if argument == "run":  # what follows are arguments of a script
+            break
         if instead := _REPLACED.get(argument.partition("=")[0]):
             return _fail(f"{argument}: removed; expected {instead}", 2)
     options = _parser().parse_args(argv)
