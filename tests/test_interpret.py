@@ -84,10 +84,10 @@ def test_outputs_are_returned_in_their_type(interpreted, name):
     assert torch.equal(result.float(), 2 * a.float())
 
 
-def test_eager_functions_write_strided_tensors_in_place(interpreted):
-    a = torch.randn(64, 192, dtype=torch.float16)[:, :96]
-    b = torch.randn(64, 96, dtype=torch.float16).T
-    c = torch.zeros(64, 2, 64)[:, 1]
+def test_eager_functions_write_in_place(interpreted):
+    a = torch.randn(64, 96, dtype=torch.float16)
+    b = torch.randn(96, 64, dtype=torch.float16)
+    c = torch.zeros(64, 64)
     assert matmul(a, b, c) == []
     torch.testing.assert_close(c, a.float() @ b.float(), rtol=1e-3, atol=1e-3)
 
@@ -105,6 +105,34 @@ def test_one_call_is_one_launch_and_binds_dynamic_sizes(interpreted):
         x, y = torch.randn(rows, 32), torch.ones(rows, 32, requires_grad=True)
         kernel(x, 1.5, y)
         torch.testing.assert_close(y.detach(), x + 2.5)
+
+
+@T.prim_func
+def copy_strided(
+    X: T.StridedTensor((32, 8), (T.dynamic("s"), 2), "float32"), Y: T.Tensor((32, 8), "float32")
+):
+    with T.Kernel(1, threads=32):
+        for i, j in T.Parallel(32, 8):
+            Y[i, j] = X[i, j]
+
+
+def test_strides_are_those_that_the_kernel_declares():
+    x, y = torch.randn(32, 24)[:, :16:2], torch.zeros(32, 8)
+    with tw.interpret():
+        kernel = tilelang.compile(copy_strided)
+        kernel(x, y)
+        assert torch.equal(x, y)
+        for arguments, message in (
+            ((x, torch.zeros(8, 32).T), r"Y has strides \(1, 32\); expected \(8, 1\), as on a GPU"),
+            ((y, y), r"copy_strided: X has strides \(8, 1\); expected \(8, 2\)"),
+        ):
+            with pytest.raises(tw.TileWeaveError, match=message):
+                kernel(*arguments)
+    with (
+        tw.interpret(level="device"),
+        pytest.raises(tw.SimulationError, match=r"X with strides \(s, 2\) below the tile level"),
+    ):
+        kernel(x, y)
 
 
 def test_wrong_arguments_are_named(interpreted):
@@ -190,6 +218,20 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(interpreter, "_compile", compile_stock)
     return programs
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["auto", "cuda", {"kind": "cuda", "arch": "sm_80"}, tvm.target.Target("cuda")],
+    ids=str,
+)
+def test_kernels_of_all_cuda_targets_are_interpreted(compiled, target):
+    with tw.interpret():
+        assert (
+            tilelang.compile(add_rows, target=target)(torch.ones(3, 32), 1.0, torch.ones(3, 32))
+            == []
+        )
+    assert not compiled
 
 
 def test_other_calls_are_those_of_tilelang(compiled):

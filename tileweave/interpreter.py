@@ -17,12 +17,14 @@ import torch
 from tilelang import tvm
 from tilelang.autotuner.param import AutotuneResult
 from tilelang.autotuner.tuner import AutoTuneImpl, AutoTuner
+from tilelang.backend.target import determine_target
 from tilelang.engine.lower import extrac_params
 from tilelang.jit import JITKernel
 from tilelang.jit.adapter import BaseKernelAdapter
 from tvm import tirx
 
 from .builtins.errors import TileWeaveError, brief_errors
+from .builtins.symmetric import is_packed, packed_strides
 from .codegen.compile import compiles_for_group
 from .emit import emit
 from .runtime.kernel.configured import configured
@@ -154,6 +156,8 @@ class InterpretedAdapter(BaseKernelAdapter):
         inputs = [p for i, p in enumerate(parameters) if i not in self.result_idx]
         arguments = bound(executable.plan.name, inputs, args, {})
         values = {p.name: value for p, value in zip(inputs, arguments, strict=True)}
+        for buffer in self._program.buffer_map.values():
+            _check_strides(executable.plan.name, buffer, values.get(buffer.name))
         settings.calls[executable.plan.name] += 1
         results, *_ = simulate(
             executable, 1, [values], settings.schedules, epochs=1,
@@ -170,6 +174,31 @@ class InterpretedAdapter(BaseKernelAdapter):
         return tensors[0] if len(tensors) == 1 else tensors
 
 
+def _check_strides(kernel: str, buffer: tirx.Buffer, tensor: Any) -> None:
+    """Refuse a tensor whose strides TileLang refuses on a GPU."""
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() != len(buffer.shape):
+        return
+    strides = tensor.stride()
+    legal = [
+        int(declared) if isinstance(declared, tirx.IntImm) else stride
+        for stride, declared in zip(strides, buffer.strides or strides, strict=True)
+    ]
+    if is_packed(buffer):
+        legal = packed_strides(tensor.shape)
+    axes = zip(tensor.shape, strides, legal, strict=True)
+    if any(extent > 1 and stride != expected for extent, stride, expected in axes):
+        raise TileWeaveError(
+            f"{kernel}: {buffer.name} has strides {strides}; expected {tuple(legal)}, as on a GPU: "
+            "a contiguous tensor, or a T.StridedTensor"
+        )
+
+
+def _is_cuda(target: Any) -> bool:
+    """Return whether TileLang compiles for a GPU that the simulator can stand for."""
+    is_default = target is None or (isinstance(target, str) and target == "auto")
+    return is_default or determine_target(target, return_object=True).kind.name == "cuda"
+
+
 def _on_gpu(args: tuple[Any, ...]) -> bool:
     return any(isinstance(a, torch.Tensor) and a.device.type != "cpu" for a in args)
 
@@ -182,8 +211,7 @@ def _interpreted_kernel(
     its first call with CUDA tensors."""
     options |= {"target": target, "pass_configs": pass_configs}
     compiled = partial(_compile, func, out_idx, *args, **options)
-    kind = getattr(target, "kind", target)
-    if compiles_for_group() or str(getattr(kind, "name", kind)) not in ("None", "auto", "cuda"):
+    if compiles_for_group() or not _is_cuda(target):
         return compiled()
     settings = _active[-1]
     kernel = JITKernel(
