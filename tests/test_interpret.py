@@ -268,6 +268,8 @@ def test_kernels_that_were_compiled_before_are_interpreted():
 
 def test_autotune_chooses_the_first_configuration():
     tuned = autotune(configs=[{"block": 16}, {"block": 64}])(double)
+    options = {"pass_configs": {"tl.disable_safe_memory_legalize": True}}
+    configured = autotune(configs=lambda n, dtype: [{"block": 16} | options])(double)
     with tw.interpret():
         with pytest.warns(tw.SimulationWarning, match=r"first of 2 configurations, {'block': 16}"):
             kernel = tuned(64, "float32")
@@ -275,6 +277,7 @@ def test_autotune_chooses_the_first_configuration():
         assert kernel.config == {"block": 16}
         assert math.isnan(kernel.latency)
         assert tuned(64, "float32", block=32).config == {}
+        assert configured(64, "float32").pass_configs == options["pass_configs"]
     assert tuned._tuner_cache == {}
 
 

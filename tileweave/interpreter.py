@@ -259,8 +259,8 @@ def _first_configuration(tuner: AutoTuner, *_: Any, **__: Any) -> AutotuneResult
             stacklevel=4,
         )
     compile_config, _elaborate = tuner._ensure_jit_functions()
-    arguments = {name: value for name, value in config.items() if name != "pass_configs"}
-    kernel = compile_config(**arguments, __pass_configs__=config.get("pass_configs"))
+    names = {"pass_configs": "__pass_configs__"}
+    kernel = compile_config(**{names.get(name, name): v for name, v in config.items()})
     kernel.update_tuner_result(latency=float("nan"), config=config, ref_latency=None)
     return AutotuneResult(
         latency=kernel.latency, config=config, func=kernel.prim_func, kernel=kernel
