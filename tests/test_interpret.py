@@ -2,6 +2,7 @@
 
 import math
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -202,6 +203,26 @@ def test_nothing_of_tilelang_is_changed_outside():
             1 / 0  # noqa: B018
         assert torch.equal(negative(torch.ones(32)), -torch.ones(32))
     assert state() == before
+
+
+def test_the_last_of_several_threads_restores_tilelang():
+    before = state()[0]
+    entered, leave = threading.Event(), threading.Event()
+
+    def enter():
+        with tw.interpret(level="device"):
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    entered.wait()
+    with tw.interpret() as calls:
+        leave.set()
+        thread.join()
+        assert torch.equal(negative(torch.ones(32)), -torch.ones(32))
+    assert calls == {"negative": 1}
+    assert state()[0] == before
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
@@ -50,7 +50,9 @@ class _Settings:
 
 
 _active: list[_Settings] = []
-"""Settings of the ``tw.interpret`` that are entered, the innermost last."""
+"""Settings of the ``tw.interpret`` that are entered, the last one last."""
+_hooks = ExitStack()
+"""Replaced functions of TileLang, while a ``tw.interpret`` is entered."""
 
 
 @brief_errors
@@ -87,18 +89,21 @@ def interpret(
 
 @contextmanager
 def _interpreting(settings: _Settings) -> Iterator[Counter[str]]:
-    with ExitStack() as stack:
-        if not torch.cuda.is_available():  # TileLang finds no target
-            target = {"kind": "cuda", "arch": settings.arch}
-            stack.enter_context(tvm.target.Target(target))
+    target = tvm.target.Target({"kind": "cuda", "arch": settings.arch})
+    # TileLang finds no target without a GPU.
+    with nullcontext() if torch.cuda.is_available() else target:
         if not _active:
-            stack.enter_context(replaced(_jit, cached=_interpreted_kernel))
-            stack.enter_context(replaced(JITKernel, __call__=_call))
-            stack.enter_context(replaced(AutoTuneImpl, __call__=_call_tuned))
-            stack.enter_context(replaced(AutoTuner, run=_first_configuration))
+            _hooks.enter_context(replaced(_jit, cached=_interpreted_kernel))
+            _hooks.enter_context(replaced(JITKernel, __call__=_call))
+            _hooks.enter_context(replaced(AutoTuneImpl, __call__=_call_tuned))
+            _hooks.enter_context(replaced(AutoTuner, run=_first_configuration))
         _active.append(settings)
-        stack.callback(_active.remove, settings)
-        yield settings.calls
+        try:
+            yield settings.calls
+        finally:
+            _active.remove(settings)
+            if not _active:
+                _hooks.close()
 
 
 @contextmanager
@@ -250,8 +255,8 @@ def _first_configuration(tuner: AutoTuner, *_: Any, **__: Any) -> AutotuneResult
     an argument that would be tuned."""
     args, kwargs = tuner._kernel_parameters or ((), ())
     configs = tuner.configs(*args, **dict(kwargs)) if callable(tuner.configs) else tuner.configs
-    names = list(inspect.signature(tuner.fn).parameters)[: len(args)] + list(dict(kwargs))
-    config = {} if configs[0].keys() & names else configs[0]
+    given = list(inspect.signature(tuner.fn).parameters)[: len(args)] + list(dict(kwargs))
+    config = {} if configs[0].keys() & given else configs[0]
     if config and len(configs) > 1:
         warnings.warn(
             f"interpret: autotune chooses the first of {len(configs)} configurations, {config}",
