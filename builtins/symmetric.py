@@ -44,6 +44,12 @@ def packed_strides(shape: Sequence[Any]) -> list[Any]:
     return strides
 
 
+def is_packed(buffer: tirx.Buffer) -> bool:
+    """Return whether a tensor has no gaps and its last axis varies fastest."""
+    is_equal = tvm.arith.Analyzer().can_prove_equal
+    return all(map(is_equal, buffer.strides, packed_strides(buffer.shape)))
+
+
 class SymmetricProxy(StridedTensorProxy):
     """``W.Symmetric(shape, dtype)``: a tensor with a copy on every rank, visible to all ranks.
 

@@ -16,7 +16,8 @@ from .names import names_kept
 
 _LOGGERS = ("tilelang.jit.kernel", "tilelang.cache.kernel_cache")
 """Loggers of TileLang that report each compilation, and each kernel that its cache has."""
-_is_quiet: ContextVar[bool] = ContextVar("is_quiet", default=False)
+_is_quiet: ContextVar[bool | None] = ContextVar("is_quiet", default=None)
+"""Whether ``compile_by_tilelang`` drops logs; None outside of it."""
 
 
 def compile_by_tilelang(func: tirx.PrimFunc, **options: Any) -> JITKernel:
@@ -31,6 +32,11 @@ def compile_by_tilelang(func: tirx.PrimFunc, **options: Any) -> JITKernel:
             return tilelang.compile(func, **options)
     finally:
         _is_quiet.reset(token)
+
+
+def compiles_for_group() -> bool:
+    """Return whether ``compile_by_tilelang`` is running in this context."""
+    return _is_quiet.get() is not None
 
 
 def target() -> str:

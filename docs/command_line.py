@@ -36,6 +36,7 @@ EXAMPLES = {
     "explain": "tileweave explain examples/tutorial/02_all_gather.py --ranks 4",
     "simulate": "tileweave simulate examples/tutorial/01_first_program.py --schedules 50",
     "validate": "tileweave validate examples/tutorial/03_gemm_reduce_scatter.py --ranks 4",
+    "run": "tileweave run examples/tilelang_softmax.py",
     "mutate": "tileweave mutate examples/tutorial/01_first_program.py --schedules 5",
     "trace": "tileweave trace run.json --timeline run.html",
     "bench": "torchrun --nproc-per-node=4 -m tileweave bench matmul_reduce_scatter",
@@ -58,6 +59,7 @@ GUIDES = {
     "simulate": "Inputs, model and reports: [the simulator](../guides/simulator.md).",
     "validate": "Levels and reports: "
     "[below the tile level](../guides/simulator.md#below-the-tile-level).",
+    "run": "What it covers: [without a GPU](../guides/without-a-gpu.md).",
     "mutate": "Verdicts and sidecar files: "
     "[mutation testing](../guides/simulator.md#mutation-testing).",
     "trace": "How to read it: [traces](../guides/simulator.md#traces).",
@@ -90,7 +92,10 @@ def _section(name: str, parser: argparse.ArgumentParser, manual: str) -> str:
     actions = [action for action in parser._actions if action.dest != "help"]
     operands = [_operand(action) for action in actions if not action.option_strings]
     has_options = any(action.option_strings for action in actions)
-    usage = " ".join(["tileweave", name, *operands, *(["[OPTION ...]"] if has_options else [])])
+    words = [*operands, *(["[OPTION ...]"] if has_options else [])]
+    if any(action.nargs == argparse.REMAINDER for action in actions):
+        words = [words[-1], *words[:-1]]
+    usage = " ".join(["tileweave", name, *words])
     effect = manual.partition("\n\n")[0].replace("\n", " ").replace("``", "`")
     before = [BEFORE[name]] if name in BEFORE else []
     table = ["| argument | meaning |", "|---|---|", *map(_row, actions)]
@@ -107,7 +112,8 @@ def _section(name: str, parser: argparse.ArgumentParser, manual: str) -> str:
 
 
 def _operand(action: argparse.Action) -> str:
-    return f"[{action.metavar} ...]" if action.nargs == "*" else str(action.metavar)
+    is_list = action.nargs in ("*", argparse.REMAINDER)
+    return f"[{action.metavar} ...]" if is_list else str(action.metavar)
 
 
 def _row(action: argparse.Action) -> str:

@@ -24,6 +24,7 @@ NAVIGATION = {
         "guides/synchronization",
         "guides/plans",
         "guides/simulator",
+        "guides/without-a-gpu",
         "guides/traces",
         "guides/groups",
         "guides/zoo",

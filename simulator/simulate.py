@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from ..builtins.errors import TileWeaveError, brief_errors
-from ..runtime.kernel.configured import configured
+from ..runtime.kernel.configured import configured, program_of
 from ..runtime.trace.render import writer
 from ..runtime.trace.trace import Trace
 from .case import Case
@@ -38,6 +38,7 @@ def simulate(
     pass_configs: Mapping[str, Any] | None = ...,
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
     exhaustive: Literal[False] = ..., max_interleavings: int = ..., jobs: int | None = ...,
+    sizes: Mapping[str, Any] | None = ...,
 ) -> list[dict[str, np.ndarray]]: ...  # fmt: skip
 
 
@@ -49,6 +50,7 @@ def simulate(
     pass_configs: Mapping[str, Any] | None = ...,
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
     *, exhaustive: Literal[True], max_interleavings: int = ..., jobs: int | None = ...,
+    sizes: Mapping[str, Any] | None = ...,
 ) -> Exploration: ...  # fmt: skip
 
 
@@ -70,6 +72,7 @@ def simulate(
     exhaustive: bool = False,
     max_interleavings: int = MAX_INTERLEAVINGS,
     jobs: int | None = None,
+    sizes: Mapping[str, Any] | None = None,
 ) -> list[dict[str, np.ndarray]] | Exploration:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -77,7 +80,8 @@ def simulate(
     fault even if all values are right.
 
     Args:
-        program: a ``@T.prim_func`` or a ``@tw.plan``.
+        program: a ``@T.prim_func``, a ``@tw.plan``, a kernel of TileLang, or a function of
+            ``tilelang.jit``.
         world_size: number of ranks.
         inputs: one dict per rank, parameter name -> NumPy array (ml_dtypes for bfloat16 and fp8).
             An array is the rank's own part of a symmetric tensor. A scalar is a number or a
@@ -97,6 +101,7 @@ def simulate(
         jobs: number of processes that share the schedules after the first; the result does not
             depend on it. None: the number of usable cores, if the schedules take longer than a
             second and this process has no other threads, else 1.
+        sizes: arguments of a function of ``tilelang.jit``, without its tensors.
 
     Returns:
         One dict per rank, parameter name -> array, after the last epoch of the last schedule; or
@@ -115,6 +120,7 @@ def simulate(
     check_file(timeline)
     write = None if timeline is None else writer(timeline)
     if not isinstance(program, Executable):
+        program = program_of("simulate", program, sizes)
         program = configured("simulate", program, pass_configs)
         program = executable_at(program, world_size, level, arch)
     case = Case(program, checked_inputs(program, inputs), epochs)

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from ..builtins.errors import brief_errors
 from ..passes.ir.walk import nodes_in
-from ..runtime.kernel.configured import configured
+from ..runtime.kernel.configured import configured, program_of
 from .case import Case
 from .inputs.arguments import check_numbers
 from .inputs.default_inputs import described_inputs
@@ -50,6 +50,7 @@ def validate(
     pass_configs: Mapping[str, Any] | None = None,
     resident_blocks: int | None = None,
     progress: bool = False,
+    sizes: Mapping[str, Any] | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """Run ``program`` and the device functions that it is lowered to, and compare the two.
 
@@ -73,7 +74,7 @@ def validate(
     """
     check_numbers("validate", world_size, schedules, seed, epochs, resident_blocks)
     plan = program.plan if isinstance(program, Executable) else program
-    plan = configured("validate", plan, pass_configs)
+    plan = configured("validate", program_of("validate", plan, sizes), pass_configs)
     levels = {level: executable_at(plan, world_size, level, arch) for level in LEVELS}
     if inputs is None:
         inputs, _ = described_inputs(levels["tile"], seed, {})

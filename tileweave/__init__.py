@@ -6,6 +6,7 @@ kernel without TileWeave builtins compiles as before.
 
 from __future__ import annotations
 
+import os as _os
 from importlib import import_module as _import_module
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -41,6 +42,7 @@ from .runtime import (  # noqa: E402
 )
 
 if _TYPE_CHECKING:  # at run time __getattr__ imports them
+    from .interpreter import interpret
     from .ops import prepare, tune
     from .runtime.trace.recording import trace
     from .simulator import SimulationError, SimulationWarning, mutate, simulate, validate
@@ -64,6 +66,7 @@ __all__ = [
     "explain",
     "finalize",
     "init",
+    "interpret",
     "jit",
     "language",
     "mutate",
@@ -83,6 +86,7 @@ __all__ = [
 _LAZY = {
     "SimulationError": ".simulator",
     "SimulationWarning": ".simulator",
+    "interpret": ".interpreter",
     "mutate": ".simulator",
     "prepare": ".ops",
     "simulate": ".simulator",
@@ -116,3 +120,7 @@ def __getattr__(name: str):
 def __dir__() -> list[str]:
     """List all names, including lazy ones before their first use."""
     return sorted({*globals(), *_LAZY})
+
+
+if _os.environ.get("TILEWEAVE_INTERPRET", "0") != "0":
+    _import_module(".cpu_devices", __name__).interpret_process()

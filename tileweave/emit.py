@@ -11,6 +11,7 @@ from typing import Any, Literal
 import tilelang
 from tilelang import tvm
 from tilelang.contrib import nvcc
+from tilelang.jit import JITImpl
 from tvm import tirx
 
 from . import passes
@@ -19,6 +20,7 @@ from .codegen.names import names_kept
 from .passes.ir.marks import without_marks
 from .passes.ir.origin import without_origins
 from .passes.ir.sizes import MAX_RANKS
+from .runtime.kernel.configured import program_of
 
 Stage = Literal["tile", "device", "cuda", "ptx"]
 STAGES = ("tile", "device", "cuda", "ptx")
@@ -27,7 +29,7 @@ EMIT_HEAP_STRIDE = 1 << 30
 
 @brief_errors
 def emit(
-    func: tirx.PrimFunc,
+    func: Any,
     stage: Stage = "cuda",
     arch: str = "sm_90a",
     world_size: int = 4,
@@ -37,14 +39,14 @@ def emit(
     """Return the code that ``func`` is compiled to. Needs no GPU; ``ptx`` needs nvcc.
 
     Args:
-        func: a ``@T.prim_func``.
+        func: a ``@T.prim_func``, a kernel of TileLang, or a function of ``tilelang.jit``.
         stage: ``tile`` (after the tile passes of TileWeave), ``device`` (after TileLang's pipeline
             and the device passes of TileWeave), ``cuda`` (the input of nvcc) or ``ptx``.
         arch: ``sm_80``, ``sm_90a``, ``sm_100a``, ...
         world_size: ranks of the group.
         pass_configs: options of TileLang and TileWeave; see ``tw.compile``.
         sizes: sizes of the dynamic extents by name, for a program that is compiled separately for
-            each set of sizes.
+            each set of sizes; or the arguments of a function of ``tilelang.jit``.
 
     Raises:
         TileWeaveError: ``func`` is no PrimFunc; the stage, the architecture or a size is unknown; a
@@ -52,13 +54,15 @@ def emit(
     """
     if stage not in STAGES:
         raise TileWeaveError(f"emit: stage={stage!r}; expected {' or '.join(map(repr, STAGES))}")
-    if not isinstance(func, tirx.PrimFunc):
+    arguments, extents = (sizes, None) if isinstance(func, JITImpl) else (None, sizes)
+    program = program_of("emit", func, arguments)
+    if not isinstance(program, tirx.PrimFunc):
         raise not_a_program("emit", func)
     require_group("emit", world_size, arch)
     if stage == "ptx":
         _require_nvcc()
-    func, stock = passes.split_options(func, pass_configs or {})
-    func = passes.with_sizes(func, sizes or {})
+    func, stock = passes.split_options(program, pass_configs or {})
+    func = passes.with_sizes(func, extents or {})
     mod = tvm.IRModule({func.attrs["global_symbol"]: func})
     mod = passes.run_group(mod, world_size, EMIT_HEAP_STRIDE)
     if stage == "tile":

@@ -9,6 +9,7 @@ from tvm import tirx
 
 from ...builtins.implicit import CONTEXT, LAUNCH
 from ...builtins.ranks import RANK
+from ...builtins.symmetric import is_packed
 from ...passes.ir.group import heap_tensors
 from ..frontend import builtin_ops, copy_ops, debug_ops, ll_ops, warp_ops
 from ..frontend.program import Kernel, Program, first_line
@@ -60,6 +61,10 @@ class DeviceProgram(Program):
         self._declare(tiles, c.new_slot)
         self._tensors = {buffer.name: buffer for buffer in tiles.buffer_map.values()}
         self._symmetric = {tensor.name for tensor in heap_tensors(tiles)}
+        for name in self._tensors.keys() - self._symmetric:
+            if not is_packed(buffer := self._tensors[name]):
+                text = f"{name} with strides {tuple(buffer.strides)} below the tile level"
+                raise unsupported(text, self.name)
         slots = (s for s in c.slots.items() if s[1] != self.rank_slot)
         self._named = {variable.name: slot for variable, slot in slots}
         for kernel in below.kernels:

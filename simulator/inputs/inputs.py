@@ -129,3 +129,11 @@ def _array(p: Parameter, value: Any, rank: int) -> np.ndarray:
             f"simulate: {p.name} of rank {rank} is {kind}; expected an array of {p.dtype} with "
             f"{len(p.extents)} axes"
         ) from error
+
+
+def tensor_of(array: np.ndarray, dtype: Any) -> Any:
+    """Return the torch tensor of ``dtype`` with the bits of a NumPy array."""
+    import torch
+
+    raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return torch.from_numpy(raw.copy()).view(dtype).reshape(array.shape)

@@ -401,3 +401,49 @@ def test_sizes_that_are_refused(dynamic, capsys, arguments, message):
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err and captured.err.count("\n") == 1
+
+
+JITTED = """
+import tilelang
+
+@tilelang.jit(out_idx=[-1])
+def fill(n, dtype="int32"):
+    @T.prim_func
+    def filled(B: T.Tensor((n,), dtype)):
+        with T.Kernel(1, threads=32):
+            for i in T.Parallel(n):
+                B[i] = i
+    return filled
+
+@tilelang.jit
+def negate(A, B):
+    n = T.const("n")
+    A: T.Tensor((n,), "float32")
+    B: T.Tensor((n,), "float32")
+    with T.Kernel(1, threads=32):
+        for i in T.Parallel(n):
+            B[i] = -A[i]
+"""
+
+
+@pytest.mark.parametrize("command", ["simulate", "validate", "emit"])
+def test_functions_of_tilelang_jit_have_their_arguments_in_set(file, capsys, command):
+    path = file(JITTED)
+    few = [] if command == "emit" else ["--schedules", "1"]
+    sets = ["--ranks", "1", "--set", "n=64", *few]
+    assert main([command, f"{path}:fill", *sets, "--set", "dtype=float32"]) == 0
+    assert ("float* __restrict__ B" if command == "emit" else "fill: ") in capsys.readouterr().out
+    assert main([command, f"{path}:negate", *sets]) == 0
+    capsys.readouterr()
+    assert main([command, f"{path}:fill", *few]) == 1
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert message.startswith(f"tileweave: {command}: fill: missing a required argument: 'n'; exp")
+
+
+@pytest.mark.parametrize("command", ["simulate", "emit"])
+def test_kernels_of_a_file_are_programs(file, capsys, command):
+    path = file(JITTED, "\nkernel = fill(32)\n")
+    assert main([command, path, "--ranks", "1"]) == 0
+    out = capsys.readouterr().out
+    assert ("filled_kernel(" if command == "emit" else "kernel: 20 schedules") in out
+    assert "====" not in out

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..builtins.errors import TileWeaveError
 from ..passes.ir.sizes import LARGEST, MAX_RANKS
 from ..runtime.plans.parameters import dynamic_extents, parameters_of
-from .program_files import PrimFunc
+from .program_files import PrimFunc, json_or_text
 
 DEFAULT_RANKS = 4
 
@@ -48,7 +47,8 @@ def add_values(parser: Any, scalars: bool = True) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help=f"value of {scalar}a dynamic extent, such as M=4096",
+        help=f"value of {scalar}a dynamic extent, or an argument of a function of tilelang.jit, "
+        "such as M=4096",
     )
 
 
@@ -133,8 +133,5 @@ def configs_of(options: argparse.Namespace) -> dict[str, Any]:
         name, equals, value = pair.partition("=")
         if not name or not equals:
             raise TileWeaveError(f"{options.command}: --config {pair}; expected NAME=VALUE")
-        try:
-            configs[name] = json.loads(value)
-        except json.JSONDecodeError:
-            configs[name] = value
+        configs[name] = json_or_text(value)
     return configs

@@ -16,6 +16,7 @@ from ..runtime.plans.parameters import Parameter
 from ..runtime.plans.traced_plan import TracedPlan
 from ..simulator import executable_at
 from ..simulator.case import Case
+from ..simulator.inputs.inputs import tensor_of
 from .inputs import inputs_of
 
 
@@ -63,8 +64,7 @@ def argument(
     if value is None:
         tensor = torch.zeros(shape, dtype=dtype)
     else:
-        raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        tensor = torch.from_numpy(raw.copy()).view(dtype).reshape(shape)
+        tensor = tensor_of(value, dtype).reshape(shape)
     if not p.symmetric:
         return tensor.to(device)
     memory = symmetric(shape, dtype)

@@ -9,12 +9,15 @@ import sys
 from .. import __version__
 from ..builtins.errors import TileWeaveError, shows_frames
 from . import bench, demo, doctor, emit, explain, mutate, simulate, trace, tune, validate
+from . import run as run_script
 from .compile_options import resolve_ranks
 from .failures import failure
 from .program_files import split_location
 from .reports import ranks_hint, relative_paths
 
-COMMANDS = (demo, emit, explain, simulate, validate, mutate, trace, bench, tune, doctor)
+COMMANDS = (
+    demo, emit, explain, simulate, validate, run_script, mutate, trace, bench, tune, doctor,
+)  # fmt: skip
 """Commands in the order of ``--help``. ``add_parser`` declares the arguments of a command and
 ``run`` executes it."""
 
@@ -34,7 +37,10 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status: 0 success, 1 an error, 2 wrong usage, 130 interrupted.
     """
-    for argument in sys.argv[1:] if argv is None else argv:
+    argv = sys.argv[1:] if argv is None else argv
+    for argument in argv:
+        if argument == "run":  # what follows are arguments of a script
+            break
         if instead := _REPLACED.get(argument.partition("=")[0]):
             return _fail(f"{argument}: removed; expected {instead}", 2)
     options = _parser().parse_args(argv)

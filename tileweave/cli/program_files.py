@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -13,9 +14,12 @@ from types import ModuleType
 from typing import Any
 
 from tilelang import tvm
+from tilelang.jit import JITImpl, JITKernel
 
 from ..builtins.errors import TileWeaveError
+from ..interpreter import interpret
 from ..runtime import Plan
+from ..runtime.kernel.configured import program_of
 from .builders import builders_in
 
 PrimFunc = tvm.tirx.PrimFunc
@@ -38,6 +42,8 @@ def load_programs(
 ) -> dict[str, Any]:
     """Return the module-level programs of ``FILE``, or only ``FILE:NAME``.
 
+    A kernel of TileLang, and a function of ``tilelang.jit`` with the arguments of ``--set``, become
+    T.prim_funcs; the functions only if they are named, or if there are no other programs.
     ``options.module`` becomes the module; ``inputs_of`` calls its function ``inputs``.
 
     Args:
@@ -48,15 +54,40 @@ def load_programs(
         raise TileWeaveError(
             f"{options.command}: there is no file {path}; expected FILE or FILE:NAME"
         )
-    options.module = load_module(options.command, path)
-    programs = _programs_in(options.module, kinds)
+    with interpret():  # kernels are not compiled
+        options.module = load_module(options.command, path)
+    programs = _programs_in(options.module, kinds) or _functions_in(options.module)
+    function = getattr(options.module, name or "", None)
+    if isinstance(function, JITImpl):
+        programs = {name: function}
     if not programs or (name and name not in programs):
         legal_kinds = " or ".join(_KINDS[kind] for kind in kinds)
         missing = f"{path} has no {legal_kinds}{f' {name}' if name else ''}"
         raise TileWeaveError(
             f"{options.command}: {missing}; expected {_legal(path, name, programs)}"
         )
-    return {name: programs[name]} if name else programs
+    programs = {name: programs[name]} if name else programs
+    return {name: _program(program, options) for name, program in programs.items()}
+
+
+def _program(program: Any, options: argparse.Namespace) -> Any:
+    """Return the program of a kernel or a function. ``--set`` loses the function's arguments."""
+    arguments = {}
+    if isinstance(program, JITImpl):
+        pairs = [pair.partition("=")[::2] for pair in getattr(options, "set", [])]
+        tensors = program.func.tensor_args
+        names = dict(pairs) if tensors else program.signature.parameters
+        arguments = {name: json_or_text(value) for name, value in pairs if name in names}
+        options.set = [f"{name}={value}" for name, value in pairs if name not in names]
+    return program_of(options.command, program, arguments)
+
+
+def json_or_text(value: str) -> Any:
+    """Return a value of the command line, which is JSON or plain text."""
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
 
 
 def split_location(location: str) -> tuple[Path, str]:
@@ -73,9 +104,14 @@ def _programs_in(module: ModuleType, kinds: tuple[type, ...]) -> dict[str, Any]:
     for kind in kinds:
         for name, value in vars(module).items():
             is_alias = any(value is program for program in programs.values())
-            if isinstance(value, kind) and not is_alias:
+            is_kernel = kind is PrimFunc and isinstance(value, JITKernel)
+            if (isinstance(value, kind) or is_kernel) and not is_alias:
                 programs[name] = value
     return programs
+
+
+def _functions_in(module: ModuleType) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if isinstance(value, JITImpl)}
 
 
 def _legal(path: Path, name: str, programs: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ import pytest
 import tilelang
 import tilelang.language as T
 import torch
+from tilelang.autotuner import autotune
 
 import tileweave as tw
 from tileweave import language as W
@@ -85,9 +86,28 @@ def jitted(size):
 
 def test_a_function_of_tilelang_jit_has_a_program():
     message = refused(lambda: tw.simulate(jitted, 1))
-    assert message.startswith("simulate: a function of tilelang.jit; expected a T.prim_func or a")
-    assert message.endswith("such as what its get_tir returns")
-    assert tw.simulate(jitted.get_tir(32), 1)[0]["B"].tolist() == list(range(32))
+    assert message.startswith("simulate: jitted: missing a required argument: 'size'; expected siz")
+    assert "\n" not in message
+    assert tw.simulate(jitted, 1, sizes={"size": 32})[0]["B"].tolist() == list(range(32))
+    assert tw.validate(jitted, 1, sizes={"size": 32})[0]["B"].tolist() == list(range(32))
+    with tw.interpret():
+        kernel = jitted(16)
+    assert tw.simulate(kernel, 1)[0]["B"].tolist() == list(range(16))
+    code = tw.emit(kernel, "cuda", world_size=1)
+    assert code == tw.emit(jitted, "cuda", world_size=1, sizes={"size": 16})
+    message = refused(lambda: tw.emit(jitted, sizes={"extent": 32}))
+    assert message.startswith("emit: jitted: missing a required argument: 'size'")
+    message = refused(lambda: tw.simulate(jitted.get_tir(32), 1, sizes={"size": 32}))
+    assert message.startswith("simulate: sizes={'size': 32}; expected them with a function of")
+
+
+def test_what_is_no_program_is_refused_in_one_line():
+    tuned = autotune(configs=[{"size": 32}])(jitted)
+    for call in (tw.simulate, tw.validate):
+        for configs in (None, {"tileweave.verify": "off"}):
+            message = refused(lambda call=call, c=configs: call(tuned, 1, pass_configs=c))
+            assert "AutoTuneImpl" in message
+            assert len(message) < 200 and "\n" not in message
 
 
 @pytest.mark.parametrize(
