@@ -123,9 +123,7 @@ def _groups_of_all_members() -> list[str]:
                 "a function that returns on all ranks",
             )  # fmt: skip
     return sorted(
-        name
-        for name in noted_groups()
-        if all(name in everywhere[rank] for rank in _members(name))
+        name for name in noted_groups() if all(name in everywhere[rank] for rank in _members(name))
     )
 
 
