@@ -215,8 +215,8 @@ def _refusal(finding: Missing) -> LanguageError:
     what = f"{finding.what} is not ordered by a barrier, {why}"
     if _waits_before_arrival(finding):
         legal = (
-            "the branch that arrives at the mbarrier before the one that waits for it: accesses are "
-            f"followed in the order of the text; or {legal}"
+            "the branch that arrives at the mbarrier before the one that waits for it: accesses "
+            f"are followed in the order of the text; or {legal}"
         )
     if not finding.is_awaited:
         legal = (

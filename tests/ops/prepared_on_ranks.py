@@ -53,7 +53,7 @@ def prepared() -> list[tuple[int, list[int]]]:
 
 
 def prepared_where_one_fails() -> list[str]:
-    """Return what ``tw.prepare`` raises on each call; its function fails on rank 1, then on none."""
+    """Return what calls of ``tw.prepare`` raise; its function fails on rank 1, then on none."""
 
     def step(fails: bool) -> None:
         if fails and dist.get_rank() == 1:
