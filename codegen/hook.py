@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -53,6 +54,7 @@ from .stderr import without_fatal_text
 from .toolchain import ToolchainError, diagnose_failures
 
 _lock = threading.Lock()
+_lowers_tiles: ContextVar[bool] = ContextVar("lowers_tiles", default=False)
 _ENTRY = ("target", "tile", "entry")
 """Stages before TileLang's pipeline."""
 _MAX_TRANSFORMS = 1024
@@ -121,8 +123,12 @@ def _lower_with_stages(stock: Lower, mod: IRModule, target: Target) -> IRModule:
     """
 
     def lower_tiles(program: IRModule) -> IRModule:
-        with _without_shared_reuse(program), _inner_stages(), without_fatal_text():
-            return stock(program, target)
+        token = _lowers_tiles.set(True)
+        try:
+            with _without_shared_reuse(program), _inner_stages(), without_fatal_text():
+                return stock(program, target)
+        finally:
+            _lowers_tiles.reset(token)
 
     known = {"target": target, "symmetric": _symmetric_names(mod)}
     first: tuple[Exception, IRModule] | None = None
@@ -301,9 +307,10 @@ def _name_shapes_of_copies() -> None:
 
 def _is_logged(record: logging.LogRecord) -> bool:
     """Return whether TileLang's frontend logs ``record``. For any error it logs the Python code
-    that it generates for the program, which explains no error of TileWeave."""
-    is_refusal = isinstance(sys.exc_info()[1], TileWeaveError) and not shows_frames()
-    return not (is_refusal and record.levelno == logging.CRITICAL)
+    that it generates for the program or for one of its tile operations, which explains no error
+    of TileWeave."""
+    is_refusal = isinstance(sys.exc_info()[1], TileWeaveError) or _lowers_tiles.get()
+    return not (is_refusal and record.levelno == logging.CRITICAL and not shows_frames())
 
 
 def _wrap_nvcc() -> None:

@@ -176,6 +176,14 @@ def _explain_constant_index(failure: _Failure, match: re.Match) -> Explanation:
     )
 
 
+def _explain_two_indices(_: _Failure, match: re.Match) -> Explanation:
+    name, first, second = match.groups()
+    return (
+        f"indexes the fragment {name} by {first} and {second}, which are of different threads",
+        f"one index of {name} in a loop, or a copy of {name} in shared memory for the other one",
+    )
+
+
 def _explain_scan(failure: _Failure, _: re.Match) -> Explanation:
     name = next((b.name for b in accesses_of(failure.stmt).writes.values()), "")
     return (
@@ -244,6 +252,7 @@ _KINDS: dict[str, Callable[[_Failure, re.Match], Explanation | None]] = {
     _LAYOUT: _explain_layout,
     r"layout for fragment (\w+) can not be inferred": _explain_unused,
     r"Fragment buffer access with non-zero index \[(.*?)\]": _explain_constant_index,
+    r"second\.indices, indices.*false: (\w+): (\(.*?\)) and (\(.*\))": _explain_two_indices,
     r"IsSharedBuffer\(op\.dst\)": _explain_scan,
     "allow_append_": _explain_shared_bound,
     "loop range is smaller than original": _explain_shapes,

@@ -27,3 +27,89 @@ def rotated(x: T.Tensor((256,), "float32"), y: T.Tensor((256,), "float32")):
 # CHECK-NEXT: after --> {{.*}}sync_shared_memory-refused.py:[[# @LINE - 7]]
 with print_verdict("rotated"):
     tw.emit(rotated)
+
+
+@T.macro
+def produce(x, tile, ready, tx):
+    tile[tx - 128] = x[tx]
+    T.barrier_arrive(ready)
+
+
+@T.macro
+def consume(y, tile, ready, tx):
+    T.barrier_wait(ready, 0)
+    y[tx] = tile[127 - tx]
+
+
+def of_two_roles(name, body):
+    """Compile a program whose ``body`` receives tensors, a tile, an mbarrier and the thread."""
+
+    @T.prim_func
+    def program(x: T.Tensor((256,), "float32"), y: T.Tensor((128,), "float32")):
+        with T.Kernel(1, threads=256):
+            tile = T.alloc_shared((128,), "float32")
+            ready = T.alloc_barrier(128)
+            W.fence("gpu")
+            body(x, y, tile, ready, T.get_thread_binding())
+
+    with print_verdict(name):
+        tw.emit(program)
+
+
+@T.macro
+def producers_first(x, y, tile, ready, tx):
+    if tx >= 128:
+        produce(x, tile, ready, tx)
+    if tx < 128:
+        consume(y, tile, ready, tx)
+
+
+@T.macro
+def consumers_first(x, y, tile, ready, tx):
+    if tx < 128:
+        consume(y, tile, ready, tx)
+    else:
+        produce(x, tile, ready, tx)
+
+
+@T.macro
+def consumers_before(x, y, tile, ready, tx):
+    if tx < 128:
+        consume(y, tile, ready, tx)
+    if tx >= 128:
+        produce(x, tile, ready, tx)
+
+
+@T.macro
+def arrival_after_barrier(x, y, tile, ready, tx):
+    if tx < 128:
+        T.barrier_wait(ready, 0)
+    T.sync_threads()
+    if tx >= 128:
+        T.barrier_arrive(ready)
+
+
+@T.macro
+def arrival_of_others(x, y, tile, ready, tx):
+    if tx < 128:
+        T.barrier_wait(ready, 0)
+        T.sync_threads(3, 128)
+    if tx >= 128:
+        T.barrier_arrive(ready)
+
+
+# CHECK: in order: accepted
+of_two_roles("in order", producers_first)
+# CHECK: cases: shared memory: a write of tile after a read of tile by another thread is not ordered by a barrier
+# CHECK-SAME: expected the branch that arrives at the mbarrier before the one that waits for it: accesses are followed in the order of the text
+of_two_roles("cases", consumers_first)
+# A barrier of the block between both would be after the wait and before the arrival.
+# CHECK: branches: shared memory: a write of tile after a read of tile
+# CHECK-SAME: expected the branch that arrives at the mbarrier before the one that waits for it
+of_two_roles("branches", consumers_before)
+# CHECK: after barrier: T.sync_threads: threads wait for an mbarrier before it, at which others arrive after it; expected the arrival before the barrier, or the wait after it
+# CHECK-NEXT: wait --> {{.*}}sync_shared_memory-refused.py:
+# CHECK-NEXT: arrival --> {{.*}}sync_shared_memory-refused.py:
+of_two_roles("after barrier", arrival_after_barrier)
+# CHECK: of others: accepted
+of_two_roles("of others", arrival_of_others)

@@ -104,6 +104,20 @@ refused("conflict", transposed, (64, 64), dtype="float16")
 
 
 @T.macro
+def two_indices(X, Y, parts, a, b, f, g):
+    rows = T.alloc_fragment((f.shape[0],), f.dtype)
+    T.copy(a, f)
+    T.reduce_sum(f, rows, dim=1)
+    for i, j in T.Parallel(*f.shape):
+        f[i, j] += rows[i] * rows[j]
+    T.copy(f, a)
+
+
+# CHECK-LABEL: indices: assignment to f: indexes the fragment rows by (j,) and (i,), which are of different threads; expected one index of rows in a loop, or a copy of rows in shared memory for the other one
+refused("indices", two_indices, (64, 64))
+
+
+@T.macro
 def one_column(X, Y, parts, a, b, f, g):
     T.copy(a, f)
     for i in T.Parallel(f.shape[0]):

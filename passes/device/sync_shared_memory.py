@@ -213,6 +213,11 @@ def _refusal(finding: Missing) -> LanguageError:
     legal = "both under conditions that all threads share, or in the same threads"
     why = "and no place between both is reached by all threads that make them, in whole warps"
     what = f"{finding.what} is not ordered by a barrier, {why}"
+    if _waits_before_arrival(finding):
+        legal = (
+            "the branch that arrives at the mbarrier before the one that waits for it: accesses "
+            f"are followed in the order of the text; or {legal}"
+        )
     if not finding.is_awaited:
         legal = (
             "a wait between both; T.Pipelined waits for a load before a statement reads its tile"
@@ -225,6 +230,15 @@ def _refusal(finding: Missing) -> LanguageError:
             f"expected a number of its own for each set of warps{lines}"
         )
     return LanguageError(f"shared memory: {what}; expected {legal}{lines}")
+
+
+def _waits_before_arrival(finding: Missing) -> bool:
+    """Return whether threads of the first access wait for an mbarrier, at which those of the second
+    one arrive later in the text."""
+    for a, b in zip(finding.before, finding.after, strict=False):
+        if a.index != b.index:
+            return Walk.awaits(a.stmt) and Walk.arrives(b.stmt)
+    return False
 
 
 def _line(path: Path) -> str:

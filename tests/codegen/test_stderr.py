@@ -27,6 +27,26 @@ def test_a_refusal_prints_nothing(capfd, arch):
     assert capfd.readouterr().err == ""
 
 
+@T.prim_func
+def narrow(A: T.Tensor((64, 64), "float16"), B: T.Tensor((64, 24), "float16"),
+           C: T.Tensor((64, 24), "float32")):  # fmt: skip
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 24), "float16")
+        c = T.alloc_fragment((64, 24), "float32")
+        W.fence("gpu")
+        T.copy(A, a)
+        T.copy(B, b)
+        T.gemm(a, b, c, clear_accum=True)
+        T.copy(c, C)
+
+
+def test_a_refused_product_logs_no_code(capfd):
+    """TileLang logs the Python code of the macro that it fails to build for ``T.gemm``."""
+    with pytest.raises(tw.TileWeaveError, match="no wgmma layout of b"):
+        tw.emit(narrow, arch="sm_90a")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_other_text_is_kept(capfd):
     with without_fatal_text():
         os.write(2, b"kept\n[01:02:03] : Fatal: dropped\n--> file\n")

@@ -130,9 +130,14 @@ class Arrive:
 
 @dataclass(frozen=True)
 class Await:
-    """A wait for a phase of an mbarrier."""
+    """A wait for a phase of an mbarrier.
+
+    Attributes:
+        is_first: whether it waits for the first phase.
+    """
 
     barrier: Any
+    is_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -266,7 +271,9 @@ class _Collector:
                 self.effects.append(Complete(COPY, 0))
             self.effects.append(Arrive(call.args[0]))
         elif name == MBARRIER_WAIT:
-            self.effects.append(Await(call.args[0]))
+            parity = call.args[1]
+            is_first = isinstance(parity, tirx.IntImm) and int(parity) == 0
+            self.effects.append(Await(call.args[0], is_first))
         elif name in _COMMITS:
             self.effects.append(Commit(_COMMITS[name]))
         elif name in _WAITS:

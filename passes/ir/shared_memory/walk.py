@@ -87,6 +87,21 @@ class _Loop:
     skips: list[_State] = field(default_factory=list)
 
 
+@dataclass
+class _Blocked:
+    """Threads that wait for the first arrivals at an mbarrier, which follow in the text.
+
+    Attributes:
+        behind: threads that cannot go on before these do: they meet them at ``barrier``.
+    """
+
+    slots: frozenset
+    threads: np.ndarray
+    path: Path
+    behind: np.ndarray | np.bool_ = np.False_
+    barrier: Arrival | None = None
+
+
 class Walk:
     """One walk through a function."""
 
@@ -119,6 +134,9 @@ class Walk:
         """Number of the current statement, of those executed so far."""
         self._barriers = Barriers(self._values.count, producers)
         self._specialized_at: dict[tirx.Stmt, float] = {}
+        self._arrived: frozenset = frozenset()
+        """Mbarriers at which threads have arrived."""
+        self._blocked: list[_Blocked] = []
 
     def finding(self) -> Missing | MisplacedBarrier | None:
         """Return the first fault of the function, or None."""
@@ -134,8 +152,12 @@ class Walk:
     @staticmethod
     def arrives(stmt: tirx.Stmt) -> bool:
         """Return whether a part of ``stmt`` arrives at an mbarrier."""
-        leaves = nodes_in(stmt, tirx.Evaluate)
-        return any(isinstance(e, Arrive) for leaf in leaves for e in effects_of(leaf, set()))
+        return _has_effect(stmt, Arrive)
+
+    @staticmethod
+    def awaits(stmt: tirx.Stmt) -> bool:
+        """Return whether a part of ``stmt`` waits for an mbarrier."""
+        return _has_effect(stmt, Await)
 
     # Statements
 
@@ -405,7 +427,7 @@ class Walk:
             case Arrive():
                 self._arrive(self._slots(effect.barrier), threads)
             case Await():
-                self._await(self._slots(effect.barrier), threads)
+                self._await(self._slots(effect.barrier), threads, effect.is_first)
             case Commit() | Complete():
                 self._group(effect, threads)
             case Describe():
@@ -445,8 +467,12 @@ class Walk:
         arrivals = self._barriers.arrive(arrival, self._exact)
         if not arrivals:
             return
-        warps = warps_of(np.logical_or.reduce([a.threads for a in arrivals]))
-        earlier = arrivals[:-1]
+        meeting = np.logical_or.reduce([a.threads for a in arrivals])
+        warps, earlier = warps_of(meeting), arrivals[:-1]
+        for wait in self._blocked:
+            if (wait.threads & meeting).any():
+                wait.behind = wait.behind | meeting
+                wait.barrier = wait.barrier or arrivals[-1]
 
         def pass_barrier(p: Pending) -> Pending:
             late = (a.statement < p.statement for a in earlier if p.warps & warps_of(a.threads))
@@ -497,6 +523,8 @@ class Walk:
         return frozenset((data, int(n)) for n in np.unique(index))
 
     def _arrive(self, slots: frozenset, threads: np.ndarray) -> None:
+        self._require_reached(slots, threads)
+        self._arrived |= slots
         warps, whole = warps_of(threads), whole_warps_of(threads)
 
         def publish(p: Pending) -> Pending:
@@ -506,7 +534,22 @@ class Walk:
 
         self._change(publish)
 
-    def _await(self, slots: frozenset, threads: np.ndarray) -> None:
+    def _require_reached(self, slots: frozenset, threads: np.ndarray) -> None:
+        """Refuse arrivals after a barrier where threads meet those that wait for the arrivals."""
+        for wait in self._blocked:
+            if wait.barrier is None or not _meet(wait.slots, slots):
+                continue
+            if not (threads & ~wait.behind).any():
+                at, here = wait.barrier, tuple(self._path)
+                what = "threads wait for an mbarrier before it, at which others arrive after it"
+                places = (("wait", wait.path), ("barrier", at.path), ("arrival", here))
+                legal = "the arrival before the barrier, or the wait after it"
+                raise Found(MisplacedBarrier(at.path, at.barrier.op, what, legal, places))
+        self._blocked = [w for w in self._blocked if not _meet(w.slots, slots)]
+
+    def _await(self, slots: frozenset, threads: np.ndarray, is_first: bool) -> None:
+        if is_first and not _meet(self._arrived, slots):
+            self._blocked.append(_Blocked(slots, threads, tuple(self._path)))
         warps, whole = warps_of(threads), whole_warps_of(threads)
 
         def join(p: Pending) -> Pending:
@@ -632,6 +675,11 @@ class Walk:
         self._state = {
             key: p for key, p in self._state.items() if not order.is_known(p, self._all_warps)
         }
+
+
+def _has_effect(stmt: tirx.Stmt, kind: type[Effect]) -> bool:
+    leaves = nodes_in(stmt, tirx.Evaluate)
+    return any(isinstance(e, kind) for leaf in leaves for e in effects_of(leaf, set()))
 
 
 def _is_ordered(before: Access, after: Access) -> bool:
