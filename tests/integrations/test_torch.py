@@ -215,6 +215,10 @@ def test_other_layers_are_left_to_torch(two):
     assert of_ranks(two.run(on_ranks.layers_of_torch)) == [True, True]
 
 
+def test_copies_and_subclasses_of_layers(two):
+    assert of_ranks(two.run(on_ranks.copies_and_subclasses)) == [True] * 3
+
+
 def test_the_last_axis_is_no_axis_of_rows(two):
     message = r"ColwiseParallel: Shard\(1\) of 2 axes; expected an axis of rows, before the last"
     with pytest.raises(TileWeaveError, match=message):
@@ -280,8 +284,9 @@ def test_a_list_of_passes_is_kept():
     assert calls == [("user", "graph"), ("inference user", "graph", True), ("own", "graph")]
 
 
+@pytest.mark.parametrize("has_view", [False, True])
 @pytest.mark.parametrize(("results", "count"), [(0, 1), (1, 1), (2, 2)])
-def test_results_of_the_user_are_not_merged(results, count):
+def test_results_of_the_user_are_not_merged(results, count, has_view):
     """The user may write to one of two results; other outputs are kept for the gradients."""
     graph, functions = torch.fx.Graph(), torch.ops._c10d_functional
     x = graph.placeholder("x")
@@ -292,12 +297,14 @@ def test_results_of_the_user_are_not_merged(results, count):
         )
         for _ in range(2)
     ]
+    if has_view:
+        waits[1] = graph.call_function(torch.ops.aten.view.default, (waits[1], [-1]))
     graph.output(tuple(waits)).meta["user_visible_output_idxs"] = list(range(results))
     merge_gathers(graph)
     targets = [str(node.target) for node in graph.nodes]
     assert targets.count("_c10d_functional.all_gather_into_tensor.default") == 1
     assert targets.count("_c10d_functional.wait_tensor.default") == count
-    assert len(set(graph.output_node().args[0])) == count
+    assert len(set(graph.output_node().args[0])) == (2 if has_view else count)
 
 
 def test_replaced_passes_are_explained():

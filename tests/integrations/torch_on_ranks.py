@@ -141,6 +141,34 @@ def layers_of_torch() -> list[bool]:
     return results
 
 
+class Doubled(nn.Linear):
+    """Linear layer with a ``forward`` of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def copies_and_subclasses() -> list[bool]:
+    """Return whether a deep copy uses its own weights, whether a subclass keeps its ``forward``,
+    and whether a layer accepts an activation of one axis."""
+    torch.manual_seed(0)
+    styles, rank, count = parallel_styles(), dist.get_rank(), dist.get_world_size()
+    mesh, x = init_device_mesh("cpu", (count,)), torch.randn(4 * count, HIDDEN)
+    style = styles.ColwiseParallel(input_layouts=Shard(0))
+    copied = copy.deepcopy(parallelize_module(nn.Linear(HIDDEN, INNER), mesh, style))
+    layer, row = Doubled(HIDDEN, INNER), nn.Linear(HIDDEN, INNER)
+    doubled = parallelize_module(copy.deepcopy(layer), mesh, style)
+    rowwise = parallelize_module(copy.deepcopy(row), mesh, styles.RowwiseParallel())
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+        return [
+            not copied(shard(x, 0)).any(),
+            torch.allclose(doubled(shard(x, 0)), layer(x).chunk(count, -1)[rank], atol=1e-6),
+            torch.allclose(rowwise(shard(x[0], 0)), row(x[0]), atol=1e-6),
+        ]
+
+
 def gather_of_columns() -> None:
     """Refuse activations whose last axis is sharded."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))

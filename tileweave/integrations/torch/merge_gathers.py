@@ -26,7 +26,7 @@ def merge_gathers(graph: Graph) -> None:
     After:
         g0 = all_gather(x); w0 = wait(g0); y0 = mm(w0, b0); y1 = mm(w0, b1)
 
-    Two results that the user gets stay two, because the user may write to one of them.
+    Two results that the user gets, or views of two, stay two: the user may write to one of them.
     """
     results = _results(graph)
     first: dict[tuple[str, ...], Node] = {}
@@ -47,8 +47,16 @@ def merge_gathers(graph: Graph) -> None:
 
 
 def _results(graph: Graph) -> set[Node]:
-    """Return the nodes that the user gets; the other outputs are kept for the gradients."""
+    """Return the nodes that the user gets, and the nodes of which these are views; the other
+    outputs are kept for the gradients."""
     output = graph.output_node()
     values = output.args[0] if isinstance(output.args[0], (tuple, list)) else output.args
     places = output.meta.get("user_visible_output_idxs", range(len(values)))
-    return {values[n] for n in places if isinstance(values[n], Node)}
+    results: set[Node] = set()
+    pending = [values[n] for n in places if isinstance(values[n], Node)]
+    while pending:
+        node = pending.pop()
+        results.add(node)
+        if node.target is operator.getitem or getattr(node.target, "is_view", False):
+            pending += node.all_input_nodes
+    return results

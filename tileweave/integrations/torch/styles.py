@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -41,7 +42,7 @@ class ColwiseParallel(torch_styles.ColwiseParallel):
         if not _divides(module, 0, device_mesh):
             return super()._apply(module, device_mesh)
 
-        def multiply(x: Tensor) -> Tensor:
+        def multiply(module: nn.Module, x: Tensor) -> Tensor:
             _check_axis("ColwiseParallel", x, axis)
             weight, bias = _local(module.weight), _local(module.bias)
             rows = flatten(x, axis)
@@ -63,12 +64,12 @@ class RowwiseParallel(torch_styles.RowwiseParallel):
         if not _divides(module, 1, device_mesh):
             return super()._apply(module, device_mesh)
 
-        def multiply(x: Tensor) -> Tensor:
+        def multiply(module: nn.Module, x: Tensor) -> Tensor:
             weight = _local(module.weight).t()
             if axis is None:
-                bias, rows = _local(module.bias), x.flatten(0, -2)
+                bias, rows = _local(module.bias), x.reshape(-1, x.shape[-1])
                 total = ops.matmul_all_reduce(rows, weight, device_mesh, bias=bias)
-                return total.unflatten(0, x.shape[:-1])
+                return total.view(*x.shape[:-1], total.shape[-1])
             _check_axis("RowwiseParallel", x, axis)
             bias = _local(module.bias, Partial())  # each rank has the gradient of its rows
             rows = flatten(x, axis)
@@ -94,9 +95,10 @@ def _axis_of_rows(layouts: tuple[Any, ...]) -> int | None:
 
 
 def _divides(module: nn.Module, axis: int, mesh: DeviceMesh) -> bool:
-    """Return whether a module is a linear layer whose shards are equal."""
-    is_linear = isinstance(module, nn.Linear) and mesh.ndim == 1
-    return is_linear and module.weight.shape[axis] % mesh.size() == 0
+    """Return whether a module is a linear layer, without a ``forward`` of its own, whose shards are
+    equal."""
+    is_linear = getattr(type(module), "forward", None) is nn.Linear.forward
+    return is_linear and mesh.ndim == 1 and module.weight.shape[axis] % mesh.size() == 0
 
 
 def _check_axis(style: str, x: Tensor, axis: int) -> None:
@@ -116,18 +118,21 @@ def _local(parameter: Any, gradient: Any = None) -> Any:
 
 
 def _replace(
-    style: Any, module: nn.Module, mesh: DeviceMesh, multiply: Callable[[Tensor], Tensor]
+    style: Any,
+    module: nn.Module,
+    mesh: DeviceMesh,
+    multiply: Callable[[nn.Module, Tensor], Tensor],
 ) -> nn.Module:
-    """Shard a linear layer, and let it call ``multiply`` with its local input."""
+    """Shard a linear layer, and let it call ``multiply`` with itself and its local input."""
 
-    def forward(x: Tensor) -> torch.Tensor:
+    def forward(self: nn.Module, x: Tensor) -> torch.Tensor:
         if isinstance(x, DTensor):
             x = x.redistribute(placements=style.input_layouts).to_local()
-        y = multiply(x)
+        y = multiply(self, x)
         if style.use_local_output:
             return y
         return DTensor.from_local(y, mesh, style.output_layouts, run_check=False)
 
     module = distribute_module(module, mesh, style._partition_linear_fn)
-    module.forward = forward
+    module.forward = MethodType(forward, module)  # a deep copy calls it with its own weights
     return module
