@@ -13,7 +13,7 @@ from tests.integrations import torch_on_ranks as on_ranks
 from tests.ops.on_ranks import Ranks
 from tileweave.builtins.errors import TileWeaveError
 from tileweave.integrations.torch import disable, enable, explain, hooks
-from tileweave.integrations.torch.merge_gathers import merge_gathers
+from tileweave.integrations.torch.gather_forms import merge_gathers
 from tileweave.integrations.torch.passes import Passes
 
 GATHER, SCATTER = "symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter"
@@ -107,14 +107,18 @@ def test_torch_computes_other_fp8_products(two):
     assert biased["error"] == 0 and "a bias is given; expected none" in biased["obstacle"]
 
 
-@pytest.mark.parametrize(("axis", "shape"), [(0, (8,)), (1, (3, 8))])
-def test_sequence_parallel_mlp(two, axis, shape):
+@pytest.mark.parametrize(
+    ("axis", "shape", "rows"), [(0, (8,), (4, 16)), (1, (3, 8), (3, 4, 16)), (1, (1, 8), (4, 16))]
+)
+def test_sequence_parallel_mlp(two, axis, shape, rows):
     for result in two.run(on_ranks.mlp, axis, *shape):
         assert result["error"] < 1e-5
         assert result["fused"] == [[GATHER, SCATTER], [GATHER, SCATTER], [GATHER, SCATTER, SCATTER]]
         assert result["unfused"] == [[]] * 3
-        count, rows = "2 x fused_all_gather_matmul of", (*shape[:-1], shape[-1] // 2, 16)
-        nccl = "nccl: the tensors are on cpu; expected cuda"
+        count, nccl = (
+            "2 x fused_all_gather_matmul of",
+            "nccl: the tensors are on cpu; expected cuda",
+        )
         assert f"{count} {rows} x (16, 16) x (16, 16): {nccl}" in result["calls"]
 
 
@@ -149,6 +153,7 @@ VARIANTS = "avg", "other axis", "other weight", "gradient", "two_shot"
     [
         (257, torch.bfloat16, ""),
         (4, torch.float32, ""),
+        (on_ranks.HIDDEN, torch.bfloat16, "columns"),
         *[(4, torch.bfloat16, v) for v in VARIANTS],
     ],
 )

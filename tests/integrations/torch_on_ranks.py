@@ -235,6 +235,8 @@ def norm(
         total = residual + funcol.all_reduce(x, "avg" if variant == "avg" else "sum", group)
         if variant == "other axis":
             return total, total * torch.rsqrt(total.pow(2).mean(0, keepdim=True) + 1e-5) * weight
+        if variant == "columns":
+            return total, total * torch.rsqrt(total.pow(2).mean(-1) + 1e-5) * weight
         weight = 1 + weight if variant == "other weight" else weight
         return total, normalize(total, weight)
 

@@ -15,8 +15,8 @@ from torch.fx import Graph
 
 from .all_reduces import fuse_all_reduces
 from .explanation import record
+from .gather_forms import flatten_gathers, merge_gathers
 from .layout import enable_group
-from .merge_gathers import merge_gathers
 from .reasons import collectives
 from .rms_norms import fuse_rms_norms
 
@@ -73,6 +73,7 @@ def _before_fusion(graph: Graph) -> None:
     for group in {collective.group for collective in collectives(graph)}:
         enable_group(group)
     merge_gathers(graph)
+    flatten_gathers(graph)
     # Before Inductor's pass, whose new nodes have no shapes yet.
     fuse_rms_norms(graph)
     fuse_all_reduces(graph)

@@ -92,7 +92,8 @@ def _match(node: Node) -> _Match:
     scaled = step(step(shifted, _aten.rsqrt.default), _aten.mul.Tensor)
     value = total.meta["val"]
     axes = [axis % value.ndim for axis in mean.args[1]]
-    if other_operand(scaled) is not wide or axes != [value.ndim - 1]:
+    keeps_axis = mean.args[2:] == (True,)  # else the means of rows would scale columns
+    if other_operand(scaled) is not wide or axes != [value.ndim - 1] or not keeps_axis:
         raise _Differs
     product = step(scaled, _aten.mul.Tensor)
     weight, eps = other_operand(product), shifted.args[1]

@@ -1,4 +1,4 @@
-"""FX pass: merge equal all-gathers, their waits, and equal views of what they gather."""
+"""FX passes: give all-gathers the form that Inductor fuses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from torch.fx import Graph, Node
 
 _c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
 _GATHER = _c10d.all_gather_into_tensor.default
+_WAIT = _c10d.wait_tensor.default
+_RESHAPES = _aten.reshape.default, _aten.view.default
 _MERGED = frozenset((
-    _GATHER, _c10d.wait_tensor.default, operator.getitem, _aten.split.Tensor,
-    _aten.split_with_sizes.default, _aten.slice.Tensor, _aten.cat.default, _aten.reshape.default,
-    _aten.view.default, _aten.view.dtype,
+    _GATHER, _WAIT, operator.getitem, _aten.split.Tensor, _aten.split_with_sizes.default,
+    _aten.slice.Tensor, _aten.cat.default, *_RESHAPES, _aten.view.dtype,
 ))  # fmt: skip
 
 
@@ -60,3 +61,37 @@ def _results(graph: Graph) -> set[Node]:
         if node.target is operator.getitem or getattr(node.target, "is_view", False):
             pending += node.all_input_nodes
     return results
+
+
+def flatten_gathers(graph: Graph) -> None:
+    """Gather rows where all readers reshape what is gathered, such as a batch of one sequence.
+
+    Before:
+        w = wait(all_gather(x)); y = mm(reshape(reshape(w, [1, m, k]), [m, k]), b)
+    After:
+        w = wait(all_gather(reshape(x, [-1, k]))); y = mm(w, b)
+    """
+    for node in graph.find_nodes(op="call_function", target=_GATHER):
+        x, *options = node.args
+        value = x.meta["val"]
+        shape, wait = (-1, value.shape[-1]), next(iter(node.users), node)
+        if value.ndim < 3 or len(node.users) != 1 or wait.target is not _WAIT:
+            continue
+        if not all(_is_reshape(r) and r.meta["val"].shape[-1] == shape[-1] for r in wait.users):
+            continue
+        with graph.inserting_before(node):
+            rows = graph.call_function(_aten.reshape.default, (x, shape))
+        rows.meta["val"] = value.reshape(shape)
+        node.args = rows, *options
+        for gathered in (node, wait):
+            gathered.meta["val"] = gathered.meta["val"].reshape(shape)
+        for reader in list(wait.users):
+            for view in filter(_is_reshape, [*reader.users, reader]):
+                if view.meta["val"].shape == wait.meta["val"].shape:
+                    view.replace_all_uses_with(wait)
+                if not view.users:
+                    graph.erase_node(view)
+
+
+def _is_reshape(node: Node) -> bool:
+    return node.target in _RESHAPES
