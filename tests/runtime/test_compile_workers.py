@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import tilelang.language as T
+from tilelang import env
 from tilelang.cache import kernel_cache
 
 from tileweave import language as W
@@ -25,9 +26,15 @@ def program(index):
     return stored
 
 
+def use_cache(monkeypatch, folder):
+    """Let this process, and those that it starts, use a folder as cache."""
+    monkeypatch.setenv("TILELANG_CACHE_DIR", str(folder))
+    monkeypatch.setattr(env, "TILELANG_CACHE_DIR", str(folder))  # another test may have set it
+
+
 @pytest.fixture(autouse=True)
 def machine(monkeypatch, tmp_path):
-    monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
+    use_cache(monkeypatch, tmp_path)
     monkeypatch.setenv("TILELANG_DEFAULT_TARGET", '{"kind": "cuda", "arch": "sm_80"}')
 
 
@@ -67,7 +74,7 @@ def test_a_copy_of_the_cache_has_their_kernels(workers, only_finds, tmp_path, mo
     for path in tmp_path.iterdir():
         if path != moved:
             shutil.rmtree(path)
-    monkeypatch.setenv("TILELANG_CACHE_DIR", str(moved))
+    use_cache(monkeypatch, moved)
     compile_by_tilelang(program(3))
 
 

@@ -10,6 +10,7 @@ from torch.fx import Graph, Node
 from ...builtins.errors import TileWeaveError
 from ...ops.core.groups import ranks_of
 from ...ops.core.problem import checked_problem
+from ...ops.gemm.matmul_all_reduce import NAME
 
 _c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
 RESHAPES = (_aten.reshape.default, _aten.view.default)
@@ -82,7 +83,7 @@ def _match(node: Node) -> _Match | str:
         return "the product has another user"
     a, b = (operand.meta["val"] for operand in product.args)
     try:
-        checked_problem("matmul_all_reduce", a, b, ranks_of(group).world_size)
+        checked_problem(NAME, a, b, ranks_of(group).world_size)
     except TileWeaveError as error:
         return str(error)
     if not a.is_contiguous() or not (b.is_contiguous() or b.t().is_contiguous()):

@@ -20,12 +20,10 @@ class Collective(NamedTuple):
     """Call of a collective in a graph.
 
     Attributes:
-        name: its name in ``torch.ops._c10d_functional``.
         node: the call.
         group: name of its group.
     """
 
-    name: str
     node: Node
     group: Any
 
@@ -38,7 +36,7 @@ def collectives(graph: Graph) -> Iterator[Collective]:
         names = [argument.name for argument in node.target._schema.arguments]
         if "group_name" in names:
             group = arguments(node)[names.index("group_name")]
-            yield Collective(node.target._schema.name.partition("::")[2], node, group)
+            yield Collective(node, group)
 
 
 def describe(node: Node) -> str:
@@ -53,14 +51,15 @@ def describe(node: Node) -> str:
 
 def reason(collective: Collective, graph: Graph) -> str:
     """Return why a collective that Inductor has left is not fused."""
-    reasons: dict[str, Callable[[Node, Graph], str]] = {
-        "all_gather_into_tensor": _reason_of_gather,
-        "all_reduce": reason_of_all_reduce,
-        "reduce_scatter_tensor": _reason_of_scatter,
+    c10d, node = torch.ops._c10d_functional, collective.node
+    reasons: dict[Any, Callable[[Node, Graph], str]] = {
+        c10d.all_gather_into_tensor.default: _reason_of_gather,
+        c10d.all_reduce.default: reason_of_all_reduce,
+        c10d.reduce_scatter_tensor.default: _reason_of_scatter,
     }
-    if collective.name not in reasons:
+    if node.target not in reasons:
         return "TileWeave does not fuse it"
-    return reasons[collective.name](collective.node, graph)
+    return reasons[node.target](node, graph)
 
 
 def _reason_of_gather(node: Node, graph: Graph) -> str:
