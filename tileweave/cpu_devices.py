@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from tilelang import profiler
@@ -17,7 +18,7 @@ from tilelang.carver.arch.driver import cuda_driver
 from torch.overrides import TorchFunctionMode
 
 from .builtins.errors import TileWeaveError
-from .interpreter import interpret, replaced
+from .interpreter import interpret
 from .simulator import LEVELS, SimulationWarning
 
 INTERPRET = "TILEWEAVE_INTERPRET"
@@ -62,13 +63,15 @@ def cuda_is_cpu(arch: str) -> Iterator[None]:
     )  # fmt: skip
     functions = {name: _constant(value) for name, value in values.items()}
     with ExitStack() as stack:
-        stack.enter_context(replaced(torch.cuda, Event=_Event, Stream=_Stream, **functions))
-        stack.enter_context(replaced(torch, set_default_device=_constant(None)))
+        stack.enter_context(patch.multiple(torch.cuda, Event=_Event, Stream=_Stream, **functions))
+        stack.enter_context(patch.multiple(torch, set_default_device=_constant(None)))
         stack.enter_context(
-            replaced(cuda_driver, get_cuda_device_properties=functions["get_device_properties"])
+            patch.multiple(
+                cuda_driver, get_cuda_device_properties=functions["get_device_properties"]
+            )
         )
         for module in (profiler, profiler.bench):
-            stack.enter_context(replaced(module, do_bench=_run_once))
+            stack.enter_context(patch.multiple(module, do_bench=_run_once))
         stack.enter_context(_CpuMode())
         yield
 

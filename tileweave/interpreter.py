@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -93,10 +94,10 @@ def _interpreting(settings: _Settings) -> Iterator[Counter[str]]:
     # TileLang finds no target without a GPU.
     with nullcontext() if torch.cuda.is_available() else target:
         if not _active:
-            _hooks.enter_context(replaced(_jit, cached=_interpreted_kernel))
-            _hooks.enter_context(replaced(JITKernel, __call__=_call))
-            _hooks.enter_context(replaced(AutoTuneImpl, __call__=_call_tuned))
-            _hooks.enter_context(replaced(AutoTuner, run=_first_configuration))
+            _hooks.enter_context(patch.multiple(_jit, cached=_interpreted_kernel))
+            _hooks.enter_context(patch.multiple(JITKernel, __call__=_call))
+            _hooks.enter_context(patch.multiple(AutoTuneImpl, __call__=_call_tuned))
+            _hooks.enter_context(patch.multiple(AutoTuner, run=_first_configuration))
         _active.append(settings)
         try:
             yield settings.calls
@@ -104,19 +105,6 @@ def _interpreting(settings: _Settings) -> Iterator[Counter[str]]:
             _active.remove(settings)
             if not _active:
                 _hooks.close()
-
-
-@contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Replace attributes of a module or a class."""
-    old = {name: getattr(owner, name) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in old.items():
-            setattr(owner, name, value)
 
 
 class InterpretedAdapter(BaseKernelAdapter):
@@ -246,7 +234,7 @@ def _call(kernel: JITKernel, *args: Any, **kwargs: Any) -> Any:
 
 def _call_tuned(tuned: AutoTuneImpl, *args: Any, **kwargs: Any) -> Any:
     """Call a function of ``tilelang.autotune``, instead of ``AutoTuneImpl.__call__``."""
-    with replaced(tuned, _tuner_cache={}):  # the first configuration is no result of tuning
+    with patch.multiple(tuned, _tuner_cache={}):  # the first configuration is no result of tuning
         return _run_tuned(tuned, *args, **kwargs)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from tvm import DataType, tirx
 from tvm.arith import Analyzer
@@ -11,7 +10,7 @@ from tvm.target import Target
 from tvm.tirx.stmt_functor import ir_transform
 
 from ...builtins.errors import LanguageError
-from ...builtins.symmetric import packed_strides
+from ...builtins.symmetric import is_packed, packed_strides
 from ...builtins.versions import installed_tilelang
 from ..ir.tma import TMA_COPY, TMA_SM, sm_of, without_tma
 from ..ir.walk import location, nodes_in, op_name
@@ -116,7 +115,7 @@ def _may_be_linear(region: tirx.PrimExpr) -> bool:
     """Return whether a region of a strided tensor may be contiguous in its last axes."""
     start, _, *extents = region.args
     buffer = start.buffer
-    if buffer.scope() != "global" or _is_packed(buffer):
+    if buffer.scope() != "global" or is_packed(buffer):
         return False
     axes = [(_constant(size), _constant(n)) for size, n in zip(buffer.shape, extents, strict=True)]
     while axes and (axes[-1][0] is None or axes[-1][0] == axes[-1][1] or axes[-1][1] is None):
@@ -134,15 +133,6 @@ def _has_gaps(region: tirx.PrimExpr) -> bool:
     while axes and equal(*axes[-1]):
         axes.pop()
     return any(not equal(extent, 1) for _, extent in axes[:-1])
-
-
-def _is_packed(buffer: tirx.Buffer) -> bool:
-    return not buffer.strides or _are_equal(buffer.strides, packed_strides(buffer.shape))
-
-
-def _are_equal(left: Iterable[tirx.PrimExpr], right: Iterable[tirx.PrimExpr]) -> bool:
-    equal = Analyzer().can_prove_equal
-    return all(equal(a, b) for a, b in zip(left, right, strict=True))
 
 
 def _constant(expr: tirx.PrimExpr) -> int | None:

@@ -6,12 +6,13 @@ import argparse
 import os
 import runpy
 import sys
+from unittest.mock import patch
 
 from ..builtins.errors import TileWeaveError
 from ..simulator.device.program import ARCHITECTURES
 from ..simulator.report.errors import SimulationError
-from ..simulator.simulate import LEVELS
 from .reports import relative_paths
+from .simulation import add_level
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -20,13 +21,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         "run", help="run a TileLang script with its kernels in the simulator; needs no GPU"
     )
     add = parser.add_argument
-    add(
-        "--level",
-        choices=LEVELS,
-        default="tile",
-        help="simulate the kernels, or the device functions that they are lowered to; "
-        "default: %(default)s",
-    )
+    add_level(parser)
     add(
         "--arch",
         choices=ARCHITECTURES,
@@ -49,14 +44,14 @@ def run(options: argparse.Namespace) -> None:
     """Run a script of TileLang, whose device cuda is the CPU. A fault of a kernel ends it with
     exit status 1."""
     from ..cpu_devices import cuda_is_cpu
-    from ..interpreter import interpret, replaced
+    from ..interpreter import interpret
 
     path = os.path.abspath(options.script)
     if not os.path.isfile(path):
         raise TileWeaveError(f"run: there is no file {options.script}; expected a Python file")
     settings = options.level, options.arch, options.schedules
     argv, places = [options.script, *options.arguments], [os.path.dirname(path), *sys.path]
-    with replaced(sys, argv=argv, path=places), interpret(*settings) as calls:
+    with patch.multiple(sys, argv=argv, path=places), interpret(*settings) as calls:
         try:
             with cuda_is_cpu(options.arch):
                 runpy.run_path(path, run_name="__main__")

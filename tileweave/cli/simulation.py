@@ -46,19 +46,24 @@ def add_simulation(parser: argparse.ArgumentParser) -> None:
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the level of the simulation, JSON as output, and the option that lifts the time limit."""
+    add_level(parser)
     add = parser.add_argument
-    add(
-        "--level",
-        choices=("tile", "device"),
-        default="tile",
-        help="simulate the program, or the device functions that it is lowered to; "
-        "default: %(default)s",
-    )
     add("--json", action="store_true", help="print one JSON object per program")
     add(
         "--force",
         action="store_true",
         help=f"run even if the estimated time exceeds {_MAX_SECONDS // 60} minutes",
+    )
+
+
+def add_level(parser: argparse.ArgumentParser) -> None:
+    """Add the level of the simulation."""
+    parser.add_argument(
+        "--level",
+        choices=("tile", "device"),
+        default="tile",
+        help="simulate the program, or the device functions that it is lowered to; "
+        "default: %(default)s",
     )
 
 

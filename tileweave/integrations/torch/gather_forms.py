@@ -7,13 +7,14 @@ import operator
 import torch
 from torch.fx import Graph, Node
 
+from .all_reduces import RESHAPES
+
 _c10d, _aten = torch.ops._c10d_functional, torch.ops.aten
 _GATHER = _c10d.all_gather_into_tensor.default
 _WAIT = _c10d.wait_tensor.default
-_RESHAPES = _aten.reshape.default, _aten.view.default
 _MERGED = frozenset((
     _GATHER, _WAIT, operator.getitem, _aten.split.Tensor, _aten.split_with_sizes.default,
-    _aten.slice.Tensor, _aten.cat.default, *_RESHAPES, _aten.view.dtype,
+    _aten.slice.Tensor, _aten.cat.default, *RESHAPES, _aten.view.dtype,
 ))  # fmt: skip
 
 
@@ -94,4 +95,4 @@ def flatten_gathers(graph: Graph) -> None:
 
 
 def _is_reshape(node: Node) -> bool:
-    return node.target in _RESHAPES
+    return node.target in RESHAPES
