@@ -75,7 +75,8 @@ class Context:
         heap_stride: int,
         timeout_s: float,
     ) -> None:
-        self._pinned = torch.zeros(ctypes.sizeof(Record), dtype=torch.uint8).pin_memory()
+        self._pinned = torch.zeros(ctypes.sizeof(Record), dtype=torch.uint8, device="cpu")
+        self._pinned = self._pinned.pin_memory()
         self.record = Record.from_address(self._pinned.data_ptr())
         fields = DeviceContext(
             timeout_ns=int(timeout_s * 1e9),
@@ -94,5 +95,5 @@ class Context:
         The caller synchronizes with the kernels before and after.
         """
         offset = DeviceContext.trace.offset
-        value = torch.tensor([buffer], dtype=torch.int64).view(torch.uint8)
+        value = torch.tensor([buffer], dtype=torch.int64, device="cpu").view(torch.uint8)
         self._memory[offset : offset + value.numel()].copy_(value)

@@ -13,30 +13,24 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
+import tileweave as tw
 from tileweave import ops
-from tileweave.ops.collectives.collective import checked_problem
 from tileweave.ops.core.groups import group_of
-from tileweave.ops.core.registry import OPERATORS
-from tileweave.ops.moe.kernels.grouped_gemm import SCALED
 from tileweave.ops.moe.quant import quantized
 from tileweave.ops.moe.quantized_mlp import Weights, quantized_experts
 from tileweave.ops.moe.routing import default_capacity, has_kernel, routing_by_torch, routing_of
-from tileweave.ops.moe.row_problem import RowProblem
-from tileweave.runtime.executor.compile_ahead import compile_ahead
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.gpu_calls import captured
 from tests.on_gpus import GPU, Verdicts, main, parser_of, runs_here
 from tests.ops.moe.by_definition import random_ids
-from tests.ops.moe.mixture import ERROR, FP8, ROUTINGS, Case, Mixture, quantized_squares
+from tests.ops.moe.mixture import ERROR, ROUTINGS, Case, Mixture, quantized_squares
 
 TRANSPORTS = ["auto", "ldst", "nccl"] if GPU else ["auto"]
 HEAP_BYTES = 4 << 30
@@ -250,26 +244,22 @@ def check_graph(transport: str, replays: int = 20) -> str:
     return ""
 
 
-def exchanges(case: Case, checks: Collection[str]) -> list[Any]:
-    """Return the programs that exchange what a case needs, and gradients of it."""
-    ranks = group_of("").world_size
-    capacity = capacity_of_case(case)
-    problem = RowProblem("", case.tokens, case.choices, capacity, case.hidden, ranks, case.dtype)
-    problems = [
-        replace(problem, clear_rest=clear_rest, is_padded=is_padded)
-        for clear_rest in (True, False)
-        for is_padded in {False, "max tokens" in checks}
-    ]
+def call_all(cases: Collection[Case], checks: Collection[str]) -> None:
+    """Call what checks call, but for ``routing``."""
+    for case in cases:
+        mixture = Mixture(case, "auto", 0)
+        if "gradients" in checks:
+            for tensor in mixture.given:
+                tensor.requires_grad_()
+            mixture().sum().backward()
+        with torch.no_grad():
+            mixture.exchange()
+            mixture()
+            if "max tokens" in checks:
+                mixture(case.tokens)
     if "fp8" in checks:
-        columns = {FP8: case.hidden, torch.float32: -(-case.hidden // SCALED)}
-        problems += [replace(problems[-1], dtype=d, columns=n) for d, n in columns.items()]
-    sizes = [((case.tokens, case.choices), torch.int32), ((capacity,), torch.float32)]
-    sizes.append(((case.tokens * case.choices,), torch.float32))
-    gathers = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in sizes]
-    return [OPERATORS[op].program(p) for op in ("dispatch", "combine") for p in problems] + [
-        OPERATORS["all_gather"].steps(checked_problem("all_gather", x, None, ranks, ()), "ldst")
-        for x in gathers
-    ]
+        for case in FP8_CASES:
+            Mixture(case._replace(dtype=HALF), "auto", 0).quantized()
 
 
 def capacity_of_case(case: Case) -> int:
@@ -313,7 +303,7 @@ def compile_all(checks: Collection[str]) -> None:
     group = group_of("")
     cases = CASES if set(checks) - {"routing"} else []
     routed = list(product(ROUTED, range(len(ROUTED_DTYPES)))) if "routing" in checks else []
-    compile_ahead([program for case in cases for program in exchanges(case, checks)])
+    exchanges = tw.prepare(call_all, cases, checks)
     calls = [(multiply, case) for case in cases if MULTIPLY & set(checks)]
     calls += [(multiply_back, case) for case in cases if "gradients" in checks]
     calls += [(multiply_fp8, case) for case in FP8_CASES if "fp8" in checks]
@@ -324,6 +314,7 @@ def compile_all(checks: Collection[str]) -> None:
         futures += [pool.submit(route_nothing, *arguments) for arguments in routed[own]]
         for future in futures:
             future.result()
+    exchanges.wait()
     torch.cuda.empty_cache()
     group.meet("kernels of one GPU", timeout_s=3600.0)
 

@@ -1,10 +1,11 @@
-"""Functions that tests/integrations runs on each rank, in its own process, on a CPU."""
+"""Functions that run on each rank, in its own process: on a CPU by tests/integrations, on GPUs by
+tests/gpu/integrations.py."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -29,7 +30,9 @@ from tileweave import ops
 from tileweave.integrations.torch import enable, explain, parallel_styles
 from tileweave.ops.norm.all_reduce_rms_norm import AllReduceRmsNorm
 
-HIDDEN, INNER = 16, 32
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SCALE_A, SCALE_B = torch.tensor([0.5, 0.25], dtype=torch.float32, device=DEVICE)
+HIDDEN, INNER = (1024, 2048) if DEVICE == "cuda" else (16, 32)
 
 
 class Mlp(nn.Module):
@@ -46,10 +49,10 @@ class Mlp(nn.Module):
 
 @contextlib.contextmanager
 def compiler() -> Iterator[None]:
-    """Let Inductor compile without its cache, whose graphs no pass sees, and without C++.
+    """Let Inductor compile without its cache, whose graphs no pass sees, and on a CPU without C++.
     ``tests/ops/test_llama_layers.py`` runs its C++."""
     options = {"force_disable_caches": True}
-    if hasattr(config, "fallback_by_default"):
+    if DEVICE == "cpu" and hasattr(config, "fallback_by_default"):
         options["fallback_by_default"] = True
     torch._dynamo.reset()
     with config.patch(options):
@@ -65,7 +68,7 @@ def mlp(axis: int | None, *shape: int) -> dict[str, Any]:
     """
     torch.manual_seed(0)
     single = Mlp()
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
     layout = Replicate() if axis is None else Shard(axis)
     plan = {
         "gate": ColwiseParallel(input_layouts=layout), "up": ColwiseParallel(input_layouts=layout),
@@ -76,7 +79,7 @@ def mlp(axis: int | None, *shape: int) -> dict[str, Any]:
     with compiler(), enable():
         step = torch.compile(model, fullgraph=True)
         with torch.no_grad():
-            error = (step(shard(x, axis)) - shard(single(x), axis)).abs().max().item()
+            error = error_of([(step(shard(x, axis)), shard(single(x), axis))])
         error = max(error, error_of_training(step, single, axis, x))
         explanation = explain()
     return {
@@ -84,6 +87,7 @@ def mlp(axis: int | None, *shape: int) -> dict[str, Any]:
         "fused": [[text.split()[0] for text in graph.fused] for graph in explanation.graphs],
         "unfused": [graph.unfused for graph in explanation.graphs],
         "calls": {str(kind) for kind in explanation.calls},
+        "strategies": {kind.strategy and kind.strategy.name for kind in explanation.calls},
     }
 
 
@@ -98,7 +102,7 @@ def eager_mlp(
     """
     torch.manual_seed(0)
     single = Mlp(biased)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
     layout = Replicate() if axis is None else Shard(axis)
     styles = parallel_styles()
     colwise = partial(styles.ColwiseParallel, input_layouts=layout)
@@ -130,14 +134,15 @@ def layers_of_torch() -> list[bool]:
     """Return whether layers that the styles leave to torch give the results of one process."""
     torch.manual_seed(0)
     styles, rank, count = parallel_styles(), dist.get_rank(), dist.get_world_size()
-    mesh, results = init_device_mesh("cpu", (count,)), []
+    mesh, results = init_device_mesh(DEVICE, (count,)), []
     for layer, x in (
         (nn.Linear(HIDDEN, 5), torch.randn(4 * count, HIDDEN)),
         (nn.Embedding(8, HIDDEN), torch.arange(2 * count)),
     ):
         style = styles.ColwiseParallel(input_layouts=Shard(0))
         parallel = parallelize_module(copy.deepcopy(layer), mesh, style)
-        results.append(torch.allclose(parallel(shard(x, 0)), layer(x).chunk(count, -1)[rank]))
+        pair = parallel(shard(x, 0)), layer(x).chunk(count, -1)[rank]
+        results.append(error_of([pair]) < (1e-5 if DEVICE == "cpu" else 1e-2))
     return results
 
 
@@ -153,7 +158,7 @@ def copies_and_subclasses() -> list[bool]:
     and whether a layer accepts an activation of one axis."""
     torch.manual_seed(0)
     styles, rank, count = parallel_styles(), dist.get_rank(), dist.get_world_size()
-    mesh, x = init_device_mesh("cpu", (count,)), torch.randn(4 * count, HIDDEN)
+    mesh, x = init_device_mesh(DEVICE, (count,)), torch.randn(4 * count, HIDDEN)
     style = styles.ColwiseParallel(input_layouts=Shard(0))
     copied = copy.deepcopy(parallelize_module(nn.Linear(HIDDEN, INNER), mesh, style))
     layer, row = Doubled(HIDDEN, INNER), nn.Linear(HIDDEN, INNER)
@@ -171,13 +176,19 @@ def copies_and_subclasses() -> list[bool]:
 
 def gather_of_columns() -> None:
     """Refuse activations whose last axis is sharded."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mesh = init_device_mesh(DEVICE, (dist.get_world_size(),))
     style = parallel_styles().ColwiseParallel(input_layouts=Shard(1))
     parallelize_module(nn.Linear(HIDDEN, INNER), mesh, style)(torch.randn(4, HIDDEN))
 
 
+def error_of(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Return the largest relative error of results; each pair has a result and the expected one."""
+    wide = [(a.float(), b.float()) for a, b in pairs]
+    return max(((a - b).norm() / b.norm().clamp(min=1e-9)).item() for a, b in wide)
+
+
 def error_of_training(model: nn.Module, single: nn.Module, axis: int | None, x: Tensor) -> float:
-    """Return the largest error of a result and of all gradients, against one process."""
+    """Return the error of a result and of all gradients, against one process."""
     mine, whole = shard(x, axis).requires_grad_(), x.clone().requires_grad_()
     result, expected = model(mine), single(whole)
     for y in (result, expected):
@@ -186,7 +197,7 @@ def error_of_training(model: nn.Module, single: nn.Module, axis: int | None, x: 
     for of_ranks, own in zip(model.parameters(), single.parameters(), strict=True):
         assert isinstance(of_ranks.grad, DTensor)
         pairs.append((of_ranks.grad.full_tensor(), own.grad))
-    return max((a - b).abs().max().item() for a, b in pairs)
+    return error_of(pairs)
 
 
 def eager_mlp_of_dtensors() -> dict[str, Any]:
@@ -250,8 +261,8 @@ def norm(
         args = x.requires_grad_(variant == "gradient"), residual, weight
         results = torch.compile(model, fullgraph=True)(*args)
         (graph,) = explain().graphs
-    errors = [(a - b).abs().max().item() for a, b in zip(results, expected, strict=True)]
-    return {"error": max(errors), "fused": [text.split()[0] for text in graph.fused]}
+    error = error_of(zip(results, expected, strict=True))
+    return {"error": error, "fused": [text.split()[0] for text in graph.fused]}
 
 
 def without_shapes() -> dict[str, Any]:
@@ -274,9 +285,8 @@ def without_shapes() -> dict[str, Any]:
     with compiler(), torch.no_grad(), enable():
         results = torch.compile(model, fullgraph=True)(*args)
         (graph,) = explain().graphs
-    errors = [(a - b).abs().max().item() for a, b in zip(results, expected, strict=True)]
     return {
-        "error": max(errors),
+        "error": error_of(zip(results, expected, strict=True)),
         "fused": sorted(text.split()[0] for text in graph.fused),
         "unfused": graph.unfused,
     }
@@ -319,7 +329,7 @@ def operator(name: str, *args: Any, **options: Any) -> dict[str, Any]:
         args: arguments without the group; a tuple is the shape of a tensor, a list of them several
             tensors. The memory of a shape that begins with -1 is transposed.
     """
-    generator = torch.Generator().manual_seed(dist.get_rank())
+    generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
 
     def tensors(argument: Any) -> Any:
         if isinstance(argument, list):
@@ -345,7 +355,7 @@ def gather(
 def scaled_gather(shape: tuple[int, ...], axis: int) -> dict[str, Any]:
     """Compare the gather for fp8 with products of what gloo gathers as bytes, on two weights."""
     a, bs = fp8(*shape), [fp8(n, shape[-1]).t() for n in (32, 16)]
-    scale_a, scale_b = torch.tensor(0.5), torch.tensor(0.25)
+    scale_a, scale_b = SCALE_A, SCALE_B
     name, count = "fused_all_gather_scaled_matmul", dist.get_world_size()
     parts = [torch.empty(shape, dtype=torch.uint8) for _ in range(count)]
     dist.all_gather(parts, a.view(torch.uint8))
@@ -364,7 +374,7 @@ def scaled_gather(shape: tuple[int, ...], axis: int) -> dict[str, Any]:
 def rowwise_gather(shape: tuple[int, ...]) -> str | None:
     """Return the obstacle of a gather with a scale for each row. gloo then refuses fp8."""
     args = gather_arguments(
-        fp8(*shape), [fp8(32, shape[-1]).t()], torch.ones(*shape[:-1], 1), torch.ones(()), 0
+        fp8(*shape), [fp8(32, shape[-1]).t()], SCALE_A.expand(*shape[:-1], 1), SCALE_B, 0
     )
     with enable(), contextlib.suppress(RuntimeError):
         torch.ops.symm_mem.fused_all_gather_scaled_matmul(*args)
@@ -386,14 +396,14 @@ def scaled_scatter(shape: tuple[int, ...], axis: int, biased: bool = False) -> d
     a, b, name = fp8(*shape), fp8(32, shape[-1]).t(), "fused_scaled_matmul_reduce_scatter"
     bias = torch.ones(32, dtype=torch.bfloat16) if biased else None
     args = (
-        a.flatten(0, -2), b, torch.tensor(0.5), torch.tensor(0.25), "sum", axis, 0,
+        a.flatten(0, -2), b, SCALE_A, SCALE_B, "sum", axis, 0,
         dist.group.WORLD.group_name, [*shape[:-1], 32], bias, None, torch.bfloat16,
     )  # fmt: skip
     return compare(name, getattr(symm_mem, f"_{name}_fallback")(*args), *args)
 
 
 def fp8(*extents: int) -> Tensor:
-    generator = torch.Generator().manual_seed(dist.get_rank())
+    generator = torch.Generator(DEVICE).manual_seed(dist.get_rank())
     return torch.randn(extents, generator=generator).to(torch.float8_e4m3fn)
 
 
@@ -407,6 +417,6 @@ def compare(name: str, expected: Any, *args: Any, **options: Any) -> dict[str, A
     assert all(a is None for a, b in pairs if b is None)
     return {
         "same strides": all(a.stride() == b.stride() for a, b in tensors),
-        "error": max((a.float() - b.float()).abs().max().item() for a, b in tensors),
+        "error": error_of(tensors),
         "obstacle": kind.obstacle,
     }
