@@ -132,7 +132,7 @@ def mixtures(inputs: Inputs) -> Iterator[Case]:
     w_gate_up = inputs.zeros(EXPERTS_PER_RANK, 2 * WIDTH, K)
     w_down = inputs.zeros(EXPERTS_PER_RANK, K, WIDTH)
     send = partial(ops.dispatch, x, ids, scores, num_experts=experts)
-    rows, _, handle = send()
+    rows, _, handle = first_result(send)
 
     sent = ids.flatten().argsort(stable=True)
     loads = torch.bincount(ids.flatten(), minlength=experts)
@@ -203,6 +203,13 @@ def attentions(inputs: Inputs) -> Iterator[Case]:
 FAMILIES = gemms, collectives, mixtures, attentions
 
 
+def first_result(call: Call) -> Any:
+    """Return the result of a call, after all its kernels are compiled, those for other sizes, too:
+    compilers in the background would slow the host down."""
+    tw.prepare(call).wait()
+    return call()
+
+
 def synchronize() -> None:
     """Wait for the GPUs of all ranks."""
     if GPU:
@@ -234,7 +241,6 @@ def host_us(call: Call, options: argparse.Namespace) -> tuple[float, float]:
     """Return the medians of single calls and of bursts in us, on the slowest rank."""
     single: list[float] = []
     bursts: list[float] = []
-    call()  # compiles
     for _ in range(-(-options.calls // options.burst) + 1):
         synchronize()
         single += single_us(call, options.burst)
@@ -250,6 +256,7 @@ def host_us(call: Call, options: argparse.Namespace) -> tuple[float, float]:
 
 def row(case: Case, options: argparse.Namespace) -> str:
     """Return a row of the table."""
+    first_result(case.ours)
     ours, theirs = host_us(case.ours, options), host_us(case.torch, options)
     bar = "" if case.bar is None else f"{case.bar:.0f}"
     verdict = "" if case.bar is None or not GPU else "yes" if ours[0] <= case.bar else "no"

@@ -31,7 +31,6 @@ from tileweave.integrations.torch import enable, explain, parallel_styles
 from tileweave.ops.norm.all_reduce_rms_norm import AllReduceRmsNorm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SCALE_A, SCALE_B = torch.tensor([0.5, 0.25], dtype=torch.float32, device=DEVICE)
 HIDDEN, INNER = (1024, 2048) if DEVICE == "cuda" else (16, 32)
 
 
@@ -355,7 +354,7 @@ def gather(
 def scaled_gather(shape: tuple[int, ...], axis: int) -> dict[str, Any]:
     """Compare the gather for fp8 with products of what gloo gathers as bytes, on two weights."""
     a, bs = fp8(*shape), [fp8(n, shape[-1]).t() for n in (32, 16)]
-    scale_a, scale_b = SCALE_A, SCALE_B
+    scale_a, scale_b = scales()
     name, count = "fused_all_gather_scaled_matmul", dist.get_world_size()
     parts = [torch.empty(shape, dtype=torch.uint8) for _ in range(count)]
     dist.all_gather(parts, a.view(torch.uint8))
@@ -373,8 +372,9 @@ def scaled_gather(shape: tuple[int, ...], axis: int) -> dict[str, Any]:
 
 def rowwise_gather(shape: tuple[int, ...]) -> str | None:
     """Return the obstacle of a gather with a scale for each row. gloo then refuses fp8."""
+    rows, one = scales()
     args = gather_arguments(
-        fp8(*shape), [fp8(32, shape[-1]).t()], SCALE_A.expand(*shape[:-1], 1), SCALE_B, 0
+        fp8(*shape), [fp8(32, shape[-1]).t()], rows.expand(*shape[:-1], 1), one, 0
     )
     with enable(), contextlib.suppress(RuntimeError):
         torch.ops.symm_mem.fused_all_gather_scaled_matmul(*args)
@@ -396,10 +396,15 @@ def scaled_scatter(shape: tuple[int, ...], axis: int, biased: bool = False) -> d
     a, b, name = fp8(*shape), fp8(32, shape[-1]).t(), "fused_scaled_matmul_reduce_scatter"
     bias = torch.ones(32, dtype=torch.bfloat16) if biased else None
     args = (
-        a.flatten(0, -2), b, SCALE_A, SCALE_B, "sum", axis, 0,
+        a.flatten(0, -2), b, *scales(), "sum", axis, 0,
         dist.group.WORLD.group_name, [*shape[:-1], 32], bias, None, torch.bfloat16,
     )  # fmt: skip
     return compare(name, getattr(symm_mem, f"_{name}_fallback")(*args), *args)
+
+
+def scales() -> tuple[Tensor, Tensor]:
+    """Return two scales of fp8 tensors."""
+    return tuple(torch.full((), scale, dtype=torch.float32, device=DEVICE) for scale in (0.5, 0.25))
 
 
 def fp8(*extents: int) -> Tensor:
