@@ -153,12 +153,10 @@ def estimate_ag_gemm_comm_blocks_us(
     ends = np.full(senders.schedule.blocks, _KERNEL_BEGIN_US)
     for numbers in _waves(senders.schedule):
         wave_ends = ends[: len(numbers)]
-        is_remote = numbers >= tiles_per_rank
-        for chunk in arrival:
-            wave_ends[is_remote] = (
-                np.maximum(wave_ends[is_remote], chunk) + tile_us / senders.num_chunks
-            )
-        wave_ends[~is_remote] += tile_us
+        own, remote = np.split(wave_ends, [max(0, tiles_per_rank - numbers[0])])
+        own += tile_us
+        for chunk in arrival if len(remote) else ():
+            remote[:] = np.maximum(remote, chunk) + tile_us / senders.num_chunks
     return float(ends.max()) + _KERNEL_END_US
 
 
@@ -333,10 +331,13 @@ class Copies:
 
     def finish(self, owners: np.ndarray, chunks: np.ndarray, ends: np.ndarray) -> None:
         """Record computed tiles; start the copies that they complete."""
+        if not len(ends):
+            return
         codes = owners * len(self._nbytes) + chunks
-        first = np.flatnonzero(np.diff(codes, prepend=-1))
-        counts = np.diff(first, append=len(codes))
-        latest = np.maximum.reduceat(ends, first) if len(first) else ends
+        begins = np.flatnonzero(codes[1:] != codes[:-1]) + 1
+        first = np.concatenate(([0], begins))
+        counts = np.concatenate((begins, [len(codes)])) - first
+        latest = np.maximum.reduceat(ends, first)
         columns = (a.tolist() for a in (owners[first], chunks[first], counts, latest))
         for owner, chunk, count, end in zip(*columns, strict=True):
             self._left[owner, chunk] -= count
