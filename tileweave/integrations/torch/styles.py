@@ -39,7 +39,7 @@ class ColwiseParallel(torch_styles.ColwiseParallel):
         axis = _axis_of_rows(self.input_layouts)
         if axis is None or self.output_layouts != (Shard(-1),):
             return super()._apply(module, device_mesh)
-        if not _divides(module, 0, device_mesh):
+        if not divides(module, 0, device_mesh):
             return super()._apply(module, device_mesh)
 
         def multiply(module: nn.Module, x: Tensor) -> Tensor:
@@ -61,18 +61,15 @@ class RowwiseParallel(torch_styles.RowwiseParallel):
         is_replicated = self.output_layouts == (Replicate(),)
         if not (is_replicated or axis is not None) or self.input_layouts != (Shard(-1),):
             return super()._apply(module, device_mesh)
-        if not _divides(module, 1, device_mesh):
+        if not divides(module, 1, device_mesh):
             return super()._apply(module, device_mesh)
 
         def multiply(module: nn.Module, x: Tensor) -> Tensor:
-            weight = _local(module.weight).t()
             if axis is None:
-                bias, rows = _local(module.bias), x.reshape(-1, x.shape[-1])
-                total = ops.matmul_all_reduce(rows, weight, device_mesh, bias=bias)
-                return total.view(*x.shape[:-1], total.shape[-1])
+                return row_parallel(module, x, device_mesh)
             _check_axis("RowwiseParallel", x, axis)
+            weight, rows = _local(module.weight).t(), flatten(x, axis)
             bias = _local(module.bias, Partial())  # each rank has the gradient of its rows
-            rows = flatten(x, axis)
             total = ops.matmul_reduce_scatter(rows, weight, device_mesh, bias=bias)
             return unflatten(total, x, axis).contiguous()
 
@@ -88,13 +85,21 @@ def parallel_styles() -> Styles:
     return Styles(ColwiseParallel, RowwiseParallel, torch_styles.SequenceParallel)
 
 
+def row_parallel(module: nn.Module, x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return the output of a linear layer whose weight is a DTensor with sharded columns, as are
+    those of x (..., columns of this rank): all ranks get the sum."""
+    weight, bias = _local(module.weight).t(), _local(module.bias)
+    total = ops.matmul_all_reduce(x.reshape(-1, x.shape[-1]), weight, mesh, bias=bias)
+    return total.view(*x.shape[:-1], total.shape[-1])
+
+
 def _axis_of_rows(layouts: tuple[Any, ...]) -> int | None:
     """Return the sharded axis; None if no axis, or one that is counted from the last, is."""
     layout = layouts[0]
     return layout.dim if isinstance(layout, Shard) and layout.dim >= 0 else None
 
 
-def _divides(module: nn.Module, axis: int, mesh: DeviceMesh) -> bool:
+def divides(module: nn.Module, axis: int, mesh: DeviceMesh) -> bool:
     """Return whether a module is a linear layer, without a ``forward`` of its own, whose shards are
     equal."""
     is_linear = getattr(type(module), "forward", None) is nn.Linear.forward
