@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from itertools import count
@@ -307,21 +307,28 @@ class OpCache:
             problems: pairs of problem and choice. Creating an operator raises the error of one
                 without a program.
         """
-        own: list[tirx.PrimFunc | Plan] = []
-        others: list[tirx.PrimFunc | Plan] = []
-        new: list[tuple[type[ProblemOp], Any, Any]] = []
-        for problem, choice in dict.fromkeys(problems):
-            if (problem, choice) not in self.operators:
-                operator = OPERATORS[problem.op]
-                with suppress(Exception):
-                    first, *rest = programs_of(operator, problem, choice)
-                    own.append(first)
-                    others += rest
-                    new.append((operator, problem, choice))
+        new = [
+            (OPERATORS[problem.op], problem, choice)
+            for problem, choice in dict.fromkeys(problems)
+            if (problem, choice) not in self.operators
+        ]
+        made: list[tuple[type[ProblemOp], Any, Any]] = []
+
+        def programs() -> Iterator[tirx.PrimFunc | Plan]:
+            others: list[tirx.PrimFunc | Plan] = []
+            for key in new:
+                try:
+                    first, *rest = programs_of(*key)
+                except Exception:
+                    continue
+                made.append(key)
+                others += rest
+                yield first
+            yield from others
 
         def similar() -> list[tirx.PrimFunc | Plan]:
-            programs = [operator.similar_programs(*key) for operator, *key in new]
-            return [program for of_operator in programs for program in of_operator]
+            of_operators = [operator.similar_programs(*key) for operator, *key in made]
+            return [program for of_operator in of_operators for program in of_operator]
 
         group = self.session.group
         of_group = group.world_size, self.session.heap.stride, sm_count()
@@ -330,7 +337,7 @@ class OpCache:
             Later(repr((*pair, *of_group)), partial(_compile, *pair, *of_group))
             for pair in dict.fromkeys(choices)
         ]
-        return compile_ahead([*own, *others], group.process_group, similar, False, later)
+        return compile_ahead(programs(), group.process_group, similar, False, later)
 
     def keep(self, problem: Hashable, choice: Hashable, operator: CompiledOp) -> None:
         """Use ``operator`` for ``problem`` from now on. Free the others of this problem, except

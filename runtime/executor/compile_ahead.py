@@ -7,7 +7,7 @@ import socket
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Thread
@@ -20,12 +20,13 @@ from ... import passes
 from ...builtins.errors import SyncWarning
 from ...codegen.compile import compile_by_tilelang
 from ..host.cache_folder import require_private_cache
-from ..host.session import Session, current
-from ..kernel import stored_programs
+from ..host.group import Group
+from ..host.session import current
 from ..kernel.compile_workers import CompileWorkers
 from ..kernel.for_group import for_group
 from ..kernel.shared_kernels import SharedKernel, SharedKernels
 from ..kernel.statistics import count_compiled
+from ..kernel.stored_programs import is_noted, note
 from .plan import Plan
 
 _IN_THREADS = 2
@@ -87,50 +88,63 @@ def compile_ahead(
         later: kernels that are compiled after these, unless an earlier process has done so. Nothing
             waits for them.
     """
-    session, later = current(group), list(later)
-    own = [*_for_group(programs, session.group.world_size, session.heap.stride)]
-    is_found = session.kernels.has(own, session.group)
-    begun = Compilation(0)
-    if later or not is_found:
-        begun = _begin([] if is_found else own, similar, later, session)
+    session, later, share = current(group), list(later), None
+    kernels, ranks, stride = session.kernels, session.group, session.heap.stride
+    new: list[tuple[SharedKernel, dict[str, Any]]] = []
+    work: list[Future[None]] = []
+    with ExitStack() as stack:
+        if later:
+            share = _share_of(ranks)
+            later = [other for other in later[share.own] if not is_noted(other.name)]
+        compiler: CompileWorkers | _Threads | None = None
+        if later:  # its processes import the compiler, while this one makes the programs
+            compiler = stack.enter_context(closing(CompileWorkers(share.cores)))
+        own = [*_for_group(programs, ranks.world_size, stride)]
+        if not kernels.has(own, ranks):
+            share = share or _share_of(ranks)
+            if compiler is None:
+                is_few = len(own) <= _IN_THREADS * share.ranks
+                compiler = _Threads(ranks.device) if is_few else CompileWorkers(share.cores)
+                stack.enter_context(closing(compiler))
+            for program in (*own, *_for_group(similar(), ranks.world_size, stride)):
+                kernels.add(*program)
+            new = _kernels(own, kernels)
+            for shared, _ in new:
+                shared.is_compiling = True
+            for shared, options in new[share.own]:
+                compile = partial(compile_by_tilelang, shared.program, **options)
+                shared.work = compiler.submit(compile, shared.save)
+                work.append(shared.work)
+        for other in later:
+            work.append(compiler.submit(other.compile, partial(note, other.name)))
+    count_compiled(len(new))
     if waits:
-        session.kernels.finish(own, session.group)
-    return begun
+        kernels.finish(own, ranks)
+    return Compilation(len(new), work)
 
 
-def _begin(
-    own: Sequence[_Program], similar: Callable[[], Iterable[tirx.PrimFunc | Plan]],
-    later: Sequence[Later], session: Session,
-) -> Compilation:  # fmt: skip
-    """Let the ranks of each node begin to compile."""
-    ranks, stride = session.group, session.heap.stride
+class _Share(NamedTuple):
+    """Part of the work of a node that is this rank's.
+
+    Attributes:
+        own: this rank's elements of a list of work.
+        ranks: number of ranks of the node.
+        cores: number of cores for this rank.
+    """
+
+    own: slice
+    ranks: int
+    cores: int
+
+
+def _share_of(ranks: Group) -> _Share:
+    """Return this rank's part of the work of its node. Collective."""
     require_private_cache()
     hosts = ranks.exchange("compile ahead", socket.gethostname())
     local_ranks = [rank for rank, host in enumerate(hosts) if host == hosts[ranks.rank]]
-    mine = slice(local_ranks.index(ranks.rank), None, len(local_ranks))
-    later = [kernels for kernels in later[mine] if not stored_programs.is_noted(kernels.name)]
-    if not own and not later:
-        return Compilation(0)
-    # Processes begin to import the compiler, while this one infers the other programs.
-    is_few = len(own) <= _IN_THREADS * len(local_ranks) and not later
-    cores = max(1, len(os.sched_getaffinity(0)) // len(local_ranks))
-    compiler = _Threads(ranks.device) if is_few else CompileWorkers(cores)
-    with closing(compiler):
-        similar_to_own = _for_group(similar() if own else (), ranks.world_size, stride)
-        for program in (*own, *similar_to_own):
-            session.kernels.add(*program)
-        kernels = _kernels(own, session.kernels)
-        for shared, _ in kernels:
-            shared.is_compiling = True
-        work = []
-        for shared, options in kernels[mine]:
-            compile = partial(compile_by_tilelang, shared.program, **options)
-            shared.work = compiler.submit(compile, shared.save)
-            work.append(shared.work)
-        for others in later:
-            work.append(compiler.submit(others.compile, partial(stored_programs.note, others.name)))
-    count_compiled(len(kernels))
-    return Compilation(len(kernels), work)
+    count = len(local_ranks)
+    own = slice(local_ranks.index(ranks.rank), None, count)
+    return _Share(own, count, max(1, len(os.sched_getaffinity(0)) // count))
 
 
 class _Threads:

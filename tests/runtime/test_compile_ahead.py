@@ -321,11 +321,14 @@ def test_a_session_finds_what_a_process_compiled_that_was_no_rank(product, compi
 
 
 def test_other_sizes_are_compiled_once(compilers, cache, every_rank, monkeypatch):
-    """The ranks divide them, and later processes see that they are compiled."""
+    """The ranks divide them, and later processes see that they are compiled. The compilers begin
+    before the programs are made."""
+    begun = threading.local()
 
     class Workers:
         def __init__(self, count):
             assert count > 0
+            begun.here = True
 
         def submit(self, call, then):
             call()
@@ -340,12 +343,16 @@ def test_other_sizes_are_compiled_once(compilers, cache, every_rank, monkeypatch
     monkeypatch.setattr(compile_ahead, "CompileWorkers", Workers)
     compiled: list[int] = []
 
+    def programs():
+        assert begun.here
+        yield from ()
+
     def rank(group):
         compilers.join(group)
         later = [
             compile_ahead.Later(str(n), functools.partial(compiled.append, n)) for n in range(4)
         ]
-        first = compile_ahead.compile_ahead([], later=later)
+        first = compile_ahead.compile_ahead(programs(), later=later)
         group.meet("compiled")
         second = compile_ahead.compile_ahead([], later=later)
         return len(first.work), len(second.work)
