@@ -21,13 +21,14 @@ gpu_programs := $(wildcard tests/gpu/*.py tests/gpu/*/*.py)
 # The checkout works without being installed: see tileweave/__init__.py.
 export PYTHONPATH := $(CURDIR)$(if $(PYTHONPATH),:$(PYTHONPATH))
 
-.PHONY: help test test-long test-versions test-versions-quick test-nvcc lit pytest headers test-gpu demo lint format docs docs-site clean
+.PHONY: help test test-long test-versions test-versions-quick test-nvcc test-engines lit pytest headers test-gpu demo lint format docs docs-site clean
 help:
 	@echo "make test      all that needs no GPU: linters, the site, device headers, lit, pytest"
 	@echo "make test-long many programs, shapes and seeds, and validation of all device functions"
 	@echo "make test-versions  pairs of TileLang and torch; writes docs/guides/versions.md"
 	@echo "make test-versions-quick  the part that CI runs: each older TileLang with the torch of .venv"
 	@echo "make test-nvcc the demo and a cubin with the nvcc of requirements-nvcc.txt only"
+	@echo "make test-engines  integrations with engines that .venv does not have"
 	@echo "make demo      GEMM + reduce-scatter on all visible GPUs; without one, in the simulator, and broken"
 	@echo "make test-gpu  tests/gpu on all visible GPUs, each program for MINUTES=15 at most;"
 	@echo "               RANKS=8 for more ranks than GPUs, which share these in time slices"
@@ -58,6 +59,14 @@ test-versions-quick: .venv/ready-test
 # As on a machine without its own nvcc.
 test-nvcc: .venv/ready
 	@$(python) tools/test_nvcc.py
+
+# Installs what tests/engines/NAME.py imports from NAME.txt, without what that depends on.
+test-engines: .venv/ready-test
+	@for list in tests/engines/*.txt; do \
+	  name=$$(basename $$list .txt) folder=build/engines/$$(basename $$list .txt); \
+	  $(pip_install) --no-deps --upgrade --target $$folder -r $$list; \
+	  PYTHONPATH=$$PYTHONPATH:$$folder $(python) -m pytest -q tests/engines/$$name.py; \
+	done
 
 lit: .venv/ready-test
 	@$(with_cuda) .venv/bin/lit -sv lit_tests
