@@ -45,7 +45,9 @@ class Experts(EPImplementation):
     ) -> Tensor:  # fmt: skip
         tokens = hidden_states, top_k_index, top_k_weights
         if self.tp_mesh.size() == 1:
-            return self._computed(*tokens, self._most_tokens(len(hidden_states)))
+            most = self._most_tokens(len(hidden_states))
+            result = self._computed(*tokens, most)
+            return result if len(result) == most else result.clone()  # FSDP warns of views
         own = (
             DTensor.from_local(x, self.tp_mesh, [Replicate()], run_check=False)
             .redistribute(placements=[Shard(0)])
