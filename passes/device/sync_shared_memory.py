@@ -223,7 +223,12 @@ def _refusal(finding: Missing) -> LanguageError:
             "a wait between both; T.Pipelined waits for a load before a statement reads its tile"
         )
         what = f"{finding.what} that may not have ended"
-    lines = arrows([("before", _line(finding.before)), ("after", _line(finding.after))])
+    places = [("before", _line(finding.before)), ("after", _line(finding.after))]
+    if finding.returned is not None:
+        what += ", because the wait between both may return at once"
+        legal = "the other parity: a wait for parity 1 of a new mbarrier returns at once"
+        places.insert(1, ("wait", _line(finding.returned)))
+    lines = arrows(places)
     if finding.number is not None:
         return LanguageError(
             f"{finding.what}: different warps may be at barrier {finding.number} at the same time; "
