@@ -21,6 +21,15 @@ def is_pipelined(loop: tirx.For) -> bool:
     )
 
 
+def loop_name(loop: tirx.For) -> str:
+    """Return the name of the function of TileLang that makes ``loop``."""
+    if loop.kind == tirx.ForKind.SERIAL:
+        return "T.Pipelined" if is_pipelined(loop) else "T.serial"
+    return {tirx.ForKind.PARALLEL: "T.Parallel", tirx.ForKind.UNROLLED: "T.unroll"}.get(
+        loop.kind, "T.vectorized"
+    )
+
+
 def guards_in(node) -> list[tirx.Call]:
     """Return the waits in ``node`` that guard loads of a pipelined loop."""
     return calls_in(node, guards_loads)
