@@ -41,6 +41,7 @@ from ..builtins.spec import BUILTINS, builtin_of
 from ..passes.ir.group import GROUP_SIZE
 from ..passes.ir.marks import NumberedCall
 from ..passes.ir.operators import COMPLETE, HOLD, SYSTEM_ATOMIC
+from ..passes.ir.pipelined_loops import load_lines
 from ..passes.ir.releases import downgrade_ir
 from ..passes.ir.walk import builtins_in, map_functions, uses_tileweave
 from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
@@ -144,7 +145,8 @@ def _lower_with_stages(stock: Lower, mod: IRModule, target: Target) -> IRModule:
                 raise
             first = first or (error, program)
             continue
-        lowered = passes.run("device", lowered, calls=calls, program=program, **known)
+        known |= {"calls": calls, "program": program, "load_lines": load_lines(program)}
+        lowered = passes.run("device", lowered, **known)
         return include_headers(rename_reserved(lowered))
     assert first is not None
     cause, program = first

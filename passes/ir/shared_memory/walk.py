@@ -484,8 +484,8 @@ class Walk:
                 warps, pair = before.warps | footprint.warps, _pair(before.access, access)
                 waits = before.barrier | before.published | (self._guards if is_early else slots)
                 returned = next((w for s, w in self._returned.items() if s in waits), None)
-                missing = Missing(before.place, path, warps, pair, returned=returned)
-                raise Found(replace(missing, is_awaited=before.ended))
+                missing = Missing(before.place, path, warps, pair, tile=_name(access))
+                raise Found(replace(missing, is_awaited=before.ended, returned=returned))
         if footprint.repeats:
             raise Found(Missing(path, path, footprint.warps, _pair(access, access)))
         key = (path[-1].stmt, number, id(footprint))
