@@ -44,8 +44,8 @@ def one(tile, other, total):
 # CHECK: both: accepted
 show("both", both)
 # CHECK: one: shared memory: a write of other after a write of other by a bulk load that may not have ended; expected a wait between both, or T.serial; T.Pipelined waits before a statement of the same iteration that reads other
-# CHECK-NEXT: before --> {{.*}}unread-loads.py:[[# @LINE - 24]]
+# CHECK-NEXT: before --> {{.*}}unread-loads.py:[[# @LINE - 23]]
 show("one", one)
 # CHECK: sm_80: shared memory: a write of other after a write of other by a cp.async that may not have ended
-# CHECK-NEXT: before --> {{.*}}unread-loads.py:[[# @LINE - 27]]
+# CHECK-NEXT: before --> {{.*}}unread-loads.py:[[# @LINE - 26]]
 show("sm_80", one, "sm_80")
