@@ -89,6 +89,35 @@ def known_by_others(
             T.sync_threads()
 
 
+@factory
+def handed_over(A: T.Tensor((STEPS, 64, 64), "float16"), C: T.Tensor((STEPS, 64, 64), "float16")):
+    """Two groups take turns to read a tile. The second one waits for phase 1 first, after the first
+    one has waited for phase 0."""
+    with T.Kernel(1, threads=384):
+        tile = T.alloc_shared((64, 64), "float16")
+        ready, free = T.alloc_barrier(arrive_count=128), T.alloc_barrier(arrive_count=128)
+        turn, tx = T.alloc_barrier(arrive_count=[128, 128]), T.get_thread_binding()
+        if tx < 128:
+            for k in T.serial(STEPS):
+                T.barrier_wait(free, k % 2 ^ 1)
+                T.tma_copy(A[k, :, :], tile, barrier=ready)
+                T.barrier_arrive(ready)
+        elif tx < 256:
+            for k in T.serial(STEPS // 2):
+                T.barrier_wait(turn[1], k % 2 ^ 1)
+                T.barrier_wait(ready, 0)
+                T.copy(tile, C[2 * k, :, :])
+                T.barrier_arrive(turn[0])
+                T.barrier_arrive(free)
+        else:
+            for k in T.serial(STEPS // 2):
+                T.barrier_wait(turn[0], k % 2)
+                T.barrier_wait(ready, 1)
+                T.copy(tile, C[2 * k + 1, :, :])
+                T.barrier_arrive(turn[1])
+                T.barrier_arrive(free)
+
+
 def phase(stages, first=0):
     return lambda k: ((k + first) // stages) % 2
 
@@ -112,6 +141,10 @@ def test_right_phases(operands):
 def test_phases_that_are_awaited_again(tiles):
     a, c = validate(kept_tile(tiles), (STEPS, 64, 64))
     np.testing.assert_array_equal(c, a + np.repeat(a[:: STEPS // tiles], STEPS // tiles, axis=0))
+
+
+def test_phases_that_other_threads_wait_for():
+    np.testing.assert_array_equal(*validate(handed_over(), (STEPS, 64, 64)))
 
 
 def test_phases_that_other_threads_know():

@@ -560,6 +560,7 @@ class Walk:
 
     def _arrive(self, slots: Slots, threads: np.ndarray) -> None:
         self._require_reached(slots, threads)
+        self._phases.arrive(slots, threads)
         self._arrived |= slots
         warps, whole = warps_of(threads), whole_warps_of(threads)
 
