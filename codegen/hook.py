@@ -1,5 +1,6 @@
 """Hook into TileLang: wrap its CUDA pipeline, its cache key, its call of nvcc, and the frontend's
-transform of functions, record of lines and check of copies, and filter its log; nothing else."""
+transform of functions, record of lines, check of copies and errors. Filter its log, nothing else.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from typing import Any
 
 import tilelang
 import tvm_ffi
-from tilelang import tvm
+from tilelang import language, tvm
 from tilelang.cache.kernel_cache import KernelCache
 from tilelang.contrib import nvcc
 from tilelang.language import copy_op
@@ -34,6 +35,7 @@ from ..builtins.errors import (
     LanguageError,
     MisloweredError,
     TileWeaveError,
+    brief_errors,
     reject,
     shows_frames,
 )
@@ -41,6 +43,7 @@ from ..builtins.spec import BUILTINS, builtin_of
 from ..passes.ir.group import GROUP_SIZE
 from ..passes.ir.marks import NumberedCall
 from ..passes.ir.operators import COMPLETE, HOLD, SYSTEM_ATOMIC
+from ..passes.ir.pipelined_loops import load_lines
 from ..passes.ir.releases import downgrade_ir
 from ..passes.ir.walk import builtins_in, map_functions, uses_tileweave
 from .backends import Lower, lower_of_cuda, replace_lower_of_cuda
@@ -87,6 +90,7 @@ def activate() -> None:
         _transform_once()
         _name_lines_of_programs()
         _name_shapes_of_copies()
+        _shorten_errors()
         logging.getLogger(Builder.__module__).addFilter(_is_logged)
         _wrap_nvcc()
         filter_logs()
@@ -144,7 +148,8 @@ def _lower_with_stages(stock: Lower, mod: IRModule, target: Target) -> IRModule:
                 raise
             first = first or (error, program)
             continue
-        lowered = passes.run("device", lowered, calls=calls, program=program, **known)
+        known |= {"calls": calls, "program": program, "load_lines": load_lines(program)}
+        lowered = passes.run("device", lowered, **known)
         return include_headers(rename_reserved(lowered))
     assert first is not None
     cause, program = first
@@ -303,6 +308,12 @@ def _name_shapes_of_copies() -> None:
             raise reject("T.copy", *unequal_copy(sides)) from error
 
     copy_op._normalize_copy_regions = normalize_copy_regions
+
+
+def _shorten_errors() -> None:
+    """Let errors in ``T.prim_func`` show the frames of the program and the message only."""
+    if not hasattr(language.prim_func, "__wrapped__"):
+        language.prim_func = brief_errors(language.prim_func)
 
 
 def _is_logged(record: logging.LogRecord) -> bool:

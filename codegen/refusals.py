@@ -17,7 +17,7 @@ from ..builtins.errors import LanguageError
 from ..builtins.versions import SUPPORTED_TILELANG, installed_tilelang, numbers_of
 from ..passes.ir.accesses import accesses_of, name_of, touches_in
 from ..passes.ir.origin import ORIGIN
-from ..passes.ir.pipelined_loops import is_pipelined
+from ..passes.ir.pipelined_loops import is_pipelined, loop_name
 from ..passes.ir.tma import may_have_producer
 from ..passes.ir.walk import arrows, format_expr, headers_of, line_of, nodes_in, op_name
 from .culprits import Culprit, culprit_of
@@ -192,15 +192,6 @@ def _explain_scan(failure: _Failure, _: re.Match) -> Explanation:
     )
 
 
-def _explain_shared_bound(failure: _Failure, _: re.Match) -> Explanation | None:
-    loads = [load for h in headers_of(failure.stmt) for load in nodes_in(h, tirx.BufferLoad)]
-    name = next((format_expr(x) for x in loads if x.buffer.scope().startswith("shared")), None)
-    return name and (
-        f"the number of iterations depends on {name} in shared memory",
-        f"a variable: n = {name} before the loop, and n in place of {name}",
-    )
-
-
 def _explain_wgmma(failure: _Failure, _: re.Match) -> Explanation | None:
     operands = accesses_of(failure.stmt).reads.values()
     short = [b for b in operands if b.scope().startswith("shared") and int(b.shape[-1]) % 16]
@@ -254,7 +245,6 @@ _KINDS: dict[str, Callable[[_Failure, re.Match], Explanation | None]] = {
     r"Fragment buffer access with non-zero index \[(.*?)\]": _explain_constant_index,
     r"second\.indices, indices.*false: (\w+): (\(.*?\)) and (\(.*\))": _explain_two_indices,
     r"IsSharedBuffer\(op\.dst\)": _explain_scan,
-    "allow_append_": _explain_shared_bound,
     "loop range is smaller than original": _explain_shapes,
     _PART_OF_WARP: _explain_condition,
     r"([MNK]) must be divisible by (\d+), but got (\d+)": _explain_divisor,
@@ -309,7 +299,7 @@ def _is_power_of_two(number: int) -> bool:
 def _name(stmt: tirx.Stmt) -> str:
     """Return the name of a statement, a loop or a branch for messages."""
     if isinstance(stmt, tirx.For) and stmt.kind == tirx.ForKind.SERIAL:
-        return "T.Pipelined" if is_pipelined(stmt) else "T.serial"
+        return loop_name(stmt)
     if headers_of(stmt) and not isinstance(stmt, tirx.For):
         return "if" if isinstance(stmt, tirx.IfThenElse) else "while"
     return name_of(stmt)

@@ -185,7 +185,7 @@ PIPELINE = (
     Pass(
         verify_loop_tiles, "target",
         "after the passes that choose which loads use the TMA; before passes that add statements",
-        needs=("target",), until="open",
+        scope="all", needs=("target",), until="open",
     ),
     Pass(
         order_loads, "target",
@@ -261,7 +261,7 @@ PIPELINE = (
     ),
     Pass(
         sync_shared_memory, "device", "after elect_once; later passes see every barrier",
-        scope="all", until="open",
+        scope="all", needs=("load_lines",), until="open",
     ),
     Pass(
         make_coherent, "device", "after lowering, which divides tiles into elements and vectors",
@@ -326,7 +326,8 @@ def run(stages: str | Iterable[str], mod: IRModule, **known: Any) -> IRModule:
         known: what the passes need, by name: ``world_size`` and ``heap_stride`` of the group, the
             ``target``, whether TileLang has failed for an earlier form (``is_retry``), the names of
             the ``symmetric`` tensors, the ``calls`` of builtins by number, the module before
-            TileLang's pipeline (``program``), the module before TileLang lowers it (``tiles``).
+            TileLang's pipeline (``program``) and the lines of its loads of tiles (``load_lines``),
+            the module before TileLang lowers it (``tiles``).
     """
     stages = {stages} if isinstance(stages, str) else {*stages}
     if stages & _ON_TILES:

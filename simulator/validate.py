@@ -12,6 +12,7 @@ from tvm import tirx
 
 from ..builtins.errors import brief_errors
 from ..passes.ir.walk import nodes_in
+from ..passes.lowering.places import stored_orders
 from ..runtime.kernel.configured import configured, program_of
 from .case import Case
 from .inputs.arguments import check_numbers
@@ -78,12 +79,16 @@ def validate(
     levels = {level: executable_at(plan, world_size, level, arch) for level in LEVELS}
     if inputs is None:
         inputs, _ = described_inputs(levels["tile"], seed, {})
-    cases = [(Case(e, checked_inputs(e, inputs), epochs), level) for level, e in levels.items()]
+    tiles = Case(levels["tile"], checked_inputs(levels["tile"], inputs), epochs)
+    orders = {n: o for func in levels["tile"].functions for n, o in stored_orders(func).items()}
+    given = checked_inputs(levels["device"], inputs)
+    given = [{n: _stored(v, orders.get(n)) for n, v in values.items()} for values in given]
+    cases = [(tiles, "tile"), (Case(levels["device"], given, epochs), "device")]
     for number in range(seed, seed + schedules):
         runs = [_run(*case, number, resident_blocks, progress) for case in cases]
         if faults := [run for run in runs if isinstance(run, SimulationError)]:
             raise _fault(runs, faults)
-        tile, device = (_Results(run) for run in runs)
+        tile, device = _Results(runs[0], {}), _Results(runs[1], orders)
         _compare(tile, device, _precision(levels["tile"]), number)
     return outputs_of(device.machine)
 
@@ -128,11 +133,15 @@ def _fault(runs: list[Machine | SimulationError], faults: list[SimulationError])
 class _Results:
     """Tensors and writes of one schedule.
 
+    Args:
+        orders: places of the elements of tensors that are stored in another order, by name. The
+            tensors of ``machine`` get the order of the program.
+
     Attributes:
         tensors: every tensor, by key and by the rank that has it; a symmetric one has rank None.
     """
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, orders: Mapping[str, np.ndarray]) -> None:
         self.machine = machine
         self.tensors: dict[tuple[Key, int | None], Tensor] = {}
         keys: dict[int, Key] = {}
@@ -144,6 +153,12 @@ class _Results:
                 if keys.setdefault(id(tensor), key) == key:
                     self.tensors[key, None if tensor.symmetric else rank] = tensor
         self.writes = self._writes(keys)
+        for place, written in self.writes.items():
+            self.writes[place] = _loaded(written, orders.get(place[0][1]))
+        for ((_, name), _), tensor in self.tensors.items():
+            order = orders.get(name)
+            tensor.data, tensor.poison = _loaded(tensor.data, order), _loaded(tensor.poison, order)
+            tensor.writes.last = _loaded(tensor.writes.last, order)
 
     def _writes(self, keys: dict[int, Key]) -> Writes:
         memory, writes = self.machine.memory, {}
@@ -159,6 +174,20 @@ class _Results:
 
     def describe(self, event: int, otherwise: str) -> str:
         return self.machine.memory.describe(event) if event else otherwise
+
+
+def _loaded(array: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Return elements, which are stored at the places ``order``, in the order of the program."""
+    return array if order is None else array.reshape(-1)[order].reshape(array.shape)
+
+
+def _stored(value: Any, order: np.ndarray | None) -> Any:
+    """Return an input in the order in which it is stored: the inverse of ``_loaded``."""
+    if order is None:
+        return value
+    stored = np.empty_like(value)
+    stored.reshape(-1)[order] = value.reshape(-1)
+    return stored
 
 
 def _compare(tile: _Results, device: _Results, precision: float, seed: int) -> None:

@@ -65,6 +65,7 @@ CALLS = {
     "jit": lambda: tw.jit(3),
     "jitted": lambda: jitted(1),
     "operator": lambda: ops.all_reduce(3),
+    "program": lambda: trace(),
     "tune": lambda: tw.tune("nothing", [(1, 2, 3)]),
 }
 

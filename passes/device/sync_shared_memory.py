@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tvm import tirx
 
 from ...builtins.errors import LanguageError
@@ -30,7 +32,7 @@ _INSERTED = "shared.dyn"
 """Scope of barriers that the program does not contain; also of those that TileLang inserts."""
 
 
-def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def sync_shared_memory(func: tirx.PrimFunc, load_lines: Mapping[str, str]) -> tirx.PrimFunc:
     """Insert a barrier between accesses of shared memory that nothing orders.
 
     TileLang inserts barriers as if both cases of a branch ran one after the other, every loop ran
@@ -53,6 +55,9 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
     Before: ``a[tx] = 0; if tx < 240: a[tx + 16] = x[tx]``
     After:  ``a[tx] = 0; sync(); if tx < 240: a[tx + 16] = x[tx]``
 
+    Args:
+        load_lines: see the function of this name.
+
     Raises:
         LanguageError: names two accesses that no barrier can order, or a barrier where threads may
             wait forever, with the lines.
@@ -71,7 +76,7 @@ def sync_shared_memory(func: tirx.PrimFunc) -> tirx.PrimFunc:
         may_help = finding.is_awaited and attempts[pair] <= _ATTEMPTS
         changed = _with_barrier(func, finding, walk) if may_help else None
         if changed is None:
-            raise _refusal(finding)
+            raise _refusal(finding, load_lines)
         func = changed
 
 
@@ -209,7 +214,7 @@ def _replace_at(func: tirx.PrimFunc, path: Path, at: int, change: Rewrite) -> ti
     return func.with_body(visit(func.body, 0))
 
 
-def _refusal(finding: Missing) -> LanguageError:
+def _refusal(finding: Missing, load_lines: Mapping[str, str]) -> LanguageError:
     legal = "both under conditions that all threads share, or in the same threads"
     why = "and no place between both is reached by all threads that make them, in whole warps"
     what = f"{finding.what} is not ordered by a barrier, {why}"
@@ -220,10 +225,17 @@ def _refusal(finding: Missing) -> LanguageError:
         )
     if not finding.is_awaited:
         legal = (
-            "a wait between both; T.Pipelined waits for a load before a statement reads its tile"
+            "a wait between both, or T.serial; T.Pipelined waits before a statement of the same "
+            f"iteration that reads {finding.tile}"
         )
         what = f"{finding.what} that may not have ended"
-    lines = arrows([("before", _line(finding.before)), ("after", _line(finding.after))])
+    lost = load_lines.get(finding.tile, "")
+    places = [("before", _line(finding.before) or lost), ("after", _line(finding.after) or lost)]
+    if finding.returned is not None and _line(finding.returned):
+        what += ", because the wait between both may return at once"
+        legal = "the other parity: a wait for parity 1 of a new mbarrier returns at once"
+        places.insert(1, ("wait", _line(finding.returned)))
+    lines = arrows(places)
     if finding.number is not None:
         return LanguageError(
             f"{finding.what}: different warps may be at barrier {finding.number} at the same time; "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tvm import DataType, tirx
+from tvm import DataType, IRModule, tirx
 
 from .memory_order import pointers_written
 from .tma import TMA_MULTIPLE
-from .walk import calls_in, nodes_in, op_name, statements_of
+from .walk import calls_in, line_of, nodes_in, op_name, statements_of
 
 GUARDS_LOADS = "tileweave.guards_loads"
 """Annotation of the waits that guard loads of a pipelined loop."""
@@ -18,6 +18,15 @@ def is_pipelined(loop: tirx.For) -> bool:
     """Return whether TileLang overlaps the iterations of ``loop``."""
     return (
         int(loop.annotations.get("num_stages", 0)) >= 1 or "tl_pipeline_stage" in loop.annotations
+    )
+
+
+def loop_name(loop: tirx.For) -> str:
+    """Return the name of the function of TileLang that makes ``loop``."""
+    if loop.kind == tirx.ForKind.SERIAL:
+        return "T.Pipelined" if is_pipelined(loop) else "T.serial"
+    return {tirx.ForKind.PARALLEL: "T.Parallel", tirx.ForKind.UNROLLED: "T.unroll"}.get(
+        loop.kind, "T.vectorized"
     )
 
 
@@ -72,6 +81,19 @@ def tiles_loaded_in(stmt: tirx.Stmt) -> set[tirx.Var]:
     """Return the pointers of the tiles that ``stmt`` loads from global memory."""
     loads = filter(loads_in, nodes_in(stmt, tirx.Call, tirx.BufferStore))
     return {(x.args[1].args[0] if isinstance(x, tirx.Call) else x).buffer.data for x in loads}
+
+
+def load_lines(mod: IRModule) -> dict[str, str]:
+    """Return the line of the last load of each tile in shared memory, by the name of the tile.
+
+    TileLang loses the lines of loads of pipelined loops.
+    """
+    calls = (stmt for f in mod.functions.values() for stmt in nodes_in(f.body, tirx.Evaluate))
+    return {
+        stmt.value.args[1].args[0].buffer.name: line_of(stmt)
+        for stmt in calls
+        if op_name(stmt.value) in COPIES and loads_in(stmt)
+    }
 
 
 def uses_tma(loop: tirx.For) -> bool:

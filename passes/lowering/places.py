@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tilelang.layout import Fragment, Layout
@@ -54,11 +55,7 @@ class Places:
     """
 
     def __init__(self, tiles: tirx.PrimFunc, lowered: tirx.PrimFunc) -> None:
-        self._layouts = {
-            _key(buffer): layout
-            for block in nodes_in(tiles.body, tirx.SBlock)
-            for buffer, layout in dict(block.annotations.get("layout_map", {})).items()
-        }
+        self._layouts = {_key(buffer): layout for buffer, layout in _layouts_of(tiles)}
         old, new = map(_allocations, (tiles, lowered))
         self._numbers: dict[tirx.Var, int] = {}
         counter = itertools.count(1)
@@ -93,7 +90,7 @@ class Places:
                 self._place(buffer.data, thread * count + register)
                 for thread, register in _copies(layout, indices)
             ]
-        if layout is None or buffer.scope() == "global":
+        if layout is None:
             return [self.in_memory(buffer, indices, points)]
         flat = _flat(layout, indices)
         return [self.at_bit(buffer.data, flat * bits_of(buffer.dtype))]
@@ -165,6 +162,24 @@ def flat_index(buffer: tirx.Buffer, indices: Sequence[np.ndarray], points: Point
     return flat
 
 
+def stored_orders(func: tirx.PrimFunc) -> dict[str, np.ndarray]:
+    """Return the place of each element of the tensors to which a program gives a layout, by the
+    names of the tensors. Elements and places are numbers from the start of the tensor."""
+    tensors = {buffer.data: buffer for buffer in func.buffer_map.values()}
+    shapes = {data: _key(buffer)[1] for data, buffer in tensors.items()}
+    return {
+        tensors[data].name: _flat(layout, [i.reshape(-1) for i in np.indices(shapes[data])])
+        for data, layout in _layouts_of(func)
+        if data in tensors and -1 not in shapes[data]
+    }
+
+
+def _layouts_of(func: tirx.PrimFunc) -> Iterator[tuple[Any, Layout]]:
+    """Yield tensors and tiles with their layouts; a program names them by their pointers."""
+    for block in nodes_in(func.body, tirx.SBlock):
+        yield from dict(block.annotations.get("layout_map", {})).items()
+
+
 def _allocations(func: tirx.PrimFunc) -> dict[str, tirx.Buffer]:
     """Return the buffers that blocks allocate, by names that are equal before and after."""
     named: dict[str, tirx.Buffer] = {}
@@ -198,7 +213,7 @@ def _copies(layout: Fragment, indices: Sequence[np.ndarray]) -> list[tuple[np.nd
 
 
 def _flat(layout: Layout, indices: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the number of elements in shared memory of this layout. A layout of fewer axes is that
+    """Return the number of elements in memory of this layout. A layout of fewer axes is that
     of each element of the outer axes."""
     inner = len(layout.get_input_shape())
     outer, indices = indices[: len(indices) - inner], indices[len(indices) - inner :]

@@ -181,7 +181,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         tensor.write(key, values, access, poison)
         return
     values = np.broadcast_to(values, space)
-    if frame.space is None and frame.block.has_replicas:
+    if frame.space is None:
         covered = _without_replicas(frame, tensor, index, values, covered)
     for thread_groups, in_group in _per_group(frame, covered, space):
         part = tuple(np.broadcast_to(i, space)[in_group] for i in index)
@@ -222,7 +222,7 @@ def _without_replicas(
     frame: Frame, tensor: Tensor, index: list, values: np.ndarray, covered: np.ndarray | None
 ) -> np.ndarray | None:
     """Return the mask of the elements to store, each by one thread, if all threads that store an
-    element store the same value. TileLang lets every thread store its replica of a fragment."""
+    element store the same value, such as their replicas of an element of a fragment."""
     space = values.shape
     active = frame.mask.on.reshape(-1, *[1] * (len(space) - 1))
     active = np.broadcast_to(active if covered is None else active & covered, space)

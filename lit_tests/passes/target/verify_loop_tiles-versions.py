@@ -145,3 +145,25 @@ show("inner_loop", nothing, store, load=load_in_loop)
 
 # CHECK: inner_loop_without_tma: T.copy: uses tile, of which T.Pipelined has a version for each stage
 show("inner_loop_without_tma", nothing, store, load=load_in_loop, arch="sm_80")
+
+
+@T.prim_func
+def local(
+    X: T.Tensor((64, 256), "float16"), S: W.Symmetric((64, 64), "float16"),
+    Y: T.Tensor((64, 64), "float32"),
+):  # fmt: skip
+    with T.Kernel(1, threads=128):
+        tile = T.alloc_shared((64, 64), "float16")
+        total = T.alloc_fragment((64, 64), "float32")
+        T.clear(total)
+        for k in T.Pipelined(4, num_stages=2):
+            T.copy(X[0, k * 64], tile)
+            add(tile, total)
+        use(X, X, tile, total)
+        T.copy(total, Y)
+
+
+# A program with a symmetric tensor that calls no builtin.
+# CHECK: local: assignment to total: uses tile, of which T.Pipelined has a version for each stage
+with print_verdict("local"):
+    tw.emit(local, arch="sm_80", world_size=2)

@@ -130,14 +130,10 @@ class Arrive:
 
 @dataclass(frozen=True)
 class Await:
-    """A wait for a phase of an mbarrier.
-
-    Attributes:
-        is_first: whether it waits for the first phase.
-    """
+    """A wait for the phase of an mbarrier with a parity."""
 
     barrier: Any
-    is_first: bool = False
+    parity: tirx.PrimExpr
 
 
 @dataclass(frozen=True)
@@ -271,9 +267,7 @@ class _Collector:
                 self.effects.append(Complete(COPY, 0))
             self.effects.append(Arrive(call.args[0]))
         elif name == MBARRIER_WAIT:
-            parity = call.args[1]
-            is_first = isinstance(parity, tirx.IntImm) and int(parity) == 0
-            self.effects.append(Await(call.args[0], is_first))
+            self.effects.append(Await(*call.args[:2]))
         elif name in _COMMITS:
             self.effects.append(Commit(_COMMITS[name]))
         elif name in _WAITS:

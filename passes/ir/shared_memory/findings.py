@@ -57,6 +57,8 @@ class Missing:
         what: both accesses, or the operation with the second barrier, for a message.
         publishes: whether the second one is a release.
         is_awaited: whether the first one has ended, or is asynchronous and may still run.
+        tile: name of the buffer in shared memory that both access, or "".
+        returned: a wait for an mbarrier between both that may return at once, or None.
         number: number of both barriers; None for accesses.
     """
 
@@ -66,6 +68,8 @@ class Missing:
     what: str
     publishes: bool = False
     is_awaited: bool = True
+    tile: str = ""
+    returned: Path | None = None
     number: int | None = None
 
 

@@ -11,6 +11,7 @@ from tvm import arith, tirx
 
 from .effects import LOAD, Access, Barrier, Use, commute
 from .footprints import Footprint
+from .phases import Slots
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,8 @@ class Pending:
         groups: number of groups that these threads closed since.
         published: mbarriers with an arrival of a thread that knows.
         statement: number of the executed statement.
+        guards: mbarriers that threads wait for before they issue a bulk load.
+        released: bits of the warps that know of the load, and have arrived at one of these since.
     """
 
     access: Access | Use | Barrier
@@ -41,6 +44,8 @@ class Pending:
     groups: int = 0
     published: frozenset[Any] = frozenset()
     statement: int = 0
+    guards: Slots = frozenset()
+    released: int = 0
 
 
 def new(
@@ -81,8 +86,15 @@ def after_end(pending: Pending, warps: int, whole: int) -> Pending:
         warps: bits of the warps with a thread that waited.
         whole: bits of the warps whose threads all waited.
     """
-    some = pending.some | np.uint32(warps)
-    return replace(pending, some=some, all=pending.all | np.uint32(whole), ended=True)
+    some, more = pending.some | np.uint32(warps), pending.all | np.uint32(whole)
+    return replace(pending, some=some, all=more, ended=True, released=pending.released & ~warps)
+
+
+def repeated(pending: Pending, warps: int) -> Pending:
+    """Return a load whose next execution may be in flight, as these warps have not waited for it
+    since they released its memory."""
+    unaware = np.uint32(~warps & 0xFFFFFFFF)
+    return replace(pending, some=pending.some & unaware, all=pending.all & unaware, ended=False)
 
 
 def join(a: Pending, b: Pending) -> Pending:
@@ -90,6 +102,7 @@ def join(a: Pending, b: Pending) -> Pending:
     return replace(
         a, some=a.some & b.some, all=a.all & b.all, ended=a.ended and b.ended,
         groups=min(a.groups, b.groups), published=a.published & b.published,
+        released=a.released | b.released,
     )  # fmt: skip
 
 

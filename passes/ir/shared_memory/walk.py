@@ -48,6 +48,7 @@ from .findings import Found, Frame, MisplacedBarrier, Missing, Path
 from .footprints import Footprints
 from .iterations import UNKNOWN, followed_iterations
 from .pending import Pending
+from .phases import Counts, Phases, Slots
 from .values import (
     BITWISE_LOGIC,
     WARP,
@@ -95,7 +96,7 @@ class _Blocked:
         behind: threads that cannot go on before these do: they meet them at ``barrier``.
     """
 
-    slots: frozenset
+    slots: Slots
     threads: np.ndarray
     path: Path
     behind: np.ndarray | np.bool_ = np.False_
@@ -134,7 +135,14 @@ class Walk:
         """Number of the current statement, of those executed so far."""
         self._barriers = Barriers(self._values.count, producers)
         self._specialized_at: dict[tirx.Stmt, float] = {}
-        self._arrived: frozenset = frozenset()
+        self._phases = Phases()
+        self._guards: Slots = frozenset()
+        """Mbarriers that threads have waited for since the last bulk load before the wait."""
+        self._has_loaded = False
+        """Whether a bulk load followed these waits."""
+        self._returned: dict[tuple[tirx.Var, int], Path] = {}
+        """Newest wait for each mbarrier, if it may return at once."""
+        self._arrived: Slots = frozenset()
         """Mbarriers at which threads have arrived."""
         self._blocked: list[_Blocked] = []
 
@@ -252,23 +260,27 @@ class Walk:
         is_one_case = not decided and then_exact and else_exact
         self._is_certain = certain and decided
         before, registers = self._state, self._control.state
-        waiting = dict(self._barriers.waiting)
+        phases, waiting = self._phases.counts, dict(self._barriers.waiting)
         if then_mask.any():
             self._mask, self._exact = then_mask, exact and then_exact
             follow()
             if not decided:
                 self._barriers.require_equal(waiting)
         after_then, then_registers = self._state, self._control.state
+        then_phases = self._phases.counts
         self._control.restore(registers)
         skipped = before if decided or varies else self._without(stmt.then_case, before)
         if is_one_case:
             self._state = skipped
+        if not decided:
+            self._phases.counts = phases
         if stmt.else_case is not None and else_mask.any():
             self._mask, self._exact = else_mask, exact and else_exact
             self._inside(stmt, 1, stmt.else_case)
         if not decided:
             self._barriers.require_equal(waiting)
             self._state = _join(after_then, self._state, None if is_one_case else skipped)
+            self._phases.join(then_phases)
         self._control.join(then_registers)
         if may_differ:
             for branch in branches:
@@ -333,23 +345,37 @@ class Walk:
         mask = self._mask
         exact = self._exact and not (extent is None and self._may_differ(stmt.extent))
         self._exits.append([])
+        phases, next_number = self._phases.counts, first
         for number in followed_iterations(stmt, first, extent, len(self._exits) - 2, self._values):
+            if number > next_number:
+                self._phases.join(phases)
+            next_number = number + 1
             if begin is not None:
                 self._values.fix(stmt.loop_var, number)
             if extent is None and (number > first or self._may_not_run(stmt)):
                 self._leave(stmt, number == first)
             self._iteration(stmt, mask, exact)
         self._values.forget(stmt.loop_var)
-        self._state = _join(self._state, *self._exits.pop())
+        self._end_loop(phases)
+
+    def _end_loop(self, phases: Counts) -> None:
+        """Continue after a loop that may have ended in several places, with the phases of mbarriers
+        before it."""
+        exits = self._exits.pop()
+        self._state = _join(self._state, *exits)
+        if exits:
+            self._phases.join(phases)
 
     def _iteration(self, stmt: tirx.For | tirx.While, mask: np.ndarray, exact: bool) -> None:
         """Follow an iteration by those threads of ``mask`` that have not left the loop."""
         loop = self._loops[-1]
         loop.continued, loop.knows_continued, loop.skips = np.False_, True, []
         self._remain(mask, exact)
-        loop.mask = self._mask
+        loop.mask, phases = self._mask, self._phases.counts
         self._inside(stmt, 0, stmt.body)
         self._state = _join(self._state, *loop.skips)
+        if loop.skips:
+            self._phases.join(phases)
 
     def _leave(self, stmt: tirx.For | tirx.While, is_first: bool) -> None:
         """Record that a loop may end before its next iteration."""
@@ -401,11 +427,12 @@ class Walk:
         mask = self._mask
         exact = self._exact and not self._may_differ(stmt.condition)
         self._exits.append([])
+        phases = self._phases.counts
         for number in range(UNKNOWN):
             self._apply_all(self._effects_of(stmt.condition))
             self._leave(stmt, number == 0)
             self._iteration(stmt, mask, exact)
-        self._state = _join(self._state, *self._exits.pop())
+        self._end_loop(phases)
 
     # Effects
 
@@ -427,7 +454,7 @@ class Walk:
             case Arrive():
                 self._arrive(self._slots(effect.barrier), threads)
             case Await():
-                self._await(self._slots(effect.barrier), threads, effect.is_first)
+                self._await(self._slots(effect.barrier), threads, effect.parity)
             case Commit() | Complete():
                 self._group(effect, threads)
             case Describe():
@@ -445,19 +472,27 @@ class Walk:
             return
         path = tuple(self._path)
         slots = self._slots(access.barrier) if access.barrier is not None else frozenset()
+        is_load = access.end == LOAD
+        # Whether every wait before a load may return at once.
+        is_early = is_load and bool(self._guards) and self._guards <= self._returned.keys()
         for before in self._state.values():
             if not isinstance(before.access, Access):
                 continue
             if before.statement == self._number and _is_ordered(before.access, access):
                 continue
-            if order.conflicts(before, access, footprint, slots):
+            if order.conflicts(before, access, footprint, frozenset() if is_early else slots):
                 warps, pair = before.warps | footprint.warps, _pair(before.access, access)
-                raise Found(Missing(before.place, path, warps, pair, is_awaited=before.ended))
+                waits = before.barrier | before.published | (self._guards if is_early else slots)
+                returned = next((w for s, w in self._returned.items() if s in waits), None)
+                missing = Missing(before.place, path, warps, pair, tile=_name(access))
+                raise Found(replace(missing, is_awaited=before.ended, returned=returned))
         if footprint.repeats:
             raise Found(Missing(path, path, footprint.warps, _pair(access, access)))
         key = (path[-1].stmt, number, id(footprint))
         warps, count = footprint.warps, self._values.warps
         new = order.new(access, footprint, path, warps, count, slots, self._number)
+        if is_load:
+            new, self._has_loaded = replace(new, guards=self._guards), True
         self._state = {**self._state, key: new}
 
     def _barrier(self, barrier: Barrier, threads: np.ndarray) -> None:
@@ -478,6 +513,7 @@ class Walk:
             late = (a.statement < p.statement for a in earlier if p.warps & warps_of(a.threads))
             return p if any(late) else order.after_barrier(p, warps)
 
+        self._phases.share(meeting)
         if barrier.number:
             self._require_own_number(arrivals, warps)
             self._barriers.warps.setdefault(barrier.number, set()).add(warps)
@@ -513,7 +549,7 @@ class Walk:
         used = {effect.number for effect in effects if isinstance(effect, Barrier)}
         return min(set(NUMBERS[3:]) - (used - own), default=None)
 
-    def _slots(self, barrier: Any) -> frozenset[tuple[tirx.Var, int]]:
+    def _slots(self, barrier: Any) -> Slots:
         """Return the mbarriers that an operand may name; number -1 stands for all of a buffer."""
         data, first = _slot(barrier)
         (index,), samples = self._values.places(first)
@@ -522,19 +558,22 @@ class Walk:
         index = index[tuple(slice(samples.get(axis)) for axis in range(index.ndim))]
         return frozenset((data, int(n)) for n in np.unique(index))
 
-    def _arrive(self, slots: frozenset, threads: np.ndarray) -> None:
+    def _arrive(self, slots: Slots, threads: np.ndarray) -> None:
         self._require_reached(slots, threads)
+        self._phases.arrive(slots, threads)
         self._arrived |= slots
         warps, whole = warps_of(threads), whole_warps_of(threads)
 
         def publish(p: Pending) -> Pending:
             makers = order.rows_of(p, p.warps)
             known = (p.some[makers] & np.uint32(whole)) | (p.all[makers] & np.uint32(warps))
+            if _meet(p.guards, slots):
+                p = replace(p, released=p.released | warps)
             return replace(p, published=p.published | slots) if known.all() else p
 
         self._change(publish)
 
-    def _require_reached(self, slots: frozenset, threads: np.ndarray) -> None:
+    def _require_reached(self, slots: Slots, threads: np.ndarray) -> None:
         """Refuse arrivals after a barrier where threads meet those that wait for the arrivals."""
         for wait in self._blocked:
             if wait.barrier is None or not _meet(wait.slots, slots):
@@ -547,14 +586,28 @@ class Walk:
                 raise Found(MisplacedBarrier(at.path, at.barrier.op, what, legal, places))
         self._blocked = [w for w in self._blocked if not _meet(w.slots, slots)]
 
-    def _await(self, slots: frozenset, threads: np.ndarray, is_first: bool) -> None:
-        if is_first and not _meet(self._arrived, slots):
+    def _await(self, slots: Slots, threads: np.ndarray, expr: tirx.PrimExpr) -> None:
+        parity = self._values.value(expr)
+        if parity is not None and not parity.any() and not _meet(self._arrived, slots):
             self._blocked.append(_Blocked(slots, threads, tuple(self._path)))
-        warps, whole = warps_of(threads), whole_warps_of(threads)
+        is_known = self._exact and parity is not None and parity.size == len(parity)
+        returned = self._phases.wait(slots, threads, parity.ravel() if is_known else None)
+        if self._has_loaded:
+            self._guards, self._has_loaded = frozenset(), False
+        self._guards |= slots
+        for slot in slots:
+            self._returned.pop(slot, None)
+            if returned.any():
+                self._returned[slot] = tuple(self._path)
+        early = warps_of(returned)
+        warps, whole = warps_of(threads & ~returned), whole_warps_of(threads & ~returned)
 
         def join(p: Pending) -> Pending:
             loaded = p.access.end == LOAD and _meet(p.barrier, slots)
-            return order.after_end(p, warps, whole) if loaded or _meet(p.published, slots) else p
+            if loaded and p.released & early:
+                p = order.repeated(p, p.released & early)
+            is_ended = warps and (loaded or _meet(p.published, slots))
+            return order.after_end(p, warps, whole) if is_ended else p
 
         self._change(join)
         self._drop_known()
@@ -722,7 +775,7 @@ def _slot(barrier: Any) -> tuple[tirx.Var, tirx.PrimExpr]:
     return node.buffer.data, node.indices[0]
 
 
-def _meet(a: frozenset, b: frozenset) -> bool:
+def _meet(a: Slots, b: Slots) -> bool:
     if a & b:
         return True
     return any(data is other and -1 in (n, m) for data, n in a for other, m in b)

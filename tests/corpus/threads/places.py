@@ -15,6 +15,14 @@ def all_threads_store_to_one_place(faulty, out: T.Tensor((N,), "int32")):
 
 
 @race
+def warps_store_to_the_same_places(faulty, out: T.Tensor((N,), "int32")):
+    """The twin stores equal values."""
+    with T.Kernel(1, threads=THREADS) as _:
+        tx = T.get_thread_binding()
+        out[tx % 32] = tx if faulty else tx % 32 + 1  # FAULT
+
+
+@race
 def points_store_to_one_place(faulty, out: T.Tensor((N,), "int32")):
     with T.Kernel(1, threads=THREADS) as _:
         for i in T.Parallel(N):

@@ -8,6 +8,7 @@ import pytest
 import tilelang.language as T
 
 import tileweave as tw
+from tests.factory import factory
 from tileweave import language as W
 from tileweave.cli.main import main
 
@@ -53,6 +54,34 @@ def test_its_twin(arch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         simulate(tiles(reuses=False), arch=arch)
+
+
+@factory
+def bounded(is_shared, ends: T.Tensor((1,), "int32"), B: T.Tensor((64,), "int32")):
+    with T.Kernel(1, threads=64):
+        tx, end = T.get_thread_binding(), T.alloc_shared((1,), "int32")
+        W.fence("gpu")
+        T.copy(ends, end)
+        B[tx] = 0
+        if is_shared:
+            for _ in T.serial(T.min(end[0], 4)):
+                B[tx] += 1
+        else:
+            for _ in T.serial(ends[0]):
+                B[tx] += 1
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_bound_of_a_loop_in_shared_memory(is_shared):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (out,) = tw.simulate(bounded(is_shared), 1, [{"ends": np.array([3], np.int32)}])
+    assert (out["B"] == 3).all()
+    message = (
+        "bounded: the compiler refuses bounded for sm_90a: T.serial: the number of iterations "
+        "depends on end[0] in shared memory"
+    )
+    assert [str(w.message).startswith(message) for w in caught] == [True] * is_shared
 
 
 def test_the_command_lowers_each_kernel(tmp_path, capsys):

@@ -1,0 +1,170 @@
+"""Waits for phases of mbarriers, in programs whose warps load and compute."""
+
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tests.factory import factory
+
+STEPS = 20
+
+
+@factory
+def pipeline(
+    ready_parity, free_parity, stages,
+    A: T.Tensor((STEPS, 64, 64), "float16"), C: T.Tensor((STEPS, 64, 64), "float16"),
+):  # fmt: skip
+    with T.Kernel(1, threads=256):
+        tile = T.alloc_shared((stages, 64, 64), "float16")
+        ready = T.alloc_barrier(arrive_count=[128] * stages)
+        free = T.alloc_barrier(arrive_count=[128] * stages)
+        if T.get_thread_binding() < 128:
+            for k in T.serial(STEPS):
+                T.barrier_wait(free[k % stages], free_parity(k))
+                T.tma_copy(A[k, :, :], tile[k % stages, :, :], barrier=ready[k % stages])
+                T.barrier_arrive(ready[k % stages])
+        else:
+            for k in T.serial(STEPS):
+                T.barrier_wait(ready[k % stages], ready_parity(k))
+                T.copy(tile[k % stages, :, :], C[k, :, :])
+                T.barrier_arrive(free[k % stages])
+
+
+@factory
+def kept_tile(
+    tiles, A: T.Tensor((STEPS, 64, 64), "float16"), C: T.Tensor((STEPS, 64, 64), "float16")
+):
+    """Add the first tile to each; consumers wait for it again in each iteration."""
+    with T.Kernel(1, threads=256):
+        first, tile = T.alloc_shared((64, 64), "float16"), T.alloc_shared((64, 64), "float16")
+        ready = T.alloc_barrier(arrive_count=[128, 128])
+        free, steps = T.alloc_barrier(arrive_count=[128, 128]), STEPS // tiles
+        if T.get_thread_binding() < 128:
+            for i in T.serial(tiles):
+                T.barrier_wait(free[0], i % 2 ^ 1)
+                T.tma_copy(A[i * steps, :, :], first, barrier=ready[0])
+                T.barrier_arrive(ready[0])
+                for k in T.serial(steps):
+                    T.barrier_wait(free[1], (i * steps + k) % 2 ^ 1)
+                    T.tma_copy(A[i * steps + k, :, :], tile, barrier=ready[1])
+                    T.barrier_arrive(ready[1])
+        else:
+            for i in T.serial(tiles):
+                for k in T.serial(steps):
+                    T.barrier_wait(ready[0], i % 2)
+                    T.barrier_wait(ready[1], (i * steps + k) % 2)
+                    for row, column in T.Parallel(64, 64):
+                        C[i * steps + k, row, column] = first[row, column] + tile[row, column]
+                    T.barrier_arrive(free[1])
+                T.barrier_arrive(free[0])
+
+
+@factory
+def one_load(parity, A: T.Tensor((64, 64), "float16"), C: T.Tensor((64, 64), "float16")):
+    with T.Kernel(1, threads=256):
+        tile, ready = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(arrive_count=128)
+        if T.get_thread_binding() < 128:
+            T.tma_copy(A, tile, barrier=ready)
+            T.barrier_arrive(ready)
+        else:
+            T.barrier_wait(ready, parity)
+            T.copy(tile, C)
+
+
+@factory
+def known_by_others(
+    A: T.Tensor((2, 64, 64), "float16"), n: T.int32, C: T.Tensor((2, 64, 64), "float16")
+):
+    """Warps take turns to wait, and the number of iterations is unknown."""
+    with T.Kernel(1, threads=128):
+        tile, ready = T.alloc_shared((64, 64), "float16"), T.alloc_barrier(arrive_count=128)
+        for k in T.serial(n):
+            T.tma_copy(A[k, :, :], tile, barrier=ready)
+            T.barrier_arrive(ready)
+            if T.get_thread_binding() // 64 == k % 2:
+                T.barrier_wait(ready, k % 2)
+            T.sync_threads()
+            T.copy(tile, C[k, :, :])
+            T.sync_threads()
+
+
+@factory
+def handed_over(A: T.Tensor((STEPS, 64, 64), "float16"), C: T.Tensor((STEPS, 64, 64), "float16")):
+    """Two groups take turns to read a tile. The second one waits for phase 1 first, after the first
+    one has waited for phase 0."""
+    with T.Kernel(1, threads=384):
+        tile = T.alloc_shared((64, 64), "float16")
+        ready, free = T.alloc_barrier(arrive_count=128), T.alloc_barrier(arrive_count=128)
+        turn, tx = T.alloc_barrier(arrive_count=[128, 128]), T.get_thread_binding()
+        if tx < 128:
+            for k in T.serial(STEPS):
+                T.barrier_wait(free, k % 2 ^ 1)
+                T.tma_copy(A[k, :, :], tile, barrier=ready)
+                T.barrier_arrive(ready)
+        elif tx < 256:
+            for k in T.serial(STEPS // 2):
+                T.barrier_wait(turn[1], k % 2 ^ 1)
+                T.barrier_wait(ready, 0)
+                T.copy(tile, C[2 * k, :, :])
+                T.barrier_arrive(turn[0])
+                T.barrier_arrive(free)
+        else:
+            for k in T.serial(STEPS // 2):
+                T.barrier_wait(turn[0], k % 2)
+                T.barrier_wait(ready, 1)
+                T.copy(tile, C[2 * k + 1, :, :])
+                T.barrier_arrive(turn[1])
+                T.barrier_arrive(free)
+
+
+def phase(stages, first=0):
+    return lambda k: ((k + first) // stages) % 2
+
+
+RIGHT = [(phase(stages), lambda k, s=stages: phase(s)(k) ^ 1, stages) for stages in (1, 2, 3)]
+
+
+def validate(program, shape, **scalars):
+    """Return what ``program`` is given, and what it returns at the device level."""
+    a = np.random.default_rng(0).integers(0, 9, shape).astype(np.float16)
+    (out,) = tw.validate(program, 1, [{"A": a, **scalars}], "sm_90a")
+    return a, out["C"]
+
+
+@pytest.mark.parametrize("operands", RIGHT, ids=lambda operands: f"{operands[-1]} stages")
+def test_right_phases(operands):
+    np.testing.assert_array_equal(*validate(pipeline(*operands), (STEPS, 64, 64)))
+
+
+@pytest.mark.parametrize("tiles", [1, 4])
+def test_phases_that_are_awaited_again(tiles):
+    a, c = validate(kept_tile(tiles), (STEPS, 64, 64))
+    np.testing.assert_array_equal(c, a + np.repeat(a[:: STEPS // tiles], STEPS // tiles, axis=0))
+
+
+def test_phases_that_other_threads_wait_for():
+    np.testing.assert_array_equal(*validate(handed_over(), (STEPS, 64, 64)))
+
+
+def test_phases_that_other_threads_know():
+    np.testing.assert_array_equal(*validate(known_by_others(), (2, 64, 64), n=2))
+
+
+@pytest.mark.parametrize(
+    ("program", "after"),
+    [
+        (one_load(1), "read"),
+        (pipeline(phase(1, 1), RIGHT[0][1], 1), "read"),
+        (pipeline(phase(2), RIGHT[0][1], 1), "read"),
+        (pipeline(phase(2, 1), RIGHT[1][1], 2), "read"),
+        (pipeline(phase(1), RIGHT[1][1], 2), "read"),
+        (pipeline(phase(1), RIGHT[1][1], 1), "write"),
+        (pipeline(phase(1), lambda k: 1, 1), "write"),
+    ],
+)
+def test_waits_for_a_phase_that_is_complete(program, after):
+    text = f"a {after} of tile after a write of tile by a bulk load that may .* the wait between"
+    with pytest.raises(tw.TileWeaveError, match=text) as error:
+        tw.emit(program, arch="sm_90a", world_size=1)
+    assert str(error.value).count("test_barrier_phases.py:") == 3
