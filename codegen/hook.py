@@ -1,6 +1,6 @@
 """Hook into TileLang: wrap its CUDA pipeline, its cache key, its call of nvcc, and the frontend's
-transform of functions, record of lines, check of copies and errors. Filter its log, nothing else.
-"""
+transform of functions, record of lines, check of copies and errors, and filter its log; nothing
+else."""
 
 from __future__ import annotations
 
