@@ -32,6 +32,7 @@ class Case:
     Attributes:
         shapes: shapes of all tensors, one dict per rank, of the rank's own part.
         written: names of the tensors that the calls write.
+        nan: whether a statement that makes a NaN or an infinity is a fault.
     """
 
     def __init__(
@@ -39,11 +40,12 @@ class Case:
         executable: Executable,
         inputs: Sequence[Mapping[str, Any]],
         epochs: int,
+        nan: bool = False,
     ) -> None:
         parameters = executable.parameters
         names = {p.name for p in parameters if p.shape is not None}
         dynamic = dynamic_extents(parameters)
-        self.executable = executable
+        self.executable, self.nan = executable, nan
         self.aliases = {n: v for n, v in inputs[0].items() if isinstance(v, str)}
         """Multicast parameters, with the symmetric tensor at their address."""
         self.inputs = inputs = [
@@ -93,6 +95,7 @@ class Case:
         """Return a machine for one schedule."""
         world_size = self.executable.world_size
         machine = kind(world_size, self._layout(), seed, resident_blocks, self.thread_names)
+        machine.nan = self.nan
         for p in self.executable.parameters:
             if p.shape is not None and p.name not in self.aliases:
                 machine.tensors[p.name] = self._tensors(p, machine)

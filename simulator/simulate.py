@@ -38,7 +38,7 @@ def simulate(
     pass_configs: Mapping[str, Any] | None = ...,
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
     exhaustive: Literal[False] = ..., max_interleavings: int = ..., jobs: int | None = ...,
-    sizes: Mapping[str, Any] | None = ...,
+    sizes: Mapping[str, Any] | None = ..., nan: bool = ...,
 ) -> list[dict[str, np.ndarray]]: ...  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def simulate(
     pass_configs: Mapping[str, Any] | None = ...,
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
     *, exhaustive: Literal[True], max_interleavings: int = ..., jobs: int | None = ...,
-    sizes: Mapping[str, Any] | None = ...,
+    sizes: Mapping[str, Any] | None = ..., nan: bool = ...,
 ) -> Exploration: ...  # fmt: skip
 
 
@@ -73,6 +73,7 @@ def simulate(
     max_interleavings: int = MAX_INTERLEAVINGS,
     jobs: int | None = None,
     sizes: Mapping[str, Any] | None = None,
+    nan: bool = False,
 ) -> list[dict[str, np.ndarray]] | Exploration:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -102,6 +103,8 @@ def simulate(
             depend on it. None: the number of usable cores, if the schedules take longer than a
             second and this process has no other threads, else 1.
         sizes: arguments of a function of ``tilelang.jit``, without its tensors.
+        nan: whether a fault is a statement that stores a NaN, none of whose operands is one; or an
+            infinity, all of whose operands are finite.
 
     Returns:
         One dict per rank, parameter name -> array, after the last epoch of the last schedule; or
@@ -123,7 +126,7 @@ def simulate(
         program = program_of("simulate", program, sizes)
         program = configured("simulate", program, pass_configs)
         program = executable_at(program, world_size, level, arch)
-    case = Case(program, checked_inputs(program, inputs), epochs)
+    case = Case(program, checked_inputs(program, inputs), epochs, nan)
     blocks = program.resident_blocks if resident_blocks is None else resident_blocks
     if exhaustive:
         exploring = Exploring(case, blocks, max_interleavings, write is not None)

@@ -46,6 +46,7 @@ class _Settings:
     level: str
     arch: str
     schedules: int
+    nan: bool
     calls: Counter[str]
     """Number of simulated calls by the name of the kernel."""
 
@@ -58,7 +59,7 @@ _hooks = ExitStack()
 
 @brief_errors
 def interpret(
-    level: str = "tile", arch: str | None = None, schedules: int = 1
+    level: str = "tile", arch: str | None = None, schedules: int = 1, nan: bool = False
 ) -> AbstractContextManager[Counter[str]]:
     """Run kernels of TileLang that are called with CPU tensors in the simulator; needs no GPU.
 
@@ -74,6 +75,7 @@ def interpret(
         level: ``tile``, the program itself; or ``device``, the functions that it is lowered to.
         arch: ``sm_80`` or ``sm_90a``; None: ``sm_90a``.
         schedules: number of interleavings of each call.
+        nan: whether a statement that makes a NaN or an infinity is a fault, as in ``tw.simulate``.
 
     Raises:
         SimulationError: (of a call) a fault, as in ``tw.simulate``.
@@ -85,7 +87,7 @@ def interpret(
             expected = " or ".join(map(repr, legal))
             raise TileWeaveError(f"interpret: {name}={value!r}; expected {expected}")
     check_numbers("interpret", 1, schedules, 0, 1, None)
-    return _interpreting(_Settings(level, arch, schedules, Counter()))
+    return _interpreting(_Settings(level, arch, schedules, nan, Counter()))
 
 
 @contextmanager
@@ -154,7 +156,7 @@ class InterpretedAdapter(BaseKernelAdapter):
         settings.calls[executable.plan.name] += 1
         results, *_ = simulate(
             executable, 1, [values], settings.schedules, epochs=1,
-            level=settings.level, arch=settings.arch,
+            level=settings.level, arch=settings.arch, nan=settings.nan,
         )  # fmt: skip
         written = set().union(*(program.written for program in executable.programs))
         with torch.no_grad():

@@ -12,6 +12,7 @@ from tvm import tirx
 
 from ..frontend.accesses import uniform
 from ..frontend.expressions import Expr, either
+from ..frontend.numbers import note_operand, require_numbers
 from ..frontend.statements import nothing
 from ..machine.block import Frame
 from ..machine.steps import Step
@@ -93,7 +94,9 @@ class Registers:
 
     def write(self, frame: Frame, rows: np.ndarray, values: np.ndarray, poison: Any = None) -> None:
         tile, key = frame.tile(self.slot), self._key(frame, rows)
-        tile.data[key] = convert(values, tile.dtype)
+        values = convert(values, tile.dtype)
+        require_numbers(frame, tile.name, key, values, None, self.loc)
+        tile.data[key] = values
         tile.set_poison(key, poison)
 
 
@@ -186,12 +189,13 @@ def mma(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         rows = warps_of(frame, "mma", loc)
         left = _operand(a.read(frame, rows), (len(rows), m, k), a_at)
         right = _operand(b.read(frame, rows), (len(rows), k, n), b_at)
-        product, poison = _product(left, right, c_at)
+        product, poison = _product(frame, left, right, c_at)
         sums, unwritten = total.read(frame, rows)
+        note_operand(frame, "C", sums)
         sums = sums + product.astype(sums.dtype)
         total.write(frame, rows, sums, union_of_poison(poison, unwritten))
 
-    return Step(run)
+    return c.preempted(run)
 
 
 def _operand(
@@ -214,11 +218,15 @@ def _wide(values: np.ndarray) -> np.ndarray:
 
 
 def _product(
-    left: tuple[np.ndarray, Poison], right: tuple[np.ndarray, Poison], at: tuple
+    frame: Frame, left: tuple[np.ndarray, Poison], right: tuple[np.ndarray, Poison], at: tuple
 ) -> tuple[np.ndarray, Poison]:
     """Return the elements of products at places ``at``."""
     (a, a_bad), (b, b_bad) = left, right
     product, key = a @ b, (slice(None), *at)
+    if frame.operands is not None:
+        for name, factor, axis in (("A", a, -1), ("B", b, -2)):
+            largest = np.abs(factor).max(axis=axis, keepdims=True)
+            note_operand(frame, name, np.broadcast_to(largest, product.shape)[key])
     poison = poison_of_product(a_bad, b_bad)
     return product[key], None if poison is None else np.broadcast_to(poison, product.shape)[key]
 
@@ -356,7 +364,7 @@ def _wgmma(
         rows = warps_of(frame, "wgmma", loc, _WARPS)
         right, bad = b.read(frame, rows)
         right = right.swapaxes(1, 2), None if bad is None else bad.swapaxes(1, 2)
-        product, poison = _product(a.read(frame, rows), right, at)
+        product, poison = _product(frame, a.read(frame, rows), right, at)
         for warp in rows.reshape(-1, WARP):
             groups = np.unique(frame.mask.group_of[warp]).tolist()
             (g,) = _thread_groups(frame, warp)
@@ -366,10 +374,11 @@ def _wgmma(
                 frame.block.registers.multiply(a.slot, groups, time, False, loc)
         if uniform(keep(frame)[0], frame, loc):
             sums, unwritten = total.read(frame, rows)
+            note_operand(frame, "C", sums)
             product, poison = product + sums, union_of_poison(poison, unwritten)
         total.write(frame, rows, product, poison)
 
-    return Step(run)
+    return c.preempted(run)
 
 
 def _thread_groups(frame: Frame, threads: np.ndarray) -> list[int]:

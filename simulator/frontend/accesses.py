@@ -16,6 +16,7 @@ import numpy as np
 from ..memory.threads import EACH_THREAD, ElementAccess, ParallelLoop, bits, clash
 from ..memory.values import convert
 from ..report.errors import SimulationError, two_values, uninitialized, unsupported
+from .numbers import require_numbers
 
 if TYPE_CHECKING:
     from ..machine.block import Frame, Mask, Tile
@@ -122,14 +123,18 @@ def is_poisoned(poison: Any, frame: Frame) -> bool:
     """Return whether an active element is poison."""
     if poison is None:
         return False
+    lanes = lanes_of(poison, frame)
+    return bool(np.any(poison if lanes is None else poison & lanes))
+
+
+def lanes_of(values: Any, frame: Frame) -> np.ndarray | None:
+    """Return the mask of the active elements of an array; None: all, or its shape is another."""
     lanes = frame.lanes() if frame.block is not None else None
-    if isinstance(poison, np.ndarray) and lanes is not None:
-        lanes = lanes.reshape(lanes.shape + (1,) * (poison.ndim - lanes.ndim))  # of a vector
-        if poison.ndim == lanes.ndim and all(
-            a in (b, 1) or b == 1 for a, b in zip(poison.shape, lanes.shape, strict=True)
-        ):
-            poison = poison & lanes
-    return bool(np.any(poison))
+    if not isinstance(values, np.ndarray) or lanes is None or lanes.ndim > values.ndim:
+        return None
+    lanes = lanes.reshape(lanes.shape + (1,) * (values.ndim - lanes.ndim))  # of a vector
+    fits = all(a in (b, 1) or b == 1 for a, b in zip(values.shape, lanes.shape, strict=True))
+    return lanes if fits else None
 
 
 def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
@@ -174,6 +179,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     )
     if space == ():
         return
+    require_numbers(frame, ref.name, index, values, covered, ref.loc)
     if space is None or (covered is None and _acts_together(frame, space)):
         if space is not None and not isinstance(values, np.ndarray):
             values = np.broadcast_to(values, space)
@@ -400,6 +406,7 @@ def _load_by_thread(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[An
 def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, loc: str) -> None:
     """Store to shared memory or registers."""
     values = convert(values, tile.dtype)
+    require_numbers(frame, tile.name, index, values, lanes_of(values, frame), loc)
     own_copies = tile.scope in _REGISTERS and frame.space is None
     if own_copies and (tile.by_thread or not frame.mask.full or _differs(index, values)):
         tile.spread(len(frame.mask.on))

@@ -162,6 +162,11 @@ class Program:
         self.implicit = implicit_of(func)
         """Implicit parameters, whose tensors live as long as the program."""
         self.compiler: Any = compiler
+        compiler.extents = {
+            tile.name: tuple(map(int, tile.shape))
+            for block in nodes_in(func.body, tirx.SBlock)
+            for tile in block.alloc_buffers
+        }
         for ops in operations:
             ops.register(compiler)
         self.rank_slot = compiler.new_slot(tirx.Var("rank", "int32"))

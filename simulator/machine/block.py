@@ -264,6 +264,10 @@ class Block:
         self.loaded = 0
         """Time of the last T.async_copy that has completed."""
         self.groups = 0
+        self.printing: dict[int, list[Any]] = {}
+        """Elements so far of the rows that T.print prints, by statement."""
+        self.operands: dict[int | None, list[tuple[str, Any]]] = {}
+        """What the values of variables were computed from, by slot, if numbers are checked."""
 
     def name(self) -> str:
         at = ", ".join(map(str, self.index))
@@ -426,7 +430,7 @@ class Frame:
 
     __slots__ = (
         "active", "block", "broken", "cache", "env", "gone", "loop", "loop_points", "mask",
-        "newest", "points", "polls", "ranges", "space",
+        "newest", "operands", "points", "polls", "ranges", "space",
     )  # fmt: skip
 
     def __init__(self, block: Any, mask: Any, env: list[Any]) -> None:
@@ -453,6 +457,8 @@ class Frame:
         """Lanes that have left the current iteration, or the loop; None: no lane."""
         self.cache: dict[int, Any] = {}
         self.newest = False
+        self.operands: list[tuple[str, Any]] | None = None
+        """Names and values of what the current statement has read; None: they are not checked."""
         self.polls = False
         """True if the code runs in a loop that may poll what it loads."""
 

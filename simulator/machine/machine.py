@@ -63,6 +63,8 @@ class Machine:
         that has it."""
         self.printed: list[str] = []
         """Lines that the program prints."""
+        self.nan = False
+        """Whether a statement that makes a NaN or an infinity is a fault."""
         self.watch: Callable[[], None] = lambda: None
         """Called after each step."""
 
