@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from .block import COPIES, SOURCES, DeviceBlock
 from .fragments import swizzled
 from .lowering import TensorMap
 from .proxies import ProxyView, explain_missing_fence
-from .shared import Source
+from .shared import Chunks, Source
 from .statements import DeviceStatements, of_threads, shared_address, split_flat
 
 
@@ -73,11 +74,9 @@ class Box:
         itemsize = self.dtype.itemsize if self._symmetric else 0
         return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), in_bounds
 
-    def addresses(self, start: int) -> np.ndarray:
-        """Return the bytes of each element in shared memory, from ``start`` on."""
-        itemsize = self.dtype.itemsize
-        first = swizzled(start + np.arange(self.count) * itemsize, self._map.swizzle)
-        return first[:, None] + np.arange(itemsize)
+    def chunks(self, start: int, count: int) -> Chunks:
+        """Return the bytes of ``count`` elements in shared memory, from ``start`` on."""
+        return _chunks(start, count * self.dtype.itemsize, self._map.swizzle)
 
 
 class Run:
@@ -110,11 +109,16 @@ class Run:
         itemsize = self.dtype.itemsize if self._symmetric else 0
         return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), np.ones(count, bool)
 
+    def chunks(self, start: int, count: int) -> Chunks:
+        """Return the bytes of ``count`` elements in shared memory, from ``start`` on."""
+        return _chunks(start, count * self.dtype.itemsize, 0)
 
-def _addresses(region: Box | Run, start: int, count: int) -> np.ndarray:
-    if isinstance(region, Box):
-        return region.addresses(start)
-    return start + np.arange(count * region.dtype.itemsize).reshape(count, -1)
+
+@lru_cache(maxsize=1024)
+def _chunks(start: int, size: int, swizzle: int) -> Chunks:
+    """Return the bytes of a copy in shared memory, whose rows may be swizzled."""
+    width = math.gcd(start, size, 16)
+    return Chunks(swizzled(start + np.arange(0, size, width), swizzle) // width, width)
 
 
 def _issues(frame: Frame, address: Any) -> Iterator[tuple[int, int]]:
@@ -176,17 +180,16 @@ def _load(
                 values, bad = tensor.read(key, access)
             rows = np.zeros(len(in_bounds), region.dtype)
             rows[in_bounds] = np.asarray(values).reshape(-1)
-            poison = np.zeros(len(in_bounds), np.bool_)
+            poison = None
             if bad is not None:
+                poison = np.zeros(len(in_bounds), np.bool_)
                 poison[in_bounds] = np.asarray(bad).reshape(-1)
-            addresses = _addresses(region, start, len(in_bounds))
-            raw = rows.view(np.uint8).reshape(addresses.shape)
+            chunks = region.chunks(start, len(in_bounds))
             block.shared[memory].write_async(
-                addresses.reshape(-1), raw.reshape(-1), np.repeat(poison, addresses.shape[1]), g,
-                agent - block.order.base, time, source,
-            )  # fmt: skip
+                chunks, rows, poison, g, agent - block.order.base, time, source
+            )
             full.issued = time
-            full.bytes -= 0 if expects else addresses.size
+            full.bytes -= 0 if expects else rows.nbytes
             full.settle()
 
     return _preempted(run)
@@ -214,13 +217,14 @@ def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Ste
             _require_aligned(region, block.shared[memory].name, start, source)
             key, in_bounds = region.key(frame)
             _require_bounds(frame, region, key, loc)
-            addresses = _addresses(region, start, len(in_bounds))
+            chunks = region.chunks(start, len(in_bounds)).rows(None)
             reader, read_at = block.next_load(block.loads_of(SOURCES, g))
             block.sources[g].open = read_at
             shared = block.shared[memory]
-            shared.read_async(addresses.reshape(-1), g, reader, read_at, source)
-            values, bad = shared.values(addresses, region.dtype)
-            values, poison = values[:, 0][in_bounds], None if bad is None else bad[:, 0][in_bounds]
+            shared.read_async(chunks, np.array([g]), [(reader, read_at)], source)
+            values, bad = shared.values(chunks, region.dtype)
+            values = values.reshape(-1)[in_bounds]
+            poison = None if bad is None else bad.reshape(-1)[in_bounds]
             if poison is not None and not poison.any():
                 poison = None
             if poison is not None and (ufunc is not None or not tensor.symmetric):
@@ -314,10 +318,8 @@ def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
                 if bad is not None:
                     poison[read] = bad
             width = count * dtype.itemsize
-            addresses = targets[in_group][:, None] + np.arange(width)
             block.shared[memory].write_async(
-                addresses.reshape(-1), rows.view(np.uint8).reshape(-1),
-                np.repeat(poison, dtype.itemsize, axis=1).reshape(-1), int(g),
+                Chunks.at(targets[in_group], width), rows, poison, int(g),
                 agent - block.order.base, time, source, generic=True,
             )  # fmt: skip
 

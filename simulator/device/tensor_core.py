@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +22,7 @@ from ..memory.values import convert, numpy_dtype, poison_of_product, union_of_po
 from ..report.errors import SimulationError, unsupported
 from .block import PRODUCTS
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
-from .shared import Source
+from .shared import Chunks, Source
 from .statements import DeviceStatements, of_threads, shared_address, to_threads
 
 Poison = np.ndarray | None
@@ -291,21 +292,43 @@ class SharedOperand:
         for threads, start in zip(rows, starts, strict=True):
             if (start != start[0]).any():
                 raise unsupported("a matrix descriptor that differs between threads", self._loc)
-            addresses = operand_addresses(
+            chunks = _operand_chunks(
                 int(start[0]), *self._sizes, self._dtype.itemsize, self._k_major, matrix.row,
-                matrix.leading, matrix.stride,
+                matrix.leading, matrix.stride, _WARPS if self._by_rows else 1,
             )  # fmt: skip
-            spans = addresses[..., None] + np.arange(self._dtype.itemsize)
-            for warp, g in enumerate(_thread_groups(frame, threads)):
-                agent, time = block.next_load(block.loads_of(PRODUCTS, g))
+            groups = _thread_groups(frame, threads)
+            readers = [block.next_load(block.loads_of(PRODUCTS, g)) for g in groups]
+            for g, (_, time) in zip(groups, readers, strict=True):
                 block.products[g].open = time
-                own = spans[16 * warp : 16 * warp + 16] if self._by_rows else spans
-                shared.read_async(own.reshape(-1), g, agent, time, source)
-            values, bad = shared.values(spans, self._dtype)
-            masks.append(np.zeros(addresses.shape, np.bool_) if bad is None else bad.any(axis=-1))
-            out.append(_wide(values[..., 0]))
-        poison = np.stack(masks)
-        return np.stack(out), poison if poison.any() else None
+            shared.read_async(chunks, np.array(groups), readers, source)
+            values, bad = shared.values(chunks, self._dtype)
+            masks.append(None if bad is None else self._matrix(bad))
+            out.append(_wide(self._matrix(values)))
+        if all(mask is None for mask in masks):
+            return np.stack(out), None
+        return np.stack(out), np.stack(
+            [np.zeros(self._sizes, np.bool_) if mask is None else mask for mask in masks]
+        )
+
+    def _matrix(self, chunks: np.ndarray) -> np.ndarray:
+        """Return the matrix whose elements these are, by chunk of 16 bytes."""
+        (extent, k), count = self._sizes, 16 // self._dtype.itemsize
+        if self._k_major:
+            return chunks.reshape(extent, k)
+        return chunks.reshape(extent // count, k, count).swapaxes(1, 2).reshape(extent, k)
+
+
+@lru_cache(maxsize=1024)
+def _operand_chunks(
+    start: int, extent: int, k: int, itemsize: int, k_major: bool, row: int, leading: int,
+    stride: int, rows: int,
+) -> Chunks:  # fmt: skip
+    """Return the bytes of an operand in ``rows`` parts; see ``operand_addresses``."""
+    addresses = operand_addresses(start, extent, k, itemsize, k_major, row, leading, stride)
+    count = 16 // itemsize
+    first = addresses[:, ::count] if k_major else addresses[::count]
+    chunks = Chunks.at(first.reshape(rows, -1), 16)
+    return Chunks(chunks.numbers.reshape(rows, -1), chunks.width)
 
 
 def wgmma_ss(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
