@@ -59,20 +59,32 @@ class Box:
         innermost axis varies fastest."""
         in_bounds: Any = True
         offset: Any = 0
-        rank = len(self._map.box)
-        strides = [self.dtype.itemsize, *self._strides(frame)]
+        rank, tensor = len(self._map.box), self.tensor(frame)
+        starts, extents, strides = (
+            [uniform(value, frame, self._loc) for value in values]
+            for values in (
+                self._start(frame),
+                self._shape(frame),
+                [self.dtype.itemsize, *self._strides(frame)],
+            )
+        )
+        parts = [slice(a, a + n) for a, n in zip(starts, self._map.box, strict=True)]
+        is_inside = all(0 <= p.start and p.stop <= n for p, n in zip(parts, extents, strict=True))
+        is_packed = tensor.data.strides == tuple(strides[::-1])
+        if is_packed and is_inside and not (tensor.written or tensor.symmetric):
+            return tuple(parts[::-1]), np.ones(self.count, np.bool_)
         for axis, (first, extent, stride, size) in enumerate(
-            zip(self._start(frame), self._shape(frame), strides, self._map.box, strict=True)
+            zip(starts, extents, strides, self._map.box, strict=True)
         ):
             shape = [1] * rank
             shape[rank - 1 - axis] = size
-            index = uniform(first, frame, self._loc) + np.arange(size).reshape(shape)
-            in_bounds = in_bounds & (index >= 0) & (index < uniform(extent, frame, self._loc))
-            offset = offset + index * uniform(stride, frame, self._loc)
+            index = first + np.arange(size).reshape(shape)
+            in_bounds = in_bounds & (index >= 0) & (index < extent)
+            offset = offset + index * stride
         in_bounds = np.broadcast_to(in_bounds, offset.shape).reshape(-1)
         flat = offset.reshape(-1)[in_bounds] // self.dtype.itemsize
         itemsize = self.dtype.itemsize if self._symmetric else 0
-        return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), in_bounds
+        return tuple(split_flat(flat, tensor.shape, itemsize)), in_bounds
 
     def chunks(self, start: int, count: int) -> Chunks:
         """Return the bytes of ``count`` elements in shared memory, from ``start`` on."""
@@ -131,7 +143,11 @@ def _issues(frame: Frame, address: Any) -> Iterator[tuple[int, int]]:
 def _require_bounds(frame: Frame, region: Any, key: tuple, loc: str) -> None:
     shape = region.tensor(frame).shape
     for axis, (index, extent) in enumerate(zip(key, shape, strict=True)):
-        if len(index) and not (0 <= index.min() and index.max() < extent):
+        if (
+            isinstance(index, np.ndarray)
+            and len(index)
+            and not (0 <= index.min() and index.max() < extent)
+        ):
             raise SimulationError(
                 "bounds",
                 f"{region.name} of shape {shape}: elements {index.min()} to {index.max()} along "

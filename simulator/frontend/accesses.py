@@ -61,9 +61,10 @@ def select(
             raise out_of_bounds(frame, name, shape, key, loc)
         return key, None, None
     space = np.broadcast_shapes(*(np.shape(i) for i in index))
-    active = _active(frame, space)
-    covered = np.ones(space, np.bool_)
+    covered = active = _active(frame, space)
     for axis, (i, n) in enumerate(zip(index, shape, strict=True)):
+        if np.size(i) and 0 <= np.min(i) and np.max(i) < n:
+            continue
         fits = np.logical_and(np.greater_equal(i, 0), np.less(i, n))
         if (symmetric and axis == 0) or not clips:
             missing = ~np.broadcast_to(fits, space) if active is None else ~fits & active
@@ -71,10 +72,8 @@ def select(
                 at = tuple(np.argwhere(np.broadcast_to(missing, space))[0])
                 first = [int(np.broadcast_to(j, space)[at]) for j in index]
                 raise out_of_bounds(frame, name, shape, first, loc)
-        covered &= fits
-    if active is not None:
-        covered &= active
-    if covered.all():
+        covered = np.broadcast_to(fits if covered is None else covered & fits, space)
+    if covered is None or covered.all():
         return tuple(i if isinstance(i, np.ndarray) else int(i) for i in index), None, space
     return tuple(np.broadcast_to(i, space)[covered] for i in index), covered, space
 
@@ -187,10 +186,17 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         tensor.write(key, values, access, poison)
         return
     values = np.broadcast_to(values, space)
+    whole = [np.broadcast_to(i, space) for i in index]
+    parts = [
+        (in_group, element_access(frame, ref, thread_groups, tensor, index, in_group))
+        for thread_groups, in_group in _per_group(frame, covered, space)
+    ]
+    if poison is None and tensor.write_first(whole, values, covered, parts):
+        return
     if frame.space is None and frame.block.has_replicas:
         covered = _without_replicas(frame, tensor, index, values, covered)
     for thread_groups, in_group in _per_group(frame, covered, space):
-        part = tuple(np.broadcast_to(i, space)[in_group] for i in index)
+        part = tuple(i[in_group] for i in whole)
         access = element_access(frame, ref, thread_groups, tensor, index, in_group)
         bad = np.broadcast_to(poison, space)[in_group] if poison is not None else None
         tensor.write(part, values[in_group], access, bad)

@@ -35,6 +35,7 @@ class Mask:
         self.conditions: dict[tuple, Any] = {}
         """Values of conditions that depend on the thread only."""
         self._shared = {} if shared is None else shared
+        self._rows: dict[int, np.ndarray | None] = {}
 
     @cached_property
     def threads(self) -> np.ndarray:
@@ -77,6 +78,21 @@ class Mask:
     def by_group(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """Each thread group on its own, with its threads as a mask."""
         return [((g,), self.on & (self.group_of == g)) for g in self.overlapping]
+
+    def rows(self, size: int) -> np.ndarray | None:
+        """Return the active threads as rows of ``size`` threads each, which begin at a multiple of
+        it; None if that is not possible."""
+        if size not in self._rows:
+            begins = self.threads[::size]
+            rows = begins[:, None] + np.arange(size)
+            is_whole = rows.size == self.count and (rows.reshape(-1) == self.threads).all()
+            self._rows[size] = rows if is_whole and not (begins % size).any() else None
+        return self._rows[size]
+
+    @cached_property
+    def groups_by_warp(self) -> list[tuple[int, ...]]:
+        """Thread groups of the active threads of each warp that has any, in their order."""
+        return [tuple(dict.fromkeys(self.group_of[w.threads].tolist())) for w in self.warps]
 
     @property
     def warps(self) -> list[Mask]:
