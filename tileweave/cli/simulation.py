@@ -67,8 +67,15 @@ def add_level(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_nan(parser: argparse.ArgumentParser) -> None:
-    """Add the check for statements that make a NaN or an infinity."""
+def add_debugging(parser: argparse.ArgumentParser) -> None:
+    """Add the check for statements that make a NaN or an infinity, and the number of blocks."""
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="number of blocks of each launch that run, among them the first and the last; "
+        "default: all",
+    )
     parser.add_argument(
         "--nan",
         action="store_true",

@@ -136,3 +136,46 @@ def test_elements_out_of_bounds_are_not_checked(level):
     with pytest.raises(tw.SimulationError, match=r"inf in Y\[9\].*made of X 0") as fault:
         run(tail, level, X=X)
     assert line_of("# inverse") in fault.value.report
+
+
+def matmul(n, m, tile=32, adds=False):
+    @T.prim_func
+    def product(
+        A: T.Tensor((n, tile), "float32"), B: T.Tensor((tile, m), "float32"),
+        C: T.Tensor((n, m), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(m, tile), T.ceildiv(n, tile), threads=128) as (bx, by):
+            a, b = T.alloc_shared((tile, tile), "float32"), T.alloc_shared((tile, tile), "float32")
+            c = T.alloc_fragment((tile, tile), "float32")
+            T.copy(A[by * tile, 0], a)
+            T.copy(B[0, bx * tile], b)
+            T.gemm(a, b, c, clear_accum=True)
+            if adds:
+                T.atomic_add(C[by * tile, bx * tile], c)
+            else:
+                T.copy(c, C[by * tile, bx * tile])
+
+    return product
+
+
+@LEVELS
+def test_some_blocks_run_with_the_first_the_last_and_the_tails(level):
+    n, m, tile = 7 * 32 + 4, 9 * 32 + 8, 32
+    A, B = (np.random.default_rng(0).standard_normal(s, np.float32) for s in ((n, 32), (32, m)))
+    with pytest.warns(tw.SimulationWarning, match=rf"12 blocks compute \d+ of {n * m} elements"):
+        C = tw.simulate(matmul(n, m), 1, [{"A": A, "B": B}], level=level, blocks=12)[0]["C"]
+    computed = ~C.mask[::tile, ::tile]
+    assert computed.sum() == 12 and computed[[0, 0, -1, -1], [0, -1, 0, -1]].all()
+    assert (C.mask == np.kron(~computed, np.ones((tile, tile), bool))[:n, :m]).all()
+    np.testing.assert_allclose(C.compressed(), (A @ B)[~C.mask], rtol=1e-2, atol=1e-2)
+
+
+def test_blocks_that_communicate_are_refused():
+    inputs = [{"A": np.ones((64, 32), np.float32), "B": np.ones((32, 64), np.float32)}]
+    inputs[0]["C"] = np.zeros((64, 64), np.float32)
+    assert tw.simulate(matmul(64, 64, adds=True), 1, inputs, blocks=None)
+    for blocks, message in ((2, "blocks=2 of product, with atomicadd; expected"), (0, "blocks=0;")):
+        with pytest.raises(tw.TileWeaveError, match=message):
+            tw.simulate(matmul(64, 64, adds=True), 1, inputs, blocks=blocks)
+    with pytest.raises(tw.TileWeaveError, match="with more than one rank"):
+        tw.simulate(matmul(64, 64), 2, inputs * 2, blocks=2)
