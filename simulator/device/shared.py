@@ -1,7 +1,7 @@
 """Shared memory of one block by address, with a shadow that finds unordered accesses.
 
-The shadow stores, for each byte, the agent, time and source of the last write, and the time and
-source of the last read and the last atomic operation by each agent. Agents are those of
+The shadow stores, for each byte, the number of the last write, and of the last read and the last
+atomic operation by each agent. A log has agent, time and source of each number. Agents are those of
 ``BlockOrder``: thread groups, bulk stores, asynchronous loads. Threads of one thread group are
 assumed to run in lockstep.
 """
@@ -133,26 +133,58 @@ class Chunks(NamedTuple):
         return row, int(number) * self.width + byte
 
 
+class _Log:
+    """Accesses by number; 0 precedes all others."""
+
+    def __init__(self) -> None:
+        self._agents, self._times = np.zeros(64, np.int32), np.zeros(64, np.int32)
+        self._generic = np.zeros(64, np.bool_)
+        self.sources = [Source("", "")]
+
+    def add(self, agent: int, time: int, source: Source, generic: bool = True) -> int:
+        """Return the number of a new access, made by the generic proxy or not."""
+        number = len(self.sources)
+        if number == len(self._times):
+            self._agents, self._times, self._generic = (
+                np.concatenate([a, np.zeros_like(a)])
+                for a in (self._agents, self._times, self._generic)
+            )
+        self._agents[number], self._times[number] = agent, time
+        self._generic[number] = generic
+        self.sources.append(source)
+        return number
+
+    @property
+    def agents(self) -> np.ndarray:
+        return self._agents[: len(self.sources)]
+
+    @property
+    def times(self) -> np.ndarray:
+        return self._times[: len(self.sources)]
+
+    @property
+    def generic(self) -> np.ndarray:
+        return self._generic[: len(self.sources)]
+
+
 class _LastAccesses:
-    """Last access of one kind to each byte, by agent: its time, and the number of its source."""
+    """Number of the last access of one kind to each byte, by agent."""
 
     def __init__(self, verb: str, size: int) -> None:
-        self.verb, self._size = verb, size
-        self.by_agent: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.verb, self._size, self.log = verb, size, _Log()
+        self.by_agent: dict[int, np.ndarray] = {}
         self.latest: dict[int, int] = {}
         """Time of the last access of each agent."""
 
-    def note(self, agent: int, chunks: Chunks, time: int, source: int) -> None:
+    def note(self, agent: int, chunks: Chunks, time: int, source: Source) -> None:
         if agent not in self.by_agent:
-            self.by_agent[agent] = np.zeros(self._size, np.int32), np.zeros(self._size, np.int32)
-        times, sources = self.by_agent[agent]
-        chunks.put(times, time)
-        chunks.put(sources, source)
+            self.by_agent[agent] = np.zeros(self._size, np.int32)
+        chunks.put(self.by_agent[agent], self.log.add(agent, time, source))
         self.latest[agent] = time
 
     def clear(self, chunks: Chunks) -> None:
-        for times, _ in self.by_agent.values():
-            chunks.put(times, 0)
+        for numbers in self.by_agent.values():
+            chunks.put(numbers, 0)
 
 
 class SharedMemory:
@@ -163,14 +195,9 @@ class SharedMemory:
         size += -size % _WIDEST
         self.bytes = np.full(size, _CANARY, np.uint8)
         self.poison = np.ones(size, np.bool_)
-        self._writer = np.zeros(size, np.int32)
-        self._written = np.zeros(size, np.int32)
-        self._asynchronous = np.zeros(size, np.bool_)
-        """True if the last write was made by the asynchronous proxy."""
-        self._write_source = np.zeros(size, np.int32)
+        self._written, self._writes = np.zeros(size, np.int32), _Log()
+        """Number of the last write of each byte."""
         self._reads, self._atomics = _LastAccesses("read", size), _LastAccesses("changed", size)
-        self._sources: dict[Source, int] = {}
-        """Numbers of the sources so far, in their order."""
 
     def load(
         self, addresses: np.ndarray, width: int, dtype: np.dtype, groups: np.ndarray, source: Source
@@ -234,11 +261,10 @@ class SharedMemory:
         chunks.put(self.bytes, raw.reshape(shape))
         bad = _by_byte(poison, raw.shape, values.dtype.itemsize)
         chunks.put(self.poison, bad if bad is False else bad.reshape(shape))
-        chunks.put(self._writer, groups[:, None, None])
-        times = np.asarray(self.agents.order.time, np.int32)[groups]
-        chunks.put(self._written, times[:, None, None])
-        chunks.put(self._asynchronous, False)
-        self._end_write(chunks, source)
+        numbers = np.zeros(len(self.agents.order.time), np.int32)
+        for g in _distinct(groups):
+            numbers[g] = self._writes.add(g, self.agents.order.time[g], source)
+        self._end_write(chunks, numbers[groups][:, None, None])
 
     def read_async(
         self, chunks: Chunks, groups: np.ndarray, readers: Sequence[tuple[int, int]], source: Source
@@ -251,9 +277,9 @@ class SharedMemory:
         """
         self._require_fenced(chunks, groups, source)
         self._require_ordered(chunks, groups, source, self._atomics)
-        number, shared = self._number(source), len(chunks.numbers) == 1
+        is_shared = len(chunks.numbers) == 1
         for row, (agent, time) in enumerate(readers):
-            self._reads.note(agent, chunks.rows(0 if shared else row), time, number)
+            self._reads.note(agent, chunks.rows(0 if is_shared else row), time, source)
 
     def write_async(
         self, chunks: Chunks, data: np.ndarray, poison: np.ndarray | None, group: int, agent: int,
@@ -273,10 +299,7 @@ class SharedMemory:
         if poison is not None and poison.any():
             bad = np.repeat(poison, data.dtype.itemsize).reshape(shape)
         chunks.put(self.poison, bad)
-        chunks.put(self._writer, agent)
-        chunks.put(self._written, time)
-        chunks.put(self._asynchronous, not generic)
-        self._end_write(chunks, source)
+        self._end_write(chunks, self._writes.add(agent, time, source, generic))
 
     def values(self, chunks: Chunks, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
         """Return the elements of each chunk and their poison, without an access. If an element is
@@ -316,39 +339,42 @@ class SharedMemory:
             chunks: bytes of each of ``groups``, or one row that all groups access.
         """
         ordered = self.agents.known()
-        least = ordered[np.flatnonzero(np.bincount(groups))].min(axis=0, initial=_EVER)
-        rows = groups[:, None, None]
-        writer, written = chunks.of(self._writer), chunks.of(self._written)
-        if (least[writer] < written).any():
-            bad = ordered[rows, writer] < written
-            if bad.any():
-                row, byte = chunks.first(bad)
-                raise self._race(
-                    byte, int(self._writer[byte]), int(self._write_source[byte]), int(groups[row]),
-                    source, "written",
-                )  # fmt: skip
+        least = ordered[_distinct(groups)].min(axis=0, initial=_EVER)
+        rows, log = groups[:, None, None], self._writes
+        last = self._last_among(chunks, least[log.agents] < log.times)
+        if last is not None:
+            self._refuse(
+                chunks, ordered[rows, log.agents[last]] < log.times[last], groups, source,
+                "written", log, self._written,
+            )  # fmt: skip
         for accesses in conflicts:
-            for agent, (times, sources) in accesses.by_agent.items():
-                if least[agent] >= accesses.latest[agent]:
-                    continue
-                bad = ordered[rows, agent] < chunks.of(times)
-                if bad.any():
-                    row, byte = chunks.first(bad)
-                    group = int(groups[row])
-                    raise self._race(byte, agent, int(sources[byte]), group, source, accesses.verb)
+            log = accesses.log
+            for agent, numbers in accesses.by_agent.items():
+                if least[agent] < accesses.latest[agent]:
+                    self._refuse(
+                        chunks, ordered[rows, agent] < log.times[chunks.of(numbers)], groups,
+                        source, accesses.verb, log, numbers,
+                    )  # fmt: skip
+
+    def _last_among(self, chunks: Chunks, writes: np.ndarray) -> np.ndarray | None:
+        """Return the last write of each byte, or None if none of them is in a mask of all."""
+        last = chunks.of(self._written) if writes.any() else None
+        return None if last is None or not writes[last].any() else last
 
     def _require_fenced(self, chunks: Chunks, groups: np.ndarray, source: Source) -> None:
         """Refuse an asynchronous read of generic writes that no proxy fence has ordered."""
-        fenced, rows = self.agents.fenced(), groups[:, None, None]
-        bad, sources = ~chunks.of(self._asynchronous), self._write_source
-        if bad.any():
-            bad = bad & (fenced[rows, chunks.of(self._writer)] < chunks.of(self._written))
-        for agent, (times, of_atomics) in self._atomics.by_agent.items():
+        fenced, rows, log = self.agents.fenced(), groups[:, None, None], self._writes
+        least, bad, numbers = fenced[groups].min(axis=0), np.zeros(0, np.bool_), self._written
+        last = self._last_among(chunks, log.generic & (least[log.agents] < log.times))
+        if last is not None:
+            bad = log.generic[last] & (fenced[rows, log.agents[last]] < log.times[last])
+        for agent, of_atomics in self._atomics.by_agent.items():
             if not bad.any():
-                bad, sources = fenced[rows, agent] < chunks.of(times), of_atomics
+                log, numbers = self._atomics.log, of_atomics
+                bad = fenced[rows, agent] < log.times[chunks.of(numbers)]
         if bad.any():
             _, byte = chunks.first(bad)
-            before = self._source(int(sources[byte]))
+            before = log.sources[numbers[byte]]
             raise SimulationError(
                 "race",
                 f"{source.op} reads byte {byte} of {self.name} by the asynchronous proxy, and no "
@@ -374,32 +400,36 @@ class SharedMemory:
         self, accesses: _LastAccesses, chunks: Chunks, groups: np.ndarray, source: Source
     ) -> None:
         """Note accesses of thread groups now."""
-        number = self._number(source)
-        for g in np.flatnonzero(np.bincount(groups)).tolist():
-            accesses.note(g, chunks.rows(groups == g), self.agents.order.time[g], number)
+        for g in _distinct(groups):
+            accesses.note(g, chunks.rows(groups == g), self.agents.order.time[g], source)
 
-    def _end_write(self, chunks: Chunks, source: Source) -> None:
-        """Note the source of a write, before which all earlier accesses happen."""
-        chunks.put(self._write_source, self._number(source))
+    def _end_write(self, chunks: Chunks, number: Any) -> None:
+        """Note the number of a write, before which all earlier accesses happen."""
+        chunks.put(self._written, number)
         self._reads.clear(chunks)
         self._atomics.clear(chunks)
 
-    def _number(self, source: Source) -> int:
-        return self._sources.setdefault(source, len(self._sources))
-
-    def _source(self, number: int) -> Source:
-        return list(self._sources)[number]
-
-    def _race(
-        self, byte: int, agent: int, number: int, group: int, source: Source, verb: str
-    ) -> SimulationError:
-        before, agents = self._source(number), self.agents
-        return SimulationError(
+    def _refuse(
+        self, chunks: Chunks, bad: np.ndarray, groups: np.ndarray, source: Source, verb: str,
+        log: _Log, numbers: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Refuse an access that is not ordered after earlier ones, where ``bad`` is true."""
+        if not bad.any():
+            return
+        row, byte = chunks.first(bad)
+        number, name = int(numbers[byte]), self.agents.name
+        before, own = log.sources[number], name(int(groups[row]))
+        raise SimulationError(
             "race",
-            f"{source.op} at byte {byte} of {self.name} by {agents.name(group)}\nis not ordered "
-            f"after {before.op} by {agents.name(agent)}, which has {verb} it --> {before.loc}\n"
-            f" --> {source.loc}",
+            f"{source.op} at byte {byte} of {self.name} by {own}\nis not ordered "
+            f"after {before.op} by {name(int(log.agents[number]))}, which has {verb} it --> "
+            f"{before.loc}\n --> {source.loc}",
         )
+
+
+def _distinct(groups: np.ndarray) -> list[int]:
+    """Return the thread groups among these."""
+    return np.flatnonzero(np.bincount(groups)).tolist()
 
 
 def _by_byte(poison: Any, shape: tuple[int, int], itemsize: int) -> Any:

@@ -170,12 +170,20 @@ def test_some_blocks_run_with_the_first_the_last_and_the_tails(level):
     np.testing.assert_allclose(C.compressed(), (A @ B)[~C.mask], rtol=1e-2, atol=1e-2)
 
 
+@T.prim_func
+def in_place(Y: T.Tensor((N,), "float32")):
+    with T.Kernel(2, threads=32) as b:
+        for i in T.Parallel(N // 2):
+            Y[b * (N // 2) + i] += 1
+
+
 def test_blocks_that_communicate_are_refused():
     inputs = [{"A": np.ones((64, 32), np.float32), "B": np.ones((32, 64), np.float32)}]
     inputs[0]["C"] = np.zeros((64, 64), np.float32)
-    assert tw.simulate(matmul(64, 64, adds=True), 1, inputs, blocks=None)
     for blocks, message in ((2, "blocks=2 of product, with atomicadd; expected"), (0, "blocks=0;")):
         with pytest.raises(tw.TileWeaveError, match=message):
             tw.simulate(matmul(64, 64, adds=True), 1, inputs, blocks=blocks)
+    with pytest.raises(tw.TileWeaveError, match="in_place, with Y, which it reads and writes;"):
+        tw.simulate(in_place, 1, [{"Y": np.ones(N, np.float32)}], blocks=1)
     with pytest.raises(tw.TileWeaveError, match="with more than one rank"):
         tw.simulate(matmul(64, 64), 2, inputs * 2, blocks=2)
