@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from .inputs.inputs import check_aliases
 from .machine.executable import Executable
 from .machine.host import Host
 from .machine.machine import Machine
+from .machine.streams import sampled
 from .memory.memory import Tensor
 from .memory.order import Layout
 from .memory.segments import Segments
@@ -32,6 +32,8 @@ class Case:
     Attributes:
         shapes: shapes of all tensors, one dict per rank, of the rank's own part.
         written: names of the tensors that the calls write.
+        nan: whether a statement that makes a NaN or an infinity is a fault.
+        blocks: number of blocks of a launch that run; None: all.
     """
 
     def __init__(
@@ -39,11 +41,13 @@ class Case:
         executable: Executable,
         inputs: Sequence[Mapping[str, Any]],
         epochs: int,
+        nan: bool = False,
+        blocks: int | None = None,
     ) -> None:
         parameters = executable.parameters
         names = {p.name for p in parameters if p.shape is not None}
         dynamic = dynamic_extents(parameters)
-        self.executable = executable
+        self.executable, self.nan, self.blocks = executable, nan, blocks
         self.aliases = {n: v for n, v in inputs[0].items() if isinstance(v, str)}
         """Multicast parameters, with the symmetric tensor at their address."""
         self.inputs = inputs = [
@@ -70,6 +74,8 @@ class Case:
         self.written |= {self.aliases[name] for name in self.written & self.aliases.keys()}
         self.multicasts: set[str] = set().union(*(call.multicasts for call in calls))
         check_aliases(self.aliases, self.multicasts, self.shapes[0])
+        if blocks is not None:
+            self._require_separate_blocks()
         self.divide()
 
     def divide(self, parts: np.ndarray | None = None) -> None:
@@ -93,6 +99,7 @@ class Case:
         """Return a machine for one schedule."""
         world_size = self.executable.world_size
         machine = kind(world_size, self._layout(), seed, resident_blocks, self.thread_names)
+        machine.nan, machine.most_blocks = self.nan, self.blocks
         for p in self.executable.parameters:
             if p.shape is not None and p.name not in self.aliases:
                 machine.tensors[p.name] = self._tensors(p, machine)
@@ -121,8 +128,11 @@ class Case:
         """
         streams: dict[str | None, int] = {None: 0}
         programs, world_size = self.executable.programs, self.executable.world_size
+        numbers: Sequence[int] = ()
         for step, launches in (s for calls in self.calls for call in calls for s in call.steps):
-            blocks = max((math.prod(extents) for *_, extents in launches), default=0)
+            samples = [sampled(extents, self.blocks) for *_, extents in launches]
+            numbers = max(samples, default=(), key=len)
+            blocks = len(numbers)
             streams[step.stream] = max(streams.get(step.stream, 0), blocks)
             if isinstance(step, WaitStream):
                 streams.setdefault(step.other, 0)
@@ -130,7 +140,25 @@ class Case:
         thread_groups = max((p.thread_groups for p in programs), default=1)
         check_blocks(sum(streams.values()), thread_groups, launched, world_size)
         mbarriers = max((p.mbarriers for p in programs), default=0)
-        return Layout(world_size, streams, thread_groups, mbarriers)
+        layout = Layout(world_size, streams, thread_groups, mbarriers)
+        if self.blocks is not None:
+            layout.names[1:] = [f"block {number}" for number in numbers]
+        return layout
+
+    def _require_separate_blocks(self) -> None:
+        """Refuse to run some of the blocks only, if what they do may depend on the others."""
+        programs = self.executable.programs
+        reasons = [
+            (self.executable.world_size > 1, "more than one rank"),
+            (sum(len(program.kernels) for program in programs) != 1, "another number of kernels"),
+            *((bool(program.exchanges), program.exchanges) for program in programs),
+        ]
+        reason = next((text for holds, text in reasons if holds), None)
+        if reason is not None:
+            raise TileWeaveError(
+                f"simulate: blocks={self.blocks} of {self.executable.plan.name}, with {reason}; "
+                "expected one kernel on one rank, whose blocks do not communicate"
+            )
 
     def explained(self, error: SimulationError, machine: Machine) -> SimulationError:
         """Return a fault. One of uninitialized memory names the parameters without an input: those

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -18,7 +18,7 @@ from .case import Case
 from .device.program import ARCHITECTURES, DeviceProgram
 from .explore.exhaustive import MAX_INTERLEAVINGS, Exploration, Exploring
 from .frontend.program import Program
-from .inputs.arguments import check_exhaustive, check_file, check_jobs, check_numbers
+from .inputs.arguments import check_count, check_exhaustive, check_file, check_numbers
 from .inputs.inputs import Inputs, checked_inputs
 from .machine.executable import Executable
 from .report.errors import SimulationError, SimulationWarning
@@ -38,7 +38,8 @@ def simulate(
     pass_configs: Mapping[str, Any] | None = ...,
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
     exhaustive: Literal[False] = ..., max_interleavings: int = ..., jobs: int | None = ...,
-    sizes: Mapping[str, Any] | None = ...,
+    sizes: Mapping[str, Any] | None = ..., nan: bool = ...,
+    blocks: int | None = ...,
 ) -> list[dict[str, np.ndarray]]: ...  # fmt: skip
 
 
@@ -50,7 +51,8 @@ def simulate(
     pass_configs: Mapping[str, Any] | None = ...,
     most_seconds: float | None = ..., level: Level = ..., arch: str = ...,
     *, exhaustive: Literal[True], max_interleavings: int = ..., jobs: int | None = ...,
-    sizes: Mapping[str, Any] | None = ...,
+    sizes: Mapping[str, Any] | None = ..., nan: bool = ...,
+    blocks: int | None = ...,
 ) -> Exploration: ...  # fmt: skip
 
 
@@ -73,6 +75,8 @@ def simulate(
     max_interleavings: int = MAX_INTERLEAVINGS,
     jobs: int | None = None,
     sizes: Mapping[str, Any] | None = None,
+    nan: bool = False,
+    blocks: int | None = None,
 ) -> list[dict[str, np.ndarray]] | Exploration:
     """Run ``program`` on ``world_size`` simulated ranks and return every rank's tensors.
 
@@ -102,10 +106,15 @@ def simulate(
             depend on it. None: the number of usable cores, if the schedules take longer than a
             second and this process has no other threads, else 1.
         sizes: arguments of a function of ``tilelang.jit``, without its tensors.
+        nan: whether a fault is a statement that stores a NaN, none of whose operands is one; or an
+            infinity, all of whose operands are finite.
+        blocks: number of blocks of each launch that run, among them the first, the last and those
+            at the corners of the grid; None: all. The others must not affect them.
 
     Returns:
         One dict per rank, parameter name -> array, after the last epoch of the last schedule; or
-        an ``Exploration``, if ``exhaustive``.
+        an ``Exploration``, if ``exhaustive``. With ``blocks``, those that the program writes are
+        masked arrays, whose mask is true for elements that no block has written.
 
     Raises:
         SimulationError: a fault; its report names ranks, blocks, lines and the seed.
@@ -114,7 +123,8 @@ def simulate(
         TileWeaveError: illegal arguments, or the timeline cannot be written.
     """
     check_numbers("simulate", world_size, schedules, seed, epochs, resident_blocks)
-    check_jobs(jobs)
+    check_count("jobs", jobs)
+    check_count("blocks", blocks)
     if exhaustive:
         check_exhaustive(schedules, seed, level, max_interleavings)
     check_file(timeline)
@@ -123,16 +133,16 @@ def simulate(
         program = program_of("simulate", program, sizes)
         program = configured("simulate", program, pass_configs)
         program = executable_at(program, world_size, level, arch)
-    case = Case(program, checked_inputs(program, inputs), epochs)
-    blocks = program.resident_blocks if resident_blocks is None else resident_blocks
+    case = Case(program, checked_inputs(program, inputs), epochs, nan, blocks)
+    resident = program.resident_blocks if resident_blocks is None else resident_blocks
     if exhaustive:
-        exploring = Exploring(case, blocks, max_interleavings, write is not None)
+        exploring = Exploring(case, resident, max_interleavings, write is not None)
         return _explore(exploring, program, arch, write)
     most_jobs = jobs or default_jobs()
     bar = Progress(program.plan.name, schedules, progress, most_seconds, jobs=most_jobs)
     seeds = range(seed, seed + schedules)
-    last = Schedules(case, seeds, blocks, bar, write, jobs).run()
-    _warn(program, arch, last.signals)
+    last = Schedules(case, seeds, resident, bar, write, jobs).run()
+    _warn(program, arch, [*last.signals.values(), *_not_computed(last.outputs, blocks)])
     if write is not None and last.machine is not None:
         write(last.machine.trace(program.plan.name, seeds[-1]))
     return last.outputs
@@ -149,15 +159,23 @@ def _explore(
         if write is not None:
             write_fault(write, exploring.machine, exploring.name, error, stacklevel=5)
         raise
-    _warn(program, arch, exploring.unread)
+    _warn(program, arch, exploring.unread.values())
     if write is not None:
         write(exploring.machine.trace(exploring.name, None))
     return result
 
 
-def _warn(executable: Executable, arch: str, unread: Mapping[tuple, str]) -> None:
-    """Warn of signals that are never waited for or read, and of kernels that do not compile."""
-    texts = list(unread.values())
+def _not_computed(outputs: list[dict[str, np.ndarray]], blocks: int | None) -> Iterator[str]:
+    """Yield how much of each output a part of the blocks has computed."""
+    for name, array in outputs[0].items():
+        if isinstance(array, np.ma.MaskedArray) and array.mask.any():
+            yield f"{blocks} blocks compute {array.count()} of {array.size} elements of {name}"
+
+
+def _warn(executable: Executable, arch: str, texts: Iterable[str]) -> None:
+    """Warn of signals that are never waited for or read, of elements that are not computed, and of
+    kernels that do not compile."""
+    texts = list(texts)
     for program in executable.programs:
         error = program.refusal(arch)
         if error is not None:

@@ -144,6 +144,21 @@ def test_wrong_arguments_are_named(interpreted):
         kernel(torch.ones(3, 32), 1.0, torch.ones(3, 32).double())
 
 
+@pytest.mark.parametrize(("dtype", "missing"), [("float32", math.nan), ("int32", 7)])
+def test_elements_of_blocks_that_do_not_run_are_nan(dtype, missing):
+    a, b = (
+        torch.arange(128).to(getattr(torch, dtype)),
+        torch.full((128,), 7).to(getattr(torch, dtype)),
+    )
+    with (
+        tw.interpret(blocks=2),
+        pytest.warns(tw.SimulationWarning, match="2 blocks compute 64 of 128 elements of B"),
+    ):
+        tilelang.compile(double.get_tir(128, dtype))(a, b)
+    expected = torch.cat([a[:32] * 2, torch.full((64,), missing, dtype=a.dtype), a[96:] * 2])
+    torch.testing.assert_close(b, expected, equal_nan=True)
+
+
 @T.prim_func
 def race(A: T.Tensor((32,), "float32"), B: T.Tensor((32,), "float32")):
     with T.Kernel(2, threads=32) as b:
@@ -307,6 +322,7 @@ def test_autotune_chooses_the_first_configuration():
     [
         ({"level": "warp"}, "interpret: level='warp'; expected 'tile' or 'device'"),
         ({"arch": "sm_70"}, "interpret: arch='sm_70'; expected 'sm_80' or 'sm_90a'"),
+        ({"blocks": 0}, "simulate: blocks=0; expected an integer from 1 on, or None"),
         ({"schedules": 0}, "interpret: schedules=0; expected an integer from 1 to"),
     ],
 )

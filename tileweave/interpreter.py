@@ -14,6 +14,7 @@ from typing import Any
 from unittest.mock import patch
 from weakref import WeakKeyDictionary, ref
 
+import numpy as np
 import torch
 from tilelang import tvm
 from tilelang.autotuner.param import AutotuneResult
@@ -32,8 +33,9 @@ from .runtime.kernel.configured import configured
 from .runtime.plans.parameters import bound, parameters_of
 from .simulator import LEVELS, SimulationWarning, executable_at, simulate
 from .simulator.device.program import ARCHITECTURES
-from .simulator.inputs.arguments import check_numbers
+from .simulator.inputs.arguments import check_count, check_numbers
 from .simulator.inputs.inputs import tensor_of
+from .simulator.memory.values import is_float
 
 _jit = import_module("tilelang.jit")  # the attribute `tilelang.jit` is a function
 _compile = _jit.cached
@@ -46,6 +48,8 @@ class _Settings:
     level: str
     arch: str
     schedules: int
+    nan: bool
+    blocks: int | None
     calls: Counter[str]
     """Number of simulated calls by the name of the kernel."""
 
@@ -58,7 +62,11 @@ _hooks = ExitStack()
 
 @brief_errors
 def interpret(
-    level: str = "tile", arch: str | None = None, schedules: int = 1
+    level: str = "tile",
+    arch: str | None = None,
+    schedules: int = 1,
+    nan: bool = False,
+    blocks: int | None = None,
 ) -> AbstractContextManager[Counter[str]]:
     """Run kernels of TileLang that are called with CPU tensors in the simulator; needs no GPU.
 
@@ -74,6 +82,10 @@ def interpret(
         level: ``tile``, the program itself; or ``device``, the functions that it is lowered to.
         arch: ``sm_80`` or ``sm_90a``; None: ``sm_90a``.
         schedules: number of interleavings of each call.
+        nan: whether a statement that makes a NaN or an infinity is a fault, as in ``tw.simulate``.
+        blocks: number of blocks of each call that run, as in ``tw.simulate``. Floats that they do
+            not write become NaN in the tensors that the kernel writes; other elements keep their
+            values. None: all.
 
     Raises:
         SimulationError: (of a call) a fault, as in ``tw.simulate``.
@@ -85,7 +97,8 @@ def interpret(
             expected = " or ".join(map(repr, legal))
             raise TileWeaveError(f"interpret: {name}={value!r}; expected {expected}")
     check_numbers("interpret", 1, schedules, 0, 1, None)
-    return _interpreting(_Settings(level, arch, schedules, Counter()))
+    check_count("blocks", blocks)
+    return _interpreting(_Settings(level, arch, schedules, nan, blocks, Counter()))
 
 
 @contextmanager
@@ -154,8 +167,10 @@ class InterpretedAdapter(BaseKernelAdapter):
         settings.calls[executable.plan.name] += 1
         results, *_ = simulate(
             executable, 1, [values], settings.schedules, epochs=1,
-            level=settings.level, arch=settings.arch,
+            level=settings.level, arch=settings.arch, nan=settings.nan,
+            blocks=settings.blocks,
         )  # fmt: skip
+        results = {name: _with_nan(array) for name, array in results.items()}
         written = set().union(*(program.written for program in executable.programs))
         with torch.no_grad():
             for name in written & values.keys():
@@ -165,6 +180,15 @@ class InterpretedAdapter(BaseKernelAdapter):
             for i in self.result_idx
         ]
         return tensors[0] if len(tensors) == 1 else tensors
+
+
+def _with_nan(array: np.ndarray) -> np.ndarray:
+    """Return an array whose masked elements are NaN, if its type has one."""
+    if not isinstance(array, np.ma.MaskedArray):
+        return array
+    if is_float(array.dtype):
+        array.data[array.mask] = np.nan
+    return array.data
 
 
 def _check_strides(kernel: str, buffer: tirx.Buffer, tensor: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from .block import COPIES, SOURCES, DeviceBlock
 from .fragments import swizzled
 from .lowering import TensorMap
 from .proxies import ProxyView, explain_missing_fence
-from .shared import Source
+from .shared import Chunks, Source
 from .statements import DeviceStatements, of_threads, shared_address, split_flat
 
 
@@ -58,26 +59,36 @@ class Box:
         innermost axis varies fastest."""
         in_bounds: Any = True
         offset: Any = 0
-        rank = len(self._map.box)
-        strides = [self.dtype.itemsize, *self._strides(frame)]
+        rank, tensor = len(self._map.box), self.tensor(frame)
+        starts, extents, strides = (
+            [uniform(value, frame, self._loc) for value in values]
+            for values in (
+                self._start(frame),
+                self._shape(frame),
+                [self.dtype.itemsize, *self._strides(frame)],
+            )
+        )
+        parts = [slice(a, a + n) for a, n in zip(starts, self._map.box, strict=True)]
+        is_inside = all(0 <= p.start and p.stop <= n for p, n in zip(parts, extents, strict=True))
+        is_packed = tensor.data.strides == tuple(strides[::-1])
+        if is_packed and is_inside and not (tensor.written or tensor.symmetric):
+            return tuple(parts[::-1]), np.ones(self.count, np.bool_)
         for axis, (first, extent, stride, size) in enumerate(
-            zip(self._start(frame), self._shape(frame), strides, self._map.box, strict=True)
+            zip(starts, extents, strides, self._map.box, strict=True)
         ):
             shape = [1] * rank
             shape[rank - 1 - axis] = size
-            index = uniform(first, frame, self._loc) + np.arange(size).reshape(shape)
-            in_bounds = in_bounds & (index >= 0) & (index < uniform(extent, frame, self._loc))
-            offset = offset + index * uniform(stride, frame, self._loc)
+            index = first + np.arange(size).reshape(shape)
+            in_bounds = in_bounds & (index >= 0) & (index < extent)
+            offset = offset + index * stride
         in_bounds = np.broadcast_to(in_bounds, offset.shape).reshape(-1)
         flat = offset.reshape(-1)[in_bounds] // self.dtype.itemsize
         itemsize = self.dtype.itemsize if self._symmetric else 0
-        return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), in_bounds
+        return tuple(split_flat(flat, tensor.shape, itemsize)), in_bounds
 
-    def addresses(self, start: int) -> np.ndarray:
-        """Return the bytes of each element in shared memory, from ``start`` on."""
-        itemsize = self.dtype.itemsize
-        first = swizzled(start + np.arange(self.count) * itemsize, self._map.swizzle)
-        return first[:, None] + np.arange(itemsize)
+    def chunks(self, start: int, count: int) -> Chunks:
+        """Return the bytes of ``count`` elements in shared memory, from ``start`` on."""
+        return _chunks(start, count * self.dtype.itemsize, self._map.swizzle)
 
 
 class Run:
@@ -110,11 +121,16 @@ class Run:
         itemsize = self.dtype.itemsize if self._symmetric else 0
         return tuple(split_flat(flat, self.tensor(frame).shape, itemsize)), np.ones(count, bool)
 
+    def chunks(self, start: int, count: int) -> Chunks:
+        """Return the bytes of ``count`` elements in shared memory, from ``start`` on."""
+        return _chunks(start, count * self.dtype.itemsize, 0)
 
-def _addresses(region: Box | Run, start: int, count: int) -> np.ndarray:
-    if isinstance(region, Box):
-        return region.addresses(start)
-    return start + np.arange(count * region.dtype.itemsize).reshape(count, -1)
+
+@lru_cache(maxsize=1024)
+def _chunks(start: int, size: int, swizzle: int) -> Chunks:
+    """Return the bytes of a copy in shared memory, whose rows may be swizzled."""
+    width = math.gcd(start, size, 16)
+    return Chunks(swizzled(start + np.arange(0, size, width), swizzle) // width, width)
 
 
 def _issues(frame: Frame, address: Any) -> Iterator[tuple[int, int]]:
@@ -127,7 +143,11 @@ def _issues(frame: Frame, address: Any) -> Iterator[tuple[int, int]]:
 def _require_bounds(frame: Frame, region: Any, key: tuple, loc: str) -> None:
     shape = region.tensor(frame).shape
     for axis, (index, extent) in enumerate(zip(key, shape, strict=True)):
-        if len(index) and not (0 <= index.min() and index.max() < extent):
+        if (
+            isinstance(index, np.ndarray)
+            and len(index)
+            and not (0 <= index.min() and index.max() < extent)
+        ):
             raise SimulationError(
                 "bounds",
                 f"{region.name} of shape {shape}: elements {index.min()} to {index.max()} along "
@@ -176,17 +196,16 @@ def _load(
                 values, bad = tensor.read(key, access)
             rows = np.zeros(len(in_bounds), region.dtype)
             rows[in_bounds] = np.asarray(values).reshape(-1)
-            poison = np.zeros(len(in_bounds), np.bool_)
+            poison = None
             if bad is not None:
+                poison = np.zeros(len(in_bounds), np.bool_)
                 poison[in_bounds] = np.asarray(bad).reshape(-1)
-            addresses = _addresses(region, start, len(in_bounds))
-            raw = rows.view(np.uint8).reshape(addresses.shape)
+            chunks = region.chunks(start, len(in_bounds))
             block.shared[memory].write_async(
-                addresses.reshape(-1), raw.reshape(-1), np.repeat(poison, addresses.shape[1]), g,
-                agent - block.order.base, time, source,
-            )  # fmt: skip
+                chunks, rows, poison, g, agent - block.order.base, time, source
+            )
             full.issued = time
-            full.bytes -= 0 if expects else addresses.size
+            full.bytes -= 0 if expects else rows.nbytes
             full.settle()
 
     return _preempted(run)
@@ -214,13 +233,14 @@ def _store(region: Box | Run, origin: Any, ufunc: Any, op: str, loc: str) -> Ste
             _require_aligned(region, block.shared[memory].name, start, source)
             key, in_bounds = region.key(frame)
             _require_bounds(frame, region, key, loc)
-            addresses = _addresses(region, start, len(in_bounds))
+            chunks = region.chunks(start, len(in_bounds)).rows(None)
             reader, read_at = block.next_load(block.loads_of(SOURCES, g))
             block.sources[g].open = read_at
             shared = block.shared[memory]
-            shared.read_async(addresses.reshape(-1), g, reader, read_at, source)
-            values, bad = shared.values(addresses, region.dtype)
-            values, poison = values[:, 0][in_bounds], None if bad is None else bad[:, 0][in_bounds]
+            shared.read_async(chunks, np.array([g]), [(reader, read_at)], source)
+            values, bad = shared.values(chunks, region.dtype)
+            values = values.reshape(-1)[in_bounds]
+            poison = None if bad is None else bad.reshape(-1)[in_bounds]
             if poison is not None and not poison.any():
                 poison = None
             if poison is not None and (ufunc is not None or not tensor.symmetric):
@@ -314,10 +334,8 @@ def cp_async(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
                 if bad is not None:
                     poison[read] = bad
             width = count * dtype.itemsize
-            addresses = targets[in_group][:, None] + np.arange(width)
             block.shared[memory].write_async(
-                addresses.reshape(-1), rows.view(np.uint8).reshape(-1),
-                np.repeat(poison, dtype.itemsize, axis=1).reshape(-1), int(g),
+                Chunks.at(targets[in_group], width), rows, poison, int(g),
                 agent - block.order.base, time, source, generic=True,
             )  # fmt: skip
 

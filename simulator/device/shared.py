@@ -1,16 +1,17 @@
 """Shared memory of one block by address, with a shadow that finds unordered accesses.
 
-The shadow stores, for each byte, the agent, time and source of the last write, and the time and
-source of the last read and the last atomic operation by each agent. Agents are those of
+The shadow stores, for each byte, the number of the last write, and of the last read and the last
+atomic operation by each agent. A log has agent, time and source of each number. Agents are those of
 ``BlockOrder``: thread groups, bulk stores, asynchronous loads. Threads of one thread group are
 assumed to run in lockstep.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from ..memory.clock import Clock
 from ..memory.order import BlockOrder
 from ..report.errors import SimulationError
 
+_WIDEST = 16
+"""Bytes of the widest chunk, and the multiple of the size of the arrays."""
 _EVER = np.iinfo(np.int32).max
 _CANARY = 0xFF
 """Byte of uninitialized memory: NaN in every floating-point type."""
@@ -91,39 +94,110 @@ class _Rows:
         return self._times
 
 
+class Chunks(NamedTuple):
+    """Bytes of shared memory in aligned chunks, which NumPy accesses faster than single bytes.
+
+    Attributes:
+        numbers: number of each chunk from address 0, a row for each thread or thread group.
+        width: bytes of a chunk.
+    """
+
+    numbers: np.ndarray
+    width: int
+
+    @staticmethod
+    def at(addresses: np.ndarray, width: int) -> Chunks:
+        """Return ``width`` bytes from each address on, a row for each address."""
+        chunk = math.gcd(width, _WIDEST, int(np.bitwise_or.reduce(addresses, axis=None)))
+        numbers = addresses[..., None] // chunk + np.arange(width // chunk)
+        return Chunks(numbers, chunk)
+
+    def view(self, array: np.ndarray) -> np.ndarray:
+        return array.reshape(-1, self.width)
+
+    def of(self, array: np.ndarray) -> np.ndarray:
+        """Return the elements of an array over all bytes, with an axis for those of a chunk."""
+        return self.view(array)[self.numbers]
+
+    def put(self, array: np.ndarray, values: Any) -> None:
+        self.view(array)[self.numbers] = values
+
+    def rows(self, key: Any) -> Chunks:
+        return Chunks(self.numbers[key], self.width)
+
+    def first(self, where: np.ndarray) -> tuple[int, int]:
+        """Return row and address of the first byte of a mask, whose rows are these or share
+        these."""
+        row, *chunk, byte = np.argwhere(where)[0].tolist()
+        number = np.broadcast_to(self.numbers, where.shape[:-1])[(row, *chunk)]
+        return row, int(number) * self.width + byte
+
+
+class _Log:
+    """Accesses by number; 0 precedes all others."""
+
+    def __init__(self) -> None:
+        self._agents, self._times = np.zeros(64, np.int32), np.zeros(64, np.int32)
+        self._generic = np.zeros(64, np.bool_)
+        self.sources = [Source("", "")]
+
+    def add(self, agent: int, time: int, source: Source, generic: bool = True) -> int:
+        """Return the number of a new access, made by the generic proxy or not."""
+        number = len(self.sources)
+        if number == len(self._times):
+            self._agents, self._times, self._generic = (
+                np.concatenate([a, np.zeros_like(a)])
+                for a in (self._agents, self._times, self._generic)
+            )
+        self._agents[number], self._times[number] = agent, time
+        self._generic[number] = generic
+        self.sources.append(source)
+        return number
+
+    @property
+    def agents(self) -> np.ndarray:
+        return self._agents[: len(self.sources)]
+
+    @property
+    def times(self) -> np.ndarray:
+        return self._times[: len(self.sources)]
+
+    @property
+    def generic(self) -> np.ndarray:
+        return self._generic[: len(self.sources)]
+
+
 class _LastAccesses:
-    """Last access of one kind to each byte, by agent: its time, and the number of its source."""
+    """Number of the last access of one kind to each byte, by agent."""
 
     def __init__(self, verb: str, size: int) -> None:
-        self.verb, self._size = verb, size
-        self.by_agent: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.verb, self._size, self.log = verb, size, _Log()
+        self.by_agent: dict[int, np.ndarray] = {}
+        self.latest: dict[int, int] = {}
+        """Time of the last access of each agent."""
 
-    def note(self, agent: int, offsets: np.ndarray, time: int, source: int) -> None:
+    def note(self, agent: int, chunks: Chunks, time: int, source: Source) -> None:
         if agent not in self.by_agent:
-            self.by_agent[agent] = np.zeros(self._size, np.int32), np.zeros(self._size, np.int32)
-        times, sources = self.by_agent[agent]
-        times[offsets], sources[offsets] = time, source
+            self.by_agent[agent] = np.zeros(self._size, np.int32)
+        chunks.put(self.by_agent[agent], self.log.add(agent, time, source))
+        self.latest[agent] = time
 
-    def clear(self, offsets: np.ndarray) -> None:
-        for times, _ in self.by_agent.values():
-            times[offsets] = 0
+    def clear(self, chunks: Chunks) -> None:
+        for numbers in self.by_agent.values():
+            chunks.put(numbers, 0)
 
 
 class SharedMemory:
     """Shared memory of one block."""
 
     def __init__(self, name: str, size: int, agents: Agents) -> None:
-        self.name, self.agents = name, agents
+        self.name, self.agents, self.size = name, agents, size
+        size += -size % _WIDEST
         self.bytes = np.full(size, _CANARY, np.uint8)
         self.poison = np.ones(size, np.bool_)
-        self._writer = np.zeros(size, np.int32)
-        self._written = np.zeros(size, np.int32)
-        self._asynchronous = np.zeros(size, np.bool_)
-        """True if the last write was made by the asynchronous proxy."""
-        self._write_source = np.zeros(size, np.int32)
+        self._written, self._writes = np.zeros(size, np.int32), _Log()
+        """Number of the last write of each byte."""
         self._reads, self._atomics = _LastAccesses("read", size), _LastAccesses("changed", size)
-        self._sources: dict[Source, int] = {}
-        """Numbers of the sources so far, in their order."""
 
     def load(
         self, addresses: np.ndarray, width: int, dtype: np.dtype, groups: np.ndarray, source: Source
@@ -136,10 +210,12 @@ class SharedMemory:
         Returns:
             Values, with an axis of ``width / itemsize`` lanes, and the mask of poison values.
         """
-        offsets = self._span(addresses, width, source)
-        self._require_ordered(offsets, groups, source, self._atomics)
-        self._note(self._reads, offsets, groups, source)
-        return self.values(offsets, dtype)
+        chunks = self._span(addresses, width, source)
+        self._require_ordered(chunks, groups, source, self._atomics)
+        self._note(self._reads, chunks, groups, source)
+        values, bad = self.values(chunks, dtype)
+        rows = len(addresses), width // dtype.itemsize
+        return values.reshape(rows), None if bad is None else bad.reshape(rows)
 
     def update(
         self, addresses: np.ndarray, operands: np.ndarray, combine: Callable[[Any, Any], Any],
@@ -152,22 +228,23 @@ class SharedMemory:
         """
         dtype, lanes = operands.dtype, operands.shape[1]
         first = addresses[:, None] + np.arange(lanes) * dtype.itemsize
-        offsets = self._span(first.reshape(-1), dtype.itemsize, source)
+        chunks = self._span(first.reshape(-1), dtype.itemsize, source)
         of_lanes = np.repeat(groups, lanes)
-        self._require_ordered(offsets, of_lanes, source, self._reads)
-        self._note(self._atomics, offsets, of_lanes, source)
-        old, flat = np.empty(len(offsets), dtype), operands.reshape(-1)
-        left = np.arange(len(offsets))
+        self._require_ordered(chunks, of_lanes, source, self._reads)
+        self._note(self._atomics, chunks, of_lanes, source)
+        old, flat = np.empty(len(of_lanes), dtype), operands.reshape(-1)
+        left = np.arange(len(of_lanes))
         while left.size:  # in each turn one operation on each element
-            turn = left[np.unique(offsets[left, 0], return_index=True)[1]]
-            values, bad = self.values(offsets[turn], dtype)
+            turn = left[np.unique(chunks.numbers[left, 0], return_index=True)[1]]
+            values, bad = self.values(chunks.rows(turn), dtype)
             if bad is not None:
                 raise SimulationError(
                     "poison", f"{source.op}, which is uninitialized\n --> {source.loc}"
                 )
-            old[turn] = values[:, 0]
+            old[turn] = values.reshape(-1)
             new = np.ascontiguousarray(np.asarray(combine(old[turn], flat[turn])).astype(dtype))
-            self.bytes[offsets[turn]] = new.view(np.uint8).reshape(len(turn), -1)
+            target = chunks.rows(turn)
+            target.put(self.bytes, new.view(np.uint8).reshape(*target.numbers.shape, -1))
             left = np.setdiff1d(left, turn, assume_unique=True)
         return old.reshape(operands.shape)
 
@@ -177,58 +254,73 @@ class SharedMemory:
     ) -> None:  # fmt: skip
         """Store a row of ``values`` at each address by generic accesses."""
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(len(addresses), -1)
-        offsets = self._span(addresses, raw.shape[1], source)
-        self._require_ordered(offsets, groups, source, self._reads, self._atomics)
-        self._require_one_writer(offsets, raw, source)
-        self.bytes[offsets] = raw
-        self.poison[offsets] = _by_byte(poison, raw.shape, values.dtype.itemsize)
-        self._writer[offsets] = groups[:, None]
-        self._written[offsets] = np.asarray(self.agents.order.time, np.int32)[groups][:, None]
-        self._asynchronous[offsets] = False
-        self._end_write(offsets, source)
+        chunks = self._span(addresses, raw.shape[1], source)
+        shape = (*chunks.numbers.shape, chunks.width)
+        self._require_ordered(chunks, groups, source, self._reads, self._atomics)
+        self._require_one_writer(chunks, raw.reshape(shape), source)
+        chunks.put(self.bytes, raw.reshape(shape))
+        bad = _by_byte(poison, raw.shape, values.dtype.itemsize)
+        chunks.put(self.poison, bad if bad is False else bad.reshape(shape))
+        numbers = np.zeros(len(self.agents.order.time), np.int32)
+        for g in _distinct(groups):
+            numbers[g] = self._writes.add(g, self.agents.order.time[g], source)
+        self._end_write(chunks, numbers[groups][:, None, None])
 
     def read_async(
-        self, offsets: np.ndarray, group: int, agent: int, time: int, source: Source
+        self, chunks: Chunks, groups: np.ndarray, readers: Sequence[tuple[int, int]], source: Source
     ) -> None:
-        """Note that ``agent`` reads these bytes asynchronously, at the request of ``group``."""
-        self._require_fenced(offsets, group, source)
-        self._require_ordered(offsets[None], np.array([group]), source, self._atomics)
-        self._reads.note(agent, offsets, time, self._number(source))
+        """Note asynchronous reads at the request of thread groups.
+
+        Args:
+            chunks: bytes of each group, or one row that all groups read.
+            readers: agent and time of the read of each group.
+        """
+        self._require_fenced(chunks, groups, source)
+        self._require_ordered(chunks, groups, source, self._atomics)
+        is_shared = len(chunks.numbers) == 1
+        for row, (agent, time) in enumerate(readers):
+            self._reads.note(agent, chunks.rows(0 if is_shared else row), time, source)
 
     def write_async(
-        self, offsets: np.ndarray, data: np.ndarray, poison: Any, group: int, agent: int, time: int,
-        source: Source, generic: bool = False,
+        self, chunks: Chunks, data: np.ndarray, poison: np.ndarray | None, group: int, agent: int,
+        time: int, source: Source, generic: bool = False,
     ) -> None:  # fmt: skip
-        """Write bytes by ``agent`` asynchronously, at the request of ``group``.
+        """Write elements by ``agent`` asynchronously, at the request of ``group``.
 
         Args:
             generic: whether it writes by the generic proxy, as ``cp.async`` does.
         """
+        shape = (*chunks.numbers.shape, chunks.width)
+        one_row = chunks.rows(None)
         groups = np.array([group])
-        self._require_ordered(offsets[None], groups, source, self._reads, self._atomics)
-        self.bytes[offsets] = data
-        self.poison[offsets] = False if poison is None else poison
-        self._writer[offsets], self._written[offsets] = agent, time
-        self._asynchronous[offsets] = not generic
-        self._end_write(offsets, source)
+        self._require_ordered(one_row, groups, source, self._reads, self._atomics)
+        chunks.put(self.bytes, data.view(np.uint8).reshape(shape))
+        bad: Any = False
+        if poison is not None and poison.any():
+            bad = np.repeat(poison, data.dtype.itemsize).reshape(shape)
+        chunks.put(self.poison, bad)
+        self._end_write(chunks, self._writes.add(agent, time, source, generic))
 
-    def values(self, offsets: np.ndarray, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return the elements at these bytes and their poison, without an access."""
-        values = np.ascontiguousarray(self.bytes[offsets]).view(dtype)
-        bad = self.poison[offsets]
+    def values(self, chunks: Chunks, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the elements of each chunk and their poison, without an access. If an element is
+        wider than a chunk, the chunks of a row are joined."""
+        raw, bad = chunks.of(self.bytes), chunks.of(self.poison)
+        if chunks.width < dtype.itemsize:
+            raw, bad = (a.reshape(len(a), -1) for a in (raw, bad))
+        values = raw.view(dtype)
         if not bad.any():
             return values, None
         return values, bad.reshape(*values.shape, dtype.itemsize).any(axis=-1)
 
-    def _span(self, addresses: np.ndarray, width: int, source: Source) -> np.ndarray:
+    def _span(self, addresses: np.ndarray, width: int, source: Source) -> Chunks:
         if not addresses.size:  # no thread takes this side of a T.if_then_else
-            return np.empty((0, width), np.int64)
+            return Chunks(np.empty((0, 1), np.int64), math.gcd(width, _WIDEST))
         low, high = int(addresses.min()), int(addresses.max()) + width
-        if low < 0 or high > len(self.bytes):
+        if low < 0 or high > self.size:
             raise SimulationError(
                 "bounds",
                 f"{source.op} of bytes {low} to {high - 1} of {self.name}, which has "
-                f"{len(self.bytes)} bytes\n --> {source.loc}",
+                f"{self.size} bytes\n --> {source.loc}",
             )
         if (addresses % min(width, 16)).any():
             raise SimulationError(
@@ -236,46 +328,53 @@ class SharedMemory:
                 f"{source.op} of {width} bytes of {self.name} at {int(addresses[0])}; expected a "
                 f"multiple of {min(width, 16)}\n --> {source.loc}",
             )
-        return addresses[:, None] + np.arange(width)
+        return Chunks.at(addresses, width)
 
     def _require_ordered(
-        self, offsets: np.ndarray, groups: np.ndarray, source: Source, *conflicts: _LastAccesses
+        self, chunks: Chunks, groups: np.ndarray, source: Source, *conflicts: _LastAccesses
     ) -> None:
         """Refuse an access that is not ordered after the last write and conflicting accesses.
 
         Args:
-            offsets: bytes, a row for each of ``groups``.
+            chunks: bytes of each of ``groups``, or one row that all groups access.
         """
         ordered = self.agents.known()
-        rows = groups[:, None]
-        bad = ordered[rows, self._writer[offsets]] < self._written[offsets]
-        if bad.any():
-            row, column = np.argwhere(bad)[0]
-            byte = int(offsets[row, column])
-            raise self._race(
-                byte, int(self._writer[byte]), int(self._write_source[byte]), int(groups[row]),
-                source, "written",
+        least = ordered[_distinct(groups)].min(axis=0, initial=_EVER)
+        rows, log = groups[:, None, None], self._writes
+        last = self._last_among(chunks, least[log.agents] < log.times)
+        if last is not None:
+            self._refuse(
+                chunks, ordered[rows, log.agents[last]] < log.times[last], groups, source,
+                "written", log, self._written,
             )  # fmt: skip
         for accesses in conflicts:
-            for agent, (times, sources) in accesses.by_agent.items():
-                bad = ordered[rows, agent] < times[offsets]
-                if bad.any():
-                    row, column = np.argwhere(bad)[0]
-                    byte, group = int(offsets[row, column]), int(groups[row])
-                    raise self._race(byte, agent, int(sources[byte]), group, source, accesses.verb)
+            log = accesses.log
+            for agent, numbers in accesses.by_agent.items():
+                if least[agent] < accesses.latest[agent]:
+                    self._refuse(
+                        chunks, ordered[rows, agent] < log.times[chunks.of(numbers)], groups,
+                        source, accesses.verb, log, numbers,
+                    )  # fmt: skip
 
-    def _require_fenced(self, offsets: np.ndarray, group: int, source: Source) -> None:
+    def _last_among(self, chunks: Chunks, writes: np.ndarray) -> np.ndarray | None:
+        """Return the last write of each byte, or None if none of them is in a mask of all."""
+        last = chunks.of(self._written) if writes.any() else None
+        return None if last is None or not writes[last].any() else last
+
+    def _require_fenced(self, chunks: Chunks, groups: np.ndarray, source: Source) -> None:
         """Refuse an asynchronous read of generic writes that no proxy fence has ordered."""
-        fenced = self.agents.fenced()[group]
-        bad = fenced[self._writer[offsets]] < self._written[offsets]
-        bad &= ~self._asynchronous[offsets]
-        sources = self._write_source
-        for agent, (times, of_atomics) in self._atomics.by_agent.items():
+        fenced, rows, log = self.agents.fenced(), groups[:, None, None], self._writes
+        least, bad, numbers = fenced[groups].min(axis=0), np.zeros(0, np.bool_), self._written
+        last = self._last_among(chunks, log.generic & (least[log.agents] < log.times))
+        if last is not None:
+            bad = log.generic[last] & (fenced[rows, log.agents[last]] < log.times[last])
+        for agent, of_atomics in self._atomics.by_agent.items():
             if not bad.any():
-                bad, sources = fenced[agent] < times[offsets], of_atomics
+                log, numbers = self._atomics.log, of_atomics
+                bad = fenced[rows, agent] < log.times[chunks.of(numbers)]
         if bad.any():
-            byte = int(offsets.reshape(-1)[np.flatnonzero(bad)[0]])
-            before = self._source(int(sources[byte]))
+            _, byte = chunks.first(bad)
+            before = log.sources[numbers[byte]]
             raise SimulationError(
                 "race",
                 f"{source.op} reads byte {byte} of {self.name} by the asynchronous proxy, and no "
@@ -283,16 +382,14 @@ class SharedMemory:
                 f" --> {source.loc}",
             )
 
-    def _require_one_writer(self, offsets: np.ndarray, raw: np.ndarray, source: Source) -> None:
+    def _require_one_writer(self, chunks: Chunks, raw: np.ndarray, source: Source) -> None:
         """Refuse a store in which two threads write different values to one byte."""
-        flat, values = offsets.reshape(-1), raw.reshape(-1)
-        scratch = self.bytes
-        before = scratch[flat].copy()
-        scratch[flat] = values
-        differs = scratch[flat] != values
-        scratch[flat] = before
+        before = chunks.of(self.bytes)
+        chunks.put(self.bytes, raw)
+        differs = chunks.of(self.bytes) != raw
+        chunks.put(self.bytes, before)
         if differs.any():
-            byte = int(flat[np.flatnonzero(differs)[0]])
+            _, byte = chunks.first(differs)
             raise SimulationError(
                 "race",
                 f"two threads store different values to byte {byte} of {self.name} at once"
@@ -300,35 +397,39 @@ class SharedMemory:
             )
 
     def _note(
-        self, accesses: _LastAccesses, offsets: np.ndarray, groups: np.ndarray, source: Source
+        self, accesses: _LastAccesses, chunks: Chunks, groups: np.ndarray, source: Source
     ) -> None:
         """Note accesses of thread groups now."""
-        number = self._number(source)
-        for g in np.unique(groups).tolist():
-            accesses.note(g, offsets[groups == g], self.agents.order.time[g], number)
+        for g in _distinct(groups):
+            accesses.note(g, chunks.rows(groups == g), self.agents.order.time[g], source)
 
-    def _end_write(self, offsets: np.ndarray, source: Source) -> None:
-        """Note the source of a write, before which all earlier accesses happen."""
-        self._write_source[offsets] = self._number(source)
-        self._reads.clear(offsets)
-        self._atomics.clear(offsets)
+    def _end_write(self, chunks: Chunks, number: Any) -> None:
+        """Note the number of a write, before which all earlier accesses happen."""
+        chunks.put(self._written, number)
+        self._reads.clear(chunks)
+        self._atomics.clear(chunks)
 
-    def _number(self, source: Source) -> int:
-        return self._sources.setdefault(source, len(self._sources))
-
-    def _source(self, number: int) -> Source:
-        return list(self._sources)[number]
-
-    def _race(
-        self, byte: int, agent: int, number: int, group: int, source: Source, verb: str
-    ) -> SimulationError:
-        before, agents = self._source(number), self.agents
-        return SimulationError(
+    def _refuse(
+        self, chunks: Chunks, bad: np.ndarray, groups: np.ndarray, source: Source, verb: str,
+        log: _Log, numbers: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Refuse an access that is not ordered after earlier ones, where ``bad`` is true."""
+        if not bad.any():
+            return
+        row, byte = chunks.first(bad)
+        number, name = int(numbers[byte]), self.agents.name
+        before, own = log.sources[number], name(int(groups[row]))
+        raise SimulationError(
             "race",
-            f"{source.op} at byte {byte} of {self.name} by {agents.name(group)}\nis not ordered "
-            f"after {before.op} by {agents.name(agent)}, which has {verb} it --> {before.loc}\n"
-            f" --> {source.loc}",
+            f"{source.op} at byte {byte} of {self.name} by {own}\nis not ordered "
+            f"after {before.op} by {name(int(log.agents[number]))}, which has {verb} it --> "
+            f"{before.loc}\n --> {source.loc}",
         )
+
+
+def _distinct(groups: np.ndarray) -> list[int]:
+    """Return the thread groups among these."""
+    return np.flatnonzero(np.bincount(groups)).tolist()
 
 
 def _by_byte(poison: Any, shape: tuple[int, int], itemsize: int) -> Any:

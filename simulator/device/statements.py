@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..frontend.accesses import uniform
+from ..frontend.accesses import lanes_of, uniform
 from ..frontend.expressions import Expr, Value, unraveled
+from ..frontend.numbers import require_numbers
 from ..frontend.statements import THREAD_AXES, Statements
 from ..machine.block import Frame, Tile
 from ..machine.steps import Step
@@ -238,8 +239,10 @@ class DeviceStatements(Statements):
         lanes, source = stmt.value.dtype.lanes, Source(f"store to {buffer.name}", loc)
 
         def run(frame: Frame):
-            stored = convert(value(frame), dtype)
-            store_shared(frame, place.memory, address(frame), lanes, stored, poison(frame), source)
+            stored, at = convert(value(frame), dtype), address(frame)
+            active = lanes_of(stored, frame)
+            require_numbers(frame, buffer.name, [at // dtype.itemsize], stored, active, loc)
+            store_shared(frame, place.memory, at, lanes, stored, poison(frame), source)
 
         return self.preempted(run, stmt)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -12,6 +13,7 @@ from tvm import tirx
 
 from ..frontend.accesses import uniform
 from ..frontend.expressions import Expr, either
+from ..frontend.numbers import note_operand, require_numbers
 from ..frontend.statements import nothing
 from ..machine.block import Frame
 from ..machine.steps import Step
@@ -20,7 +22,7 @@ from ..memory.values import convert, numpy_dtype, poison_of_product, union_of_po
 from ..report.errors import SimulationError, unsupported
 from .block import PRODUCTS
 from .fragments import accumulator, mma_a, mma_b, operand_addresses
-from .shared import Source
+from .shared import Chunks, Source
 from .statements import DeviceStatements, of_threads, shared_address, to_threads
 
 Poison = np.ndarray | None
@@ -53,13 +55,11 @@ def _shape(text: str) -> tuple[int, int, int]:
 
 def warps_of(frame: Frame, op: str, loc: str, warps: int = 1) -> np.ndarray:
     """Return the active threads as rows of warps or warp groups, which must be whole."""
-    size = WARP * warps
-    threads = frame.mask.threads
-    rows = threads.reshape(-1, size) if len(threads) % size == 0 else threads[None]
-    if rows.shape[1] != size or (np.diff(rows, axis=1) != 1).any() or (rows[:, 0] % size).any():
+    rows = frame.mask.rows(WARP * warps)
+    if rows is None:
         raise SimulationError(
             "deadlock",
-            f"{op} is executed by {len(threads)} threads of "
+            f"{op} is executed by {frame.mask.count} threads of "
             f"{frame.block.place}; expected all of {'a warp' if warps == 1 else 'a warp group'}"
             f"\n --> {loc}",
         )
@@ -81,20 +81,28 @@ class Registers:
         self.slot, self.count, self.op, self.loc = c.tiles[data], count, op, loc
         self._first = c.indices([offset], op, loc)
 
-    def _key(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        first = of_threads(self._first(frame)[0], frame).reshape(rows.shape)
-        return rows[..., None], first[..., None] + np.arange(self.count)
+    def _key(self, frame: Frame, rows: np.ndarray) -> tuple[Any, Any]:
+        first, low, high = self._first(frame)[0], int(rows[0, 0]), int(rows[-1, -1]) + 1
+        if isinstance(first, int) and high - low == rows.size:
+            return slice(low, high), slice(first, first + self.count)
+        first = of_threads(first, frame).reshape(-1, 1)
+        return rows.reshape(-1, 1), first + np.arange(self.count)
 
     def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
         """Return the elements and their poison, by row of threads, thread and element."""
-        tile, key = frame.tile(self.slot), self._key(frame, rows)
-        poison = None if tile.poison is None else tile.poison[key]
-        return tile.data[key], poison
+        tile, key, shape = frame.tile(self.slot), self._key(frame, rows), (*rows.shape, self.count)
+        poison = None if tile.poison is None else tile.poison[key].reshape(shape)
+        return tile.data[key].reshape(shape), poison
 
     def write(self, frame: Frame, rows: np.ndarray, values: np.ndarray, poison: Any = None) -> None:
         tile, key = frame.tile(self.slot), self._key(frame, rows)
-        tile.data[key] = convert(values, tile.dtype)
-        tile.set_poison(key, poison)
+        shape = rows.size, self.count
+        values = convert(values, tile.dtype).reshape(shape)
+        if frame.operands is not None:
+            index = np.ogrid[key] if isinstance(key[0], slice) else key
+            require_numbers(frame, tile.name, index, values, None, self.loc)
+        tile.data[key] = values
+        tile.set_poison(key, None if poison is None else poison.reshape(shape))
 
 
 def ldmatrix(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -186,12 +194,13 @@ def mma(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
         rows = warps_of(frame, "mma", loc)
         left = _operand(a.read(frame, rows), (len(rows), m, k), a_at)
         right = _operand(b.read(frame, rows), (len(rows), k, n), b_at)
-        product, poison = _product(left, right, c_at)
+        product, poison = _product(frame, left, right, c_at)
         sums, unwritten = total.read(frame, rows)
+        note_operand(frame, "C", sums)
         sums = sums + product.astype(sums.dtype)
         total.write(frame, rows, sums, union_of_poison(poison, unwritten))
 
-    return Step(run)
+    return c.preempted(run)
 
 
 def _operand(
@@ -214,11 +223,15 @@ def _wide(values: np.ndarray) -> np.ndarray:
 
 
 def _product(
-    left: tuple[np.ndarray, Poison], right: tuple[np.ndarray, Poison], at: tuple
+    frame: Frame, left: tuple[np.ndarray, Poison], right: tuple[np.ndarray, Poison], at: tuple
 ) -> tuple[np.ndarray, Poison]:
     """Return the elements of products at places ``at``."""
     (a, a_bad), (b, b_bad) = left, right
     product, key = a @ b, (slice(None), *at)
+    if frame.operands is not None:
+        for name, factor, axis in (("A", a, -1), ("B", b, -2)):
+            largest = np.abs(factor).max(axis=axis, keepdims=True)
+            note_operand(frame, name, np.broadcast_to(largest, product.shape)[key])
     poison = poison_of_product(a_bad, b_bad)
     return product[key], None if poison is None else np.broadcast_to(poison, product.shape)[key]
 
@@ -240,9 +253,8 @@ def initialize_descriptor(c: DeviceStatements, call: tirx.Call, loc: str) -> Ste
     layout, leading, stride = (int(a) for a in call.args[2:5])
 
     def run(frame: Frame):
-        start = of_threads(address(frame), frame)
         frame.block.matrices[data] = Matrix(
-            memory, start, _SWIZZLES[layout], leading * 16, stride * 16
+            memory, address(frame), _SWIZZLES[layout], leading * 16, stride * 16
         )
 
     return Step(run)
@@ -253,7 +265,7 @@ def increase_descriptor(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame: Frame):
         matrix = frame.block.matrices[data]
-        matrix.start = matrix.start + of_threads(offset(frame)[0], frame)
+        matrix.start = matrix.start + offset(frame)[0]
 
     return Step(run)
 
@@ -277,27 +289,53 @@ class SharedOperand:
     def read(self, frame: Frame, rows: np.ndarray) -> tuple[np.ndarray, Poison]:
         """Return the operand of each warp group, after a note of what each warp reads of it."""
         block, matrix = frame.block, frame.block.matrices[self._data]
-        starts = (matrix.start + 16 * of_threads(self._offset(frame)[0], frame)).reshape(rows.shape)
+        start = matrix.start + 16 * self._offset(frame)[0]
+        if isinstance(start, np.ndarray):
+            starts = of_threads(start, frame).reshape(rows.shape)
+        else:
+            starts = np.full((len(rows), 1), start)
         shared, source = block.shared[matrix.memory], Source("wgmma", self._loc)
         out, masks = [], []
-        for threads, start in zip(rows, starts, strict=True):
+        for first, start in zip(range(0, _WARPS * len(rows), _WARPS), starts, strict=True):
             if (start != start[0]).any():
                 raise unsupported("a matrix descriptor that differs between threads", self._loc)
-            addresses = operand_addresses(
+            chunks = _operand_chunks(
                 int(start[0]), *self._sizes, self._dtype.itemsize, self._k_major, matrix.row,
-                matrix.leading, matrix.stride,
+                matrix.leading, matrix.stride, _WARPS if self._by_rows else 1,
             )  # fmt: skip
-            spans = addresses[..., None] + np.arange(self._dtype.itemsize)
-            for warp, g in enumerate(_thread_groups(frame, threads)):
-                agent, time = block.next_load(block.loads_of(PRODUCTS, g))
+            groups = _issuers(frame)[first : first + _WARPS]
+            readers = [block.next_load(block.loads_of(PRODUCTS, g)) for g in groups]
+            for g, (_, time) in zip(groups, readers, strict=True):
                 block.products[g].open = time
-                own = spans[16 * warp : 16 * warp + 16] if self._by_rows else spans
-                shared.read_async(own.reshape(-1), g, agent, time, source)
-            values, bad = shared.values(spans, self._dtype)
-            masks.append(np.zeros(addresses.shape, np.bool_) if bad is None else bad.any(axis=-1))
-            out.append(_wide(values[..., 0]))
-        poison = np.stack(masks)
-        return np.stack(out), poison if poison.any() else None
+            shared.read_async(chunks, np.array(groups), readers, source)
+            values, bad = shared.values(chunks, self._dtype)
+            masks.append(None if bad is None else self._matrix(bad))
+            out.append(_wide(self._matrix(values)))
+        if all(mask is None for mask in masks):
+            return np.stack(out), None
+        return np.stack(out), np.stack(
+            [np.zeros(self._sizes, np.bool_) if mask is None else mask for mask in masks]
+        )
+
+    def _matrix(self, chunks: np.ndarray) -> np.ndarray:
+        """Return the matrix whose elements these are, by chunk of 16 bytes."""
+        (extent, k), count = self._sizes, 16 // self._dtype.itemsize
+        if self._k_major:
+            return chunks.reshape(extent, k)
+        return chunks.reshape(extent // count, k, count).swapaxes(1, 2).reshape(extent, k)
+
+
+@lru_cache(maxsize=1024)
+def _operand_chunks(
+    start: int, extent: int, k: int, itemsize: int, k_major: bool, row: int, leading: int,
+    stride: int, rows: int,
+) -> Chunks:  # fmt: skip
+    """Return the bytes of an operand in ``rows`` parts; see ``operand_addresses``."""
+    addresses = operand_addresses(start, extent, k, itemsize, k_major, row, leading, stride)
+    count = 16 // itemsize
+    first = addresses[:, ::count] if k_major else addresses[::count]
+    chunks = Chunks.at(first.reshape(rows, -1), 16)
+    return Chunks(chunks.numbers.reshape(rows, -1), chunks.width)
 
 
 def wgmma_ss(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -356,25 +394,24 @@ def _wgmma(
         rows = warps_of(frame, "wgmma", loc, _WARPS)
         right, bad = b.read(frame, rows)
         right = right.swapaxes(1, 2), None if bad is None else bad.swapaxes(1, 2)
-        product, poison = _product(a.read(frame, rows), right, at)
-        for warp in rows.reshape(-1, WARP):
-            groups = np.unique(frame.mask.group_of[warp]).tolist()
-            (g,) = _thread_groups(frame, warp)
-            time = frame.block.products[g].open
+        product, poison = _product(frame, a.read(frame, rows), right, at)
+        for groups in frame.mask.groups_by_warp:
+            time = frame.block.products[groups[0]].open
             frame.block.registers.multiply(total.slot, groups, time, True, loc)
             if isinstance(a, RegisterOperand):
                 frame.block.registers.multiply(a.slot, groups, time, False, loc)
         if uniform(keep(frame)[0], frame, loc):
             sums, unwritten = total.read(frame, rows)
+            note_operand(frame, "C", sums)
             product, poison = product + sums, union_of_poison(poison, unwritten)
         total.write(frame, rows, product, poison)
 
-    return Step(run)
+    return c.preempted(run)
 
 
-def _thread_groups(frame: Frame, threads: np.ndarray) -> list[int]:
+def _issuers(frame: Frame) -> list[int]:
     """Return the thread group that issues the part of a product of each warp."""
-    return frame.mask.group_of[threads.reshape(-1, WARP)[:, 0]].tolist()
+    return [groups[0] for groups in frame.mask.groups_by_warp]
 
 
 def fence(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
@@ -384,7 +421,8 @@ def fence(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
 def commit(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
     def run(frame: Frame):
-        for g in _thread_groups(frame, warps_of(frame, "wgmma", loc, _WARPS)):
+        warps_of(frame, "wgmma", loc, _WARPS)
+        for g in _issuers(frame):
             frame.block.products[g].commit()
 
     return Step(run)
@@ -395,12 +433,10 @@ def wait(c: DeviceStatements, call: tirx.Call, loc: str) -> Step:
 
     def run(frame: Frame):
         block = frame.block
-        rows = warps_of(frame, "wgmma", loc, _WARPS)
-        for warp in rows.reshape(-1, WARP):
-            (g,) = _thread_groups(frame, warp)
-            time = block.products[g].wait(max_pending)
-            groups = tuple(np.unique(frame.mask.group_of[warp]).tolist())
-            block.order.complete_loads(groups, block.loads_of(PRODUCTS, g), time)
+        warps_of(frame, "wgmma", loc, _WARPS)
+        for groups in frame.mask.groups_by_warp:
+            time = block.products[groups[0]].wait(max_pending)
+            block.order.complete_loads(groups, block.loads_of(PRODUCTS, groups[0]), time)
             block.registers.complete(groups, time)
 
     return Step(run)

@@ -16,6 +16,7 @@ import numpy as np
 from ..memory.threads import EACH_THREAD, ElementAccess, ParallelLoop, bits, clash
 from ..memory.values import convert
 from ..report.errors import SimulationError, two_values, uninitialized, unsupported
+from .numbers import require_numbers
 
 if TYPE_CHECKING:
     from ..machine.block import Frame, Mask, Tile
@@ -60,9 +61,10 @@ def select(
             raise out_of_bounds(frame, name, shape, key, loc)
         return key, None, None
     space = np.broadcast_shapes(*(np.shape(i) for i in index))
-    active = _active(frame, space)
-    covered = np.ones(space, np.bool_)
+    covered = active = _active(frame, space)
     for axis, (i, n) in enumerate(zip(index, shape, strict=True)):
+        if np.size(i) and 0 <= np.min(i) and np.max(i) < n:
+            continue
         fits = np.logical_and(np.greater_equal(i, 0), np.less(i, n))
         if (symmetric and axis == 0) or not clips:
             missing = ~np.broadcast_to(fits, space) if active is None else ~fits & active
@@ -70,10 +72,8 @@ def select(
                 at = tuple(np.argwhere(np.broadcast_to(missing, space))[0])
                 first = [int(np.broadcast_to(j, space)[at]) for j in index]
                 raise out_of_bounds(frame, name, shape, first, loc)
-        covered &= fits
-    if active is not None:
-        covered &= active
-    if covered.all():
+        covered = np.broadcast_to(fits if covered is None else covered & fits, space)
+    if covered is None or covered.all():
         return tuple(i if isinstance(i, np.ndarray) else int(i) for i in index), None, space
     return tuple(np.broadcast_to(i, space)[covered] for i in index), covered, space
 
@@ -122,14 +122,18 @@ def is_poisoned(poison: Any, frame: Frame) -> bool:
     """Return whether an active element is poison."""
     if poison is None:
         return False
+    lanes = lanes_of(poison, frame)
+    return bool(np.any(poison if lanes is None else poison & lanes))
+
+
+def lanes_of(values: Any, frame: Frame) -> np.ndarray | None:
+    """Return the mask of the active elements of an array; None: all, or its shape is another."""
     lanes = frame.lanes() if frame.block is not None else None
-    if isinstance(poison, np.ndarray) and lanes is not None:
-        lanes = lanes.reshape(lanes.shape + (1,) * (poison.ndim - lanes.ndim))  # of a vector
-        if poison.ndim == lanes.ndim and all(
-            a in (b, 1) or b == 1 for a, b in zip(poison.shape, lanes.shape, strict=True)
-        ):
-            poison = poison & lanes
-    return bool(np.any(poison))
+    if not isinstance(values, np.ndarray) or lanes is None or lanes.ndim > values.ndim:
+        return None
+    lanes = lanes.reshape(lanes.shape + (1,) * (values.ndim - lanes.ndim))  # of a vector
+    fits = all(a in (b, 1) or b == 1 for a, b in zip(values.shape, lanes.shape, strict=True))
+    return lanes if fits else None
 
 
 def load_global(frame: Frame, ref: GlobalRef, index: list) -> tuple[Any, Any]:
@@ -174,6 +178,7 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
     )
     if space == ():
         return
+    require_numbers(frame, ref.name, index, values, covered, ref.loc)
     if space is None or (covered is None and _acts_together(frame, space)):
         if space is not None and not isinstance(values, np.ndarray):
             values = np.broadcast_to(values, space)
@@ -181,10 +186,17 @@ def store_global(frame: Frame, ref: GlobalRef, index: list, values: Any, poison:
         tensor.write(key, values, access, poison)
         return
     values = np.broadcast_to(values, space)
+    whole = [np.broadcast_to(i, space) for i in index]
+    parts = [
+        (in_group, element_access(frame, ref, thread_groups, tensor, index, in_group))
+        for thread_groups, in_group in _per_group(frame, covered, space)
+    ]
+    if poison is None and tensor.write_first(whole, values, covered, parts):
+        return
     if frame.space is None:
         covered = _without_replicas(frame, tensor, index, values, covered)
     for thread_groups, in_group in _per_group(frame, covered, space):
-        part = tuple(np.broadcast_to(i, space)[in_group] for i in index)
+        part = tuple(i[in_group] for i in whole)
         access = element_access(frame, ref, thread_groups, tensor, index, in_group)
         bad = np.broadcast_to(poison, space)[in_group] if poison is not None else None
         tensor.write(part, values[in_group], access, bad)
@@ -400,6 +412,7 @@ def _load_by_thread(frame: Frame, tile: Tile, index: list, loc: str) -> tuple[An
 def store_tile(frame: Frame, tile: Tile, index: list, values: Any, poison: Any, loc: str) -> None:
     """Store to shared memory or registers."""
     values = convert(values, tile.dtype)
+    require_numbers(frame, tile.name, index, values, lanes_of(values, frame), loc)
     own_copies = tile.scope in _REGISTERS and frame.space is None
     if own_copies and (tile.by_thread or not frame.mask.full or _differs(index, values)):
         tile.spread(len(frame.mask.on))

@@ -25,6 +25,7 @@ from .accesses import element_access, select, store_tile
 from .atomics import Word, accessed_by, gather, places, unwritten_word, words_at
 from .expressions import Expr
 from .functions import REDUCTIONS
+from .numbers import note_operand
 from .pointer import Pointer, refuse_poison
 from .statements import Statements, nothing
 
@@ -333,6 +334,7 @@ def _tile_atomic(
             old = [tile.data[word] for word in words]
             results.append((place, old[0] if lanes == 1 else np.array(old)))
             for word, before, new in zip(words, old, elements, strict=True):
+                note_operand(frame, tile.name, before)
                 store_tile(frame, tile, list(word), combine(before, new), None, loc)
         return gather(frame, results, tile.dtype, lanes)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from tvm import tirx
 
 from ..machine.block import Frame
 from ..machine.steps import Step
+from ..memory.shadow import text_of_region
 from ..report.errors import SimulationError, unsupported
-from .accesses import is_poisoned
 from .expressions import Expr
 from .statements import Statements
 
@@ -22,23 +22,65 @@ def call_extern(c: Statements, call: tirx.Call, loc: str) -> Step:
         raise unsupported(f"T.call_extern of {name}", loc)
     texts = [a.value for a in call.args[1:] if isinstance(a, tirx.StringImm)]
     values = [c.compile(a, loc) for a in call.args[1:] if not isinstance(a, tirx.StringImm)]
+    if name == "debug_print_buffer_value":
+        return c.preempted(_print_row(c, *texts, *values, loc), call)
 
     def run(frame: Frame):
-        parts = [text for text in texts if text]
-        parts += [_text(e.value(frame), e.poison and e.poison(frame), frame) for e in values]
-        place = f"{frame.block.place}"
-        frame.block.machine.printed.append(f"{', '.join(parts)}: {place} --> {loc}")
+        parts = [_text(*_active(e, frame)) for e in values]
+        _print(frame, [text for text in texts if text] + parts, loc)
 
     return c.preempted(run, call)
 
 
-def _text(value: Any, poison: Any, frame: Frame) -> str:
-    if is_poisoned(poison, frame):
-        return "(uninitialized memory)"
-    if isinstance(value, np.ndarray) and value.shape == frame.mask.on.shape:
-        value = value[frame.mask.on]
-        value = value[0] if (value == value[0]).all() else value
-    return str(value)
+def _print_row(
+    c: Statements, message: str, tensor: str, number: Expr, element: Expr, loc: str
+) -> Callable[[Frame], None]:
+    """Print a row of a buffer at its last element. T.print calls this for each element."""
+    node = c.node()
+
+    def run(frame: Frame):
+        *outer, columns = c.extents.get(tensor) or frame.block.tensors[tensor].shape
+        at, row = int(number.value(frame)), frame.block.printing.setdefault(node, [])
+        row.append(_active(element, frame))
+        if (at + 1) % columns:
+            return
+        key = (*map(int, np.unravel_index(at // columns, outer)), slice(0, columns))
+        count = max(len(values) for values, _ in row)
+        of_threads = zip(*(np.broadcast_to(_texts(*pair), count) for pair in row), strict=True)
+        rows = [f"[{', '.join(texts)}]" for texts in of_threads]
+        differs = len(set(rows)) > 1
+        for thread, text in zip(frame.mask.threads, rows if differs else rows[:1], strict=False):
+            who = [f"thread {thread}"] if differs else []
+            region = f"{tensor}{text_of_region(key)}"
+            _print(frame, [message, *who, region, text], loc)
+        row.clear()
+
+    return run
+
+
+def _print(frame: Frame, parts: list[str], loc: str) -> None:
+    text = ", ".join(part for part in parts if part)
+    frame.block.machine.printed.append(f"{text}: {frame.block.place} --> {loc}")
+
+
+def _active(expr: Expr, frame: Frame) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of the active threads and their poison, or those that all threads have."""
+    value = np.asarray(expr.value(frame))
+    poison = expr.poison(frame) if expr.poison else None
+    poison = np.broadcast_to(False if poison is None else poison, value.shape)
+    if value.shape[:1] == frame.mask.on.shape:
+        return value[frame.mask.on], poison[frame.mask.on]
+    return value.reshape(1, *value.shape), poison.reshape(1, *value.shape)
+
+
+def _texts(values: np.ndarray, poison: np.ndarray) -> list[str]:
+    pairs = zip(values, poison, strict=True)
+    return ["(uninitialized memory)" if np.any(bad) else str(value) for value, bad in pairs]
+
+
+def _text(values: np.ndarray, poison: np.ndarray) -> str:
+    texts = _texts(values, poison)
+    return texts[0] if len(set(texts)) == 1 else f"[{' '.join(texts)}]"
 
 
 def extern_value(c: Statements, call: tirx.Call, loc: str) -> Expr:

@@ -15,11 +15,13 @@ import numpy as np
 from tvm import tirx
 from tvm.ir import structural_equal
 
+from ...passes.ir.walk import op_name
 from ..machine.block import Frame
 from ..memory.values import convert, is_float, numpy_dtype
 from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, load_global, load_tile
 from .functions import BINARY, FUNCTIONS
+from .numbers import is_float_value
 
 Value = Callable[[Any], Any]
 
@@ -62,6 +64,7 @@ def _for_lanes(poison: Value | None) -> Value | None:
     return mask
 
 
+_OPERANDS = {tirx.BufferLoad, tirx.Var, tirx.SizeVar}
 _DIVISIONS = {tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod}
 
 
@@ -89,6 +92,8 @@ class Expressions:
         self.tiles: dict[tirx.Var, int] = {}
         self.made: dict[int, tuple[tuple[int, ...], np.dtype]] = {}
         """Shape and type of the allocation of each tile. A reshaped view has another shape."""
+        self.extents: dict[str, tuple[int, ...]] = {}
+        """Shape of each tile of the tile program, by name."""
         self.calls: dict[str, ValueOf] = {}
         """Compilers of calls that yield a value and are not pure functions, by operator."""
         self.signals: dict[str, dict[str, str]] = {}
@@ -115,7 +120,23 @@ class Expressions:
         handler = getattr(self, f"_{kind.__name__}", None)
         if handler is None:
             raise unsupported(f"expression {kind.__name__}: {expr}", loc)
-        return handler(expr, loc)
+        compiled = handler(expr, loc)
+        is_operand = kind in _OPERANDS or op_name(expr) in self.calls
+        return self._operand(expr, compiled) if is_operand and is_float_value(expr) else compiled
+
+    def _operand(self, expr: Any, compiled: Expr) -> Expr:
+        """Return a compiled operand that notes its values."""
+        inner, name = compiled.value, expr.buffer.name if hasattr(expr, "buffer") else str(expr)
+        slot = self.slots.get(expr) if isinstance(expr, tirx.Var) else None
+
+        def value(frame: Frame):
+            values = inner(frame)
+            if frame.operands is not None:
+                bound = frame.block.operands.get(slot)
+                frame.operands += [(name, values)] if bound is None else bound
+            return values
+
+        return compiled._replace(value=value)
 
     def memory_of(self, buffer: tirx.Buffer) -> str:
         """Return the name of the memory in which a tensor is stored."""

@@ -17,11 +17,11 @@ from ...builtins.implicit import CONTEXT
 from ...builtins.ranks import RANK
 from ...builtins.spec import builtin_of
 from ...codegen.hook import refusal
-from ...passes.ir.accesses import written_tensors
+from ...passes.ir.accesses import accesses_of, written_tensors
 from ...passes.ir.group import heap_tensors
 from ...passes.ir.implicit import implicit_of
 from ...passes.ir.spans import get_stmt_span
-from ...passes.ir.walk import builtins_in, line_of_span, nodes_in
+from ...passes.ir.walk import builtins_in, line_of_span, nodes_in, op_name
 from ..machine.block import Block, Frame, Mask
 from ..machine.steps import Step
 from ..memory.threads import cut
@@ -162,6 +162,11 @@ class Program:
         self.implicit = implicit_of(func)
         """Implicit parameters, whose tensors live as long as the program."""
         self.compiler: Any = compiler
+        compiler.extents = {
+            tile.name: tuple(map(int, tile.shape))
+            for block in nodes_in(func.body, tirx.SBlock)
+            for tile in block.alloc_buffers
+        }
         for ops in operations:
             ops.register(compiler)
         self.rank_slot = compiler.new_slot(tirx.Var("rank", "int32"))
@@ -171,6 +176,8 @@ class Program:
         """Tensor and axis that define each dynamic extent, by slot."""
         self.written: set[str] = set()
         """Names of the tensors that the program writes."""
+        self.exchanges = _exchanges(func)
+        """Text of how blocks may communicate; "" if they do not."""
         self.host: list[Step | Kernel] = []
 
     def _finish(self) -> None:
@@ -291,6 +298,17 @@ class Program:
                 yield item, list(env), item.extents(frame)
             else:
                 item.run(frame)
+
+
+def _exchanges(func: tirx.PrimFunc) -> str:
+    """Return how blocks of a program may communicate; "" if they do not."""
+    accesses = accesses_of(func.body)
+    tensors = func.buffer_map.values()
+    both = [b.name for b in tensors if b.data in accesses.reads and b.data in accesses.writes]
+    names = {op_name(call).rsplit(".", 1)[-1] for call in nodes_in(func.body, tirx.Call)}
+    calls = sorted(name for name in names if "atomic" in name or name == "sync_grid")
+    builtins = sorted({builtin_of(call).text for call in builtins_in(func.body)})
+    return ", ".join([*(f"{name}, which it reads and writes" for name in both), *calls, *builtins])
 
 
 def first_line(stmt: tirx.Stmt) -> str:

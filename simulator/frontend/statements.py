@@ -28,6 +28,7 @@ from ..report.errors import SimulationError, uninitialized, unsupported
 from .accesses import GlobalRef, is_poisoned, store_global, store_tile
 from .executors import executors_of
 from .expressions import Expr, Expressions, narrowed
+from .numbers import literals_in
 
 _MAX_ITERATIONS = 1_000_000
 """Iterations after which a while loop is reported as a deadlock."""
@@ -129,6 +130,7 @@ class Statements(Expressions):
     def preempted(self, run: Callable[[Frame], Any], *nodes: Any) -> Step:
         """Return a step before which other blocks may run, if these nodes access global memory, and
         which the polls in their expressions precede."""
+        run = _noting(run, nodes)
         if self.polls:
             polls, self.polls = self.polls, []
 
@@ -225,6 +227,8 @@ class Statements(Expressions):
             if block is not None:
                 is_array = isinstance(value, np.ndarray) and value.ndim > axes
                 block.by_thread[slot] = frame.space is None and is_array
+                if frame.operands is not None:
+                    block.operands[slot] = frame.operands
                 block.poisoned[slot] = expr.poison(frame) if expr.poison else None
 
         return run
@@ -510,6 +514,20 @@ class Statements(Expressions):
 
         step = each(cases, waits)
         return sequence([Step(_pause, True), step]) if is_shared else step
+
+
+def _noting(run: Callable[[Frame], Any], nodes: Iterable[Any]) -> Callable[[Frame], Any]:
+    """Return a statement that notes its operands, if numbers are checked."""
+    literals = literals_in(*nodes)
+
+    def noting(frame: Frame):
+        if frame.block is None or not frame.block.machine.nan:
+            return run(frame)
+        frame.operands = list(literals)
+        run(frame)
+        frame.operands = None
+
+    return noting
 
 
 def nothing(c: Statements, call: tirx.Call, loc: str) -> Step:

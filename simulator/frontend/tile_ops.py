@@ -26,6 +26,7 @@ from ..memory.values import (
 )
 from ..report.errors import uninitialized, unsupported
 from .accesses import GlobalRef, out_of_bounds, require_one_value, uniform
+from .numbers import note_contracted, note_operand, require_numbers
 from .statements import Statements
 
 
@@ -150,23 +151,27 @@ class Region(NamedTuple):
             box = self.box(frame, tile.shape, False)
             if frame.block.stores:
                 frame.block.require_unread(tile, box.inside, self.loc)
-            values, bad = self._fitted(box, values, poison, tile.dtype)
+            values, bad = self._fitted(frame, box, values, poison, tile.dtype)
             key = (slice(None), *box.inside) if tile.by_thread else box.inside
             tile.data[key] = values
             tile.set_poison(key, bad)
             return
         tensor = self.ref.tensor(frame)
         box = self.box(frame, tensor.shape, tensor.symmetric)
-        values, bad = self._fitted(box, values, poison, tensor.dtype)
+        values, bad = self._fitted(frame, box, values, poison, tensor.dtype)
         if bad is not None and np.any(bad) and not tensor.symmetric:
             raise uninitialized(f"{op} to {self.name} of", frame.block, self.loc)
         accessed = self._accessed(frame, tensor, box, fragment) if divided else None
         access = self._access(frame, op, bulk, bulk_source, 0, accessed)
         tensor.write(box.inside, values, access, bad)
 
-    def _fitted(self, box: Box, values: Any, poison: Any, dtype: np.dtype) -> tuple[Any, Any]:
+    def _fitted(
+        self, frame: Frame, box: Box, values: Any, poison: Any, dtype: np.dtype
+    ) -> tuple[Any, Any]:
         """Return the values and the poison of the elements inside the tensor."""
         values = box.cut(convert(_fit(values, box.shape, self), dtype))
+        if frame.operands is not None:
+            require_numbers(frame, self.name, np.ogrid[box.inside], values, None, self.loc)
         return values, None if poison is None else box.cut(_fit(poison, box.shape, self))
 
     def update(
@@ -176,13 +181,14 @@ class Region(NamedTuple):
         """Combine values with the elements atomically."""
         if self.ref is None:
             before, bad = self.read(frame, op)
+            note_operand(frame, self.name, before)
             if bad is not None:
                 raise uninitialized(f"{op} to {self.name}, which is", frame.block, self.loc)
             self.write(frame, ufunc(before, _fit(values, before.shape, self)), None, op)
             return
         tensor = self.ref.tensor(frame)
         box = self.box(frame, tensor.shape, tensor.symmetric)
-        values, _ = self._fitted(box, values, None, tensor.dtype)
+        values, _ = self._fitted(frame, box, values, None, tensor.dtype)
         accessed = self._accessed(frame, tensor, box, fragment)
         access = self._access(frame, op, bulk, None, scope, accessed)
         tensor.update(box.inside, ufunc, values, access)
@@ -299,6 +305,7 @@ def copy(c: Statements, call: tirx.Call, loc: str) -> Step:
         if bulk and op == "T.tma_copy":  # T.copy itself waits until its source has been read
             tile = frame.tile(src.slot)
             source = tile, src.box(frame, tile.shape, False).inside
+        note_operand(frame, src.name, values)
         dst.write(frame, values, poison, op, source, bulk, True, fragment)
 
     return c.preempted(run, call)
@@ -310,7 +317,9 @@ def _pipelined_load(c: Statements, call: Any, src: Region, dst: Region, op: str)
     def run(frame: Frame):
         block, groups = frame.block, frame.mask.overlapping
         start = partial(block.load_access, groups, op, src.loc, None)
-        dst.write(frame, *src.read(frame, op, start), op)
+        values, poison = src.read(frame, op, start)
+        note_operand(frame, src.name, values)
+        dst.write(frame, values, poison, op)
         frame.tile(dst.slot).loaded = block.order.last_load(0)
 
     return c.preempted(run, call)
@@ -333,6 +342,7 @@ def _async_load(
         tile.set_poison(target.constant.inside, True)
 
         def deliver() -> None:
+            frame.operands = None  # those of the statement that waits
             target.write(frame, values, poison, op)
 
         if full is not None:
@@ -375,8 +385,11 @@ def gemm(c: Statements, call: tirx.Call, loc: str) -> Step:
         left, bad_left = matrix(a, frame, transposed[0])
         right, bad_right = matrix(b, frame, transposed[1])
         product, poison = left @ right, poison_of_product(bad_left, bad_right)
+        note_contracted(frame, a.name, left, -1)
+        note_contracted(frame, b.name, right, -2)
         if not clear(frame):
             before, bad = out.read(frame, "T.gemm")
+            note_operand(frame, out.name, before.reshape(product.shape))
             product += before.reshape(product.shape).astype(wide, copy=False)
             poison = union_of_poison(poison, None if bad is None else bad.reshape(product.shape))
         if poison is not None:
@@ -414,8 +427,10 @@ def reduce(c: Statements, call: tirx.Call, loc: str) -> Step:
         wide = np.abs(wide) if kind.startswith("abs") else wide
         reduced = combine.reduce(wide, axis=axis, **first)
         bad = None if poison is None else poison.any(axis=axis)
+        note_contracted(frame, src.name, values, axis, keepdims=False)
         if not clear(frame):
             before, bad_before = dst.read(frame, "T.reduce")
+            note_operand(frame, dst.name, before.reshape(reduced.shape))
             reduced = combine(before.reshape(reduced.shape).astype(reduced.dtype), reduced)
             bad = union_of_poison(
                 bad, None if bad_before is None else bad_before.reshape(reduced.shape)
@@ -438,6 +453,7 @@ def scan(c: Statements, call: tirx.Call, loc: str) -> Step:
         if reverse:
             wide = np.flip(wide, axis)
         scanned = accumulate(wide, axis=axis)
+        note_contracted(frame, src.name, values, axis)
         if reverse:
             scanned = np.flip(scanned, axis)
         bad = None if poison is None else np.broadcast_to(
@@ -454,6 +470,7 @@ def transpose(c: Statements, call: tirx.Call, loc: str) -> Step:
     def run(frame: Frame):
         values, poison = src.read(frame, "T.transpose")
         bad = None if poison is None else poison.swapaxes(-1, -2)
+        note_operand(frame, src.name, values.swapaxes(-1, -2))
         dst.write(frame, values.swapaxes(-1, -2), bad, "T.transpose")
 
     return c.preempted(run, call)
@@ -482,6 +499,8 @@ def atomic(c: Statements, call: tirx.Call, loc: str) -> Step:
             src.read(frame, op) if src else
             (value.value(frame), value.poison(frame) if value.poison else None)
         )  # fmt: skip
+        if src:
+            note_operand(frame, src.name, values)
         if poison is not None and np.any(poison):
             raise uninitialized(f"{op} to {dst.name} of", frame.block, loc)
         dst.update(frame, _ATOMICS[name], values, op, bulk, scope, fragment)

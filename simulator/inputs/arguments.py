@@ -47,14 +47,14 @@ def check_numbers(
         )
 
 
-def check_jobs(jobs: Any) -> None:
-    """Refuse a number of processes that is no integer from 1 on, or None.
+def check_count(name: str, value: Any) -> None:
+    """Refuse a number of processes or blocks that is no integer from 1 on, or None.
 
     Raises:
-        TileWeaveError: names the value.
+        TileWeaveError: names the argument and its value.
     """
-    if jobs is not None and (not _is_integer(jobs) or jobs < 1):
-        raise TileWeaveError(f"simulate: jobs={jobs!r}; expected an integer from 1 on, or None")
+    if value is not None and (not _is_integer(value) or value < 1):
+        raise TileWeaveError(f"simulate: {name}={value!r}; expected an integer from 1 on, or None")
 
 
 def check_exhaustive(schedules: Any, seed: Any, level: str, max_interleavings: Any) -> None:

@@ -35,6 +35,7 @@ class Mask:
         self.conditions: dict[tuple, Any] = {}
         """Values of conditions that depend on the thread only."""
         self._shared = {} if shared is None else shared
+        self._rows: dict[int, np.ndarray | None] = {}
 
     @cached_property
     def threads(self) -> np.ndarray:
@@ -77,6 +78,21 @@ class Mask:
     def by_group(self) -> list[tuple[tuple[int, ...], np.ndarray]]:
         """Each thread group on its own, with its threads as a mask."""
         return [((g,), self.on & (self.group_of == g)) for g in self.overlapping]
+
+    def rows(self, size: int) -> np.ndarray | None:
+        """Return the active threads as rows of ``size`` threads each, which begin at a multiple of
+        it; None if that is not possible."""
+        if size not in self._rows:
+            begins = self.threads[::size]
+            rows = begins[:, None] + np.arange(size)
+            is_whole = rows.size == self.count and (rows.reshape(-1) == self.threads).all()
+            self._rows[size] = rows if is_whole and not (begins % size).any() else None
+        return self._rows[size]
+
+    @cached_property
+    def groups_by_warp(self) -> list[tuple[int, ...]]:
+        """Thread groups of the active threads of each warp that has any, in their order."""
+        return [tuple(dict.fromkeys(self.group_of[w.threads].tolist())) for w in self.warps]
 
     @property
     def warps(self) -> list[Mask]:
@@ -261,6 +277,10 @@ class Block:
         self.loaded = 0
         """Time of the last T.async_copy that has completed."""
         self.groups = 0
+        self.printing: dict[int, list[Any]] = {}
+        """Elements so far of the rows that T.print prints, by statement."""
+        self.operands: dict[int | None, list[tuple[str, Any]]] = {}
+        """What the values of variables were computed from, by slot, if numbers are checked."""
 
     def name(self) -> str:
         at = ", ".join(map(str, self.index))
@@ -423,7 +443,7 @@ class Frame:
 
     __slots__ = (
         "active", "block", "broken", "cache", "env", "gone", "loop", "loop_points", "mask",
-        "newest", "points", "polls", "ranges", "space",
+        "newest", "operands", "points", "polls", "ranges", "space",
     )  # fmt: skip
 
     def __init__(self, block: Any, mask: Any, env: list[Any]) -> None:
@@ -450,6 +470,8 @@ class Frame:
         """Lanes that have left the current iteration, or the loop; None: no lane."""
         self.cache: dict[int, Any] = {}
         self.newest = False
+        self.operands: list[tuple[str, Any]] | None = None
+        """Names and values of what the current statement has read; None: they are not checked."""
         self.polls = False
         """True if the code runs in a loop that may poll what it loads."""
 

@@ -63,6 +63,7 @@ class Host:
         }  # fmt: skip
         if isinstance(step, Launch):
             common["tensors"] = self._arguments(step)
+            common["most_blocks"] = self.machine.most_blocks
             return [KernelLaunch(kernel=k, env=env, extents=n, **common) for k, env, n in launches]
         if isinstance(step, WaitValue):
             flag = self._tensor(step.flag)

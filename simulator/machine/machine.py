@@ -63,6 +63,10 @@ class Machine:
         that has it."""
         self.printed: list[str] = []
         """Lines that the program prints."""
+        self.nan = False
+        """Whether a statement that makes a NaN or an infinity is a fault."""
+        self.most_blocks: int | None = None
+        """Number of blocks of a launch that run; None: all."""
         self.watch: Callable[[], None] = lambda: None
         """Called after each step."""
 
@@ -252,11 +256,16 @@ class Machine:
 
 
 def outputs_of(machine: Machine) -> list[dict[str, np.ndarray]]:
-    """Return the tensors of each rank."""
+    """Return the tensors of each rank. If not all blocks run, elements of the tensors that the
+    program writes are masked unless a block has written them."""
+
+    def output(tensor: Tensor, rank: int) -> np.ndarray:
+        part = tensor.part(rank)
+        if machine.most_blocks is None or not tensor.written:
+            return tensor.data[part]
+        return np.ma.masked_array(tensor.data[part], tensor.writes.last[part] == 0)
+
     return [
-        {
-            name: tensors[rank].data[tensors[rank].part(rank)]
-            for name, tensors in machine.tensors.items()
-        }
+        {name: output(tensors[rank], rank) for name, tensors in machine.tensors.items()}
         for rank in range(machine.world_size)
     ]

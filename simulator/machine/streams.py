@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -198,11 +199,14 @@ class Launch(Work):
     kernel: Kernel
     env: list
     extents: tuple[int, ...]
+    most_blocks: int | None
+    """Number of blocks that run; None: all."""
     tensors: dict[str, Tensor]
     """Tensors by parameter of the program."""
 
     def __post_init__(self) -> None:
-        self.blocks = int(np.prod(self.extents)) if self.extents else 1
+        self.numbers = sampled(self.extents, self.most_blocks)
+        self.blocks = len(self.numbers)
 
     def index(self, number: int) -> tuple[int, ...]:
         out = []
@@ -214,6 +218,7 @@ class Launch(Work):
     def start(self, machine: Machine, number: int, pace: float) -> Coroutine:
         kernel = self.kernel
         order = self._order(machine, 1 + number, ThreadOrder(kernel.thread_groups))
+        number = self.numbers[number]
         env = list(self.env)
         for (slot, _), i in zip(kernel.grid, self.index(number), strict=True):
             env[slot] = i
@@ -241,6 +246,21 @@ class Launch(Work):
             f"blocks {self.next} to {self.blocks - 1}{of} have not started: {resident_blocks} fit "
             "at a time (resident_blocks) and none of those ends"
         )
+
+
+def sampled(extents: tuple[int, ...], most: int | None) -> Sequence[int]:
+    """Return the numbers of at most ``most`` blocks of a grid: those at its corners, which include
+    the first and the last one, and others at equal distances."""
+    total = math.prod(extents)
+    if most is None or most >= total:
+        return range(total)
+    strides = [math.prod(extents[:axis]) for axis in range(len(extents))]
+    ends = itertools.product(*({0, n - 1} for n in extents))
+    corners = dict.fromkeys([0, total - 1, *(int(np.dot(end, strides)) for end in ends)])
+    chosen = list(corners)[:most]
+    others = np.setdiff1d(np.arange(total), chosen)
+    between = np.linspace(0, len(others) - 1, most - len(chosen), dtype=int)
+    return sorted([*chosen, *others[between].tolist()])
 
 
 def _run_block(kernel: Kernel, frame: Frame) -> Iterator[Any]:

@@ -75,10 +75,11 @@ class Clock(NamedTuple):
     def times(self, agents: np.ndarray) -> np.ndarray:
         """Return the last time of each of these agents."""
         times = self.base.times[agents].copy()
-        for number in np.unique(agents // _PAGE):
-            page = self.pages.get(int(number))
+        numbers = agents // _PAGE
+        for number in set(numbers.tolist()):
+            page = self.pages.get(number)
             if page is not None:
-                in_page = agents // _PAGE == number
+                in_page = numbers == number
                 times[in_page] = np.maximum(times[in_page], page[agents[in_page] % _PAGE])
         return times
 

@@ -23,7 +23,7 @@ from .clock import Clock, View
 from .history import Change, EndedWait, Entry, make_whole, place_of, region_of
 from .order import GPU, SETS, SYS, Events, Layout, Sync
 from .shadow import ShadowMemory, text_of_region
-from .threads import ElementAccess, Kind, ThreadOrder, ThreadRecord, clash
+from .threads import ElementAccess, Kind, Later, ThreadOrder, ThreadRecord, clash
 from .values import uninitialized_array
 
 if TYPE_CHECKING:
@@ -262,6 +262,50 @@ class Tensor:
             self.poison[key] = False if poison is None else poison
             self.may_be_poison |= poison is not None
         self._changed(key)
+
+    def write_first(
+        self, index: list[np.ndarray], values: np.ndarray, covered: np.ndarray | None,
+        parts: Sequence[tuple[np.ndarray, Access]],
+    ) -> bool:  # fmt: skip
+        """Store to different elements by the first accesses of their launch to them.
+
+        Args:
+            index: index of each value, by axis.
+            covered: mask of the values to store; None: all.
+            parts: accesses, each with the mask of the values that it stores.
+
+        Returns:
+            False, without any effect, if an access must be checked: call ``write`` for each.
+        """
+        chosen: Any = ... if covered is None else covered
+        index, values = [i[chosen].reshape(-1) for i in index], values[chosen].reshape(-1)
+        elements = np.ravel_multi_index(tuple(index), self.shape)
+        accesses, last = [access for _, access in parts], self.writes.last.reshape(-1)
+        if self.segments is not None or self.words or not (
+            self.writes.are_earlier(elements, accesses)
+            and self.reads.are_earlier(elements, accesses)
+        ):  # fmt: skip
+            return False
+        before, numbers = last[elements], np.arange(len(elements))
+        last[elements] = numbers
+        if (last[elements] != numbers).any():
+            last[elements] = before
+            return False
+        for stored, access in parts:
+            mask = stored[chosen].reshape(-1)
+            key = tuple(i[mask] for i in index)
+            event = self.memory.note(self, key, access, writes=True)
+            last[elements[mask]] = event
+            if access.threads is not None and access.accessed is not None:
+                later = Later(event, access.accessed, Kind.WRITE, access.thread_time)
+                self.by_threads.add_unchecked(access.threads, later)
+        if "last" in self.reads.__dict__:
+            self.reads.last.reshape(-1)[elements] = 0
+        self.data.reshape(-1)[elements] = values
+        if self.may_be_poison:
+            self.poison.reshape(-1)[elements] = False
+        self._changed(())
+        return True
 
     def update(self, key: Any, combine: Callable, values: Any, access: Access) -> None:
         """Change many elements atomically by the ufunc ``combine``. Indices may repeat."""

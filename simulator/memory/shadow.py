@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,6 +115,20 @@ class ShadowMemory:
                 if common.size:
                     return record.event, self._index(int(common[0]))
         return None
+
+    def are_earlier(self, elements: np.ndarray, accesses: Sequence[Access]) -> bool:
+        """Return whether all events of these elements are of launches before the accesses, which
+        are ordered after them."""
+        if "last" not in self.__dict__:
+            return True
+        if self._others.shape[1] or self._others_of or self._records:
+            return False
+        events = self.last.reshape(-1)[elements]
+        return not events.any() or all(
+            self.memory.epoch_of(event) < access.epoch and self._before(event, access)
+            for event in np.unique(events).tolist()
+            for access in accesses
+        )
 
     def _unordered_at(self, element: int, access: Access) -> tuple[int, tuple] | None:
         """Do what ``unordered`` does, for one element."""

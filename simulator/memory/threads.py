@@ -337,7 +337,7 @@ class ThreadRecord:
         later = order.later.get(id(self))
         if later is None:
             later = order.later[id(self)] = []
-        elif len(later) in (0, _MAX_LATER) or any(kind.conflicts(a.kind) for a in later):
+        elif not 0 < len(later) < _MAX_LATER or any(kind.conflicts(a.kind) for a in later):
             for access in later:
                 self._note(order, access.event, access.accessed(), access.kind, access.time)
             later.clear()
@@ -347,6 +347,10 @@ class ThreadRecord:
             return conflict
         later.append(Later(event, accessed, kind, time))
         return None
+
+    def add_unchecked(self, order: ThreadOrder, later: Later) -> None:
+        """Add a write of elements that no other access of the launch has touched."""
+        order.later.setdefault(id(self), []).append(later)
 
     def _conflict(
         self, order: ThreadOrder, accessed: ElementAccess, kind: Kind

@@ -10,7 +10,7 @@ from ...builtins.errors import TileWeaveError
 
 KINDS = (
     "race", "deadlock", "reuse", "arrival", "bounds", "alignment", "poison", "assertion",
-    "translation", "unsupported",
+    "nan", "translation", "unsupported",
 )  # fmt: skip
 
 
@@ -30,6 +30,7 @@ class SimulationError(TileWeaveError):
             - ``poison``: a use of uninitialized memory;
             - ``assertion``: a failed ``T.device_assert``, or a ``W.rank_uniform`` with different
               values;
+            - ``nan``: a statement that makes a NaN or an infinity, if ``nan=True`` is given;
             - ``translation``: results of the device level differ from the tile level's;
             - ``unsupported``: an operation that is not simulated.
         report: rank, block, tensor, region, source lines, last events, seed.

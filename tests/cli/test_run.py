@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from tilelang import profiler
 from tilelang.carver.arch.driver import get_num_sms
 
+import tileweave as tw
 from tests.releases import RECORDS_LINES
 from tileweave.cli.main import main
 from tileweave.cpu_devices import cuda_is_cpu
@@ -30,7 +32,7 @@ def double(n):
     def kernel(A: T.Tensor((n,), "float32"), B: T.Tensor((n,), "float32")):
         with T.Kernel(T.ceildiv(n, 32), threads=32) as b:
             for i in T.Parallel(32):
-                B[{index}] = A[b * 32 + i] * 2
+                B[{index}] = A[b * 32 + i] * {factor}
     return kernel
 
 if __name__ == "__main__":
@@ -46,7 +48,9 @@ if __name__ == "__main__":
 def script(tmp_path):
     def write(**values: str) -> str:
         path = tmp_path / "script.py"
-        path.write_text(SCRIPT.format(**{"index": "b * 32 + i", "reference": "2"} | values))
+        path.write_text(
+            SCRIPT.format(**{"index": "b * 32 + i", "factor": "2", "reference": "2"} | values)
+        )
         return str(path)
 
     return write
@@ -77,6 +81,17 @@ def test_a_fault_ends_the_script_with_its_line(script, capsys):
     assert not RECORDS_LINES or "script.py:13" in out
     assert "right" not in out
     assert "kernel x 1" in err
+
+
+def test_options_of_debugging_are_passed(script, capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--nan", script(factor="3e38 * 3e38"), "64"])
+    assert re.search(r"script.py: nan: -?inf in B\[0\], made of A ", capsys.readouterr().out)
+    with (
+        pytest.warns(tw.SimulationWarning, match="1 blocks compute 32 of 64"),
+        pytest.raises(AssertionError, match="nan"),
+    ):
+        main(["run", "--blocks", "1", script(), "64"])
 
 
 def test_other_errors_of_the_script_are_raised(script):

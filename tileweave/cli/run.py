@@ -12,7 +12,7 @@ from ..builtins.errors import TileWeaveError
 from ..simulator.device.program import ARCHITECTURES
 from ..simulator.report.errors import SimulationError
 from .reports import relative_paths
-from .simulation import add_level
+from .simulation import add_debugging, add_level
 
 
 def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
@@ -22,6 +22,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add_level(parser)
+    add_debugging(parser)
     add(
         "--arch",
         choices=ARCHITECTURES,
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     path = os.path.abspath(options.script)
     if not os.path.isfile(path):
         raise TileWeaveError(f"run: there is no file {options.script}; expected a Python file")
-    settings = options.level, options.arch, options.schedules
+    settings = options.level, options.arch, options.schedules, options.nan, options.blocks
     argv, places = [options.script, *options.arguments], [os.path.dirname(path), *sys.path]
     with patch.multiple(sys, argv=argv, path=places), interpret(*settings) as calls:
         try:

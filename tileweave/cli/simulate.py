@@ -18,6 +18,7 @@ from .reports import ranks_hint, relative_paths
 from .simulation import (
     ARCH,
     Outcome,
+    add_debugging,
     add_run_options,
     add_simulation,
     fault_of,
@@ -46,6 +47,7 @@ def add_parser(commands: argparse._SubParsersAction) -> argparse.ArgumentParser:
         help="blocks of a rank that fit on its GPU; default: tileweave.resident_blocks, 132",
     )
     add_run_options(parser)
+    add_debugging(parser)
     parser.add_argument(
         "--timeline",
         metavar="OUT",
@@ -111,6 +113,7 @@ def _simulate(
                     options.epochs, options.resident_blocks, progress=True,
                     timeline=options.timeline,
                     most_seconds=time_limit_s(options), jobs=options.jobs, arch=ARCH,
+                    nan=options.nan, blocks=options.blocks,
                 )  # fmt: skip
         except SimulationError as error:
             fault = fault_of(error)
@@ -161,6 +164,7 @@ def _explore(program: Any, inputs: Any, options: argparse.Namespace) -> Outcome:
         program, options.ranks, inputs, epochs=options.epochs,
         resident_blocks=options.resident_blocks, timeline=options.timeline,
         exhaustive=True, max_interleavings=options.exhaustive, arch=ARCH,
+        nan=options.nan, blocks=options.blocks,
     )  # fmt: skip
     number, complete = result.interleavings, result.complete
     return {"interleavings": number, "complete": complete, "summary": str(result)}

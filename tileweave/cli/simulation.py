@@ -67,6 +67,22 @@ def add_level(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_debugging(parser: argparse.ArgumentParser) -> None:
+    """Add the check for statements that make a NaN or an infinity, and the number of blocks."""
+    parser.add_argument(
+        "--blocks",
+        type=int,
+        metavar="N",
+        help="number of blocks of each launch that run, among them the first and the last; "
+        "default: all",
+    )
+    parser.add_argument(
+        "--nan",
+        action="store_true",
+        help="stop at the first statement that makes a NaN or an infinity of other values",
+    )
+
+
 def time_limit_s(options: argparse.Namespace) -> float | None:
     """Return the largest estimated time of a run, in seconds; None if there is no limit."""
     return None if options.force else _MAX_SECONDS

@@ -1,0 +1,189 @@
+"""``T.print`` shows whole rows; ``nan=True`` names the statement that makes a NaN or an infinity
+of other values."""
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tilelang.language as T
+
+import tileweave as tw
+from tests.releases import RECORDS_LINES
+
+N = 64
+LEVELS = pytest.mark.parametrize("level", ["tile", "device"])
+
+
+def run(program, level, nan=True, **inputs):
+    arch = "sm_80" if level == "sm_80" else "sm_90a"
+    level = "device" if level == "sm_80" else level
+    return tw.simulate(program, 1, [inputs], epochs=1, level=level, arch=arch, nan=nan)[0]
+
+
+def line_of(mark):
+    """Return the place of the line of this file with a mark; "" without lines."""
+    lines = Path(__file__).read_text().splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.endswith(mark))
+    return f"{Path(__file__).name}:{number}" if RECORDS_LINES else ""
+
+
+@T.prim_func
+def prints(A: T.Tensor((4, 6), "int32"), B: T.Tensor((4, 6), "int32")):
+    with T.Kernel(2, threads=32) as b:
+        tile, own = T.alloc_shared((2, 6), "int32"), T.alloc_local((2,), "int32")
+        T.copy(A[2 * b, 0], tile)
+        own[0] = T.get_thread_binding() // 31
+        own[1] = 7
+        if b == 1:
+            T.print(tile, msg="tile")
+            T.print(tile[1, 2])
+            T.print(own)
+        T.copy(tile, B[2 * b, 0])
+
+
+@LEVELS
+def test_rows_are_printed_whole(level, capsys):
+    run(prints, level, A=np.arange(24, dtype=np.int32).reshape(4, 6))
+    lines = capsys.readouterr().out.splitlines()
+    places = {line.split(": ", 1)[1] for line in lines}
+    texts = [line.split(": ")[0] for line in lines]
+    assert texts[:3] == [
+        "tile, tile[0, 0:6], [12, 13, 14, 15, 16, 17]",
+        "tile, tile[1, 0:6], [18, 19, 20, 21, 22, 23]",
+        "expr<tile[1, 2]>, 20",
+    ]
+    rows = [f"buffer<own, int32>, thread {t}, own[0:2], [{t // 31}, 7]" for t in range(32)]
+    assert texts[3:] == rows
+    assert len(places) == 3 and all(p.startswith("rank 0, block 1 (1)") for p in places)
+
+
+def softmax(fill, divides=True):
+    @T.prim_func
+    def rows(X: T.Tensor((4, N), "float32"), Y: T.Tensor((4, N), "float32")):
+        with T.Kernel(4, threads=32) as b:
+            x = T.alloc_fragment((1, N), "float32")
+            largest, total = T.alloc_fragment((1,), "float32"), T.alloc_fragment((1,), "float32")
+            T.copy(X[b, 0], x)
+            for i, j in T.Parallel(1, N):
+                x[i, j] = T.if_then_else(x[i, j] > 0, x[i, j], fill)
+            T.reduce_max(x, largest, dim=1)
+            for i, j in T.Parallel(1, N):
+                x[i, j] = T.exp(x[i, j] - largest[i])  # minus
+            T.reduce_sum(x, total, dim=1)
+            for i, j in T.Parallel(1, N):
+                x[i, j] = x[i, j] / total[i]
+            T.copy(x, Y[b, 0])
+
+    return rows
+
+
+@LEVELS
+def test_the_statement_that_makes_a_nan_is_named(level):
+    X = np.ones((4, N), np.float32)
+    X[:, 3] = -1
+    masked = softmax(-T.infinity("float32"))
+    assert run(masked, level, X=X)["Y"][0, :4].tolist() == [np.float32(1 / 63)] * 3 + [0]
+    X[2] = -1
+    with pytest.raises(tw.SimulationError, match=r"nan in x\[.*-inf.*, block 2 \(2\)") as fault:
+        run(masked, level, X=X)
+    assert fault.value.kind == "nan"
+    assert line_of("# minus") in fault.value.report
+    assert np.isnan(run(masked, level, nan=False, X=X)["Y"][2]).all()
+    X[1, 5] = np.nan  # a NaN of the input is made by no statement
+    run(softmax(1.0), level, X=X)
+
+
+@T.prim_func
+def product(
+    A: T.Tensor((N, N), "float16"), B: T.Tensor((N, N), "float16"), C: T.Tensor((N, N), "float16")
+):
+    with T.Kernel(1, threads=128):
+        a, b = T.alloc_shared((N, N), "float16"), T.alloc_shared((N, N), "float16")
+        c = T.alloc_fragment((N, N), "float32")
+        T.copy(A, a)
+        T.copy(B, b)
+        T.gemm(a, b, c, clear_accum=True)
+        T.copy(c, C)  # narrow
+
+
+@pytest.mark.parametrize("level", ["tile", "device", "sm_80"])
+def test_products_and_conversions_are_checked(level):
+    A, B = np.ones((N, N), np.float16), np.ones((N, N), np.float16)
+    A[3, 5] = np.inf
+    assert np.isinf(run(product, level, A=A, B=B)["C"][3]).all()
+    B[5, 7] = 0
+    with pytest.raises(tw.SimulationError, match=r"nan in c.*made of .*inf"):
+        run(product, level, A=A, B=B)
+    A[3, 5], B[5, 7] = 60000, 2
+    with pytest.raises(tw.SimulationError, match=r"inf in C.*") as fault:
+        run(product, level, A=A, B=B)
+    assert line_of("# narrow") in fault.value.report
+
+
+@T.prim_func
+def tail(X: T.Tensor((N + 1,), "bfloat16"), Y: T.Tensor((N + 1,), "bfloat16")):
+    with T.Kernel(T.ceildiv(N + 1, N), threads=N) as b:
+        for i in T.Parallel(N):
+            Y[b * N + i] = 1 / X[b * N + i]  # inverse
+
+
+@LEVELS
+def test_elements_out_of_bounds_are_not_checked(level):
+    X = np.ones(N + 1, ml_dtypes.bfloat16)
+    run(tail, level, X=X)
+    X[9] = 0
+    with pytest.raises(tw.SimulationError, match=r"inf in Y\[9\].*made of X 0") as fault:
+        run(tail, level, X=X)
+    assert line_of("# inverse") in fault.value.report
+
+
+def matmul(n, m, tile=32, adds=False):
+    @T.prim_func
+    def product(
+        A: T.Tensor((n, tile), "float32"), B: T.Tensor((tile, m), "float32"),
+        C: T.Tensor((n, m), "float32"),
+    ):  # fmt: skip
+        with T.Kernel(T.ceildiv(m, tile), T.ceildiv(n, tile), threads=128) as (bx, by):
+            a, b = T.alloc_shared((tile, tile), "float32"), T.alloc_shared((tile, tile), "float32")
+            c = T.alloc_fragment((tile, tile), "float32")
+            T.copy(A[by * tile, 0], a)
+            T.copy(B[0, bx * tile], b)
+            T.gemm(a, b, c, clear_accum=True)
+            if adds:
+                T.atomic_add(C[by * tile, bx * tile], c)
+            else:
+                T.copy(c, C[by * tile, bx * tile])
+
+    return product
+
+
+@LEVELS
+def test_some_blocks_run_with_the_first_the_last_and_the_tails(level):
+    n, m, tile = 7 * 32 + 4, 9 * 32 + 8, 32
+    A, B = (np.random.default_rng(0).standard_normal(s, np.float32) for s in ((n, 32), (32, m)))
+    with pytest.warns(tw.SimulationWarning, match=rf"12 blocks compute \d+ of {n * m} elements"):
+        C = tw.simulate(matmul(n, m), 1, [{"A": A, "B": B}], level=level, blocks=12)[0]["C"]
+    computed = ~C.mask[::tile, ::tile]
+    assert computed.sum() == 12 and computed[[0, 0, -1, -1], [0, -1, 0, -1]].all()
+    assert (C.mask == np.kron(~computed, np.ones((tile, tile), bool))[:n, :m]).all()
+    np.testing.assert_allclose(C.compressed(), (A @ B)[~C.mask], rtol=1e-2, atol=1e-2)
+
+
+@T.prim_func
+def in_place(Y: T.Tensor((N,), "float32")):
+    with T.Kernel(2, threads=32) as b:
+        for i in T.Parallel(N // 2):
+            Y[b * (N // 2) + i] += 1
+
+
+def test_blocks_that_communicate_are_refused():
+    inputs = [{"A": np.ones((64, 32), np.float32), "B": np.ones((32, 64), np.float32)}]
+    inputs[0]["C"] = np.zeros((64, 64), np.float32)
+    for blocks, message in ((2, "blocks=2 of product, with atomicadd; expected"), (0, "blocks=0;")):
+        with pytest.raises(tw.TileWeaveError, match=message):
+            tw.simulate(matmul(64, 64, adds=True), 1, inputs, blocks=blocks)
+    with pytest.raises(tw.TileWeaveError, match="in_place, with Y, which it reads and writes;"):
+        tw.simulate(in_place, 1, [{"Y": np.ones(N, np.float32)}], blocks=1)
+    with pytest.raises(tw.TileWeaveError, match="with more than one rank"):
+        tw.simulate(matmul(64, 64), 2, inputs * 2, blocks=2)
